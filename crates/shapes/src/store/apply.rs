@@ -1,7 +1,8 @@
-//! The store's history takes effect.
+//! Application of records and catalogs to the state in memory.
 //!
-//! Invariant: what can be read is what the log says, applied in its order. Kept by: [`StoreInner::apply`] is the only way in, for the writer, for
-//! recovery, and for those who read beside a writer.
+//! Invariant: the visible state is that of the WAL's records, applied in order.
+//! Enforced by: [`StoreInner::apply`] is the only entry point, for the writer, for recovery, and
+//! for processes that read while another one writes.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -16,7 +17,7 @@ use crate::offset::Offset;
 use crate::registry::{StoreInner, lock, time_of};
 
 impl StoreInner {
-    /// A record of the log takes effect: it is durable.
+    /// Applies a durable record.
     pub(crate) fn apply(&self, record: &Record) {
         match record {
             Record::Part(changes) => {
@@ -31,6 +32,7 @@ impl StoreInner {
         }
     }
 
+    /// Stages the messages of a part in the logs of its shapes.
     fn stage_changes(&self, changes: &TransactionPart) {
         let registry = self.registry();
         for touch in &changes.touches {
@@ -44,8 +46,9 @@ impl StoreInner {
         }
     }
 
+    /// Stages the last part, and publishes the transaction in all its shapes.
     fn apply_commit(&self, changes: &TransactionPart, commit: &CommitRecord) {
-        // One that comes late isn't in the order of the others, and leaves alone what is staged.
+        // A late commit is out of order. It leaves staged parts of other transactions alone.
         let is_late = commit.end == 0;
         if changes.is_first && !is_late {
             self.abandon_staged();
@@ -62,7 +65,7 @@ impl StoreInner {
             let shapes = here.chain(commit.earlier.iter().copied()).filter_map(|id| registry.by_id(id));
             shapes.for_each(|shape| shape.publish(seen, self.config.chunk_bytes));
         }
-        // After all shapes have it: what is seen is nowhere yet to come.
+        // After all shapes published: no message below `seen` may become visible later.
         self.seen.fetch_max(seen, Ordering::AcqRel);
         self.progressed.notify_waiters();
     }
@@ -82,8 +85,9 @@ impl StoreInner {
                 registry.tables.insert(*id, Arc::new(TableSchema::clone(table)));
             }
             Note::Create { id, handle, table, choice } => {
-                // Lock order: `deleted`, then the registry. A shape that this process deleted before its creation came to
-                // the log must not come back until its deletion does: clients would be sent to it.
+                // Lock order: `deleted`, then the registry. A shape may be deleted here before its
+                // creation is in the WAL. It must not come back before its deletion is applied,
+                // because clients would be sent to it.
                 let deleted = lock(&self.deleted);
                 let is_deleted = self.is_writing.load(Ordering::Acquire) && deleted.contains(id);
                 let mut registry = self.registry_mut();
@@ -115,7 +119,7 @@ impl StoreInner {
                 ids.into_iter().for_each(|id| self.forget_files(id));
                 self.registry_mut().origin = Some(origin.clone());
                 self.durable.store(*lsn, Ordering::Release);
-                // The next commit may begin where this history does.
+                // The first commit of the new history may be at `lsn` itself.
                 self.seen.store(lsn.saturating_sub(1).max(1), Ordering::Release);
                 self.progressed.notify_waiters();
             }
@@ -124,7 +128,7 @@ impl StoreInner {
         }
     }
 
-    /// A shape can't be found any more, nor are its files needed.
+    /// Removes a shape. Removes its files, too, if this process writes.
     fn forget_files(&self, id: u64) {
         self.forget(id);
         if self.is_writing.load(Ordering::Acquire) {
@@ -132,12 +136,12 @@ impl StoreInner {
         }
     }
 
-    /// Whether some shape has parts of a transaction that isn't committed.
+    /// Returns whether a shape has staged parts of an uncommitted transaction.
     pub(crate) fn is_inside_transaction(&self) -> bool {
         !lock(&self.staged).is_empty()
     }
 
-    /// What was staged is no transaction.
+    /// Removes the staged parts of a transaction from all shapes.
     pub(crate) fn abandon_staged(&self) {
         let staged = std::mem::take(&mut *lock(&self.staged));
         let registry = self.registry();
@@ -145,7 +149,7 @@ impl StoreInner {
         shapes.for_each(|shape| shape.change(|state| state.log.abandon()));
     }
 
-    /// Everything is as a catalog has it, which was made after all that was read.
+    /// Replaces the state by a catalog that is newer than all applied records.
     pub(crate) fn load_catalog(&self, catalog: &StoreCatalog) {
         self.abandon_staged();
         self.followed().forget_recent();
@@ -164,13 +168,14 @@ impl StoreInner {
         self.progressed.notify_waiters();
     }
 
+    /// Adds a shape of the catalog, or advances it if it is known.
     fn load_shape(&self, catalog_shape: &CatalogShape) {
         let known = self.registry().by_id(catalog_shape.id).cloned();
         if let Some(shape) = known {
             if shape.handle() == catalog_shape.handle && shape.skip_to(catalog_shape) {
                 return;
             }
-            // Somebody put other files there.
+            // The directory was replaced: this id is another shape now.
             self.forget(catalog_shape.id);
         }
         let mut registry = self.registry_mut();
@@ -182,7 +187,8 @@ impl StoreInner {
         registry.add(Arc::new(shape));
     }
 
-    /// Everything is known already; what the catalog covers is in files by now, or gone.
+    /// Releases messages that a catalog covers from memory, because they are in files. Removes
+    /// shapes that the catalog doesn't have. All records before the catalog must be applied.
     pub(crate) fn release_covered(&self, catalog: &StoreCatalog) {
         self.forget_missing(catalog, catalog.header.next_id);
         let registry = self.registry();
@@ -193,7 +199,7 @@ impl StoreInner {
         }
     }
 
-    /// Of the shapes before this one, those that a catalog hasn't.
+    /// Removes the shapes with an id below `below` that the catalog doesn't have.
     fn forget_missing(&self, catalog: &StoreCatalog, below: u64) {
         let present: HashSet<u64> = catalog.shapes.iter().map(|shape| shape.id).collect();
         let is_missing = |id: &u64| *id < below && !present.contains(id);
@@ -201,6 +207,8 @@ impl StoreInner {
         missing.into_iter().for_each(|id| self.forget(id));
     }
 
+    /// Returns the LSN for which `<seen>_0` is after all visible messages and before all later
+    /// ones.
     pub(crate) fn seen(&self) -> u64 {
         self.seen.load(Ordering::Acquire)
     }

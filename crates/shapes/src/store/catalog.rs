@@ -1,6 +1,7 @@
-//! The catalog: everything but messages, as it was when a segment of the log began.
+//! Catalog file: the state of the store without messages, as of the start of a WAL segment.
 //!
-//! Invariant: there is one catalog or none, whole. Kept by: it is written beside the old one, synced, and takes its name.
+//! Invariant: there is either no catalog or one whole catalog.
+//! Enforced by: it is written to a temporary file, synced, and renamed.
 
 use std::io;
 use std::sync::Arc;
@@ -9,17 +10,19 @@ use bytes::Bytes;
 
 use super::OpenError;
 use super::disk::Disk;
-use super::record::{self, CatalogHeader, CatalogShape, Note, Record, UnknownRecord};
+use super::frame::{self, UnknownRecord};
+use super::record::{CatalogHeader, CatalogShape, Note, Record};
 use super::shape_files;
 use crate::definition::TableSchema;
 
-/// Of the files that this program writes, and the only one that it reads. The docs of the store's
-/// module say when it is raised.
+/// Format that this version writes, and the only one that it reads. The docs of [`store`](super)
+/// state when it is raised.
 pub(crate) const FORMAT: u32 = 1;
 
 pub(crate) const FILE_NAME: &str = "catalog";
 const TEMPORARY_NAME: &str = "catalog.new";
 
+/// Contents of the catalog file.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) struct StoreCatalog {
     pub(crate) header: CatalogHeader,
@@ -28,9 +31,10 @@ pub(crate) struct StoreCatalog {
 }
 
 impl StoreCatalog {
+    /// Replaces the catalog file. The new one is durable when this returns.
     pub(crate) fn write(&self, disk: &dyn Disk) -> io::Result<()> {
         let mut bytes = Vec::new();
-        let mut put = |note: Note| drop(record::write_frame(&Record::Note(note, Bytes::new()), &mut bytes));
+        let mut put = |note: Note| drop(frame::write_frame(&Record::Note(note, Bytes::new()), &mut bytes));
         put(Note::Catalog(CatalogHeader { format: FORMAT, ..self.header.clone() }));
         self.tables
             .iter()
@@ -40,11 +44,12 @@ impl StoreCatalog {
         let file = disk.create(TEMPORARY_NAME)?;
         file.write_all_at(&bytes, 0)?;
         file.sync_data()?;
-        // When this fails, nobody knows which of the two is there: it isn't for lack of room, and isn't tried again.
+        // After an error here, either catalog may be on the disk. `Error::other` hides a full disk,
+        // so that the writer fails and doesn't retry.
         disk.rename(TEMPORARY_NAME, FILE_NAME).and_then(|()| disk.sync_dir("")).map_err(io::Error::other)
     }
 
-    /// `None`: there is none yet.
+    /// Returns `None` if there is no catalog.
     pub(crate) fn read(disk: &dyn Disk) -> Result<Option<Self>, OpenError> {
         let file = match disk.open(FILE_NAME) {
             Ok(file) => file,
@@ -58,7 +63,7 @@ impl StoreCatalog {
             file: FILE_NAME.to_owned(),
             what: unknown.to_string(),
         };
-        while let Some((Record::Note(note, _), length)) = record::read_frame(&bytes).map_err(unreadable)? {
+        while let Some((Record::Note(note, _), length)) = frame::read_frame(&bytes).map_err(unreadable)? {
             let _read = bytes.split_to(length);
             match note {
                 Note::Catalog(head) if is_first && head.format != FORMAT => {
@@ -112,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn a_catalog_is_read_as_it_was_written_and_not_at_all_where_there_is_none() {
+    fn a_catalog_is_read_back_as_it_was_written_and_none_if_it_is_missing() {
         let disk = SimulatedDisk::new(1);
         assert_eq!(StoreCatalog::read(&disk).unwrap(), None);
         some().write(&disk).unwrap();
@@ -120,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn a_catalog_of_the_release_before_has_no_states() {
+    fn a_catalog_of_the_previous_release_has_no_states() {
         let head = serde_json::to_value(some().header).unwrap();
         let mut before = head.clone();
         before.as_object_mut().unwrap().remove("states");
@@ -132,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn a_damaged_catalog_is_refused_wherever_the_damage_is() {
+    fn a_catalog_with_any_damaged_byte_is_refused() {
         let disk = SimulatedDisk::new(1);
         some().write(&disk).unwrap();
         let file = disk.open(FILE_NAME).unwrap();
@@ -156,11 +161,11 @@ mod tests {
     }
 
     #[test]
-    fn a_catalog_of_another_version_says_so() {
+    fn a_catalog_of_another_format_is_refused_with_its_format() {
         let disk = SimulatedDisk::new(1);
         let mut bytes = Vec::new();
         let note = Note::Catalog(CatalogHeader { format: FORMAT + 1, ..CatalogHeader::default() });
-        let _nothing = record::write_frame(&Record::Note(note, Bytes::new()), &mut bytes);
+        let _nothing = frame::write_frame(&Record::Note(note, Bytes::new()), &mut bytes);
         disk.create(FILE_NAME).unwrap().write_all_at(&bytes, 0).unwrap();
         let refused = StoreCatalog::read(&disk);
         assert!(matches!(refused, Err(OpenError::Format { found, known: FORMAT }) if found == FORMAT + 1));

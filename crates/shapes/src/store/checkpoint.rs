@@ -1,7 +1,9 @@
-//! Checkpoints: what makes the log short.
+//! Checkpoints: write all state to the catalog and the shapes' files, then remove old WAL segments.
 //!
-//! Invariant: a segment is removed only when all that its records say is durable elsewhere. Kept by: what a catalog counts of the shapes' files
-//! is synced before the catalog is written, and that before the segments that it covers go.
+//! Invariant: a segment is removed only when the effects of its records are durable elsewhere.
+//! Enforced by: the shapes' files are synced before the catalog that counts their bytes is written.
+//! The segments that the catalog covers are removed last.
+//! Lock order: `relieving`, then `garbage` or a shape.
 
 use std::collections::HashSet;
 use std::io::{self, IoSlice};
@@ -17,18 +19,19 @@ use crate::registry::{StoreInner, lock};
 use crate::shape::keeping::Part;
 use crate::shape::{Phase, Shape};
 
-/// Everything as it was when a segment began.
+/// State of the store as of the start of a WAL segment.
 pub(crate) struct StoreCheckpoint {
     catalog: StoreCatalog,
     shapes: Vec<Arc<Shape>>,
 }
 
 impl StoreCheckpoint {
-    /// Not inside of a transaction: what is staged isn't in it.
+    /// Captures the state. Must not be called inside a transaction, because staged messages are not
+    /// captured.
     pub(crate) fn capture(inner: &StoreInner, segment: u64) -> Self {
         let mut registry = inner.registry_mut();
         let shapes: Vec<_> = registry.shapes().cloned().collect();
-        let kept: Vec<CatalogShape> = shapes.iter().map(|shape| shape.keep()).collect();
+        let catalog_shapes: Vec<CatalogShape> = shapes.iter().map(|shape| shape.keep()).collect();
         registry.forget_unused_tables();
         let header = CatalogHeader {
             format: 0,
@@ -41,23 +44,31 @@ impl StoreCheckpoint {
             states: registry.baselines.keep(),
         };
         let tables = registry.tables.iter().map(|(id, table)| (*id, Arc::clone(table))).collect();
-        StoreCheckpoint { catalog: StoreCatalog { header, tables, shapes: kept }, shapes }
+        StoreCheckpoint { catalog: StoreCatalog { header, tables, shapes: catalog_shapes }, shapes }
     }
 
+    /// Writes the shapes' files, compacts long logs, writes the catalog, and removes what it makes
+    /// obsolete.
     pub(crate) fn write(mut self, inner: &StoreInner) -> io::Result<()> {
-        for (shape, kept) in self.shapes.iter().zip(&self.catalog.shapes) {
-            spill(inner, shape, kept.snapshot.as_ref().map_or(0, |snapshot| snapshot.len), kept.log.len)?;
+        for (shape, catalog_shape) in self.shapes.iter().zip(&self.catalog.shapes) {
+            spill(
+                inner,
+                shape,
+                catalog_shape.snapshot.as_ref().map_or(0, |snapshot| snapshot.len),
+                catalog_shape.log.len,
+            )?;
         }
         let long = self.shapes.iter().zip(&mut self.catalog.shapes);
-        let compacted: Vec<CompactedLog> =
-            long.filter_map(|(shape, kept)| compaction::compact(inner, shape, kept)).collect();
-        // Nothing comes to the old files until the shapes have their new ones.
+        let compacted: Vec<CompactedLog> = long
+            .filter_map(|(shape, catalog_shape)| compaction::compact(inner, shape, catalog_shape))
+            .collect();
+        // No message is written to the old files until the shapes use the new ones.
         let files_stay = lock(&inner.relieving);
         if let Err(error) = self.sync_and_write_catalog(inner, &compacted) {
             compacted.into_iter().for_each(|compacted| compacted.discard(inner));
             return Err(error);
         }
-        // What the catalog before this one still named, this one doesn't.
+        // Files that the previous catalog refers to and this one doesn't.
         let garbage = std::mem::take(&mut *lock(&inner.garbage));
         compacted.into_iter().for_each(|compacted| compacted.install(inner));
         drop(files_stay);
@@ -70,20 +81,21 @@ impl StoreCheckpoint {
         Ok(())
     }
 
-    /// All that takes room. After an error the catalog is the one from before.
+    /// Performs all steps that need disk space. After an error the previous catalog is valid.
     fn sync_and_write_catalog(&self, inner: &StoreInner, compacted: &[CompactedLog]) -> io::Result<()> {
         compacted.iter().try_for_each(|compacted| compacted.catch_up(inner))?;
         inner.disk.sync_everything()?;
         self.write_catalog(inner)
     }
 
-    /// All that there is to write of a store without shapes.
+    /// Writes only the catalog, which is all that a store without shapes needs.
     pub(crate) fn write_catalog(&self, inner: &StoreInner) -> io::Result<()> {
         self.catalog.write(&*inner.disk)
     }
 }
 
-/// Files that nobody knows: they were being made, merged or deleted when the process ended. Those of some shapes stay for now.
+/// Removes files of no known shape: the process ended while they were created, merged or deleted.
+/// Files of the shapes in `except` stay.
 pub(crate) fn remove_orphans(inner: &StoreInner, except: &HashSet<u64>) -> io::Result<()> {
     let names = |shape: &Arc<Shape>| {
         let (id, base) = (shape.id, shape.lock().log.base());
@@ -100,7 +112,8 @@ pub(crate) fn remove_orphans(inner: &StoreInner, except: &HashSet<u64>) -> io::R
     Ok(())
 }
 
-/// Memory has too much that isn't in files. Who may write writes it; who may not finds what another has written.
+/// Frees memory that holds messages. The writer writes them to files. A reader releases those that
+/// the writer has written.
 pub(crate) fn free_memory(inner: &StoreInner, may_write: bool) -> io::Result<()> {
     let shapes: Vec<_> = inner.registry().shapes().cloned().collect();
     let _files_stay = lock(&inner.relieving);
@@ -116,7 +129,7 @@ pub(crate) fn free_memory(inner: &StoreInner, may_write: bool) -> io::Result<()>
 
 const PARTS: [Part; 2] = [Part::Snapshot, Part::Log];
 
-/// Writes what a shape has in memory to its files, up to these lengths.
+/// Writes a shape's messages to its files, up to these lengths.
 fn spill(inner: &StoreInner, shape: &Shape, snapshot: u64, log: u64) -> io::Result<()> {
     for (part, up_to) in PARTS.into_iter().zip([snapshot, log]) {
         let (kind, base, (from, pieces)) = {
@@ -141,13 +154,13 @@ fn spill(inner: &StoreInner, shape: &Shape, snapshot: u64, log: u64) -> io::Resu
         shape.change(|state| state.sequence_mut(part).mark_written(at));
     }
     if shape.gone().is_some() {
-        // It may have been deleted before the file was made.
+        // The shape may have been deleted before its file was created.
         inner.files.remove(shape.id);
     }
     Ok(())
 }
 
-/// Lets go of what is in a file, byte for byte.
+/// Releases messages from memory that are in a shape's file, after it compared the bytes.
 fn release_written(inner: &StoreInner, shape: &Shape, part: Part) {
     let (kind, base, (mut at, pieces)) = {
         let state = shape.lock();

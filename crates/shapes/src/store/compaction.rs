@@ -1,8 +1,11 @@
-//! Long logs are made short: what is old is merged into another file, and the log goes on in one that begins after it.
+//! Compaction of long logs: merges the old part into a new file. The log continues in a file that
+//! starts after that part.
 //!
-//! Invariant: what a client reads from any offset on leads it to the same rows, before and after; positions in the log stay what they are.
-//! Kept by: see [`merge`]. The new files are synced before the catalog that names them is written; only then the shape takes them. The old ones
-//! stay until the next catalog, for those who are reading them.
+//! Invariant: a client that reads from any offset gets the same rows before and after. Positions in
+//! the log stay the same.
+//! Enforced by: see [`merge`]. The new files are synced before the catalog that refers to them is
+//! written. The shape uses them only then. The old files stay until the next catalog, because
+//! clients may be reading them.
 
 #[cfg(test)]
 mod tests;
@@ -21,36 +24,40 @@ use crate::offset::Offset;
 use crate::registry::{StoreInner, lock};
 use crate::shape::Shape;
 
-/// Changes are merged that are less than this apart.
+/// Changes of a row are merged if they are within so many bytes.
 const MERGE_WINDOW_BYTES: usize = if cfg!(test) { 4 << 10 } else { 32 << 20 };
+/// Bytes that are read or written at once.
 const COPY_BYTES: u64 = 1 << 20;
-/// Clients that are about to catch up read these, and caches have them.
+/// Closed chunks at the end of a log that are never merged: clients that catch up read them, and
+/// caches hold them.
 const RECENT_CHUNKS: usize = 2;
 
-/// New files of a shape's log.
+/// New files of a shape's log, not yet in use.
 pub(crate) struct CompactedLog {
     shape: Arc<Shape>,
-    /// Where the log began before.
+    /// Start of the old log file.
     base: u64,
     log: CatalogLog,
 }
 
-/// Writes new files if the log is long, and says so in `kept`. Without them, everything stays as it is.
+/// Writes new files if the log is long, and updates `catalog_shape`. Otherwise, or after an error, changes
+/// nothing.
 pub(crate) fn compact(
     inner: &StoreInner,
     shape: &Arc<Shape>,
-    kept: &mut CatalogShape,
+    catalog_shape: &mut CatalogShape,
 ) -> Option<CompactedLog> {
-    let base = merge_target(&kept.log, &inner.config)?;
-    match write_files(inner, shape.id, &kept.log, base) {
+    let base = merge_target(&catalog_shape.log, &inner.config)?;
+    match write_files(inner, shape.id, &catalog_shape.log, base) {
         Ok(log) => {
-            let compacted = CompactedLog { shape: Arc::clone(shape), base: kept.log.base, log: log.clone() };
-            kept.log = log;
+            let compacted =
+                CompactedLog { shape: Arc::clone(shape), base: catalog_shape.log.base, log: log.clone() };
+            catalog_shape.log = log;
             Some(compacted)
         }
         Err(error) => {
             if error.kind() != io::ErrorKind::Interrupted && shape.gone().is_none() {
-                tracing::warn!(shape = shape.handle(), %error, "a long log could not be made short");
+                tracing::warn!(shape = shape.handle(), %error, "log compaction failed");
             }
             log_files(base).into_iter().for_each(|kind| inner.files.remove_file(shape.id, kind));
             None
@@ -58,7 +65,7 @@ pub(crate) fn compact(
     }
 }
 
-/// Up to where a log is to be merged.
+/// Returns the position up to which a log should be merged, or `None` if it isn't long enough.
 fn merge_target(log: &CatalogLog, config: &StoreConfig) -> Option<u64> {
     let old = log.chunks.len().checked_sub(RECENT_CHUNKS + 1)?;
     let base = log.chunks[old].0;
@@ -67,10 +74,12 @@ fn merge_target(log: &CatalogLog, config: &StoreConfig) -> Option<u64> {
     (config.compact_bytes > 0 && base - log.base >= enough).then_some(base)
 }
 
+/// Returns the files of a log that starts at `base`.
 fn log_files(base: u64) -> [FileKind; 2] {
     [FileKind::Log(base), FileKind::Past(base)]
 }
 
+/// Writes the merged file and the new log file, without a sync. Returns the new log.
 fn write_files(inner: &StoreInner, shape: u64, log: &CatalogLog, base: u64) -> io::Result<CatalogLog> {
     let old = inner.files.open(shape, FileKind::Log(log.base))?;
     let mut past =
@@ -85,7 +94,7 @@ fn write_files(inner: &StoreInner, shape: u64, log: &CatalogLog, base: u64) -> i
             window.extend(shape_files::read_range(&**file, at, until)?);
             at = until;
             if window.len() >= MERGE_WINDOW_BYTES {
-                // Whoever waits for the end isn't kept waiting.
+                // A shutdown must not wait for a long merge.
                 if !inner.is_writing.load(Ordering::Acquire) {
                     return Err(io::ErrorKind::Interrupted.into());
                 }
@@ -117,7 +126,8 @@ fn copy_range(from: &dyn DiskFile, at: u64, to: &dyn DiskFile, target: u64, len:
 }
 
 impl CompactedLog {
-    /// What was written to the old file meanwhile is written to the new one, too. From here on nobody may write to it.
+    /// Copies bytes that were added to the old log file since. The caller must prevent further
+    /// writes to it.
     pub(crate) fn catch_up(&self, inner: &StoreInner) -> io::Result<()> {
         let CompactedLog { shape, base: before, log } = self;
         let copied = || {
@@ -132,31 +142,32 @@ impl CompactedLog {
         }
     }
 
-    /// The catalog names the new files.
+    /// Makes the shape use the new files. The catalog must refer to them.
     pub(crate) fn install(self, inner: &StoreInner) {
         self.shape.merged(&self.log);
         lock(&inner.garbage).extend(log_files(self.base).map(|kind| (self.shape.id, kind)));
         if self.shape.gone().is_some() {
-            // It may have been deleted before the files were made.
+            // The shape may have been deleted before its files were created.
             self.discard(inner);
         }
     }
 
-    /// Nobody will name the new files.
+    /// Removes the new files. No catalog refers to them.
     pub(crate) fn discard(self, inner: &StoreInner) {
         log_files(self.log.base).into_iter().for_each(|kind| inner.files.remove_file(self.shape.id, kind));
     }
 }
 
-/// Writes what is merged.
+/// Writer of the merged file.
 struct PastWriter {
     file: Arc<dyn DiskFile>,
     chunk_bytes: u64,
-    /// What the file has.
+    /// Bytes in the file.
     written: u64,
     unwritten: Vec<u8>,
     chunks: Vec<ClosedChunk>,
-    /// The last message. It is the last of its transaction if the next one is of another.
+    /// The last message and its offset. If the next message belongs to another transaction, this
+    /// one is its transaction's last.
     pending: Option<(Offset, Vec<u8>)>,
 }
 
@@ -165,7 +176,7 @@ impl PastWriter {
         PastWriter { file, chunk_bytes, written: 0, unwritten: Vec::new(), chunks: Vec::new(), pending: None }
     }
 
-    /// Takes the whole messages of a window.
+    /// Merges the whole messages of a window, and removes them from it.
     fn merge(&mut self, window: &mut Vec<u8>) -> io::Result<()> {
         let Some(end) = memchr::memrchr(b'\n', window) else { return Ok(()) };
         for message in merge(&window[..=end]).ok_or(io::ErrorKind::InvalidData)? {

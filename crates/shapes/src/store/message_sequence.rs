@@ -1,9 +1,11 @@
-//! Messages of one shape that only get more: its snapshot, or its log.
+//! Append-only sequence of one shape's messages: its snapshot or its log.
 //!
-//! Invariant: the first `len` bytes are visible, whole messages, and never change. What lies behind them is staged: it becomes visible by
-//! [`publish`](Strand::publish) or goes by [`abandon`](Strand::abandon).
-//! Where the bytes are: the first `written` in the strand's file, the others in `tail`. What was written may be staged still.
-//! Not here: files, locks.
+//! Invariant: the first `len` bytes are visible, are whole messages, and never change. The bytes
+//! after them are staged: [`publish`](MessageSequence::publish) makes them visible,
+//! [`abandon`](MessageSequence::abandon) removes them.
+//! The first `written` bytes are in the sequence's file, the others in `tail`. Written bytes may
+//! still be staged.
+//! Out of scope: file access and locks.
 
 #[cfg(test)]
 pub(crate) mod tests;
@@ -16,37 +18,50 @@ use super::record::{CatalogLog, CompletedSnapshot};
 use crate::encode::{LAST, MORE, place_of};
 use crate::offset::Offset;
 
+/// Messages of a snapshot or a log.
 #[derive(Debug, Default)]
 pub(crate) struct MessageSequence {
-    /// What was before this position isn't here any more. The file begins with it.
+    /// Position at which the file starts. Messages before it are in the merged file.
     base: u64,
+    /// End of the bytes that are in the file.
     written: u64,
-    /// The last message of which the file has something.
+    /// Offset of the last message that is in the file, at least in part.
     written_last: Offset,
+    /// Bytes that are not in the file.
     tail: VecDeque<TailPiece>,
-    /// The end of what is staged, and its last message.
+    /// End of the staged bytes.
     end: u64,
+    /// Offset of the last staged message.
     end_last: Offset,
+    /// End of the visible bytes.
     len: u64,
+    /// Offset of the last visible message.
     last: Offset,
+    /// Closed chunks from `base` on, staged ones included.
     chunks: Vec<ClosedChunk>,
 }
 
+/// Consecutive bytes in memory.
 #[derive(Debug)]
 struct TailPiece {
     bytes: Bytes,
+    /// Position after its last byte.
     end: u64,
+    /// Offset of its last message.
     last: Offset,
 }
 
-/// A closed chunk: the same for every client.
+/// A closed chunk. It is the same for every client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct ClosedChunk {
+    /// Position after its last byte.
     pub(crate) end: u64,
+    /// Offset of its last message.
     pub(crate) last: Offset,
 }
 
 impl ClosedChunk {
+    /// Returns the chunk as the catalog stores it.
     pub(crate) fn to_catalog(self) -> (u64, u64, u64) {
         (self.end, self.last.lsn, self.last.op)
     }
@@ -58,29 +73,31 @@ impl From<(u64, u64, u64)> for ClosedChunk {
     }
 }
 
-/// Where to find some bytes: first in the file, up to a position, then here.
+/// Where a range of bytes is: first in the file, then in memory.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct ByteLocation {
+    /// Start and end of the part in the file.
     pub(crate) file: Option<(u64, u64)>,
     pub(crate) pieces: Vec<Bytes>,
 }
 
-/// Where a message is to be looked for.
+/// Where a message starts.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum SeekResult {
+    /// The message starts at this position.
     At(u64),
-    /// In the file, between these positions.
+    /// The message is in the file, between these positions.
     InFile(u64, u64),
 }
 
 impl MessageSequence {
-    /// A log without messages: it ends where every snapshot does.
+    /// Returns a log without messages. It ends at the end of every snapshot.
     pub(crate) fn empty_log() -> Self {
         let last = Offset::SNAPSHOT_END;
         MessageSequence { last, end_last: last, ..MessageSequence::default() }
     }
 
-    /// A log, as a catalog has it.
+    /// Returns the log of a shape in the catalog. All its bytes are in the file.
     pub(crate) fn from_catalog(log: &CatalogLog) -> Self {
         let last = Offset::new(log.last.0, log.last.1);
         MessageSequence {
@@ -96,7 +113,7 @@ impl MessageSequence {
         }
     }
 
-    /// A snapshot that is complete; its bytes, if it has no file.
+    /// Returns a complete snapshot. `bytes` is empty if the snapshot is in its file.
     pub(crate) fn from_snapshot(snapshot: &CompletedSnapshot, bytes: Bytes) -> Self {
         let last = |chunk: usize| Offset::new(0, chunk as u64);
         let chunks = snapshot
@@ -114,43 +131,47 @@ impl MessageSequence {
         sequence
     }
 
+    /// Returns the end of the visible bytes.
     pub(crate) fn len(&self) -> u64 {
         self.len
     }
 
+    /// Returns the position at which the file starts.
     pub(crate) fn base(&self) -> u64 {
         self.base
     }
 
-    /// How much the file has, from the base on.
+    /// Returns the end of the bytes that are in the file.
     pub(crate) fn written(&self) -> u64 {
         self.written
     }
 
-    /// What is before this position, in the file and at the end of a chunk, is elsewhere from now on.
+    /// Moves the start of the file to `base`, which is the end of a chunk that is in the file. The
+    /// messages before it are in another file now.
     pub(crate) fn rebase(&mut self, base: u64) {
         debug_assert!(self.base <= base && base <= self.written.min(self.len));
         self.chunks.drain(..self.chunks.partition_point(|chunk| chunk.end <= base));
         self.base = base;
     }
 
-    /// The offset of the last visible message.
+    /// Returns the offset of the last visible message.
     pub(crate) fn last(&self) -> Offset {
         self.last
     }
 
-    /// The chunks that are closed and visible.
+    /// Returns the closed chunks that are visible.
     pub(crate) fn chunks(&self) -> &[ClosedChunk] {
         &self.chunks[..self.chunks.partition_point(|chunk| chunk.end <= self.len)]
     }
 
+    /// Returns the visible log as the catalog stores it.
     pub(crate) fn to_catalog(&self) -> CatalogLog {
         let chunks = self.chunks().iter().copied().map(ClosedChunk::to_catalog).collect();
         let last = (self.last.lsn, self.last.op);
         CatalogLog { len: self.len, last, chunks, base: self.base, past: Vec::new() }
     }
 
-    /// Whole messages of a log; `last` is the offset of the last of them.
+    /// Stages whole messages of a log. `last` is the offset of the last one.
     pub(crate) fn stage(&mut self, bytes: Bytes, last: Offset, chunk_bytes: u64) {
         let start = self.end;
         self.push(bytes.clone(), last);
@@ -161,7 +182,7 @@ impl MessageSequence {
         }
     }
 
-    /// The last staged message is the last of its transaction, and says so from now on.
+    /// Marks the last staged message as the last of its transaction.
     pub(crate) fn finish_transaction(&mut self, chunk_bytes: u64) {
         if self.end == self.len {
             return;
@@ -177,11 +198,12 @@ impl MessageSequence {
         }
     }
 
+    /// Makes all staged messages visible.
     pub(crate) fn publish(&mut self) {
         (self.len, self.last) = (self.end, self.end_last);
     }
 
-    /// What is staged never was.
+    /// Removes all staged messages.
     pub(crate) fn abandon(&mut self) {
         self.retract(self.end - self.len);
         self.end_last = self.last;
@@ -190,7 +212,8 @@ impl MessageSequence {
         self.chunks.truncate(visible);
     }
 
-    /// Messages of a snapshot, visible at once. `in_file`: they were written there already.
+    /// Appends messages of a snapshot, which are visible at once. `in_file` if the caller has
+    /// written them to the file.
     pub(crate) fn append_rows(&mut self, bytes: Bytes, in_file: bool, chunk_bytes: u64) {
         let start = self.end;
         self.push(bytes.clone(), Offset::FIRST);
@@ -204,7 +227,7 @@ impl MessageSequence {
         self.len = self.end;
     }
 
-    /// A chunk of a snapshot ends here, unless one just has.
+    /// Closes the open chunk of a snapshot, unless it is empty.
     pub(crate) fn close_chunk(&mut self) {
         let last = Offset::new(0, self.chunks.len() as u64);
         if self.end > self.chunk_start() {
@@ -212,7 +235,7 @@ impl MessageSequence {
         }
     }
 
-    /// The bytes between two positions, which must be visible.
+    /// Returns where the bytes of a visible range are.
     pub(crate) fn locate(&self, from: u64, to: u64) -> ByteLocation {
         debug_assert!(from <= to && to <= self.len, "{from}..{to} of {}", self.len);
         let file = (from < self.written.min(to)).then(|| (from, self.written.min(to)));
@@ -227,7 +250,7 @@ impl MessageSequence {
         ByteLocation { file, pieces: pieces.map(cut).filter(|piece| !piece.is_empty()).collect() }
     }
 
-    /// Where the first message after `offset` begins.
+    /// Returns where the first message after `offset` starts.
     pub(crate) fn seek(&self, offset: Offset) -> SeekResult {
         if offset >= self.last {
             return SeekResult::At(self.len);
@@ -237,12 +260,12 @@ impl MessageSequence {
         }
         if self.written == 0 || self.written_last <= offset {
             let after = self.tail.partition_point(|piece| piece.last <= offset);
-            // Former versions may have logged a transaction without a message as the last one.
+            // Former versions may have logged a transaction without messages as the last one.
             let Some(piece) = self.tail.get(after) else { return SeekResult::At(self.len) };
             let start = piece.end - piece.bytes.len() as u64;
             return SeekResult::At(start + skip(&piece.bytes, offset) as u64);
         }
-        // What is staged may be written over while the file is read.
+        // Staged bytes of the file may be overwritten while it is read.
         let (chunks, written) = (self.chunks(), self.written.min(self.len));
         let after = chunks.partition_point(|chunk| chunk.last <= offset);
         let to = chunks.get(after).map_or(written, |chunk| chunk.end.min(written));
@@ -252,13 +275,13 @@ impl MessageSequence {
         }
     }
 
-    /// What is to be written to the file, up to a position, and where it goes there.
+    /// Returns the bytes up to `up_to` that are not in the file, and their position.
     pub(crate) fn unwritten(&self, up_to: u64) -> (u64, Vec<Bytes>) {
         let pieces = self.tail.iter().take_while(|piece| piece.end <= up_to);
         (self.written, pieces.map(|piece| piece.bytes.clone()).collect())
     }
 
-    /// The file has everything up to here.
+    /// Releases the bytes up to `up_to` from memory, because they are in the file.
     pub(crate) fn mark_written(&mut self, up_to: u64) {
         while let Some(piece) = self.tail.pop_front_if(|piece| piece.end <= up_to) {
             (self.written, self.written_last) = (piece.end, piece.last);
@@ -268,12 +291,13 @@ impl MessageSequence {
         }
     }
 
-    /// How many bytes wait to be written.
+    /// Returns the number of bytes that are not in the file.
     pub(crate) fn unwritten_bytes(&self) -> u64 {
         self.end - self.written
     }
 
-    /// Where in `bytes`, which begin at `start`, the message ends that closes the open chunk.
+    /// Returns the end in `bytes`, which start at `start`, of the message that closes the open
+    /// chunk.
     fn chunk_end(&self, start: u64, bytes: &[u8], chunk_bytes: u64) -> Option<usize> {
         let reached = (self.chunk_start() + chunk_bytes.max(1)).saturating_sub(start + 1);
         let reached = usize::try_from(reached).ok().filter(|at| *at < bytes.len())?;
@@ -292,7 +316,7 @@ impl MessageSequence {
         }
     }
 
-    /// Takes staged bytes back, those that were written already as well: they will be written over.
+    /// Removes staged bytes from the end. If they are in the file, they will be overwritten.
     fn retract(&mut self, mut bytes: u64) {
         self.end -= bytes;
         while bytes > 0
@@ -310,7 +334,7 @@ impl MessageSequence {
     }
 }
 
-/// How many bytes the messages take that are at or before `offset`.
+/// Returns the length of the messages at or before `offset`.
 fn skip(bytes: &[u8], offset: Offset) -> usize {
     let mut at = 0;
     while at < bytes.len() {

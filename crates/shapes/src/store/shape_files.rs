@@ -1,4 +1,7 @@
-//! The files of shapes: opened when they are needed, and not too many at once; and how much isn't in them yet.
+//! Files of shapes: a bounded cache of open files, and the number of bytes that are not in files
+//! yet.
+//!
+//! Lock order: `open` and `bases` are never held together.
 
 #[cfg(test)]
 mod tests;
@@ -12,34 +15,36 @@ use super::disk::{Disk, DiskFile};
 use crate::encode::place_of;
 use crate::offset::Offset;
 
-/// Which of a shape's files.
+/// Kind of a shape's file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum FileKind {
     Snapshot,
-    /// The log from a position on.
+    /// The log from this position on.
     Log(u64),
-    /// What was before that position, merged.
+    /// The merged messages before this position.
     Past(u64),
 }
 
-/// Open files, the least recently used of which is closed for another.
+/// Cache of open files. Closes the least recently used one when it is full.
 #[derive(Debug)]
 pub(crate) struct ShapeFiles {
     disk: Arc<dyn Disk>,
     limit: usize,
     open: Mutex<OpenFiles>,
-    /// Where logs begin that don't begin at 0.
+    /// Start of each log file that doesn't start at 0, by shape.
     bases: Mutex<HashMap<u64, u64>>,
     unwritten: AtomicU64,
 }
 
+/// The open files, each with the number of its last use.
 #[derive(Debug, Default)]
 struct OpenFiles {
     files: HashMap<(u64, FileKind), (Arc<dyn DiskFile>, u64)>,
-    /// Counts the uses.
+    /// Number of uses so far.
     clock: u64,
 }
 
+/// Directory of the shapes' files.
 pub(crate) const DIR: &str = "shapes";
 
 pub(crate) fn file_path(shape: u64, kind: FileKind) -> String {
@@ -55,12 +60,12 @@ pub(crate) fn file_name(shape: u64, kind: FileKind) -> String {
     }
 }
 
-/// Whose file has this name.
+/// Returns the id of the shape that a file belongs to.
 pub(crate) fn shape_of_file(name: &str) -> Option<u64> {
     u64::from_str_radix(name.split('.').next()?, 16).ok()
 }
 
-/// The files that a shape may have, if its log begins there.
+/// Returns the files that a shape may have if its log file starts at `base`.
 pub(crate) fn file_kinds(base: u64) -> [FileKind; 3] {
     [FileKind::Snapshot, FileKind::Log(base), FileKind::Past(base)]
 }
@@ -71,22 +76,24 @@ impl ShapeFiles {
         ShapeFiles { disk, limit: limit.max(1), open, bases, unwritten }
     }
 
-    /// How many bytes of all shapes wait to be written.
+    /// Returns the bytes of all shapes that are not in files.
     pub(crate) fn unwritten(&self) -> u64 {
         self.unwritten.load(Ordering::Relaxed)
     }
 
-    /// Of some shape, so many bytes waited, and so many do now.
+    /// Replaces the number of unwritten bytes of one shape by another one.
     pub(crate) fn update_unwritten(&self, before: u64, after: u64) {
         self.unwritten.fetch_add(after.wrapping_sub(before), Ordering::Relaxed);
     }
 
+    /// Creates a file, or empties an existing one.
     pub(crate) fn create(&self, shape: u64, kind: FileKind) -> io::Result<Arc<dyn DiskFile>> {
         let file = self.disk.create(&file_path(shape, kind))?;
         self.cache((shape, kind), &file);
         Ok(file)
     }
 
+    /// Opens an existing file, or returns it from the cache.
     pub(crate) fn open(&self, shape: u64, kind: FileKind) -> io::Result<Arc<dyn DiskFile>> {
         {
             let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
@@ -102,7 +109,7 @@ impl ShapeFiles {
         Ok(file)
     }
 
-    /// To write to: made if it isn't there.
+    /// Opens a file for writing. Creates it if it is missing.
     pub(crate) fn open_or_create(&self, shape: u64, kind: FileKind) -> io::Result<Arc<dyn DiskFile>> {
         match self.open(shape, kind) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => self.create(shape, kind),
@@ -110,24 +117,27 @@ impl ShapeFiles {
         }
     }
 
+    /// Closes all files of a shape.
     pub(crate) fn close(&self, shape: u64) {
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
         open.files.retain(|(owner, _), _| *owner != shape);
     }
 
+    /// Closes and removes all files of a shape.
     pub(crate) fn remove(&self, shape: u64) {
         self.close(shape);
         let base = self.bases.lock().unwrap_or_else(PoisonError::into_inner).remove(&shape);
         file_kinds(base.unwrap_or(0)).into_iter().for_each(|kind| self.remove_file(shape, kind));
     }
 
-    /// It may not be there. One that can't be removed now is found at the next start.
+    /// Removes a file if it exists. A file that can't be removed now is removed as an orphan at the
+    /// next start.
     pub(crate) fn remove_file(&self, shape: u64, kind: FileKind) {
         self.open.lock().unwrap_or_else(PoisonError::into_inner).files.remove(&(shape, kind));
         let _gone = self.disk.remove(&file_path(shape, kind));
     }
 
-    /// The log of a shape begins there from now on.
+    /// Sets the start of a shape's log file.
     pub(crate) fn set_log_base(&self, shape: u64, base: u64) {
         self.bases.lock().unwrap_or_else(PoisonError::into_inner).insert(shape, base);
     }
@@ -135,7 +145,7 @@ impl ShapeFiles {
     fn cache(&self, key: (u64, FileKind), file: &Arc<dyn DiskFile>) {
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
         if open.files.len() >= self.limit {
-            // Rare, and the limit is small: not worth a list in order.
+            // This is rare and the limit is small, so a sorted list isn't worth it.
             let oldest = open.files.iter().min_by_key(|(_, (_, used))| *used).map(|(key, _)| *key);
             oldest.into_iter().for_each(|oldest| drop(open.files.remove(&oldest)));
         }
@@ -145,7 +155,7 @@ impl ShapeFiles {
     }
 }
 
-/// Reads all of a part of a file.
+/// Reads the bytes between two positions. Fails if the file is shorter.
 pub(crate) fn read_range(file: &dyn DiskFile, from: u64, to: u64) -> io::Result<Vec<u8>> {
     let mut bytes = vec![0; usize::try_from(to - from).map_err(io::Error::other)?];
     let mut done = 0;
@@ -158,11 +168,12 @@ pub(crate) fn read_range(file: &dyn DiskFile, from: u64, to: u64) -> io::Result<
     Ok(bytes)
 }
 
-/// Where the first message after `offset` begins. A log is its own index: it is in the order of its offsets.
+/// Returns the start of the first message after `offset`, by binary search: a log is sorted by
+/// offset.
 ///
-/// `from` begins a message; `to` ends one, but for its last bytes, perhaps.
+/// `from` must be the start of a message. `to` is the end of one, or lies within its last bytes.
 pub(crate) fn seek(file: &dyn DiskFile, mut from: u64, to: u64, offset: Offset) -> io::Result<u64> {
-    // Messages before `from` are passed over; those from `after` on aren't.
+    // Invariant: messages before `from` are at or before `offset`; those from `after` on are not.
     let mut after = to;
     while from < after {
         let middle = from + (after - from) / 2;
@@ -182,10 +193,11 @@ pub(crate) fn seek(file: &dyn DiskFile, mut from: u64, to: u64, offset: Offset) 
     Ok(from)
 }
 
-/// A message's place is in its last bytes: these are enough, with the longest numbers.
+/// Bytes at the end of a message that contain its offset, even with the longest numbers.
 const OFFSET_BYTES: u64 = 128;
 
-/// The position after the next line break, or `to`. However long the line is, it takes little memory.
+/// Returns the position after the next line break, or `to`. Needs little memory even for a long
+/// line.
 fn line_end(file: &dyn DiskFile, mut from: u64, to: u64) -> io::Result<u64> {
     let mut size = 1024;
     while from < to {

@@ -1,6 +1,8 @@
-//! What waits for the writer.
+//! Queue of records for the writer thread.
 //!
-//! Bounded by whoever fills it: the follower waits for [`room`](Queue::room) between batches; what shapes and their deletion add is small.
+//! Bound: the follower calls [`wait_for_room`](WriteQueue::wait_for_room) between batches.
+//! Creations and deletions of shapes add records without waiting; these are small.
+//! Lock order: the queue's mutex is taken last.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -9,49 +11,56 @@ use tokio::sync::{Notify, oneshot};
 
 use super::record::Record;
 
-/// So many bytes wait for no more: whoever waits for room may have changes.
+/// A batch with more bytes than this is taken at once: the follower may be waiting for room with
+/// more changes.
 const URGENT_BYTES: usize = 1 << 20;
 
+/// A record for the writer thread.
 #[derive(Debug)]
 pub(crate) struct WriteJob {
     pub(crate) record: Record,
-    /// Told when it is durable and applied; dropped if that will never be.
+    /// Notified when the record is durable and applied. Dropped if the record will never be
+    /// written.
     pub(crate) done: Option<oneshot::Sender<()>>,
-    /// Whether a checkpoint is to be made before that.
+    /// Whether the writer makes a checkpoint before it notifies `done`.
     pub(crate) checkpoint: bool,
 }
 
+/// Queue between the threads that log records and the writer thread.
 #[derive(Debug, Default)]
 pub(crate) struct WriteQueue {
     state: Mutex<QueueState>,
+    /// Notified when jobs are added, or the state of the queue changes.
     changed: Condvar,
+    /// Notified when a batch is taken.
     drained: Notify,
 }
 
 #[derive(Debug, Default)]
 struct QueueState {
     jobs: Vec<WriteJob>,
-    /// One of them can't wait for more.
+    /// Whether the batch must not wait for more jobs.
     is_urgent: bool,
+    /// Size of the queued records, in bytes.
     bytes: usize,
     is_closed: bool,
-    /// Nothing is taken for now: tests decide what is written together.
+    /// Tests only: no batch is taken, so that the test decides what is written together.
     is_held: bool,
-    /// Whether somebody waits to take.
+    /// Whether the writer thread waits for jobs.
     is_idle: bool,
-    /// Somebody waits for that: a test.
+    /// Whether a test waits for `is_idle`.
     idle_is_awaited: bool,
 }
 
 impl WriteQueue {
-    /// One that takes nothing.
+    /// Returns a queue that drops all jobs.
     pub(crate) fn new_closed() -> Self {
         let queue = WriteQueue::default();
         queue.close();
         queue
     }
 
-    /// After the end it is dropped.
+    /// Adds a job. Drops it if the queue is closed.
     pub(crate) fn push(&self, job: WriteJob) {
         let mut state = self.lock();
         if state.is_closed {
@@ -62,15 +71,15 @@ impl WriteQueue {
         let became_urgent = is_urgent && !std::mem::replace(&mut state.is_urgent, true);
         state.jobs.push(job);
         let wakes_writer = state.jobs.len() == 1 || became_urgent;
-        // Whoever is woken needs the lock at once.
+        // The woken thread needs the lock at once.
         drop(state);
         if wakes_writer {
             self.changed.notify_all();
         }
     }
 
-    /// Everything that is there, once there is something, and what comes in so much time after that; changes end that time. `None`: it is
-    /// closed, and nothing is left.
+    /// Waits for a first job and returns all jobs. Waits up to `window` for more jobs, unless an
+    /// urgent one is queued. Returns `None` if the queue is closed and empty.
     pub(crate) fn take_batch(&self, window: Duration) -> Option<Vec<WriteJob>> {
         let mut state = self.lock();
         while state.jobs.is_empty() || (state.is_held && !state.is_closed) {
@@ -97,7 +106,7 @@ impl WriteQueue {
         Some(jobs)
     }
 
-    /// Waits until less than `limit` bytes wait.
+    /// Waits until fewer than `limit` bytes are queued, or the queue is closed.
     pub(crate) async fn wait_for_room(&self, limit: usize) {
         loop {
             let drained = self.drained.notified();
@@ -113,14 +122,14 @@ impl WriteQueue {
         }
     }
 
-    /// What is there is still taken; nothing more is.
+    /// Closes the queue. Queued jobs are still taken; new ones are dropped.
     pub(crate) fn close(&self) {
         self.lock().is_closed = true;
         self.changed.notify_all();
         self.drained.notify_waiters();
     }
 
-    /// Nobody takes any more: whoever waits for a job is told so.
+    /// Closes the queue and drops all jobs, which notifies their waiters.
     pub(crate) fn abandon(&self) {
         let jobs = {
             let mut state = self.lock();
@@ -132,7 +141,7 @@ impl WriteQueue {
         self.drained.notify_waiters();
     }
 
-    /// Waits a while, or until it is closed; returns whether it is.
+    /// Waits until the queue is closed, at most `timeout`. Returns whether it is closed.
     pub(crate) fn wait_closed(&self, timeout: Duration) -> bool {
         let state = self.lock();
         let waited = self.changed.wait_timeout_while(state, timeout, |state| !state.is_closed);
@@ -146,12 +155,12 @@ impl WriteQueue {
 
 #[cfg(test)]
 impl WriteQueue {
-    /// From now on nothing is taken.
+    /// Stops batches from being taken.
     pub(crate) fn hold(&self) {
         self.lock().is_held = true;
     }
 
-    /// Lets everything be taken, and waits until all of it is done.
+    /// Lets batches be taken again, and waits until all jobs are done.
     pub(crate) fn release(&self) {
         let mut state = self.lock();
         state.is_held = false;
@@ -164,13 +173,14 @@ impl WriteQueue {
 }
 
 impl WriteJob {
-    /// Clients wait for changes as soon as they are committed.
+    /// Returns whether clients wait for the record: changes are sent as soon as they are committed.
     fn is_urgent(&self) -> bool {
         matches!(self.record, Record::Part(_) | Record::Commit(..))
     }
 }
 
 impl Record {
+    /// Returns the approximate size of the record in memory.
     fn bytes(&self) -> usize {
         match self {
             Record::Part(changes) | Record::Commit(changes, _) => {
@@ -203,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn there_is_room_until_too_much_waits_and_again_when_it_was_taken() {
+    fn a_full_queue_has_room_again_after_its_batch_is_taken() {
         let queue = WriteQueue::default();
         queue.push(job(500).0);
         assert!(is_ready(&mut pin!(queue.wait_for_room(1000))));
@@ -215,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn what_waits_when_it_is_closed_is_taken_and_what_comes_then_is_dropped() {
+    fn a_closed_queue_returns_its_jobs_and_drops_new_ones() {
         let queue = WriteQueue::default();
         queue.push(job(1).0);
         queue.close();
@@ -228,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn notes_wait_for_one_another_and_changes_for_nobody() {
+    fn notes_wait_for_a_batch_and_changes_do_not() {
         let for_ever = Duration::from_secs(3600);
         let queue = WriteQueue::default();
         let commit = || WriteJob {
@@ -254,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn who_waits_for_an_abandoned_queue_is_told_so() {
+    fn abandoning_a_queue_notifies_all_waiters() {
         let queue = WriteQueue::default();
         let (one, mut durable) = job(5000);
         queue.push(one);

@@ -1,7 +1,10 @@
-//! Writing the store.
+//! Writer thread: appends records to the WAL, syncs, applies and acknowledges them.
 //!
-//! Invariant: a record is synced, then applied, then acknowledged, in the order of the log. Kept by: one thread does it.
-//! A checkpoint makes the log short: in its own thread, while the writer goes on in the next segment.
+//! Invariant: each record is synced, then applied, then acknowledged, in the order of the WAL.
+//! Enforced by: a single thread does all of it.
+//! A checkpoint removes old WAL segments. It runs in its own thread while the writer continues in
+//! the next segment.
+//! Lock order: `mode`, then `turn`; `mode` is held during the whole start and end of the writer.
 
 use std::any::Any;
 use std::io::{self, ErrorKind, IoSlice};
@@ -16,7 +19,8 @@ use bytes::Bytes;
 use super::OpenError;
 use super::checkpoint::{self, StoreCheckpoint};
 use super::disk::DiskFile;
-use super::record::{self, Note, Record};
+use super::frame;
+use super::record::{Note, Record};
 use super::replay::{self, ReplayPosition};
 use super::shape_files;
 use super::wal::{self, WalPosition, WalWriter};
@@ -24,15 +28,13 @@ use super::write_queue::{WriteJob, WriteQueue};
 use super::writer_head::WriterHead;
 use crate::registry::{StoreInner, lock};
 
-/// What this process does with the store.
+/// Role of this process for the storage directory.
 pub(crate) enum StoreMode {
-    /// It reads what another writes, and has come this far.
+    /// It follows another writer. `None` until a catalog was read.
     Reading(Option<ReplayPosition>),
-    Writing {
-        thread: JoinHandle<Option<ReplayPosition>>,
-        _lock: Box<dyn Any + Send>,
-    },
-    /// It couldn't write, and doesn't know what is on the disk.
+    /// The writer thread runs, and this process holds the lock of the directory.
+    Writing { thread: JoinHandle<Option<ReplayPosition>>, _lock: Box<dyn Any + Send> },
+    /// A write failed. The state of the disk is unknown.
     Failed,
 }
 
@@ -42,57 +44,63 @@ impl Default for StoreMode {
     }
 }
 
-/// How long to wait for room on a full disk.
+/// Interval between attempts to write to a full disk.
 const DISK_FULL_RETRY: Duration = if cfg!(test) { Duration::from_millis(2) } else { Duration::from_secs(1) };
 
-/// Where several shapes are made at a time, how long one waits for others to be synced with it: that takes longer, and more, than the rest of
-/// making it. One alone never waits, and neither do changes.
+/// How long the creation of a shape waits for other creations, so that one sync serves all of them.
+/// The sync takes most of the time of a creation. Applies only if the last batch had several
+/// waiters. Changes never wait.
 const BATCH_WINDOW: Duration = if cfg!(test) { Duration::ZERO } else { Duration::from_millis(5) };
 
-/// Recovers, and starts the writer.
+/// Locks the directory, recovers the WAL, and starts the writer thread. Does nothing if this
+/// process writes already.
+///
+/// Fails before it writes to the log if this version can't read the directory.
 pub(crate) fn begin(inner: &Arc<StoreInner>) -> Result<(), OpenError> {
     let mut mode = lock(&inner.mode);
     if let Some(failure) = lock(&inner.failure).clone() {
         return Err(failure.into());
     }
-    let StoreMode::Reading(reading) = &mut *mode else { return Ok(()) };
+    let StoreMode::Reading(replayed) = &mut *mode else { return Ok(()) };
     let disk = &*inner.disk;
     disk.make_dir(wal::DIR)?;
     disk.make_dir(shape_files::DIR)?;
     disk.sync_dir("")?;
     let directory_lock = disk.try_lock()?.ok_or(OpenError::Locked)?;
     let head = WriterHead::read(disk);
-    // First what is known to be durable, and then the rest of the log: what this version can't read
-    // is refused before anything is written.
+    // Apply the durable records, then read the rest of the WAL: records that this version can't
+    // decode are refused before anything is written.
     if head.is_some() {
-        replay::advance(inner, reading, head)?;
+        replay::advance(inner, replayed, head)?;
     }
-    // What is read can be seen: it has to be durable, and whoever comes after a kill in the middle
-    // of this has to see it, too.
+    // Applied records are visible, so they must be durable. If this process is killed during
+    // recovery, its successor must see them, too.
     if let Some(durable) = wal::rewrite_unsynced(disk, head.map(|head| head.durable))? {
         let head = WriterHead { durable, ..head.unwrap_or_default() };
         head.write(&*WriterHead::open_or_create(disk)?).or_else(ignore_full)?;
     }
-    replay::advance(inner, reading, None)?;
+    replay::advance(inner, replayed, None)?;
     inner.abandon_staged();
     let incomplete = inner.forget_incomplete();
     inner.registry_mut().forget_unused_tables();
     let deleted = inner.left_to_delete();
-    if let Some(reading) = reading {
-        wal::truncate_after(disk, reading.position)?;
+    if let Some(replayed) = replayed {
+        wal::truncate_after(disk, replayed.position)?;
     }
     let segment = wal::segments(disk)?.last().map_or(0, |last| last + 1);
     let wal = WalWriter::create(Arc::clone(&inner.disk), segment)?;
-    let is_new = reading.is_none();
-    let has_records = reading.is_some_and(|reading| reading.position > WalPosition::start(reading.catalog));
-    let reading = reading.get_or_insert(ReplayPosition { position: wal.position(), catalog: segment });
-    // The catalog has the format. A version that raises it writes a whole checkpoint here, also if
-    // there is a catalog: before the first record of a new kind can be in the log.
+    let is_new = replayed.is_none();
+    let has_records =
+        replayed.is_some_and(|replayed| replayed.position > WalPosition::start(replayed.catalog));
+    let replayed = replayed.get_or_insert(ReplayPosition { position: wal.position(), catalog: segment });
+    // The catalog has the format. A version that raises the format writes a whole checkpoint here,
+    // even if there is a catalog, before a record of a new kind can be in the WAL.
     if is_new {
         StoreCheckpoint::capture(inner, segment).write_catalog(inner)?;
     }
-    reading.position = wal.position();
-    // A crash before their deletion is in the log would bring them back, and they would need their files.
+    replayed.position = wal.position();
+    // The files of deleted shapes stay until their deletion is in the WAL. A crash before that
+    // brings the shapes back.
     checkpoint::remove_orphans(inner, &deleted)?;
     inner.follow_all();
     let queue = Arc::new(WriteQueue::default());
@@ -100,7 +108,7 @@ pub(crate) fn begin(inner: &Arc<StoreInner>) -> Result<(), OpenError> {
         let record = Record::Note(Note::Delete { id }, Bytes::new());
         queue.push(WriteJob { record, done: None, checkpoint: false });
     }
-    let (head_file, catalog_segment) = (WriterHead::open_or_create(disk)?, reading.catalog);
+    let (head_file, catalog_segment) = (WriterHead::open_or_create(disk)?, replayed.catalog);
     let mut writer = StoreWriter {
         inner: Arc::clone(inner),
         queue: Arc::clone(&queue),
@@ -119,7 +127,7 @@ pub(crate) fn begin(inner: &Arc<StoreInner>) -> Result<(), OpenError> {
     Ok(())
 }
 
-/// Ends the writer, once it has written everything, and gives the lock back.
+/// Stops the writer thread after it has written all queued records, and unlocks the directory.
 pub(crate) fn end(inner: &Arc<StoreInner>) {
     let mut mode = lock(&inner.mode);
     {
@@ -129,27 +137,30 @@ pub(crate) fn end(inner: &Arc<StoreInner>) {
     inner.queue().close();
     *mode = match mem::take(&mut *mode) {
         StoreMode::Writing { thread, _lock } => match thread.join() {
-            Ok(Some(reading)) => StoreMode::Reading(Some(reading)),
+            Ok(Some(replayed)) => StoreMode::Reading(Some(replayed)),
             Ok(None) | Err(_) => StoreMode::Failed,
         },
         other => other,
     };
-    // They never will be complete, and their numbers may be another writer's.
+    // These snapshots can't be completed any more, and another writer may use the same ids.
     inner.forget_incomplete();
 }
 
+/// State of the writer thread.
 struct StoreWriter {
     inner: Arc<StoreInner>,
     queue: Arc<WriteQueue>,
     wal: WalWriter,
     head_file: Arc<dyn DiskFile>,
-    /// The first segment that the catalog doesn't cover.
+    /// First WAL segment that the catalog doesn't cover.
     catalog_segment: u64,
+    /// The running checkpoint: the first segment that it doesn't cover, and its thread.
     checkpoint: Option<(u64, JoinHandle<io::Result<()>>)>,
 }
 
 impl StoreWriter {
-    /// Begins with a checkpoint, if it is worth it. Returns where it ended, unless it failed.
+    /// Writes batches until the queue is closed; first starts a checkpoint if `with_checkpoint`.
+    /// Returns the position where it ended, or `None` if it failed.
     fn run(mut self, with_checkpoint: bool) -> Option<ReplayPosition> {
         let exit_guard = WriterExitGuard { inner: Arc::clone(&self.inner), queue: Arc::clone(&self.queue) };
         let mut done = if with_checkpoint { self.spawn_checkpoint().map(|()| true) } else { Ok(true) };
@@ -170,19 +181,19 @@ impl StoreWriter {
         ended.ok().map(|()| ReplayPosition { position: self.wal.position(), catalog: self.catalog_segment })
     }
 
-    /// `false`: there was no room, and it is closed.
+    /// Writes a batch. Returns `false` if the queue was closed while the disk was full.
     fn write(&mut self, jobs: Vec<WriteJob>) -> io::Result<bool> {
         let mut heads = Vec::new();
         let mut frames = Vec::with_capacity(jobs.len());
         for job in &jobs {
             let from = heads.len();
-            let text = record::write_frame(&job.record, &mut heads);
+            let text = frame::write_frame(&job.record, &mut heads);
             frames.push((from, heads.len(), text));
         }
         let parts = frames.iter().flat_map(|(from, to, text)| [&heads[*from..*to], &text[..]]);
         let parts: Vec<_> = parts.filter(|part| !part.is_empty()).map(IoSlice::new).collect();
         if !retry_while_full(&self.inner, &self.queue, || self.wal.append(&parts))? {
-            // Nobody was told that it is durable, and it comes again.
+            // The batch was not acknowledged, so it is sent again.
             return Ok(false);
         }
         self.wal.sync()?;
@@ -202,14 +213,14 @@ impl StoreWriter {
             self.end_checkpoint(true)?;
         }
         for done in done {
-            // Whoever asked may have gone.
+            // The receiver may have been dropped.
             let _sent = done.send(());
         }
         self.free_memory_and_wal()?;
         Ok(true)
     }
 
-    /// In memory, and in the log.
+    /// Writes messages to the shapes' files, and starts a checkpoint, if either is due.
     fn free_memory_and_wal(&mut self) -> io::Result<()> {
         if self.inner.files.unwritten() > self.inner.config.unwritten_bytes {
             let free_memory = || checkpoint::free_memory(&self.inner, true);
@@ -222,14 +233,16 @@ impl StoreWriter {
         Ok(())
     }
 
-    /// Not having told is no loss: readers come later.
+    /// Writes the head file. A full disk is ignored: readers then see the records later.
     fn write_head(&mut self) -> io::Result<()> {
         let head = WriterHead { durable: self.wal.position(), catalog: self.catalog_segment };
         head.write(&*self.head_file).or_else(ignore_full)
     }
 
+    /// Continues in a new segment and starts a checkpoint, unless one runs or a transaction is
+    /// open.
     fn begin_checkpoint(&mut self) -> io::Result<()> {
-        // The parts of a transaction stay in one segment with its commit.
+        // All parts of a transaction are in the same segment as its commit.
         if self.inner.is_inside_transaction() || self.checkpoint.is_some() {
             return Ok(());
         }
@@ -242,7 +255,7 @@ impl StoreWriter {
         self.write_head()
     }
 
-    /// Of everything before the segment, in which nothing is.
+    /// Starts a checkpoint of all records before the current segment, which must be empty.
     fn spawn_checkpoint(&mut self) -> io::Result<()> {
         let segment = self.wal.position().segment;
         let checkpoint = StoreCheckpoint::capture(&self.inner, segment);
@@ -253,18 +266,18 @@ impl StoreWriter {
         self.end_checkpoint(self.inner.config.waits_for_checkpoints)
     }
 
-    /// Takes note of a checkpoint that is done; waits for it if told to.
+    /// Collects the result of a finished checkpoint. Waits for a running one if `wait`.
     fn end_checkpoint(&mut self, wait: bool) -> io::Result<()> {
         let ended = self.checkpoint.take_if(|(_, thread)| wait || thread.is_finished());
         let Some((segment, thread)) = ended else { return Ok(()) };
         match thread.join() {
             Ok(Ok(())) => self.catalog_segment = segment,
-            // Without room the log only grows; the next one may have some.
+            // Without room the WAL grows; the next checkpoint may have room.
             Ok(Err(error)) => ignore_full(error)?,
             Err(_) => return Err(io::Error::other("a checkpoint panicked")),
         }
         self.write_head()?;
-        // After the end nothing can be deleted.
+        // Shapes can't be deleted after the writer has ended.
         if let Some(limit) =
             self.inner.config.max_bytes.filter(|_| self.inner.is_writing.load(Ordering::Acquire))
         {
@@ -275,7 +288,7 @@ impl StoreWriter {
 }
 
 impl Drop for StoreWriter {
-    /// After it, another may write: a checkpoint that is under way has to end first.
+    /// Waits for a running checkpoint, because another process may write afterwards.
     fn drop(&mut self) {
         if let Some((_, thread)) = self.checkpoint.take() {
             let _ended = thread.join();
@@ -283,7 +296,7 @@ impl Drop for StoreWriter {
     }
 }
 
-/// Tries until the disk isn't full; `false`: it is closed before that.
+/// Repeats `attempt` while the disk is full. Returns `false` if the queue is closed before that.
 fn retry_while_full(
     inner: &StoreInner,
     queue: &WriteQueue,
@@ -297,9 +310,7 @@ fn retry_while_full(
             }
             Err(error) if error.kind() == ErrorKind::StorageFull => {
                 if !inner.is_full.swap(true, Ordering::Relaxed) {
-                    tracing::error!(
-                        "the disk is full: nothing is taken from the database until there is room"
-                    );
+                    tracing::error!("disk full: replication paused");
                 }
                 if queue.wait_closed(DISK_FULL_RETRY) {
                     return Ok(false);
@@ -310,11 +321,12 @@ fn retry_while_full(
     }
 }
 
+/// Turns the error of a full disk into success.
 fn ignore_full(error: io::Error) -> io::Result<()> {
     if error.kind() == ErrorKind::StorageFull { Ok(()) } else { Err(error) }
 }
 
-/// However the writer ends: nobody waits for it any longer.
+/// Abandons the queue when the writer thread ends, even by a panic, so that no waiter hangs.
 struct WriterExitGuard {
     inner: Arc<StoreInner>,
     queue: Arc<WriteQueue>,

@@ -1,8 +1,10 @@
-//! How far the log is durable, told to those who read beside the writer.
+//! Head file: the durable position of the WAL, for processes that read while another one writes.
 //!
-//! Invariant: what it says to be durable is; and nobody can see more of the log than it says. Kept by: it is written after the log was
-//! synced, and before that takes effect.
-//! It is not synced itself: after a power failure it may be old, or gone, and then nothing is read until somebody writes again.
+//! Invariant: all records before the position are durable, and no record after it is visible.
+//! Enforced by: the writer writes the head after it synced the WAL and before it applies the
+//! records.
+//! The head file is not synced. After a power failure it may be old or missing. Then readers
+//! apply no records until a process writes again.
 
 use std::io;
 use std::sync::Arc;
@@ -13,16 +15,17 @@ use super::wal::WalPosition;
 const FILE_NAME: &str = "head";
 const FILE_BYTES: usize = 28;
 
-/// What the writer tells.
+/// Contents of the head file.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct WriterHead {
-    /// Everything before it is durable.
+    /// End of the durable records.
     pub(crate) durable: WalPosition,
-    /// The first segment that the catalog doesn't cover.
+    /// First WAL segment that the catalog doesn't cover.
     pub(crate) catalog: u64,
 }
 
 impl WriterHead {
+    /// Opens the head file. Creates it if it is missing.
     pub(crate) fn open_or_create(disk: &dyn Disk) -> io::Result<Arc<dyn DiskFile>> {
         match disk.open(FILE_NAME) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => disk.create(FILE_NAME),
@@ -30,6 +33,7 @@ impl WriterHead {
         }
     }
 
+    /// Writes the head, without a sync.
     pub(crate) fn write(&self, file: &dyn DiskFile) -> io::Result<()> {
         let mut bytes = [0; FILE_BYTES];
         let numbers = [self.durable.segment, self.durable.at, self.catalog];
@@ -41,7 +45,7 @@ impl WriterHead {
         file.write_all_at(&bytes, 0)
     }
 
-    /// `None`: there is none, or it is being written.
+    /// Returns `None` if the file is missing or is being written.
     pub(crate) fn read(disk: &dyn Disk) -> Option<Self> {
         let bytes =
             super::shape_files::read_range(&*disk.open(FILE_NAME).ok()?, 0, FILE_BYTES as u64).ok()?;
@@ -61,7 +65,7 @@ mod tests {
     use crate::store::disk::SimulatedDisk;
 
     #[test]
-    fn a_head_is_read_as_it_was_written_or_not_at_all() {
+    fn a_head_file_is_read_back_and_a_damaged_one_is_ignored() {
         let disk = SimulatedDisk::new(1);
         assert_eq!(WriterHead::read(&disk), None);
         let file = WriterHead::open_or_create(&disk).unwrap();
@@ -75,7 +79,7 @@ mod tests {
             assert_eq!(WriterHead::read(&disk), None, "byte {at}");
             file.write_all_at(&[byte], at).unwrap();
         }
-        // The one that is there is written over.
+        // An existing file is overwritten.
         let next = WriterHead { catalog: 3, ..head };
         next.write(&*WriterHead::open_or_create(&disk).unwrap()).unwrap();
         assert_eq!(WriterHead::read(&disk), Some(next));

@@ -1,4 +1,4 @@
-//! What holds of both disks: the simulated one is worth nothing where it differs from a real one.
+//! Tests that hold for both disks: the simulated disk must behave as the real one.
 
 use std::collections::BTreeMap;
 use std::io::{ErrorKind, IoSlice};
@@ -36,7 +36,7 @@ impl Drop for TemporaryFolder {
     }
 }
 
-/// Does the same to a real and a simulated disk.
+/// Runs a test on a real and on a simulated disk.
 fn on_both(test: impl Fn(&dyn Disk)) {
     let folder = TemporaryFolder::new();
     test(&folder.disk());
@@ -49,7 +49,7 @@ fn contents(file: &dyn DiskFile) -> Vec<u8> {
     bytes
 }
 
-/// Every file by its path, and every directory with a slash after it.
+/// Adds every file by its path, and every directory by its path with a slash.
 fn tree(disk: &dyn Disk, dir: &str, found: &mut BTreeMap<String, Vec<u8>>) {
     for name in disk.list(dir).unwrap() {
         let path = if dir.is_empty() { name } else { format!("{dir}/{name}") };
@@ -69,7 +69,7 @@ fn kind<T>(result: io::Result<T>) -> ErrorKind {
 }
 
 #[test]
-fn bytes_are_read_where_they_were_written_and_gaps_are_zeros() {
+fn bytes_are_read_back_and_gaps_are_zeros() {
     on_both(|disk| {
         let file = disk.create("file").unwrap();
         file.write_all_at(b"end", 5).unwrap();
@@ -89,7 +89,7 @@ fn bytes_are_read_where_they_were_written_and_gaps_are_zeros() {
 }
 
 #[test]
-fn parts_are_written_one_after_the_other_however_many_they_are() {
+fn any_number_of_parts_is_written_in_order() {
     on_both(|disk| {
         let file = disk.create("file").unwrap();
         let parts: Vec<Vec<u8>> = (0..3_000_usize).map(|n| vec![n as u8; n % 5]).collect();
@@ -102,7 +102,7 @@ fn parts_are_written_one_after_the_other_however_many_they_are() {
 }
 
 #[test]
-fn a_file_that_is_open_outlives_its_name() {
+fn an_open_file_stays_readable_after_its_name_is_removed() {
     on_both(|disk| {
         let old = disk.create("catalog").unwrap();
         old.write_all_at(b"old", 0).unwrap();
@@ -118,7 +118,7 @@ fn a_file_that_is_open_outlives_its_name() {
 }
 
 #[test]
-fn directories_are_made_and_listed_in_order() {
+fn directories_are_created_and_listed_in_order() {
     on_both(|disk| {
         disk.make_dir("shapes").unwrap();
         disk.make_dir("shapes").unwrap();
@@ -137,7 +137,7 @@ fn directories_are_made_and_listed_in_order() {
 }
 
 #[test]
-fn one_at_a_time_has_the_lock_which_is_not_listed() {
+fn the_lock_is_exclusive_and_its_file_is_not_listed() {
     let check = |one: &dyn Disk, other: &dyn Disk| {
         let lock = one.try_lock().unwrap();
         assert!(lock.is_some());
@@ -200,7 +200,7 @@ fn paths_that_lead_out_of_the_store_are_refused() {
 }
 
 #[test]
-fn the_stores_directory_is_made_with_those_above_it_and_for_its_owner_only() {
+fn the_storage_directory_is_created_with_its_parents_and_only_its_owner_can_access_it() {
     let folder = TemporaryFolder::new();
     let dir = folder.0.join("a/b/c");
     let disk = RealDisk::open(dir.clone(), false).unwrap();
@@ -247,7 +247,7 @@ fn step() -> impl Strategy<Value = DiskStep> {
     ]
 }
 
-/// A disk, the files opened so far, and what a step showed.
+/// A disk and the files opened so far.
 struct DiskRun<'a> {
     disk: &'a dyn Disk,
     files: Vec<Arc<dyn DiskFile>>,
@@ -293,7 +293,7 @@ proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn both_disks_show_the_same_whatever_is_done_to_them(steps in prop::collection::vec(step(), 1..80)) {
+    fn any_steps_have_the_same_results_on_both_disks(steps in prop::collection::vec(step(), 1..80)) {
         let folder = TemporaryFolder::new();
         let (real, simulated) = (folder.disk(), SimulatedDisk::new(1));
         let mut one = DiskRun { disk: &real, files: Vec::new() };

@@ -1,4 +1,4 @@
-//! A strand and its file against a plain list of messages.
+//! A sequence and its file, compared with a plain list of messages.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use crate::encode::{ColumnSchema, LogPosition, RowEncoder, ShapeChange};
 use crate::store::disk::{Disk, DiskFile, SimulatedDisk};
 use crate::store::shape_files;
 
-/// A message of a log, with the end that all but the last of a transaction have.
+/// Returns a message of a log that isn't the last of its transaction.
 pub(crate) fn message(offset: Offset, width: usize) -> Vec<u8> {
     let layout = RowEncoder::new(
         "public",
@@ -21,7 +21,7 @@ pub(crate) fn message(offset: Offset, width: usize) -> Vec<u8> {
     );
     let (place, mut out) = (LogPosition { lsn: offset.lsn, op: offset.op, xid: 7 }, Vec::new());
     assert!(layout.change(&mut out, ShapeChange::Insert { row: &[Some(b"")], from: None }, place));
-    // Escaping so much is slow, where nothing is optimized.
+    // Escaping long values is slow in an unoptimized build.
     let value = memchr::memmem::find(&out, b"\"id\":\"").expect("there is a value") + b"\"id\":\"".len();
     out.splice(value..value, std::iter::repeat_n(b'x', width));
     out
@@ -33,7 +33,7 @@ fn last(mut message: Vec<u8>) -> Vec<u8> {
     message
 }
 
-/// Reads what was found.
+/// Reads a located range.
 fn read(file: &dyn DiskFile, found: ByteLocation) -> Vec<u8> {
     let mut bytes =
         found.file.map_or(Vec::new(), |(from, to)| shape_files::read_range(file, from, to).unwrap());
@@ -41,7 +41,7 @@ fn read(file: &dyn DiskFile, found: ByteLocation) -> Vec<u8> {
     bytes
 }
 
-/// What a strand should be: visible messages, then staged ones.
+/// Expected sequence: visible messages, then staged ones.
 #[derive(Default)]
 struct ModelSequence {
     messages: Vec<(Offset, Vec<u8>)>,
@@ -54,7 +54,7 @@ impl ModelSequence {
         self.messages[..self.visible].iter().flat_map(|(_, message)| message.clone()).collect()
     }
 
-    /// A chunk closes with the message that reaches the threshold.
+    /// Returns the expected chunks: each closes with the message that reaches the threshold.
     fn chunks(&self, chunk_bytes: u64) -> Vec<ClosedChunk> {
         let (mut chunks, mut start, mut end) = (Vec::new(), 0, 0);
         for (offset, message) in &self.messages[..self.visible] {
@@ -73,6 +73,7 @@ impl ModelSequence {
     }
 }
 
+/// A sequence, its file, and the expected messages.
 struct SequenceUnderTest {
     sequence: MessageSequence,
     file: Arc<dyn DiskFile>,
@@ -82,15 +83,15 @@ struct SequenceUnderTest {
 
 #[derive(Debug, Clone)]
 enum SequenceStep {
-    /// One range of messages of the open transaction, by their widths.
+    /// A range of messages of the open transaction, by their widths.
     Stage(Vec<usize>),
     Commit,
     Abandon,
-    /// Everything is written, or what is visible.
+    /// Write all bytes to the file, or only the visible ones.
     Spill {
         all: bool,
     },
-    /// As after a checkpoint and a start.
+    /// Load the sequence from its catalog entry, as after a restart.
     Reload,
 }
 
@@ -106,7 +107,7 @@ impl SequenceUnderTest {
         }
     }
 
-    fn take(&mut self, step: &SequenceStep) {
+    fn run(&mut self, step: &SequenceStep) {
         let ModelSequence { messages, visible, lsn } = &mut self.model;
         match step {
             SequenceStep::Stage(widths) => {
@@ -129,13 +130,14 @@ impl SequenceUnderTest {
                 self.sequence.publish();
             }
             SequenceStep::Abandon => {
-                // The same transaction comes again, and may be another, as far as a strand is concerned.
+                // Postgres sends the same transaction again. For a sequence it may be a different
+                // one.
                 messages.truncate(*visible);
                 self.sequence.abandon();
             }
             SequenceStep::Spill { all } => self.spill(*all),
             SequenceStep::Reload => {
-                self.take(&SequenceStep::Abandon);
+                self.run(&SequenceStep::Abandon);
                 self.spill(false);
                 self.sequence = MessageSequence::from_catalog(&self.sequence.to_catalog());
             }
@@ -197,62 +199,62 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(96))]
 
     #[test]
-    fn a_strand_is_its_messages_wherever_they_are(
+    fn a_sequence_returns_its_messages_from_memory_and_file(
         chunk_bytes in prop_oneof![Just(1_u64), 100..500_u64, 1000..200_000_u64],
         steps in prop::collection::vec(step(), 1..25),
     ) {
         let mut tested = SequenceUnderTest::new(chunk_bytes);
-        steps.iter().for_each(|step| tested.take(step));
+        steps.iter().for_each(|step| tested.run(step));
     }
 }
 
 #[test]
-fn a_chunk_closes_with_the_message_that_reaches_the_threshold_to_the_byte() {
+fn a_chunk_closes_with_the_message_that_reaches_the_exact_threshold() {
     let one = message(Offset::new(10, 0), 30).len() as u64;
     let grown = one + (LAST.len() - MORE.len()) as u64;
     for (chunk_bytes, chunks) in
         [(one, vec![one, one + grown]), (one + 1, vec![one + grown]), (one + grown + 1, vec![])]
     {
         let mut tested = SequenceUnderTest::new(chunk_bytes);
-        tested.take(&SequenceStep::Stage(vec![30, 30]));
-        assert!(tested.sequence.chunks().is_empty(), "what is staged isn't visible");
-        tested.take(&SequenceStep::Commit);
+        tested.run(&SequenceStep::Stage(vec![30, 30]));
+        assert!(tested.sequence.chunks().is_empty(), "staged chunks aren't visible");
+        tested.run(&SequenceStep::Commit);
         assert_eq!(tested.sequence.chunks().iter().map(|chunk| chunk.end).collect::<Vec<_>>(), chunks);
     }
-    // Only its end makes it reach.
+    // The message reaches the threshold only with its `LAST` ending.
     let mut tested = SequenceUnderTest::new(grown);
-    tested.take(&SequenceStep::Stage(vec![30]));
-    tested.take(&SequenceStep::Commit);
+    tested.run(&SequenceStep::Stage(vec![30]));
+    tested.run(&SequenceStep::Commit);
     assert_eq!(tested.sequence.chunks().len(), 1);
 }
 
 #[test]
-fn a_message_that_was_written_before_its_transaction_ended_gets_its_end_all_the_same() {
+fn a_message_written_to_the_file_before_its_commit_is_marked_as_last() {
     for chunk_bytes in [1, 1_000_000] {
         let mut tested = SequenceUnderTest::new(chunk_bytes);
-        tested.take(&SequenceStep::Stage(vec![10, 20]));
-        tested.take(&SequenceStep::Spill { all: true });
-        tested.take(&SequenceStep::Commit);
-        tested.take(&SequenceStep::Spill { all: false });
+        tested.run(&SequenceStep::Stage(vec![10, 20]));
+        tested.run(&SequenceStep::Spill { all: true });
+        tested.run(&SequenceStep::Commit);
+        tested.run(&SequenceStep::Spill { all: false });
         assert_eq!(tested.sequence.unwritten_bytes(), 0);
     }
 }
 
 #[test]
-fn what_comes_after_an_abandoned_part_that_was_written_is_found() {
+fn messages_after_an_abandoned_part_that_was_in_the_file_are_found() {
     let mut tested = SequenceUnderTest::new(1_000_000);
-    tested.take(&SequenceStep::Stage(vec![10]));
-    tested.take(&SequenceStep::Commit);
-    tested.take(&SequenceStep::Spill { all: false });
-    tested.take(&SequenceStep::Stage(vec![10, 10, 10]));
-    tested.take(&SequenceStep::Spill { all: true });
-    tested.take(&SequenceStep::Abandon);
-    tested.take(&SequenceStep::Stage(vec![20, 20]));
-    tested.take(&SequenceStep::Commit);
+    tested.run(&SequenceStep::Stage(vec![10]));
+    tested.run(&SequenceStep::Commit);
+    tested.run(&SequenceStep::Spill { all: false });
+    tested.run(&SequenceStep::Stage(vec![10, 10, 10]));
+    tested.run(&SequenceStep::Spill { all: true });
+    tested.run(&SequenceStep::Abandon);
+    tested.run(&SequenceStep::Stage(vec![20, 20]));
+    tested.run(&SequenceStep::Commit);
 }
 
 #[test]
-fn the_rows_of_a_snapshot_are_visible_at_once_in_chunks_of_their_own() {
+fn snapshot_rows_are_visible_at_once_and_have_numbered_chunks() {
     let mut sequence = MessageSequence::default();
     let row = |text: &str| Bytes::from(format!("{text},\n"));
     sequence.append_rows(row("aaaa"), false, 8);
@@ -260,7 +262,7 @@ fn the_rows_of_a_snapshot_are_visible_at_once_in_chunks_of_their_own() {
     sequence.append_rows(row("cc"), false, 8);
     sequence.close_chunk();
     let chunk = |index, end| ClosedChunk { end, last: Offset::new(0, index) };
-    // The first row has six bytes with its separator, the second reaches the threshold.
+    // The first row has six bytes with its separator. The second one reaches the threshold.
     assert_eq!(sequence.chunks(), [chunk(0, 12), chunk(1, 16)]);
     sequence.close_chunk();
     assert_eq!(sequence.chunks().len(), 2, "no chunk is empty");
@@ -279,7 +281,7 @@ fn the_rows_of_a_snapshot_are_visible_at_once_in_chunks_of_their_own() {
 }
 
 #[test]
-fn after_the_last_message_there_is_nothing_though_the_log_says_that_it_ends_later() {
+fn seeking_after_the_last_message_returns_the_end_even_if_the_log_has_a_later_offset() {
     // Former versions logged transactions without a message for a shape.
     let empty = |sequence: &mut MessageSequence| {
         sequence.stage(Bytes::new(), Offset::new(20, 0), 100);
@@ -294,8 +296,8 @@ fn after_the_last_message_there_is_nothing_though_the_log_says_that_it_ends_late
         SeekResult::At(0)
     );
     let mut tested = SequenceUnderTest::new(1000);
-    tested.take(&SequenceStep::Stage(vec![10]));
-    tested.take(&SequenceStep::Commit);
+    tested.run(&SequenceStep::Stage(vec![10]));
+    tested.run(&SequenceStep::Commit);
     empty(&mut tested.sequence);
     assert_eq!(tested.sequence.seek(Offset::new(15, 0)), SeekResult::At(tested.sequence.len()));
     tested.spill(false);

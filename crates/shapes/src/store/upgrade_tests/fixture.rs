@@ -1,7 +1,7 @@
-//! A folder that an earlier version wrote, and what its clients were served. Every later version
-//! opens it without a refetch.
+//! Fixtures: storage directories that earlier versions wrote, and what their clients were served.
+//! Every later version opens them, and no client has to fetch a shape again.
 //!
-//! `tests/fixtures/README.md` says how a folder is made.
+//! `tests/fixtures/README.md` describes how to write one.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -21,23 +21,23 @@ use crate::simulation::bench::{Bench, ITEMS, choice, of_columns, row, snapshot_b
 use crate::simulation::database::table;
 use crate::simulation::wire::Wire;
 use crate::store::disk::{Disk, SimulatedDisk};
-use crate::store::record::framed_payload;
+use crate::store::frame::framed_payload;
 use crate::store::{OpenError, StoreSummary, shape_files};
 
 const EVENTS: u32 = 200;
 const ORIGIN: &str = "{\"timeline\":1,\"publication\":16401}";
 
-/// What clients of the folder's shapes had been served when it was written.
+/// What clients of a fixture's shapes had been served when it was written.
 #[derive(Debug, Serialize, Deserialize)]
 struct ExpectedStore {
     origin: String,
     durable: u64,
     seen: u64,
-    /// The last transaction that was committed. The one after it is in the log in part.
+    /// LSN of the last committed transaction. The WAL has only parts of the next one.
     lsn: u64,
     xid: u32,
     complete: Vec<ExpectedShape>,
-    /// Handles of shapes that were deleted, or whose snapshot wasn't complete.
+    /// Handles of shapes that were deleted, or whose snapshot was not complete.
     gone: Vec<String>,
 }
 
@@ -47,13 +47,13 @@ struct ExpectedShape {
     table: String,
     choice: ShapeOptions,
     snapshot: String,
-    /// The offset after which each page of the log was asked for, and its text.
+    /// Each page of the log: the offset after which it was requested, and its text.
     log: Vec<(String, String)>,
     log_end: String,
 }
 
-/// Logs of some lines are long, large snapshots have a file, and transactions of some rows have
-/// parts.
+/// Sets limits so low that a few lines make a long log, a large snapshot or a transaction with
+/// several parts.
 fn small(config: &mut StoreConfig) {
     (config.chunk_bytes, config.compact_bytes) = (300, 400);
     (config.small_snapshot_bytes, config.part_bytes) = (300, 400);
@@ -88,14 +88,14 @@ fn rows(name: &str, ids: std::ops::Range<u32>) -> Bytes {
     ids.map(row).collect::<String>().into()
 }
 
-/// A shape whose snapshot has these rows.
+/// Returns a shape whose snapshot has these rows.
 fn filled(bench: &mut Bench, table: TableSchema, choice: ShapeOptions, rows: Bytes) -> Arc<Shape> {
     let creation = bench.create_of(table, choice);
     creation.follow();
     complete(bench, creation, rows, bench.xid + 1)
 }
 
-/// `unseen`: the first transaction that the snapshot doesn't see.
+/// Completes a snapshot. `unseen` is the first transaction that it doesn't see.
 fn complete(bench: &Bench, mut creation: ShapeCreation, rows: Bytes, unseen: u32) -> Arc<Shape> {
     assert!(creation.begun(&snapshot_before(unseen), bench.lsn + 8));
     if !rows.is_empty() {
@@ -118,12 +118,12 @@ fn update(bench: &mut Bench, times: std::ops::Range<u32>) {
     }
 }
 
-/// The transaction of which the folder has only some parts.
+/// The transaction of which a fixture has only some parts.
 fn unfinished() -> Vec<Wire> {
     [inserts(ITEMS, 300..306), inserts(EVENTS, 300..306)].concat()
 }
 
-/// Everything that a client can read of a shape.
+/// Returns all that a client can read of a shape.
 fn served(shape: &Shape) -> ExpectedShape {
     let (mut after, mut log) = (Offset::SNAPSHOT_END, Vec::new());
     let text = |bytes: Vec<Bytes>| String::from_utf8(bytes.concat()).unwrap();
@@ -145,8 +145,8 @@ fn served(shape: &Shape) -> ExpectedShape {
     }
 }
 
-/// Writes everything that a folder may have. Returns what clients were served, and the creations
-/// that must not be dropped before the folder was copied.
+/// Writes every kind of record and file. Returns what clients were served, and the creations that
+/// must live until the directory is copied.
 fn write_everything() -> (Bench, ExpectedStore, Vec<ShapeCreation>) {
     let mut bench = Bench::with(small);
     bench.runtime.block_on(bench.store.adopt(ORIGIN.to_owned())).unwrap();
@@ -172,7 +172,7 @@ fn write_everything() -> (Bench, ExpectedStore, Vec<ShapeCreation>) {
 
     update(&mut bench, 18..20);
     assert!(bench.store.delete(deleted_later.handle()));
-    // Its snapshot doesn't see a transaction that came before it was taken.
+    // This snapshot doesn't see a transaction that was received before it was taken.
     let late = bench.create_of(events(), choice(Some("qty > 6")));
     late.follow();
     bench.transact(&[inserts(EVENTS, 110..112), inserts(ITEMS, 110..112)].concat());
@@ -217,7 +217,7 @@ fn copy_out(disk: &SimulatedDisk, to: &Path) {
 #[ignore = "writes a fixture to the folder that FOREBAY_FIXTURE names"]
 fn write_fixture() {
     let to = PathBuf::from(std::env::var_os("FOREBAY_FIXTURE").expect("FOREBAY_FIXTURE names a new folder"));
-    assert!(!to.exists(), "a fixture stays as it was written");
+    assert!(!to.exists(), "a fixture must not be overwritten");
     let (bench, expected, _incomplete) = write_everything();
     copy_out(&bench.disk, &to.join("store"));
     fs::write(to.join("expected.json"), serde_json::to_string_pretty(&expected).unwrap() + "\n").unwrap();
@@ -231,7 +231,7 @@ fn fixtures() -> Vec<PathBuf> {
     fixtures
 }
 
-/// A copy of a fixture's folder, removed when it is dropped.
+/// A copy of a fixture, removed on drop.
 struct FixtureCopy(PathBuf);
 
 impl FixtureCopy {
@@ -254,7 +254,8 @@ impl FixtureCopy {
     fn open(&self) -> Result<Shapes, OpenError> {
         let mut config = StoreConfig { waits_for_checkpoints: true, ..StoreConfig::new(&self.0) };
         small(&mut config);
-        // A log that is merged by the first checkpoint leads to the same rows, but has other bytes.
+        // If the first checkpoint merged a log, its rows would be the same but its bytes would
+        // differ.
         config.compact_bytes = 0;
         Shapes::open(config)
     }
@@ -273,16 +274,16 @@ fn check(store: &Shapes, expected: &ExpectedStore) {
     for shape in &expected.complete {
         let found = store.find(&shape.handle).unwrap_or_else(|| panic!("{} is lost", shape.handle));
         assert_eq!(&served(&found), shape);
-        let same = store.find_same(found.definition()).expect("it is found by what it is");
+        let same = store.find_same(found.definition()).expect("the shape is found by its definition");
         assert_eq!(same.handle(), shape.handle);
-        // Handles, and the log's names for tables, are made of hashes that two versions must agree
-        // on.
+        // Handles, and the ids of tables in the WAL, contain hashes that must be the same in all
+        // versions.
         let hash = found.definition().fingerprint().to_string();
         assert_eq!(shape.handle.split_once('-').map(|(hash, _)| hash), Some(&*hash));
     }
 }
 
-/// A bench that goes on with the stream after the last transaction that the folder has.
+/// Returns a bench that continues the stream after the fixture's last transaction.
 fn continue_stream(store: Shapes, expected: &ExpectedStore) -> Bench {
     let (follower, runtime) = (store.follower(), Builder::new_current_thread().build().unwrap());
     let (lsn, xid) = (expected.lsn, expected.xid);
@@ -292,7 +293,7 @@ fn continue_stream(store: Shapes, expected: &ExpectedStore) -> Bench {
 }
 
 #[test]
-fn a_folder_of_an_earlier_version_is_read_and_written_on() {
+fn a_fixture_of_an_earlier_version_is_read_and_can_be_written() {
     for fixture in fixtures() {
         let expected = fs::read(fixture.join("expected.json")).unwrap();
         let expected: ExpectedStore = serde_json::from_slice(&expected).unwrap();
@@ -305,7 +306,7 @@ fn a_folder_of_an_earlier_version_is_read_and_written_on() {
         assert_eq!(handles.len(), expected.complete.len(), "{handles:?}");
         assert!(expected.gone.iter().all(|handle| store.find(handle).is_none()));
 
-        // The transaction of which the log has parts comes again, and another one after it.
+        // The unfinished transaction is sent again, and then another one.
         let mut bench = continue_stream(store.clone(), &expected);
         bench.transact(&unfinished());
         bench.transact(&inserts(ITEMS, 400..401));
@@ -316,7 +317,10 @@ fn a_folder_of_an_earlier_version_is_read_and_written_on() {
             let text = |served: &ExpectedShape| -> String {
                 served.log.iter().map(|(_, text)| text.as_str()).collect()
             };
-            let rest = text(&after).strip_prefix(&text(before)).expect("the log goes on").to_owned();
+            let rest = text(&after)
+                .strip_prefix(&text(before))
+                .expect("the log continues after the expected messages")
+                .to_owned();
             assert_eq!(rest.lines().count(), added, "{:?}: {rest}", before.choice);
             assert_eq!(after.snapshot, before.snapshot);
         }
@@ -331,7 +335,7 @@ fn a_folder_of_an_earlier_version_is_read_and_written_on() {
 }
 
 #[test]
-fn looking_at_a_folder_of_a_newer_version_says_so() {
+fn the_summary_of_a_newer_versions_directory_is_an_error() {
     for fixture in fixtures().into_iter().filter(|fixture| fixture.ends_with("store-1")) {
         let folder = FixtureCopy::of(&fixture, "newer");
         assert_eq!(StoreSummary::at(&folder.0).unwrap().unwrap().shapes, 8);

@@ -1,4 +1,4 @@
-//! What a newer version wrote, and what is damaged, is refused by name; no byte of the folder
+//! Files of a newer version and damaged files: they are refused with the file's name, and no byte
 //! changes.
 
 use std::collections::BTreeMap;
@@ -15,12 +15,13 @@ use crate::simulation::bench::{Bench, ITEMS, choice, row};
 use crate::simulation::wire::Wire;
 use crate::store::catalog::{self, FORMAT};
 use crate::store::disk::{Disk, SimulatedDisk};
-use crate::store::record::{self, CatalogHeader, Note, Record, framed_payload};
+use crate::store::frame::{self, framed_payload};
+use crate::store::record::{CatalogHeader, Note, Record};
 use crate::store::wal::{self, WalPosition};
 use crate::store::writer_head::WriterHead;
 use crate::store::{OpenError, StoreUnusable, shape_files};
 
-/// A store with a shape, a checkpoint, and three records of changes after it.
+/// Returns a disk with a shape, a checkpoint, and three records of changes after it.
 fn written() -> SimulatedDisk {
     let mut bench = Bench::new();
     let _shape = bench.shape(choice(None));
@@ -45,7 +46,7 @@ fn write(disk: &SimulatedDisk, path: &str, bytes: &[u8]) {
     disk.create(path).unwrap().write_all_at(bytes, 0).unwrap();
 }
 
-/// Every file, with its bytes.
+/// Returns the bytes of every file.
 fn contents(disk: &SimulatedDisk) -> BTreeMap<String, Vec<u8>> {
     let all = ["", "wal", "shapes"].into_iter().flat_map(|dir| {
         let slash = if dir.is_empty() { "" } else { "/" };
@@ -56,7 +57,7 @@ fn contents(disk: &SimulatedDisk) -> BTreeMap<String, Vec<u8>> {
         .collect()
 }
 
-/// Where the log ends.
+/// Returns the end of the WAL.
 fn end(disk: &SimulatedDisk) -> WalPosition {
     let segment = *wal::segments(disk).unwrap().last().unwrap();
     WalPosition { segment, at: read(disk, &wal::segment_path(segment)).len() as u64 }
@@ -67,7 +68,7 @@ fn append(disk: &SimulatedDisk, bytes: &[u8]) {
     disk.open(&wal::segment_path(segment)).unwrap().write_all_at(bytes, at).unwrap();
 }
 
-/// Says that everything is durable that the log has.
+/// Writes a head file for which the whole WAL is durable.
 fn write_head(disk: &SimulatedDisk, catalog: u64) {
     let head = WriterHead { durable: end(disk), catalog };
     head.write(&*WriterHead::open_or_create(disk).unwrap()).unwrap();
@@ -75,12 +76,12 @@ fn write_head(disk: &SimulatedDisk, catalog: u64) {
 
 fn framed(note: Note) -> Vec<u8> {
     let mut bytes = Vec::new();
-    let _nothing = record::write_frame(&Record::Note(note, Bytes::new()), &mut bytes);
+    let _nothing = frame::write_frame(&Record::Note(note, Bytes::new()), &mut bytes);
     bytes
 }
 
-/// Changes a folder as another process does; then neither an instance that starts, nor one that was
-/// reading, uses it or changes it.
+/// Changes the directory as another process does. Asserts that neither a new instance nor one that
+/// was reading uses it or changes it.
 #[track_caller]
 fn assert_refused(
     change: impl Fn(&SimulatedDisk),
@@ -100,11 +101,12 @@ fn assert_refused(
     assert!(refused(&error), "{error}");
     assert_eq!(beside.unusable(), Some(expected));
     assert!(!beside.is_writing());
-    assert!(disk.try_lock().unwrap().is_some(), "the lock is given back");
+    assert!(disk.try_lock().unwrap().is_some(), "the directory is unlocked");
     assert_eq!(contents(&disk), before);
 }
 
-/// The same, and an instance that reads beside the writer finds out by itself.
+/// As [`assert_refused`]. Also asserts that an instance that reads while another one writes detects
+/// it by a refresh.
 #[track_caller]
 fn assert_refused_beside(
     change: impl Fn(&SimulatedDisk),
@@ -135,7 +137,7 @@ fn in_the_log(error: &OpenError) -> bool {
 }
 
 #[test]
-fn an_unknown_record_in_the_middle_of_the_log_is_refused() {
+fn an_unknown_record_in_the_middle_of_the_wal_is_refused() {
     for payload in unknown_payloads() {
         let change = |disk: &SimulatedDisk| {
             append(disk, &framed_payload(&payload));
@@ -147,7 +149,7 @@ fn an_unknown_record_in_the_middle_of_the_log_is_refused() {
 }
 
 #[test]
-fn an_unknown_record_at_the_end_of_the_log_is_refused_whether_it_is_known_to_be_durable_or_not() {
+fn an_unknown_record_at_the_end_of_the_wal_is_refused_with_or_without_a_head_that_covers_it() {
     for payload in unknown_payloads() {
         let change = |disk: &SimulatedDisk| append(disk, &framed_payload(&payload));
         assert_refused(change, StoreUnusable::OtherVersion, in_the_log);
@@ -156,7 +158,7 @@ fn an_unknown_record_at_the_end_of_the_log_is_refused_whether_it_is_known_to_be_
             write_head(disk, 1);
         };
         assert_refused_beside(durable, StoreUnusable::OtherVersion, in_the_log);
-        // After a power failure, the head may be gone.
+        // After a power failure, the head may be missing.
         let headless = |disk: &SimulatedDisk| {
             change(disk);
             disk.remove("head").unwrap();
@@ -166,7 +168,7 @@ fn an_unknown_record_at_the_end_of_the_log_is_refused_whether_it_is_known_to_be_
 }
 
 #[test]
-fn an_unknown_record_after_a_whole_one_beyond_the_head_is_refused() {
+fn an_unknown_record_after_a_whole_one_that_the_head_does_not_cover_is_refused() {
     let change = |disk: &SimulatedDisk| {
         append(disk, &framed(Note::Advance { lsn: 9000 }));
         append(disk, &framed_payload(&[9]));
@@ -174,12 +176,12 @@ fn an_unknown_record_after_a_whole_one_beyond_the_head_is_refused() {
     assert_refused(change, StoreUnusable::OtherVersion, in_the_log);
 }
 
-/// The catalog, with its first record replaced, and one more after it.
+/// Replaces the catalog's first record, and inserts a record after it.
 fn rewrite_catalog(disk: &SimulatedDisk, first: Option<&[u8]>, second: &[u8]) {
     let bytes = read(disk, catalog::FILE_NAME);
-    let (old, rest) = bytes.split_at(record::framed_length(&bytes));
+    let (old, rest) = bytes.split_at(frame::framed_length(&bytes));
     write(disk, catalog::FILE_NAME, &[first.unwrap_or(old), second, rest].concat());
-    // The writer says that there is another catalog.
+    // The head states that there is a new catalog.
     write_head(disk, 2);
 }
 
@@ -203,7 +205,7 @@ fn a_catalog_of_a_newer_format_is_refused() {
 }
 
 #[test]
-fn a_segment_of_another_version_is_refused_though_nothing_is_in_it() {
+fn an_empty_segment_of_another_version_is_refused() {
     let magic = b"forebay wal 002\n";
     let all = |disk: &SimulatedDisk| {
         let last = disk.open(&wal::segment_path(end(disk).segment)).unwrap();
@@ -219,8 +221,8 @@ fn is_damaged(error: &OpenError) -> bool {
 }
 
 #[test]
-fn damage_before_what_is_durable_is_refused_and_never_cut() {
-    // In the record before the last, of which an instance that was reading has heard.
+fn damage_before_the_durable_position_is_refused_and_never_truncated() {
+    // Damage before the last record, which a reading instance has applied.
     let flip = |disk: &SimulatedDisk| {
         let WalPosition { segment, at } = end(disk);
         let byte = read(disk, &wal::segment_path(segment))[at as usize - 300] ^ 1;
@@ -232,7 +234,7 @@ fn damage_before_what_is_durable_is_refused_and_never_cut() {
     assert!(is_damaged(&open(&disk).map(drop).unwrap_err()));
     assert_eq!(contents(&disk), before);
 
-    // In one that it hasn't.
+    // Damage to a record that it has not applied.
     let damaged = |disk: &SimulatedDisk| {
         let mut bytes = framed(Note::Advance { lsn: 9000 });
         *bytes.last_mut().unwrap() ^= 1;
@@ -251,7 +253,7 @@ fn damage_before_what_is_durable_is_refused_and_never_cut() {
 }
 
 #[test]
-fn a_segment_that_another_follows_is_never_cut() {
+fn a_segment_with_a_successor_is_never_truncated() {
     let change = |disk: &SimulatedDisk| {
         let WalPosition { segment, at } = end(disk);
         append(disk, b"torn");
@@ -268,19 +270,19 @@ fn a_segment_that_another_follows_is_never_cut() {
 }
 
 #[test]
-fn a_log_without_the_segment_that_its_catalog_names_is_damaged() {
+fn a_wal_without_the_segment_of_its_catalog_is_damaged() {
     let disk = written();
     disk.remove(&wal::segment_path(end(&disk).segment)).unwrap();
     assert!(is_damaged(&open(&disk).map(drop).unwrap_err()));
 }
 
 #[test]
-fn a_torn_end_that_was_never_durable_is_cut() {
+fn a_torn_end_that_was_never_durable_is_truncated() {
     let disk = written();
     let (store, last, whole) = (open(&disk).unwrap(), end(&disk).segment, end(&disk));
     let mut torn = framed(Note::Advance { lsn: 9000 });
     *torn.last_mut().unwrap() ^= 1;
-    // What was appended with it may have come to the disk, also of a newer version.
+    // Records after the torn one may be on the disk, even those of a newer version.
     append(&disk, &torn);
     append(&disk, &framed_payload(&[9]));
     let again = open(&disk).unwrap();
@@ -307,7 +309,7 @@ impl LogListener for CountingListener {
 }
 
 #[test]
-fn listeners_to_a_store_that_cant_be_read_on_are_ended() {
+fn listeners_are_ended_when_the_store_becomes_unreadable() {
     let disk = written();
     let store = open(&disk).unwrap();
     let shape = store.all().remove(0);

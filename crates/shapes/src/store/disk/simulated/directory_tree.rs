@@ -1,8 +1,10 @@
-//! The names: which file or directory each stands for now, and which it is sure to after a crash.
+//! Names of a simulated disk: the current ones, the durable ones, and the unsynced changes.
 //!
-//! Invariant: a naming happens whole or not at all, and not before the earlier ones of the same names: a rename that a
-//! crash undoes leaves the old name, and what the new one stood for.
-//! Kept by: directories are found by number, so a file in a new directory can be durable there and yet out of reach.
+//! Invariant: a change of names happens completely or not at all, and only after earlier changes of
+//! the same names. If a crash undoes a rename, the old name exists, and the new one refers to its
+//! former file.
+//! Directories are referred to by number. So a file can be durable in a new directory that has no
+//! durable name.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, ErrorKind};
@@ -25,21 +27,21 @@ struct DirectoryEntries {
     durable: BTreeMap<String, DirectoryEntry>,
 }
 
-/// What a name stands for, by number.
+/// File or directory that a name refers to, by number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum DirectoryEntry {
     File(usize),
     Dir(usize),
 }
 
-/// A name in the directory of a number.
+/// A name within a directory.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct DirectoryName {
     dir: usize,
     name: String,
 }
 
-/// Names that get another meaning, or none, all at once.
+/// An atomic change: each name gets a new entry, or none.
 #[derive(Clone, Debug)]
 pub(super) struct NameChange(Vec<(DirectoryName, Option<DirectoryEntry>)>);
 
@@ -88,7 +90,7 @@ impl DirectoryTree {
         Ok(())
     }
 
-    /// Returns what had the new name before, if it was something else.
+    /// Renames an entry. Returns the entry that had the new name before, unless it is the same one.
     pub(super) fn rename(&mut self, from: &str, to: &str) -> io::Result<Option<DirectoryEntry>> {
         let (old, new) = (self.directory_name(from)?, self.directory_name(to)?);
         let entry = self.find(from)?;
@@ -127,7 +129,7 @@ impl DirectoryTree {
         self.unsynced.push(change);
     }
 
-    /// Makes the namings in a directory durable, and those before them that they can't do without.
+    /// Makes all changes in a directory durable, and the earlier changes that they depend on.
     pub(super) fn sync(&mut self, dir: usize) {
         let mut needed = BTreeSet::new();
         let (mut synced, mut unsynced) = (Vec::new(), Vec::new());
@@ -153,7 +155,8 @@ impl DirectoryTree {
         }
     }
 
-    /// What power loss leaves: each unsynced naming or not, but none without those before it of the same names.
+    /// Returns the tree after a power failure. Each unsynced change survives or not. It never
+    /// survives without the earlier changes of the same names.
     pub(super) fn after_crash(&self, rng: &mut SimulatedRng) -> DirectoryTree {
         let odds = rng.odds();
         let mut left = self.clone();
@@ -172,7 +175,7 @@ impl DirectoryTree {
         left
     }
 
-    /// The files that have a name.
+    /// Returns the files that have a name.
     pub(super) fn files(&self) -> BTreeSet<usize> {
         let (mut files, mut dirs) = (BTreeSet::new(), vec![ROOT]);
         while let Some(dir) = dirs.pop() {
@@ -192,7 +195,7 @@ impl DirectoryTree {
         }
     }
 
-    /// Where a name is or would be. Its directory must exist.
+    /// Resolves the directory of a path, which must exist. The name itself may be missing.
     fn directory_name(&self, path: &str) -> io::Result<DirectoryName> {
         let (dir, name) = check_name(path)?.rsplit_once('/').unwrap_or(("", path));
         Ok(DirectoryName { dir: self.find_dir(dir)?, name: name.to_owned() })

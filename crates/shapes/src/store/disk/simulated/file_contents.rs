@@ -1,13 +1,13 @@
-//! A file's bytes: as they read now, as they are sure to be after a crash, and what happened between the two.
+//! Bytes of a simulated file: the current ones, the durable ones, and the unsynced changes.
 //!
-//! Invariant: without a failed sync, `durable` with all of `unsynced` done to it is `now`.
-//! Kept by: every change goes through `change()`.
+//! Invariant: without a failed sync, `durable` with all `unsynced` changes applied equals `now`.
+//! Enforced by: every modification goes through `change()`.
 
 use std::mem;
 
 use super::rng::SimulatedRng;
 
-/// What a disk writes whole or not at all.
+/// Bytes that a disk writes completely or not at all.
 const SECTOR_BYTES: usize = 512;
 
 #[derive(Clone, Debug, Default)]
@@ -28,13 +28,13 @@ impl FileContents {
         FileContents { now: bytes.clone(), durable: bytes, unsynced: Vec::new() }
     }
 
-    /// As a reader sees them.
+    /// Returns the current bytes, as a reader sees them.
     pub(super) fn now(&self) -> &[u8] {
         &self.now
     }
 
     pub(super) fn write(&mut self, at: usize, bytes: &[u8]) {
-        // Not even the length changes, as with a file.
+        // An empty write changes nothing, not even the length, as on a real disk.
         if !bytes.is_empty() {
             self.change(FileChange::Write { at, bytes: bytes.to_vec() });
         }
@@ -50,15 +50,16 @@ impl FileContents {
         }
     }
 
-    /// A sync that failed: the bytes read as before, but what isn't on the disk by now never will be, since nobody
-    /// remembers that it has to be written.
+    /// Simulates a failed sync. The bytes can be read as before. Those that are not on the disk now
+    /// never will be, because the kernel marks them as clean.
     pub(super) fn fail_sync(&mut self, rng: &mut SimulatedRng) {
         self.durable = self.after_crash(rng);
         self.unsynced.clear();
     }
 
-    /// What power loss leaves. Each sector of each unsynced write is there or isn't; the length is one that it had, or
-    /// lies between two of them; a sector that was never there is zeros.
+    /// Returns the bytes after a power failure. Each sector of an unsynced write survives or not.
+    /// The length is an earlier one, or lies between two of them. Lost sectors at the end are
+    /// zeros.
     pub(super) fn after_crash(&self, rng: &mut SimulatedRng) -> Vec<u8> {
         let odds = rng.odds();
         let (mut left, mut len) = (self.durable.clone(), self.durable.len());
@@ -102,7 +103,7 @@ impl FileChange {
     }
 }
 
-/// The parts of a write, cut where sectors of the file begin.
+/// Splits a write at the sector boundaries of the file.
 fn sectors(at: usize, bytes: &[u8]) -> impl Iterator<Item = (usize, &[u8])> {
     let (mut at, mut rest) = (at, bytes);
     std::iter::from_fn(move || {
@@ -127,13 +128,13 @@ mod tests {
 
     use super::*;
 
-    /// What crashes with many seeds leave.
+    /// Returns the results of crashes with many seeds.
     fn outcomes(contents: &FileContents) -> BTreeSet<Vec<u8>> {
         (0..2_000).map(|seed| contents.after_crash(&mut SimulatedRng::new(seed))).collect()
     }
 
     #[test]
-    fn what_was_synced_is_there_to_the_byte_after_every_crash() {
+    fn synced_bytes_survive_every_crash() {
         let mut contents = FileContents::default();
         contents.write(0, &[1; 700]);
         contents.write(100, &[2; 700]);
@@ -143,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn unsynced_sectors_are_there_in_every_combination_and_never_in_part() {
+    fn any_combination_of_unsynced_sectors_survives_and_never_a_part_of_one() {
         let mut contents = FileContents::synced(vec![1; 3 * SECTOR_BYTES]);
         contents.write(0, &[2; 3 * SECTOR_BYTES]);
         let outcomes = outcomes(&contents);
@@ -157,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn the_later_of_two_writes_to_a_sector_wins_where_it_is_there_and_the_earlier_may_remain() {
+    fn of_two_unsynced_writes_to_a_sector_the_later_the_earlier_or_neither_survives() {
         let mut contents = FileContents::synced(vec![1]);
         contents.write(0, &[2]);
         contents.write(0, &[3]);
@@ -165,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unsynced_append_leaves_any_length_between_and_zeros_where_it_is_missing() {
+    fn an_unsynced_append_leaves_any_length_and_zeros_for_lost_sectors() {
         let mut contents = FileContents::synced(vec![1; 10]);
         contents.write(10, &[2; 1_000]);
         let outcomes = outcomes(&contents);
@@ -180,11 +181,11 @@ mod tests {
             }
             holes += usize::from(left.get(10) == Some(&0) && left.last() == Some(&2));
         }
-        assert!(holes > 0, "a later sector can be there without an earlier one");
+        assert!(holes > 0, "a later sector can survive without an earlier one");
     }
 
     #[test]
-    fn an_unsynced_cut_is_there_or_is_not() {
+    fn an_unsynced_truncation_survives_or_not() {
         let mut contents = FileContents::synced(vec![1; 10]);
         contents.set_len(4);
         assert_eq!(outcomes(&contents), [vec![1; 10], vec![1; 4]].into());
@@ -194,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failed_sync_loses_bytes_that_can_still_be_read_and_that_the_next_sync_does_not_bring_back() {
+    fn bytes_lost_by_a_failed_sync_are_readable_and_the_next_sync_does_not_restore_them() {
         let lost = |seed| {
             let mut contents = FileContents::synced(vec![1]);
             contents.write(0, &[2]);

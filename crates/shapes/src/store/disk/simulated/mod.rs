@@ -1,9 +1,12 @@
-//! A disk in memory that fails on request, and loses what a real one may lose.
+//! Simulated disk: a disk in memory that fails on request, and loses what a real disk may lose.
 //!
-//! Invariant: what a crash leaves is never less than what was synced, and never what was neither synced nor written;
-//! within that it is worse than any real disk, and the same for the same seeds and calls.
-//! Kept by: `contents.rs` for bytes and `tree.rs` for names, each of which knows what is durable and what isn't yet.
-//! Not here: bytes of other files in a sector that was never written, bits that rot, and disks that lie about a sync.
+//! Invariant: a crash keeps everything that was synced, and leaves nothing that was never written.
+//! Within these limits it loses more than any real disk. The result depends only on the seeds and
+//! the calls.
+//! Enforced by: `file_contents.rs` for bytes and `directory_tree.rs` for names. Both keep durable
+//! and unsynced changes apart.
+//! Out of scope: bytes of other files in sectors that were never written, bit rot, and disks that
+//! report a sync too early.
 
 mod directory_tree;
 mod file_contents;
@@ -24,17 +27,17 @@ use self::file_contents::FileContents;
 pub(crate) use self::rng::SimulatedRng;
 use super::{Disk, DiskFile, read_only_error};
 
-/// A test that writes further out has gone wrong, and shouldn't take the machine's memory along.
+/// Maximum file length, in bytes. It stops a broken test before it uses up the memory.
 const MAX_FILE_BYTES: u64 = 1 << 30;
 
-/// A handle: its clones are the same disk.
+/// Handle of a simulated disk. Clones are the same disk.
 #[derive(Clone)]
 pub(crate) struct SimulatedDisk {
     state: Arc<Mutex<DiskState>>,
     read_only: bool,
 }
 
-/// What was asked of a disk so far.
+/// Number of calls and bytes so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct DiskStatistics {
     /// Calls of `sync_data`.
@@ -43,18 +46,19 @@ pub(crate) struct DiskStatistics {
     pub(crate) dir_syncs: u64,
     /// Calls of `sync_everything`.
     pub(crate) full_syncs: u64,
-    /// By all writes, also those that a later one wrote over.
+    /// Bytes of all writes, including overwritten ones.
     pub(crate) bytes_written: u64,
 }
 
 struct DiskState {
     tree: DirectoryTree,
-    /// By number. A file without a name stays: someone may have it open, and a crash may give it its name back.
+    /// Files by number. A file without a name stays: it may be open, and a crash may restore its
+    /// name.
     files: BTreeMap<usize, FileContents>,
     next_file: usize,
     rng: SimulatedRng,
     ops: u64,
-    /// Calls until the one that crashes, itself included.
+    /// Number of modifying calls until the crash, the crashing call included.
     crash_in: Option<u64>,
     crashed: bool,
     room_bytes: Option<u64>,
@@ -64,7 +68,7 @@ struct DiskState {
 }
 
 impl SimulatedDisk {
-    /// An empty disk. The seed decides how much of its effect a call has at which the disk crashes or fails.
+    /// Returns an empty disk. The seed decides how much effect a crashing or failing call has.
     pub(crate) fn new(seed: u64) -> SimulatedDisk {
         SimulatedDisk::with_state(DiskState::new(
             DirectoryTree::new(),
@@ -73,30 +77,30 @@ impl SimulatedDisk {
         ))
     }
 
-    /// The same disk, for one who may only read.
+    /// Returns a read-only handle of the same disk.
     pub(crate) fn read_only(&self) -> SimulatedDisk {
         SimulatedDisk { state: self.state.clone(), read_only: true }
     }
 
-    /// The `op`-th call from now that changes or syncs something fails, having had its effect, some of it or none. So
-    /// does every call after it, whatever it does. One is the next call.
+    /// Lets the `op`-th modifying or syncing call from now crash. It has its effect completely, in
+    /// part or not at all. All calls after it fail. 1 is the next call.
     pub(crate) fn crash_at(&self, op: u64) {
-        assert!(op > 0, "one is the next call");
+        assert!(op > 0, "1 is the next call");
         self.state().crash_in = Some(op);
     }
 
-    /// How many calls there were that change or sync something, those that failed included, until the crash.
+    /// Returns the number of modifying or syncing calls up to the crash, failed ones included.
     pub(crate) fn ops(&self) -> u64 {
         self.state().ops
     }
 
-    /// Whether the call of `crash_at` has come.
+    /// Returns whether the call of `crash_at` was reached.
     pub(crate) fn crashed(&self) -> bool {
         self.state().crashed
     }
 
-    /// What the machine finds if its power fails now, or failed at the crash: another disk, without faults. This one
-    /// stays as it is, to be asked again with another seed.
+    /// Returns a disk without faults, as the machine finds it after a power failure now or at the
+    /// crash. This disk is unchanged, so it can be called again with another seed.
     pub(crate) fn after_crash(&self, seed: u64) -> SimulatedDisk {
         let (state, mut rng) = (self.state(), SimulatedRng::new(seed));
         let tree = state.tree.after_crash(&mut rng);
@@ -105,25 +109,26 @@ impl SimulatedDisk {
         SimulatedDisk::with_state(DiskState::new(tree, files, rng))
     }
 
-    /// What the next process finds if this one is killed now, or was at the crash: another disk, without faults, with
-    /// all that was written. What wasn't synced still isn't.
+    /// Returns a disk without faults, as the next process finds it if this one is killed now or at
+    /// the crash. It has all written bytes. Unsynced changes stay unsynced.
     pub(crate) fn after_kill(&self) -> SimulatedDisk {
         let state = self.state();
         SimulatedDisk::with_state(DiskState::new(state.tree.clone(), state.files.clone(), state.rng.clone()))
     }
 
-    /// From now on files can grow by this many bytes in all; then writes fail with ENOSPC, after what still fits.
-    /// What is removed or cut makes room again.
+    /// Limits the growth of all files to `bytes_left`. Then writes fail with ENOSPC, after the
+    /// bytes that fit. Removing or truncating files frees space.
     pub(crate) fn fill(&self, bytes_left: u64) {
         self.state().room_bytes = Some(bytes_left);
     }
 
-    /// The next `sync_data` fails with EIO, and some of what it was for is lost, though it can still be read.
+    /// Lets the next `sync_data` fail with EIO. Some of the unsynced bytes are lost, although they
+    /// can still be read.
     pub(crate) fn fail_sync(&self) {
         self.state().fails_next_sync = true;
     }
 
-    /// What was asked of it so far.
+    /// Returns the number of calls and bytes so far.
     pub(crate) fn statistics(&self) -> DiskStatistics {
         self.state().statistics
     }
@@ -136,13 +141,14 @@ impl SimulatedDisk {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// For calls that change nothing.
+    /// Locks the state for a call that changes nothing. Fails after the crash.
     fn read_state(&self) -> io::Result<MutexGuard<'_, DiskState>> {
         let state = self.state();
         if state.crashed { Err(crash()) } else { Ok(state) }
     }
 
-    /// For calls that do. An effect that finds the state crashed is that of the crashing call, and may stop halfway.
+    /// Runs a modifying call. If `effect` finds the state crashed, it is the crashing call, and may
+    /// stop halfway.
     fn mutate<T>(&self, effect: impl FnOnce(&mut DiskState) -> io::Result<T>) -> io::Result<T> {
         if self.read_only {
             return Err(read_only_error());
@@ -206,7 +212,8 @@ impl Disk for SimulatedDisk {
         Ok(state.tree.list(state.tree.find_dir(dir)?))
     }
 
-    // A sync that crashes is done or isn't: the crash itself leaves some of what it didn't do.
+    // A crashing sync is done completely or not at all. The crash itself then keeps a part of the
+    // unsynced changes.
     fn sync_dir(&self, dir: &str) -> io::Result<()> {
         self.mutate(|state| {
             state.statistics.dir_syncs += 1;
@@ -313,7 +320,7 @@ impl DiskState {
         let (at, room) =
             (position(at)?, self.room_bytes.map(|room| usize::try_from(room).unwrap_or(usize::MAX)));
         let len = self.contents(file).now().len();
-        // A gap takes no room, nor do bytes that were there.
+        // Gaps and overwritten bytes need no space.
         let new = |count: usize| (at + count).saturating_sub(len.max(at));
         let missing = room.map_or(0, |room| new(bytes.len()).saturating_sub(room));
         let mut count = bytes.len() - missing;
@@ -329,7 +336,7 @@ impl DiskState {
     fn sync_data(&mut self, file: usize) -> io::Result<()> {
         self.statistics.data_syncs += 1;
         let DiskState { files, rng, fails_next_sync, .. } = self;
-        let contents = files.get_mut(&file).expect("an open file is never forgotten");
+        let contents = files.get_mut(&file).expect("the contents of a file are never removed");
         if mem::take(fails_next_sync) {
             contents.fail_sync(rng);
             return Err(Errno::IO.into());
@@ -339,10 +346,10 @@ impl DiskState {
     }
 
     fn contents(&mut self, file: usize) -> &mut FileContents {
-        self.files.get_mut(&file).expect("an open file is never forgotten")
+        self.files.get_mut(&file).expect("the contents of a file are never removed")
     }
 
-    /// For a file that lost its name or is emptied.
+    /// Frees the space of a file that lost its name or is emptied.
     fn free_file_room(&mut self, file: usize) {
         let len = self.contents(file).now().len();
         self.add_room(len);
@@ -353,7 +360,7 @@ impl DiskState {
     }
 }
 
-/// The right to write.
+/// Lock of the disk. Unlocks on drop.
 struct SimulatedLock(SimulatedDisk);
 
 impl Drop for SimulatedLock {

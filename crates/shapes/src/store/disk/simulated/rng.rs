@@ -1,9 +1,9 @@
-//! Chance, the same for the same seed.
+//! Random numbers of a simulation. The same seed gives the same numbers.
 
 #[derive(Clone, Debug)]
 pub(crate) struct SimulatedRng(forebay_testkit::Dice);
 
-/// How likely it is that something unsynced survives, in eighths.
+/// Probability that an unsynced change survives, in eighths.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SurvivalOdds(u64);
 
@@ -12,7 +12,7 @@ impl SimulatedRng {
         SimulatedRng(forebay_testkit::Dice::new(seed))
     }
 
-    /// From `low` to `high`, both included.
+    /// Returns a number from `low` to `high`, both included.
     pub(crate) fn between(&mut self, low: usize, high: usize) -> usize {
         self.0.between(low, high)
     }
@@ -21,7 +21,8 @@ impl SimulatedRng {
         self.between(0, 1) == 1
     }
 
-    /// Drawn once for many things, or it would never happen that all of them survive, or none, or all but one.
+    /// Draws one probability for many changes. With a fixed one, it would almost never happen that
+    /// all changes survive, or none, or all but one.
     pub(crate) fn odds(&mut self) -> SurvivalOdds {
         SurvivalOdds([0, 1, 4, 7, 8][self.between(0, 4)])
     }
