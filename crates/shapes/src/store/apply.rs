@@ -1,8 +1,8 @@
 //! Application of records and catalogs to the state in memory.
 //!
 //! Invariant: the visible state is that of the WAL's records, applied in order.
-//! Enforced by: [`StoreInner::apply`] is the only entry point, for the writer, for recovery, and
-//! for processes that read while another one writes.
+//! Enforced by: [`StoreInner::apply`] is the only way to apply a record, for the writer, for
+//! recovery, and for processes that read while another one writes.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -59,13 +59,13 @@ impl StoreInner {
         }
         let seen = self.seen().max(changes.lsn.saturating_add(1));
         self.durable.fetch_max(commit.end, Ordering::AcqRel);
-        let here = changes.touches.iter().map(|touch| touch.shape);
+        let touched = changes.touches.iter().map(|touch| touch.shape);
         {
             let registry = self.registry();
-            let shapes = here.chain(commit.earlier.iter().copied()).filter_map(|id| registry.by_id(id));
+            let shapes = touched.chain(commit.earlier.iter().copied()).filter_map(|id| registry.by_id(id));
             shapes.for_each(|shape| shape.publish(seen, self.config.chunk_bytes));
         }
-        // After all shapes published: no message below `seen` may become visible later.
+        // After all shapes published: `seen` states that the transaction is visible in all of them.
         self.seen.fetch_max(seen, Ordering::AcqRel);
         self.progressed.notify_waiters();
     }
@@ -108,7 +108,7 @@ impl StoreInner {
                 }
             }
             Note::Delete { id } => {
-                self.forget_files(*id);
+                self.forget_with_files(*id);
                 self.is_deleted(*id);
             }
             Note::Reset { origin, lsn, below } => {
@@ -116,7 +116,7 @@ impl StoreInner {
                 self.followed().forget_recent();
                 let ids: Vec<_> =
                     self.registry().shapes().map(|shape| shape.id).filter(|id| id < below).collect();
-                ids.into_iter().for_each(|id| self.forget_files(id));
+                ids.into_iter().for_each(|id| self.forget_with_files(id));
                 self.registry_mut().origin = Some(origin.clone());
                 self.durable.store(*lsn, Ordering::Release);
                 // The first commit of the new history may be at `lsn` itself.
@@ -129,7 +129,7 @@ impl StoreInner {
     }
 
     /// Removes a shape. Removes its files, too, if this process writes.
-    fn forget_files(&self, id: u64) {
+    fn forget_with_files(&self, id: u64) {
         self.forget(id);
         if self.is_writing.load(Ordering::Acquire) {
             self.files.remove(id);

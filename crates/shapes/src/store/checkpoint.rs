@@ -63,7 +63,7 @@ impl StoreCheckpoint {
             .filter_map(|(shape, catalog_shape)| compaction::compact(inner, shape, catalog_shape))
             .collect();
         // No message is written to the old files until the shapes use the new ones.
-        let files_stay = lock(&inner.relieving);
+        let files_guard = lock(&inner.relieving);
         if let Err(error) = self.sync_and_write_catalog(inner, &compacted) {
             compacted.into_iter().for_each(|compacted| compacted.discard(inner));
             return Err(error);
@@ -71,7 +71,7 @@ impl StoreCheckpoint {
         // Files that the previous catalog refers to and this one doesn't.
         let garbage = std::mem::take(&mut *lock(&inner.garbage));
         compacted.into_iter().for_each(|compacted| compacted.install(inner));
-        drop(files_stay);
+        drop(files_guard);
         for segment in wal::segments(&*inner.disk)? {
             if segment < self.catalog.header.segment {
                 inner.disk.remove(&wal::segment_path(segment))?;
@@ -116,7 +116,7 @@ pub(crate) fn remove_orphans(inner: &StoreInner, except: &HashSet<u64>) -> io::R
 /// the writer has written.
 pub(crate) fn free_memory(inner: &StoreInner, may_write: bool) -> io::Result<()> {
     let shapes: Vec<_> = inner.registry().shapes().cloned().collect();
-    let _files_stay = lock(&inner.relieving);
+    let _files_guard = lock(&inner.relieving);
     for shape in shapes {
         if may_write {
             spill(inner, &shape, u64::MAX, u64::MAX)?;

@@ -37,11 +37,12 @@ pub(crate) struct CompactedLog {
     shape: Arc<Shape>,
     /// Start of the old log file.
     base: u64,
+    /// The log in the new files.
     log: CatalogLog,
 }
 
-/// Writes new files if the log is long, and updates `catalog_shape`. Otherwise, or after an error, changes
-/// nothing.
+/// Writes new files if the log is long, and updates `catalog_shape`. Otherwise, or after an error,
+/// changes nothing.
 pub(crate) fn compact(
     inner: &StoreInner,
     shape: &Arc<Shape>,
@@ -65,13 +66,13 @@ pub(crate) fn compact(
     }
 }
 
-/// Returns the position up to which a log should be merged, or `None` if it isn't long enough.
+/// Returns the position up to which a log should be merged, or `None` if it isn't long min_bytes.
 fn merge_target(log: &CatalogLog, config: &StoreConfig) -> Option<u64> {
     let old = log.chunks.len().checked_sub(RECENT_CHUNKS + 1)?;
     let base = log.chunks[old].0;
     let past = log.past.last().map_or(0, |chunk| chunk.0);
-    let enough = config.compact_bytes.max(past);
-    (config.compact_bytes > 0 && base - log.base >= enough).then_some(base)
+    let min_bytes = config.compact_bytes.max(past);
+    (config.compact_bytes > 0 && base - log.base >= min_bytes).then_some(base)
 }
 
 /// Returns the files of a log that starts at `base`.
@@ -164,6 +165,7 @@ struct PastWriter {
     chunk_bytes: u64,
     /// Bytes in the file.
     written: u64,
+    /// Messages that are not in the file yet.
     unwritten: Vec<u8>,
     chunks: Vec<ClosedChunk>,
     /// The last message and its offset. If the next message belongs to another transaction, this
@@ -180,9 +182,9 @@ impl PastWriter {
     fn merge(&mut self, window: &mut Vec<u8>) -> io::Result<()> {
         let Some(end) = memchr::memrchr(b'\n', window) else { return Ok(()) };
         for message in merge(&window[..=end]).ok_or(io::ErrorKind::InvalidData)? {
-            let place = place_of(&message).ok_or(io::ErrorKind::InvalidData)?;
-            if let Some((before, mut pending)) = self.pending.replace((place, message.into_owned())) {
-                if before.lsn != place.lsn && pending.ends_with(MORE) {
+            let offset = place_of(&message).ok_or(io::ErrorKind::InvalidData)?;
+            if let Some((before, mut pending)) = self.pending.replace((offset, message.into_owned())) {
+                if before.lsn != offset.lsn && pending.ends_with(MORE) {
                     pending.truncate(pending.len() - MORE.len());
                     pending.extend_from_slice(LAST);
                 }
@@ -193,11 +195,11 @@ impl PastWriter {
         Ok(())
     }
 
-    fn push(&mut self, message: &[u8], place: Offset) -> io::Result<()> {
+    fn push(&mut self, message: &[u8], offset: Offset) -> io::Result<()> {
         self.unwritten.extend_from_slice(message);
         let end = self.written + self.unwritten.len() as u64;
         if end - self.chunks.last().map_or(0, |chunk| chunk.end) >= self.chunk_bytes {
-            self.chunks.push(ClosedChunk { end, last: place });
+            self.chunks.push(ClosedChunk { end, last: offset });
         }
         if self.unwritten.len() as u64 >= COPY_BYTES { self.flush() } else { Ok(()) }
     }
@@ -210,11 +212,11 @@ impl PastWriter {
     }
 
     fn finish(mut self) -> io::Result<Vec<ClosedChunk>> {
-        if let Some((place, pending)) = self.pending.take() {
-            self.push(&pending, place)?;
+        if let Some((offset, pending)) = self.pending.take() {
+            self.push(&pending, offset)?;
             let end = self.written + self.unwritten.len() as u64;
             if self.chunks.last().is_none_or(|chunk| chunk.end < end) {
-                self.chunks.push(ClosedChunk { end, last: place });
+                self.chunks.push(ClosedChunk { end, last: offset });
             }
         }
         self.flush()?;

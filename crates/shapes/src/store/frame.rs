@@ -23,7 +23,7 @@ pub(crate) const FRAME_HEADER_BYTES: usize = 8;
 /// Maximum payload of a record, in bytes. A larger length is not a record.
 pub(crate) const MAX_PAYLOAD_BYTES: usize = 1 << 30;
 
-/// First byte of a payload: the kind of the record.
+// Kinds of records: the first byte of a payload.
 const PART: u8 = 1;
 const COMMIT: u8 = 2;
 const NOTE: u8 = 3;
@@ -78,6 +78,7 @@ pub(crate) fn framed_length(bytes: &[u8]) -> usize {
 pub(crate) struct UnknownRecord(String);
 
 impl UnknownRecord {
+    /// Describes the kind of a payload that can't be decoded.
     fn describe(payload: &Bytes) -> Self {
         UnknownRecord(match payload.first() {
             Some(&NOTE) => match note_name(payload) {
@@ -148,6 +149,7 @@ fn decode(mut cursor: PayloadCursor) -> Option<Record> {
     }
 }
 
+/// Appends the fields of a part, without its text.
 fn put_changes(out: &mut Vec<u8>, changes: &TransactionPart) {
     put_varint(out, changes.lsn);
     out.push(u8::from(changes.is_first));

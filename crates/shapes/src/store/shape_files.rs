@@ -29,10 +29,12 @@ pub(crate) enum FileKind {
 #[derive(Debug)]
 pub(crate) struct ShapeFiles {
     disk: Arc<dyn Disk>,
+    /// Maximum number of open files.
     limit: usize,
     open: Mutex<OpenFiles>,
     /// Start of each log file that doesn't start at 0, by shape.
     bases: Mutex<HashMap<u64, u64>>,
+    /// Bytes of all shapes that are not in files.
     unwritten: AtomicU64,
 }
 
@@ -47,10 +49,12 @@ struct OpenFiles {
 /// Directory of the shapes' files.
 pub(crate) const DIR: &str = "shapes";
 
+/// Returns the path of a shape's file within the storage directory.
 pub(crate) fn file_path(shape: u64, kind: FileKind) -> String {
     format!("{DIR}/{}", file_name(shape, kind))
 }
 
+/// Returns the name of a shape's file.
 pub(crate) fn file_name(shape: u64, kind: FileKind) -> String {
     match kind {
         FileKind::Snapshot => format!("{shape:016x}.snapshot"),
@@ -71,6 +75,7 @@ pub(crate) fn file_kinds(base: u64) -> [FileKind; 3] {
 }
 
 impl ShapeFiles {
+    /// Returns a cache of at most `limit` open files.
     pub(crate) fn new(disk: Arc<dyn Disk>, limit: usize) -> Self {
         let (open, bases, unwritten) = (Mutex::default(), Mutex::default(), AtomicU64::new(0));
         ShapeFiles { disk, limit: limit.max(1), open, bases, unwritten }
@@ -134,7 +139,7 @@ impl ShapeFiles {
     /// next start.
     pub(crate) fn remove_file(&self, shape: u64, kind: FileKind) {
         self.open.lock().unwrap_or_else(PoisonError::into_inner).files.remove(&(shape, kind));
-        let _gone = self.disk.remove(&file_path(shape, kind));
+        let _removed = self.disk.remove(&file_path(shape, kind));
     }
 
     /// Sets the start of a shape's log file.
@@ -142,6 +147,7 @@ impl ShapeFiles {
         self.bases.lock().unwrap_or_else(PoisonError::into_inner).insert(shape, base);
     }
 
+    /// Adds an open file, and closes the least recently used one if the cache is full.
     fn cache(&self, key: (u64, FileKind), file: &Arc<dyn DiskFile>) {
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
         if open.files.len() >= self.limit {
@@ -183,8 +189,8 @@ pub(crate) fn seek(file: &dyn DiskFile, mut from: u64, to: u64, offset: Offset) 
             continue;
         }
         let end = line_end(file, start, to)?;
-        let place = place_of(&read_range(file, start.max(end.saturating_sub(OFFSET_BYTES)), end)?);
-        if place.is_some_and(|place| place <= offset) {
+        let found = place_of(&read_range(file, start.max(end.saturating_sub(OFFSET_BYTES)), end)?);
+        if found.is_some_and(|found| found <= offset) {
             from = end;
         } else {
             after = start;

@@ -2,7 +2,7 @@
 //!
 //! Invariant: all records before a successful [`WalWriter::sync`] survive a crash, in order.
 //! Enforced by: a segment and its name are durable before the first record is written to it. The
-//! next segment is created only after the last one was synced. A process never writes to a segment
+//! next segment is created only after the last one was synced. No process appends to a segment
 //! that another process created.
 //!
 //! Only the torn end of the last segment is truncated. A record that is not whole means:
@@ -134,8 +134,11 @@ pub(crate) fn has_records(disk: &dyn Disk, from: u64) -> Result<bool, OpenError>
 pub(crate) struct WalRecords {
     file: Arc<dyn DiskFile>,
     segment: u64,
+    /// End of the last record that was returned.
     at: u64,
+    /// End of the bytes to read.
     end: u64,
+    /// Bytes that were read from `at` on.
     window: Bytes,
 }
 
@@ -225,8 +228,8 @@ pub(crate) fn rewrite_unsynced(
     disk: &dyn Disk,
     from: Option<WalPosition>,
 ) -> Result<Option<WalPosition>, OpenError> {
-    let passed = read_through(disk, from.unwrap_or_default())?;
-    for (start, records) in passed.iter().filter(|_| from.is_some()) {
+    let segments_read = read_through(disk, from.unwrap_or_default())?;
+    for (start, records) in segments_read.iter().filter(|_| from.is_some()) {
         let mut at = start.at;
         while at < records.at() {
             let bytes =
@@ -238,7 +241,7 @@ pub(crate) fn rewrite_unsynced(
             records.file.sync_data()?;
         }
     }
-    Ok(passed.last().map(|(start, records)| WalPosition { segment: start.segment, at: records.at() }))
+    Ok(segments_read.last().map(|(start, records)| WalPosition { segment: start.segment, at: records.at() }))
 }
 
 /// Fails if the WAL has a record from `from` on that this version can't decode. Recovery handles
@@ -253,17 +256,17 @@ pub(crate) fn check_readable(disk: &dyn Disk, from: WalPosition) -> Result<(), O
 /// Reads the WAL from `from` on. Returns the start of each segment, and its iterator after the last
 /// whole record. Fails if a segment with a successor is not whole.
 fn read_through(disk: &dyn Disk, from: WalPosition) -> Result<Vec<(WalPosition, WalRecords)>, OpenError> {
-    let mut passed: Vec<(WalPosition, WalRecords)> = Vec::new();
+    let mut segments_read: Vec<(WalPosition, WalRecords)> = Vec::new();
     for segment in segments(disk)?.into_iter().filter(|segment| *segment >= from.segment) {
         let start = WalPosition::start(segment).max(from);
         if let Some(mut records) = WalRecords::open(disk, start, None)? {
-            if passed.last().is_some_and(|(_, before)| !before.is_at_end()) {
+            if segments_read.last().is_some_and(|(_, before)| !before.is_at_end()) {
                 return Err(OpenError::Damaged { file: "the log" });
             }
             while records.next()?.is_some() {}
             records.window = Bytes::new();
-            passed.push((start, records));
+            segments_read.push((start, records));
         }
     }
-    Ok(passed)
+    Ok(segments_read)
 }

@@ -36,6 +36,7 @@ pub(crate) struct WriteQueue {
     drained: Notify,
 }
 
+/// State of the queue, behind its mutex.
 #[derive(Debug, Default)]
 struct QueueState {
     jobs: Vec<WriteJob>,

@@ -55,7 +55,7 @@ const BATCH_WINDOW: Duration = if cfg!(test) { Duration::ZERO } else { Duration:
 /// Locks the directory, recovers the WAL, and starts the writer thread. Does nothing if this
 /// process writes already.
 ///
-/// Fails before it writes to the log if this version can't read the directory.
+/// Fails before it changes a file if this version can't read the directory.
 pub(crate) fn begin(inner: &Arc<StoreInner>) -> Result<(), OpenError> {
     let mut mode = lock(&inner.mode);
     if let Some(failure) = lock(&inner.failure).clone() {
@@ -183,14 +183,14 @@ impl StoreWriter {
 
     /// Writes a batch. Returns `false` if the queue was closed while the disk was full.
     fn write(&mut self, jobs: Vec<WriteJob>) -> io::Result<bool> {
-        let mut heads = Vec::new();
+        let mut frame_bytes = Vec::new();
         let mut frames = Vec::with_capacity(jobs.len());
         for job in &jobs {
-            let from = heads.len();
-            let text = frame::write_frame(&job.record, &mut heads);
-            frames.push((from, heads.len(), text));
+            let from = frame_bytes.len();
+            let text = frame::write_frame(&job.record, &mut frame_bytes);
+            frames.push((from, frame_bytes.len(), text));
         }
-        let parts = frames.iter().flat_map(|(from, to, text)| [&heads[*from..*to], &text[..]]);
+        let parts = frames.iter().flat_map(|(from, to, text)| [&frame_bytes[*from..*to], &text[..]]);
         let parts: Vec<_> = parts.filter(|part| !part.is_empty()).map(IoSlice::new).collect();
         if !retry_while_full(&self.inner, &self.queue, || self.wal.append(&parts))? {
             // The batch was not acknowledged, so it is sent again.
@@ -204,8 +204,8 @@ impl StoreWriter {
             self.inner.apply(&job.record);
             done.extend(job.done);
         }
-        if let Some(tell) = &*lock(&self.inner.on_durable) {
-            tell(self.inner.durable.load(Ordering::Acquire));
+        if let Some(on_durable) = &*lock(&self.inner.on_durable) {
+            on_durable(self.inner.durable.load(Ordering::Acquire));
         }
         if needs_checkpoint {
             self.end_checkpoint(true)?;

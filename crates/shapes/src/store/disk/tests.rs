@@ -212,6 +212,7 @@ fn the_storage_directory_is_created_with_its_parents_and_only_its_owner_can_acce
     assert_eq!(kind(RealDisk::open(folder.0.join("a/b/c/file"), true)), ErrorKind::NotADirectory);
 }
 
+/// A call of a disk.
 #[derive(Clone, Debug)]
 enum DiskStep {
     Create(&'static str),

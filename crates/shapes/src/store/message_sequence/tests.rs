@@ -27,6 +27,7 @@ pub(crate) fn message(offset: Offset, width: usize) -> Vec<u8> {
     out
 }
 
+/// Returns the message with the ending of its transaction's last one.
 fn last(mut message: Vec<u8>) -> Vec<u8> {
     message.truncate(message.len() - MORE.len());
     message.extend_from_slice(LAST);
@@ -81,6 +82,7 @@ struct SequenceUnderTest {
     chunk_bytes: u64,
 }
 
+/// An operation on a sequence.
 #[derive(Debug, Clone)]
 enum SequenceStep {
     /// A range of messages of the open transaction, by their widths.

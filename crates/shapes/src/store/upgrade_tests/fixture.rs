@@ -54,7 +54,7 @@ struct ExpectedShape {
 
 /// Sets limits so low that a few lines make a long log, a large snapshot or a transaction with
 /// several parts.
-fn small(config: &mut StoreConfig) {
+fn set_low_limits(config: &mut StoreConfig) {
     (config.chunk_bytes, config.compact_bytes) = (300, 400);
     (config.small_snapshot_bytes, config.part_bytes) = (300, 400);
 }
@@ -89,14 +89,14 @@ fn rows(name: &str, ids: std::ops::Range<u32>) -> Bytes {
 }
 
 /// Returns a shape whose snapshot has these rows.
-fn filled(bench: &mut Bench, table: TableSchema, choice: ShapeOptions, rows: Bytes) -> Arc<Shape> {
+fn complete_shape(bench: &mut Bench, table: TableSchema, choice: ShapeOptions, rows: Bytes) -> Arc<Shape> {
     let creation = bench.create_of(table, choice);
     creation.follow();
-    complete(bench, creation, rows, bench.xid + 1)
+    complete_snapshot(bench, creation, rows, bench.xid + 1)
 }
 
 /// Completes a snapshot. `unseen` is the first transaction that it doesn't see.
-fn complete(bench: &Bench, mut creation: ShapeCreation, rows: Bytes, unseen: u32) -> Arc<Shape> {
+fn complete_snapshot(bench: &Bench, mut creation: ShapeCreation, rows: Bytes, unseen: u32) -> Arc<Shape> {
     assert!(creation.begun(&snapshot_before(unseen), bench.lsn + 8));
     if !rows.is_empty() {
         creation.rows(rows).unwrap();
@@ -124,7 +124,7 @@ fn unfinished() -> Vec<Wire> {
 }
 
 /// Returns all that a client can read of a shape.
-fn served(shape: &Shape) -> ExpectedShape {
+fn read_shape(shape: &Shape) -> ExpectedShape {
     let (mut after, mut log) = (Offset::SNAPSHOT_END, Vec::new());
     let text = |bytes: Vec<Bytes>| String::from_utf8(bytes.concat()).unwrap();
     loop {
@@ -148,21 +148,26 @@ fn served(shape: &Shape) -> ExpectedShape {
 /// Writes every kind of record and file. Returns what clients were served, and the creations that
 /// must live until the directory is copied.
 fn write_everything() -> (Bench, ExpectedStore, Vec<ShapeCreation>) {
-    let mut bench = Bench::with(small);
+    let mut bench = Bench::with(set_low_limits);
     bench.runtime.block_on(bench.store.adopt(ORIGIN.to_owned())).unwrap();
     bench.send(&[Wire::relation(&items()), Wire::relation(&events())]);
     let changes_only = ShapeOptions { log: LogMode::ChangesOnly, ..choice(None) };
     let full = ShapeOptions { replica: ReplicaMode::Full, ..choice(Some("note LIKE 'a%'")) };
     let mut shapes = vec![
-        filled(&mut bench, items(), choice(None), rows("items", 1..6)),
-        filled(&mut bench, items(), choice(Some("qty > 5")), rows("items", 1..2)),
-        filled(&mut bench, items(), of_columns(Some("id < 1000"), &["id", "qty"]), rows("items", 1..3)),
-        filled(&mut bench, items(), full, rows("items", 1..2)),
-        filled(&mut bench, items(), changes_only, Bytes::new()),
-        filled(&mut bench, events(), choice(None), rows("events", 1..3)),
+        complete_shape(&mut bench, items(), choice(None), rows("items", 1..6)),
+        complete_shape(&mut bench, items(), choice(Some("qty > 5")), rows("items", 1..2)),
+        complete_shape(
+            &mut bench,
+            items(),
+            of_columns(Some("id < 1000"), &["id", "qty"]),
+            rows("items", 1..3),
+        ),
+        complete_shape(&mut bench, items(), full, rows("items", 1..2)),
+        complete_shape(&mut bench, items(), changes_only, Bytes::new()),
+        complete_shape(&mut bench, events(), choice(None), rows("events", 1..3)),
     ];
-    let deleted_first = filled(&mut bench, items(), choice(Some("qty = 1")), rows("items", 1..6));
-    let deleted_later = filled(&mut bench, items(), choice(Some("qty = 2")), rows("items", 1..6));
+    let deleted_first = complete_shape(&mut bench, items(), choice(Some("qty = 1")), rows("items", 1..6));
+    let deleted_later = complete_shape(&mut bench, items(), choice(Some("qty = 2")), rows("items", 1..6));
     bench.transact(&[inserts(ITEMS, 100..104), inserts(EVENTS, 100..104)].concat());
     update(&mut bench, 6..18);
     assert!(bench.store.delete(deleted_first.handle()));
@@ -176,7 +181,7 @@ fn write_everything() -> (Bench, ExpectedStore, Vec<ShapeCreation>) {
     let late = bench.create_of(events(), choice(Some("qty > 6")));
     late.follow();
     bench.transact(&[inserts(EVENTS, 110..112), inserts(ITEMS, 110..112)].concat());
-    shapes.push(complete(&bench, late, rows("events", 1..2), bench.xid));
+    shapes.push(complete_snapshot(&bench, late, rows("events", 1..2), bench.xid));
     let delete = Wire::delete(EVENTS, &row(["110", "7", "added"]));
     bench.transact(&[inserts(ITEMS, 200..206), inserts(EVENTS, 200..206), vec![delete]].concat());
     bench.store.advance(bench.lsn + 9);
@@ -190,7 +195,7 @@ fn write_everything() -> (Bench, ExpectedStore, Vec<ShapeCreation>) {
         seen: bench.store.seen(),
         lsn: bench.lsn,
         xid: bench.xid,
-        complete: shapes.iter().map(|shape| served(shape)).collect(),
+        complete: shapes.iter().map(|shape| read_shape(shape)).collect(),
         gone: gone.map(|shape| shape.handle().to_owned()).to_vec(),
     };
     let begin = bench.begin();
@@ -253,7 +258,7 @@ impl FixtureCopy {
 
     fn open(&self) -> Result<Shapes, OpenError> {
         let mut config = StoreConfig { waits_for_checkpoints: true, ..StoreConfig::new(&self.0) };
-        small(&mut config);
+        set_low_limits(&mut config);
         // If the first checkpoint merged a log, its rows would be the same but its bytes would
         // differ.
         config.compact_bytes = 0;
@@ -267,13 +272,13 @@ impl Drop for FixtureCopy {
     }
 }
 
-fn check(store: &Shapes, expected: &ExpectedStore) {
+fn assert_served(store: &Shapes, expected: &ExpectedStore) {
     let position = store.position().unwrap();
     assert_eq!((&position.origin, position.lsn), (&expected.origin, expected.durable));
     assert_eq!(store.seen(), expected.seen);
     for shape in &expected.complete {
         let found = store.find(&shape.handle).unwrap_or_else(|| panic!("{} is lost", shape.handle));
-        assert_eq!(&served(&found), shape);
+        assert_eq!(&read_shape(&found), shape);
         let same = store.find_same(found.definition()).expect("the shape is found by its definition");
         assert_eq!(same.handle(), shape.handle);
         // Handles, and the ids of tables in the WAL, contain hashes that must be the same in all
@@ -299,9 +304,9 @@ fn a_fixture_of_an_earlier_version_is_read_and_can_be_written() {
         let expected: ExpectedStore = serde_json::from_slice(&expected).unwrap();
         let folder = FixtureCopy::of(&fixture, "earlier");
         let store = folder.open().unwrap();
-        check(&store, &expected);
+        assert_served(&store, &expected);
         store.begin_writing().unwrap();
-        check(&store, &expected);
+        assert_served(&store, &expected);
         let handles: Vec<_> = store.all().iter().map(|shape| shape.handle().to_owned()).collect();
         assert_eq!(handles.len(), expected.complete.len(), "{handles:?}");
         assert!(expected.gone.iter().all(|handle| store.find(handle).is_none()));
@@ -313,7 +318,7 @@ fn a_fixture_of_an_earlier_version_is_read_and_can_be_written() {
         let find = |index: usize| store.find(&expected.complete[index].handle).unwrap();
         for (index, added) in [(0, 7), (1, 7), (2, 7), (3, 7), (4, 7), (5, 6), (6, 6)] {
             let (shape, before) = (find(index), &expected.complete[index]);
-            let after = served(&shape);
+            let after = read_shape(&shape);
             let text = |served: &ExpectedShape| -> String {
                 served.log.iter().map(|(_, text)| text.as_str()).collect()
             };
@@ -324,12 +329,12 @@ fn a_fixture_of_an_earlier_version_is_read_and_can_be_written() {
             assert_eq!(rest.lines().count(), added, "{:?}: {rest}", before.choice);
             assert_eq!(after.snapshot, before.snapshot);
         }
-        let now: Vec<_> = (0..7).map(|index| served(&find(index))).collect();
+        let now: Vec<_> = (0..7).map(|index| read_shape(&find(index))).collect();
         bench.runtime.block_on(store.checkpoint()).unwrap();
         store.end_writing();
         let again = folder.open().unwrap();
         for shape in &now {
-            assert_eq!(&served(&again.find(&shape.handle).unwrap()), shape);
+            assert_eq!(&read_shape(&again.find(&shape.handle).unwrap()), shape);
         }
     }
 }

@@ -89,18 +89,18 @@ fn assert_refused(
     is_expected: impl Fn(&OpenError) -> bool,
 ) {
     let disk = written();
-    let beside = open(&disk).unwrap();
-    assert_eq!(beside.unusable(), None);
+    let reader = open(&disk).unwrap();
+    assert_eq!(reader.unusable(), None);
     change(&disk);
     let before = contents(&disk);
     let refused = |error: &OpenError| is_expected(error) && error.unusable() == Some(expected);
 
     let error = open(&disk).map(drop).unwrap_err();
     assert!(refused(&error), "{error}");
-    let error = beside.begin_writing().unwrap_err();
+    let error = reader.begin_writing().unwrap_err();
     assert!(refused(&error), "{error}");
-    assert_eq!(beside.unusable(), Some(expected));
-    assert!(!beside.is_writing());
+    assert_eq!(reader.unusable(), Some(expected));
+    assert!(!reader.is_writing());
     assert!(disk.try_lock().unwrap().is_some(), "the directory is unlocked");
     assert_eq!(contents(&disk), before);
 }
@@ -108,20 +108,20 @@ fn assert_refused(
 /// As [`assert_refused`]. Also asserts that an instance that reads while another one writes detects
 /// it by a refresh.
 #[track_caller]
-fn assert_refused_beside(
+fn assert_reader_refuses(
     change: impl Fn(&SimulatedDisk),
     expected: StoreUnusable,
     is_expected: impl Fn(&OpenError) -> bool,
 ) {
     let disk = written();
-    let beside = open(&disk).unwrap();
-    beside.refresh().unwrap();
+    let reader = open(&disk).unwrap();
+    reader.refresh().unwrap();
     change(&disk);
     let before = contents(&disk);
     for _ in 0..2 {
-        let error = beside.refresh().unwrap_err();
+        let error = reader.refresh().unwrap_err();
         assert!(is_expected(&error) && error.unusable() == Some(expected), "{error}");
-        assert_eq!(beside.unusable(), Some(expected));
+        assert_eq!(reader.unusable(), Some(expected));
     }
     assert_eq!(contents(&disk), before);
     assert_refused(change, expected, is_expected);
@@ -132,7 +132,7 @@ fn unknown_payloads() -> [Vec<u8>; 3] {
     [vec![9, 1, 2, 3], note(r#"{"merge":{"id":5}}"#), note(r#"{"delete":{"handle":"1-2"}}"#)]
 }
 
-fn in_the_log(error: &OpenError) -> bool {
+fn is_unreadable_wal(error: &OpenError) -> bool {
     matches!(error, OpenError::Unreadable { file, .. } if file.starts_with("wal/"))
 }
 
@@ -144,7 +144,7 @@ fn an_unknown_record_in_the_middle_of_the_wal_is_refused() {
             append(disk, &framed(Note::Advance { lsn: 9000 }));
             write_head(disk, 1);
         };
-        assert_refused_beside(change, StoreUnusable::OtherVersion, in_the_log);
+        assert_reader_refuses(change, StoreUnusable::OtherVersion, is_unreadable_wal);
     }
 }
 
@@ -152,18 +152,18 @@ fn an_unknown_record_in_the_middle_of_the_wal_is_refused() {
 fn an_unknown_record_at_the_end_of_the_wal_is_refused_with_or_without_a_head_that_covers_it() {
     for payload in unknown_payloads() {
         let change = |disk: &SimulatedDisk| append(disk, &framed_payload(&payload));
-        assert_refused(change, StoreUnusable::OtherVersion, in_the_log);
+        assert_refused(change, StoreUnusable::OtherVersion, is_unreadable_wal);
         let durable = |disk: &SimulatedDisk| {
             change(disk);
             write_head(disk, 1);
         };
-        assert_refused_beside(durable, StoreUnusable::OtherVersion, in_the_log);
+        assert_reader_refuses(durable, StoreUnusable::OtherVersion, is_unreadable_wal);
         // After a power failure, the head may be missing.
-        let headless = |disk: &SimulatedDisk| {
+        let without_head = |disk: &SimulatedDisk| {
             change(disk);
             disk.remove("head").unwrap();
         };
-        assert_refused(headless, StoreUnusable::OtherVersion, in_the_log);
+        assert_refused(without_head, StoreUnusable::OtherVersion, is_unreadable_wal);
     }
 }
 
@@ -173,7 +173,7 @@ fn an_unknown_record_after_a_whole_one_that_the_head_does_not_cover_is_refused()
         append(disk, &framed(Note::Advance { lsn: 9000 }));
         append(disk, &framed_payload(&[9]));
     };
-    assert_refused(change, StoreUnusable::OtherVersion, in_the_log);
+    assert_refused(change, StoreUnusable::OtherVersion, is_unreadable_wal);
 }
 
 /// Replaces the catalog's first record, and inserts a record after it.
@@ -189,9 +189,9 @@ fn rewrite_catalog(disk: &SimulatedDisk, first: Option<&[u8]>, second: &[u8]) {
 fn a_catalog_with_an_unknown_record_is_refused() {
     for payload in unknown_payloads() {
         let change = |disk: &SimulatedDisk| rewrite_catalog(disk, None, &framed_payload(&payload));
-        let in_the_catalog =
+        let is_unreadable_catalog =
             |error: &OpenError| matches!(error, OpenError::Unreadable { file, .. } if file == "catalog");
-        assert_refused_beside(change, StoreUnusable::OtherVersion, in_the_catalog);
+        assert_reader_refuses(change, StoreUnusable::OtherVersion, is_unreadable_catalog);
     }
 }
 
@@ -201,19 +201,19 @@ fn a_catalog_of_a_newer_format_is_refused() {
     let change = |disk: &SimulatedDisk| rewrite_catalog(disk, Some(&newer), &[]);
     let is_format =
         |error: &OpenError| matches!(error, OpenError::Format { found, .. } if *found == FORMAT + 1);
-    assert_refused_beside(change, StoreUnusable::OtherVersion, is_format);
+    assert_reader_refuses(change, StoreUnusable::OtherVersion, is_format);
 }
 
 #[test]
-fn an_empty_segment_of_another_version_is_refused() {
+fn a_segment_of_another_version_is_refused_even_if_it_is_empty() {
     let magic = b"forebay wal 002\n";
     let all = |disk: &SimulatedDisk| {
         let last = disk.open(&wal::segment_path(end(disk).segment)).unwrap();
         last.write_all_at(magic, 0).unwrap();
     };
-    assert_refused_beside(all, StoreUnusable::OtherVersion, in_the_log);
+    assert_reader_refuses(all, StoreUnusable::OtherVersion, is_unreadable_wal);
     let next = |disk: &SimulatedDisk| write(disk, &wal::segment_path(end(disk).segment + 1), magic);
-    assert_refused(next, StoreUnusable::OtherVersion, in_the_log);
+    assert_refused(next, StoreUnusable::OtherVersion, is_unreadable_wal);
 }
 
 fn is_damaged(error: &OpenError) -> bool {
@@ -222,7 +222,7 @@ fn is_damaged(error: &OpenError) -> bool {
 
 #[test]
 fn damage_before_the_durable_position_is_refused_and_never_truncated() {
-    // Damage before the last record, which a reading instance has applied.
+    // Damage to a record that a reading instance has applied.
     let flip = |disk: &SimulatedDisk| {
         let WalPosition { segment, at } = end(disk);
         let byte = read(disk, &wal::segment_path(segment))[at as usize - 300] ^ 1;
@@ -242,14 +242,14 @@ fn damage_before_the_durable_position_is_refused_and_never_truncated() {
         append(disk, &framed(Note::Advance { lsn: 9001 }));
         write_head(disk, 1);
     };
-    assert_refused_beside(damaged, StoreUnusable::Damaged, is_damaged);
+    assert_reader_refuses(damaged, StoreUnusable::Damaged, is_damaged);
     let shorter = |disk: &SimulatedDisk| {
         append(disk, &framed(Note::Advance { lsn: 9000 }));
         write_head(disk, 1);
         let WalPosition { segment, at } = end(disk);
         disk.open(&wal::segment_path(segment)).unwrap().set_len(at - 1).unwrap();
     };
-    assert_refused_beside(shorter, StoreUnusable::Damaged, is_damaged);
+    assert_reader_refuses(shorter, StoreUnusable::Damaged, is_damaged);
 }
 
 #[test]

@@ -15,12 +15,15 @@ use super::rng::SimulatedRng;
 
 const ROOT: usize = 0;
 
+/// All directories of a simulated disk. The first one is the storage directory.
 #[derive(Clone, Debug)]
 pub(super) struct DirectoryTree {
     dirs: Vec<DirectoryEntries>,
+    /// Changes that are not durable, in order.
     unsynced: Vec<NameChange>,
 }
 
+/// Names of one directory.
 #[derive(Clone, Debug, Default)]
 struct DirectoryEntries {
     now: BTreeMap<String, DirectoryEntry>,
@@ -122,6 +125,7 @@ impl DirectoryTree {
         Ok(file)
     }
 
+    /// Applies a change to the current names. It is not durable yet.
     pub(super) fn apply(&mut self, change: NameChange) {
         for (name, entry) in &change.0 {
             assign(&mut self.dirs[name.dir].now, &name.name, *entry);
@@ -189,6 +193,7 @@ impl DirectoryTree {
         files
     }
 
+    /// Applies a change to the durable names.
     fn make_durable(&mut self, change: &NameChange) {
         for (name, entry) in &change.0 {
             assign(&mut self.dirs[name.dir].durable, &name.name, *entry);

@@ -10,13 +10,18 @@ use super::rng::SimulatedRng;
 /// Bytes that a disk writes completely or not at all.
 const SECTOR_BYTES: usize = 512;
 
+/// Bytes of a simulated file.
 #[derive(Clone, Debug, Default)]
 pub(super) struct FileContents {
+    /// Bytes that a reader sees.
     now: Vec<u8>,
+    /// Bytes that survive every crash.
     durable: Vec<u8>,
+    /// Changes since the last sync, in order.
     unsynced: Vec<FileChange>,
 }
 
+/// A change of a file's bytes.
 #[derive(Clone, Debug)]
 enum FileChange {
     Write { at: usize, bytes: Vec<u8> },

@@ -50,6 +50,7 @@ pub(crate) struct DiskStatistics {
     pub(crate) bytes_written: u64,
 }
 
+/// State that all handles of a disk share.
 struct DiskState {
     tree: DirectoryTree,
     /// Files by number. A file without a name stays: it may be open, and a crash may restore its
@@ -57,10 +58,12 @@ struct DiskState {
     files: BTreeMap<usize, FileContents>,
     next_file: usize,
     rng: SimulatedRng,
+    /// Number of modifying or syncing calls.
     ops: u64,
     /// Number of modifying calls until the crash, the crashing call included.
     crash_in: Option<u64>,
     crashed: bool,
+    /// Bytes by which all files together may grow; `None` if unlimited.
     room_bytes: Option<u64>,
     fails_next_sync: bool,
     locked: bool,
@@ -383,6 +386,7 @@ impl fmt::Debug for SimulatedFile {
     }
 }
 
+/// Converts a position in a file. Fails beyond [`MAX_FILE_BYTES`].
 fn position(bytes: u64) -> io::Result<usize> {
     let position = (bytes <= MAX_FILE_BYTES).then(|| usize::try_from(bytes).ok());
     position.flatten().ok_or_else(|| ErrorKind::FileTooLarge.into())

@@ -1,5 +1,6 @@
 //! Random numbers of a simulation. The same seed gives the same numbers.
 
+/// Random number generator of a simulation.
 #[derive(Clone, Debug)]
 pub(crate) struct SimulatedRng(forebay_testkit::Dice);
 
@@ -17,6 +18,7 @@ impl SimulatedRng {
         self.0.between(low, high)
     }
 
+    /// Returns `true` in half of the calls.
     pub(crate) fn coin(&mut self) -> bool {
         self.between(0, 1) == 1
     }
@@ -27,6 +29,7 @@ impl SimulatedRng {
         SurvivalOdds([0, 1, 4, 7, 8][self.between(0, 4)])
     }
 
+    /// Returns whether an unsynced change survives.
     pub(crate) fn survives(&mut self, odds: SurvivalOdds) -> bool {
         self.0.roll() % 8 < odds.0
     }
