@@ -11,8 +11,8 @@ use crate::registry::StoreInner;
 use crate::row_keys::KeyCounts;
 use crate::shape::{Shape, ShapeGone, SnapshotFailure};
 use crate::store::disk::DiskFile;
-use crate::store::files::{DIR, Kind};
-use crate::store::record::{Completed, MAX_TEXT, Note, Record, Seen};
+use crate::store::record::{CompletedSnapshot, MAX_TEXT, Note, Record, SnapshotVisibility};
+use crate::store::shape_files::{DIR, FileKind};
 
 /// The duty to fill a shape. Dropped before its time, the shape is gone.
 #[derive(Debug)]
@@ -22,7 +22,7 @@ pub struct ShapeCreation {
     shape: Arc<Shape>,
     /// When it was begun.
     turn: u64,
-    seen: Option<Seen>,
+    seen: Option<SnapshotVisibility>,
     /// Once the snapshot isn't small.
     file: Option<Arc<dyn DiskFile>>,
     is_sealed: bool,
@@ -61,7 +61,7 @@ impl ShapeCreation {
     /// `false`: it was taken too early, and another is to be taken in its place.
     #[must_use]
     pub fn begun(&mut self, snapshot: &Snapshot, lsn: u64) -> bool {
-        let (seen, inner) = (Seen::new(snapshot, lsn), Arc::clone(&self.inner));
+        let (seen, inner) = (SnapshotVisibility::new(snapshot, lsn), Arc::clone(&self.inner));
         // In another turn its number may be another shape's. Its rows are refused then.
         let Ok(_turn) = self.writes(&inner) else { return true };
         let is_in_time = inner.followed().begun(self.shape.id, seen.clone(), &inner);
@@ -108,14 +108,14 @@ impl ShapeCreation {
         let chunk_bytes = self.inner.config.chunk_bytes;
         let so_far = self.shape.lock().snapshot.len();
         if self.file.is_none() && self.needs_file(so_far, messages.len()) {
-            let file = self.inner.files.create(self.shape.id, Kind::Snapshot)?;
+            let file = self.inner.files.create(self.shape.id, FileKind::Snapshot)?;
             let pieces = self.shape.lock().snapshot.unwritten(so_far).1;
             let mut at = 0;
             for piece in pieces {
                 file.write_all_at(&piece, at)?;
                 at += piece.len() as u64;
             }
-            self.shape.change(|state| state.snapshot.wrote(so_far));
+            self.shape.change(|state| state.snapshot.mark_written(so_far));
             self.file = Some(file);
         }
         if let Some(file) = &self.file {
@@ -172,9 +172,9 @@ impl ShapeCreation {
             let len = state.snapshot.len();
             let mut bytes = Vec::new();
             if self.file.is_none() {
-                state.snapshot.find(0, len).pieces.iter().for_each(|piece| bytes.extend_from_slice(piece));
+                state.snapshot.locate(0, len).pieces.iter().for_each(|piece| bytes.extend_from_slice(piece));
             }
-            (Completed { id: self.shape.id, seen, len, chunks }, Bytes::from(bytes))
+            (CompletedSnapshot { id: self.shape.id, seen, len, chunks }, Bytes::from(bytes))
         };
         let durable = self.inner.submit(Record::Note(Note::Complete(completed), bytes), false);
         let Ok(()) = durable.await else { return Err(ShapeGone::Deleted) };
@@ -213,7 +213,7 @@ impl ShapeCreation {
 }
 
 /// The last message of a snapshot, with its separator.
-pub(crate) fn snapshot_end(seen: &Seen) -> Vec<u8> {
+pub(crate) fn snapshot_end(seen: &SnapshotVisibility) -> Vec<u8> {
     let message = serde_json::json!({"headers": {
         "control": "snapshot-end",
         "xmin": seen.xmin.to_string(),

@@ -22,10 +22,10 @@ use crate::row_keys::{self, KeyBudget, KeyCounts};
 use crate::shape::{Phase, Shape, ShapeGone};
 use crate::shapes::{CreateError, StoreFailure};
 use crate::store::disk::Disk;
-use crate::store::files::{Files, Kind};
-use crate::store::queue::{Job, Queue};
 use crate::store::record::{Note, Record};
-use crate::store::writer::Mode;
+use crate::store::shape_files::{FileKind, ShapeFiles};
+use crate::store::write_queue::{WriteJob, WriteQueue};
+use crate::store::writer::StoreMode;
 use crate::store::{OpenError, StoreUnusable};
 
 type OnDurable = Box<dyn Fn(u64) + Send + Sync>;
@@ -37,13 +37,13 @@ type LayoutKey = (u64, Vec<usize>, bool);
 pub(crate) struct StoreInner {
     pub(crate) config: StoreConfig,
     pub(crate) disk: Arc<dyn Disk>,
-    pub(crate) files: Arc<Files>,
+    pub(crate) files: Arc<ShapeFiles>,
     registry: RwLock<Registry>,
     followed: Mutex<Followed>,
     layouts: Mutex<HashMap<LayoutKey, Weak<RowEncoder>>>,
     /// Where the writer takes from; closed while nobody writes.
-    pub(crate) queue: RwLock<Arc<Queue>>,
-    pub(crate) mode: Mutex<Mode>,
+    pub(crate) queue: RwLock<Arc<WriteQueue>>,
+    pub(crate) mode: Mutex<StoreMode>,
     pub(crate) is_writing: AtomicBool,
     /// How many times this process has begun to write. Whoever writes beside the writer holds it, so that nobody does after the end.
     pub(crate) turn: RwLock<u64>,
@@ -55,7 +55,7 @@ pub(crate) struct StoreInner {
     /// Shapes that have parts of a transaction whose commit is yet to come.
     pub(crate) staged: Mutex<HashSet<u64>>,
     /// Files of logs that were merged: needed until another catalog is there.
-    pub(crate) garbage: Mutex<Vec<(u64, Kind)>>,
+    pub(crate) garbage: Mutex<Vec<(u64, FileKind)>>,
     /// Shapes that were deleted, though the log doesn't say so yet.
     pub(crate) deleted: Mutex<HashSet<u64>>,
     /// Shapes that turned out to be wrong before anything could be written.
@@ -90,7 +90,7 @@ pub(crate) struct Registry {
 
 impl StoreInner {
     pub(crate) fn new(disk: Arc<dyn Disk>, config: StoreConfig) -> Self {
-        let files = Arc::new(Files::new(Arc::clone(&disk), config.open_files));
+        let files = Arc::new(ShapeFiles::new(Arc::clone(&disk), config.open_files));
         StoreInner {
             config,
             disk,
@@ -98,7 +98,7 @@ impl StoreInner {
             registry: RwLock::default(),
             followed: Mutex::default(),
             layouts: Mutex::default(),
-            queue: RwLock::new(Arc::new(Queue::closed())),
+            queue: RwLock::new(Arc::new(WriteQueue::new_closed())),
             mode: Mutex::default(),
             is_writing: AtomicBool::new(false),
             turn: RwLock::new(0),
@@ -132,18 +132,18 @@ impl StoreInner {
         lock(&self.followed)
     }
 
-    pub(crate) fn queue(&self) -> Arc<Queue> {
+    pub(crate) fn queue(&self) -> Arc<WriteQueue> {
         Arc::clone(&self.queue.read().unwrap_or_else(PoisonError::into_inner))
     }
 
     pub(crate) fn enqueue(&self, record: Record) {
-        self.queue().push(Job { record, done: None, checkpoint: false });
+        self.queue().push(WriteJob { record, done: None, checkpoint: false });
     }
 
     /// Tells when it is durable, and so does a checkpoint, if one is wanted.
     pub(crate) fn submit(&self, record: Record, checkpoint: bool) -> oneshot::Receiver<()> {
         let (done, told) = oneshot::channel();
-        self.queue().push(Job { record, done: Some(done), checkpoint });
+        self.queue().push(WriteJob { record, done: Some(done), checkpoint });
         told
     }
 

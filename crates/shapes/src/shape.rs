@@ -19,9 +19,9 @@ use crate::definition::ShapeDefinition;
 use crate::encode::RowEncoder;
 use crate::filter::Filter;
 use crate::offset::Offset;
-use crate::store::files::{self, Files, Kind};
-use crate::store::record::Seen;
-use crate::store::strand::{Chunk, Found, Sought, Strand};
+use crate::store::message_sequence::{ByteLocation, ClosedChunk, MessageSequence, SeekResult};
+use crate::store::record::SnapshotVisibility;
+use crate::store::shape_files::{self, FileKind, ShapeFiles};
 
 /// A shape. Whoever holds it can read it, though it may be gone for others.
 pub struct Shape {
@@ -30,7 +30,7 @@ pub struct Shape {
     definition: ShapeDefinition,
     pub(crate) filter: Option<Filter>,
     pub(crate) layout: Arc<RowEncoder>,
-    files: Arc<Files>,
+    files: Arc<ShapeFiles>,
     state: Mutex<State>,
     changed: Notify,
     /// When it was last asked for, as the registry counts.
@@ -52,11 +52,11 @@ impl Drop for ShapeStreamGuard {
 #[derive(Debug)]
 pub(crate) struct State {
     pub(crate) phase: Phase,
-    pub(crate) snapshot: Strand,
-    pub(crate) log: Strand,
+    pub(crate) snapshot: MessageSequence,
+    pub(crate) log: MessageSequence,
     /// What the log has before its base, merged.
-    pub(crate) past: Vec<Chunk>,
-    pub(crate) seen: Option<Seen>,
+    pub(crate) past: Vec<ClosedChunk>,
+    pub(crate) seen: Option<SnapshotVisibility>,
     /// Where the rows of the snapshot end, once that is known: what follows says so.
     pub(crate) rows_end: Option<u64>,
     /// Whether it is decided what of the stream its snapshot has seen.
@@ -123,7 +123,7 @@ pub enum SnapshotChunk {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LogPage {
     /// In which file its positions are.
-    place: Kind,
+    place: FileKind,
     /// Its first byte.
     pub from: u64,
     /// The one after its last.
@@ -141,7 +141,7 @@ pub struct LogPage {
 impl LogPage {
     /// Nothing, after this offset.
     pub fn empty(last: Offset) -> Self {
-        LogPage { place: Kind::Log(0), from: 0, to: 0, last, is_end: true, merged_to: None }
+        LogPage { place: FileKind::Log(0), from: 0, to: 0, last, is_end: true, merged_to: None }
     }
 }
 
@@ -162,12 +162,12 @@ impl Shape {
         definition: ShapeDefinition,
         filter: Option<Filter>,
         layout: Arc<RowEncoder>,
-        files: Arc<Files>,
+        files: Arc<ShapeFiles>,
     ) -> Self {
         let state = State {
             phase: Phase::Filling,
-            snapshot: Strand::default(),
-            log: Strand::log(),
+            snapshot: MessageSequence::default(),
+            log: MessageSequence::empty_log(),
             past: Vec::new(),
             seen: None,
             rows_end: None,
@@ -270,8 +270,8 @@ impl Shape {
             return None;
         }
         match state.log.seek(offset) {
-            Sought::At(from) => state.log_page(from),
-            Sought::InFile(..) => None,
+            SeekResult::At(from) => state.log_page(from),
+            SeekResult::InFile(..) => None,
         }
     }
 
@@ -285,9 +285,9 @@ impl Shape {
             let merged_to = state.past.last().map(|chunk| chunk.last);
             (state.log.base(), past, merged_to, state.log.seek(offset))
         };
-        let seek = |kind, from, to| files::seek(&*self.files.open(self.id, kind)?, from, to, offset);
+        let seek = |kind, from, to| shape_files::seek(&*self.files.open(self.id, kind)?, from, to, offset);
         let page = if let Some((before, chunk)) = past {
-            let place = Kind::Past(base);
+            let place = FileKind::Past(base);
             let from = match before {
                 None if offset <= Offset::SNAPSHOT_END => Ok(0),
                 Some(before) if before.last == offset => Ok(before.end),
@@ -297,9 +297,9 @@ impl Shape {
             from.map(|from| Some(LogPage { place, from, to, last, is_end, merged_to }))
         } else {
             let from = match sought {
-                Sought::At(from) => Ok(from),
-                Sought::InFile(from, to) => {
-                    seek(Kind::Log(base), from - base, to - base).map(|from| base + from)
+                SeekResult::At(from) => Ok(from),
+                SeekResult::InFile(from, to) => {
+                    seek(FileKind::Log(base), from - base, to - base).map(|from| base + from)
                 }
             };
             from.map(|from| self.lock().log_page(from))
@@ -330,8 +330,8 @@ impl Shape {
     /// # Errors
     /// When the file can't be read.
     pub fn read_snapshot(&self, from: u64, to: u64) -> io::Result<Vec<Bytes>> {
-        let found = self.lock().snapshot.find(from, to);
-        self.read(Kind::Snapshot, 0, found)
+        let found = self.lock().snapshot.locate(from, to);
+        self.read(FileKind::Snapshot, 0, found)
     }
 
     /// Reads a part of a page of the log. Blocks for the disk.
@@ -339,26 +339,30 @@ impl Shape {
     /// # Errors
     /// When the file can't be read.
     pub fn read_log(&self, page: &LogPage, from: u64, to: u64) -> io::Result<Vec<Bytes>> {
-        let Kind::Log(before) = page.place else {
-            return self.read(page.place, 0, Found { file: Some((from, to)), pieces: Vec::new() });
+        let FileKind::Log(before) = page.place else {
+            return self.read(page.place, 0, ByteLocation { file: Some((from, to)), pieces: Vec::new() });
         };
         let state = self.lock();
         let base = state.log.base();
         if from < base && from < to {
             // What was merged since is still where it was, for a while.
             drop(state);
-            return self.read(page.place, before, Found { file: Some((from, to)), pieces: Vec::new() });
+            return self.read(
+                page.place,
+                before,
+                ByteLocation { file: Some((from, to)), pieces: Vec::new() },
+            );
         }
-        let found = state.log.find(from.max(base), to.max(base));
+        let found = state.log.locate(from.max(base), to.max(base));
         drop(state);
-        self.read(Kind::Log(base), base, found)
+        self.read(FileKind::Log(base), base, found)
     }
 
     /// Returns whether the log was merged since a page of it was found: the page's file may be
     /// gone.
     pub fn is_merged_since(&self, page: &LogPage) -> bool {
         let base = self.lock().log.base();
-        !matches!(page.place, Kind::Log(before) | Kind::Past(before) if before == base)
+        !matches!(page.place, FileKind::Log(before) | FileKind::Past(before) if before == base)
     }
 
     /// Attaches a listener: makes it unless there is one, and calls `with` on it. It hears of all
@@ -381,7 +385,7 @@ impl Shape {
                 listener
             }
         };
-        let (place, end) = (Kind::Log(state.log.base()), state.log.len());
+        let (place, end) = (FileKind::Log(state.log.base()), state.log.len());
         let last = state.log.last();
         let end = LogPage { place, from: end, to: end, last, is_end: true, merged_to: None };
         Some((with(&listener), end))
@@ -406,10 +410,12 @@ impl Shape {
     }
 
     /// `base`: the position that the file begins with.
-    fn read(&self, kind: Kind, base: u64, found: Found) -> io::Result<Vec<Bytes>> {
+    fn read(&self, kind: FileKind, base: u64, found: ByteLocation) -> io::Result<Vec<Bytes>> {
         let mut bytes = Vec::with_capacity(found.pieces.len() + 1);
         if let Some((from, to)) = found.file {
-            bytes.push(files::read(&*self.files.open(self.id, kind)?, from - base, to - base)?.into());
+            bytes.push(
+                shape_files::read_range(&*self.files.open(self.id, kind)?, from - base, to - base)?.into(),
+            );
         }
         bytes.extend(found.pieces);
         Ok(bytes)

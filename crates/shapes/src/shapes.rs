@@ -22,7 +22,7 @@ use crate::registry::{StoreInner, lock, time_of};
 use crate::shape::Shape;
 use crate::store::disk::{Disk, RealDisk};
 use crate::store::record::{Note, Record};
-use crate::store::{OpenError, StoreUnusable, reading, writer};
+use crate::store::{OpenError, StoreUnusable, replay, writer};
 
 /// All shapes of a store. Cheap to clone.
 #[derive(Clone)]
@@ -68,7 +68,7 @@ impl Shapes {
 
     pub(crate) fn on(disk: Arc<dyn Disk>, config: StoreConfig) -> Result<Self, OpenError> {
         let inner = Arc::new(StoreInner::new(disk, config));
-        reading::open(&inner)?;
+        replay::open(&inner)?;
         Ok(Shapes { inner })
     }
 
@@ -95,7 +95,7 @@ impl Shapes {
     /// # Errors
     /// When the disk fails, or the directory is [unusable](Self::unusable).
     pub fn refresh(&self) -> Result<(), OpenError> {
-        reading::refresh(&self.inner).inspect_err(|error| self.inner.judge(error))
+        replay::refresh(&self.inner).inspect_err(|error| self.inner.judge(error))
     }
 
     /// Why nothing of the store may be served: what this process has read is old, and it can't read
@@ -170,7 +170,7 @@ impl Shapes {
     /// Waits until there is room for more.
     pub async fn room(&self) {
         let queue = self.inner.queue();
-        queue.room(self.inner.config.queued_bytes).await;
+        queue.wait_for_room(self.inner.config.queued_bytes).await;
     }
 
     /// Who takes the stream in. One at a time.

@@ -17,7 +17,9 @@ use crate::definition::TableSchema;
 use crate::registry::StoreInner;
 use crate::row_keys::{KeyChange, KeyCounts, RowKeys, WaitingChanges};
 use crate::shape::Shape;
-use crate::store::record::{Changes, Commit, MAX_TEXT, Range, Record, Seen, Touch};
+use crate::store::record::{
+    CommitRecord, MAX_TEXT, MessageRange, Record, ShapeTouch, SnapshotVisibility, TransactionPart,
+};
 
 /// The shapes that changes are matched with.
 #[derive(Debug, Default)]
@@ -38,7 +40,7 @@ pub(crate) struct Followed {
     /// The table of each shape.
     oids: HashMap<u64, u32>,
     /// Shapes whose snapshot has begun meanwhile.
-    unsettled: Vec<(u64, Seen)>,
+    unsettled: Vec<(u64, SnapshotVisibility)>,
     /// Those for which transactions are held, each with its number among all that began so.
     unknown: HashMap<u64, u64>,
 }
@@ -60,7 +62,7 @@ enum Visibility {
         /// What came before this was nobody's to hold.
         since: u64,
     },
-    Known(Seen),
+    Known(SnapshotVisibility),
 }
 
 /// A transaction of which it isn't known whether a shape's snapshot has seen it.
@@ -147,7 +149,12 @@ impl Followed {
     }
 
     /// A shape that has its snapshot. `keys`: of its rows, if its table has no primary key.
-    pub(crate) fn add_complete(&mut self, shape: Arc<Shape>, seen: Seen, keys: Option<KeyCounts>) {
+    pub(crate) fn add_complete(
+        &mut self,
+        shape: Arc<Shape>,
+        seen: SnapshotVisibility,
+        keys: Option<KeyCounts>,
+    ) {
         self.insert(Member { shape, visibility: Visibility::Known(seen), keys: keys.map(RowKeys::Counted) });
     }
 
@@ -165,7 +172,7 @@ impl Followed {
     /// It is known what a shape's snapshot sees. If a transaction is just being taken in, it is settled after it. `false`: the snapshot was
     /// taken too early, and doesn't see something that came before the shape was followed. Postgres writes a commit to its log, and shows it
     /// only then, or when its standbys have it.
-    pub(crate) fn begun(&mut self, shape: u64, seen: Seen, inner: &StoreInner) -> bool {
+    pub(crate) fn begun(&mut self, shape: u64, seen: SnapshotVisibility, inner: &StoreInner) -> bool {
         let oid = self.oids.get(&shape).copied();
         let is_early = self.is_early(shape, &seen);
         if !is_early {
@@ -182,15 +189,15 @@ impl Followed {
 
     /// A snapshot has been taken: what it sees, all later ones see.
     pub(crate) fn forget_visible(&mut self, snapshot: &Snapshot) {
-        self.prune(None, &Seen::new(snapshot, u64::MAX));
+        self.prune(None, &SnapshotVisibility::new(snapshot, u64::MAX));
     }
 
-    fn prune(&mut self, oid: Option<u32>, seen: &Seen) {
+    fn prune(&mut self, oid: Option<u32>, seen: &SnapshotVisibility) {
         let oldest = self.unknown.values().copied().min().unwrap_or(u64::MAX);
         self.recent.prune(oid, seen, self.follows, oldest);
     }
 
-    fn is_early(&mut self, shape: u64, seen: &Seen) -> bool {
+    fn is_early(&mut self, shape: u64, seen: &SnapshotVisibility) -> bool {
         let Some(Member { visibility: Visibility::Unknown { since, .. }, .. }) = self.member(shape) else {
             return false;
         };
@@ -280,13 +287,13 @@ impl Followed {
     }
 
     /// Whether what concerns a shape now is for the store; if not, it is held, or goes nowhere.
-    pub(super) fn pass_on(&mut self, touch: &Touch, text: &Bytes, transaction: &Transaction) -> bool {
+    pub(super) fn pass_on(&mut self, touch: &ShapeTouch, text: &Bytes, transaction: &Transaction) -> bool {
         match self.member(touch.shape).map(|member| &mut member.visibility) {
             None => false,
             Some(Visibility::Known(_)) => true,
             Some(Visibility::Unknown { held, .. }) => {
                 let held = Held::of(transaction, held);
-                for Range { from, to, last_op } in touch.ranges.iter().filter(|_| !held.is_unfit) {
+                for MessageRange { from, to, last_op } in touch.ranges.iter().filter(|_| !held.is_unfit) {
                     held.text.extend_from_slice(&text[*from as usize..*to as usize]);
                     held.last_op = *last_op;
                 }
@@ -411,16 +418,16 @@ impl Held {
     /// A transaction of its own, after those that came meanwhile.
     fn record(self, shape: u64) -> Record {
         let to = u32::try_from(self.text.len()).expect("what is held is bounded");
-        let ranges = vec![Range { from: 0, to, last_op: self.last_op }];
-        let touches = vec![Touch { shape, ranges }];
-        let changes = Changes { lsn: self.lsn, is_first: true, touches, text: self.text.into() };
-        Record::Commit(changes, Commit::default())
+        let ranges = vec![MessageRange { from: 0, to, last_op: self.last_op }];
+        let touches = vec![ShapeTouch { shape, ranges }];
+        let changes = TransactionPart { lsn: self.lsn, is_first: true, touches, text: self.text.into() };
+        Record::Commit(changes, CommitRecord::default())
     }
 }
 
-impl Seen {
+impl SnapshotVisibility {
     pub(crate) fn new(snapshot: &Snapshot, lsn: u64) -> Self {
-        Seen { xmin: snapshot.xmin, xmax: snapshot.xmax, xip: snapshot.xip.clone(), lsn }
+        SnapshotVisibility { xmin: snapshot.xmin, xmax: snapshot.xmax, xip: snapshot.xip.clone(), lsn }
     }
 
     /// Whether a transaction is in the snapshot.

@@ -31,7 +31,7 @@ use self::relation::StreamRelation;
 
 use self::transaction::Transaction;
 use crate::registry::StoreInner;
-use crate::store::record::{Commit, Record};
+use crate::store::record::{CommitRecord, Record};
 
 /// The stream makes no sense.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -208,7 +208,7 @@ impl Follower {
         followed.count_keys(&mut transaction, &self.inner);
         let changes = transaction.last_part(&mut followed);
         let earlier = transaction.earlier(&changes);
-        self.inner.enqueue(Record::Commit(changes, Commit { end, earlier }));
+        self.inner.enqueue(Record::Commit(changes, CommitRecord { end, earlier }));
         followed.commit(&transaction, end, &self.inner);
         Ok(())
     }

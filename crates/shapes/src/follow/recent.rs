@@ -13,7 +13,7 @@
 use std::collections::{HashMap, VecDeque};
 
 use crate::definition::is_newer;
-use crate::store::record::Seen;
+use crate::store::record::SnapshotVisibility;
 
 /// Bound of the entries of one table, 24 bytes each: 24 MiB.
 const MAX_ENTRIES: usize = 1 << 20;
@@ -80,7 +80,7 @@ impl RecentTransactions {
 
     /// Returns whether a snapshot may not see a transaction that changed a table and was committed
     /// before `since`.
-    pub(super) fn is_missed(&self, oid: u32, since: u64, seen: &Seen) -> bool {
+    pub(super) fn is_missed(&self, oid: u32, since: u64, seen: &SnapshotVisibility) -> bool {
         let Some(table) = self.tables.get(&oid) else { return false };
         table.forgotten.as_ref().is_some_and(|forgotten| !is_newer(seen.xmin as u32, forgotten.xid))
             || table.entries.iter().any(|entry| entry.lsn < since && !seen.has(entry.lsn, entry.xid))
@@ -90,7 +90,7 @@ impl RecentTransactions {
     ///
     /// `follows`: how many shapes have been followed by now. `oldest`: the number of the first
     /// shape that waits for its snapshot; `u64::MAX`: none does.
-    pub(super) fn prune(&mut self, oid: Option<u32>, seen: &Seen, follows: u64, oldest: u64) {
+    pub(super) fn prune(&mut self, oid: Option<u32>, seen: &SnapshotVisibility, follows: u64, oldest: u64) {
         let entries = &mut self.entries;
         let mut prune = |table: &mut TableTransactions| {
             *entries -= table.prune(seen, follows, oldest);
@@ -118,7 +118,7 @@ impl TableTransactions {
     }
 
     /// Returns how many entries went.
-    fn prune(&mut self, seen: &Seen, follows: u64, oldest: u64) -> usize {
+    fn prune(&mut self, seen: &SnapshotVisibility, follows: u64, oldest: u64) -> usize {
         let before = self.entries.len();
         let stays = |seen_at: &mut u64, is_seen: &dyn Fn() -> bool| {
             if *seen_at == UNSEEN && is_seen() {
@@ -141,8 +141,8 @@ mod tests {
     use super::*;
 
     /// Sees all transactions before this one.
-    fn before(xid: u64) -> Seen {
-        Seen { xmin: xid, xmax: xid, xip: Vec::new(), lsn: u64::MAX }
+    fn before(xid: u64) -> SnapshotVisibility {
+        SnapshotVisibility { xmin: xid, xmax: xid, xip: Vec::new(), lsn: u64::MAX }
     }
 
     #[test]
@@ -174,7 +174,7 @@ mod tests {
         }
         assert_eq!(recent.tables[&1].entries.len(), MAX_ENTRIES);
         let (last_forgotten, end) = ((1_u64 << 32) + 5, (1_u64 << 32) + MAX_ENTRIES as u64 + 6);
-        let sees_all = |xmin| Seen { xmin, xmax: end, xip: Vec::new(), lsn: u64::MAX };
+        let sees_all = |xmin| SnapshotVisibility { xmin, xmax: end, xip: Vec::new(), lsn: u64::MAX };
         assert!(recent.is_missed(1, u64::MAX, &sees_all(last_forgotten)));
         assert!(!recent.is_missed(1, u64::MAX, &sees_all(last_forgotten + 1)));
         recent.prune(None, &sees_all(last_forgotten), 1, u64::MAX);
@@ -190,12 +190,12 @@ mod tests {
         let mut recent = RecentTransactions::default();
         recent.push(1, 10, 700);
         // A snapshot sees it beside an older transaction, which runs on; the first shape waits.
-        let sees_it = Seen { xmin: 650, xmax: 701, xip: vec![650], lsn: u64::MAX };
+        let sees_it = SnapshotVisibility { xmin: 650, xmax: 701, xip: vec![650], lsn: u64::MAX };
         recent.prune(None, &sees_it, 1, 0);
         let last = 701 + MAX_ENTRIES as u32;
         (701..last).for_each(|xid| recent.push(1, u64::from(xid), xid));
         assert_eq!(recent.tables[&1].entries.len(), MAX_ENTRIES);
-        let sees_all = Seen { xmin: 650, xmax: last.into(), xip: vec![650], lsn: u64::MAX };
+        let sees_all = SnapshotVisibility { xmin: 650, xmax: last.into(), xip: vec![650], lsn: u64::MAX };
         assert!(recent.is_missed(1, u64::MAX, &sees_all));
         recent.prune(None, &sees_all, 2, u64::MAX);
         assert!(!recent.is_missed(1, u64::MAX, &sees_all));
@@ -209,7 +209,7 @@ mod tests {
             recent.push(xid % 8, 10, xid);
         }
         let next = MAX_ENTRIES_TOTAL as u32 + 3;
-        let end = Seen { xmin: next.into(), ..before(u64::from(next) + 2) };
+        let end = SnapshotVisibility { xmin: next.into(), ..before(u64::from(next) + 2) };
         assert!(!recent.is_missed(0, 11, &end));
         // One that takes the place of the oldest of its table, and one without an older.
         recent.push(0, 10, next);

@@ -15,7 +15,7 @@ use crate::config::StoreConfig;
 use crate::encode::{LogPosition, RowEncoder, ShapeChange};
 use crate::row_keys::KeyChange;
 use crate::shape::Shape;
-use crate::store::record::{Changes, MAX_TEXT, Range, Touch};
+use crate::store::record::{MAX_TEXT, MessageRange, ShapeTouch, TransactionPart};
 
 /// A part hasn't more ranges, but for those of its last change.
 const PART_RANGES: usize = 1 << 16;
@@ -51,7 +51,7 @@ pub(super) struct Transaction {
     message_bytes: usize,
     has_parts: bool,
     text: Vec<u8>,
-    touches: Vec<Touch>,
+    touches: Vec<ShapeTouch>,
     ranges: usize,
     /// Where a shape is among the touches.
     places: HashMap<u64, usize>,
@@ -88,7 +88,7 @@ pub(super) struct Written {
 enum Encoded {
     /// Nothing that is shown has changed.
     Nothing,
-    At(Range),
+    At(MessageRange),
     TooLarge,
 }
 
@@ -179,7 +179,7 @@ impl Transaction {
         match (u32::try_from(from), u32::try_from(text.len())) {
             (Ok(from), Ok(to)) if text.len() <= MAX_TEXT && (to - from) as usize <= self.message_bytes => {
                 let last_op = if effect == Effect::Rekey { next.op } else { here.op };
-                Encoded::At(Range { from, to, last_op })
+                Encoded::At(MessageRange { from, to, last_op })
             }
             _ => {
                 text.truncate(from);
@@ -189,11 +189,11 @@ impl Transaction {
         }
     }
 
-    fn touch(&mut self, shape: u64, range: Range) {
+    fn touch(&mut self, shape: u64, range: MessageRange) {
         let next = self.touches.len();
         let at = *self.places.entry(shape).or_insert(next);
         if at == next {
-            self.touches.push(Touch { shape, ranges: Vec::with_capacity(1) });
+            self.touches.push(ShapeTouch { shape, ranges: Vec::with_capacity(1) });
         }
         match self.touches[at].ranges.last_mut() {
             Some(last) if last.to == range.from => (last.to, last.last_op) = (range.to, range.last_op),
@@ -273,7 +273,7 @@ impl Transaction {
     }
 
     /// What came since the last part, if it concerns the store by now; without what is held.
-    pub(super) fn part(&mut self, followed: &mut Followed) -> Option<Changes> {
+    pub(super) fn part(&mut self, followed: &mut Followed) -> Option<TransactionPart> {
         let changes = self.next_part(followed);
         (!changes.touches.is_empty()).then(|| {
             self.has_parts = true;
@@ -282,19 +282,19 @@ impl Transaction {
         })
     }
 
-    pub(super) fn last_part(&mut self, followed: &mut Followed) -> Changes {
+    pub(super) fn last_part(&mut self, followed: &mut Followed) -> TransactionPart {
         self.next_part(followed)
     }
 
     /// Shapes that earlier parts touched, and this one doesn't.
-    pub(super) fn earlier(&mut self, last: &Changes) -> Vec<u64> {
+    pub(super) fn earlier(&mut self, last: &TransactionPart) -> Vec<u64> {
         for touch in &last.touches {
             self.earlier.remove(&touch.shape);
         }
         self.earlier.drain().collect()
     }
 
-    fn next_part(&mut self, followed: &mut Followed) -> Changes {
+    fn next_part(&mut self, followed: &mut Followed) -> TransactionPart {
         self.places.clear();
         self.ranges = 0;
         let mut text = Bytes::from(mem::take(&mut self.text));
@@ -303,6 +303,6 @@ impl Transaction {
         if touches.is_empty() {
             text = Bytes::new();
         }
-        Changes { lsn: self.lsn, is_first: !self.has_parts, touches, text }
+        TransactionPart { lsn: self.lsn, is_first: !self.has_parts, touches, text }
     }
 }

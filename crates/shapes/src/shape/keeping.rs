@@ -6,9 +6,9 @@ use bytes::Bytes;
 
 use super::{LogPage, Phase, Shape, ShapeGone, State};
 use crate::creation::snapshot_end;
-use crate::store::files::Kind;
-use crate::store::record::{Completed, Kept, KeptLog};
-use crate::store::strand::{Chunk, Strand};
+use crate::store::message_sequence::{ClosedChunk, MessageSequence};
+use crate::store::record::{CatalogLog, CatalogShape, CompletedSnapshot};
+use crate::store::shape_files::FileKind;
 
 /// What only gets more.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -19,8 +19,8 @@ pub(crate) enum Part {
 
 impl Shape {
     /// As a catalog has it.
-    pub(crate) fn load(&self, kept: &Kept) {
-        self.change(|state| state.log = Strand::kept(&kept.log));
+    pub(crate) fn load(&self, kept: &CatalogShape) {
+        self.change(|state| state.log = MessageSequence::from_catalog(&kept.log));
         self.merged(&kept.log);
         if let Some(completed) = &kept.snapshot {
             self.complete_with(completed, Bytes::new());
@@ -37,7 +37,7 @@ impl Shape {
         let mut state = self.lock();
         let before = state.waiting();
         let done = change(&mut state);
-        self.files.count(before, state.waiting());
+        self.files.update_unwritten(before, state.waiting());
         done
     }
 
@@ -45,10 +45,10 @@ impl Shape {
     pub(crate) fn publish(&self, seen: u64, chunk_bytes: u64) {
         self.change(|state| {
             let from = state.log.len();
-            state.log.finish(chunk_bytes);
+            state.log.finish_transaction(chunk_bytes);
             state.log.publish();
             if let Some(listener) = state.listener.take_if(|_| state.log.len() > from) {
-                let found = state.log.find(from, state.log.len());
+                let found = state.log.locate(from, state.log.len());
                 if found.file.is_some() {
                     // Only a huge transaction was written before it was published.
                     listener.ended();
@@ -61,13 +61,13 @@ impl Shape {
     }
 
     /// The files have more than was read: it goes on from there. `false`: they have less, and so they aren't this shape's.
-    pub(crate) fn skip_to(&self, kept: &Kept) -> bool {
+    pub(crate) fn skip_to(&self, kept: &CatalogShape) -> bool {
         let listener = self.change(|state| {
             if state.log.len() > kept.log.len {
                 return Err(());
             }
             let is_behind = state.log.len() < kept.log.len;
-            state.log = Strand::kept(&kept.log);
+            state.log = MessageSequence::from_catalog(&kept.log);
             state.merged(&kept.log);
             Ok(state.listener.take_if(|_| is_behind))
         });
@@ -82,19 +82,19 @@ impl Shape {
     }
 
     /// So much of it is in its files.
-    pub(crate) fn wrote(&self, kept: &Kept) {
+    pub(crate) fn wrote(&self, kept: &CatalogShape) {
         self.change(|state| {
-            state.log.wrote(kept.log.len);
-            state.snapshot.wrote(kept.snapshot.as_ref().map_or(0, |snapshot| snapshot.len));
+            state.log.mark_written(kept.log.len);
+            state.snapshot.mark_written(kept.snapshot.as_ref().map_or(0, |snapshot| snapshot.len));
         });
         self.merged(&kept.log);
     }
 
     /// What is old of its log is merged, as far as it is.
-    pub(crate) fn merged(&self, log: &KeptLog) {
+    pub(crate) fn merged(&self, log: &CatalogLog) {
         self.lock().merged(log);
         if log.base > 0 {
-            self.files.rebase(self.id, log.base);
+            self.files.set_log_base(self.id, log.base);
         }
     }
 
@@ -115,9 +115,9 @@ impl Shape {
             let (base, past) = (state.log.base(), state.past.last().map_or(0, |chunk| chunk.end));
             let log = state.log.written().saturating_sub(base);
             let parts = [
-                (Kind::Snapshot, state.snapshot.written()),
-                (Kind::Log(base), log),
-                (Kind::Past(base), past),
+                (FileKind::Snapshot, state.snapshot.written()),
+                (FileKind::Log(base), log),
+                (FileKind::Past(base), past),
             ];
             (base, parts)
         };
@@ -139,14 +139,14 @@ impl Shape {
     }
 
     /// Its snapshot is complete. `bytes`: it, unless it is in its file.
-    pub(crate) fn complete_with(&self, completed: &Completed, bytes: Bytes) {
+    pub(crate) fn complete_with(&self, completed: &CompletedSnapshot, bytes: Bytes) {
         self.change(|state| {
             if matches!(state.phase, Phase::Gone(_)) {
                 return;
             }
             // What it was made of may be in many pieces; this is one.
             if state.snapshot.len() != completed.len || !bytes.is_empty() {
-                state.snapshot = Strand::completed(completed, bytes);
+                state.snapshot = MessageSequence::from_snapshot(completed, bytes);
             }
             let end = snapshot_end(&completed.seen).len() as u64;
             state.rows_end = Some(completed.len.saturating_sub(end));
@@ -178,17 +178,17 @@ impl Shape {
     }
 
     /// As the catalog keeps it.
-    pub(crate) fn keep(&self) -> Kept {
+    pub(crate) fn keep(&self) -> CatalogShape {
         let state = self.lock();
-        let mut log = state.log.keep();
-        log.past = state.past.iter().copied().map(Chunk::keep).collect();
-        let snapshot = (state.phase == Phase::Complete).then(|| Completed {
+        let mut log = state.log.to_catalog();
+        log.past = state.past.iter().copied().map(ClosedChunk::to_catalog).collect();
+        let snapshot = (state.phase == Phase::Complete).then(|| CompletedSnapshot {
             id: self.id,
             seen: state.seen.clone().expect("a complete snapshot has seen something"),
             len: state.snapshot.len(),
             chunks: state.snapshot.chunks().iter().map(|chunk| chunk.end).collect(),
         });
-        Kept {
+        CatalogShape {
             id: self.id,
             handle: self.handle.clone(),
             table: self.definition.table.fingerprint(),
@@ -203,8 +203,8 @@ impl State {
     /// How many bytes are to be written to its files. The snapshot's are its creation's concern until it is complete.
     pub(crate) fn waiting(&self) -> u64 {
         match self.phase {
-            Phase::Filling => self.log.waiting(),
-            Phase::Complete => self.log.waiting() + self.snapshot.waiting(),
+            Phase::Filling => self.log.unwritten_bytes(),
+            Phase::Complete => self.log.unwritten_bytes() + self.snapshot.unwritten_bytes(),
             Phase::Gone(_) => 0,
         }
     }
@@ -218,28 +218,28 @@ impl State {
         let chunks = self.log.chunks();
         let end = match chunks.get(chunks.partition_point(|chunk| chunk.end <= from)) {
             Some(chunk) => *chunk,
-            None => Chunk { end: len, last: self.log.last() },
+            None => ClosedChunk { end: len, last: self.log.last() },
         };
-        let place = Kind::Log(base);
+        let place = FileKind::Log(base);
         let (to, last, is_end) = (end.end, end.last, end.end == len);
         Some(LogPage { place, from, to, last, is_end, merged_to: None })
     }
 
-    fn merged(&mut self, log: &KeptLog) {
+    fn merged(&mut self, log: &CatalogLog) {
         if log.base >= self.log.base() {
             self.log.rebase(log.base);
-            self.past = log.past.iter().copied().map(Chunk::from).collect();
+            self.past = log.past.iter().copied().map(ClosedChunk::from).collect();
         }
     }
 
-    pub(crate) fn strand(&self, part: Part) -> &Strand {
+    pub(crate) fn sequence(&self, part: Part) -> &MessageSequence {
         match part {
             Part::Snapshot => &self.snapshot,
             Part::Log => &self.log,
         }
     }
 
-    pub(crate) fn strand_mut(&mut self, part: Part) -> &mut Strand {
+    pub(crate) fn sequence_mut(&mut self, part: Part) -> &mut MessageSequence {
         match part {
             Part::Snapshot => &mut self.snapshot,
             Part::Log => &mut self.log,
@@ -247,10 +247,10 @@ impl State {
     }
 
     /// Which file a part is written to.
-    pub(crate) fn kind(&self, part: Part) -> Kind {
+    pub(crate) fn kind(&self, part: Part) -> FileKind {
         match part {
-            Part::Snapshot => Kind::Snapshot,
-            Part::Log => Kind::Log(self.log.base()),
+            Part::Snapshot => FileKind::Snapshot,
+            Part::Log => FileKind::Log(self.log.base()),
         }
     }
 }

@@ -12,7 +12,7 @@ use crate::simulation::database::table;
 use crate::simulation::wire::Wire;
 use crate::store::disk::Disk;
 use crate::store::record::{Note, Record};
-use crate::store::wal::{self, Records};
+use crate::store::wal::{self, WalRecords};
 
 fn definition(choice: ShapeOptions) -> ShapeDefinition {
     ShapeDefinition { table: Arc::new(table(ITEMS, "items", vec![0])), choice }
@@ -410,7 +410,7 @@ fn the_log_has_deletions_then_the_state_that_called_for_them_then_the_new_shape(
     let creation = bench.create_of(in_state(1, "b"), choice(None));
     bench.store.inner.queue().release();
     let segment = *wal::segments(&bench.disk).unwrap().last().unwrap();
-    let mut records = Records::open(&bench.disk, wal::Place::start(segment), None).unwrap().unwrap();
+    let mut records = WalRecords::open(&bench.disk, wal::WalPosition::start(segment), None).unwrap().unwrap();
     let mut notes = Vec::new();
     while let Some(record) = records.next().unwrap() {
         notes.extend(match record {

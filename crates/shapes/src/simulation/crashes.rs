@@ -4,13 +4,13 @@ use std::sync::Arc;
 
 use super::seeds;
 use super::world::World;
-use crate::store::disk::{Dice, SimulatedDisk};
+use crate::store::disk::{SimulatedDisk, SimulatedRng};
 
 /// How much happens before the end, if nothing crashes.
 const STEPS: usize = 200;
 
 /// What is left after a crash: of a machine, or of a process.
-fn left(disk: &SimulatedDisk, dice: &mut Dice) -> SimulatedDisk {
+fn left(disk: &SimulatedDisk, dice: &mut SimulatedRng) -> SimulatedDisk {
     if dice.between(0, 3) == 0 {
         disk.after_kill()
     } else {
@@ -19,8 +19,8 @@ fn left(disk: &SimulatedDisk, dice: &mut Dice) -> SimulatedDisk {
 }
 
 /// Lives until the disk crashes, if it does; returns the disk's calls, and how many merged logs there were.
-fn live(seed: u64, mut crash: impl FnMut(&SimulatedDisk, &mut Dice)) -> (u64, usize) {
-    let mut dice = Dice::new(seed ^ 0x5eed);
+fn live(seed: u64, mut crash: impl FnMut(&SimulatedDisk, &mut SimulatedRng)) -> (u64, usize) {
+    let mut dice = SimulatedRng::new(seed ^ 0x5eed);
     let mut disk = SimulatedDisk::new(seed);
     crash(&disk, &mut dice);
     let mut world = loop {

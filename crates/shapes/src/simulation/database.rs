@@ -9,7 +9,7 @@ use super::wire::{Row, Wire};
 use crate::definition::{LogMode, ReplicaMode, ShapeDefinition, ShapeOptions, TableSchema};
 use crate::encode::{LAST, LogPosition, MORE, ShapeChange as Encoded};
 use crate::filter::{Collation, Column, Schema};
-use crate::store::disk::Dice;
+use crate::store::disk::SimulatedRng;
 
 /// A message isn't larger, or the shape goes.
 pub(crate) const MESSAGE_BYTES: usize = 4000;
@@ -84,7 +84,10 @@ pub(crate) fn table(oid: u32, name: &str, key: Vec<usize>) -> TableSchema {
 }
 
 /// Any definition.
-pub(crate) fn definition(tables: &[Arc<TableSchema>], dice: &mut Dice) -> (usize, usize, ShapeDefinition) {
+pub(crate) fn definition(
+    tables: &[Arc<TableSchema>],
+    dice: &mut SimulatedRng,
+) -> (usize, usize, ShapeDefinition) {
     let (table, clause) = (dice.between(0, tables.len() - 1), dice.between(0, CLAUSES.len() - 1));
     // Without a key, all columns are needed.
     let columns = (table == 0 && dice.coin()).then(|| vec!["id".to_owned(), "qty".to_owned()]);
@@ -102,7 +105,7 @@ impl Database {
     }
 
     /// Something happens.
-    pub(crate) fn commit(&mut self, dice: &mut Dice) {
+    pub(crate) fn commit(&mut self, dice: &mut SimulatedRng) {
         let count = match dice.between(0, 9) {
             0 => 0,
             1 => dice.between(10, 40),
@@ -120,7 +123,7 @@ impl Database {
         self.log.push(Transaction { lsn, end: self.lsn, xid, changes });
     }
 
-    fn change(&mut self, table: usize, dice: &mut Dice) -> Option<Change> {
+    fn change(&mut self, table: usize, dice: &mut SimulatedRng) -> Option<Change> {
         let rows = &mut self.rows[table];
         let any = rows.keys().copied().nth(dice.between(0, rows.len().max(1) - 1));
         match (dice.between(0, 299), any) {
@@ -164,7 +167,7 @@ impl Database {
     }
 
     /// What a query is told that sees the first `count` transactions, and where the log is.
-    pub(crate) fn snapshot(&self, count: usize, dice: &mut Dice) -> (Snapshot, u64) {
+    pub(crate) fn snapshot(&self, count: usize, dice: &mut SimulatedRng) -> (Snapshot, u64) {
         // The one that commits next may have begun before others that have committed.
         let running = (self.log.len()..self.log.len() + 1).map(|index| 700 + (index as u64 ^ 1));
         let unseen = self.log[count..].iter().map(|transaction| u64::from(transaction.xid));
@@ -309,7 +312,7 @@ pub(crate) fn values(row: &Row) -> Vec<Option<&[u8]>> {
     row.iter().map(|value| value.as_ref().map(String::as_bytes)).collect()
 }
 
-fn row(id: u64, dice: &mut Dice) -> Row {
+fn row(id: u64, dice: &mut SimulatedRng) -> Row {
     let quantity = (dice.between(0, 9) > 0).then(|| dice.between(0, 60).min(11).to_string());
     let quantity = quantity.filter(|text| text != "0" || dice.between(0, 9) == 0);
     let width = match dice.between(0, 499) {

@@ -16,7 +16,7 @@ use crate::offset::Offset;
 use crate::registry::lock;
 use crate::shape::{LogListener, Shape};
 use crate::shapes::Shapes;
-use crate::store::disk::{Dice, Disk, DiskFile, SimulatedDisk};
+use crate::store::disk::{Disk, DiskFile, SimulatedDisk, SimulatedRng};
 
 /// A process's view of a disk that others go on using when it is killed.
 #[derive(Debug, Clone)]
@@ -322,7 +322,7 @@ fn a_reader_beside_a_busy_writer_sees_a_beginning_of_what_is_written() {
         let stop = Arc::new(AtomicU64::new(0));
         let stopped = Arc::clone(&stop);
         let beside = std::thread::spawn(move || {
-            let (mut dice, mut before) = (Dice::new(seed), verdict::Visible::new());
+            let (mut dice, mut before) = (SimulatedRng::new(seed), verdict::Visible::new());
             while stopped.load(Ordering::SeqCst) == 0 {
                 refresh(&reader);
                 let now = verdict::visible_while_written(&reader, &mut dice);

@@ -15,10 +15,10 @@ use crate::registry::lock;
 use crate::shape::{Shape, ShapeGone};
 use crate::shapes::Shapes;
 use crate::store::disk::{Disk, SimulatedDisk};
-use crate::store::files;
-use crate::store::reading::Reading;
-use crate::store::wal::{self, Place};
-use crate::store::writer::Mode;
+use crate::store::replay::ReplayPosition;
+use crate::store::shape_files;
+use crate::store::wal::{self, WalPosition};
+use crate::store::writer::StoreMode;
 
 const ROOM: u64 = 1 << 40;
 
@@ -129,8 +129,9 @@ fn whoever_takes_over_keeps_the_files_that_the_last_catalog_names() {
     let after = wal::segments(&bench.disk).unwrap();
     assert!(before.last() < after.first(), "the log is short");
     // It had come to the next segment before the old ones went, and was told of no catalog.
-    let place = Place::start(*after.last().unwrap());
-    *lock(&other.inner.mode) = Mode::Reading(Some(Reading { place, catalog: before[0] }));
+    let place = WalPosition::start(*after.last().unwrap());
+    *lock(&other.inner.mode) =
+        StoreMode::Reading(Some(ReplayPosition { position: place, catalog: before[0] }));
     bench.store.end_writing();
     other.begin_writing().unwrap();
 
@@ -212,7 +213,7 @@ fn a_shape_whose_file_is_lost_makes_room_for_another() {
     bench.store.heal(&shape, &error);
     assert_eq!(shape.gone(), None, "all of it is there");
     bench.store.inner.files.close(shape.id);
-    let name = files::path(shape.id, files::Kind::Snapshot);
+    let name = shape_files::file_path(shape.id, shape_files::FileKind::Snapshot);
     bench.disk.remove(&name).unwrap();
     let error = shape.read_snapshot(0, shape.snapshot_end()).unwrap_err();
     bench.store.heal(&shape, &error);

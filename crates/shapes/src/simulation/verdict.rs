@@ -12,20 +12,20 @@ use crate::encode::place_of;
 use crate::offset::Offset;
 use crate::shape::{Phase, Shape, SnapshotChunk};
 use crate::shapes::Shapes;
-use crate::store::disk::Dice;
+use crate::store::disk::SimulatedRng;
 
 /// What can be read of a store: of each complete shape, the snapshot and the log.
 pub(super) type Visible = BTreeMap<String, (Vec<u8>, Vec<u8>)>;
 
 /// Reads everything, as clients do.
-pub(super) fn visible(store: &Shapes, dice: &mut Dice) -> Visible {
+pub(super) fn visible(store: &Shapes, dice: &mut SimulatedRng) -> Visible {
     complete(store)
         .map(|shape| (shape.handle().to_owned(), read(&shape, dice).expect("it can be read")))
         .collect()
 }
 
 /// The same beside a writer, which may be deleting a shape, or the files that it had before its log was merged. Who reads on finds out.
-pub(super) fn visible_while_written(store: &Shapes, dice: &mut Dice) -> Visible {
+pub(super) fn visible_while_written(store: &Shapes, dice: &mut SimulatedRng) -> Visible {
     let mut visible = Visible::new();
     for shape in complete(store) {
         let read = loop {
@@ -49,7 +49,7 @@ fn complete(store: &Shapes) -> impl Iterator<Item = Arc<Shape>> {
     store.all().into_iter().filter(|shape| shape.lock().phase == Phase::Complete)
 }
 
-fn read(shape: &Shape, dice: &mut Dice) -> io::Result<(Vec<u8>, Vec<u8>)> {
+fn read(shape: &Shape, dice: &mut SimulatedRng) -> io::Result<(Vec<u8>, Vec<u8>)> {
     Ok((snapshot(shape)?, log(shape, dice)?))
 }
 
@@ -70,7 +70,7 @@ fn snapshot(shape: &Shape) -> io::Result<Vec<u8>> {
 }
 
 /// The log from its beginning, page by page; and from some place in it, which must be the same.
-fn log(shape: &Shape, dice: &mut Dice) -> io::Result<Vec<u8>> {
+fn log(shape: &Shape, dice: &mut SimulatedRng) -> io::Result<Vec<u8>> {
     let bytes = log_after(shape, Offset::SNAPSHOT_END)?;
     let lines: Vec<_> = bytes.split_inclusive(|byte| *byte == b'\n').collect();
     if !lines.is_empty() {
@@ -174,7 +174,7 @@ pub(super) fn check_goes_on(snapshot: &[u8], before: &[u8], now: &[u8]) {
 }
 
 /// What is after the base is as it was told; what is before leads to the same rows, wherever a client is in it.
-fn check_log(snapshot: &[u8], told: &[u8], base: usize, log: &[u8], dice: &mut Dice) {
+fn check_log(snapshot: &[u8], told: &[u8], base: usize, log: &[u8], dice: &mut SimulatedRng) {
     let recent = text(&told[base..]);
     assert_eq!(text(&log[log.len() - recent.len().min(log.len())..]), recent);
     if base == 0 {

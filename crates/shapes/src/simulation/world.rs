@@ -18,8 +18,8 @@ use crate::follow::Follower;
 use crate::registry::lock;
 use crate::shapes::Shapes;
 use crate::store::OpenError;
-use crate::store::disk::{Dice, Disk};
-use crate::store::files;
+use crate::store::disk::{Disk, SimulatedRng};
+use crate::store::shape_files;
 
 /// The disk crashed.
 #[derive(Debug)]
@@ -28,7 +28,7 @@ pub(super) struct Crashed;
 pub(super) type Step = Result<(), Crashed>;
 
 pub(super) struct World {
-    pub(super) dice: Dice,
+    pub(super) dice: SimulatedRng,
     pub(super) runtime: Runtime,
     pub(super) model: Model,
     /// What the model becomes when the store is reset, while that isn't sure.
@@ -107,7 +107,7 @@ impl World {
         let store = Shapes::on(disk, config()).map_err(crashed)?;
         let follower = store.follower();
         let mut world = World {
-            dice: Dice::new(seed),
+            dice: SimulatedRng::new(seed),
             runtime: Builder::new_current_thread().build().expect("a runtime"),
             model: Model::new("none".into(), 0),
             next: None,
@@ -303,12 +303,17 @@ impl World {
         self.begin()?;
         self.find_out_who_it_is();
         self.verify();
-        let mut known: HashSet<_> =
-            lock(&self.store.inner.garbage).iter().map(|(id, kind)| files::name(*id, *kind)).collect();
+        let mut known: HashSet<_> = lock(&self.store.inner.garbage)
+            .iter()
+            .map(|(id, kind)| shape_files::file_name(*id, *kind))
+            .collect();
         for shape in self.store.all() {
-            known.extend(files::kinds(shape.lock().log.base()).map(|kind| files::name(shape.id, kind)));
+            known.extend(
+                shape_files::file_kinds(shape.lock().log.base())
+                    .map(|kind| shape_files::file_name(shape.id, kind)),
+            );
         }
-        for name in self.store.inner.disk.list(files::DIR).map_err(|_| Crashed)? {
+        for name in self.store.inner.disk.list(shape_files::DIR).map_err(|_| Crashed)? {
             assert!(known.contains(&name), "nobody needs {name}");
         }
         let there: HashSet<_> = self.store.all().iter().map(|shape| shape.handle().to_owned()).collect();

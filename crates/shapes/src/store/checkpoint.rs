@@ -1,36 +1,39 @@
-//! Checkpoints: what makes the log short.
+//! Checkpoints: write all state to the catalog and the shapes' files, then remove old WAL segments.
 //!
-//! Invariant: a segment is removed only when all that its records say is durable elsewhere. Kept by: what a catalog counts of the shapes' files
-//! is synced before the catalog is written, and that before the segments that it covers go.
+//! Invariant: a segment is removed only when the effects of its records are durable elsewhere.
+//! Enforced by: the shapes' files are synced before the catalog that counts their bytes is written.
+//! The segments that the catalog covers are removed last.
+//! Lock order: `relieving`, then `garbage` or a shape.
 
 use std::collections::HashSet;
 use std::io::{self, IoSlice};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::catalog::Catalog;
-use super::compaction::{self, Compacted};
-use super::files;
-use super::record::{CatalogHead, Kept};
+use super::catalog::StoreCatalog;
+use super::compaction::{self, CompactedLog};
+use super::record::{CatalogHeader, CatalogShape};
+use super::shape_files;
 use super::wal;
 use crate::registry::{StoreInner, lock};
 use crate::shape::keeping::Part;
 use crate::shape::{Phase, Shape};
 
-/// Everything as it was when a segment began.
-pub(crate) struct Checkpoint {
-    catalog: Catalog,
+/// State of the store as of the start of a WAL segment.
+pub(crate) struct StoreCheckpoint {
+    catalog: StoreCatalog,
     shapes: Vec<Arc<Shape>>,
 }
 
-impl Checkpoint {
-    /// Not inside of a transaction: what is staged isn't in it.
+impl StoreCheckpoint {
+    /// Captures the state. Must not be called inside a transaction, because staged messages are not
+    /// captured.
     pub(crate) fn capture(inner: &StoreInner, segment: u64) -> Self {
         let mut registry = inner.registry_mut();
         let shapes: Vec<_> = registry.shapes().cloned().collect();
-        let kept: Vec<Kept> = shapes.iter().map(|shape| shape.keep()).collect();
+        let catalog_shapes: Vec<CatalogShape> = shapes.iter().map(|shape| shape.keep()).collect();
         registry.forget_unused_tables();
-        let head = CatalogHead {
+        let header = CatalogHeader {
             format: 0,
             origin: registry.origin.clone(),
             lsn: inner.durable.load(Ordering::Acquire),
@@ -41,72 +44,84 @@ impl Checkpoint {
             states: registry.baselines.keep(),
         };
         let tables = registry.tables.iter().map(|(id, table)| (*id, Arc::clone(table))).collect();
-        Checkpoint { catalog: Catalog { head, tables, shapes: kept }, shapes }
+        StoreCheckpoint { catalog: StoreCatalog { header, tables, shapes: catalog_shapes }, shapes }
     }
 
+    /// Writes the shapes' files, compacts long logs, writes the catalog, and removes what it makes
+    /// obsolete.
     pub(crate) fn write(mut self, inner: &StoreInner) -> io::Result<()> {
-        for (shape, kept) in self.shapes.iter().zip(&self.catalog.shapes) {
-            spill(inner, shape, kept.snapshot.as_ref().map_or(0, |snapshot| snapshot.len), kept.log.len)?;
+        for (shape, catalog_shape) in self.shapes.iter().zip(&self.catalog.shapes) {
+            spill(
+                inner,
+                shape,
+                catalog_shape.snapshot.as_ref().map_or(0, |snapshot| snapshot.len),
+                catalog_shape.log.len,
+            )?;
         }
         let long = self.shapes.iter().zip(&mut self.catalog.shapes);
-        let compacted: Vec<Compacted> =
-            long.filter_map(|(shape, kept)| compaction::compact(inner, shape, kept)).collect();
-        // Nothing comes to the old files until the shapes have their new ones.
-        let files_stay = lock(&inner.relieving);
-        if let Err(error) = self.publish(inner, &compacted) {
-            compacted.into_iter().for_each(|compacted| compacted.give_up(inner));
+        let compacted: Vec<CompactedLog> = long
+            .filter_map(|(shape, catalog_shape)| compaction::compact(inner, shape, catalog_shape))
+            .collect();
+        // No message is written to the old files until the shapes use the new ones.
+        let files_guard = lock(&inner.relieving);
+        if let Err(error) = self.sync_and_write_catalog(inner, &compacted) {
+            compacted.into_iter().for_each(|compacted| compacted.discard(inner));
             return Err(error);
         }
-        // What the catalog before this one still named, this one doesn't.
+        // Files that the previous catalog refers to and this one doesn't.
         let garbage = std::mem::take(&mut *lock(&inner.garbage));
-        compacted.into_iter().for_each(|compacted| compacted.take_effect(inner));
-        drop(files_stay);
+        compacted.into_iter().for_each(|compacted| compacted.install(inner));
+        drop(files_guard);
         for segment in wal::segments(&*inner.disk)? {
-            if segment < self.catalog.head.segment {
-                inner.disk.remove(&wal::path(segment))?;
+            if segment < self.catalog.header.segment {
+                inner.disk.remove(&wal::segment_path(segment))?;
             }
         }
-        garbage.into_iter().for_each(|(shape, kind)| inner.files.remove_one(shape, kind));
+        garbage.into_iter().for_each(|(shape, kind)| inner.files.remove_file(shape, kind));
         Ok(())
     }
 
-    /// All that takes room. After an error the catalog is the one from before.
-    fn publish(&self, inner: &StoreInner, compacted: &[Compacted]) -> io::Result<()> {
+    /// Performs all steps that need disk space. After an error the previous catalog is valid.
+    fn sync_and_write_catalog(&self, inner: &StoreInner, compacted: &[CompactedLog]) -> io::Result<()> {
         compacted.iter().try_for_each(|compacted| compacted.catch_up(inner))?;
         inner.disk.sync_everything()?;
         self.write_catalog(inner)
     }
 
-    /// All that there is to write of a store without shapes.
+    /// Writes only the catalog, which is all that a store without shapes needs.
     pub(crate) fn write_catalog(&self, inner: &StoreInner) -> io::Result<()> {
         self.catalog.write(&*inner.disk)
     }
 }
 
-/// Files that nobody knows: they were being made, merged or deleted when the process ended. Those of some shapes stay for now.
-pub(crate) fn remove_orphans(inner: &StoreInner, but: &HashSet<u64>) -> io::Result<()> {
+/// Removes files of no known shape: the process ended while they were created, merged or deleted.
+/// Files of the shapes in `except` stay.
+pub(crate) fn remove_orphans(inner: &StoreInner, except: &HashSet<u64>) -> io::Result<()> {
     let names = |shape: &Arc<Shape>| {
         let (id, base) = (shape.id, shape.lock().log.base());
-        files::kinds(base).map(|kind| files::name(id, kind))
+        shape_files::file_kinds(base).map(|kind| shape_files::file_name(id, kind))
     };
     let known: HashSet<String> = inner.registry().shapes().flat_map(names).collect();
-    for name in inner.disk.list(files::DIR)? {
-        if !known.contains(&name) && files::owner(&name).is_none_or(|shape| !but.contains(&shape)) {
-            inner.disk.remove(&format!("{}/{name}", files::DIR))?;
+    for name in inner.disk.list(shape_files::DIR)? {
+        if !known.contains(&name)
+            && shape_files::shape_of_file(&name).is_none_or(|shape| !except.contains(&shape))
+        {
+            inner.disk.remove(&format!("{}/{name}", shape_files::DIR))?;
         }
     }
     Ok(())
 }
 
-/// Memory has too much that isn't in files. Who may write writes it; who may not finds what another has written.
-pub(crate) fn relieve(inner: &StoreInner, may_write: bool) -> io::Result<()> {
+/// Frees memory that holds messages. The writer writes them to files. A reader releases those that
+/// the writer has written.
+pub(crate) fn free_memory(inner: &StoreInner, may_write: bool) -> io::Result<()> {
     let shapes: Vec<_> = inner.registry().shapes().cloned().collect();
-    let _files_stay = lock(&inner.relieving);
+    let _files_guard = lock(&inner.relieving);
     for shape in shapes {
         if may_write {
             spill(inner, &shape, u64::MAX, u64::MAX)?;
         } else {
-            PARTS.into_iter().for_each(|part| find_written(inner, &shape, part));
+            PARTS.into_iter().for_each(|part| release_written(inner, &shape, part));
         }
     }
     Ok(())
@@ -114,7 +129,7 @@ pub(crate) fn relieve(inner: &StoreInner, may_write: bool) -> io::Result<()> {
 
 const PARTS: [Part; 2] = [Part::Snapshot, Part::Log];
 
-/// Writes what a shape has in memory to its files, up to these lengths.
+/// Writes a shape's messages to its files, up to these lengths.
 fn spill(inner: &StoreInner, shape: &Shape, snapshot: u64, log: u64) -> io::Result<()> {
     for (part, up_to) in PARTS.into_iter().zip([snapshot, log]) {
         let (kind, base, (from, pieces)) = {
@@ -122,8 +137,8 @@ fn spill(inner: &StoreInner, shape: &Shape, snapshot: u64, log: u64) -> io::Resu
             match (&state.phase, part) {
                 (Phase::Gone(_), _) | (Phase::Filling, Part::Snapshot) => continue,
                 (Phase::Filling | Phase::Complete, _) => {
-                    let strand = state.strand(part);
-                    (state.kind(part), strand.base(), strand.unwritten(up_to))
+                    let sequence = state.sequence(part);
+                    (state.kind(part), sequence.base(), sequence.unwritten(up_to))
                 }
             }
         };
@@ -136,21 +151,21 @@ fn spill(inner: &StoreInner, shape: &Shape, snapshot: u64, log: u64) -> io::Resu
             file.write_all_vectored_at(&parts, at - base)?;
             at += pieces.iter().map(|piece| piece.len() as u64).sum::<u64>();
         }
-        shape.change(|state| state.strand_mut(part).wrote(at));
+        shape.change(|state| state.sequence_mut(part).mark_written(at));
     }
     if shape.gone().is_some() {
-        // It may have been deleted before the file was made.
+        // The shape may have been deleted before its file was created.
         inner.files.remove(shape.id);
     }
     Ok(())
 }
 
-/// Lets go of what is in a file, byte for byte.
-fn find_written(inner: &StoreInner, shape: &Shape, part: Part) {
+/// Releases messages from memory that are in a shape's file, after it compared the bytes.
+fn release_written(inner: &StoreInner, shape: &Shape, part: Part) {
     let (kind, base, (mut at, pieces)) = {
         let state = shape.lock();
-        let strand = state.strand(part);
-        (state.kind(part), strand.base(), strand.unwritten(u64::MAX))
+        let sequence = state.sequence(part);
+        (state.kind(part), sequence.base(), sequence.unwritten(u64::MAX))
     };
     if pieces.is_empty() {
         return;
@@ -158,10 +173,10 @@ fn find_written(inner: &StoreInner, shape: &Shape, part: Part) {
     let Ok(file) = inner.files.open(shape.id, kind) else { return };
     for piece in pieces {
         let end = at + piece.len() as u64;
-        if !files::read(&*file, at - base, end - base).is_ok_and(|bytes| bytes == piece) {
+        if !shape_files::read_range(&*file, at - base, end - base).is_ok_and(|bytes| bytes == piece) {
             break;
         }
         at = end;
     }
-    shape.change(|state| state.strand_mut(part).wrote(at));
+    shape.change(|state| state.sequence_mut(part).mark_written(at));
 }

@@ -1,8 +1,11 @@
-//! Long logs are made short: what is old is merged into another file, and the log goes on in one that begins after it.
+//! Compaction of long logs: merges the old part into a new file. The log continues in a file that
+//! starts after that part.
 //!
-//! Invariant: what a client reads from any offset on leads it to the same rows, before and after; positions in the log stay what they are.
-//! Kept by: see [`merge`]. The new files are synced before the catalog that names them is written; only then the shape takes them. The old ones
-//! stay until the next catalog, for those who are reading them.
+//! Invariant: a client that reads from any offset gets the same rows before and after. Positions in
+//! the log stay the same.
+//! Enforced by: see [`merge`]. The new files are synced before the catalog that refers to them is
+//! written. The shape uses them only then. The old files stay until the next catalog, because
+//! clients may be reading them.
 
 #[cfg(test)]
 mod tests;
@@ -12,75 +15,87 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::disk::DiskFile;
-use super::files::{self, Kind};
-use super::record::{Kept, KeptLog};
-use super::strand::Chunk;
+use super::message_sequence::ClosedChunk;
+use super::record::{CatalogLog, CatalogShape};
+use super::shape_files::{self, FileKind};
 use crate::config::StoreConfig;
 use crate::encode::{LAST, MORE, merge, place_of};
 use crate::offset::Offset;
 use crate::registry::{StoreInner, lock};
 use crate::shape::Shape;
 
-/// Changes are merged that are less than this apart.
-const WINDOW: usize = if cfg!(test) { 4 << 10 } else { 32 << 20 };
-const PIECE: u64 = 1 << 20;
-/// Clients that are about to catch up read these, and caches have them.
+/// Changes of a row are merged if they are within so many bytes.
+const MERGE_WINDOW_BYTES: usize = if cfg!(test) { 4 << 10 } else { 32 << 20 };
+/// Bytes that are read or written at once.
+const COPY_BYTES: u64 = 1 << 20;
+/// Closed chunks at the end of a log that are never merged: clients that catch up read them, and
+/// caches hold them.
 const RECENT_CHUNKS: usize = 2;
 
-/// New files of a shape's log.
-pub(crate) struct Compacted {
+/// New files of a shape's log, not yet in use.
+pub(crate) struct CompactedLog {
     shape: Arc<Shape>,
-    /// Where the log began before.
+    /// Start of the old log file.
     base: u64,
-    log: KeptLog,
+    /// The log in the new files.
+    log: CatalogLog,
 }
 
-/// Writes new files if the log is long, and says so in `kept`. Without them, everything stays as it is.
-pub(crate) fn compact(inner: &StoreInner, shape: &Arc<Shape>, kept: &mut Kept) -> Option<Compacted> {
-    let base = due(&kept.log, &inner.config)?;
-    match write(inner, shape.id, &kept.log, base) {
+/// Writes new files if the log is long, and updates `catalog_shape`. Otherwise, or after an error,
+/// changes nothing.
+pub(crate) fn compact(
+    inner: &StoreInner,
+    shape: &Arc<Shape>,
+    catalog_shape: &mut CatalogShape,
+) -> Option<CompactedLog> {
+    let base = merge_target(&catalog_shape.log, &inner.config)?;
+    match write_files(inner, shape.id, &catalog_shape.log, base) {
         Ok(log) => {
-            let compacted = Compacted { shape: Arc::clone(shape), base: kept.log.base, log: log.clone() };
-            kept.log = log;
+            let compacted =
+                CompactedLog { shape: Arc::clone(shape), base: catalog_shape.log.base, log: log.clone() };
+            catalog_shape.log = log;
             Some(compacted)
         }
         Err(error) => {
             if error.kind() != io::ErrorKind::Interrupted && shape.gone().is_none() {
-                tracing::warn!(shape = shape.handle(), %error, "a long log could not be made short");
+                tracing::warn!(shape = shape.handle(), %error, "log compaction failed");
             }
-            new_files(base).into_iter().for_each(|kind| inner.files.remove_one(shape.id, kind));
+            log_files(base).into_iter().for_each(|kind| inner.files.remove_file(shape.id, kind));
             None
         }
     }
 }
 
-/// Up to where a log is to be merged.
-fn due(log: &KeptLog, config: &StoreConfig) -> Option<u64> {
+/// Returns the position up to which a log should be merged, or `None` if it isn't long min_bytes.
+fn merge_target(log: &CatalogLog, config: &StoreConfig) -> Option<u64> {
     let old = log.chunks.len().checked_sub(RECENT_CHUNKS + 1)?;
     let base = log.chunks[old].0;
     let past = log.past.last().map_or(0, |chunk| chunk.0);
-    let enough = config.compact_bytes.max(past);
-    (config.compact_bytes > 0 && base - log.base >= enough).then_some(base)
+    let min_bytes = config.compact_bytes.max(past);
+    (config.compact_bytes > 0 && base - log.base >= min_bytes).then_some(base)
 }
 
-fn new_files(base: u64) -> [Kind; 2] {
-    [Kind::Log(base), Kind::Past(base)]
+/// Returns the files of a log that starts at `base`.
+fn log_files(base: u64) -> [FileKind; 2] {
+    [FileKind::Log(base), FileKind::Past(base)]
 }
 
-fn write(inner: &StoreInner, shape: u64, log: &KeptLog, base: u64) -> io::Result<KeptLog> {
-    let old = inner.files.open(shape, Kind::Log(log.base))?;
-    let mut past = Past::new(inner.files.create(shape, Kind::Past(base))?, inner.config.chunk_bytes);
+/// Writes the merged file and the new log file, without a sync. Returns the new log.
+fn write_files(inner: &StoreInner, shape: u64, log: &CatalogLog, base: u64) -> io::Result<CatalogLog> {
+    let old = inner.files.open(shape, FileKind::Log(log.base))?;
+    let mut past =
+        PastWriter::new(inner.files.create(shape, FileKind::Past(base))?, inner.config.chunk_bytes);
     let mut window = Vec::new();
     let merged = log.past.last().map_or(0, |chunk| chunk.0);
-    let before = if merged > 0 { Some(inner.files.open(shape, Kind::Past(log.base))?) } else { None };
+    let before = if merged > 0 { Some(inner.files.open(shape, FileKind::Past(log.base))?) } else { None };
     let parts = before.iter().map(|before| (before, 0, merged)).chain([(&old, 0, base - log.base)]);
     for (file, mut at, to) in parts {
         while at < to {
-            let until = to.min(at + PIECE);
-            window.extend(files::read(&**file, at, until)?);
+            let until = to.min(at + COPY_BYTES);
+            window.extend(shape_files::read_range(&**file, at, until)?);
             at = until;
-            if window.len() >= WINDOW {
-                // Whoever waits for the end isn't kept waiting.
+            if window.len() >= MERGE_WINDOW_BYTES {
+                // A shutdown must not wait for a long merge.
                 if !inner.is_writing.load(Ordering::Acquire) {
                     return Err(io::ErrorKind::Interrupted.into());
                 }
@@ -90,36 +105,37 @@ fn write(inner: &StoreInner, shape: u64, log: &KeptLog, base: u64) -> io::Result
     }
     past.merge(&mut window)?;
     let past = past.finish()?;
-    copy(&*old, base - log.base, &*inner.files.create(shape, Kind::Log(base))?, 0, log.len - base)?;
+    copy_range(&*old, base - log.base, &*inner.files.create(shape, FileKind::Log(base))?, 0, log.len - base)?;
     let chunks = log.chunks.iter().copied().filter(|chunk| chunk.0 > base).collect();
-    Ok(KeptLog {
+    Ok(CatalogLog {
         len: log.len,
         last: log.last,
         chunks,
         base,
-        past: past.into_iter().map(Chunk::keep).collect(),
+        past: past.into_iter().map(ClosedChunk::to_catalog).collect(),
     })
 }
 
-fn copy(from: &dyn DiskFile, at: u64, to: &dyn DiskFile, target: u64, len: u64) -> io::Result<()> {
+fn copy_range(from: &dyn DiskFile, at: u64, to: &dyn DiskFile, target: u64, len: u64) -> io::Result<()> {
     let mut done = 0;
     while done < len {
-        let piece = PIECE.min(len - done);
-        to.write_all_at(&files::read(from, at + done, at + done + piece)?, target + done)?;
+        let piece = COPY_BYTES.min(len - done);
+        to.write_all_at(&shape_files::read_range(from, at + done, at + done + piece)?, target + done)?;
         done += piece;
     }
     Ok(())
 }
 
-impl Compacted {
-    /// What was written to the old file meanwhile is written to the new one, too. From here on nobody may write to it.
+impl CompactedLog {
+    /// Copies bytes that were added to the old log file since. The caller must prevent further
+    /// writes to it.
     pub(crate) fn catch_up(&self, inner: &StoreInner) -> io::Result<()> {
-        let Compacted { shape, base: before, log } = self;
+        let CompactedLog { shape, base: before, log } = self;
         let copied = || {
-            let old = inner.files.open(shape.id, Kind::Log(*before))?;
-            let new = inner.files.open(shape.id, Kind::Log(log.base))?;
+            let old = inner.files.open(shape.id, FileKind::Log(*before))?;
+            let new = inner.files.open(shape.id, FileKind::Log(log.base))?;
             let written = shape.lock().log.written();
-            copy(&*old, log.len - before, &*new, log.len - log.base, written.saturating_sub(log.len))
+            copy_range(&*old, log.len - before, &*new, log.len - log.base, written.saturating_sub(log.len))
         };
         match copied() {
             Err(_) if shape.gone().is_some() => Ok(()),
@@ -127,63 +143,65 @@ impl Compacted {
         }
     }
 
-    /// The catalog names the new files.
-    pub(crate) fn take_effect(self, inner: &StoreInner) {
+    /// Makes the shape use the new files. The catalog must refer to them.
+    pub(crate) fn install(self, inner: &StoreInner) {
         self.shape.merged(&self.log);
-        lock(&inner.garbage).extend(new_files(self.base).map(|kind| (self.shape.id, kind)));
+        lock(&inner.garbage).extend(log_files(self.base).map(|kind| (self.shape.id, kind)));
         if self.shape.gone().is_some() {
-            // It may have been deleted before the files were made.
-            self.give_up(inner);
+            // The shape may have been deleted before its files were created.
+            self.discard(inner);
         }
     }
 
-    /// Nobody will name the new files.
-    pub(crate) fn give_up(self, inner: &StoreInner) {
-        new_files(self.log.base).into_iter().for_each(|kind| inner.files.remove_one(self.shape.id, kind));
+    /// Removes the new files. No catalog refers to them.
+    pub(crate) fn discard(self, inner: &StoreInner) {
+        log_files(self.log.base).into_iter().for_each(|kind| inner.files.remove_file(self.shape.id, kind));
     }
 }
 
-/// Writes what is merged.
-struct Past {
+/// Writer of the merged file.
+struct PastWriter {
     file: Arc<dyn DiskFile>,
     chunk_bytes: u64,
-    /// What the file has.
+    /// Bytes in the file.
     written: u64,
+    /// Messages that are not in the file yet.
     unwritten: Vec<u8>,
-    chunks: Vec<Chunk>,
-    /// The last message. It is the last of its transaction if the next one is of another.
-    held: Option<(Offset, Vec<u8>)>,
+    chunks: Vec<ClosedChunk>,
+    /// The last message and its offset. If the next message belongs to another transaction, this
+    /// one is its transaction's last.
+    pending: Option<(Offset, Vec<u8>)>,
 }
 
-impl Past {
+impl PastWriter {
     fn new(file: Arc<dyn DiskFile>, chunk_bytes: u64) -> Self {
-        Past { file, chunk_bytes, written: 0, unwritten: Vec::new(), chunks: Vec::new(), held: None }
+        PastWriter { file, chunk_bytes, written: 0, unwritten: Vec::new(), chunks: Vec::new(), pending: None }
     }
 
-    /// Takes the whole messages of a window.
+    /// Merges the whole messages of a window, and removes them from it.
     fn merge(&mut self, window: &mut Vec<u8>) -> io::Result<()> {
         let Some(end) = memchr::memrchr(b'\n', window) else { return Ok(()) };
         for message in merge(&window[..=end]).ok_or(io::ErrorKind::InvalidData)? {
-            let place = place_of(&message).ok_or(io::ErrorKind::InvalidData)?;
-            if let Some((before, mut held)) = self.held.replace((place, message.into_owned())) {
-                if before.lsn != place.lsn && held.ends_with(MORE) {
-                    held.truncate(held.len() - MORE.len());
-                    held.extend_from_slice(LAST);
+            let offset = place_of(&message).ok_or(io::ErrorKind::InvalidData)?;
+            if let Some((before, mut pending)) = self.pending.replace((offset, message.into_owned())) {
+                if before.lsn != offset.lsn && pending.ends_with(MORE) {
+                    pending.truncate(pending.len() - MORE.len());
+                    pending.extend_from_slice(LAST);
                 }
-                self.push(&held, before)?;
+                self.push(&pending, before)?;
             }
         }
         window.drain(..=end);
         Ok(())
     }
 
-    fn push(&mut self, message: &[u8], place: Offset) -> io::Result<()> {
+    fn push(&mut self, message: &[u8], offset: Offset) -> io::Result<()> {
         self.unwritten.extend_from_slice(message);
         let end = self.written + self.unwritten.len() as u64;
         if end - self.chunks.last().map_or(0, |chunk| chunk.end) >= self.chunk_bytes {
-            self.chunks.push(Chunk { end, last: place });
+            self.chunks.push(ClosedChunk { end, last: offset });
         }
-        if self.unwritten.len() as u64 >= PIECE { self.flush() } else { Ok(()) }
+        if self.unwritten.len() as u64 >= COPY_BYTES { self.flush() } else { Ok(()) }
     }
 
     fn flush(&mut self) -> io::Result<()> {
@@ -193,12 +211,12 @@ impl Past {
         Ok(())
     }
 
-    fn finish(mut self) -> io::Result<Vec<Chunk>> {
-        if let Some((place, held)) = self.held.take() {
-            self.push(&held, place)?;
+    fn finish(mut self) -> io::Result<Vec<ClosedChunk>> {
+        if let Some((offset, pending)) = self.pending.take() {
+            self.push(&pending, offset)?;
             let end = self.written + self.unwritten.len() as u64;
             if self.chunks.last().is_none_or(|chunk| chunk.end < end) {
-                self.chunks.push(Chunk { end, last: place });
+                self.chunks.push(ClosedChunk { end, last: offset });
             }
         }
         self.flush()?;

@@ -1,48 +1,53 @@
-//! The store: where the logs of shapes are kept.
+//! Store: the durable logs of all shapes, in one directory on disk.
 //!
-//! On disk, in one directory:
-//! - `catalog`: every shape, as it was when a segment of the log began;
-//! - `wal/`: the write-ahead log from there on, what is synced and what is acknowledged;
-//! - `shapes/`: for each shape a snapshot and a log, in exactly the bytes that clients get, written when it suits; of a long log, what is old
-//!   apart, merged;
-//! - `head`: how far the log is durable, for those who read beside the writer;
-//! - `lock`: who has it writes.
+//! The files of the directory:
+//! - `catalog`: every table and shape, as of the start of a WAL segment.
+//! - `wal/`: the write-ahead log (WAL) from that segment on. A record is acknowledged once it is
+//!   synced here.
+//! - `shapes/`: for each shape a snapshot and a log, in the bytes that clients receive. They are
+//!   written later, by a checkpoint or when memory is short. The old part of a long log is merged
+//!   into a file of its own.
+//! - `head`: how far the WAL is durable, for processes that read while another one writes.
+//! - `lock`: locked by the process that writes.
 //!
-//! Invariant: what was acknowledged is there after a crash, and what was served is what is there.
-//! Kept by: nothing is visible, and nothing is acknowledged, before the record that says so was synced. The catalog says how much of a
-//! shape's files counts; what lies beyond was never visible, and is written again from the log.
+//! Invariant: an acknowledged record survives a crash. Bytes that were served to a client are never
+//! different later.
+//! Enforced by: a record is neither visible nor acknowledged before it is synced. The catalog
+//! states how many bytes of each shape file are valid. Bytes after them were never visible, and are
+//! written again from the WAL.
 //!
 //! # Versions
 //! A directory that this version can't read is refused ([`OpenError::Format`],
 //! [`OpenError::Unreadable`]), and no byte of it changes.
-//! - The catalog's first record has the format of the whole directory ([`catalog::FORMAT`]).
-//!   A version refuses every other one.
-//! - The format is raised with a new kind of record or note, with a field that readers must
-//!   understand, with another kind of file, or with another form of the shapes' files. A writer
-//!   writes the catalog with its format before the first such record: see [`writer::begin`].
-//! - A field that older versions may ignore, and lose, needs no other format: it has
+//! - The catalog's first record has the format of the whole directory ([`catalog::FORMAT`]). A
+//!   version refuses every other format.
+//! - These changes raise the format: a new kind of record or note, a field that readers must
+//!   understand, a new kind of file, and another encoding of the shapes' files. A writer writes the
+//!   catalog with its format before the first such record: see [`writer::begin`].
+//! - A field that older versions may ignore, and lose, doesn't raise the format. It has
 //!   `#[serde(default)]`.
-//! - These stay as they are in every version, so that each can recognise the others: the frame of
-//!   a record, the catalog's first record with its `format`, the beginning of a segment
+//! - These parts are the same in every version, so that each version recognises the others: the
+//!   frame of a record, the catalog's first record with its `format`, the start of a segment
 //!   (`forebay wal `, a version, a line break), and the first 28 bytes of `head`.
-//! - A whole record that this version doesn't understand is refused under any format.
+//! - A whole record that this version can't decode is refused under any format.
 
+mod apply;
 pub(crate) mod catalog;
 pub(crate) mod checkpoint;
 mod compaction;
 pub(crate) mod disk;
-pub(crate) mod files;
-pub(crate) mod head;
-mod history;
-pub(crate) mod queue;
-pub(crate) mod reading;
+pub(crate) mod frame;
+pub(crate) mod message_sequence;
 pub(crate) mod record;
-pub(crate) mod strand;
+pub(crate) mod replay;
+pub(crate) mod shape_files;
 mod summary;
 #[cfg(test)]
 mod upgrade_tests;
 pub(crate) mod wal;
+pub(crate) mod write_queue;
 pub(crate) mod writer;
+pub(crate) mod writer_head;
 
 use std::io;
 
@@ -50,61 +55,61 @@ pub use self::summary::StoreSummary;
 
 use crate::shapes::StoreFailure;
 
-/// Why a store can't be used.
+/// Why a storage directory can't be opened or written.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum OpenError {
-    /// Its files are of another version.
+    /// Another version wrote the directory in another format.
     #[error(
         "the storage directory was written by another version of Forebay (format {found}; this one reads {known}): run that version, or begin with an empty directory, from which clients start over"
     )]
     Format {
-        /// What is there.
+        /// Format of the directory.
         found: u32,
-        /// What can be read.
+        /// Format that this version reads.
         known: u32,
     },
-    /// It has something that is whole, and that this version doesn't understand.
+    /// A whole record, or the start of a segment, that this version can't decode.
     #[error(
         "this version of Forebay can't read {file} in the storage directory ({what}): a newer version wrote it; run that version, or begin with an empty directory, from which clients start over"
     )]
     Unreadable {
-        /// Which file, by its path in the directory.
+        /// Path of the file within the directory.
         file: String,
-        /// What of it.
+        /// Which record, without its values.
         what: String,
     },
-    /// It isn't what was written.
+    /// The bytes are not those that were written.
     #[error(
         "{file} in the storage directory is damaged: restore it, or begin with an empty directory, from which clients start over"
     )]
     Damaged {
-        /// Which file.
+        /// The damaged file.
         file: &'static str,
     },
-    /// Somebody else has it.
+    /// Another process holds the lock of the directory.
     #[error("another process writes to the storage directory")]
     Locked,
-    /// It failed before.
+    /// An earlier write failed.
     #[error(transparent)]
     Failed(#[from] StoreFailure),
-    /// The operating system says no.
+    /// An operation of the filesystem failed.
     #[error("the storage directory can't be used: {0}")]
     Io(#[from] io::Error),
 }
 
-/// Why what is in the storage directory can't be served, as clients and probes are told.
+/// Why a storage directory can't be served. Shown to clients and probes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum StoreUnusable {
-    /// Another version wrote it.
+    /// Another version wrote the directory.
     OtherVersion,
-    /// It isn't what was written.
+    /// The bytes are not those that were written.
     Damaged,
 }
 
 impl StoreUnusable {
-    /// One sentence, without details: those are in the log.
+    /// Returns one sentence for clients. The details are in the log.
     pub fn as_str(self) -> &'static str {
         match self {
             StoreUnusable::OtherVersion => {
@@ -116,7 +121,7 @@ impl StoreUnusable {
 }
 
 impl OpenError {
-    /// What is wrong with the directory itself; `None`: it may be used later.
+    /// Returns why the directory can't be served, or `None` if it may become usable.
     pub fn unusable(&self) -> Option<StoreUnusable> {
         match self {
             OpenError::Format { .. } | OpenError::Unreadable { .. } => Some(StoreUnusable::OtherVersion),

@@ -1,458 +1,169 @@
-//! What is written to the write-ahead log and the catalog: records, each in a frame that shows whether it is whole.
+//! Records of the write-ahead log and the catalog.
 //!
-//! Invariant: what [`next`] returns was written by [`frame`], whole; whatever else lies in a file, it returns nothing and never panics.
-//! Kept by: a frame is its payload's length, the CRC-32C of both, and the payload. A length of 0 ends a file.
-//! A whole frame whose payload this version doesn't understand is [`UnknownRecord`], never the end: a
-//! newer version wrote it.
-
-use std::collections::BTreeMap;
-use std::fmt;
+//! The types that implement `Serialize` are stored as JSON: the names of their fields and variants
+//! are part of the format. `frame.rs` encodes all records.
 
 use bytes::Bytes;
-use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
 
+use super::frame;
 use crate::definition::{CatalogState, ShapeOptions, TableSchema};
 
-/// Length and checksum.
-pub(crate) const HEAD: usize = 8;
+/// Maximum text of a record, in bytes. The rest of the payload is for its other fields.
+pub(crate) const MAX_TEXT: usize = frame::MAX_PAYLOAD_BYTES - (128 << 20);
 
-/// A record can't be larger: whatever says so isn't one.
-pub(crate) const MAX_PAYLOAD: usize = 1 << 30;
-
-/// Nor can its text, so that what else is in it has room.
-pub(crate) const MAX_TEXT: usize = MAX_PAYLOAD - (128 << 20);
-
-/// One step in the store's history.
+/// One entry of the write-ahead log or the catalog.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Record {
-    /// A part of a transaction; more comes.
-    Part(Changes),
-    /// The last part of a transaction: it is committed.
-    Commit(Changes, Commit),
-    /// All else, with bytes that belong to it.
+    /// A part of a transaction that is not its last.
+    Part(TransactionPart),
+    /// The last part of a transaction, and its commit.
+    Commit(TransactionPart, CommitRecord),
+    /// Any other event, and bytes that belong to it.
     Note(Note, Bytes),
 }
 
-/// What a transaction does to shapes.
+/// The changes of a transaction, or of a part of one, to all shapes.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub(crate) struct Changes {
-    /// The commit's position.
+pub(crate) struct TransactionPart {
+    /// LSN of the transaction's commit.
     pub(crate) lsn: u64,
-    /// Whether nothing of the transaction comes before: if something does, it is from a stream that was cut, and comes again.
+    /// Whether this is the transaction's first part. Parts staged before it belong to a stream that
+    /// was cut, and are sent again.
     pub(crate) is_first: bool,
     /// Which messages of `text` belong to which shape.
-    pub(crate) touches: Vec<Touch>,
-    /// Messages, each once, each with [`MORE`](crate::encode::MORE) at its end.
+    pub(crate) touches: Vec<ShapeTouch>,
+    /// Messages, each one once, and each with [`MORE`](crate::encode::MORE) at its end.
     pub(crate) text: Bytes,
 }
 
+/// The messages of a [`TransactionPart`] that belong to one shape.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct Touch {
+pub(crate) struct ShapeTouch {
     pub(crate) shape: u64,
-    pub(crate) ranges: Vec<Range>,
+    pub(crate) ranges: Vec<MessageRange>,
 }
 
-/// Messages that follow each other.
+/// Consecutive messages in the text of a [`TransactionPart`].
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct Range {
-    /// The first byte of the text.
+pub(crate) struct MessageRange {
+    /// Index of the first byte.
     pub(crate) from: u32,
-    /// The one after the last.
+    /// Index after the last byte.
     pub(crate) to: u32,
-    /// The number of its last change.
+    /// Number of the last change within its transaction.
     pub(crate) last_op: u64,
 }
 
+/// The commit of a transaction.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct Commit {
-    /// The position after the transaction; 0: it was told before, and only some shape took it late.
+pub(crate) struct CommitRecord {
+    /// LSN after the transaction. 0 if the transaction was logged before, and only a late shape
+    /// gets its changes with this record.
     pub(crate) end: u64,
-    /// The shapes that earlier parts touched, and this one doesn't.
+    /// Ids of the shapes that earlier parts changed and this part doesn't.
     pub(crate) earlier: Vec<u64>,
 }
 
+/// A record without changes, encoded as JSON. The names of its variants and fields are part of the
+/// format.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Note {
-    /// Nothing of interest up to here.
+    /// No change for any shape up to this LSN.
     Advance { lsn: u64 },
-    /// A table that shapes after it refer to. Its state is the one as of which all shapes of its
-    /// oid are right.
+    /// A table that later records refer to by `id`. Its catalog state is the new baseline of all
+    /// shapes of its oid.
     Table { id: u64, table: Box<TableSchema> },
-    /// A shape begins; its snapshot is yet to come.
+    /// A shape is created. Its snapshot is not complete yet.
     Create { id: u64, handle: String, table: u64, choice: ShapeOptions },
-    /// Its snapshot is complete. The bytes are the snapshot's, if it has no file of its own.
-    Complete(Completed),
-    /// It is gone.
+    /// The snapshot of a shape is complete. The record's bytes are the snapshot, unless it has a
+    /// file.
+    Complete(CompletedSnapshot),
+    /// A shape is deleted.
     Delete { id: u64 },
-    /// All shapes before this one are gone; what follows is the history of this origin from here on.
+    /// All shapes with an id below `below` are deleted. The records after it are the history of
+    /// `origin` from `lsn` on.
     Reset { origin: String, lsn: u64, below: u64 },
-    /// The same history under another name.
+    /// The history continues under another origin.
     Adopt { origin: String },
-    /// The catalog's first record.
-    Catalog(CatalogHead),
-    /// Of the catalog: a shape as it was.
-    Shape(Box<Kept>),
-    /// Of the catalog: it is whole.
+    /// First record of the catalog.
+    Catalog(CatalogHeader),
+    /// Catalog only: a shape.
+    Shape(Box<CatalogShape>),
+    /// Catalog only: the last record, with the number of shapes.
     End { shapes: usize },
 }
 
+/// A complete snapshot of a shape.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Completed {
+pub(crate) struct CompletedSnapshot {
     pub(crate) id: u64,
-    pub(crate) seen: Seen,
+    pub(crate) seen: SnapshotVisibility,
+    /// Length of the snapshot, in bytes.
     pub(crate) len: u64,
-    /// Where its chunks end.
+    /// End of each chunk, in bytes.
     pub(crate) chunks: Vec<u64>,
 }
 
-/// What a shape's snapshot has seen, so that the log goes on where it ends.
+/// Postgres snapshot of a shape: which transactions it sees. The log has the others.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Seen {
+pub(crate) struct SnapshotVisibility {
     pub(crate) xmin: u64,
     pub(crate) xmax: u64,
     pub(crate) xip: Vec<u64>,
-    /// Transactions whose commit isn't before this position aren't in it.
+    /// The snapshot sees no transaction whose commit is at or after this LSN.
     pub(crate) lsn: u64,
 }
 
+/// First record of the catalog: the state that belongs to no single table or shape.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-pub(crate) struct CatalogHead {
-    /// The format of the whole store.
+pub(crate) struct CatalogHeader {
+    /// Format of the whole storage directory.
     pub(crate) format: u32,
+    /// Origin of the history, as given to `Shapes::reset` or `Shapes::adopt`.
     pub(crate) origin: Option<String>,
+    /// LSN up to which the stream is durable.
     pub(crate) lsn: u64,
+    /// The offset `<seen>_0` is after all visible messages and before all later ones.
     pub(crate) seen: u64,
+    /// Id of the next shape.
     pub(crate) next_id: u64,
+    /// Time in the last handle. Each handle has a later one.
     pub(crate) last_handle: u64,
-    /// The first segment of the log that isn't in the catalog.
+    /// First WAL segment that the catalog doesn't cover.
     pub(crate) segment: u64,
-    /// Catalog states as of which the shapes of a table are right, by its oid.
+    /// Catalog state that is the baseline of a table's shapes, by the table's oid.
     #[serde(default)]
     pub(crate) states: Vec<(u32, CatalogState)>,
 }
 
-/// A shape, as the catalog keeps it.
+/// A shape in the catalog.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Kept {
+pub(crate) struct CatalogShape {
     pub(crate) id: u64,
     pub(crate) handle: String,
+    /// Fingerprint of its table, as in [`Note::Table`].
     pub(crate) table: u64,
     pub(crate) choice: ShapeOptions,
-    /// `None`: the snapshot wasn't complete.
-    pub(crate) snapshot: Option<Completed>,
-    pub(crate) log: KeptLog,
+    /// `None` if the snapshot was not complete.
+    pub(crate) snapshot: Option<CompletedSnapshot>,
+    pub(crate) log: CatalogLog,
 }
 
+/// Log of a shape in the catalog.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-pub(crate) struct KeptLog {
+pub(crate) struct CatalogLog {
+    /// Length of the log, in bytes, with the merged part counted at its old length.
     pub(crate) len: u64,
+    /// LSN and operation of the last visible offset.
     pub(crate) last: (u64, u64),
-    /// Where its chunks end, and with which offset.
+    /// Each closed chunk: its end in bytes, and the LSN and operation of its last offset.
     pub(crate) chunks: Vec<(u64, u64, u64)>,
-    /// What was before this position is merged.
+    /// Start of the log file, in bytes of the log. Messages before it are merged.
     #[serde(default)]
     pub(crate) base: u64,
-    /// The chunks of that.
+    /// Closed chunks of the merged part.
     #[serde(default)]
     pub(crate) past: Vec<(u64, u64, u64)>,
-}
-
-const PART: u8 = 1;
-const COMMIT: u8 = 2;
-const NOTE: u8 = 3;
-
-/// Writes the record's frame to `out`, all but the text that ends it: that is returned, and follows in the file.
-pub(crate) fn frame(record: &Record, out: &mut Vec<u8>) -> Bytes {
-    let start = out.len();
-    out.extend_from_slice(&[0; HEAD]);
-    let text = match record {
-        Record::Part(changes) => {
-            out.push(PART);
-            put_changes(out, changes);
-            changes.text.clone()
-        }
-        Record::Commit(changes, commit) => {
-            out.push(COMMIT);
-            put(out, commit.end);
-            put(out, commit.earlier.len() as u64);
-            commit.earlier.iter().for_each(|shape| put(out, *shape));
-            put_changes(out, changes);
-            changes.text.clone()
-        }
-        Record::Note(note, bytes) => {
-            out.push(NOTE);
-            let note = serde_json::to_vec(note).expect("notes are plain data");
-            put(out, note.len() as u64);
-            out.extend_from_slice(&note);
-            bytes.clone()
-        }
-    };
-    let payload = out.len() - start - HEAD + text.len();
-    let length = u32::try_from(payload).ok().filter(|length| *length as usize <= MAX_PAYLOAD);
-    let length =
-        length.expect("whoever makes a text keeps it below MAX_TEXT, and what else there is is small");
-    let length = length.to_le_bytes();
-    let checksum = crc32c::crc32c_append(crc32c::crc32c(&length), &out[start + HEAD..]);
-    let checksum = crc32c::crc32c_append(checksum, &text).to_le_bytes();
-    out[start..start + 4].copy_from_slice(&length);
-    out[start + 4..start + HEAD].copy_from_slice(&checksum);
-    text
-}
-
-/// How long the record at the beginning of `bytes` is by its own account, with its frame; if there are too few bytes to tell, at least this.
-pub(crate) fn length(bytes: &[u8]) -> usize {
-    let length = bytes.first_chunk().map_or(0, |length| u32::from_le_bytes(*length) as usize);
-    HEAD + if length <= MAX_PAYLOAD { length } else { 0 }
-}
-
-/// A whole record that this version doesn't understand. Says what it is, without any of its values.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) struct UnknownRecord(String);
-
-impl UnknownRecord {
-    fn describe(payload: &Bytes) -> Self {
-        UnknownRecord(match payload.first() {
-            Some(&NOTE) => match note_name(payload) {
-                Some(name) => format!("a note {name:?}"),
-                None => "a note without a name".to_owned(),
-            },
-            Some(&(PART | COMMIT)) => "a transaction in another form".to_owned(),
-            Some(kind) => format!("a record of kind {kind}"),
-            None => "a record without a kind".to_owned(),
-        })
-    }
-}
-
-impl fmt::Display for UnknownRecord {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-/// Which [`Note`] a payload has, by its own account.
-fn note_name(payload: &Bytes) -> Option<String> {
-    let mut cursor = Cursor { bytes: payload.slice(1..) };
-    let length = usize::try_from(cursor.number()?).ok()?;
-    let note: BTreeMap<String, IgnoredAny> = serde_json::from_slice(cursor.bytes.get(..length)?).ok()?;
-    note.into_keys().next().map(|name| name.chars().take(64).collect())
-}
-
-/// Returns the record at the beginning of `bytes`, and its length with its frame; `None`: there is
-/// no whole one.
-///
-/// Fails if there is a whole one that this version doesn't understand.
-pub(crate) fn next(bytes: &Bytes) -> Result<Option<(Record, usize)>, UnknownRecord> {
-    let Some(payload) = payload(bytes) else { return Ok(None) };
-    let length = HEAD + payload.len();
-    match read(Cursor { bytes: payload.clone() }) {
-        Some(record) => Ok(Some((record, length))),
-        None => Err(UnknownRecord::describe(&payload)),
-    }
-}
-
-/// What the frame at the beginning of `bytes` has, if it is whole.
-fn payload(bytes: &Bytes) -> Option<Bytes> {
-    let length = u32::from_le_bytes(bytes.get(..4)?.try_into().ok()?) as usize;
-    let checksum = u32::from_le_bytes(bytes.get(4..HEAD)?.try_into().ok()?);
-    if length == 0 || length > MAX_PAYLOAD {
-        return None;
-    }
-    let payload = bytes.get(HEAD..HEAD + length)?;
-    let is_whole = crc32c::crc32c_append(crc32c::crc32c(&bytes[..4]), payload) == checksum;
-    is_whole.then(|| bytes.slice(HEAD..HEAD + length))
-}
-
-fn read(mut cursor: Cursor) -> Option<Record> {
-    match cursor.byte()? {
-        PART => cursor.changes().map(Record::Part),
-        COMMIT => {
-            let end = cursor.number()?;
-            let earlier = cursor.list(Cursor::number)?;
-            Some(Record::Commit(cursor.changes()?, Commit { end, earlier }))
-        }
-        NOTE => {
-            let length = usize::try_from(cursor.number()?).ok()?;
-            let note = serde_json::from_slice(cursor.bytes.get(..length)?).ok()?;
-            Some(Record::Note(note, cursor.bytes.slice(length..)))
-        }
-        _ => None,
-    }
-}
-
-fn put_changes(out: &mut Vec<u8>, changes: &Changes) {
-    put(out, changes.lsn);
-    out.push(u8::from(changes.is_first));
-    put(out, changes.touches.len() as u64);
-    for touch in &changes.touches {
-        put(out, touch.shape);
-        put(out, touch.ranges.len() as u64);
-        for Range { from, to, last_op } in &touch.ranges {
-            put(out, u64::from(*from));
-            put(out, u64::from(to - from));
-            put(out, *last_op);
-        }
-    }
-}
-
-/// Seven bits a byte, the lowest first; all but the last have the eighth set.
-fn put(out: &mut Vec<u8>, mut number: u64) {
-    while number >= 0x80 {
-        out.push(number as u8 | 0x80);
-        number >>= 7;
-    }
-    out.push(number as u8);
-}
-
-struct Cursor {
-    bytes: Bytes,
-}
-
-impl Cursor {
-    fn byte(&mut self) -> Option<u8> {
-        let first = *self.bytes.first()?;
-        let _read = self.bytes.split_to(1);
-        Some(first)
-    }
-
-    fn number(&mut self) -> Option<u64> {
-        let mut number = 0_u64;
-        for (at, byte) in self.bytes.iter().take(10).enumerate() {
-            number |= u64::from(byte & 0x7f).checked_shl(7 * at as u32)?;
-            if byte & 0x80 == 0 {
-                let _read = self.bytes.split_to(at + 1);
-                return Some(number);
-            }
-        }
-        None
-    }
-
-    fn list<T>(&mut self, item: impl Fn(&mut Self) -> Option<T>) -> Option<Vec<T>> {
-        let count = usize::try_from(self.number()?).ok()?;
-        // An item takes at least a byte: a length can't make us take more memory than the record has.
-        let mut items = Vec::with_capacity(count.min(self.bytes.len()));
-        for _ in 0..count {
-            items.push(item(self)?);
-        }
-        Some(items)
-    }
-
-    fn changes(&mut self) -> Option<Changes> {
-        let lsn = self.number()?;
-        let is_first = match self.byte()? {
-            0 => false,
-            1 => true,
-            _ => return None,
-        };
-        let touches = self.list(|cursor| {
-            let shape = cursor.number()?;
-            let ranges = cursor.list(|cursor| {
-                let from = u32::try_from(cursor.number()?).ok()?;
-                let to = from.checked_add(u32::try_from(cursor.number()?).ok()?)?;
-                Some(Range { from, to, last_op: cursor.number()? })
-            })?;
-            Some(Touch { shape, ranges })
-        })?;
-        let text = self.bytes.clone();
-        let within = |range: &Range| range.to as usize <= text.len();
-        let fits = touches.iter().all(|touch| touch.ranges.iter().all(within));
-        fits.then_some(Changes { lsn, is_first, touches, text })
-    }
-}
-
-/// A frame around any payload, such as a newer version may write.
-#[cfg(test)]
-pub(crate) fn framed_payload(payload: &[u8]) -> Vec<u8> {
-    let length = (payload.len() as u32).to_le_bytes();
-    let checksum = crc32c::crc32c_append(crc32c::crc32c(&length), payload).to_le_bytes();
-    [&length, &checksum, payload].concat()
-}
-
-#[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
-
-    use super::*;
-
-    fn framed(records: &[Record]) -> Bytes {
-        let mut out = Vec::new();
-        for record in records {
-            let text = frame(record, &mut out);
-            out.extend_from_slice(&text);
-        }
-        out.into()
-    }
-
-    fn some_records() -> Vec<Record> {
-        let ranges = vec![Range { from: 0, to: 3, last_op: 0 }, Range { from: 5, to: 9, last_op: 1 << 33 }];
-        let touches = vec![Touch { shape: 300, ranges }];
-        let changes =
-            Changes { lsn: u64::MAX, is_first: true, touches, text: Bytes::from_static(b"abcdefghi") };
-        vec![
-            Record::Part(changes.clone()),
-            Record::Commit(changes, Commit { end: 7, earlier: vec![1, 1 << 40] }),
-            Record::Note(Note::Delete { id: 5 }, Bytes::new()),
-            Record::Note(Note::Advance { lsn: 5 }, Bytes::from_static(b"more")),
-        ]
-    }
-
-    #[test]
-    fn records_are_read_as_they_were_written() {
-        let records = some_records();
-        let mut bytes = framed(&records);
-        for record in records {
-            let (read, length) = next(&bytes).unwrap().expect("a record");
-            assert_eq!(read, record);
-            assert_eq!(super::length(&bytes), length);
-            let _read = bytes.split_to(length);
-        }
-        assert_eq!(next(&bytes), Ok(None));
-        assert_eq!(next(&Bytes::from_static(&[0; 64])), Ok(None));
-    }
-
-    #[test]
-    fn a_whole_record_of_a_newer_version_says_what_it_is_and_is_no_end() {
-        let note = |json: &str| [&[NOTE, json.len() as u8], json.as_bytes(), b"bytes"].concat();
-        for (payload, said) in [
-            (vec![9, 1, 2], "a record of kind 9"),
-            (note(r#"{"merge":{"secret":"value"}}"#), r#"a note "merge""#),
-            (note(r#"{"advance":{"lsn":"a text"}}"#), r#"a note "advance""#),
-            (note(r#"{"delete":{}}"#), r#"a note "delete""#),
-            (note("[]"), "a note without a name"),
-            (vec![NOTE, 200], "a note without a name"),
-            (vec![PART, 1, 2, 0], "a transaction in another form"),
-            (vec![COMMIT], "a transaction in another form"),
-        ] {
-            let mut bytes = framed_payload(&payload);
-            assert_eq!(next(&bytes.clone().into()), Err(UnknownRecord(said.to_owned())));
-            bytes.truncate(bytes.len() - 1);
-            assert_eq!(next(&bytes.into()), Ok(None), "it isn't whole: {said}");
-        }
-        // What is added to a note is for those who know it.
-        let more = framed_payload(&note(r#"{"advance":{"lsn":5,"more":[1]}}"#));
-        assert!(matches!(next(&more.into()), Ok(Some((Record::Note(Note::Advance { lsn: 5 }, _), _)))));
-    }
-
-    proptest! {
-        #[test]
-        fn a_damaged_record_is_none(at in 0_usize..200, flip in 1_u8..) {
-            for record in some_records() {
-                let mut bytes = framed(&[record]).to_vec();
-                let at = at % bytes.len();
-                bytes[at] ^= flip;
-                prop_assert_eq!(next(&bytes.into()), Ok(None));
-            }
-        }
-
-        #[test]
-        fn noise_is_never_a_record(noise: Vec<u8>) {
-            prop_assert_eq!(next(&noise.clone().into()), Ok(None));
-            // Not even where the checksum agrees.
-            let noise = Bytes::from(noise);
-            if read(Cursor { bytes: noise.clone() }).is_none() {
-                let _anything = UnknownRecord::describe(&noise);
-            }
-        }
-    }
 }

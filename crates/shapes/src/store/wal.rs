@@ -1,14 +1,17 @@
-//! The write-ahead log: segments of framed records, one after the other.
+//! Write-ahead log (WAL): segments of framed records, one after the other.
 //!
-//! Invariant: what [`Wal::sync`] has returned for is there after a crash, all of it, in order.
-//! Kept by: a segment is made, with its name, before anything is written to it; the next one begins only after the last was synced, and
-//! nobody writes to a segment that another process began.
-//! Only the torn end of the last segment is cut. Where a record isn't whole:
-//! - before what the [head](super::head) says to be durable, or in a segment that has a successor,
-//!   the log is damaged, and refused;
-//! - after that, the record was never acknowledged: the log ends there. Whole records may follow,
-//!   since a disk may write the pages of one append in any order. After a power failure the head
-//!   may be old, or gone; then damage to the last segment can't be told from such an append.
+//! Invariant: all records before a successful [`WalWriter::sync`] survive a crash, in order.
+//! Enforced by: a segment and its name are durable before the first record is written to it. The
+//! next segment is created only after the last one was synced. No process appends to a segment
+//! that another process created.
+//!
+//! Only the torn end of the last segment is truncated. A record that is not whole means:
+//! - before the durable position of the [head](super::writer_head), or in a segment with a
+//!   successor: the WAL is damaged, and refused.
+//! - after it: the record was never acknowledged, and the WAL ends there. Whole records may follow,
+//!   because a disk may write the pages of one append in any order. After a power failure the head
+//!   may be old or missing. Then damage to the last segment can't be distinguished from such an
+//!   append.
 
 #[cfg(test)]
 mod tests;
@@ -20,49 +23,54 @@ use bytes::Bytes;
 
 use super::OpenError;
 use super::disk::{Disk, DiskFile};
-use super::files;
-use super::record::{self, Record};
+use super::frame;
+use super::record::Record;
+use super::shape_files;
 
+/// Directory of the segments.
 pub(crate) const DIR: &str = "wal";
 
-/// Begins every segment.
+/// First bytes of every segment.
 const MAGIC: &[u8; 16] = b"forebay wal 001\n";
 
-/// Begins every segment of every version.
-const ANY_MAGIC: &[u8] = b"forebay wal ";
+/// First bytes of every segment of any version.
+const MAGIC_PREFIX: &[u8] = b"forebay wal ";
 
-/// How much of a segment is read at once, unless a record is larger.
+/// Bytes of a segment that are read at once, unless a record is larger.
 const WINDOW_BYTES: usize = 1 << 20;
 
-pub(crate) fn path(segment: u64) -> String {
+/// Returns the path of a segment within the storage directory.
+pub(crate) fn segment_path(segment: u64) -> String {
     format!("{DIR}/{segment:016x}")
 }
 
-/// A place in the log.
+/// Position in the WAL.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Place {
+pub(crate) struct WalPosition {
     pub(crate) segment: u64,
+    /// Byte within the segment.
     pub(crate) at: u64,
 }
 
-impl Place {
-    /// Before everything in a segment.
+impl WalPosition {
+    /// Returns the position of a segment's first record.
     pub(crate) fn start(segment: u64) -> Self {
-        Place { segment, at: MAGIC.len() as u64 }
+        WalPosition { segment, at: MAGIC.len() as u64 }
     }
 }
 
-/// The segment that is written.
+/// Writer of the last segment.
 #[derive(Debug)]
-pub(crate) struct Wal {
+pub(crate) struct WalWriter {
     disk: Arc<dyn Disk>,
     file: Arc<dyn DiskFile>,
-    place: Place,
+    position: WalPosition,
 }
 
-impl Wal {
-    pub(crate) fn begin(disk: Arc<dyn Disk>, segment: u64) -> io::Result<Self> {
-        let path = path(segment);
+impl WalWriter {
+    /// Creates a segment. Its name and its magic bytes are durable when this returns.
+    pub(crate) fn create(disk: Arc<dyn Disk>, segment: u64) -> io::Result<Self> {
+        let path = segment_path(segment);
         let begin = |file: &dyn DiskFile| {
             file.write_all_at(MAGIC, 0)?;
             file.sync_data()?;
@@ -70,46 +78,48 @@ impl Wal {
         };
         let file = disk.create(&path)?;
         if let Err(error) = begin(&*file) {
-            // It may be tried again and again, while there is no room.
+            // While the disk is full, this call is repeated; the file must not stay.
             let _removed = disk.remove(&path);
             return Err(error);
         }
-        Ok(Wal { disk, file, place: Place::start(segment) })
+        Ok(WalWriter { disk, file, position: WalPosition::start(segment) })
     }
 
-    /// Goes on in the next segment. May be tried again after an error.
+    /// Continues in a new segment. After an error the caller may retry.
     pub(crate) fn rotate(&mut self) -> io::Result<()> {
-        *self = Wal::begin(Arc::clone(&self.disk), self.place.segment + 1)?;
+        *self = WalWriter::create(Arc::clone(&self.disk), self.position.segment + 1)?;
         Ok(())
     }
 
-    /// Where the next record goes.
-    pub(crate) fn place(&self) -> Place {
-        self.place
+    /// Returns the position of the next record.
+    pub(crate) fn position(&self) -> WalPosition {
+        self.position
     }
 
-    /// May be tried again after an error: it begins where it began before.
+    /// Appends bytes without a sync. After an error the caller may retry: the retry overwrites what
+    /// was written.
     pub(crate) fn append(&mut self, parts: &[IoSlice<'_>]) -> io::Result<()> {
-        self.file.write_all_vectored_at(parts, self.place.at)?;
-        self.place.at += parts.iter().map(|part| part.len() as u64).sum::<u64>();
+        self.file.write_all_vectored_at(parts, self.position.at)?;
+        self.position.at += parts.iter().map(|part| part.len() as u64).sum::<u64>();
         Ok(())
     }
 
+    /// Makes all appended bytes durable.
     pub(crate) fn sync(&self) -> io::Result<()> {
         self.file.sync_data()
     }
 }
 
-/// The segments that are there, in order.
+/// Returns the numbers of all segments, in order.
 pub(crate) fn segments(disk: &dyn Disk) -> io::Result<Vec<u64>> {
     let names = disk.list(DIR)?;
     Ok(names.iter().filter_map(|name| u64::from_str_radix(name, 16).ok()).collect())
 }
 
-/// Whether some segment from this one on has a record.
+/// Returns whether any segment from `from` on has a record.
 pub(crate) fn has_records(disk: &dyn Disk, from: u64) -> Result<bool, OpenError> {
     for segment in segments(disk)?.into_iter().filter(|segment| *segment >= from) {
-        let records = Records::open(disk, Place::start(segment), None)?;
+        let records = WalRecords::open(disk, WalPosition::start(segment), None)?;
         if let Some(mut records) = records
             && records.next()?.is_some()
         {
@@ -119,45 +129,53 @@ pub(crate) fn has_records(disk: &dyn Disk, from: u64) -> Result<bool, OpenError>
     Ok(false)
 }
 
-/// The records of a segment, read a window at a time.
+/// Iterator over the records of a segment. Reads [`WINDOW_BYTES`] at a time.
 #[derive(Debug)]
-pub(crate) struct Records {
+pub(crate) struct WalRecords {
     file: Arc<dyn DiskFile>,
     segment: u64,
+    /// End of the last record that was returned.
     at: u64,
+    /// End of the bytes to read.
     end: u64,
+    /// Bytes that were read from `at` on.
     window: Bytes,
 }
 
-impl Records {
-    /// From a place on, up to `to`; `None`: there is no such segment.
-    pub(crate) fn open(disk: &dyn Disk, from: Place, to: Option<u64>) -> Result<Option<Self>, OpenError> {
-        let file = match disk.open(&path(from.segment)) {
+impl WalRecords {
+    /// Opens a segment to read records from `from` up to byte `to`. Returns `None` if the segment
+    /// doesn't exist.
+    pub(crate) fn open(
+        disk: &dyn Disk,
+        from: WalPosition,
+        to: Option<u64>,
+    ) -> Result<Option<Self>, OpenError> {
+        let file = match disk.open(&segment_path(from.segment)) {
             Ok(file) => file,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(error.into()),
         };
         let len = file.len()?;
-        let magic = files::read(&*file, 0, len.min(MAGIC.len() as u64))?;
-        let begins_well = magic == MAGIC;
-        if !begins_well && magic.len() == MAGIC.len() && magic.starts_with(ANY_MAGIC) {
+        let magic = shape_files::read_range(&*file, 0, len.min(MAGIC.len() as u64))?;
+        let has_magic = magic == MAGIC;
+        if !has_magic && magic.len() == MAGIC.len() && magic.starts_with(MAGIC_PREFIX) {
             let what = format!("it begins with {:?}", String::from_utf8_lossy(&magic));
-            return Err(OpenError::Unreadable { file: path(from.segment), what });
+            return Err(OpenError::Unreadable { file: segment_path(from.segment), what });
         }
-        // It was there, and synced, before anything else was.
-        if !begins_well && len > MAGIC.len() as u64 {
+        // The magic bytes are synced before the first record is written.
+        if !has_magic && len > MAGIC.len() as u64 {
             return Err(OpenError::Damaged { file: "the log" });
         }
-        let end = if begins_well { to.map_or(len, |to| to.min(len)) } else { 0 };
-        Ok(Some(Records { file, segment: from.segment, at: from.at, end, window: Bytes::new() }))
+        let end = if has_magic { to.map_or(len, |to| to.min(len)) } else { 0 };
+        Ok(Some(WalRecords { file, segment: from.segment, at: from.at, end, window: Bytes::new() }))
     }
 
-    /// Returns the next one; `None`: there is no other whole one. Fails if this version doesn't
-    /// understand it.
+    /// Returns the next record, or `None` if no other whole record follows. Fails if this version
+    /// can't decode the record.
     pub(crate) fn next(&mut self) -> Result<Option<Record>, OpenError> {
         loop {
-            let next = record::next(&self.window).map_err(|unknown| OpenError::Unreadable {
-                file: path(self.segment),
+            let next = frame::read_frame(&self.window).map_err(|unknown| OpenError::Unreadable {
+                file: segment_path(self.segment),
                 what: format!("{unknown} at byte {}", self.at),
             })?;
             if let Some((record, length)) = next {
@@ -166,29 +184,29 @@ impl Records {
                 return Ok(Some(record));
             }
             let (missing, left) =
-                (record::length(&self.window) > self.window.len(), self.end.saturating_sub(self.at));
-            let wanted = left.min(record::length(&self.window).max(WINDOW_BYTES) as u64);
+                (frame::framed_length(&self.window) > self.window.len(), self.end.saturating_sub(self.at));
+            let wanted = left.min(frame::framed_length(&self.window).max(WINDOW_BYTES) as u64);
             if !missing || wanted <= self.window.len() as u64 {
                 return Ok(None);
             }
-            self.window = files::read(&*self.file, self.at, self.at + wanted)?.into();
+            self.window = shape_files::read_range(&*self.file, self.at, self.at + wanted)?.into();
         }
     }
 
-    /// The end of the last one.
+    /// Returns the end of the last record that was returned, in bytes of the segment.
     pub(crate) fn at(&self) -> u64 {
         self.at
     }
 
-    /// Whether nothing is left.
+    /// Returns whether no byte is left.
     pub(crate) fn is_at_end(&self) -> bool {
         self.at >= self.end
     }
 }
 
-/// Takes away what follows the last whole record of the last segment: a segment that isn't the last one is whole.
-pub(crate) fn cut(disk: &dyn Disk, end: Place) -> io::Result<()> {
-    match disk.open(&path(end.segment)) {
+/// Removes the bytes after the last whole record of the last segment. All other segments are whole.
+pub(crate) fn truncate_after(disk: &dyn Disk, end: WalPosition) -> io::Result<()> {
+    match disk.open(&segment_path(end.segment)) {
         Ok(file) if file.len()? > end.at => {
             file.set_len(end.at)?;
             file.sync_data()
@@ -199,17 +217,23 @@ pub(crate) fn cut(disk: &dyn Disk, end: Place) -> io::Result<()> {
     }
 }
 
-/// Makes sure of what may have been written but never synced: whole records from a place on are written again, as they are, and synced.
-/// After a sync that failed they can be read, but aren't on the disk, and another sync wouldn't bring them there. Without a place, the machine
-/// has started since, and what can be read is on the disk. Returns where the log ends.
+/// Writes all whole records from `from` on again, and syncs them. Returns the end of the WAL.
 ///
-/// Writes nothing if the log is damaged, or has a record that this version can't read.
-pub(crate) fn secure(disk: &dyn Disk, from: Option<Place>) -> Result<Option<Place>, OpenError> {
-    let passed = read_through(disk, from.unwrap_or_default())?;
-    for (start, records) in passed.iter().filter(|_| from.is_some()) {
+/// After a failed sync, records can be read that are not on the disk, and a second sync wouldn't
+/// write them. If `from` is `None`, the machine was restarted since, and all readable bytes are on
+/// the disk.
+///
+/// Writes nothing if the WAL is damaged, or has a record that this version can't decode.
+pub(crate) fn rewrite_unsynced(
+    disk: &dyn Disk,
+    from: Option<WalPosition>,
+) -> Result<Option<WalPosition>, OpenError> {
+    let segments_read = read_through(disk, from.unwrap_or_default())?;
+    for (start, records) in segments_read.iter().filter(|_| from.is_some()) {
         let mut at = start.at;
         while at < records.at() {
-            let bytes = files::read(&*records.file, at, records.at().min(at + WINDOW_BYTES as u64))?;
+            let bytes =
+                shape_files::read_range(&*records.file, at, records.at().min(at + WINDOW_BYTES as u64))?;
             records.file.write_all_at(&bytes, at)?;
             at += bytes.len() as u64;
         }
@@ -217,32 +241,32 @@ pub(crate) fn secure(disk: &dyn Disk, from: Option<Place>) -> Result<Option<Plac
             records.file.sync_data()?;
         }
     }
-    Ok(passed.last().map(|(start, records)| Place { segment: start.segment, at: records.at() }))
+    Ok(segments_read.last().map(|(start, records)| WalPosition { segment: start.segment, at: records.at() }))
 }
 
-/// Fails if the log has something from a place on that this version can't read. All other errors
-/// are left to recovery: there may be no log yet, or another process is writing there.
-pub(crate) fn check_readable(disk: &dyn Disk, from: Place) -> Result<(), OpenError> {
+/// Fails if the WAL has a record from `from` on that this version can't decode. Recovery handles
+/// all other errors: the WAL may not exist yet, or another process is writing to it.
+pub(crate) fn check_readable(disk: &dyn Disk, from: WalPosition) -> Result<(), OpenError> {
     match read_through(disk, from) {
         Err(error @ OpenError::Unreadable { .. }) => Err(error),
         Ok(_) | Err(_) => Ok(()),
     }
 }
 
-/// Reads the log from a place on. Returns the segments: where reading began, and the records, all
-/// of them passed. Fails if one that has a successor isn't whole.
-fn read_through(disk: &dyn Disk, from: Place) -> Result<Vec<(Place, Records)>, OpenError> {
-    let mut passed: Vec<(Place, Records)> = Vec::new();
+/// Reads the WAL from `from` on. Returns the start of each segment, and its iterator after the last
+/// whole record. Fails if a segment with a successor is not whole.
+fn read_through(disk: &dyn Disk, from: WalPosition) -> Result<Vec<(WalPosition, WalRecords)>, OpenError> {
+    let mut segments_read: Vec<(WalPosition, WalRecords)> = Vec::new();
     for segment in segments(disk)?.into_iter().filter(|segment| *segment >= from.segment) {
-        let start = Place::start(segment).max(from);
-        if let Some(mut records) = Records::open(disk, start, None)? {
-            if passed.last().is_some_and(|(_, before)| !before.is_at_end()) {
+        let start = WalPosition::start(segment).max(from);
+        if let Some(mut records) = WalRecords::open(disk, start, None)? {
+            if segments_read.last().is_some_and(|(_, before)| !before.is_at_end()) {
                 return Err(OpenError::Damaged { file: "the log" });
             }
             while records.next()?.is_some() {}
             records.window = Bytes::new();
-            passed.push((start, records));
+            segments_read.push((start, records));
         }
     }
-    Ok(passed)
+    Ok(segments_read)
 }

@@ -1,7 +1,10 @@
-//! Writing the store.
+//! Writer thread: appends records to the WAL, syncs, applies and acknowledges them.
 //!
-//! Invariant: a record is synced, then applied, then acknowledged, in the order of the log. Kept by: one thread does it.
-//! A checkpoint makes the log short: in its own thread, while the writer goes on in the next segment.
+//! Invariant: each record is synced, then applied, then acknowledged, in the order of the WAL.
+//! Enforced by: a single thread does all of it.
+//! A checkpoint removes old WAL segments. It runs in its own thread while the writer continues in
+//! the next segment.
+//! Lock order: `mode`, then `turn`; `mode` is held during the whole start and end of the writer.
 
 use std::any::Any;
 use std::io::{self, ErrorKind, IoSlice};
@@ -14,151 +17,159 @@ use std::time::Duration;
 use bytes::Bytes;
 
 use super::OpenError;
-use super::checkpoint::{self, Checkpoint};
+use super::checkpoint::{self, StoreCheckpoint};
 use super::disk::DiskFile;
-use super::files;
-use super::head::Head;
-use super::queue::{Job, Queue};
-use super::reading::{self, Reading};
-use super::record::{self, Note, Record};
-use super::wal::{self, Place, Wal};
+use super::frame;
+use super::record::{Note, Record};
+use super::replay::{self, ReplayPosition};
+use super::shape_files;
+use super::wal::{self, WalPosition, WalWriter};
+use super::write_queue::{WriteJob, WriteQueue};
+use super::writer_head::WriterHead;
 use crate::registry::{StoreInner, lock};
 
-/// What this process does with the store.
-pub(crate) enum Mode {
-    /// It reads what another writes, and has come this far.
-    Reading(Option<Reading>),
-    Writing {
-        thread: JoinHandle<Option<Reading>>,
-        _lock: Box<dyn Any + Send>,
-    },
-    /// It couldn't write, and doesn't know what is on the disk.
+/// Role of this process for the storage directory.
+pub(crate) enum StoreMode {
+    /// It follows another writer. `None` until a catalog was read.
+    Reading(Option<ReplayPosition>),
+    /// The writer thread runs, and this process holds the lock of the directory.
+    Writing { thread: JoinHandle<Option<ReplayPosition>>, _lock: Box<dyn Any + Send> },
+    /// A write failed. The state of the disk is unknown.
     Failed,
 }
 
-impl Default for Mode {
+impl Default for StoreMode {
     fn default() -> Self {
-        Mode::Reading(None)
+        StoreMode::Reading(None)
     }
 }
 
-/// How long to wait for room on a full disk.
-const FULL_PAUSE: Duration = if cfg!(test) { Duration::from_millis(2) } else { Duration::from_secs(1) };
+/// Interval between attempts to write to a full disk.
+const DISK_FULL_RETRY: Duration = if cfg!(test) { Duration::from_millis(2) } else { Duration::from_secs(1) };
 
-/// Where several shapes are made at a time, how long one waits for others to be synced with it: that takes longer, and more, than the rest of
-/// making it. One alone never waits, and neither do changes.
-const PATIENCE: Duration = if cfg!(test) { Duration::ZERO } else { Duration::from_millis(5) };
+/// How long the creation of a shape waits for other creations, so that one sync serves all of them.
+/// The sync takes most of the time of a creation. Applies only if the last batch had several
+/// waiters. Changes never wait.
+const BATCH_WINDOW: Duration = if cfg!(test) { Duration::ZERO } else { Duration::from_millis(5) };
 
-/// Recovers, and starts the writer.
+/// Locks the directory, recovers the WAL, and starts the writer thread. Does nothing if this
+/// process writes already.
+///
+/// Fails before it changes a file if this version can't read the directory.
 pub(crate) fn begin(inner: &Arc<StoreInner>) -> Result<(), OpenError> {
     let mut mode = lock(&inner.mode);
     if let Some(failure) = lock(&inner.failure).clone() {
         return Err(failure.into());
     }
-    let Mode::Reading(reading) = &mut *mode else { return Ok(()) };
+    let StoreMode::Reading(replayed) = &mut *mode else { return Ok(()) };
     let disk = &*inner.disk;
     disk.make_dir(wal::DIR)?;
-    disk.make_dir(files::DIR)?;
+    disk.make_dir(shape_files::DIR)?;
     disk.sync_dir("")?;
-    let right = disk.try_lock()?.ok_or(OpenError::Locked)?;
-    let head = Head::read(disk);
-    // First what is known to be durable, and then the rest of the log: what this version can't read
-    // is refused before anything is written.
+    let directory_lock = disk.try_lock()?.ok_or(OpenError::Locked)?;
+    let head = WriterHead::read(disk);
+    // Apply the durable records, then read the rest of the WAL: records that this version can't
+    // decode are refused before anything is written.
     if head.is_some() {
-        reading::advance(inner, reading, head)?;
+        replay::advance(inner, replayed, head)?;
     }
-    // What is read can be seen: it has to be durable, and whoever comes after a kill in the middle
-    // of this has to see it, too.
-    if let Some(durable) = wal::secure(disk, head.map(|head| head.durable))? {
-        let head = Head { durable, ..head.unwrap_or_default() };
-        head.write(&*Head::file(disk)?).or_else(unless_full)?;
+    // Applied records are visible, so they must be durable. If this process is killed during
+    // recovery, its successor must see them, too.
+    if let Some(durable) = wal::rewrite_unsynced(disk, head.map(|head| head.durable))? {
+        let head = WriterHead { durable, ..head.unwrap_or_default() };
+        head.write(&*WriterHead::open_or_create(disk)?).or_else(ignore_full)?;
     }
-    reading::advance(inner, reading, None)?;
-    inner.abandon();
+    replay::advance(inner, replayed, None)?;
+    inner.abandon_staged();
     let incomplete = inner.forget_incomplete();
     inner.registry_mut().forget_unused_tables();
     let deleted = inner.left_to_delete();
-    if let Some(reading) = reading {
-        wal::cut(disk, reading.place)?;
+    if let Some(replayed) = replayed {
+        wal::truncate_after(disk, replayed.position)?;
     }
     let segment = wal::segments(disk)?.last().map_or(0, |last| last + 1);
-    let wal = Wal::begin(Arc::clone(&inner.disk), segment)?;
-    let is_new = reading.is_none();
-    let has_news = reading.is_some_and(|reading| reading.place > Place::start(reading.catalog));
-    let reading = reading.get_or_insert(Reading { place: wal.place(), catalog: segment });
-    // The catalog has the format. A version that raises it writes a whole checkpoint here, also if
-    // there is a catalog: before the first record of a new kind can be in the log.
+    let wal = WalWriter::create(Arc::clone(&inner.disk), segment)?;
+    let is_new = replayed.is_none();
+    let has_records =
+        replayed.is_some_and(|replayed| replayed.position > WalPosition::start(replayed.catalog));
+    let replayed = replayed.get_or_insert(ReplayPosition { position: wal.position(), catalog: segment });
+    // The catalog has the format. A version that raises the format writes a whole checkpoint here,
+    // even if there is a catalog, before a record of a new kind can be in the WAL.
     if is_new {
-        Checkpoint::capture(inner, segment).write_catalog(inner)?;
+        StoreCheckpoint::capture(inner, segment).write_catalog(inner)?;
     }
-    reading.place = wal.place();
-    // A crash before their deletion is in the log would bring them back, and they would need their files.
+    replayed.position = wal.position();
+    // The files of deleted shapes stay until their deletion is in the WAL. A crash before that
+    // brings the shapes back.
     checkpoint::remove_orphans(inner, &deleted)?;
     inner.follow_all();
-    let queue = Arc::new(Queue::default());
+    let queue = Arc::new(WriteQueue::default());
     for id in deleted.into_iter().chain(incomplete) {
         let record = Record::Note(Note::Delete { id }, Bytes::new());
-        queue.push(Job { record, done: None, checkpoint: false });
+        queue.push(WriteJob { record, done: None, checkpoint: false });
     }
-    let (head_file, catalog) = (Head::file(disk)?, reading.catalog);
-    let mut writer = Writer {
+    let (head_file, catalog_segment) = (WriterHead::open_or_create(disk)?, replayed.catalog);
+    let mut writer = StoreWriter {
         inner: Arc::clone(inner),
         queue: Arc::clone(&queue),
         wal,
         head_file,
-        catalog,
+        catalog_segment,
         checkpoint: None,
     };
-    writer.tell_head()?;
-    let run = move || writer.run(has_news);
+    writer.write_head()?;
+    let run = move || writer.run(has_records);
     let thread = thread::Builder::new().name("forebay-store".into()).spawn(run)?;
     *inner.queue.write().unwrap_or_else(PoisonError::into_inner) = queue;
-    *mode = Mode::Writing { thread, _lock: right };
+    *mode = StoreMode::Writing { thread, _lock: directory_lock };
     *inner.turn.write().unwrap_or_else(PoisonError::into_inner) += 1;
     inner.is_writing.store(true, Ordering::Release);
     Ok(())
 }
 
-/// Ends the writer, once it has written everything, and gives the lock back.
+/// Stops the writer thread after it has written all queued records, and unlocks the directory.
 pub(crate) fn end(inner: &Arc<StoreInner>) {
     let mut mode = lock(&inner.mode);
     {
-        let _nobody_writes = inner.turn.write().unwrap_or_else(PoisonError::into_inner);
+        let _no_writes = inner.turn.write().unwrap_or_else(PoisonError::into_inner);
         inner.is_writing.store(false, Ordering::Release);
     }
     inner.queue().close();
     *mode = match mem::take(&mut *mode) {
-        Mode::Writing { thread, _lock } => match thread.join() {
-            Ok(Some(reading)) => Mode::Reading(Some(reading)),
-            Ok(None) | Err(_) => Mode::Failed,
+        StoreMode::Writing { thread, _lock } => match thread.join() {
+            Ok(Some(replayed)) => StoreMode::Reading(Some(replayed)),
+            Ok(None) | Err(_) => StoreMode::Failed,
         },
         other => other,
     };
-    // They never will be complete, and their numbers may be another writer's.
+    // These snapshots can't be completed any more, and another writer may use the same ids.
     inner.forget_incomplete();
 }
 
-struct Writer {
+/// State of the writer thread.
+struct StoreWriter {
     inner: Arc<StoreInner>,
-    queue: Arc<Queue>,
-    wal: Wal,
+    queue: Arc<WriteQueue>,
+    wal: WalWriter,
     head_file: Arc<dyn DiskFile>,
-    /// The first segment that the catalog doesn't cover.
-    catalog: u64,
+    /// First WAL segment that the catalog doesn't cover.
+    catalog_segment: u64,
+    /// The running checkpoint: the first segment that it doesn't cover, and its thread.
     checkpoint: Option<(u64, JoinHandle<io::Result<()>>)>,
 }
 
-impl Writer {
-    /// Begins with a checkpoint, if it is worth it. Returns where it ended, unless it failed.
-    fn run(mut self, with_checkpoint: bool) -> Option<Reading> {
-        let alarm = Alarm { inner: Arc::clone(&self.inner), queue: Arc::clone(&self.queue) };
+impl StoreWriter {
+    /// Writes batches until the queue is closed; first starts a checkpoint if `with_checkpoint`.
+    /// Returns the position where it ended, or `None` if it failed.
+    fn run(mut self, with_checkpoint: bool) -> Option<ReplayPosition> {
+        let exit_guard = WriterExitGuard { inner: Arc::clone(&self.inner), queue: Arc::clone(&self.queue) };
         let mut done = if with_checkpoint { self.spawn_checkpoint().map(|()| true) } else { Ok(true) };
-        let mut patience = Duration::ZERO;
+        let mut batch_window = Duration::ZERO;
         while let Ok(true) = done
-            && let Some(jobs) = self.queue.take(patience)
+            && let Some(jobs) = self.queue.take_batch(batch_window)
         {
-            let is_crowd = jobs.iter().filter(|job| job.done.is_some()).count() > 1;
-            patience = if is_crowd { PATIENCE } else { Duration::ZERO };
+            let has_several_waiters = jobs.iter().filter(|job| job.done.is_some()).count() > 1;
+            batch_window = if has_several_waiters { BATCH_WINDOW } else { Duration::ZERO };
             done = self.write(jobs);
         }
         let last = self.end_checkpoint(true);
@@ -166,86 +177,88 @@ impl Writer {
         if let Err(error) = &ended {
             self.inner.fail(&error.to_string());
         }
-        drop(alarm);
-        ended.ok().map(|()| Reading { place: self.wal.place(), catalog: self.catalog })
+        drop(exit_guard);
+        ended.ok().map(|()| ReplayPosition { position: self.wal.position(), catalog: self.catalog_segment })
     }
 
-    /// `false`: there was no room, and it is closed.
-    fn write(&mut self, jobs: Vec<Job>) -> io::Result<bool> {
-        let mut heads = Vec::new();
+    /// Writes a batch. Returns `false` if the queue was closed while the disk was full.
+    fn write(&mut self, jobs: Vec<WriteJob>) -> io::Result<bool> {
+        let mut frame_bytes = Vec::new();
         let mut frames = Vec::with_capacity(jobs.len());
         for job in &jobs {
-            let from = heads.len();
-            let text = record::frame(&job.record, &mut heads);
-            frames.push((from, heads.len(), text));
+            let from = frame_bytes.len();
+            let text = frame::write_frame(&job.record, &mut frame_bytes);
+            frames.push((from, frame_bytes.len(), text));
         }
-        let parts = frames.iter().flat_map(|(from, to, text)| [&heads[*from..*to], &text[..]]);
+        let parts = frames.iter().flat_map(|(from, to, text)| [&frame_bytes[*from..*to], &text[..]]);
         let parts: Vec<_> = parts.filter(|part| !part.is_empty()).map(IoSlice::new).collect();
-        if !when_there_is_room(&self.inner, &self.queue, || self.wal.append(&parts))? {
-            // Nobody was told that it is durable, and it comes again.
+        if !retry_while_full(&self.inner, &self.queue, || self.wal.append(&parts))? {
+            // The batch was not acknowledged, so it is sent again.
             return Ok(false);
         }
         self.wal.sync()?;
-        self.tell_head()?;
-        let wants_checkpoint = jobs.iter().any(|job| job.checkpoint);
+        self.write_head()?;
+        let needs_checkpoint = jobs.iter().any(|job| job.checkpoint);
         let mut done = Vec::new();
         for job in jobs {
             self.inner.apply(&job.record);
             done.extend(job.done);
         }
-        if let Some(tell) = &*lock(&self.inner.on_durable) {
-            tell(self.inner.durable.load(Ordering::Acquire));
+        if let Some(on_durable) = &*lock(&self.inner.on_durable) {
+            on_durable(self.inner.durable.load(Ordering::Acquire));
         }
-        if wants_checkpoint {
+        if needs_checkpoint {
             self.end_checkpoint(true)?;
             self.begin_checkpoint()?;
             self.end_checkpoint(true)?;
         }
         for done in done {
-            // Whoever asked may have gone.
-            let _told = done.send(());
+            // The receiver may have been dropped.
+            let _sent = done.send(());
         }
-        self.make_room()?;
+        self.free_memory_and_wal()?;
         Ok(true)
     }
 
-    /// In memory, and in the log.
-    fn make_room(&mut self) -> io::Result<()> {
+    /// Writes messages to the shapes' files, and starts a checkpoint, if either is due.
+    fn free_memory_and_wal(&mut self) -> io::Result<()> {
         if self.inner.files.unwritten() > self.inner.config.unwritten_bytes {
-            let relieve = || checkpoint::relieve(&self.inner, true);
-            let _has_room = when_there_is_room(&self.inner, &self.queue, relieve)?;
+            let free_memory = || checkpoint::free_memory(&self.inner, true);
+            let _has_room = retry_while_full(&self.inner, &self.queue, free_memory)?;
         }
         self.end_checkpoint(false)?;
-        if self.wal.place().at > self.inner.config.wal_bytes {
+        if self.wal.position().at > self.inner.config.wal_bytes {
             self.begin_checkpoint()?;
         }
         Ok(())
     }
 
-    /// Not having told is no loss: readers come later.
-    fn tell_head(&mut self) -> io::Result<()> {
-        let head = Head { durable: self.wal.place(), catalog: self.catalog };
-        head.write(&*self.head_file).or_else(unless_full)
+    /// Writes the head file. A full disk is ignored: readers then see the records later.
+    fn write_head(&mut self) -> io::Result<()> {
+        let head = WriterHead { durable: self.wal.position(), catalog: self.catalog_segment };
+        head.write(&*self.head_file).or_else(ignore_full)
     }
 
+    /// Continues in a new segment and starts a checkpoint, unless one runs or a transaction is
+    /// open.
     fn begin_checkpoint(&mut self) -> io::Result<()> {
-        // The parts of a transaction stay in one segment with its commit.
-        if self.inner.is_inside() || self.checkpoint.is_some() {
+        // All parts of a transaction are in the same segment as its commit.
+        if self.inner.is_inside_transaction() || self.checkpoint.is_some() {
             return Ok(());
         }
-        let before = self.wal.place();
-        self.wal.rotate().or_else(unless_full)?;
-        if self.wal.place().segment == before.segment {
+        let before = self.wal.position();
+        self.wal.rotate().or_else(ignore_full)?;
+        if self.wal.position().segment == before.segment {
             return Ok(());
         }
         self.spawn_checkpoint()?;
-        self.tell_head()
+        self.write_head()
     }
 
-    /// Of everything before the segment, in which nothing is.
+    /// Starts a checkpoint of all records before the current segment, which must be empty.
     fn spawn_checkpoint(&mut self) -> io::Result<()> {
-        let segment = self.wal.place().segment;
-        let checkpoint = Checkpoint::capture(&self.inner, segment);
+        let segment = self.wal.position().segment;
+        let checkpoint = StoreCheckpoint::capture(&self.inner, segment);
         let inner = Arc::clone(&self.inner);
         let write = move || checkpoint.write(&inner);
         let thread = thread::Builder::new().name("forebay-checkpoint".into()).spawn(write)?;
@@ -253,18 +266,18 @@ impl Writer {
         self.end_checkpoint(self.inner.config.waits_for_checkpoints)
     }
 
-    /// Takes note of a checkpoint that is done; waits for it if told to.
+    /// Collects the result of a finished checkpoint. Waits for a running one if `wait`.
     fn end_checkpoint(&mut self, wait: bool) -> io::Result<()> {
         let ended = self.checkpoint.take_if(|(_, thread)| wait || thread.is_finished());
         let Some((segment, thread)) = ended else { return Ok(()) };
         match thread.join() {
-            Ok(Ok(())) => self.catalog = segment,
-            // Without room the log only grows; the next one may have some.
-            Ok(Err(error)) => unless_full(error)?,
+            Ok(Ok(())) => self.catalog_segment = segment,
+            // Without room the WAL grows; the next checkpoint may have room.
+            Ok(Err(error)) => ignore_full(error)?,
             Err(_) => return Err(io::Error::other("a checkpoint panicked")),
         }
-        self.tell_head()?;
-        // After the end nothing can be deleted.
+        self.write_head()?;
+        // Shapes can't be deleted after the writer has ended.
         if let Some(limit) =
             self.inner.config.max_bytes.filter(|_| self.inner.is_writing.load(Ordering::Acquire))
         {
@@ -274,8 +287,8 @@ impl Writer {
     }
 }
 
-impl Drop for Writer {
-    /// After it, another may write: a checkpoint that is under way has to end first.
+impl Drop for StoreWriter {
+    /// Waits for a running checkpoint, because another process may write afterwards.
     fn drop(&mut self) {
         if let Some((_, thread)) = self.checkpoint.take() {
             let _ended = thread.join();
@@ -283,10 +296,10 @@ impl Drop for Writer {
     }
 }
 
-/// Tries until the disk isn't full; `false`: it is closed before that.
-fn when_there_is_room(
+/// Repeats `attempt` while the disk is full. Returns `false` if the queue is closed before that.
+fn retry_while_full(
     inner: &StoreInner,
-    queue: &Queue,
+    queue: &WriteQueue,
     mut attempt: impl FnMut() -> io::Result<()>,
 ) -> io::Result<bool> {
     loop {
@@ -297,11 +310,9 @@ fn when_there_is_room(
             }
             Err(error) if error.kind() == ErrorKind::StorageFull => {
                 if !inner.is_full.swap(true, Ordering::Relaxed) {
-                    tracing::error!(
-                        "the disk is full: nothing is taken from the database until there is room"
-                    );
+                    tracing::error!("disk full: replication paused");
                 }
-                if queue.pause(FULL_PAUSE) {
+                if queue.wait_closed(DISK_FULL_RETRY) {
                     return Ok(false);
                 }
             }
@@ -310,17 +321,18 @@ fn when_there_is_room(
     }
 }
 
-fn unless_full(error: io::Error) -> io::Result<()> {
+/// Turns the error of a full disk into success.
+fn ignore_full(error: io::Error) -> io::Result<()> {
     if error.kind() == ErrorKind::StorageFull { Ok(()) } else { Err(error) }
 }
 
-/// However the writer ends: nobody waits for it any longer.
-struct Alarm {
+/// Abandons the queue when the writer thread ends, even by a panic, so that no waiter hangs.
+struct WriterExitGuard {
     inner: Arc<StoreInner>,
-    queue: Arc<Queue>,
+    queue: Arc<WriteQueue>,
 }
 
-impl Drop for Alarm {
+impl Drop for WriterExitGuard {
     fn drop(&mut self) {
         if thread::panicking() {
             self.inner.fail("its writer panicked");

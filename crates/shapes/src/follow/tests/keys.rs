@@ -12,7 +12,7 @@ use crate::shape::{Shape, ShapeGone};
 use crate::simulation::bench::{Bench, ITEMS, brief, choice, row, snapshot_before, told};
 use crate::simulation::database::table;
 use crate::simulation::wire::Wire;
-use crate::store::record::{Changes, Commit, Range, Record, Touch};
+use crate::store::record::{CommitRecord, MessageRange, Record, ShapeTouch, TransactionPart};
 
 fn shape_of(bench: &mut Bench, table: &TableSchema, choice: ShapeOptions) -> Arc<Shape> {
     let creation = bench.create_of(table.clone(), choice);
@@ -262,10 +262,13 @@ fn a_shape_of_a_release_that_didnt_count_goes_when_its_log_took_one_of_two() {
     let (mut text, place) = (Vec::new(), LogPosition { lsn: bench.lsn + 100, op: 0, xid: 900 });
     let gone = ShapeChange::Delete { row: &A.map(|value| Some(value.as_bytes())), to: None };
     assert!(shapes[0].layout().change(&mut text, gone, place));
-    let ranges = vec![Range { from: 0, to: text.len() as u32, last_op: 0 }];
-    let touches = vec![Touch { shape: shapes[0].id, ranges }];
-    let changes = Changes { lsn: place.lsn, is_first: true, touches, text: text.into() };
-    bench.store.inner.enqueue(Record::Commit(changes, Commit { end: place.lsn + 8, earlier: Vec::new() }));
+    let ranges = vec![MessageRange { from: 0, to: text.len() as u32, last_op: 0 }];
+    let touches = vec![ShapeTouch { shape: shapes[0].id, ranges }];
+    let changes = TransactionPart { lsn: place.lsn, is_first: true, touches, text: text.into() };
+    bench
+        .store
+        .inner
+        .enqueue(Record::Commit(changes, CommitRecord { end: place.lsn + 8, earlier: Vec::new() }));
     bench.store.end_writing();
     assert_eq!(brief(&shapes[0]).len(), 1);
     bench.store.begin_writing().unwrap();

@@ -18,7 +18,7 @@ fn a_large_transaction_comes_in_parts_and_is_visible_at_once() {
     }
     bench.store.inner.queue().hold();
     bench.store.inner.queue().release();
-    assert!(bench.store.inner.is_inside());
+    assert!(bench.store.inner.is_inside_transaction());
     assert_eq!(brief(&all), []);
     bench.send(&[bench.commit()]);
     bench.store.inner.queue().release();
@@ -27,7 +27,7 @@ fn a_large_transaction_comes_in_parts_and_is_visible_at_once() {
     let lasts = log(&all).iter().filter(|message| message["headers"]["last"] == true).count();
     assert_eq!((lasts, &log(&all)[49]["headers"]["last"]), (1, &json!(true)));
     assert_eq!(log(&first)[0]["headers"]["last"], true);
-    assert!(!bench.store.inner.is_inside());
+    assert!(!bench.store.inner.is_inside_transaction());
 }
 
 #[test]
@@ -59,7 +59,7 @@ fn a_transaction_that_was_cut_may_be_smaller_when_it_comes_again() {
     let messages = [begin, Wire::insert(ITEMS, &row(["1", "0", "a"]))];
     bench.send(&messages);
     bench.store.inner.queue().release();
-    assert!(bench.store.inner.is_inside());
+    assert!(bench.store.inner.is_inside_transaction());
     bench.store.delete(other.handle());
     bench.follower.restart();
     bench.send(&[Wire::relation(&table(ITEMS, "items", vec![0]))]);

@@ -14,7 +14,7 @@ fn bench() -> Bench {
     Bench::with(|config| (config.chunk_bytes, config.compact_bytes) = (600, 1200))
 }
 
-/// Two rows, of which one changes all the time.
+/// Updates one row `times` times.
 fn change(bench: &mut Bench, times: usize) {
     for time in 0..times {
         let (old, new) = (time.to_string(), (time + 1).to_string());
@@ -41,7 +41,7 @@ fn read(shape: &Shape, pages: &[LogPage]) -> Vec<Value> {
     lines.map(|line| serde_json::from_slice(line.strip_suffix(b",\n").unwrap()).unwrap()).collect()
 }
 
-/// What a client has in the end: the values of each key.
+/// Returns the rows of a client that has applied the messages: the values of each key.
 fn rows(messages: &[Value]) -> BTreeMap<String, serde_json::Map<String, Value>> {
     let mut rows: BTreeMap<_, serde_json::Map<_, _>> = BTreeMap::new();
     for message in messages {
@@ -52,7 +52,7 @@ fn rows(messages: &[Value]) -> BTreeMap<String, serde_json::Map<String, Value>> 
 }
 
 #[test]
-fn a_long_log_is_merged_and_whoever_reads_it_meanwhile_reads_on() {
+fn a_long_log_is_merged_and_pages_found_before_stay_readable() {
     let mut bench = bench();
     let shape = bench.shape(choice(None));
     bench.transact(&[Wire::insert(ITEMS, &row(["1", "0", "a"])), Wire::insert(ITEMS, &row(["2", "0", "b"]))]);
@@ -68,19 +68,25 @@ fn a_long_log_is_merged_and_whoever_reads_it_meanwhile_reads_on() {
     assert!(merged.len() < 20 && merged.len() > 4, "{} messages", merged.len());
     assert_eq!(merged[..2], whole[..2]);
     assert_eq!(merged.last(), whole.last());
-    assert_eq!(read(&shape, &before), whole, "the old pages are there still");
+    assert_eq!(read(&shape, &before), whole, "old pages are still readable");
     assert!(before.iter().all(|page| page.merged_to.is_none() && shape.is_merged_since(page)));
     let is_merged: Vec<_> = after.iter().map(|page| page.merged_to.is_some()).collect();
     assert!(is_merged[0] && is_merged.is_sorted_by(|one, next| one >= next), "{is_merged:?}");
     let ends: Vec<_> = after.iter().filter(|page| page.merged_to.is_some()).collect();
     let last = ends.last().map(|page| page.last);
-    assert!(ends.iter().all(|page| page.merged_to == last), "all of them say where it ends: {ends:?}");
+    assert!(
+        ends.iter().all(|page| page.merged_to == last),
+        "all pages state the end of the merged part: {ends:?}"
+    );
     assert!(!after.iter().any(|page| shape.is_merged_since(page)));
-    // From a change that isn't told any more.
+    // From the offset of a change that was merged away.
     let lsn: u64 = whole[5]["headers"]["lsn"].as_str().unwrap().parse().unwrap();
     let rest = read(&shape, &pages(&shape, Offset::new(lsn, 0)));
     assert_eq!(rest, merged[2..]);
-    assert!(rest.iter().all(|message| message["headers"]["last"] == true), "each is its transaction's last");
+    assert!(
+        rest.iter().all(|message| message["headers"]["last"] == true),
+        "each message is the last of its transaction"
+    );
 
     bench.runtime.block_on(bench.store.checkpoint()).unwrap();
     let files = bench.disk.list("shapes").unwrap();
@@ -95,8 +101,8 @@ fn a_long_log_is_merged_and_whoever_reads_it_meanwhile_reads_on() {
 
     let store = Shapes::on(Arc::new(bench.disk.clone()), bench.store.inner.config.clone()).unwrap();
     store.begin_writing().unwrap();
-    let again = store.find(shape.handle()).expect("it is there");
-    // Its first checkpoint may have merged more of it by now.
+    let again = store.find(shape.handle()).expect("the shape is still there");
+    // The first checkpoint of the new writer may have merged more of the log.
     let all = |shape: &Shape| rows(&read(shape, &pages(shape, Offset::SNAPSHOT_END)));
     assert_eq!(all(&again), all(&shape));
     assert_eq!(all(&again).len(), 2);
@@ -104,7 +110,7 @@ fn a_long_log_is_merged_and_whoever_reads_it_meanwhile_reads_on() {
 }
 
 #[test]
-fn the_files_of_a_merged_log_go_with_its_shape() {
+fn the_files_of_a_merged_log_are_removed_with_its_shape() {
     let mut bench = bench();
     let shape = bench.shape(choice(None));
     bench.transact(&[Wire::insert(ITEMS, &row(["1", "0", "a"]))]);
@@ -117,7 +123,7 @@ fn the_files_of_a_merged_log_go_with_its_shape() {
 }
 
 #[test]
-fn a_full_disk_leaves_a_long_log_as_it_is() {
+fn on_a_full_disk_a_long_log_is_not_merged_and_stays_readable() {
     let mut bench = bench();
     let shape = bench.shape(choice(None));
     bench.transact(&[Wire::insert(ITEMS, &row(["1", "0", "a"]))]);
@@ -125,11 +131,11 @@ fn a_full_disk_leaves_a_long_log_as_it_is() {
     let whole = read(&shape, &pages(&shape, Offset::SNAPSHOT_END));
     bench.store.end_writing();
     let config = bench.store.inner.config.clone();
-    // Room for what the checkpoint writes, and little more.
+    // Space for the checkpoint, and little more.
     let store = Shapes::on(Arc::new(bench.disk.clone()), config).unwrap();
     bench.disk.fill(shape.bytes() + 4000);
     store.begin_writing().unwrap();
-    let again = store.find(shape.handle()).expect("it is there");
+    let again = store.find(shape.handle()).expect("the shape is still there");
     bench.disk.fill(1 << 40);
     let rows = read(&again, &pages(&again, Offset::SNAPSHOT_END));
     assert_eq!(rows.last(), whole.last());

@@ -1,13 +1,14 @@
-//! The door to the disk: all that the store does to files.
+//! Disk interface: all file operations of the store.
 //!
-//! Invariant: no other module of the store opens, names or removes a file, so a test that puts [`SimulatedDisk`] behind
-//! the door sees every write, and can lose each that wasn't synced.
-//! Kept by: paths are relative to the store's directory, and those that lead out of it are refused.
-//! Not here: retries, and what the bytes mean.
+//! Invariant: no other module of the store opens, names or removes a file. So a test with a
+//! [`SimulatedDisk`] observes every write, and can lose each one that was not synced.
+//! Enforced by: paths are relative to the storage directory, and paths that lead out of it are
+//! refused.
+//! Out of scope: retries, and the meaning of the bytes.
 
 mod real;
 #[cfg(test)]
-#[cfg_attr(not(test), allow(dead_code, reason = "for the tests of those who ask for the feature"))]
+#[cfg_attr(not(test), allow(dead_code, reason = "used only by tests"))]
 mod simulated;
 #[cfg(test)]
 mod tests;
@@ -19,58 +20,62 @@ use std::sync::Arc;
 
 pub(crate) use self::real::RealDisk;
 #[cfg(test)]
-#[cfg_attr(not(test), allow(unused_imports, reason = "for the tests of those who ask for the feature"))]
-pub(crate) use self::simulated::{Dice, SimulatedDisk};
+#[cfg_attr(not(test), allow(unused_imports, reason = "used only by tests"))]
+pub(crate) use self::simulated::{SimulatedDisk, SimulatedRng};
 
-/// The file whose lock says who may write. It is never listed.
-const LOCK: &str = "lock";
+/// File that the writing process locks. It is never listed.
+const LOCK_FILE: &str = "lock";
 
-/// What the store does to files. A path is relative to the store's directory: `wal/0000000000000003`, `catalog`; the
-/// empty one is that directory itself.
+/// File operations of the store. A path is relative to the storage directory, such as
+/// `wal/0000000000000003`. The empty path is that directory itself.
 ///
-/// After a power failure only what was synced is sure to be there: a file's bytes and length by
-/// [`DiskFile::sync_data`], its name by [`sync_dir`](Disk::sync_dir) of the directory that it is in, and that
-/// directory's own name by a sync of its parent. Either directory of a rename will do.
+/// Only synced changes are sure to survive a power failure. A file's bytes and length are synced by
+/// [`DiskFile::sync_data`], its name by [`sync_dir`](Disk::sync_dir) of its directory, and that
+/// directory's own name by a sync of its parent. A rename is durable after a sync of either
+/// directory.
 pub(crate) trait Disk: Send + Sync + fmt::Debug {
-    /// A new file, or one that is emptied, to read and write. Its directory must exist.
+    /// Creates a file, or empties an existing one, to read and write. Its directory must exist.
     fn create(&self, path: &str) -> io::Result<Arc<dyn DiskFile>>;
 
-    /// A file that exists, to read and write; only to read if the disk is read-only.
+    /// Opens an existing file to read and write, or only to read if the disk is read-only.
     fn open(&self, path: &str) -> io::Result<Arc<dyn DiskFile>>;
 
-    /// Gives a file or a directory another name, in place of the file that had it. After a crash it has one of the two.
+    /// Renames a file or a directory, and replaces a file that has the new name. After a crash it
+    /// has one of the two names.
     fn rename(&self, from: &str, to: &str) -> io::Result<()>;
 
-    /// Removes a file. Those who have it open go on reading it.
+    /// Removes a file. Open handles can still read it.
     fn remove(&self, path: &str) -> io::Result<()>;
 
-    /// Makes a directory; fine if it is there. Its parent must exist.
+    /// Creates a directory if it is missing. Its parent must exist.
     fn make_dir(&self, path: &str) -> io::Result<()>;
 
-    /// The names of a directory's files and directories, sorted, without the lock.
+    /// Returns the names of a directory's entries, sorted, without the lock file.
     fn list(&self, dir: &str) -> io::Result<Vec<String>>;
 
-    /// Makes the names in a directory durable, not those in its directories, and no file's bytes.
+    /// Makes the names in a directory durable. Excludes names in its subdirectories and all bytes
+    /// of files.
     fn sync_dir(&self, dir: &str) -> io::Result<()>;
 
-    /// Makes all bytes and names durable. On Linux it is one call for the whole filesystem, whoever else writes to it.
+    /// Makes all bytes and names durable. On Linux it is one call for the whole filesystem, with
+    /// the files of all other programs.
     fn sync_everything(&self) -> io::Result<()>;
 
-    /// Takes the right to write, which dropping the value gives back. `None`: someone else has it, in this process or
-    /// another.
+    /// Locks the storage directory for writing until the value is dropped. Returns `None` if it is
+    /// locked already, by this or another process.
     fn try_lock(&self) -> io::Result<Option<Box<dyn Any + Send>>>;
 }
 
-/// An open file. It stays what it is though its name goes away.
+/// An open file. It stays valid after its name was removed.
 pub(crate) trait DiskFile: Send + Sync + fmt::Debug {
-    /// Reads some bytes, often as many as fit. Zero: there are none at `at` or after it.
+    /// Reads up to `buffer.len()` bytes. Returns 0 only if the file has no byte at or after `at`.
     fn read_at(&self, buffer: &mut [u8], at: u64) -> io::Result<usize>;
 
-    /// Writes, and makes the file as long as it must be; a gap before `at` is zeros. After an error some of the bytes
-    /// may be there.
+    /// Writes bytes, and grows the file if needed. A gap before `at` is filled with zeros. After an
+    /// error some of the bytes may have been written.
     fn write_all_at(&self, bytes: &[u8], at: u64) -> io::Result<()>;
 
-    /// Writes the parts one after the other, in as few calls as it takes.
+    /// Writes the parts one after the other, in as few calls as possible.
     fn write_all_vectored_at(&self, parts: &[IoSlice<'_>], at: u64) -> io::Result<()> {
         let mut at = at;
         for part in parts {
@@ -80,35 +85,38 @@ pub(crate) trait DiskFile: Send + Sync + fmt::Debug {
         Ok(())
     }
 
-    /// Makes the bytes and the length durable. After an error, what was written since the last success may be lost,
-    /// though it can be read and a second try succeeds.
+    /// Makes the bytes and the length durable. After an error, bytes written since the last success
+    /// may be lost, although they can be read and a second call succeeds.
     fn sync_data(&self) -> io::Result<()>;
 
-    /// Cuts the file, or lengthens it with zeros.
+    /// Truncates the file, or extends it with zeros.
     fn set_len(&self, len: u64) -> io::Result<()>;
 
-    /// Its length in bytes.
+    /// Returns the length in bytes.
     fn len(&self) -> io::Result<u64>;
 }
 
-/// Refuses a path that isn't plain names with slashes between them, or empty.
-fn check(path: &str) -> io::Result<&str> {
+/// Returns the path. Fails unless it is empty, or plain names separated by slashes.
+fn check_path(path: &str) -> io::Result<&str> {
     let plain = |name: &str| !matches!(name, "" | "." | "..") && !name.contains('\0');
     if path.is_empty() || path.split('/').all(plain) {
         return Ok(path);
     }
-    Err(io::Error::new(ErrorKind::InvalidInput, format!("{path:?} isn't a path within the store")))
+    Err(io::Error::new(
+        ErrorKind::InvalidInput,
+        format!("{path:?} is not a path within the storage directory"),
+    ))
 }
 
-/// The same, for a path that must not be the store's directory itself.
+/// Returns the path. Also fails if it is the storage directory itself.
 fn check_name(path: &str) -> io::Result<&str> {
     if path.is_empty() {
-        return Err(io::Error::new(ErrorKind::InvalidInput, "the store's directory itself stays as it is"));
+        return Err(io::Error::new(ErrorKind::InvalidInput, "the storage directory itself can't be changed"));
     }
-    check(path)
+    check_path(path)
 }
 
-/// What every call that would change something says on a read-only disk.
+/// Returns the error of every modifying call on a read-only disk.
 fn read_only_error() -> io::Error {
-    io::Error::new(ErrorKind::ReadOnlyFilesystem, "the store was opened to be read only")
+    io::Error::new(ErrorKind::ReadOnlyFilesystem, "the store is read-only")
 }

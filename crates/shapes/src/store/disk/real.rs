@@ -1,7 +1,8 @@
-//! The disk that is one: files below the store's directory.
+//! Real disk: files below the storage directory.
 //!
-//! Invariant: a read-only disk changes nothing, not even by making its directory or the lock.
-//! Kept by: every call that changes something asks for `writable()` first, and files are opened without the right.
+//! Invariant: a read-only disk changes nothing. It creates neither its directory nor the lock file.
+//! Enforced by: every modifying call uses `writable()` first, and files are opened without write
+//! access.
 
 use std::any::Any;
 use std::fs::{self, DirBuilder, File, OpenOptions};
@@ -12,26 +13,27 @@ use std::sync::Arc;
 
 use rustix::fs::FlockOperation;
 
-use super::{Disk, DiskFile, LOCK, check, check_name, read_only_error};
+use super::{Disk, DiskFile, LOCK_FILE, check_name, check_path, read_only_error};
 
-/// Rows are nobody else's business: as Postgres keeps its own.
+/// Only the owner can read rows, as in the data directory of Postgres.
 const FILE_MODE: u32 = 0o600;
 const DIR_MODE: u32 = 0o700;
-/// The most parts that Linux takes in one call.
+/// Maximum number of parts of one `pwritev` on Linux (`IOV_MAX`).
 #[cfg(target_os = "linux")]
-const MOST_PARTS: usize = 1024;
+const MAX_PARTS: usize = 1024;
 
 /// A directory of the filesystem.
 #[derive(Debug)]
 pub(crate) struct RealDisk {
     dir: PathBuf,
-    /// Open for as long as the disk: `syncfs` reports a failed write-back to those who had the filesystem open then.
+    /// Open as long as the disk: `syncfs` reports a failed write-back only to file descriptors that
+    /// were open at that time.
     root: File,
     read_only: bool,
 }
 
 impl RealDisk {
-    /// Opens the store's directory, which is made if it isn't there, unless it is only to be read.
+    /// Opens the storage directory. Creates it if it is missing, unless `read_only`.
     pub(crate) fn open(dir: PathBuf, read_only: bool) -> io::Result<RealDisk> {
         if !read_only {
             make_all(&dir)?;
@@ -45,15 +47,15 @@ impl RealDisk {
 
     fn path(&self, path: &str) -> io::Result<PathBuf> {
         // Joining the empty path would add a slash.
-        Ok(if check(path)?.is_empty() { self.dir.clone() } else { self.dir.join(path) })
+        Ok(if check_path(path)?.is_empty() { self.dir.clone() } else { self.dir.join(path) })
     }
 
-    /// The same, for calls that change something.
+    /// Returns the path for a modifying call. Fails if the disk is read-only.
     fn writable(&self, path: &str) -> io::Result<PathBuf> {
         if self.read_only { Err(read_only_error()) } else { self.path(path) }
     }
 
-    /// The same, for calls that the store's directory itself must not be given to.
+    /// As [`writable`](Self::writable). Also fails if the path is the storage directory itself.
     fn writable_name(&self, path: &str) -> io::Result<PathBuf> {
         check_name(path)?;
         self.writable(path)
@@ -69,7 +71,7 @@ impl Disk for RealDisk {
 
     fn open(&self, path: &str) -> io::Result<Arc<dyn DiskFile>> {
         let file = OpenOptions::new().read(true).write(!self.read_only).open(self.path(path)?)?;
-        // A directory can be opened to be read, though not to be written.
+        // A directory can be opened to read, but not to write.
         if self.read_only && file.metadata()?.is_dir() {
             return Err(ErrorKind::IsADirectory.into());
         }
@@ -95,9 +97,9 @@ impl Disk for RealDisk {
     fn list(&self, dir: &str) -> io::Result<Vec<String>> {
         let mut names = Vec::new();
         for entry in fs::read_dir(self.path(dir)?)? {
-            // A name that isn't UTF-8 is none of ours, and neither has a path here.
+            // The store creates no names that aren't UTF-8, and a path here can't express them.
             if let Ok(name) = entry?.file_name().into_string()
-                && !(dir.is_empty() && name == LOCK)
+                && !(dir.is_empty() && name == LOCK_FILE)
             {
                 names.push(name);
             }
@@ -116,7 +118,7 @@ impl Disk for RealDisk {
         Ok(rustix::fs::syncfs(&self.root)?)
     }
 
-    /// There is no call for one filesystem elsewhere, and the one for all of them needn't wait.
+    /// Other systems have no call for one filesystem, and `sync` for all of them need not wait.
     #[cfg(not(target_os = "linux"))]
     fn sync_everything(&self) -> io::Result<()> {
         sync_tree(&self.writable("")?)
@@ -125,22 +127,24 @@ impl Disk for RealDisk {
     fn try_lock(&self) -> io::Result<Option<Box<dyn Any + Send>>> {
         let mut options = OpenOptions::new();
         options.read(true).write(true).create(true).truncate(false).mode(FILE_MODE);
-        let file = options.open(self.writable(LOCK)?)?;
-        // Of this opening of the file, not of the process: a second one here is refused, too.
+        let file = options.open(self.writable(LOCK_FILE)?)?;
+        // The lock belongs to this open file, not to the process. So a second lock in this process
+        // is refused, too.
         match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => Ok(Some(Box::new(Lock(file)))),
+            Ok(()) => Ok(Some(Box::new(DirectoryLock(file)))),
             Err(rustix::io::Errno::WOULDBLOCK) => Ok(None),
             Err(error) => Err(error.into()),
         }
     }
 }
 
-/// The right to write.
-struct Lock(File);
+/// Lock of the storage directory. Unlocks on drop.
+struct DirectoryLock(File);
 
-impl Drop for Lock {
+impl Drop for DirectoryLock {
     fn drop(&mut self) {
-        // Closing would do, but for a child that was forked and hasn't come to its exec: it has the file open as well.
+        // Closing isn't enough: a forked child that has not called exec yet has the file open as
+        // well.
         let _ = rustix::fs::flock(&self.0, FlockOperation::Unlock);
     }
 }
@@ -166,13 +170,14 @@ impl DiskFile for RealFile {
     fn write_all_vectored_at(&self, parts: &[IoSlice<'_>], at: u64) -> io::Result<()> {
         let (mut rest, mut at) = (parts, at);
         while !rest.is_empty() {
-            let written = match rustix::io::pwritev(&self.0, &rest[..rest.len().min(MOST_PARTS)], at) {
+            let written = match rustix::io::pwritev(&self.0, &rest[..rest.len().min(MAX_PARTS)], at) {
                 Err(rustix::io::Errno::INTR) => continue,
                 written => written?,
             };
             let (whole, begun) = progress(rest, written);
             (rest, at) = (&rest[whole..], at + written as u64);
-            // Either it stopped within a part, or it wrote nothing: finishing the part goes on, or says why it can't.
+            // The call stopped within a part, or wrote nothing. Finish the part, which continues or
+            // returns the error.
             if let [part, later @ ..] = rest
                 && (begun > 0 || whole == 0)
             {
@@ -196,7 +201,7 @@ impl DiskFile for RealFile {
     }
 }
 
-/// How many parts were written whole, and how many bytes of the one after them.
+/// Returns the number of parts that were written completely, and the bytes of the next part.
 #[cfg(target_os = "linux")]
 fn progress(parts: &[IoSlice<'_>], written: usize) -> (usize, usize) {
     let mut left = written;
@@ -209,7 +214,7 @@ fn progress(parts: &[IoSlice<'_>], written: usize) -> (usize, usize) {
     (parts.len(), 0)
 }
 
-/// Makes a directory and those that it is in, each durable as a name of the one above.
+/// Creates a directory and its parents. The name of each one is durable in its parent.
 fn make_all(dir: &Path) -> io::Result<()> {
     let made = match DirBuilder::new().mode(DIR_MODE).create(dir) {
         Err(error) if error.kind() == ErrorKind::NotFound => {
@@ -219,14 +224,15 @@ fn make_all(dir: &Path) -> io::Result<()> {
         made => made,
     };
     match made {
-        // A directory that can be written needn't have a parent that can.
+        // A writable directory may have a parent that isn't writable.
         Err(_) if dir.is_dir() => Ok(()),
         Err(error) => Err(error),
         Ok(()) => parent(dir).map_or(Ok(()), sync_names),
     }
 }
 
-/// The directory that a path is in; `store` is in `.`, whose path is empty.
+/// Returns the parent of a path. The parent of `store` is `.`, for which `Path::parent` returns the
+/// empty path.
 fn parent(path: &Path) -> Option<&Path> {
     path.parent().map(|parent| if parent.as_os_str().is_empty() { Path::new(".") } else { parent })
 }
@@ -257,7 +263,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_write_that_stops_short_is_taken_up_where_it_stopped() {
+    fn a_partial_write_is_continued_where_it_stopped() {
         let parts = [IoSlice::new(b""), IoSlice::new(b"abc"), IoSlice::new(b""), IoSlice::new(b"de")];
         let expected = [(1, 0), (1, 1), (1, 2), (3, 0), (3, 1), (4, 0)];
         for (written, expected) in expected.into_iter().enumerate() {

@@ -1,4 +1,4 @@
-//! What holds of both disks: the simulated one is worth nothing where it differs from a real one.
+//! Tests that hold for both disks: the simulated disk must behave as the real one.
 
 use std::collections::BTreeMap;
 use std::io::{ErrorKind, IoSlice};
@@ -13,16 +13,16 @@ use proptest::prelude::*;
 use super::*;
 
 /// A temporary directory, removed on drop.
-struct Folder(PathBuf);
+struct TemporaryFolder(PathBuf);
 
-impl Folder {
-    fn new() -> Folder {
+impl TemporaryFolder {
+    fn new() -> TemporaryFolder {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let path = env::temp_dir().join(format!("forebay-disk-{}-{number}", process::id()));
         let _ = fs::remove_dir_all(&path); // of a killed process that had our number
         fs::create_dir(&path).unwrap();
-        Folder(path)
+        TemporaryFolder(path)
     }
 
     fn disk(&self) -> RealDisk {
@@ -30,15 +30,15 @@ impl Folder {
     }
 }
 
-impl Drop for Folder {
+impl Drop for TemporaryFolder {
     fn drop(&mut self) {
         let _ = fs::remove_dir_all(&self.0);
     }
 }
 
-/// Does the same to a real and a simulated disk.
+/// Runs a test on a real and on a simulated disk.
 fn on_both(test: impl Fn(&dyn Disk)) {
-    let folder = Folder::new();
+    let folder = TemporaryFolder::new();
     test(&folder.disk());
     test(&SimulatedDisk::new(1));
 }
@@ -49,7 +49,7 @@ fn contents(file: &dyn DiskFile) -> Vec<u8> {
     bytes
 }
 
-/// Every file by its path, and every directory with a slash after it.
+/// Adds every file by its path, and every directory by its path with a slash.
 fn tree(disk: &dyn Disk, dir: &str, found: &mut BTreeMap<String, Vec<u8>>) {
     for name in disk.list(dir).unwrap() {
         let path = if dir.is_empty() { name } else { format!("{dir}/{name}") };
@@ -69,7 +69,7 @@ fn kind<T>(result: io::Result<T>) -> ErrorKind {
 }
 
 #[test]
-fn bytes_are_read_where_they_were_written_and_gaps_are_zeros() {
+fn bytes_are_read_back_and_gaps_are_zeros() {
     on_both(|disk| {
         let file = disk.create("file").unwrap();
         file.write_all_at(b"end", 5).unwrap();
@@ -89,7 +89,7 @@ fn bytes_are_read_where_they_were_written_and_gaps_are_zeros() {
 }
 
 #[test]
-fn parts_are_written_one_after_the_other_however_many_they_are() {
+fn any_number_of_parts_is_written_in_order() {
     on_both(|disk| {
         let file = disk.create("file").unwrap();
         let parts: Vec<Vec<u8>> = (0..3_000_usize).map(|n| vec![n as u8; n % 5]).collect();
@@ -102,7 +102,7 @@ fn parts_are_written_one_after_the_other_however_many_they_are() {
 }
 
 #[test]
-fn a_file_that_is_open_outlives_its_name() {
+fn an_open_file_stays_readable_after_its_name_is_removed() {
     on_both(|disk| {
         let old = disk.create("catalog").unwrap();
         old.write_all_at(b"old", 0).unwrap();
@@ -118,7 +118,7 @@ fn a_file_that_is_open_outlives_its_name() {
 }
 
 #[test]
-fn directories_are_made_and_listed_in_order() {
+fn directories_are_created_and_listed_in_order() {
     on_both(|disk| {
         disk.make_dir("shapes").unwrap();
         disk.make_dir("shapes").unwrap();
@@ -137,7 +137,7 @@ fn directories_are_made_and_listed_in_order() {
 }
 
 #[test]
-fn one_at_a_time_has_the_lock_which_is_not_listed() {
+fn the_lock_is_exclusive_and_its_file_is_not_listed() {
     let check = |one: &dyn Disk, other: &dyn Disk| {
         let lock = one.try_lock().unwrap();
         assert!(lock.is_some());
@@ -146,7 +146,7 @@ fn one_at_a_time_has_the_lock_which_is_not_listed() {
         drop(lock);
         assert!(other.try_lock().unwrap().is_some());
     };
-    let folder = Folder::new();
+    let folder = TemporaryFolder::new();
     check(&folder.disk(), &folder.disk());
     let simulated = SimulatedDisk::new(1);
     check(&simulated, &simulated.clone());
@@ -174,7 +174,7 @@ fn a_read_only_disk_reads_and_changes_nothing() {
         assert!(file.write_all_vectored_at(&[IoSlice::new(b"x")], 0).is_err());
         assert_eq!(contents(&*file), b"bytes");
     };
-    let (folder, simulated) = (Folder::new(), SimulatedDisk::new(1));
+    let (folder, simulated) = (TemporaryFolder::new(), SimulatedDisk::new(1));
     for disk in [&folder.disk() as &dyn Disk, &simulated] {
         disk.create("file").unwrap().write_all_at(b"bytes", 0).unwrap();
     }
@@ -200,8 +200,8 @@ fn paths_that_lead_out_of_the_store_are_refused() {
 }
 
 #[test]
-fn the_stores_directory_is_made_with_those_above_it_and_for_its_owner_only() {
-    let folder = Folder::new();
+fn the_storage_directory_is_created_with_its_parents_and_only_its_owner_can_access_it() {
+    let folder = TemporaryFolder::new();
     let dir = folder.0.join("a/b/c");
     let disk = RealDisk::open(dir.clone(), false).unwrap();
     RealDisk::open(dir.clone(), false).unwrap();
@@ -212,8 +212,9 @@ fn the_stores_directory_is_made_with_those_above_it_and_for_its_owner_only() {
     assert_eq!(kind(RealDisk::open(folder.0.join("a/b/c/file"), true)), ErrorKind::NotADirectory);
 }
 
+/// A call of a disk.
 #[derive(Clone, Debug)]
-enum Step {
+enum DiskStep {
     Create(&'static str),
     Open(&'static str),
     Rename(&'static str, &'static str),
@@ -230,54 +231,54 @@ fn path() -> impl Strategy<Value = &'static str> {
     prop::sample::select(vec!["a", "b", "d", "e", "d/a", "d/b", "d/e", "d/e/a", "e/a", "e/b"])
 }
 
-fn step() -> impl Strategy<Value = Step> {
+fn step() -> impl Strategy<Value = DiskStep> {
     let file = || 0..8_usize;
     prop_oneof![
-        3 => path().prop_map(Step::Create),
-        1 => path().prop_map(Step::Open),
-        3 => (path(), path()).prop_map(|(from, to)| Step::Rename(from, to)),
-        1 => path().prop_map(Step::Remove),
-        3 => path().prop_map(Step::MakeDir),
-        1 => path().prop_map(Step::List),
-        1 => path().prop_map(Step::SyncDir),
+        3 => path().prop_map(DiskStep::Create),
+        1 => path().prop_map(DiskStep::Open),
+        3 => (path(), path()).prop_map(|(from, to)| DiskStep::Rename(from, to)),
+        1 => path().prop_map(DiskStep::Remove),
+        3 => path().prop_map(DiskStep::MakeDir),
+        1 => path().prop_map(DiskStep::List),
+        1 => path().prop_map(DiskStep::SyncDir),
         4 => (file(), 0..1_500_u64, any::<u8>(), 0..1_200_usize)
-            .prop_map(|(file, at, byte, len)| Step::Write { file, at, byte, len }),
-        1 => (file(), 0..2_000_u64).prop_map(|(file, len)| Step::SetLen { file, len }),
-        2 => (file(), 0..2_000_u64, 0..900_usize).prop_map(|(file, at, len)| Step::Read { file, at, len }),
+            .prop_map(|(file, at, byte, len)| DiskStep::Write { file, at, byte, len }),
+        1 => (file(), 0..2_000_u64).prop_map(|(file, len)| DiskStep::SetLen { file, len }),
+        2 => (file(), 0..2_000_u64, 0..900_usize).prop_map(|(file, at, len)| DiskStep::Read { file, at, len }),
     ]
 }
 
-/// A disk, the files opened so far, and what a step showed.
-struct Run<'a> {
+/// A disk and the files opened so far.
+struct DiskRun<'a> {
     disk: &'a dyn Disk,
     files: Vec<Arc<dyn DiskFile>>,
 }
 
-impl Run<'_> {
-    fn step(&mut self, step: &Step) -> Result<String, ErrorKind> {
+impl DiskRun<'_> {
+    fn step(&mut self, step: &DiskStep) -> Result<String, ErrorKind> {
         self.try_step(step).map_err(|error| error.kind())
     }
 
-    fn try_step(&mut self, step: &Step) -> io::Result<String> {
+    fn try_step(&mut self, step: &DiskStep) -> io::Result<String> {
         let disk = self.disk;
         let done = |()| String::new();
         match *step {
-            Step::Create(path) => disk.create(path).map(|file| self.files.push(file)).map(done),
-            Step::Open(path) => disk.open(path).map(|file| self.files.push(file)).map(done),
-            Step::Rename(from, to) => disk.rename(from, to).map(done),
-            Step::Remove(path) => disk.remove(path).map(done),
-            Step::MakeDir(path) => disk.make_dir(path).map(done),
-            Step::List(path) => disk.list(path).map(|names| names.join(" ")),
-            Step::SyncDir(path) => disk.sync_dir(path).map(done),
-            Step::Write { file, at, byte, len } => match self.files.get(file) {
+            DiskStep::Create(path) => disk.create(path).map(|file| self.files.push(file)).map(done),
+            DiskStep::Open(path) => disk.open(path).map(|file| self.files.push(file)).map(done),
+            DiskStep::Rename(from, to) => disk.rename(from, to).map(done),
+            DiskStep::Remove(path) => disk.remove(path).map(done),
+            DiskStep::MakeDir(path) => disk.make_dir(path).map(done),
+            DiskStep::List(path) => disk.list(path).map(|names| names.join(" ")),
+            DiskStep::SyncDir(path) => disk.sync_dir(path).map(done),
+            DiskStep::Write { file, at, byte, len } => match self.files.get(file) {
                 Some(file) => file.write_all_at(&vec![byte; len], at).map(done),
                 None => Ok(String::new()),
             },
-            Step::SetLen { file, len } => match self.files.get(file) {
+            DiskStep::SetLen { file, len } => match self.files.get(file) {
                 Some(file) => file.set_len(len).map(done),
                 None => Ok(String::new()),
             },
-            Step::Read { file, at, len } => match self.files.get(file) {
+            DiskStep::Read { file, at, len } => match self.files.get(file) {
                 Some(file) => {
                     let mut buffer = vec![0; len];
                     let read = file.read_at(&mut buffer, at)?;
@@ -293,11 +294,11 @@ proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn both_disks_show_the_same_whatever_is_done_to_them(steps in prop::collection::vec(step(), 1..80)) {
-        let folder = Folder::new();
+    fn any_steps_have_the_same_results_on_both_disks(steps in prop::collection::vec(step(), 1..80)) {
+        let folder = TemporaryFolder::new();
         let (real, simulated) = (folder.disk(), SimulatedDisk::new(1));
-        let mut one = Run { disk: &real, files: Vec::new() };
-        let mut other = Run { disk: &simulated, files: Vec::new() };
+        let mut one = DiskRun { disk: &real, files: Vec::new() };
+        let mut other = DiskRun { disk: &simulated, files: Vec::new() };
         for (number, step) in steps.iter().enumerate() {
             prop_assert_eq!(one.step(step), other.step(step), "step {}: {:?}", number, step);
         }
@@ -308,7 +309,7 @@ proptest! {
         };
         prop_assert_eq!(shown(&real), shown(&simulated));
         prop_assert_eq!(shown(&real), shown(&simulated.after_kill()));
-        let open = |run: &Run<'_>| run.files.iter().map(|file| contents(&**file)).collect::<Vec<_>>();
+        let open = |run: &DiskRun<'_>| run.files.iter().map(|file| contents(&**file)).collect::<Vec<_>>();
         prop_assert_eq!(open(&one), open(&other));
     }
 }

@@ -1,7 +1,7 @@
-//! A folder that an earlier version wrote, and what its clients were served. Every later version
-//! opens it without a refetch.
+//! Fixtures: storage directories that earlier versions wrote, and what their clients were served.
+//! Every later version opens them, and no client has to fetch a shape again.
 //!
-//! `tests/fixtures/README.md` says how a folder is made.
+//! `tests/fixtures/README.md` describes how to write one.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -21,23 +21,23 @@ use crate::simulation::bench::{Bench, ITEMS, choice, of_columns, row, snapshot_b
 use crate::simulation::database::table;
 use crate::simulation::wire::Wire;
 use crate::store::disk::{Disk, SimulatedDisk};
-use crate::store::record::framed_payload;
-use crate::store::{OpenError, StoreSummary, files};
+use crate::store::frame::framed_payload;
+use crate::store::{OpenError, StoreSummary, shape_files};
 
 const EVENTS: u32 = 200;
 const ORIGIN: &str = "{\"timeline\":1,\"publication\":16401}";
 
-/// What clients of the folder's shapes had been served when it was written.
+/// What clients of a fixture's shapes had been served when it was written.
 #[derive(Debug, Serialize, Deserialize)]
-struct Expected {
+struct ExpectedStore {
     origin: String,
     durable: u64,
     seen: u64,
-    /// The last transaction that was committed. The one after it is in the log in part.
+    /// LSN of the last committed transaction. The WAL has only parts of the next one.
     lsn: u64,
     xid: u32,
     complete: Vec<ExpectedShape>,
-    /// Handles of shapes that were deleted, or whose snapshot wasn't complete.
+    /// Handles of shapes that were deleted, or whose snapshot was not complete.
     gone: Vec<String>,
 }
 
@@ -47,19 +47,19 @@ struct ExpectedShape {
     table: String,
     choice: ShapeOptions,
     snapshot: String,
-    /// The offset after which each page of the log was asked for, and its text.
+    /// Each page of the log: the offset after which it was requested, and its text.
     log: Vec<(String, String)>,
     log_end: String,
 }
 
-/// Logs of some lines are long, large snapshots have a file, and transactions of some rows have
-/// parts.
-fn small(config: &mut StoreConfig) {
+/// Sets limits so low that a few lines make a long log, a large snapshot or a transaction with
+/// several parts.
+fn set_low_limits(config: &mut StoreConfig) {
     (config.chunk_bytes, config.compact_bytes) = (300, 400);
     (config.small_snapshot_bytes, config.part_bytes) = (300, 400);
 }
 
-fn described(oid: u32, name: &str, key: Vec<usize>) -> TableSchema {
+fn table_schema(oid: u32, name: &str, key: Vec<usize>) -> TableSchema {
     let notes = ["int4", "int4", "text"].map(|kind| format!("{{\"type\":\"{kind}\"}}"));
     TableSchema {
         numbers: vec![1, 2, 4],
@@ -70,11 +70,11 @@ fn described(oid: u32, name: &str, key: Vec<usize>) -> TableSchema {
 }
 
 fn items() -> TableSchema {
-    described(ITEMS, "items", vec![0])
+    table_schema(ITEMS, "items", vec![0])
 }
 
 fn events() -> TableSchema {
-    described(EVENTS, "events", vec![])
+    table_schema(EVENTS, "events", vec![])
 }
 
 fn rows(name: &str, ids: std::ops::Range<u32>) -> Bytes {
@@ -88,15 +88,15 @@ fn rows(name: &str, ids: std::ops::Range<u32>) -> Bytes {
     ids.map(row).collect::<String>().into()
 }
 
-/// A shape whose snapshot has these rows.
-fn filled(bench: &mut Bench, table: TableSchema, choice: ShapeOptions, rows: Bytes) -> Arc<Shape> {
+/// Returns a shape whose snapshot has these rows.
+fn complete_shape(bench: &mut Bench, table: TableSchema, choice: ShapeOptions, rows: Bytes) -> Arc<Shape> {
     let creation = bench.create_of(table, choice);
     creation.follow();
-    complete(bench, creation, rows, bench.xid + 1)
+    complete_snapshot(bench, creation, rows, bench.xid + 1)
 }
 
-/// `unseen`: the first transaction that the snapshot doesn't see.
-fn complete(bench: &Bench, mut creation: ShapeCreation, rows: Bytes, unseen: u32) -> Arc<Shape> {
+/// Completes a snapshot. `unseen` is the first transaction that it doesn't see.
+fn complete_snapshot(bench: &Bench, mut creation: ShapeCreation, rows: Bytes, unseen: u32) -> Arc<Shape> {
     assert!(creation.begun(&snapshot_before(unseen), bench.lsn + 8));
     if !rows.is_empty() {
         creation.rows(rows).unwrap();
@@ -118,13 +118,13 @@ fn update(bench: &mut Bench, times: std::ops::Range<u32>) {
     }
 }
 
-/// The transaction of which the folder has only some parts.
+/// The transaction of which a fixture has only some parts.
 fn unfinished() -> Vec<Wire> {
     [inserts(ITEMS, 300..306), inserts(EVENTS, 300..306)].concat()
 }
 
-/// Everything that a client can read of a shape.
-fn served(shape: &Shape) -> ExpectedShape {
+/// Returns all that a client can read of a shape.
+fn read_shape(shape: &Shape) -> ExpectedShape {
     let (mut after, mut log) = (Offset::SNAPSHOT_END, Vec::new());
     let text = |bytes: Vec<Bytes>| String::from_utf8(bytes.concat()).unwrap();
     loop {
@@ -145,24 +145,29 @@ fn served(shape: &Shape) -> ExpectedShape {
     }
 }
 
-/// Writes everything that a folder may have. Returns what clients were served, and the creations
-/// that must not be dropped before the folder was copied.
-fn write_everything() -> (Bench, Expected, Vec<ShapeCreation>) {
-    let mut bench = Bench::with(small);
+/// Writes every kind of record and file. Returns what clients were served, and the creations that
+/// must live until the directory is copied.
+fn write_everything() -> (Bench, ExpectedStore, Vec<ShapeCreation>) {
+    let mut bench = Bench::with(set_low_limits);
     bench.runtime.block_on(bench.store.adopt(ORIGIN.to_owned())).unwrap();
     bench.send(&[Wire::relation(&items()), Wire::relation(&events())]);
     let changes_only = ShapeOptions { log: LogMode::ChangesOnly, ..choice(None) };
     let full = ShapeOptions { replica: ReplicaMode::Full, ..choice(Some("note LIKE 'a%'")) };
     let mut shapes = vec![
-        filled(&mut bench, items(), choice(None), rows("items", 1..6)),
-        filled(&mut bench, items(), choice(Some("qty > 5")), rows("items", 1..2)),
-        filled(&mut bench, items(), of_columns(Some("id < 1000"), &["id", "qty"]), rows("items", 1..3)),
-        filled(&mut bench, items(), full, rows("items", 1..2)),
-        filled(&mut bench, items(), changes_only, Bytes::new()),
-        filled(&mut bench, events(), choice(None), rows("events", 1..3)),
+        complete_shape(&mut bench, items(), choice(None), rows("items", 1..6)),
+        complete_shape(&mut bench, items(), choice(Some("qty > 5")), rows("items", 1..2)),
+        complete_shape(
+            &mut bench,
+            items(),
+            of_columns(Some("id < 1000"), &["id", "qty"]),
+            rows("items", 1..3),
+        ),
+        complete_shape(&mut bench, items(), full, rows("items", 1..2)),
+        complete_shape(&mut bench, items(), changes_only, Bytes::new()),
+        complete_shape(&mut bench, events(), choice(None), rows("events", 1..3)),
     ];
-    let deleted_first = filled(&mut bench, items(), choice(Some("qty = 1")), rows("items", 1..6));
-    let deleted_later = filled(&mut bench, items(), choice(Some("qty = 2")), rows("items", 1..6));
+    let deleted_first = complete_shape(&mut bench, items(), choice(Some("qty = 1")), rows("items", 1..6));
+    let deleted_later = complete_shape(&mut bench, items(), choice(Some("qty = 2")), rows("items", 1..6));
     bench.transact(&[inserts(ITEMS, 100..104), inserts(EVENTS, 100..104)].concat());
     update(&mut bench, 6..18);
     assert!(bench.store.delete(deleted_first.handle()));
@@ -172,11 +177,11 @@ fn write_everything() -> (Bench, Expected, Vec<ShapeCreation>) {
 
     update(&mut bench, 18..20);
     assert!(bench.store.delete(deleted_later.handle()));
-    // Its snapshot doesn't see a transaction that came before it was taken.
+    // This snapshot doesn't see a transaction that was received before it was taken.
     let late = bench.create_of(events(), choice(Some("qty > 6")));
     late.follow();
     bench.transact(&[inserts(EVENTS, 110..112), inserts(ITEMS, 110..112)].concat());
-    shapes.push(complete(&bench, late, rows("events", 1..2), bench.xid));
+    shapes.push(complete_snapshot(&bench, late, rows("events", 1..2), bench.xid));
     let delete = Wire::delete(EVENTS, &row(["110", "7", "added"]));
     bench.transact(&[inserts(ITEMS, 200..206), inserts(EVENTS, 200..206), vec![delete]].concat());
     bench.store.advance(bench.lsn + 9);
@@ -184,13 +189,13 @@ fn write_everything() -> (Bench, Expected, Vec<ShapeCreation>) {
     incomplete_later.follow();
     bench.store.inner.queue().release();
     let gone = [&deleted_first, &deleted_later, incomplete_first.shape(), incomplete_later.shape()];
-    let expected = Expected {
+    let expected = ExpectedStore {
         origin: ORIGIN.to_owned(),
         durable: bench.store.position().unwrap().lsn,
         seen: bench.store.seen(),
         lsn: bench.lsn,
         xid: bench.xid,
-        complete: shapes.iter().map(|shape| served(shape)).collect(),
+        complete: shapes.iter().map(|shape| read_shape(shape)).collect(),
         gone: gone.map(|shape| shape.handle().to_owned()).to_vec(),
     };
     let begin = bench.begin();
@@ -206,7 +211,7 @@ fn copy_out(disk: &SimulatedDisk, to: &Path) {
         for name in disk.list(dir).unwrap() {
             let path = if dir.is_empty() { name } else { format!("{dir}/{name}") };
             if let Ok(file) = disk.open(&path) {
-                let bytes = files::read(&*file, 0, file.len().unwrap()).unwrap();
+                let bytes = shape_files::read_range(&*file, 0, file.len().unwrap()).unwrap();
                 fs::write(to.join(path), bytes).unwrap();
             }
         }
@@ -217,7 +222,7 @@ fn copy_out(disk: &SimulatedDisk, to: &Path) {
 #[ignore = "writes a fixture to the folder that FOREBAY_FIXTURE names"]
 fn write_fixture() {
     let to = PathBuf::from(std::env::var_os("FOREBAY_FIXTURE").expect("FOREBAY_FIXTURE names a new folder"));
-    assert!(!to.exists(), "a fixture stays as it was written");
+    assert!(!to.exists(), "a fixture must not be overwritten");
     let (bench, expected, _incomplete) = write_everything();
     copy_out(&bench.disk, &to.join("store"));
     fs::write(to.join("expected.json"), serde_json::to_string_pretty(&expected).unwrap() + "\n").unwrap();
@@ -231,10 +236,10 @@ fn fixtures() -> Vec<PathBuf> {
     fixtures
 }
 
-/// A copy of a fixture's folder, removed when it is dropped.
-struct Copied(PathBuf);
+/// A copy of a fixture, removed on drop.
+struct FixtureCopy(PathBuf);
 
-impl Copied {
+impl FixtureCopy {
     fn of(fixture: &Path, test: &str) -> Self {
         let name =
             format!("forebay-{test}-{}-{}", fixture.file_name().unwrap().display(), std::process::id());
@@ -248,42 +253,43 @@ impl Copied {
                 }
             }
         }
-        Copied(to)
+        FixtureCopy(to)
     }
 
     fn open(&self) -> Result<Shapes, OpenError> {
         let mut config = StoreConfig { waits_for_checkpoints: true, ..StoreConfig::new(&self.0) };
-        small(&mut config);
-        // A log that is merged by the first checkpoint leads to the same rows, but has other bytes.
+        set_low_limits(&mut config);
+        // If the first checkpoint merged a log, its rows would be the same but its bytes would
+        // differ.
         config.compact_bytes = 0;
         Shapes::open(config)
     }
 }
 
-impl Drop for Copied {
+impl Drop for FixtureCopy {
     fn drop(&mut self) {
         fs::remove_dir_all(&self.0).unwrap();
     }
 }
 
-fn check(store: &Shapes, expected: &Expected) {
+fn assert_served(store: &Shapes, expected: &ExpectedStore) {
     let position = store.position().unwrap();
     assert_eq!((&position.origin, position.lsn), (&expected.origin, expected.durable));
     assert_eq!(store.seen(), expected.seen);
     for shape in &expected.complete {
         let found = store.find(&shape.handle).unwrap_or_else(|| panic!("{} is lost", shape.handle));
-        assert_eq!(&served(&found), shape);
-        let same = store.find_same(found.definition()).expect("it is found by what it is");
+        assert_eq!(&read_shape(&found), shape);
+        let same = store.find_same(found.definition()).expect("the shape is found by its definition");
         assert_eq!(same.handle(), shape.handle);
-        // Handles, and the log's names for tables, are made of hashes that two versions must agree
-        // on.
+        // Handles, and the ids of tables in the WAL, contain hashes that must be the same in all
+        // versions.
         let hash = found.definition().fingerprint().to_string();
         assert_eq!(shape.handle.split_once('-').map(|(hash, _)| hash), Some(&*hash));
     }
 }
 
-/// A bench that goes on with the stream after the last transaction that the folder has.
-fn go_on(store: Shapes, expected: &Expected) -> Bench {
+/// Returns a bench that continues the stream after the fixture's last transaction.
+fn continue_stream(store: Shapes, expected: &ExpectedStore) -> Bench {
     let (follower, runtime) = (store.follower(), Builder::new_current_thread().build().unwrap());
     let (lsn, xid) = (expected.lsn, expected.xid);
     let mut bench = Bench { disk: SimulatedDisk::new(0), store, follower, runtime, lsn, xid };
@@ -292,48 +298,51 @@ fn go_on(store: Shapes, expected: &Expected) -> Bench {
 }
 
 #[test]
-fn a_folder_of_an_earlier_version_is_read_and_written_on() {
+fn a_fixture_of_an_earlier_version_is_read_and_can_be_written() {
     for fixture in fixtures() {
         let expected = fs::read(fixture.join("expected.json")).unwrap();
-        let expected: Expected = serde_json::from_slice(&expected).unwrap();
-        let folder = Copied::of(&fixture, "earlier");
+        let expected: ExpectedStore = serde_json::from_slice(&expected).unwrap();
+        let folder = FixtureCopy::of(&fixture, "earlier");
         let store = folder.open().unwrap();
-        check(&store, &expected);
+        assert_served(&store, &expected);
         store.begin_writing().unwrap();
-        check(&store, &expected);
+        assert_served(&store, &expected);
         let handles: Vec<_> = store.all().iter().map(|shape| shape.handle().to_owned()).collect();
         assert_eq!(handles.len(), expected.complete.len(), "{handles:?}");
         assert!(expected.gone.iter().all(|handle| store.find(handle).is_none()));
 
-        // The transaction of which the log has parts comes again, and another one after it.
-        let mut bench = go_on(store.clone(), &expected);
+        // The unfinished transaction is sent again, and then another one.
+        let mut bench = continue_stream(store.clone(), &expected);
         bench.transact(&unfinished());
         bench.transact(&inserts(ITEMS, 400..401));
         let find = |index: usize| store.find(&expected.complete[index].handle).unwrap();
         for (index, added) in [(0, 7), (1, 7), (2, 7), (3, 7), (4, 7), (5, 6), (6, 6)] {
             let (shape, before) = (find(index), &expected.complete[index]);
-            let after = served(&shape);
+            let after = read_shape(&shape);
             let text = |served: &ExpectedShape| -> String {
                 served.log.iter().map(|(_, text)| text.as_str()).collect()
             };
-            let rest = text(&after).strip_prefix(&text(before)).expect("the log goes on").to_owned();
+            let rest = text(&after)
+                .strip_prefix(&text(before))
+                .expect("the log continues after the expected messages")
+                .to_owned();
             assert_eq!(rest.lines().count(), added, "{:?}: {rest}", before.choice);
             assert_eq!(after.snapshot, before.snapshot);
         }
-        let now: Vec<_> = (0..7).map(|index| served(&find(index))).collect();
+        let now: Vec<_> = (0..7).map(|index| read_shape(&find(index))).collect();
         bench.runtime.block_on(store.checkpoint()).unwrap();
         store.end_writing();
         let again = folder.open().unwrap();
         for shape in &now {
-            assert_eq!(&served(&again.find(&shape.handle).unwrap()), shape);
+            assert_eq!(&read_shape(&again.find(&shape.handle).unwrap()), shape);
         }
     }
 }
 
 #[test]
-fn looking_at_a_folder_of_a_newer_version_says_so() {
+fn the_summary_of_a_newer_versions_directory_is_an_error() {
     for fixture in fixtures().into_iter().filter(|fixture| fixture.ends_with("store-1")) {
-        let folder = Copied::of(&fixture, "newer");
+        let folder = FixtureCopy::of(&fixture, "newer");
         assert_eq!(StoreSummary::at(&folder.0).unwrap().unwrap().shapes, 8);
         let log = folder.0.join("wal/0000000000000001");
         let bytes = [fs::read(&log).unwrap(), framed_payload(&[9])].concat();

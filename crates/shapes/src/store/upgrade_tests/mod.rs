@@ -1,5 +1,5 @@
-//! Folders of other versions: earlier ones are read as they are, newer ones are refused and left
-//! alone.
+//! Storage directories of other versions: those of earlier versions are read, those of newer
+//! versions are refused and not changed.
 
 mod fixture;
 mod newer;

@@ -1,4 +1,5 @@
-//! What the simulated disk promises: it keeps what was synced, and over the seeds it loses everything else.
+//! Guarantees of the simulated disk: it keeps synced changes, and over all seeds it loses every
+//! other one.
 
 use std::collections::BTreeSet;
 
@@ -12,7 +13,7 @@ fn put(disk: &dyn Disk, path: &str, bytes: &[u8]) {
     file.sync_data().unwrap();
 }
 
-/// A file's bytes as text, if it is there.
+/// Returns a file's bytes as text, or `None` if it is missing.
 fn get(disk: &dyn Disk, path: &str) -> Option<String> {
     let file = match disk.open(path) {
         Err(error) if error.kind() == ErrorKind::NotFound => return None,
@@ -23,7 +24,7 @@ fn get(disk: &dyn Disk, path: &str) -> Option<String> {
     Some(String::from_utf8(bytes).unwrap())
 }
 
-/// Whatever `look` sees after crashes with many seeds.
+/// Returns the results of `look` after crashes with many seeds.
 fn outcomes<T: Ord>(disk: &SimulatedDisk, look: impl Fn(&SimulatedDisk) -> T) -> BTreeSet<T> {
     (0..SEEDS).map(|seed| look(&disk.after_crash(seed))).collect()
 }
@@ -33,7 +34,7 @@ fn text(text: &str) -> Option<String> {
 }
 
 #[test]
-fn a_file_is_sure_to_be_there_once_it_its_directory_and_the_directory_above_are_synced() {
+fn a_file_survives_once_its_bytes_its_directory_and_the_parent_are_synced() {
     let disk = SimulatedDisk::new(1);
     disk.make_dir("wal").unwrap();
     put(&disk, "wal/1", b"one");
@@ -46,7 +47,7 @@ fn a_file_is_sure_to_be_there_once_it_its_directory_and_the_directory_above_are_
 }
 
 #[test]
-fn one_sync_of_everything_does_for_all_of_it() {
+fn one_sync_of_everything_makes_all_bytes_and_names_durable() {
     let disk = SimulatedDisk::new(1);
     disk.make_dir("wal").unwrap();
     disk.create("wal/1").unwrap().write_all_at(b"one", 0).unwrap();
@@ -58,7 +59,7 @@ fn one_sync_of_everything_does_for_all_of_it() {
 }
 
 #[test]
-fn a_durable_name_says_nothing_about_the_bytes() {
+fn a_file_with_a_durable_name_can_lose_its_bytes() {
     let disk = SimulatedDisk::new(1);
     disk.create("file").unwrap().write_all_at(b"x", 0).unwrap();
     disk.sync_dir("").unwrap();
@@ -96,7 +97,7 @@ fn a_rename_between_directories_is_durable_once_either_is_synced() {
 }
 
 #[test]
-fn a_directory_that_is_synced_brings_what_its_renames_cannot_do_without() {
+fn syncing_a_directory_also_syncs_the_changes_that_its_renames_depend_on() {
     let disk = SimulatedDisk::new(1);
     disk.make_dir("from").unwrap();
     disk.make_dir("to").unwrap();
@@ -110,7 +111,7 @@ fn a_directory_that_is_synced_brings_what_its_renames_cannot_do_without() {
 }
 
 #[test]
-fn what_happens_to_one_name_happens_in_order_and_to_two_names_in_any() {
+fn changes_of_one_name_survive_in_order_and_changes_of_two_names_in_any_order() {
     let disk = SimulatedDisk::new(1);
     put(&disk, "a", b"1");
     disk.remove("a").unwrap();
@@ -135,7 +136,7 @@ fn an_unsynced_removal_may_be_undone_and_a_synced_one_never() {
 }
 
 #[test]
-fn the_call_that_crashes_fails_and_so_does_every_call_after_it() {
+fn the_crashing_call_and_all_calls_after_it_fail() {
     let disk = SimulatedDisk::new(1);
     let file = disk.create("file").unwrap();
     disk.crash_at(3);
@@ -162,7 +163,7 @@ fn the_call_that_crashes_fails_and_so_does_every_call_after_it() {
 }
 
 #[test]
-fn a_call_that_crashes_has_its_effect_or_some_of_it_or_none() {
+fn the_crashing_call_has_its_effect_completely_in_part_or_not_at_all() {
     let (mut written, mut renamed) = (BTreeSet::new(), BTreeSet::new());
     for seed in 0..SEEDS {
         let disk = SimulatedDisk::new(seed);
@@ -181,7 +182,7 @@ fn a_call_that_crashes_has_its_effect_or_some_of_it_or_none() {
 }
 
 #[test]
-fn a_killed_process_leaves_all_that_it_wrote_and_a_free_lock_but_nothing_more_synced_than_before() {
+fn a_killed_process_leaves_all_its_writes_and_no_lock_and_syncs_nothing() {
     let disk = SimulatedDisk::new(1);
     let _lock = disk.try_lock().unwrap().unwrap();
     disk.create("file").unwrap().write_all_at(b"x", 0).unwrap();
@@ -193,12 +194,12 @@ fn a_killed_process_leaves_all_that_it_wrote_and_a_free_lock_but_nothing_more_sy
     assert_eq!(get(&next, "file"), text("x"));
     assert!(outcomes(&next, |disk| get(disk, "file")).contains(&None));
     put(&next, "file", b"new");
-    assert_eq!(get(&disk, "file"), text("x"), "the disk of the killed process is another one");
+    assert_eq!(get(&disk, "file"), text("x"), "the killed process has its own disk");
     assert_eq!(get(&disk.after_crash(1).after_kill(), "file"), get(&disk.after_crash(1), "file"));
 }
 
 #[test]
-fn a_full_disk_takes_what_fits_and_what_takes_no_room_and_has_room_again_after_a_removal() {
+fn a_full_disk_accepts_the_bytes_that_fit_and_has_room_after_a_removal() {
     let full = |result: io::Result<()>| assert_eq!(result.unwrap_err().kind(), ErrorKind::StorageFull);
     let disk = SimulatedDisk::new(1);
     put(&disk, "other", b"12345");
@@ -220,7 +221,7 @@ fn a_full_disk_takes_what_fits_and_what_takes_no_room_and_has_room_again_after_a
 }
 
 #[test]
-fn a_sync_that_is_told_to_fail_does_so_once() {
+fn fail_sync_fails_one_sync() {
     let disk = SimulatedDisk::new(1);
     let file = disk.create("file").unwrap();
     disk.fail_sync();
@@ -235,12 +236,13 @@ fn syncs_and_bytes_are_counted() {
     put(&disk, "file", b"de");
     disk.sync_dir("").unwrap();
     disk.sync_everything().unwrap();
-    let expected = Statistics { data_syncs: 2, dir_syncs: 1, full_syncs: 1, bytes_written: 5 };
+    let expected = DiskStatistics { data_syncs: 2, dir_syncs: 1, full_syncs: 1, bytes_written: 5 };
     assert_eq!(disk.statistics(), expected);
     assert_eq!(disk.ops(), 8);
 }
 
-/// Replaces the catalog again and again, until the crash. Returns the last version that was said to be safe.
+/// Replaces the catalog four times, or until the crash. Returns the last version whose replacement
+/// succeeded.
 fn replace(disk: &SimulatedDisk, sync_bytes: bool, sync_name: bool) -> usize {
     let version = |number: usize| -> io::Result<()> {
         let file = disk.create("catalog.new")?;
@@ -254,7 +256,8 @@ fn replace(disk: &SimulatedDisk, sync_bytes: bool, sync_name: bool) -> usize {
     (1..=4).take_while(|number| version(*number).is_ok()).last().unwrap_or(0)
 }
 
-/// The crashes, by call and seed, after which the catalog isn't the last safe version or the one after it.
+/// Returns the crashes, by call and seed, after which the catalog is neither the last successful
+/// version nor the next one.
 fn losses(sync_bytes: bool, sync_name: bool) -> Vec<(u64, u64)> {
     let whole = SimulatedDisk::new(0);
     assert_eq!(replace(&whole, sync_bytes, sync_name), 4);
@@ -272,14 +275,14 @@ fn losses(sync_bytes: bool, sync_name: bool) -> Vec<(u64, u64)> {
 }
 
 #[test]
-fn a_careful_replacement_survives_every_crash_and_a_careless_one_does_not() {
+fn a_replacement_with_both_syncs_survives_every_crash_and_one_without_does_not() {
     assert_eq!(losses(true, true), []);
     assert_ne!(losses(false, true), []);
     assert_ne!(losses(true, false), []);
 }
 
 #[test]
-fn the_same_seeds_and_calls_leave_the_same() {
+fn the_same_seeds_and_calls_have_the_same_result() {
     let left = |seed: u64| {
         let disk = SimulatedDisk::new(seed);
         disk.crash_at(10);

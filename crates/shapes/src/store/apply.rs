@@ -1,7 +1,8 @@
-//! The store's history takes effect.
+//! Application of records and catalogs to the state in memory.
 //!
-//! Invariant: what can be read is what the log says, applied in its order. Kept by: [`StoreInner::apply`] is the only way in, for the writer, for
-//! recovery, and for those who read beside a writer.
+//! Invariant: the visible state is that of the WAL's records, applied in order.
+//! Enforced by: [`StoreInner::apply`] is the only way to apply a record, for the writer, for
+//! recovery, and for processes that read while another one writes.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -9,29 +10,30 @@ use std::sync::atomic::Ordering;
 
 use bytes::Bytes;
 
-use super::catalog::Catalog;
-use super::record::{Changes, Commit, Kept, Note, Record};
+use super::catalog::StoreCatalog;
+use super::record::{CatalogShape, CommitRecord, Note, Record, TransactionPart};
 use crate::definition::{ShapeDefinition, TableSchema};
 use crate::offset::Offset;
 use crate::registry::{StoreInner, lock, time_of};
 
 impl StoreInner {
-    /// A record of the log takes effect: it is durable.
+    /// Applies a durable record.
     pub(crate) fn apply(&self, record: &Record) {
         match record {
             Record::Part(changes) => {
                 if changes.is_first {
-                    self.abandon();
+                    self.abandon_staged();
                 }
-                self.stage(changes);
+                self.stage_changes(changes);
                 lock(&self.staged).extend(changes.touches.iter().map(|touch| touch.shape));
             }
-            Record::Commit(changes, commit) => self.commit(changes, commit),
+            Record::Commit(changes, commit) => self.apply_commit(changes, commit),
             Record::Note(note, bytes) => self.apply_note(note, bytes),
         }
     }
 
-    fn stage(&self, changes: &Changes) {
+    /// Stages the messages of a part in the logs of its shapes.
+    fn stage_changes(&self, changes: &TransactionPart) {
         let registry = self.registry();
         for touch in &changes.touches {
             let Some(shape) = registry.by_id(touch.shape) else { continue };
@@ -44,25 +46,26 @@ impl StoreInner {
         }
     }
 
-    fn commit(&self, changes: &Changes, commit: &Commit) {
-        // One that comes late isn't in the order of the others, and leaves alone what is staged.
+    /// Stages the last part, and publishes the transaction in all its shapes.
+    fn apply_commit(&self, changes: &TransactionPart, commit: &CommitRecord) {
+        // A late commit is out of order. It leaves staged parts of other transactions alone.
         let is_late = commit.end == 0;
         if changes.is_first && !is_late {
-            self.abandon();
+            self.abandon_staged();
         }
-        self.stage(changes);
+        self.stage_changes(changes);
         if !is_late {
             lock(&self.staged).clear();
         }
         let seen = self.seen().max(changes.lsn.saturating_add(1));
         self.durable.fetch_max(commit.end, Ordering::AcqRel);
-        let here = changes.touches.iter().map(|touch| touch.shape);
+        let touched = changes.touches.iter().map(|touch| touch.shape);
         {
             let registry = self.registry();
-            let shapes = here.chain(commit.earlier.iter().copied()).filter_map(|id| registry.by_id(id));
+            let shapes = touched.chain(commit.earlier.iter().copied()).filter_map(|id| registry.by_id(id));
             shapes.for_each(|shape| shape.publish(seen, self.config.chunk_bytes));
         }
-        // After all shapes have it: what is seen is nowhere yet to come.
+        // After all shapes published: `seen` states that the transaction is visible in all of them.
         self.seen.fetch_max(seen, Ordering::AcqRel);
         self.progressed.notify_waiters();
     }
@@ -82,8 +85,9 @@ impl StoreInner {
                 registry.tables.insert(*id, Arc::new(TableSchema::clone(table)));
             }
             Note::Create { id, handle, table, choice } => {
-                // Lock order: `deleted`, then the registry. A shape that this process deleted before its creation came to
-                // the log must not come back until its deletion does: clients would be sent to it.
+                // Lock order: `deleted`, then the registry. A shape may be deleted here before its
+                // creation is in the WAL. It must not come back before its deletion is applied,
+                // because clients would be sent to it.
                 let deleted = lock(&self.deleted);
                 let is_deleted = self.is_writing.load(Ordering::Acquire) && deleted.contains(id);
                 let mut registry = self.registry_mut();
@@ -104,18 +108,18 @@ impl StoreInner {
                 }
             }
             Note::Delete { id } => {
-                self.forget_files(*id);
+                self.forget_with_files(*id);
                 self.is_deleted(*id);
             }
             Note::Reset { origin, lsn, below } => {
-                self.abandon();
+                self.abandon_staged();
                 self.followed().forget_recent();
                 let ids: Vec<_> =
                     self.registry().shapes().map(|shape| shape.id).filter(|id| id < below).collect();
-                ids.into_iter().for_each(|id| self.forget_files(id));
+                ids.into_iter().for_each(|id| self.forget_with_files(id));
                 self.registry_mut().origin = Some(origin.clone());
                 self.durable.store(*lsn, Ordering::Release);
-                // The next commit may begin where this history does.
+                // The first commit of the new history may be at `lsn` itself.
                 self.seen.store(lsn.saturating_sub(1).max(1), Ordering::Release);
                 self.progressed.notify_waiters();
             }
@@ -124,83 +128,87 @@ impl StoreInner {
         }
     }
 
-    /// A shape can't be found any more, nor are its files needed.
-    fn forget_files(&self, id: u64) {
+    /// Removes a shape. Removes its files, too, if this process writes.
+    fn forget_with_files(&self, id: u64) {
         self.forget(id);
         if self.is_writing.load(Ordering::Acquire) {
             self.files.remove(id);
         }
     }
 
-    /// Whether some shape has parts of a transaction that isn't committed.
-    pub(crate) fn is_inside(&self) -> bool {
+    /// Returns whether a shape has staged parts of an uncommitted transaction.
+    pub(crate) fn is_inside_transaction(&self) -> bool {
         !lock(&self.staged).is_empty()
     }
 
-    /// What was staged is no transaction.
-    pub(crate) fn abandon(&self) {
+    /// Removes the staged parts of a transaction from all shapes.
+    pub(crate) fn abandon_staged(&self) {
         let staged = std::mem::take(&mut *lock(&self.staged));
         let registry = self.registry();
         let shapes = staged.iter().filter_map(|id| registry.by_id(*id));
         shapes.for_each(|shape| shape.change(|state| state.log.abandon()));
     }
 
-    /// Everything is as a catalog has it, which was made after all that was read.
-    pub(crate) fn load(&self, catalog: &Catalog) {
-        self.abandon();
+    /// Replaces the state by a catalog that is newer than all applied records.
+    pub(crate) fn load_catalog(&self, catalog: &StoreCatalog) {
+        self.abandon_staged();
         self.followed().forget_recent();
         {
             let mut registry = self.registry_mut();
             registry.tables.extend(catalog.tables.iter().cloned());
-            registry.origin = catalog.head.origin.clone();
-            registry.next_id = registry.next_id.max(catalog.head.next_id);
-            registry.last_handle = registry.last_handle.max(catalog.head.last_handle);
+            registry.origin = catalog.header.origin.clone();
+            registry.next_id = registry.next_id.max(catalog.header.next_id);
+            registry.last_handle = registry.last_handle.max(catalog.header.last_handle);
         }
         self.forget_missing(catalog, u64::MAX);
-        catalog.shapes.iter().for_each(|kept| self.load_shape(kept));
-        self.registry_mut().baselines.load(&catalog.head.states);
-        self.durable.store(catalog.head.lsn, Ordering::Release);
-        self.seen.store(catalog.head.seen, Ordering::Release);
+        catalog.shapes.iter().for_each(|shape| self.load_shape(shape));
+        self.registry_mut().baselines.load(&catalog.header.states);
+        self.durable.store(catalog.header.lsn, Ordering::Release);
+        self.seen.store(catalog.header.seen, Ordering::Release);
         self.progressed.notify_waiters();
     }
 
-    fn load_shape(&self, kept: &Kept) {
-        let known = self.registry().by_id(kept.id).cloned();
+    /// Adds a shape of the catalog, or advances it if it is known.
+    fn load_shape(&self, catalog_shape: &CatalogShape) {
+        let known = self.registry().by_id(catalog_shape.id).cloned();
         if let Some(shape) = known {
-            if shape.handle() == kept.handle && shape.skip_to(kept) {
+            if shape.handle() == catalog_shape.handle && shape.skip_to(catalog_shape) {
                 return;
             }
-            // Somebody put other files there.
-            self.forget(kept.id);
+            // The directory was replaced: this id is another shape now.
+            self.forget(catalog_shape.id);
         }
         let mut registry = self.registry_mut();
-        let Some(table) = registry.tables.get(&kept.table).cloned() else { return };
-        let definition = ShapeDefinition { table, choice: kept.choice.clone() };
+        let Some(table) = registry.tables.get(&catalog_shape.table).cloned() else { return };
+        let definition = ShapeDefinition { table, choice: catalog_shape.choice.clone() };
         let Ok(filter) = definition.filter() else { return };
-        let shape = self.make(kept.id, kept.handle.clone(), definition, filter);
-        shape.load(kept);
+        let shape = self.make(catalog_shape.id, catalog_shape.handle.clone(), definition, filter);
+        shape.load(catalog_shape);
         registry.add(Arc::new(shape));
     }
 
-    /// Everything is known already; what the catalog covers is in files by now, or gone.
-    pub(crate) fn release(&self, catalog: &Catalog) {
-        self.forget_missing(catalog, catalog.head.next_id);
+    /// Releases messages that a catalog covers from memory, because they are in files. Removes
+    /// shapes that the catalog doesn't have. All records before the catalog must be applied.
+    pub(crate) fn release_covered(&self, catalog: &StoreCatalog) {
+        self.forget_missing(catalog, catalog.header.next_id);
         let registry = self.registry();
-        for kept in &catalog.shapes {
-            if let Some(shape) = registry.by_id(kept.id) {
-                shape.wrote(kept);
+        for catalog_shape in &catalog.shapes {
+            if let Some(shape) = registry.by_id(catalog_shape.id) {
+                shape.wrote(catalog_shape);
             }
         }
     }
 
-    /// Of the shapes before this one, those that a catalog hasn't.
-    fn forget_missing(&self, catalog: &Catalog, below: u64) {
-        let kept: HashSet<u64> = catalog.shapes.iter().map(|kept| kept.id).collect();
-        let is_missing = |id: &u64| *id < below && !kept.contains(id);
+    /// Removes the shapes with an id below `below` that the catalog doesn't have.
+    fn forget_missing(&self, catalog: &StoreCatalog, below: u64) {
+        let present: HashSet<u64> = catalog.shapes.iter().map(|shape| shape.id).collect();
+        let is_missing = |id: &u64| *id < below && !present.contains(id);
         let missing: Vec<_> = self.registry().shapes().map(|shape| shape.id).filter(is_missing).collect();
         missing.into_iter().for_each(|id| self.forget(id));
     }
 
+    /// Returns the LSN for which `<seen>_0` is after all visible messages and before all later
+    /// ones.
     pub(crate) fn seen(&self) -> u64 {
         self.seen.load(Ordering::Acquire)
     }

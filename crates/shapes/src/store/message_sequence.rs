@@ -1,9 +1,11 @@
-//! Messages of one shape that only get more: its snapshot, or its log.
+//! Append-only sequence of one shape's messages: its snapshot or its log.
 //!
-//! Invariant: the first `len` bytes are visible, whole messages, and never change. What lies behind them is staged: it becomes visible by
-//! [`publish`](Strand::publish) or goes by [`abandon`](Strand::abandon).
-//! Where the bytes are: the first `written` in the strand's file, the others in `tail`. What was written may be staged still.
-//! Not here: files, locks.
+//! Invariant: the first `len` bytes are visible, are whole messages, and never change. The bytes
+//! after them are staged: [`publish`](MessageSequence::publish) makes them visible,
+//! [`abandon`](MessageSequence::abandon) removes them.
+//! The first `written` bytes are in the sequence's file, the others in `tail`. Written bytes may
+//! still be staged.
+//! Out of scope: file access and locks.
 
 #[cfg(test)]
 pub(crate) mod tests;
@@ -12,78 +14,93 @@ use std::collections::VecDeque;
 
 use bytes::Bytes;
 
-use super::record::{Completed, KeptLog};
+use super::record::{CatalogLog, CompletedSnapshot};
 use crate::encode::{LAST, MORE, place_of};
 use crate::offset::Offset;
 
+/// Messages of a snapshot or a log.
 #[derive(Debug, Default)]
-pub(crate) struct Strand {
-    /// What was before this position isn't here any more. The file begins with it.
+pub(crate) struct MessageSequence {
+    /// Position at which the file starts. Messages before it are in the merged file.
     base: u64,
+    /// End of the bytes that are in the file.
     written: u64,
-    /// The last message of which the file has something.
+    /// Offset of the last message that is in the file, at least in part.
     written_last: Offset,
-    tail: VecDeque<Piece>,
-    /// The end of what is staged, and its last message.
+    /// Bytes that are not in the file.
+    tail: VecDeque<TailPiece>,
+    /// End of the staged bytes.
     end: u64,
+    /// Offset of the last staged message.
     end_last: Offset,
+    /// End of the visible bytes.
     len: u64,
+    /// Offset of the last visible message.
     last: Offset,
-    chunks: Vec<Chunk>,
+    /// Closed chunks from `base` on, staged ones included.
+    chunks: Vec<ClosedChunk>,
 }
 
+/// Consecutive bytes in memory.
 #[derive(Debug)]
-struct Piece {
+struct TailPiece {
     bytes: Bytes,
+    /// Position after its last byte.
     end: u64,
+    /// Offset of its last message.
     last: Offset,
 }
 
-/// A closed chunk: the same for every client.
+/// A closed chunk. It is the same for every client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Chunk {
+pub(crate) struct ClosedChunk {
+    /// Position after its last byte.
     pub(crate) end: u64,
+    /// Offset of its last message.
     pub(crate) last: Offset,
 }
 
-impl Chunk {
-    pub(crate) fn keep(self) -> (u64, u64, u64) {
+impl ClosedChunk {
+    /// Returns the chunk as the catalog stores it.
+    pub(crate) fn to_catalog(self) -> (u64, u64, u64) {
         (self.end, self.last.lsn, self.last.op)
     }
 }
 
-impl From<(u64, u64, u64)> for Chunk {
+impl From<(u64, u64, u64)> for ClosedChunk {
     fn from((end, lsn, op): (u64, u64, u64)) -> Self {
-        Chunk { end, last: Offset::new(lsn, op) }
+        ClosedChunk { end, last: Offset::new(lsn, op) }
     }
 }
 
-/// Where to find some bytes: first in the file, up to a position, then here.
+/// Where a range of bytes is: first in the file, then in memory.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(crate) struct Found {
+pub(crate) struct ByteLocation {
+    /// Start and end of the part in the file.
     pub(crate) file: Option<(u64, u64)>,
     pub(crate) pieces: Vec<Bytes>,
 }
 
-/// Where a message is to be looked for.
+/// Where a message starts.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Sought {
+pub(crate) enum SeekResult {
+    /// The message starts at this position.
     At(u64),
-    /// In the file, between these positions.
+    /// The message is in the file, between these positions.
     InFile(u64, u64),
 }
 
-impl Strand {
-    /// A log without messages: it ends where every snapshot does.
-    pub(crate) fn log() -> Self {
+impl MessageSequence {
+    /// Returns a log without messages. It ends at the end of every snapshot.
+    pub(crate) fn empty_log() -> Self {
         let last = Offset::SNAPSHOT_END;
-        Strand { last, end_last: last, ..Strand::default() }
+        MessageSequence { last, end_last: last, ..MessageSequence::default() }
     }
 
-    /// A log, as a catalog has it.
-    pub(crate) fn kept(log: &KeptLog) -> Self {
+    /// Returns the log of a shape in the catalog. All its bytes are in the file.
+    pub(crate) fn from_catalog(log: &CatalogLog) -> Self {
         let last = Offset::new(log.last.0, log.last.1);
-        Strand {
+        MessageSequence {
             base: log.base,
             written: log.len,
             written_last: last,
@@ -91,75 +108,82 @@ impl Strand {
             end_last: last,
             len: log.len,
             last,
-            chunks: log.chunks.iter().copied().map(Chunk::from).collect(),
+            chunks: log.chunks.iter().copied().map(ClosedChunk::from).collect(),
             tail: VecDeque::new(),
         }
     }
 
-    /// A snapshot that is complete; its bytes, if it has no file.
-    pub(crate) fn completed(snapshot: &Completed, bytes: Bytes) -> Self {
+    /// Returns a complete snapshot. `bytes` is empty if the snapshot is in its file.
+    pub(crate) fn from_snapshot(snapshot: &CompletedSnapshot, bytes: Bytes) -> Self {
         let last = |chunk: usize| Offset::new(0, chunk as u64);
-        let chunks =
-            snapshot.chunks.iter().enumerate().map(|(index, end)| Chunk { end: *end, last: last(index) });
-        let mut strand = Strand { chunks: chunks.collect(), ..Strand::default() };
-        (strand.end, strand.len) = (snapshot.len, snapshot.len);
+        let chunks = snapshot
+            .chunks
+            .iter()
+            .enumerate()
+            .map(|(index, end)| ClosedChunk { end: *end, last: last(index) });
+        let mut sequence = MessageSequence { chunks: chunks.collect(), ..MessageSequence::default() };
+        (sequence.end, sequence.len) = (snapshot.len, snapshot.len);
         if bytes.len() as u64 == snapshot.len && !bytes.is_empty() {
-            strand.tail.push_back(Piece { bytes, end: snapshot.len, last: Offset::FIRST });
+            sequence.tail.push_back(TailPiece { bytes, end: snapshot.len, last: Offset::FIRST });
         } else {
-            strand.written = snapshot.len;
+            sequence.written = snapshot.len;
         }
-        strand
+        sequence
     }
 
+    /// Returns the end of the visible bytes.
     pub(crate) fn len(&self) -> u64 {
         self.len
     }
 
+    /// Returns the position at which the file starts.
     pub(crate) fn base(&self) -> u64 {
         self.base
     }
 
-    /// How much the file has, from the base on.
+    /// Returns the end of the bytes that are in the file.
     pub(crate) fn written(&self) -> u64 {
         self.written
     }
 
-    /// What is before this position, in the file and at the end of a chunk, is elsewhere from now on.
+    /// Moves the start of the file to `base`, which is the end of a chunk that is in the file. The
+    /// messages before it are in another file now.
     pub(crate) fn rebase(&mut self, base: u64) {
         debug_assert!(self.base <= base && base <= self.written.min(self.len));
         self.chunks.drain(..self.chunks.partition_point(|chunk| chunk.end <= base));
         self.base = base;
     }
 
-    /// The offset of the last visible message.
+    /// Returns the offset of the last visible message.
     pub(crate) fn last(&self) -> Offset {
         self.last
     }
 
-    /// The chunks that are closed and visible.
-    pub(crate) fn chunks(&self) -> &[Chunk] {
+    /// Returns the closed chunks that are visible.
+    pub(crate) fn chunks(&self) -> &[ClosedChunk] {
         &self.chunks[..self.chunks.partition_point(|chunk| chunk.end <= self.len)]
     }
 
-    pub(crate) fn keep(&self) -> KeptLog {
-        let chunks = self.chunks().iter().copied().map(Chunk::keep).collect();
+    /// Returns the visible log as the catalog stores it.
+    pub(crate) fn to_catalog(&self) -> CatalogLog {
+        let chunks = self.chunks().iter().copied().map(ClosedChunk::to_catalog).collect();
         let last = (self.last.lsn, self.last.op);
-        KeptLog { len: self.len, last, chunks, base: self.base, past: Vec::new() }
+        CatalogLog { len: self.len, last, chunks, base: self.base, past: Vec::new() }
     }
 
-    /// Whole messages of a log; `last` is the offset of the last of them.
+    /// Stages whole messages of a log. `last` is the offset of the last one.
     pub(crate) fn stage(&mut self, bytes: Bytes, last: Offset, chunk_bytes: u64) {
         let start = self.end;
         self.push(bytes.clone(), last);
         while let Some(end) = self.chunk_end(start, &bytes, chunk_bytes) {
             let line_start = memchr::memrchr(b'\n', &bytes[..end - 1]).map_or(0, |at| at + 1);
-            let place = place_of(&bytes[line_start..end]).unwrap_or(last);
-            self.chunks.push(Chunk { end: start + end as u64, last: place });
+            let chunk_last = place_of(&bytes[line_start..end]).unwrap_or(last);
+            self.chunks.push(ClosedChunk { end: start + end as u64, last: chunk_last });
         }
     }
 
-    /// The last staged message is the last of its transaction, and says so from now on.
-    pub(crate) fn finish(&mut self, chunk_bytes: u64) {
+    /// Marks the last staged message as the last of its transaction.
+    pub(crate) fn finish_transaction(&mut self, chunk_bytes: u64) {
         if self.end == self.len {
             return;
         }
@@ -170,15 +194,16 @@ impl Strand {
         if closed {
             self.chunks.last_mut().into_iter().for_each(|chunk| chunk.end = end);
         } else if end - self.chunk_start() >= chunk_bytes {
-            self.chunks.push(Chunk { end, last });
+            self.chunks.push(ClosedChunk { end, last });
         }
     }
 
+    /// Makes all staged messages visible.
     pub(crate) fn publish(&mut self) {
         (self.len, self.last) = (self.end, self.end_last);
     }
 
-    /// What is staged never was.
+    /// Removes all staged messages.
     pub(crate) fn abandon(&mut self) {
         self.retract(self.end - self.len);
         self.end_last = self.last;
@@ -187,76 +212,77 @@ impl Strand {
         self.chunks.truncate(visible);
     }
 
-    /// Messages of a snapshot, visible at once. `in_file`: they were written there already.
+    /// Appends messages of a snapshot, which are visible at once. `in_file` if the caller has
+    /// written them to the file.
     pub(crate) fn append_rows(&mut self, bytes: Bytes, in_file: bool, chunk_bytes: u64) {
         let start = self.end;
         self.push(bytes.clone(), Offset::FIRST);
         while let Some(end) = self.chunk_end(start, &bytes, chunk_bytes) {
             let last = Offset::new(0, self.chunks.len() as u64);
-            self.chunks.push(Chunk { end: start + end as u64, last });
+            self.chunks.push(ClosedChunk { end: start + end as u64, last });
         }
         if in_file {
-            self.wrote(self.end);
+            self.mark_written(self.end);
         }
         self.len = self.end;
     }
 
-    /// A chunk of a snapshot ends here, unless one just has.
+    /// Closes the open chunk of a snapshot, unless it is empty.
     pub(crate) fn close_chunk(&mut self) {
         let last = Offset::new(0, self.chunks.len() as u64);
         if self.end > self.chunk_start() {
-            self.chunks.push(Chunk { end: self.end, last });
+            self.chunks.push(ClosedChunk { end: self.end, last });
         }
     }
 
-    /// The bytes between two positions, which must be visible.
-    pub(crate) fn find(&self, from: u64, to: u64) -> Found {
+    /// Returns where the bytes of a visible range are.
+    pub(crate) fn locate(&self, from: u64, to: u64) -> ByteLocation {
         debug_assert!(from <= to && to <= self.len, "{from}..{to} of {}", self.len);
         let file = (from < self.written.min(to)).then(|| (from, self.written.min(to)));
         let from = from.max(self.written);
         let first = self.tail.partition_point(|piece| piece.end <= from);
         let pieces = self.tail.range(first..).take_while(|piece| piece.end - (piece.bytes.len() as u64) < to);
-        let cut = |piece: &Piece| {
+        let cut = |piece: &TailPiece| {
             let start = piece.end - piece.bytes.len() as u64;
             let (from, to) = (from.max(start) - start, to.min(piece.end) - start);
             piece.bytes.slice(from as usize..to as usize)
         };
-        Found { file, pieces: pieces.map(cut).filter(|piece| !piece.is_empty()).collect() }
+        ByteLocation { file, pieces: pieces.map(cut).filter(|piece| !piece.is_empty()).collect() }
     }
 
-    /// Where the first message after `offset` begins.
-    pub(crate) fn seek(&self, offset: Offset) -> Sought {
+    /// Returns where the first message after `offset` starts.
+    pub(crate) fn seek(&self, offset: Offset) -> SeekResult {
         if offset >= self.last {
-            return Sought::At(self.len);
+            return SeekResult::At(self.len);
         }
         if offset <= Offset::SNAPSHOT_END {
-            return Sought::At(self.base);
+            return SeekResult::At(self.base);
         }
         if self.written == 0 || self.written_last <= offset {
             let after = self.tail.partition_point(|piece| piece.last <= offset);
-            // Former versions may have logged a transaction without a message as the last one.
-            let Some(piece) = self.tail.get(after) else { return Sought::At(self.len) };
+            // Former versions may have logged a transaction without messages as the last one.
+            let Some(piece) = self.tail.get(after) else { return SeekResult::At(self.len) };
             let start = piece.end - piece.bytes.len() as u64;
-            return Sought::At(start + skip(&piece.bytes, offset) as u64);
+            return SeekResult::At(start + skip(&piece.bytes, offset) as u64);
         }
-        // What is staged may be written over while the file is read.
+        // Staged bytes of the file may be overwritten while it is read.
         let (chunks, written) = (self.chunks(), self.written.min(self.len));
         let after = chunks.partition_point(|chunk| chunk.last <= offset);
         let to = chunks.get(after).map_or(written, |chunk| chunk.end.min(written));
         match after.checked_sub(1).map(|before| chunks[before]) {
-            Some(chunk) if chunk.last == offset => Sought::At(chunk.end),
-            before => Sought::InFile(before.map_or(self.base, |chunk| chunk.end), to),
+            Some(chunk) if chunk.last == offset => SeekResult::At(chunk.end),
+            before => SeekResult::InFile(before.map_or(self.base, |chunk| chunk.end), to),
         }
     }
 
-    /// What is to be written to the file, up to a position, and where it goes there.
+    /// Returns the bytes up to `up_to` that are not in the file, and their position.
     pub(crate) fn unwritten(&self, up_to: u64) -> (u64, Vec<Bytes>) {
         let pieces = self.tail.iter().take_while(|piece| piece.end <= up_to);
         (self.written, pieces.map(|piece| piece.bytes.clone()).collect())
     }
 
-    /// The file has everything up to here.
-    pub(crate) fn wrote(&mut self, up_to: u64) {
+    /// Releases the bytes up to `up_to` from memory, because they are in the file.
+    pub(crate) fn mark_written(&mut self, up_to: u64) {
         while let Some(piece) = self.tail.pop_front_if(|piece| piece.end <= up_to) {
             (self.written, self.written_last) = (piece.end, piece.last);
         }
@@ -265,12 +291,13 @@ impl Strand {
         }
     }
 
-    /// How many bytes wait to be written.
-    pub(crate) fn waiting(&self) -> u64 {
+    /// Returns the number of bytes that are not in the file.
+    pub(crate) fn unwritten_bytes(&self) -> u64 {
         self.end - self.written
     }
 
-    /// Where in `bytes`, which begin at `start`, the message ends that closes the open chunk.
+    /// Returns the end in `bytes`, which start at `start`, of the message that closes the open
+    /// chunk.
     fn chunk_end(&self, start: u64, bytes: &[u8], chunk_bytes: u64) -> Option<usize> {
         let reached = (self.chunk_start() + chunk_bytes.max(1)).saturating_sub(start + 1);
         let reached = usize::try_from(reached).ok().filter(|at| *at < bytes.len())?;
@@ -285,11 +312,11 @@ impl Strand {
         self.end += bytes.len() as u64;
         self.end_last = last;
         if !bytes.is_empty() {
-            self.tail.push_back(Piece { bytes, end: self.end, last });
+            self.tail.push_back(TailPiece { bytes, end: self.end, last });
         }
     }
 
-    /// Takes staged bytes back, those that were written already as well: they will be written over.
+    /// Removes staged bytes from the end. If they are in the file, they will be overwritten.
     fn retract(&mut self, mut bytes: u64) {
         self.end -= bytes;
         while bytes > 0
@@ -307,12 +334,12 @@ impl Strand {
     }
 }
 
-/// How many bytes the messages take that are at or before `offset`.
+/// Returns the length of the messages at or before `offset`.
 fn skip(bytes: &[u8], offset: Offset) -> usize {
     let mut at = 0;
     while at < bytes.len() {
         let end = memchr::memchr(b'\n', &bytes[at..]).map_or(bytes.len(), |end| at + end + 1);
-        if place_of(&bytes[at..end]).is_none_or(|place| place > offset) {
+        if place_of(&bytes[at..end]).is_none_or(|found| found > offset) {
             break;
         }
         at = end;

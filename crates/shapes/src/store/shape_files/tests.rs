@@ -1,12 +1,12 @@
-//! Seeking in a file against looking at every message.
+//! Seeking in a file, compared with a scan of all messages.
 
 use proptest::prelude::*;
 
 use super::*;
 use crate::store::disk::SimulatedDisk;
-use crate::store::strand::tests::message;
+use crate::store::message_sequence::tests::message;
 
-/// A file with messages at these offsets, and where each begins.
+/// Returns a file with messages at these offsets, the start of each, and the end of the last.
 fn file(messages: &[(Offset, usize)]) -> (Arc<dyn DiskFile>, Vec<u64>, u64) {
     let (mut bytes, mut starts) = (Vec::new(), Vec::new());
     for (offset, width) in messages {
@@ -15,17 +15,17 @@ fn file(messages: &[(Offset, usize)]) -> (Arc<dyn DiskFile>, Vec<u64>, u64) {
     }
     let file = SimulatedDisk::new(0).create("log").unwrap();
     file.write_all_at(&bytes, 0).unwrap();
-    // Whatever lies behind the end doesn't matter.
+    // Bytes after the end must not matter.
     file.write_all_at(b"\"lsn\":\"1\",\"op_position\":0,\"txids\":[1]}},\n\0\0\n", bytes.len() as u64)
         .unwrap();
     (file, starts, bytes.len() as u64)
 }
 
 #[test]
-fn the_longest_place_is_read_from_the_end_of_its_message() {
+fn the_longest_offset_fits_in_the_bytes_read_from_the_end_of_a_message() {
     let longest = Offset::new(u64::MAX - 1, u64::MAX - 1);
     check(&[(Offset::new(10, 0), 500), (longest, 500)]);
-    assert!(message(longest, 0).len() as u64 > PLACE_BYTES);
+    assert!(message(longest, 0).len() as u64 > OFFSET_BYTES);
 }
 
 fn check(messages: &[(Offset, usize)]) {
@@ -41,41 +41,41 @@ fn check(messages: &[(Offset, usize)]) {
 }
 
 #[test]
-fn no_more_files_are_open_than_allowed_and_the_least_used_is_closed() {
+fn open_files_are_bounded_and_the_least_recently_used_one_is_closed() {
     let disk = SimulatedDisk::new(0);
     disk.make_dir(DIR).unwrap();
-    let files = Files::new(Arc::new(disk), 2);
-    let is_open = |shape: u64| files.open.lock().unwrap().files.contains_key(&(shape, Kind::Log(0)));
+    let files = ShapeFiles::new(Arc::new(disk), 2);
+    let is_open = |shape: u64| files.open.lock().unwrap().files.contains_key(&(shape, FileKind::Log(0)));
     for shape in [1, 2] {
-        files.open_or_create(shape, Kind::Log(0)).unwrap().write_all_at(&[shape as u8], 0).unwrap();
+        files.open_or_create(shape, FileKind::Log(0)).unwrap().write_all_at(&[shape as u8], 0).unwrap();
     }
-    files.open(1, Kind::Log(0)).unwrap();
-    files.open_or_create(3, Kind::Log(0)).unwrap();
+    files.open(1, FileKind::Log(0)).unwrap();
+    files.open_or_create(3, FileKind::Log(0)).unwrap();
     assert_eq!([1, 2, 3].map(is_open), [true, false, true]);
-    assert_eq!(read(&*files.open_or_create(2, Kind::Log(0)).unwrap(), 0, 1).unwrap(), [2]);
-    assert_eq!(files.open(2, Kind::Snapshot).unwrap_err().kind(), io::ErrorKind::NotFound);
-    // Who has it open goes on reading it; nobody else finds it.
-    let file = files.open(2, Kind::Log(0)).unwrap();
+    assert_eq!(read_range(&*files.open_or_create(2, FileKind::Log(0)).unwrap(), 0, 1).unwrap(), [2]);
+    assert_eq!(files.open(2, FileKind::Snapshot).unwrap_err().kind(), io::ErrorKind::NotFound);
+    // An open file stays readable after its removal, and can't be opened again.
+    let file = files.open(2, FileKind::Log(0)).unwrap();
     files.remove(2);
-    assert_eq!(read(&*file, 0, 1).unwrap(), [2]);
-    assert_eq!(files.open(2, Kind::Log(0)).unwrap_err().kind(), io::ErrorKind::NotFound);
+    assert_eq!(read_range(&*file, 0, 1).unwrap(), [2]);
+    assert_eq!(files.open(2, FileKind::Log(0)).unwrap_err().kind(), io::ErrorKind::NotFound);
 }
 
 #[test]
-fn a_file_without_messages_has_its_end_only() {
+fn seeking_in_a_file_without_messages_returns_its_end() {
     let (file, ..) = file(&[]);
     assert_eq!(seek(&*file, 0, 0, Offset::new(5, 0)).unwrap(), 0);
 }
 
 #[test]
-fn one_message_is_found_however_long_it_is() {
+fn a_message_of_any_length_is_found() {
     for width in [0, 1, 4000, 4096, 65_536, 300_000] {
         check(&[(Offset::new(10, 0), width)]);
     }
 }
 
 #[test]
-fn a_message_is_passed_over_wherever_in_its_end_a_read_stops() {
+fn a_message_is_skipped_even_if_a_read_stops_within_its_end() {
     let (offset, head) = (Offset::new(10, 0), message(Offset::new(10, 0), 0).len());
     for edge in [4096_usize, 65_536] {
         for beyond in 0..40 {
@@ -89,7 +89,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
     #[test]
-    fn seeking_finds_what_looking_at_each_would(
+    fn seeking_returns_the_same_as_a_scan_of_all_messages(
         steps in prop::collection::vec((0..3_u64, prop_oneof![9 => 0..200_usize, 2 => 3900..4200_usize, 1 => 60_000..140_000_usize]), 0..60),
     ) {
         let mut at = Offset::new(10, 0);

@@ -1,0 +1,134 @@
+//! Replay of the catalog and the WAL, at the start and while another process writes.
+//!
+//! Invariant: a reader has applied a catalog, and each record from there up to its position once.
+//! Enforced by: a position only moves forward, past the applied record or to the segment of a newer
+//! catalog.
+//! A record that this version can't decode, and a WAL that ends before the durable position, are
+//! errors. They are never treated as the end of the WAL.
+//! Lock order: `mode` is held during a whole replay.
+
+use std::io;
+use std::sync::Arc;
+
+use super::OpenError;
+use super::catalog::{self, StoreCatalog};
+use super::checkpoint;
+use super::wal::{self, WalPosition, WalRecords};
+use super::writer::StoreMode;
+use super::writer_head::WriterHead;
+use crate::registry::{StoreInner, lock};
+
+/// How far a process has replayed the WAL.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct ReplayPosition {
+    /// End of the applied records.
+    pub(crate) position: WalPosition,
+    /// First segment that the last catalog doesn't cover. Messages before it are in the shapes'
+    /// files.
+    pub(crate) catalog: u64,
+}
+
+/// Replays the store when a process starts. Also fails if a record after the durable position can't
+/// be decoded, because the next writer has to read it.
+pub(crate) fn open(inner: &Arc<StoreInner>) -> Result<(), OpenError> {
+    refresh(inner)?;
+    let durable = WriterHead::read(&*inner.disk).unwrap_or_default().durable;
+    wal::check_readable(&*inner.disk, durable)
+}
+
+/// Replays the records that became durable since the last call. Does nothing while this process
+/// writes.
+pub(crate) fn refresh(inner: &Arc<StoreInner>) -> Result<(), OpenError> {
+    let mut mode = lock(&inner.mode);
+    let StoreMode::Reading(replayed) = &mut *mode else { return Ok(()) };
+    match WriterHead::read(&*inner.disk) {
+        Some(head) => advance(inner, replayed, Some(head)),
+        // No process has written since the machine started. The catalog alone is safe to read.
+        None if replayed.is_none() => load_catalog(inner, replayed),
+        None => Ok(()),
+    }
+}
+
+/// Applies records from `replayed` up to the durable position of `head`, or to the end of the WAL
+/// without a head.
+pub(crate) fn advance(
+    inner: &StoreInner,
+    replayed: &mut Option<ReplayPosition>,
+    head: Option<WriterHead>,
+) -> Result<(), OpenError> {
+    let (disk, mut spill_limit) = (&*inner.disk, inner.config.unwritten_bytes);
+    // Without a head, the caller is about to write. The last writer may have been killed after a
+    // new catalog and before its head.
+    if replayed.is_none_or(|replayed| head.is_none_or(|head| head.catalog > replayed.catalog)) {
+        load_catalog(inner, replayed)?;
+    }
+    while let Some(ReplayPosition { position, .. }) = *replayed {
+        let limit = match head {
+            Some(head) if head.durable.segment < position.segment => break,
+            Some(head) if head.durable.segment == position.segment => Some(head.durable.at),
+            Some(_) | None => None,
+        };
+        let Some(mut records) = WalRecords::open(disk, position, limit)? else {
+            // The segment was removed, so a catalog covers it, although the head doesn't show it
+            // yet.
+            load_catalog(inner, replayed)?;
+            if replayed.is_some_and(|replayed| replayed.position > position) {
+                continue;
+            }
+            return Err(OpenError::Damaged { file: "the log" });
+        };
+        while let Some(record) = records.next()? {
+            inner.apply(&record);
+            replayed.iter_mut().for_each(|replayed| replayed.position.at = records.at());
+            if inner.files.unwritten() > spill_limit {
+                checkpoint::free_memory(inner, head.is_none())?;
+                spill_limit = inner.files.unwritten() + inner.config.unwritten_bytes;
+            }
+        }
+        // Durable records are whole. A segment with a successor is whole, too: the writer synced it
+        // or truncated it after its last record.
+        let is_last = limit.is_some() || !wal::segments(disk)?.contains(&(position.segment + 1));
+        let is_whole = limit.map_or(is_last || records.is_at_end(), |durable| records.at() >= durable);
+        if !is_whole {
+            return Err(OpenError::Damaged { file: "the log" });
+        }
+        if is_last {
+            break;
+        }
+        replayed.iter_mut().for_each(|replayed| replayed.position = WalPosition::start(position.segment + 1));
+    }
+    Ok(())
+}
+
+/// Reads the catalog, and continues from its segment if that is ahead of `replayed`.
+fn load_catalog(inner: &StoreInner, replayed: &mut Option<ReplayPosition>) -> Result<(), OpenError> {
+    let Some(catalog) = StoreCatalog::read(&*inner.disk)? else {
+        return check_without_catalog(inner);
+    };
+    let segment = catalog.header.segment;
+    match replayed {
+        Some(replayed) if replayed.position.segment >= segment => {
+            inner.release_covered(&catalog);
+            replayed.catalog = segment;
+        }
+        Some(_) | None => {
+            inner.load_catalog(&catalog);
+            *replayed = Some(ReplayPosition { position: WalPosition::start(segment), catalog: segment });
+        }
+    }
+    Ok(())
+}
+
+/// Fails if the WAL has records although there is no catalog: a writer creates the catalog first.
+fn check_without_catalog(inner: &StoreInner) -> Result<(), OpenError> {
+    let disk = &*inner.disk;
+    match wal::segments(disk) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        segments => drop(segments?),
+    }
+    // Read again: a writer may have created the store meanwhile.
+    if wal::has_records(disk, 0)? && StoreCatalog::read(disk)?.is_none() {
+        return Err(OpenError::Damaged { file: catalog::FILE_NAME });
+    }
+    Ok(())
+}

@@ -1,0 +1,278 @@
+//! Queue of records for the writer thread.
+//!
+//! Bound: the follower calls [`wait_for_room`](WriteQueue::wait_for_room) between batches.
+//! Creations and deletions of shapes add records without waiting; these are small.
+//! Lock order: the queue's mutex is taken last.
+
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::{Notify, oneshot};
+
+use super::record::Record;
+
+/// A batch with more bytes than this is taken at once: the follower may be waiting for room with
+/// more changes.
+const URGENT_BYTES: usize = 1 << 20;
+
+/// A record for the writer thread.
+#[derive(Debug)]
+pub(crate) struct WriteJob {
+    pub(crate) record: Record,
+    /// Notified when the record is durable and applied. Dropped if the record will never be
+    /// written.
+    pub(crate) done: Option<oneshot::Sender<()>>,
+    /// Whether the writer makes a checkpoint before it notifies `done`.
+    pub(crate) checkpoint: bool,
+}
+
+/// Queue between the threads that log records and the writer thread.
+#[derive(Debug, Default)]
+pub(crate) struct WriteQueue {
+    state: Mutex<QueueState>,
+    /// Notified when jobs are added, or the state of the queue changes.
+    changed: Condvar,
+    /// Notified when a batch is taken.
+    drained: Notify,
+}
+
+/// State of the queue, behind its mutex.
+#[derive(Debug, Default)]
+struct QueueState {
+    jobs: Vec<WriteJob>,
+    /// Whether the batch must not wait for more jobs.
+    is_urgent: bool,
+    /// Size of the queued records, in bytes.
+    bytes: usize,
+    is_closed: bool,
+    /// Tests only: no batch is taken, so that the test decides what is written together.
+    is_held: bool,
+    /// Whether the writer thread waits for jobs.
+    is_idle: bool,
+    /// Whether a test waits for `is_idle`.
+    idle_is_awaited: bool,
+}
+
+impl WriteQueue {
+    /// Returns a queue that drops all jobs.
+    pub(crate) fn new_closed() -> Self {
+        let queue = WriteQueue::default();
+        queue.close();
+        queue
+    }
+
+    /// Adds a job. Drops it if the queue is closed.
+    pub(crate) fn push(&self, job: WriteJob) {
+        let mut state = self.lock();
+        if state.is_closed {
+            return;
+        }
+        state.bytes += job.record.bytes();
+        let is_urgent = job.is_urgent() || state.bytes > URGENT_BYTES;
+        let became_urgent = is_urgent && !std::mem::replace(&mut state.is_urgent, true);
+        state.jobs.push(job);
+        let wakes_writer = state.jobs.len() == 1 || became_urgent;
+        // The woken thread needs the lock at once.
+        drop(state);
+        if wakes_writer {
+            self.changed.notify_all();
+        }
+    }
+
+    /// Waits for a first job and returns all jobs. Waits up to `window` for more jobs, unless an
+    /// urgent one is queued. Returns `None` if the queue is closed and empty.
+    pub(crate) fn take_batch(&self, window: Duration) -> Option<Vec<WriteJob>> {
+        let mut state = self.lock();
+        while state.jobs.is_empty() || (state.is_held && !state.is_closed) {
+            if state.is_closed {
+                return None;
+            }
+            state.is_idle = true;
+            if std::mem::take(&mut state.idle_is_awaited) {
+                self.changed.notify_all();
+            }
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        if !window.is_zero() {
+            let waited =
+                self.changed.wait_timeout_while(state, window, |state| !state.is_urgent && !state.is_closed);
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+        state.is_idle = false;
+        state.is_urgent = false;
+        state.bytes = 0;
+        let jobs = std::mem::take(&mut state.jobs);
+        drop(state);
+        self.drained.notify_waiters();
+        Some(jobs)
+    }
+
+    /// Waits until fewer than `limit` bytes are queued, or the queue is closed.
+    pub(crate) async fn wait_for_room(&self, limit: usize) {
+        loop {
+            let drained = self.drained.notified();
+            tokio::pin!(drained);
+            drained.as_mut().enable();
+            {
+                let state = self.lock();
+                if state.bytes < limit || state.is_closed {
+                    return;
+                }
+            }
+            drained.await;
+        }
+    }
+
+    /// Closes the queue. Queued jobs are still taken; new ones are dropped.
+    pub(crate) fn close(&self) {
+        self.lock().is_closed = true;
+        self.changed.notify_all();
+        self.drained.notify_waiters();
+    }
+
+    /// Closes the queue and drops all jobs, which notifies their waiters.
+    pub(crate) fn abandon(&self) {
+        let jobs = {
+            let mut state = self.lock();
+            state.is_closed = true;
+            std::mem::take(&mut state.jobs)
+        };
+        drop(jobs);
+        self.changed.notify_all();
+        self.drained.notify_waiters();
+    }
+
+    /// Waits until the queue is closed, at most `timeout`. Returns whether it is closed.
+    pub(crate) fn wait_closed(&self, timeout: Duration) -> bool {
+        let state = self.lock();
+        let waited = self.changed.wait_timeout_while(state, timeout, |state| !state.is_closed);
+        waited.unwrap_or_else(PoisonError::into_inner).0.is_closed
+    }
+
+    fn lock(&self) -> MutexGuard<'_, QueueState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+impl WriteQueue {
+    /// Stops batches from being taken.
+    pub(crate) fn hold(&self) {
+        self.lock().is_held = true;
+    }
+
+    /// Lets batches be taken again, and waits until all jobs are done.
+    pub(crate) fn release(&self) {
+        let mut state = self.lock();
+        state.is_held = false;
+        self.changed.notify_all();
+        while !(state.is_closed || state.is_idle && state.jobs.is_empty()) {
+            state.idle_is_awaited = true;
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+}
+
+impl WriteJob {
+    /// Returns whether clients wait for the record: changes are sent as soon as they are committed.
+    fn is_urgent(&self) -> bool {
+        matches!(self.record, Record::Part(_) | Record::Commit(..))
+    }
+}
+
+impl Record {
+    /// Returns the approximate size of the record in memory.
+    fn bytes(&self) -> usize {
+        match self {
+            Record::Part(changes) | Record::Commit(changes, _) => {
+                changes.text.len() + 64 * changes.touches.len()
+            }
+            Record::Note(_, bytes) => bytes.len() + 256,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::Future;
+    use std::pin::pin;
+    use std::task::{Context, Waker};
+
+    use bytes::Bytes;
+
+    use super::*;
+    use crate::store::record::{CommitRecord, Note, TransactionPart};
+
+    fn job(bytes: usize) -> (WriteJob, oneshot::Receiver<()>) {
+        let (done, durable) = oneshot::channel();
+        let record = Record::Note(Note::Advance { lsn: 1 }, Bytes::from(vec![0; bytes]));
+        (WriteJob { record, done: Some(done), checkpoint: false }, durable)
+    }
+
+    fn is_ready(future: &mut (impl Future + Unpin)) -> bool {
+        std::pin::Pin::new(future).poll(&mut Context::from_waker(Waker::noop())).is_ready()
+    }
+
+    #[test]
+    fn a_full_queue_has_room_again_after_its_batch_is_taken() {
+        let queue = WriteQueue::default();
+        queue.push(job(500).0);
+        assert!(is_ready(&mut pin!(queue.wait_for_room(1000))));
+        queue.push(job(500).0);
+        let mut room = pin!(queue.wait_for_room(1000));
+        assert!(!is_ready(&mut room));
+        assert_eq!(queue.take_batch(Duration::ZERO).unwrap().len(), 2);
+        assert!(is_ready(&mut room));
+    }
+
+    #[test]
+    fn a_closed_queue_returns_its_jobs_and_drops_new_ones() {
+        let queue = WriteQueue::default();
+        queue.push(job(1).0);
+        queue.close();
+        let (late, mut durable) = job(1);
+        queue.push(late);
+        assert!(durable.try_recv().is_err());
+        assert_eq!(queue.take_batch(Duration::ZERO).unwrap().len(), 1);
+        assert!(queue.take_batch(Duration::ZERO).is_none());
+        assert!(queue.wait_closed(Duration::from_secs(3600)));
+    }
+
+    #[test]
+    fn notes_wait_for_a_batch_and_changes_do_not() {
+        let for_ever = Duration::from_secs(3600);
+        let queue = WriteQueue::default();
+        let commit = || WriteJob {
+            record: Record::Commit(TransactionPart::default(), CommitRecord { end: 1, earlier: Vec::new() }),
+            done: None,
+            checkpoint: false,
+        };
+        std::thread::scope(|scope| {
+            let taking = scope.spawn(|| queue.take_batch(for_ever).unwrap().len());
+            (0..3).for_each(|_| queue.push(job(1).0));
+            queue.push(commit());
+            assert_eq!(taking.join().unwrap(), 4);
+        });
+        queue.push(commit());
+        assert_eq!(queue.take_batch(for_ever).unwrap().len(), 1);
+        queue.push(job(1).0);
+        assert_eq!(queue.take_batch(Duration::from_millis(1)).unwrap().len(), 1);
+        queue.push(job(URGENT_BYTES).0);
+        assert_eq!(queue.take_batch(for_ever).unwrap().len(), 1);
+        queue.push(job(1).0);
+        queue.close();
+        assert_eq!(queue.take_batch(for_ever).unwrap().len(), 1);
+    }
+
+    #[test]
+    fn abandoning_a_queue_notifies_all_waiters() {
+        let queue = WriteQueue::default();
+        let (one, mut durable) = job(5000);
+        queue.push(one);
+        let mut room = pin!(queue.wait_for_room(1000));
+        assert!(!is_ready(&mut room) && !is_ready(&mut durable));
+        queue.abandon();
+        assert!(is_ready(&mut room) && is_ready(&mut durable));
+        assert!(queue.take_batch(Duration::ZERO).is_none());
+    }
+}
