@@ -36,20 +36,20 @@ pub mod descriptors;
 pub mod dev;
 #[cfg(test)]
 mod documented;
-pub mod guard;
+mod html_page;
 pub mod logging;
 pub mod memory;
 pub mod metrics;
 mod numbers;
 mod otel;
-mod page;
-mod reload;
 mod report;
 mod run;
+pub mod secret_guard;
+mod settings_reloader;
 pub mod signals;
 pub mod status;
 pub mod tail;
 pub mod terminal;
 pub mod tls;
 
-pub use run::{Gate, Serve, StartError};
+pub use run::{GateServer, ShapeServer, StartError};

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use forebay::cli::ServeArgs;
 use forebay::signals::Signals;
-use forebay::{Serve, config, descriptors, logging, memory, metrics};
+use forebay::{ShapeServer, config, descriptors, logging, memory, metrics};
 use forebay_sandbox::{Postgres, Redis};
 
 pub(crate) use self::http::{Connection, Head};
@@ -148,7 +148,7 @@ impl Forebay {
 pub(crate) fn child(words: &[&str]) -> Result<Report> {
     let ["forebay", url, address, folder, redis] = words else { bail!("no such process: {words:?}") };
     // As the program does.
-    memory::be_frugal();
+    memory::tune_allocator();
     let mut settings = vec![
         ("DATABASE_URL", *url),
         ("FOREBAY_SERVE_LISTEN", address),
@@ -171,7 +171,7 @@ pub(crate) fn child(words: &[&str]) -> Result<Report> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     runtime.block_on(async {
         let signals = Signals::catch()?;
-        let serve = Serve::start(config, recorder, descriptors).await?;
+        let serve = ShapeServer::start(config, recorder, descriptors).await?;
         helper::announce("listening")?;
         tokio::select! {
             _ = serve.run(signals) => {}
