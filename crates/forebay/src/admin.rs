@@ -1,9 +1,14 @@
-//! What operators see, on an address of their own: a page at `/`, fed by `/v1/events`; `/healthz`, `/readyz`, `/metrics` and
-//! `/v1/status`.
+//! Admin address: the dashboard at `/`, its event stream at `/v1/events`, the probes `/healthz` and
+//! `/readyz`, `/metrics`, and `/v1/status`.
 //!
-//! Invariant: nothing here changes anything. Whoever doesn't show the secret, if there is one, learns only whether the process lives
-//! and is ready. Without one it listens on this machine only, unless told otherwise; and there it answers only to this machine's
-//! names, so that no web page can have a browser ask.
+//! Invariant: no request changes anything. A client without the configured secret learns only
+//! whether the process is alive and ready. On a loopback address, only requests for a name of this
+//! machine are answered, so that no web page can read it through a browser.
+//! Enforced by: only GET and HEAD are allowed. [`SecretGuard`] is checked before every route except
+//! the probes. The `Host` header is checked by [`is_local`].
+//! At most `MAX_CONNECTIONS` connections.
+//! Out of scope: whether an address beyond this machine is allowed without a secret; `config/`
+//! checks that.
 
 use std::convert::Infallible;
 use std::future::{Ready, ready};
@@ -24,141 +29,151 @@ use serde_json::Value;
 use tokio::net::TcpListener;
 use tower_service::Service;
 
-use crate::dashboard::{self, Events, Live, Sample};
-use crate::guard::Guard;
-use crate::page::harden;
+use crate::dashboard::{self, DashboardFeed, DashboardSample, EventStream};
+use crate::html_page::add_security_headers;
+use crate::secret_guard::SecretGuard;
 
-/// Operators are few.
+/// Maximum number of open connections. Only operators and probes connect.
 const MAX_CONNECTIONS: usize = 128;
 
-/// What makes sense everywhere here: nothing changes anything.
+/// Value of the `Allow` header, for every route.
 pub(crate) const METHODS: &str = "GET, HEAD";
 
-/// Where a path leads.
+/// Route of the admin address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Place {
-    Page,
-    Alive,
-    Ready,
+pub(crate) enum AdminRoute {
+    Dashboard,
+    Health,
+    Readiness,
     Metrics,
     Status,
     Events,
 }
 
-impl Place {
-    pub(crate) const ALL: [Place; 6] =
-        [Place::Page, Place::Alive, Place::Ready, Place::Metrics, Place::Status, Place::Events];
+impl AdminRoute {
+    pub(crate) const ALL: [AdminRoute; 6] = [
+        AdminRoute::Dashboard,
+        AdminRoute::Health,
+        AdminRoute::Readiness,
+        AdminRoute::Metrics,
+        AdminRoute::Status,
+        AdminRoute::Events,
+    ];
 
+    /// Returns the path of the route.
     pub(crate) fn path(self) -> &'static str {
         match self {
-            Place::Page => "/",
-            Place::Alive => "/healthz",
-            Place::Ready => "/readyz",
-            Place::Metrics => "/metrics",
-            Place::Status => "/v1/status",
-            Place::Events => "/v1/events",
+            AdminRoute::Dashboard => "/",
+            AdminRoute::Health => "/healthz",
+            AdminRoute::Readiness => "/readyz",
+            AdminRoute::Metrics => "/metrics",
+            AdminRoute::Status => "/v1/status",
+            AdminRoute::Events => "/v1/events",
         }
     }
 
-    fn of(path: &str) -> Option<Place> {
-        Place::ALL.into_iter().find(|place| place.path() == path)
+    /// Returns the route of a path.
+    fn of(path: &str) -> Option<AdminRoute> {
+        AdminRoute::ALL.into_iter().find(|route| route.path() == path)
     }
 }
 
-/// What a command of this program tells of itself.
-pub trait Report: Send + Sync + 'static {
-    /// Whether clients should be sent here.
+/// State of a server, for probes, status, dashboard and metrics.
+pub trait StatusReport: Send + Sync + 'static {
+    /// Returns whether clients should be sent to this instance.
     fn readiness(&self) -> Readiness;
 
-    /// Everything.
+    /// Returns the complete status, for `/v1/status`.
     fn status(&self) -> Value;
 
-    /// What a page shows each second: the same, of bounded size. May block for the disk.
-    fn glance(&self) -> Value;
+    /// Returns the status for the dashboard, of bounded size. Called each second while a page is
+    /// open. May block on disk reads.
+    fn dashboard_status(&self) -> Value;
 
-    /// What is plotted: cheap.
-    fn sample(&self) -> Sample;
+    /// Returns one sample for the plots. Called each second, so it must be cheap.
+    fn sample(&self) -> DashboardSample;
 
-    /// Sets the metrics that are measured only when somebody looks.
+    /// Sets the gauges that are read on request.
     fn measure(&self);
 }
 
-/// Whether clients should be sent here.
+/// Whether clients should be sent to this instance.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Readiness {
-    /// Yes.
+    /// Clients should be sent here.
     Ready,
-    /// Yes: another instance follows the database, and what it writes is served here. A deploy that waits for the new instance before it ends
-    /// the old one could never go on if this were a no.
+    /// Another instance follows the database, and this one serves what that one writes. Counts as
+    /// ready: a rolling deploy stops the old instance only when the new one is ready.
     Waiting,
-    /// No, and why, in one line.
-    Not(&'static str),
+    /// Clients should not be sent here, with the reason in one line.
+    NotReady(&'static str),
 }
 
 impl Readiness {
-    /// Whether they should.
+    /// Returns whether clients should be sent to this instance.
     pub fn is_ready(self) -> bool {
-        self.why_not().is_none()
+        self.not_ready_reason().is_none()
     }
 
-    /// Why they shouldn't.
-    pub fn why_not(self) -> Option<&'static str> {
+    /// Returns the reason, unless the instance is ready.
+    pub fn not_ready_reason(self) -> Option<&'static str> {
         match self {
             Readiness::Ready | Readiness::Waiting => None,
-            Readiness::Not(why) => Some(why),
+            Readiness::NotReady(why) => Some(why),
         }
     }
 
-    /// What probes are told; why is for those who know the secret.
-    fn response(self, tells_why: bool) -> Response<Bytes> {
+    /// Returns the response to a probe. The reason is included only if the request has the secret.
+    fn response(self, with_reason: bool) -> Response<Bytes> {
         match self {
-            Readiness::Ready => text(StatusCode::OK, "ready\n"),
-            Readiness::Waiting => text(StatusCode::OK, "waiting\n"),
-            Readiness::Not(why) if tells_why => {
-                text(StatusCode::SERVICE_UNAVAILABLE, format!("not ready: {why}\n"))
+            Readiness::Ready => text_response(StatusCode::OK, "ready\n"),
+            Readiness::Waiting => text_response(StatusCode::OK, "waiting\n"),
+            Readiness::NotReady(why) if with_reason => {
+                text_response(StatusCode::SERVICE_UNAVAILABLE, format!("not ready: {why}\n"))
             }
-            Readiness::Not(_) => text(StatusCode::SERVICE_UNAVAILABLE, "not ready\n"),
+            Readiness::NotReady(_) => text_response(StatusCode::SERVICE_UNAVAILABLE, "not ready\n"),
         }
     }
 }
 
-/// The admin address's service.
+/// HTTP service of the admin address.
 #[derive(Clone)]
-pub struct Admin {
-    report: Arc<dyn Report>,
+pub struct AdminService {
+    report: Arc<dyn StatusReport>,
     metrics: PrometheusHandle,
-    guard: Guard,
-    /// It listens on this machine only.
-    local: bool,
-    live: Arc<Live>,
+    guard: SecretGuard,
+    /// Whether the listener's address is a loopback address.
+    is_loopback: bool,
+    feed: Arc<DashboardFeed>,
 }
 
-/// What is answered: at once, or for as long as a page looks.
+/// Body of a response.
 #[derive(Debug)]
 pub enum AdminBody {
-    /// At once.
-    Whole(Full<Bytes>),
-    /// A page's stream.
-    Events(Events),
+    /// Body that is completely in memory.
+    Complete(Full<Bytes>),
+    /// Event stream of an open dashboard.
+    Events(EventStream),
 }
 
-/// A server of what operators ask. Needs a tokio runtime.
+/// Returns the server of the admin address. Needs a tokio runtime.
 pub fn server(
     listener: TcpListener,
-    report: Arc<dyn Report>,
+    report: Arc<dyn StatusReport>,
     metrics: PrometheusHandle,
-    guard: Guard,
-) -> HttpServer<Admin> {
-    let local = listener.local_addr().is_ok_and(|address| address.ip().is_loopback());
+    guard: SecretGuard,
+) -> HttpServer<AdminService> {
+    let is_loopback = listener.local_addr().is_ok_and(|address| address.ip().is_loopback());
     let mut config = HttpServerConfig::default();
     config.max_connections = MAX_CONNECTIONS;
-    let live = Arc::new(Live::start(Arc::clone(&report)));
-    HttpServer::new(listener, Admin { report, metrics, guard, local, live }, config)
+    let feed = Arc::new(DashboardFeed::start(Arc::clone(&report)));
+    HttpServer::new(listener, AdminService { report, metrics, guard, is_loopback, feed }, config)
 }
 
-impl Admin {
-    fn answer(&self, request: &Request<Incoming>) -> Response<Bytes> {
-        if self.local && !is_local(request) {
+impl AdminService {
+    /// Returns the response, except the body of an event stream.
+    fn respond(&self, request: &Request<Incoming>) -> Response<Bytes> {
+        if self.is_loopback && !is_local(request) {
             return problem(StatusCode::FORBIDDEN, "foreign_host", &format!("{OWN_NAMES}."));
         }
         if !matches!(*request.method(), Method::GET | Method::HEAD) {
@@ -170,22 +185,28 @@ impl Admin {
             refusal.headers_mut().insert(ALLOW, HeaderValue::from_static(METHODS));
             return refusal;
         }
-        match Place::of(request.uri().path()) {
-            Some(Place::Alive) => text(StatusCode::OK, "ok\n"),
-            Some(Place::Ready) => self.report.readiness().response(self.guard.opens(request.headers())),
-            _ if !self.guard.opens(request.headers()) => unauthorized(),
-            Some(Place::Metrics) => {
+        match AdminRoute::of(request.uri().path()) {
+            Some(AdminRoute::Health) => text_response(StatusCode::OK, "ok\n"),
+            Some(AdminRoute::Readiness) => {
+                self.report.readiness().response(self.guard.accepts(request.headers()))
+            }
+            _ if !self.guard.accepts(request.headers()) => unauthorized(),
+            Some(AdminRoute::Metrics) => {
                 self.report.measure();
-                typed(StatusCode::OK, "text/plain; version=0.0.4; charset=utf-8", self.metrics.render())
+                typed_response(
+                    StatusCode::OK,
+                    "text/plain; version=0.0.4; charset=utf-8",
+                    self.metrics.render(),
+                )
             }
-            // The head; the stream itself is begun for a GET only.
-            Some(Place::Events) => typed(StatusCode::OK, "text/event-stream", String::new()),
-            Some(Place::Status) => {
-                typed(StatusCode::OK, "application/json", format!("{:#}\n", self.report.status()))
+            // Head of the response. `call` opens the stream, and only for a GET.
+            Some(AdminRoute::Events) => typed_response(StatusCode::OK, "text/event-stream", String::new()),
+            Some(AdminRoute::Status) => {
+                typed_response(StatusCode::OK, "application/json", format!("{:#}\n", self.report.status()))
             }
-            Some(Place::Page) => dashboard::page(),
+            Some(AdminRoute::Dashboard) => dashboard::page(),
             None => {
-                let message = format!("There are {}.", Place::ALL.map(Place::path).join(", "));
+                let message = format!("There are {}.", AdminRoute::ALL.map(AdminRoute::path).join(", "));
                 problem(StatusCode::NOT_FOUND, "not_found", &message)
             }
         }
@@ -201,17 +222,17 @@ fn unauthorized() -> Response<Bytes> {
     refusal
 }
 
-impl Admin {
-    /// A page's stream, unless there are too many.
+impl AdminService {
+    /// Returns the event stream of one dashboard, or a 503 if `MAX_PAGES` are open.
     fn events(&self) -> Response<AdminBody> {
-        let Some(events) = self.live.open() else {
+        let Some(events) = self.feed.subscribe() else {
             let message = "As many pages look as may; close one.";
             let refusal = problem(StatusCode::SERVICE_UNAVAILABLE, "too_many_pages", message);
-            return refusal.map(|whole| AdminBody::Whole(Full::new(whole)));
+            return refusal.map(|body| AdminBody::Complete(Full::new(body)));
         };
         let mut response = Response::new(AdminBody::Events(events));
         response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
-        harden(response.headers_mut());
+        add_security_headers(response.headers_mut());
         response.extensions_mut().insert(LiveBody);
         response
     }
@@ -226,38 +247,38 @@ impl Body for AdminBody {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
         match self.get_mut() {
-            AdminBody::Whole(whole) => Pin::new(whole).poll_frame(cx),
+            AdminBody::Complete(body) => Pin::new(body).poll_frame(cx),
             AdminBody::Events(events) => Pin::new(events).poll_frame(cx),
         }
     }
 
     fn is_end_stream(&self) -> bool {
         match self {
-            AdminBody::Whole(whole) => whole.is_end_stream(),
+            AdminBody::Complete(body) => body.is_end_stream(),
             AdminBody::Events(events) => events.is_end_stream(),
         }
     }
 
     fn size_hint(&self) -> SizeHint {
         match self {
-            AdminBody::Whole(whole) => whole.size_hint(),
+            AdminBody::Complete(body) => body.size_hint(),
             AdminBody::Events(events) => events.size_hint(),
         }
     }
 }
 
-fn text(status: StatusCode, body: impl Into<String>) -> Response<Bytes> {
-    typed(status, "text/plain; charset=utf-8", body.into())
+fn text_response(status: StatusCode, body: impl Into<String>) -> Response<Bytes> {
+    typed_response(status, "text/plain; charset=utf-8", body.into())
 }
 
-fn typed(status: StatusCode, kind: &'static str, body: String) -> Response<Bytes> {
+fn typed_response(status: StatusCode, kind: &'static str, body: String) -> Response<Bytes> {
     let mut response = Response::new(Bytes::from(body));
     *response.status_mut() = status;
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(kind));
     response
 }
 
-impl Service<Request<Incoming>> for Admin {
+impl Service<Request<Incoming>> for AdminService {
     type Response = Response<AdminBody>;
     type Error = Infallible;
     type Future = Ready<Result<Response<AdminBody>, Infallible>>;
@@ -267,18 +288,18 @@ impl Service<Request<Incoming>> for Admin {
     }
 
     fn call(&mut self, request: Request<Incoming>) -> Self::Future {
-        let answer = self.answer(&request);
-        let streams =
-            Place::of(request.uri().path()) == Some(Place::Events) && request.method() == Method::GET;
+        let answer = self.respond(&request);
+        let streams = AdminRoute::of(request.uri().path()) == Some(AdminRoute::Events)
+            && request.method() == Method::GET;
         ready(Ok(match streams && answer.status() == StatusCode::OK {
             true => self.events(),
-            false => answer.map(|whole| AdminBody::Whole(Full::new(whole))),
+            false => answer.map(|body| AdminBody::Complete(Full::new(body))),
         }))
     }
 }
 
-impl std::fmt::Debug for Admin {
+impl std::fmt::Debug for AdminService {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Admin").field("local", &self.local).finish_non_exhaustive()
+        f.debug_struct("AdminService").field("is_loopback", &self.is_loopback).finish_non_exhaustive()
     }
 }

@@ -7,7 +7,7 @@ use toml::Value;
 
 use crate::client::Endpoint;
 use crate::config::{GateFile, Hidden, Layers, ServeFile, Shape};
-use crate::tail::Since;
+use crate::tail::TailStart;
 
 /// Manages every connection between clients and a service.
 #[derive(Debug, Parser)]
@@ -277,7 +277,7 @@ pub struct TailArgs {
     pub params: Vec<(u32, String)>,
     /// Where to begin: `start` with all rows, `now` with the next change
     #[arg(long, value_enum, default_value = "start")]
-    pub from: Since,
+    pub from: TailStart,
     /// Prints each message as a line of JSON
     #[arg(long)]
     pub json: bool,

@@ -1,10 +1,10 @@
-//! File descriptors: a stream through the gate takes two.
+//! Limit of open file descriptors. A stream through the gate takes two.
 
 use rustix::process::{Resource, getrlimit, setrlimit};
 
-/// Raises the soft limit to the hard one, and says what it is now. `None`: there is none.
+/// Raises the soft limit to the hard limit, and returns the new soft limit. `None`: unlimited.
 ///
-/// Shells set the soft limit low for programs that still use `select`; nothing here does.
+/// Shells set a low soft limit for programs that use `select`. This program doesn't.
 pub fn raise_limit() -> Option<u64> {
     let mut limit = getrlimit(Resource::Nofile);
     if limit.current != limit.maximum {

@@ -1,6 +1,7 @@
-//! Whether `docs/protocol.md` and `docs/config.md` say what the code does: every endpoint with its
-//! methods, every error that a client can read, every variable that is no setting; and nothing that
-//! isn't so. Parameters and refusals of shapes: `protocol/documented.rs` of `crates/serve`.
+//! Tests that compare `docs/protocol.md` and `docs/config.md` with the code: every endpoint with
+//! its methods, every error that a client can receive, and every environment variable that is not a
+//! setting. Pages list nothing else. `protocol/documented.rs` of `crates/serve` compares the
+//! parameters and refusals of shapes.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -8,7 +9,7 @@ use std::path::{Path, PathBuf};
 use forebay_serve::protocol::Route;
 use forebay_testkit::{named, quoted, rows, section};
 
-use crate::admin::{self, Place};
+use crate::admin::{self, AdminRoute};
 
 fn workspace() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
@@ -23,20 +24,20 @@ fn set<const N: usize>(names: [&str; N]) -> BTreeSet<String> {
 }
 
 #[test]
-fn endpoints_are_documented_with_their_methods_and_there_is_no_other() {
+fn exactly_the_endpoints_of_the_code_are_documented_with_their_methods() {
     let page = file("docs/protocol.md");
     let endpoints = section(&page, "## Endpoints\n");
     let (clients, operators) = endpoints.split_once("For operators").expect("two tables");
-    let told = |table: &str| -> BTreeSet<(String, String)> {
+    let documented = |table: &str| -> BTreeSet<(String, String)> {
         rows(table).into_iter().map(|row| (quoted(&row[0]).concat(), row[1].clone())).collect()
     };
     let routes = Route::ALL.map(|route| (route.path().to_owned(), route.methods(true).to_owned()));
-    assert_eq!(told(clients), routes.into());
-    let places = Place::ALL.map(|place| (place.path().to_owned(), admin::METHODS.to_owned()));
-    assert_eq!(told(operators), places.into());
+    assert_eq!(documented(clients), routes.into());
+    let routes = AdminRoute::ALL.map(|route| (route.path().to_owned(), admin::METHODS.to_owned()));
+    assert_eq!(documented(operators), routes.into());
 }
 
-/// The words of a function's arms: `Kind::Variant => "word",`.
+/// Returns the texts of a function's arms: `Kind::Variant => "word",`.
 fn arms(source: &str, function: &str) -> BTreeSet<String> {
     let text = file(source);
     let (_, body) = text.split_once(function).unwrap_or_else(|| panic!("{source} has no {function}"));
@@ -46,7 +47,7 @@ fn arms(source: &str, function: &str) -> BTreeSet<String> {
 }
 
 #[test]
-fn errors_of_tokens_admission_gate_and_admin_are_documented_as_clients_read_them() {
+fn errors_of_tokens_admission_gate_and_admin_are_documented() {
     let page = file("docs/protocol.md");
     let of_token = section(&page, "Of a token").split("Without a code:").next().unwrap_or_default();
     let mut faults = arms("crates/admission/src/identity/jwt.rs", "pub fn as_str(self)");
@@ -61,18 +62,18 @@ fn errors_of_tokens_admission_gate_and_admin_are_documented_as_clients_read_them
     assert_eq!(named(section(&page, "### Of the gate alone\n")), of_gate);
 
     let admin = file("crates/forebay/src/admin.rs");
-    let words: Vec<&str> =
+    let codes: Vec<&str> =
         admin.split("problem(").skip(1).filter_map(|call| call.split('"').nth(1)).collect();
-    let of_admin: BTreeSet<String> = words.into_iter().map(str::to_owned).collect();
+    let of_admin: BTreeSet<String> = codes.into_iter().map(str::to_owned).collect();
     assert_eq!(named(section(&page, "### Of the admin address\n")), of_admin);
 }
 
 #[test]
-fn variables_that_are_no_settings_are_documented() {
+fn environment_variables_that_are_not_settings_are_documented() {
     let page = file("docs/config.md");
     let (_, text) = page.split_once("Some variables are no settings").expect("a paragraph");
-    let told = named(text.split("\n## ").next().unwrap_or_default());
-    // Read by a library, as the certificates of this system are.
+    let documented = named(text.split("\n## ").next().unwrap_or_default());
+    // A library reads these, to find the system's certificates.
     let mut read = set(["SSL_CERT_FILE", "SSL_CERT_DIR"]);
     for source in [
         "crates/forebay/src/terminal.rs",
@@ -84,12 +85,12 @@ fn variables_that_are_no_settings_are_documented() {
             text.split("var_os(\"").skip(1).filter_map(|rest| rest.split('"').next()).map(str::to_owned),
         );
     }
-    // Everybody's.
+    // These belong to every program.
     read.retain(|name| !matches!(name.as_str(), "PATH" | "TERM"));
-    assert_eq!(told, read);
+    assert_eq!(documented, read);
 }
 
-/// As GitHub makes an anchor of a heading.
+/// Returns the anchor that GitHub derives from a heading.
 fn anchor(heading: &str) -> String {
     let kept =
         heading.trim().chars().filter(|letter| letter.is_alphanumeric() || matches!(letter, ' ' | '-' | '_'));
@@ -97,29 +98,29 @@ fn anchor(heading: &str) -> String {
 }
 
 #[test]
-fn links_between_pages_lead_somewhere() {
+fn links_between_pages_have_a_target() {
     let mut pages: Vec<PathBuf> =
         ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md"].map(Into::into).into();
     let docs = std::fs::read_dir(workspace().join("docs")).unwrap();
     pages.extend(docs.map(|entry| Path::new("docs").join(entry.unwrap().file_name())));
-    let mut followed = 0;
+    let mut links = 0;
     for page in pages.iter().filter(|page| page.extension().is_some_and(|end| end == "md")) {
         let (text, folder) = (file(&page.display().to_string()), page.parent().unwrap());
         for link in text.split("](").skip(1).filter_map(|rest| rest.split(')').next()) {
             if link.contains("://") {
                 continue;
             }
-            let (path, place) = link.split_once('#').unwrap_or((link, ""));
+            let (path, heading) = link.split_once('#').unwrap_or((link, ""));
             let target = workspace().join(if path.is_empty() { page.clone() } else { folder.join(path) });
             assert!(target.exists(), "{}: {link}", page.display());
-            if !place.is_empty() {
-                let there = std::fs::read_to_string(&target).unwrap();
-                let mut headings = there.lines().filter(|line| line.starts_with('#'));
-                let found = headings.any(|line| anchor(line.trim_start_matches('#')) == place);
+            if !heading.is_empty() {
+                let text = std::fs::read_to_string(&target).unwrap();
+                let mut headings = text.lines().filter(|line| line.starts_with('#'));
+                let found = headings.any(|line| anchor(line.trim_start_matches('#')) == heading);
                 assert!(found, "{}: no heading for {link}", page.display());
             }
-            followed += 1;
+            links += 1;
         }
     }
-    assert!(followed > 30, "{followed} links");
+    assert!(links > 30, "{links} links");
 }

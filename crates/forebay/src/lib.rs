@@ -1,29 +1,98 @@
-//! The program `forebay`: command line, settings, admin address, dashboard, and the start and end
-//! of its servers.
+//! The program `forebay`: serves live tables of a Postgres database over HTTP, and runs a
+//! streaming reverse proxy with admission control.
 //!
-//! The parts that answer clients are libraries: `forebay-serve` has the shape protocol,
-//! `forebay-gate` the reverse proxy. This crate fills their settings, listens, and ends them in
-//! order.
+//! The protocols are in libraries: `forebay-serve` has the shape protocol, `forebay-gate` the
+//! reverse proxy. This crate reads the settings, opens the listeners, starts the servers, shows
+//! their state to operators, and shuts them down in order.
+//!
+//! | command | what it does |
+//! |---|---|
+//! | `forebay serve` | serves shapes of one database |
+//! | `forebay gate` | proxies requests to one upstream, with a permit for each stream |
+//! | `forebay dev` | `forebay serve` with a throwaway Postgres; Linux only |
+//! | `forebay check` | verifies database, Redis, storage and machine before a start |
+//! | `forebay config` | prints the effective settings and their origins |
+//! | `forebay status` | prints the state of a running instance |
+//! | `forebay tail` | prints the rows of a shape, then its changes |
+//!
+//! # Picture
+//!
+//! ```text
+//!  main.rs ─▶ cli.rs ─▶ config/ ─▶ run/gate.rs or run/serve.rs ◀── signals.rs
+//!                                   │ starts, in this order            first signal: shutdown
+//!                                   ▼                                  second: exit at once
+//!        listeners ▶ store (serve) ▶ quota ▶ database (serve) ▶ admission
+//!                                   │
+//!              ┌────────────────────┴─────────────────────┐
+//!              ▼                                          ▼
+//!  HTTP server for clients (tls.rs)          HTTP server for operators: admin.rs
+//!    otel/ ▶ forebay-gate, forebay-serve        secret_guard.rs ▶ /metrics /v1/status
+//!              │                                dashboard/      ▶ / and /v1/events
+//!              └──── counts ──▶ report/ ──▶     probes          ▶ /healthz /readyz
+//!
+//!  SIGHUP ▶ settings_reloader.rs ▶ admission, identity, secrets, log filter, certificate
+//!  check/, status/ and tail/ only read: the database, Redis, or an instance through client/
+//! ```
+//!
+//! Shutdown of a gate: new streams are refused, and open ones continue for up to half of the drain
+//! timeout. Then the listener closes, and after the other half the remaining streams are cut. Last,
+//! the quota is returned.
+//! Shutdown of a shape server: new streams are refused and open ones end. Received changes are made
+//! durable and acknowledged, the quota is returned, and the store is closed.
+//!
+//! # Invariants
+//!
+//! | guarantee | tests |
+//! |---|---|
+//! | An invalid setting is an error that names its key, its origin, and what to write. | `each_wrong_value_names_its_key_and_where_it_was_set`, `a_bad_value_is_named_with_where_it_came_from`, `bad_settings_are_named_with_what_to_write` |
+//! | The probes need no secret; every other admin endpoint does, if one is set. | `with_a_secret_only_probes_are_answered_without_it`, `the_secret_is_accepted_as_a_password_or_alone_and_nothing_else_is` |
+//! | On a loopback address, requests for the name of another host are refused. | `the_admin_address_answers_only_to_this_machine_s_names` |
+//! | Admin endpoints change nothing: only GET and HEAD are allowed. | `unknown_paths_and_methods_are_refused` |
+//! | Logs contain no value of a row, no secret and no token. User ids are hashed. | `a_server_of_shapes_tells_of_its_requests_and_of_no_data`, `credentials_are_never_logged`, `messages_that_quote_values_are_replaced` |
+//! | Traces contain no path, query, header, user or address. Requests never wait for the collector. | `a_request_s_span_is_the_caller_s_child_and_the_upstream_s_parent`, `a_collector_that_is_away_costs_a_bounded_buffer_and_disturbs_nobody` |
+//! | Telemetry is sent only to a configured collector. | `nothing_is_sent_unless_somebody_says_where` |
+//! | The dashboard loads nothing from other hosts, and runs only its own script. | `the_page_is_one_document_that_names_no_other_host`, `the_policy_allows_only_the_pages_own_script_and_style` |
+//! | The status shows no literal of a where clause. | `a_listed_clause_has_no_literals` |
+//! | `check`, `config`, `status` and `tail` change nothing. | `a_good_server_is_fit_and_nothing_is_changed` |
+//! | Text from rows and servers can't control the terminal. | `control_characters_are_escaped`, `control_characters_of_a_row_are_escaped` |
+//! | `tail` prints every message once, across restarts and lost connections. | `nothing_is_lost_or_printed_twice_while_the_server_restarts`, `an_answer_that_breaks_off_is_asked_for_again_and_printed_once` |
+//! | Invalid settings change nothing on SIGHUP, and no reload removes a secret. | `limits_secrets_and_keys_are_read_again_and_the_rest_is_named` |
+//! | An invalid certificate never replaces a valid one. | `a_new_pair_replaces_the_old_one_once_both_files_are_written`, `a_new_certificate_is_shown_after_sighup_and_a_bad_one_never` |
+//! | After SIGTERM, open streams of a gate continue until the deadline, and no request in transit is lost. | `after_sigterm_streams_go_on_new_ones_are_refused_and_the_last_one_ends_it`, `every_client_that_connected_while_sigterm_came_gets_a_whole_answer` |
+//! | Documentation lists exactly the endpoints, errors and settings of the code. | `exactly_the_endpoints_of_the_code_are_documented_with_their_methods`, `the_reference_is_what_the_code_takes_and_what_help_says` |
+//!
+//! Bounds: 128 admin connections, 32 open dashboards, 20 listed shapes, 64 MiB for a status that
+//! `forebay status` reads, 1 GiB for a reply that `forebay tail` reads.
+//!
+//! Out of scope: the shape protocol (`forebay-serve`), proxying (`forebay-gate`), permits
+//! (`forebay-admission`), following Postgres (`forebay-replication`).
+//!
+//! # Where to look
 //!
 //! | to find | look in |
 //! |---|---|
-//! | flags | `cli.rs` |
+//! | flags and help texts | `cli.rs` |
 //! | settings: file, environment, flags | `config/` |
-//! | a terminal client of shapes | `tail/`, by `client/` |
-//! | the state of a running instance | `status/`, by `client/` |
-//! | is everything fit | `check/` |
-//! | colours, and text that others wrote | `terminal.rs` |
-//! | start and shutdown of `forebay serve` and `forebay gate` | `run/` |
-//! | what `/v1/status`, the dashboard and `/readyz` show of them | `report/` |
-//! | both with a throwaway database, to try it | `dev/` |
-//! | addresses, Redis, upkeep: what both need | `run/mod.rs` |
-//! | `/healthz`, `/readyz`, `/metrics`, `/v1/status`; their secret | `admin.rs`, `guard.rs` |
-//! | memory that goes back to the system, and what the allocator is told | `memory.rs` |
-//! | traces and metrics by OTLP, if built with the feature `otel` | `otel/` |
-//! | TLS for clients | `tls.rs` |
-//! | settings that change while we run | `reload.rs` |
-//! | the page at `/`, and what it is told at `/v1/events` | `dashboard/` |
-//! | pages in one document, and their policy | `page.rs` |
+//! | start and shutdown order | `run/gate.rs`, `run/serve.rs` |
+//! | listeners, quota, upkeep: shared by both servers | `run/mod.rs` |
+//! | readiness, `/v1/status`, dashboard samples, gauges | `report/` |
+//! | routes of the admin address; its secret | `admin.rs`, `secret_guard.rs` |
+//! | the dashboard and its events | `dashboard/` |
+//! | self-contained pages and their security headers | `html_page.rs` |
+//! | which settings SIGHUP changes | `settings_reloader.rs` |
+//! | TLS for clients; certificate reload | `tls.rs` |
+//! | metrics of process and connections | `metrics.rs` |
+//! | traces and metrics by OTLP, with the feature `otel` | `otel/` |
+//! | log output and its filter | `logging.rs` |
+//! | allocator settings and heap trimming | `memory.rs` |
+//! | limit of open files | `descriptors.rs` |
+//! | checks before a start | `check/` |
+//! | HTTP client of `status`, `tail` and telemetry | `client/` |
+//! | where `tail` continues after a reply | `tail/reader.rs` |
+//! | text of `forebay status` | `status/renderer.rs` |
+//! | colours and escaping | `terminal.rs`; numbers, `numbers.rs` |
+//! | throwaway database and its sample | `dev/` |
+//! | comparison of docs and code | `documented.rs`, `config/reference.rs` |
 
 pub mod admin;
 pub mod check;
@@ -36,20 +105,20 @@ pub mod descriptors;
 pub mod dev;
 #[cfg(test)]
 mod documented;
-pub mod guard;
+mod html_page;
 pub mod logging;
 pub mod memory;
 pub mod metrics;
 mod numbers;
 mod otel;
-mod page;
-mod reload;
 mod report;
 mod run;
+pub mod secret_guard;
+mod settings_reloader;
 pub mod signals;
 pub mod status;
 pub mod tail;
 pub mod terminal;
 pub mod tls;
 
-pub use run::{Gate, Serve, StartError};
+pub use run::{GateServer, ShapeServer, StartError};

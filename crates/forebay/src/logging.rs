@@ -62,11 +62,11 @@ pub fn set_filter(filter: &str) -> Result<(), String> {
     let Some(log) = LOG.get() else { return Ok(()) };
     let was_enabled = tracing::enabled!(Level::INFO);
     log.filter.reload(filter).map_err(|error| error.to_string())?;
-    let report = || info!("the log's filter has changed");
+    let report = || info!("log filter replaced");
     if was_enabled && !tracing::enabled!(Level::INFO) {
-        // Only the old filter lets the line through: it is written past the new one.
+        // Only the old filter lets the line through, so it is written past the new one.
         tracing::subscriber::with_default(Registry::default().with(lines(log.format)), report);
-        // The unfiltered subscriber has enabled every call site.
+        // The unfiltered subscriber enabled every call site.
         tracing::callsite::rebuild_interest_cache();
     } else {
         report();

@@ -1,4 +1,4 @@
-//! The program `forebay`.
+//! Program `forebay`: parses the command line, and runs the command.
 
 use std::io::Write as _;
 use std::process::ExitCode;
@@ -12,27 +12,27 @@ use forebay::cli::{
 use forebay::config::{ConfigError, Hidden};
 use forebay::logging::LogConfig;
 use forebay::signals::Signals;
-use forebay::status::Show;
-use forebay::tail::Shape;
+use forebay::status::StatusFormat;
+use forebay::tail::TailShape;
 use forebay::terminal::Paint;
-use forebay::{Gate, Serve, check, config, descriptors, logging, memory, metrics, status, tail};
+use forebay::{GateServer, ShapeServer, check, config, descriptors, logging, memory, metrics, status, tail};
 use metrics_exporter_prometheus::PrometheusHandle;
 
-/// Bad settings, as shells know it.
-const USAGE: u8 = 2;
+/// Exit code for invalid settings, as shells use it for wrong usage.
+const EXIT_USAGE: u8 = 2;
 
 fn main() -> ExitCode {
-    memory::be_frugal();
+    memory::tune_allocator();
     let Cli { command } = Cli::parse();
     let result = match command {
-        Command::Gate(args) => gate(args),
-        Command::Serve(args) => serve(args),
-        Command::Tail(args) => follow(args),
-        Command::Status(args) => state(&args),
-        Command::Check(args) => fitness(*args),
-        Command::Config(args) => effective(*args),
+        Command::Gate(args) => run_gate(args),
+        Command::Serve(args) => run_serve(args),
+        Command::Tail(args) => run_tail(args),
+        Command::Status(args) => run_status(&args),
+        Command::Check(args) => run_check(*args),
+        Command::Config(args) => run_config(*args),
         #[cfg(target_os = "linux")]
-        Command::Dev(args) => try_it(args),
+        Command::Dev(args) => run_dev(args),
     };
     result.unwrap_or_else(|error| {
         eprintln!("forebay: {error:#}");
@@ -40,60 +40,60 @@ fn main() -> ExitCode {
     })
 }
 
-fn gate(args: GateArgs) -> anyhow::Result<ExitCode> {
+fn run_gate(args: GateArgs) -> anyhow::Result<ExitCode> {
     if args.example_config {
         return print(config::GATE_EXAMPLE);
     }
-    let load = move || config::load_gate(args.clone(), variables());
+    let load = move || config::load_gate(args.clone(), environment());
     let config = match load() {
         Ok(config) => config,
-        Err(error) => return Ok(unusable(&error)),
+        Err(error) => return Ok(config_failure(&error)),
     };
-    run(&config.log.clone(), async |recorder, descriptors, signals| {
-        let gate = Gate::start(config, recorder, descriptors).await?.reloading(load);
+    run_server(&config.log.clone(), async |recorder, descriptors, signals| {
+        let gate = GateServer::start(config, recorder, descriptors).await?.reload_with(load);
         Ok(gate.run(signals).await)
     })
 }
 
-fn serve(args: ServeArgs) -> anyhow::Result<ExitCode> {
+fn run_serve(args: ServeArgs) -> anyhow::Result<ExitCode> {
     if args.example_config {
         return print(config::SERVE_EXAMPLE);
     }
-    let load = move || config::load_serve(args.clone(), variables());
+    let load = move || config::load_serve(args.clone(), environment());
     let config = match load() {
         Ok(config) => config,
-        Err(error) => return Ok(unusable(&error)),
+        Err(error) => return Ok(config_failure(&error)),
     };
-    run(&config.log.clone(), async |recorder, descriptors, signals| {
-        let serve = Serve::start(config, recorder, descriptors).await?.reloading(load);
+    run_server(&config.log.clone(), async |recorder, descriptors, signals| {
+        let serve = ShapeServer::start(config, recorder, descriptors).await?.reload_with(load);
         Ok(serve.run(signals).await)
     })
 }
 
-fn follow(args: TailArgs) -> anyhow::Result<ExitCode> {
-    let shape = Shape {
+fn run_tail(args: TailArgs) -> anyhow::Result<ExitCode> {
+    let shape = TailShape {
         table: args.table,
         clause: args.clause,
         columns: args.columns,
         params: args.params,
-        since: args.from,
-        secret: secret(&["FOREBAY_SERVE_SECRET", "ELECTRIC_SECRET"]),
+        start: args.from,
+        secret: secret_from_env(&["FOREBAY_SERVE_SECRET", "ELECTRIC_SECRET"]),
     };
-    look(async |signals| Ok(tail::tail(args.url, shape, args.json, signals).await?))
+    run_client(async |signals| Ok(tail::tail(args.url, shape, args.json, signals).await?))
 }
 
-fn state(args: &StatusArgs) -> anyhow::Result<ExitCode> {
-    let show = match (args.json, args.once) {
-        (true, _) => Show::Json,
-        (false, true) => Show::Once,
-        (false, false) => Show::Live,
+fn run_status(args: &StatusArgs) -> anyhow::Result<ExitCode> {
+    let format = match (args.json, args.once) {
+        (true, _) => StatusFormat::Json,
+        (false, true) => StatusFormat::Once,
+        (false, false) => StatusFormat::Live,
     };
-    let secret = secret(&["FOREBAY_ADMIN_SECRET"]);
-    look(async |signals| Ok(status::status(args.url.clone(), secret, show, signals).await?))
+    let secret = secret_from_env(&["FOREBAY_ADMIN_SECRET"]);
+    run_client(async |signals| Ok(status::status(args.url.clone(), secret, format, signals).await?))
 }
 
-/// Runs a command that only looks, until it or a signal ends it.
-fn look<F>(command: F) -> anyhow::Result<ExitCode>
+/// Runs a command that queries an instance, until it ends or a signal ends it.
+fn run_client<F>(command: F) -> anyhow::Result<ExitCode>
 where
     F: AsyncFnOnce(Signals) -> anyhow::Result<()>,
 {
@@ -104,66 +104,66 @@ where
     })
 }
 
-/// The first of these variables that says something.
-fn secret(names: &[&str]) -> Option<Hidden> {
+/// Returns the value of the first of these variables that isn't empty.
+fn secret_from_env(names: &[&str]) -> Option<Hidden> {
     let secret = names.iter().find_map(|name| std::env::var(name).ok().filter(|secret| !secret.is_empty()));
     secret.and_then(|secret| secret.parse().ok())
 }
 
-fn fitness(args: CheckArgs) -> anyhow::Result<ExitCode> {
+fn run_check(args: CheckArgs) -> anyhow::Result<ExitCode> {
     if args.serve.example_config {
         return print(config::SERVE_EXAMPLE);
     }
-    let config = match config::load_serve(args.serve, variables()) {
+    let config = match config::load_serve(args.serve, environment()) {
         Ok(config) => config,
-        Err(error) => return Ok(unusable(&error)),
+        Err(error) => return Ok(config_failure(&error)),
     };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let paint = Paint::on(&std::io::stdout());
-    // Told as it comes: what can't be reached takes its time.
-    let told = |finding: &Finding| {
+    // Printed one by one, because an unreachable server takes time.
+    let print_finding = |finding: &Finding| {
         if !args.json {
             let _closed = std::io::stdout().write_all(finding.line(paint).as_bytes());
         }
     };
-    let findings = runtime.context("can't start")?.block_on(check::check(&config, told));
-    let end = match args.json {
-        true => serde_json::to_string_pretty(&findings).context("can't be JSON")?,
+    let findings = runtime.context("can't start")?.block_on(check::check(&config, print_finding));
+    let summary = match args.json {
+        true => serde_json::to_string_pretty(&findings).context("can't encode the findings as JSON")?,
         false => findings.summary(),
     };
-    print(&format!("{end}\n"))?;
+    print(&format!("{summary}\n"))?;
     Ok(if findings.is_fit() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-fn effective(args: ConfigArgs) -> anyhow::Result<ExitCode> {
+fn run_config(args: ConfigArgs) -> anyhow::Result<ExitCode> {
     let settings = match args.of.unwrap_or(ConfigOf::Serve(args.serve)) {
         ConfigOf::Gate(args) if args.example_config => return print(config::GATE_EXAMPLE),
         ConfigOf::Serve(args) if args.example_config => return print(config::SERVE_EXAMPLE),
-        ConfigOf::Gate(args) => config::effective_gate(args, variables()),
-        ConfigOf::Serve(args) => config::effective_serve(args, variables()),
+        ConfigOf::Gate(args) => config::effective_gate(args, environment()),
+        ConfigOf::Serve(args) => config::effective_serve(args, environment()),
     };
     match settings {
         Ok(settings) => {
             print(&settings.to_string())?;
-            Ok(settings.wrong.as_ref().map_or(ExitCode::SUCCESS, unusable))
+            Ok(settings.wrong.as_ref().map_or(ExitCode::SUCCESS, config_failure))
         }
-        Err(error) => Ok(unusable(&error)),
+        Err(error) => Ok(config_failure(&error)),
     }
 }
 
 #[cfg(target_os = "linux")]
-fn try_it(args: forebay::cli::DevArgs) -> anyhow::Result<ExitCode> {
+fn run_dev(args: forebay::cli::DevArgs) -> anyhow::Result<ExitCode> {
     use forebay::dev;
     if let Err(error) = dev::check(&args) {
-        return Ok(unusable(&error));
+        return Ok(config_failure(&error));
     }
-    run(&dev::log(&args), async |recorder, descriptors, signals| {
+    run_server(&dev::log(&args), async |recorder, descriptors, signals| {
         Ok(dev::run(args, recorder, descriptors, signals).await?)
     })
 }
 
-/// Runs a command until a signal has ended it; a second one ends it at once, and is returned.
-fn run<F>(log: &LogConfig, command: F) -> anyhow::Result<ExitCode>
+/// Runs a server until a signal has ended it. A second signal ends it at once, with a failure code.
+fn run_server<F>(log: &LogConfig, command: F) -> anyhow::Result<ExitCode>
 where
     F: AsyncFnOnce(PrometheusHandle, Option<u64>, Signals) -> anyhow::Result<Option<&'static str>>,
 {
@@ -172,13 +172,13 @@ where
     let recorder = metrics::install().context("can't collect metrics")?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
     let runtime = runtime.context("can't start threads")?;
-    let second = runtime.block_on(async {
+    let second_signal = runtime.block_on(async {
         let signals = Signals::catch().context("can't catch signals")?;
         command(recorder, descriptors, signals).await
     })?;
-    // Tasks that are left are dropped with their sockets; none of them is waited for.
+    // Remaining tasks are dropped with their sockets, without waiting.
     runtime.shutdown_background();
-    Ok(match second {
+    Ok(match second_signal {
         None => ExitCode::SUCCESS,
         Some(_) => ExitCode::FAILURE,
     })
@@ -189,13 +189,14 @@ fn print(text: &str) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn unusable(error: &ConfigError) -> ExitCode {
+fn config_failure(error: &ConfigError) -> ExitCode {
     eprintln!("forebay: {error}");
-    ExitCode::from(USAGE)
+    ExitCode::from(EXIT_USAGE)
 }
 
-/// What is no UTF-8 fits no setting, and is complained about there.
-fn variables() -> impl Iterator<Item = (String, String)> {
+/// Returns the environment variables. Text that isn't UTF-8 is replaced, and then fails the check
+/// of its setting.
+fn environment() -> impl Iterator<Item = (String, String)> {
     std::env::vars_os()
         .map(|(name, value)| (name.to_string_lossy().into_owned(), value.to_string_lossy().into_owned()))
 }

@@ -1,42 +1,46 @@
-//! Memory that isn't needed any more goes back to the system.
+//! Returns freed memory to the system.
 //!
-//! The allocator keeps what was freed, in pieces between what is still in use; without a nudge, a process that once had
-//! ten thousand streams looks as if it had them still. And it keeps more the more threads allocate large pieces in turn: with its own settings,
-//! a server whose shapes come and go had 460 MB after six minutes (`script/soak`), and with these 65 after three.
+//! glibc's allocator keeps freed blocks between blocks in use, so a process that once had ten
+//! thousand streams would keep the memory of all of them. It also keeps more if several threads
+//! allocate large blocks in turn. Measured with `script/soak`, a server whose shapes come and go:
+//! 460 MB after six minutes with glibc's defaults, 65 MB after three minutes with these settings.
 
-/// When to give memory back: when half of a crowd has left, and once more when the rest has come to rest. Pure.
+/// Decides when to trim the heap: when half of the connections have closed, and once more when
+/// their number has stopped falling. Pure.
 #[derive(Debug, Default)]
-pub(crate) struct Crowd {
-    most: u64,
+pub(crate) struct TrimPolicy {
+    peak: u64,
     last: u64,
-    /// Memory went back, and more may have been freed since.
-    stirred: bool,
+    /// The heap was trimmed while the number fell, so more may have been freed since.
+    trimmed_while_falling: bool,
 }
 
-/// Fewer than so many are not worth the walk through the heap.
-const WORTH: u64 = 500;
+/// Minimum number of closed connections that is worth a walk through the heap.
+const MIN_CLOSED: u64 = 500;
 
-impl Crowd {
-    /// Told every now and then how many are here, says whether to give memory back.
-    pub(crate) fn has_left(&mut self, here: u64) -> bool {
-        self.most = self.most.max(here);
-        let half = self.most - here >= WORTH && here <= self.most / 2;
-        let rest = self.stirred && here >= self.last;
-        self.last = here;
-        if half || rest {
-            self.most = here;
-            self.stirred = half;
+impl TrimPolicy {
+    /// Takes the current number of open connections, about once a second, and returns whether to
+    /// trim the heap.
+    pub(crate) fn should_trim(&mut self, open: u64) -> bool {
+        self.peak = self.peak.max(open);
+        let halved = self.peak - open >= MIN_CLOSED && open <= self.peak / 2;
+        let settled = self.trimmed_while_falling && open >= self.last;
+        self.last = open;
+        if halved || settled {
+            self.peak = open;
+            self.trimmed_while_falling = halved;
         }
-        half || rest
+        halved || settled
     }
 }
 
-/// Has the allocator keep less. For the start of a program, before it has threads; what whoever runs it says to the allocator holds.
-pub fn be_frugal() {
-    let is_told = |name: &str| name.starts_with("MALLOC_") || name == "GLIBC_TUNABLES";
-    if !std::env::vars_os().any(|(name, _)| name.to_str().is_some_and(is_told)) {
+/// Limits the memory that the allocator caches. Call it before the program starts threads. Does
+/// nothing if the environment configures the allocator.
+pub fn tune_allocator() {
+    let configures_allocator = |name: &str| name.starts_with("MALLOC_") || name == "GLIBC_TUNABLES";
+    if !std::env::vars_os().any(|(name, _)| name.to_str().is_some_and(configures_allocator)) {
         #[cfg(all(target_os = "linux", target_env = "gnu"))]
-        glibc::be_frugal();
+        glibc::tune_allocator();
     }
 }
 
@@ -44,30 +48,31 @@ pub fn be_frugal() {
 mod glibc {
     use std::num::NonZero;
 
-    /// Pieces from this size on go back to the system as soon as they are freed.
+    /// Size in bytes from which a block is returned to the system as soon as it is freed.
     const LARGE_BYTES: i32 = 256 * 1024;
-    /// What the end of a heap may keep.
-    const SLACK_BYTES: i32 = 1024 * 1024;
-    /// Heaps that threads share; the allocator's own choice is eight for each CPU.
-    const MOST_HEAPS: usize = 4;
+    /// Free bytes that a heap may keep at its end.
+    const TRIM_THRESHOLD_BYTES: i32 = 1024 * 1024;
+    /// Maximum number of heaps that threads share. glibc's default is eight for each CPU.
+    const MAX_HEAPS: usize = 4;
 
-    pub(super) fn be_frugal() {
-        let heaps = std::thread::available_parallelism().map_or(1, NonZero::get).min(MOST_HEAPS);
-        for (what, value) in [
+    pub(super) fn tune_allocator() {
+        let heaps = std::thread::available_parallelism().map_or(1, NonZero::get).min(MAX_HEAPS);
+        for (parameter, value) in [
             (libc::M_ARENA_MAX, heaps as i32),
             (libc::M_MMAP_THRESHOLD, LARGE_BYTES),
-            (libc::M_TRIM_THRESHOLD, SLACK_BYTES),
+            (libc::M_TRIM_THRESHOLD, TRIM_THRESHOLD_BYTES),
         ] {
-            // SAFETY: it has no precondition, and refuses values that it can't take.
-            unsafe { libc::mallopt(what, value) };
+            // SAFETY: mallopt has no precondition, and rejects invalid values.
+            unsafe { libc::mallopt(parameter, value) };
         }
     }
 }
 
-/// Gives back what can be. Takes milliseconds for a large heap, and blocks allocations meanwhile.
-pub(crate) fn give_back() {
+/// Returns free memory to the system. Takes milliseconds for a large heap, and blocks allocations
+/// meanwhile.
+pub(crate) fn trim_heap() {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
-    // SAFETY: it has no precondition, and touches nothing that is in use.
+    // SAFETY: malloc_trim has no precondition, and touches no block in use.
     unsafe {
         libc::malloc_trim(0);
     }
@@ -78,15 +83,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn memory_goes_back_when_half_have_left_and_once_more_when_it_is_quiet() {
-        let mut crowd = Crowd::default();
-        let told = [0, 10, 0, 5_000, 3_000, 2_500, 450, 100, 0, 0, 0, 400, 0];
-        let said: Vec<u64> = told
+    fn the_heap_is_trimmed_when_half_have_closed_and_once_more_when_the_number_settles() {
+        let mut trim_policy = TrimPolicy::default();
+        let open = [0, 10, 0, 5_000, 3_000, 2_500, 450, 100, 0, 0, 0, 400, 0];
+        let trimmed: Vec<u64> = open
             .iter()
             .enumerate()
-            .filter(|(_, here)| crowd.has_left(**here))
+            .filter(|(_, open)| trim_policy.should_trim(**open))
             .map(|(at, _)| at as u64)
             .collect();
-        assert_eq!(said, [5, 6, 9], "at 2,500, at 450, and at rest");
+        assert_eq!(trimmed, [5, 6, 9], "at 2,500, at 450, and when settled");
     }
 }

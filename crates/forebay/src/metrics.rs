@@ -1,8 +1,8 @@
-//! The metrics of the program, and their text for Prometheus.
+//! Metrics of the program, and their Prometheus text.
 //!
-//! Names are constants with the prefix `forebay_`, base units, `_total` on counters; labels come
-//! from enums. Those of admission, of the gate and of shapes are described and set by their own
-//! crates, through the same facade.
+//! Names are constants with the prefix `forebay_`, base units, and `_total` on counters. Label
+//! values come from enums. The crates of admission, gate and shapes describe and set their own
+//! metrics through the same facade.
 
 use std::time::Duration;
 
@@ -26,19 +26,19 @@ const OTEL_LOST: &str = "forebay_otel_lost_spans_total";
 const OPEN_FDS: &str = "process_open_fds";
 const MAX_FDS: &str = "process_max_fds";
 
-/// Up to the head of a response: a local app takes milliseconds, a model seconds.
+/// Buckets of the time until a response's head, in seconds. A local app takes milliseconds, a model
+/// seconds.
 const HEAD_BUCKETS: [f64; 11] = [0.001, 0.0025, 0.01, 0.025, 0.1, 0.25, 1.0, 2.5, 10.0, 30.0, 60.0];
 
-/// A stream's life: from a refused answer's to a day's.
+/// Buckets of a stream's lifetime, in seconds: from a refused request to a day.
 const STREAM_BUCKETS: [f64; 10] = [0.1, 1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3_600.0, 14_400.0, 86_400.0];
 
-/// Collects from now on.
+/// Installs the global recorder, and describes all metrics.
 ///
 /// # Errors
-/// When this process collects already.
+/// Fails if the process already has a recorder.
 pub fn install() -> Result<PrometheusHandle, BuildError> {
-    // Every histogram has buckets: unlike quantiles they can be summed over gates, and they keep no
-    // samples.
+    // Buckets can be summed over instances, unlike quantiles, and need no stored samples.
     let mut builder = PrometheusBuilder::new();
     for (name, buckets) in [
         (gate::HEAD_SECONDS, &HEAD_BUCKETS[..]),
@@ -82,7 +82,7 @@ fn describe() {
     describe_gauge!(UPTIME, Unit::Seconds, "Time since the program began.");
 }
 
-/// Sets what is measured of clients' connections.
+/// Sets the metrics of client connections.
 pub(crate) fn measure_http(counts: &ServerCounts) {
     gauge!(CONNECTIONS).set(counts.open_connections as f64);
     gauge!(LEAN_STREAMS).set(counts.live_streams as f64);
@@ -91,7 +91,8 @@ pub(crate) fn measure_http(counts: &ServerCounts) {
     }
 }
 
-/// What happened on clients' connections, under the names that metrics and status share.
+/// Returns the counts of events on client connections, with the names that metrics and status
+/// share.
 pub(crate) fn http_events(counts: &ServerCounts) -> [(&'static str, u64); 16] {
     [
         ("accepted", counts.accepted),
@@ -113,7 +114,7 @@ pub(crate) fn http_events(counts: &ServerCounts) -> [(&'static str, u64); 16] {
     ]
 }
 
-/// Sets the gauges whose values are read on request.
+/// Sets the gauges of the process, which are read on request.
 pub(crate) fn measure_process(uptime: Duration) {
     gauge!(UPTIME).set(uptime.as_secs_f64());
     if let Ok(open) = std::fs::read_dir("/proc/self/fd") {
@@ -124,11 +125,13 @@ pub(crate) fn measure_process(uptime: Duration) {
     }
 }
 
+/// Counts one export of telemetry.
 #[cfg(feature = "otel")]
 pub(crate) fn exported(signal: &'static str, outcome: &'static str) {
     counter!(OTEL_EXPORTS, "signal" => signal, "outcome" => outcome).increment(1);
 }
 
+/// Counts spans that reached no collector.
 #[cfg(feature = "otel")]
 pub(crate) fn lost_spans(reason: &'static str, count: usize) {
     counter!(OTEL_LOST, "reason" => reason).increment(count as u64);

@@ -1,6 +1,6 @@
-//! Numbers as people read them.
+//! Formats of numbers, sizes and durations for people.
 
-/// `1234567` as `1,234,567`.
+/// Returns a number with separators: `1234567` as `1,234,567`.
 pub(crate) fn grouped(number: u64) -> String {
     let digits = number.to_string();
     let mut out = String::new();
@@ -13,7 +13,7 @@ pub(crate) fn grouped(number: u64) -> String {
     out
 }
 
-/// Bytes: `1536` as `1.5 KiB`.
+/// Returns a size in bytes: `1536` as `1.5 KiB`.
 pub(crate) fn size(bytes: u64) -> String {
     const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
     let mut value = bytes as f64;
@@ -25,7 +25,7 @@ pub(crate) fn size(bytes: u64) -> String {
     if unit == 0 { format!("{bytes} B") } else { format!("{value:.1} {}", UNITS[unit]) }
 }
 
-/// Milliseconds, by the two largest units: `3661000` as `1h 1m`.
+/// Returns a duration in milliseconds as its two largest units: `3661000` as `1h 1m`.
 pub(crate) fn span(ms: u64) -> String {
     let seconds = ms / 1000;
     let (days, hours, minutes) = (seconds / 86_400, seconds / 3600 % 24, seconds / 60 % 60);

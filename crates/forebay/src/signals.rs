@@ -1,54 +1,55 @@
-//! SIGTERM and SIGINT: the first asks for a graceful end, the second for the end. SIGHUP: settings are to be read again.
+//! Signals of the process. The first SIGTERM or SIGINT requests a graceful shutdown, the second an
+//! immediate one. SIGHUP requests a reload of the settings.
 
 use std::io;
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-/// These signals, caught from the moment this is made.
+/// Receives these signals, from its creation on.
 #[derive(Debug)]
 pub struct Signals {
     terminate: Signal,
     interrupt: Signal,
     hangup: Signal,
     hangup_ends: bool,
-    /// One that came before and is told once more.
-    kept: Option<&'static str>,
+    /// A received signal that `next` returns again.
+    queued: Option<&'static str>,
 }
 
 impl Signals {
-    /// Starts to catch them.
+    /// Starts to receive signals.
     ///
     /// # Errors
-    /// When the system doesn't let us.
+    /// Fails if the system refuses the handlers.
     pub fn catch() -> io::Result<Signals> {
         Ok(Signals {
             terminate: signal(SignalKind::terminate())?,
             interrupt: signal(SignalKind::interrupt())?,
             hangup: signal(SignalKind::hangup())?,
             hangup_ends: false,
-            kept: None,
+            queued: None,
         })
     }
 
-    /// The next one to be told has come already, though its taker couldn't act on it.
-    pub(crate) fn keep(&mut self, signal: &'static str) {
-        self.kept = Some(signal);
+    /// Makes `next` return a signal again that its receiver couldn't act on.
+    pub(crate) fn requeue(&mut self, signal: &'static str) {
+        self.queued = Some(signal);
     }
 
-    /// A terminal that is closed ends it from now on, too.
+    /// Makes SIGHUP, which a closed terminal sends, request a shutdown too.
     pub(crate) fn end_on_hangup(&mut self) {
         self.hangup_ends = true;
     }
 
-    /// The name of the next one that asks for the end. SIGHUP doesn't, unless told so.
+    /// Waits for the next signal that requests a shutdown, and returns its name.
     pub async fn next(&mut self) -> &'static str {
-        self.next_reloading(async || {}).await
+        self.next_with_reload(async || {}).await
     }
 
-    /// As [`next`](Self::next); each SIGHUP before it reloads, one after the other.
-    pub async fn next_reloading(&mut self, mut reload: impl AsyncFnMut()) -> &'static str {
-        if let Some(kept) = self.kept.take() {
-            return kept;
+    /// Like [`next`](Self::next). Each SIGHUP before it runs `reload`, one after the other.
+    pub async fn next_with_reload(&mut self, mut reload: impl AsyncFnMut()) -> &'static str {
+        if let Some(queued) = self.queued.take() {
+            return queued;
         }
         loop {
             tokio::select! {

@@ -1,43 +1,43 @@
-//! What is printed for people: colour on terminals only, and nothing that somebody else wrote can act on one.
+//! Terminal output: colours, and escaping of text from other sources.
 //!
-//! Invariant: text from elsewhere (rows, errors of servers) is printed through [`shown`], so that no control character reaches
-//! the terminal.
+//! Invariant: no control character of a row or of a server's error reaches the terminal.
+//! Enforced by: such text is printed through [`escape_controls`].
 
 use std::io::IsTerminal;
 
-/// Whether colours are used.
+/// Whether output is coloured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Paint {
     coloured: bool,
 }
 
-/// What a colour says.
+/// Meaning of a colour.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Tone {
-    /// Green: fit; a row that came.
+    /// Green: success; an inserted row.
     Good,
-    /// Yellow: look; a row that changed.
+    /// Yellow: warning; an updated row.
     Careful,
-    /// Red: wrong; a row that went.
+    /// Red: failure; a deleted row.
     Bad,
-    /// Grey: beside the point.
+    /// Grey: secondary information.
     Faint,
     /// Bold: a heading.
     Strong,
 }
 
 impl Paint {
-    /// No colours.
+    /// Never colours.
     pub const PLAIN: Paint = Paint { coloured: false };
 
-    /// Colours if this is a terminal, unless `NO_COLOR` says otherwise.
+    /// Colours if the stream is a terminal, unless `NO_COLOR` is set or `TERM` is `dumb`.
     pub fn on(stream: &impl IsTerminal) -> Paint {
         let forbidden = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
         let dumb = std::env::var_os("TERM").is_some_and(|term| term == "dumb");
         Paint { coloured: stream.is_terminal() && !forbidden && !dumb }
     }
 
-    /// The text, coloured if colours are used.
+    /// Returns the text, coloured if colours are enabled.
     pub fn tone(self, tone: Tone, text: &str) -> String {
         let code = match tone {
             Tone::Good => 32,
@@ -50,8 +50,9 @@ impl Paint {
     }
 }
 
-/// A text from elsewhere, with whatever could act on a terminal, or turn the order of its letters, written as an escape.
-pub fn shown(text: &str) -> String {
+/// Returns a text with its control characters, and characters that change the text direction, as
+/// escapes.
+pub fn escape_controls(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for letter in text.chars() {
         match letter {
@@ -75,15 +76,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_others_wrote_can_not_act_on_the_terminal() {
-        assert_eq!(shown("plain, ünïcode 漢字 🙂 \"q\" \\"), "plain, ünïcode 漢字 🙂 \"q\" \\");
-        assert_eq!(shown("\x1b[31mred\x1b[0m"), "\\u{1b}[31mred\\u{1b}[0m");
-        assert_eq!(shown("a\nb\tc\rd\u{7}\u{7f}\u{9b}2J"), "a\\nb\\tc\\rd\\u{7}\\u{7f}\\u{9b}2J");
-        assert_eq!(shown("a\u{202e}b\u{2028}"), "a\\u{202e}b\\u{2028}");
+    fn control_characters_are_escaped() {
+        assert_eq!(escape_controls("plain, ünïcode 漢字 🙂 \"q\" \\"), "plain, ünïcode 漢字 🙂 \"q\" \\");
+        assert_eq!(escape_controls("\x1b[31mred\x1b[0m"), "\\u{1b}[31mred\\u{1b}[0m");
+        assert_eq!(escape_controls("a\nb\tc\rd\u{7}\u{7f}\u{9b}2J"), "a\\nb\\tc\\rd\\u{7}\\u{7f}\\u{9b}2J");
+        assert_eq!(escape_controls("a\u{202e}b\u{2028}"), "a\\u{202e}b\\u{2028}");
     }
 
     #[test]
-    fn without_a_terminal_there_is_no_colour() {
+    fn only_a_terminal_gets_colours() {
         assert_eq!(Paint::PLAIN.tone(Tone::Bad, "x"), "x");
         assert_eq!(Paint { coloured: true }.tone(Tone::Bad, "x"), "\x1b[31mx\x1b[0m");
     }

@@ -1,8 +1,10 @@
-//! TLS for clients: one certificate with its key, read again when the files change.
+//! TLS for clients: one certificate with its key, reloaded when the files change.
 //!
-//! Invariant: there is always a pair that fits, and new connections get the newest that did. A pair that can't be used is told once, and the one
-//! before stays. Open connections keep what they began with. No key is ever printed.
-//! Kept by: `Tls::look` replaces the pair only by one that was read whole and fits together.
+//! Invariant: there is always a valid pair of certificate and key. New connections get the newest
+//! valid pair; open connections keep theirs. An invalid pair is logged once. No key is ever
+//! printed.
+//! Enforced by: `TlsCertificate::check_files` replaces the pair only with one that was read
+//! completely and is valid.
 
 use std::fmt;
 use std::fs::File;
@@ -21,118 +23,126 @@ use tokio::time::interval;
 use tokio_rustls::TlsAcceptor;
 use tracing::{info, warn};
 
-/// How often the files are looked at. Whoever can't wait sends SIGHUP.
-const LOOK: Duration = Duration::from_secs(5);
+/// Interval between checks of the files. SIGHUP checks them at once.
+const CHECK_INTERVAL: Duration = Duration::from_secs(5);
+/// Maximum number of bytes that are read of a file.
 const MAX_FILE_BYTES: u64 = 1 << 20;
+/// ALPN name of HTTP/2.
 const HTTP2: &[u8] = b"h2";
 
-/// A certificate and its key.
-pub struct Tls {
+/// Certificate chain with its private key, loaded from two files.
+pub struct TlsCertificate {
     certificate: PathBuf,
     key: PathBuf,
-    now: RwLock<Now>,
+    current: RwLock<CurrentPair>,
     hasher: RandomState,
 }
 
-struct Now {
+/// TLS configuration for new connections.
+struct CurrentPair {
     config: Arc<ServerConfig>,
-    /// Of what was read last, whether it could be used or not.
+    /// Hash of the files as they were read last, valid or not.
     hash: u64,
 }
 
-/// Why a pair can't be used.
+/// Why a certificate can't be used.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TlsError {
     /// A file can't be read.
     #[error("{}: {source}", path.display())]
     Unreadable {
-        /// Which.
+        /// Path of the file.
         path: PathBuf,
-        /// What the system said.
+        /// Error of the system.
         source: io::Error,
     },
-    /// There is nothing in a file that belongs there.
+    /// A file doesn't contain the expected PEM item.
     #[error("{}: there is no {what} in PEM", path.display())]
     Empty {
-        /// Which.
+        /// Path of the file.
         path: PathBuf,
-        /// What should be in it.
+        /// The expected item.
         what: &'static str,
     },
-    /// Both are there and can't be used, or not together.
+    /// The certificate or the key is invalid, or they don't belong together.
     #[error("the certificate and the key can't be used: {0}")]
     Pair(#[from] rustls::Error),
 }
 
-/// What a look at the files has found.
+/// Result of a check of the files.
 #[derive(Debug)]
-pub(crate) enum Look {
-    Same,
+pub(crate) enum CertificateCheck {
+    Unchanged,
     Changed,
     Failed(TlsError),
 }
 
-impl Tls {
-    /// Reads a certificate, with those that lead to an authority after it, and its key, both in PEM.
-    ///
-    /// # Errors
-    /// See [`TlsError`].
-    pub fn open(certificate: &Path, key: &Path) -> Result<Tls, TlsError> {
+impl TlsCertificate {
+    /// Reads a certificate chain and its private key, both in PEM.
+    pub fn open(certificate: &Path, key: &Path) -> Result<TlsCertificate, TlsError> {
         let texts = (read(certificate)?, read(key)?);
         let hasher = RandomState::new();
         let config = configure((certificate, &texts.0), (key, &texts.1))?;
-        let now = Now { config: Arc::new(config), hash: hasher.hash_one(&texts) };
-        Ok(Tls { certificate: certificate.to_owned(), key: key.to_owned(), now: RwLock::new(now), hasher })
+        let current = CurrentPair { config: Arc::new(config), hash: hasher.hash_one(&texts) };
+        Ok(TlsCertificate {
+            certificate: certificate.to_owned(),
+            key: key.to_owned(),
+            current: RwLock::new(current),
+            hasher,
+        })
     }
 
-    /// Looks at the files until the end.
+    /// Checks the files repeatedly. Never returns.
     pub(crate) async fn watch(self: Arc<Self>) {
-        let mut ticks = interval(LOOK);
+        let mut ticks = interval(CHECK_INTERVAL);
         loop {
             ticks.tick().await;
             self.reload().await;
         }
     }
 
-    /// Looks at the files, and tells what it has found.
+    /// Checks the files, and logs a change or an error.
     pub(crate) async fn reload(self: &Arc<Self>) {
-        let looking = Arc::clone(self);
-        match tokio::task::spawn_blocking(move || looking.look()).await {
-            Ok(Look::Changed) => info!("the certificate changed: new connections get it"),
-            Ok(Look::Failed(error)) => {
-                warn!(%error, "the new certificate can't be used; the last good one stays");
+        let this = Arc::clone(self);
+        match tokio::task::spawn_blocking(move || this.check_files()).await {
+            Ok(CertificateCheck::Changed) => info!("certificate reloaded"),
+            Ok(CertificateCheck::Failed(error)) => {
+                warn!(%error, "certificate not reloaded: previous one kept");
             }
-            Ok(Look::Same) | Err(_) => {}
+            Ok(CertificateCheck::Unchanged) | Err(_) => {}
         }
     }
 
-    /// One of the files is written before the other: a pair that doesn't fit is looked at again when either has changed.
-    fn look(&self) -> Look {
+    /// Reads the files and replaces the pair if it changed and is valid.
+    ///
+    /// One file is written before the other, so the pair may not match for a while. It is checked
+    /// again when either file has changed.
+    fn check_files(&self) -> CertificateCheck {
         let texts = read(&self.certificate).and_then(|text| Ok((text, read(&self.key)?)));
         let hash = texts.as_ref().map_or(0, |texts| self.hasher.hash_one(texts));
         {
-            let now = self.now.read().unwrap_or_else(PoisonError::into_inner);
-            if now.hash == hash {
-                return Look::Same;
+            let current = self.current.read().unwrap_or_else(PoisonError::into_inner);
+            if current.hash == hash {
+                return CertificateCheck::Unchanged;
             }
         }
         let config = texts.and_then(|texts| configure((&self.certificate, &texts.0), (&self.key, &texts.1)));
-        let mut now = self.now.write().unwrap_or_else(PoisonError::into_inner);
-        now.hash = hash;
+        let mut current = self.current.write().unwrap_or_else(PoisonError::into_inner);
+        current.hash = hash;
         match config {
             Ok(config) => {
-                now.config = Arc::new(config);
-                Look::Changed
+                current.config = Arc::new(config);
+                CertificateCheck::Changed
             }
-            Err(error) => Look::Failed(error),
+            Err(error) => CertificateCheck::Failed(error),
         }
     }
 }
 
-impl Handshake for Tls {
+impl Handshake for TlsCertificate {
     fn handshake(&self, stream: TcpStream) -> HandshakeFuture {
-        let config = Arc::clone(&self.now.read().unwrap_or_else(PoisonError::into_inner).config);
+        let config = Arc::clone(&self.current.read().unwrap_or_else(PoisonError::into_inner).config);
         Box::pin(async move {
             let stream = TlsAcceptor::from(config).accept(stream).await?;
             let is_http2 = stream.get_ref().1.alpn_protocol() == Some(HTTP2);
@@ -141,15 +151,16 @@ impl Handshake for Tls {
     }
 }
 
-impl fmt::Debug for Tls {
+impl fmt::Debug for TlsCertificate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Tls")
+        f.debug_struct("TlsCertificate")
             .field("certificate", &self.certificate)
             .field("key", &self.key)
             .finish_non_exhaustive()
     }
 }
 
+/// Builds the TLS configuration of a pair.
 fn configure(
     (certificate, chain): (&Path, &[u8]),
     (key_path, key): (&Path, &[u8]),
@@ -177,13 +188,14 @@ fn read(path: &Path) -> Result<Vec<u8>, TlsError> {
 mod tests {
     use super::*;
 
-    struct Files(PathBuf, PathBuf);
+    /// Certificate file and key file in a temporary directory.
+    struct CertificateFiles(PathBuf, PathBuf);
 
-    impl Files {
-        fn new(name: &str) -> Files {
+    impl CertificateFiles {
+        fn new(name: &str) -> CertificateFiles {
             let dir = std::env::temp_dir().join(format!("forebay-tls-{}-{name}", std::process::id()));
             std::fs::create_dir_all(&dir).unwrap();
-            Files(dir.join("cert.pem"), dir.join("key.pem"))
+            CertificateFiles(dir.join("cert.pem"), dir.join("key.pem"))
         }
 
         fn write(&self, (certificate, key): &(String, String)) {
@@ -192,54 +204,57 @@ mod tests {
         }
     }
 
-    impl Drop for Files {
+    impl Drop for CertificateFiles {
         fn drop(&mut self) {
             let _gone = std::fs::remove_dir_all(self.0.parent().unwrap());
         }
     }
 
-    fn pair() -> (String, String) {
-        let made = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
-        (made.cert.pem(), made.signing_key.serialize_pem())
+    fn generate_pair() -> (String, String) {
+        let generated = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
+        (generated.cert.pem(), generated.signing_key.serialize_pem())
     }
 
     #[test]
-    fn a_new_pair_takes_the_place_of_the_old_one_once_both_files_are_there() {
-        let (files, first, second) = (Files::new("new"), pair(), pair());
+    fn a_new_pair_replaces_the_old_one_once_both_files_are_written() {
+        let (files, first, second) = (CertificateFiles::new("new"), generate_pair(), generate_pair());
         files.write(&first);
-        let tls = Tls::open(&files.0, &files.1).unwrap();
-        let shown = || Arc::as_ptr(&tls.now.read().unwrap().config);
-        let before = shown();
-        assert!(matches!(tls.look(), Look::Same));
+        let tls = TlsCertificate::open(&files.0, &files.1).unwrap();
+        let current_config = || Arc::as_ptr(&tls.current.read().unwrap().config);
+        let before = current_config();
+        assert!(matches!(tls.check_files(), CertificateCheck::Unchanged));
         files.write(&(second.0.clone(), first.1));
-        assert!(matches!(tls.look(), Look::Failed(TlsError::Pair(_))), "they don't fit");
-        assert!(matches!(tls.look(), Look::Same), "told once");
-        assert_eq!(shown(), before);
+        assert!(
+            matches!(tls.check_files(), CertificateCheck::Failed(TlsError::Pair(_))),
+            "the pair doesn't match"
+        );
+        assert!(matches!(tls.check_files(), CertificateCheck::Unchanged), "reported once");
+        assert_eq!(current_config(), before);
         files.write(&second);
-        assert!(matches!(tls.look(), Look::Changed));
-        assert_ne!(shown(), before);
-        for rubbish in [(String::new(), second.1.clone()), (second.0.clone(), "rubbish".to_owned())] {
-            files.write(&rubbish);
-            assert!(matches!(tls.look(), Look::Failed(TlsError::Empty { .. })));
+        assert!(matches!(tls.check_files(), CertificateCheck::Changed));
+        assert_ne!(current_config(), before);
+        for invalid in [(String::new(), second.1.clone()), (second.0.clone(), "invalid".to_owned())] {
+            files.write(&invalid);
+            assert!(matches!(tls.check_files(), CertificateCheck::Failed(TlsError::Empty { .. })));
         }
         std::fs::remove_file(&files.1).unwrap();
-        assert!(matches!(tls.look(), Look::Failed(TlsError::Unreadable { .. })));
+        assert!(matches!(tls.check_files(), CertificateCheck::Failed(TlsError::Unreadable { .. })));
         files.write(&second);
-        assert!(matches!(tls.look(), Look::Changed), "and it is found again");
+        assert!(matches!(tls.check_files(), CertificateCheck::Changed), "a valid pair is loaded again");
     }
 
     #[test]
-    fn what_can_not_be_used_says_why_and_shows_no_key() {
-        let (files, (certificate, key)) = (Files::new("bad"), pair());
+    fn the_error_of_an_invalid_pair_gives_the_reason_and_no_key() {
+        let (files, (certificate, key)) = (CertificateFiles::new("bad"), generate_pair());
         let error = |pair: (&str, &str)| {
             files.write(&(pair.0.to_owned(), pair.1.to_owned()));
-            Tls::open(&files.0, &files.1).unwrap_err().to_string()
+            TlsCertificate::open(&files.0, &files.1).unwrap_err().to_string()
         };
         assert!(error((&key, &key)).contains("cert.pem: there is no certificate in PEM"));
         assert!(error((&certificate, &certificate)).contains("key.pem: there is no private key in PEM"));
-        let other = error((&certificate, &pair().1));
+        let other = error((&certificate, &generate_pair().1));
         assert!(other.contains("can't be used") && !other.contains("BEGIN"), "{other}");
         files.write(&(certificate, key));
-        assert!(!format!("{:?}", Tls::open(&files.0, &files.1).unwrap()).contains("BEGIN"));
+        assert!(!format!("{:?}", TlsCertificate::open(&files.0, &files.1).unwrap()).contains("BEGIN"));
     }
 }

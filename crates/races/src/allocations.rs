@@ -6,7 +6,7 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 #[global_allocator]
-static ALLOCATOR: Counting = Counting;
+static ALLOCATOR: CountingAllocator = CountingAllocator;
 static ENABLED: AtomicBool = AtomicBool::new(false);
 static COUNT: AtomicU64 = AtomicU64::new(0);
 
@@ -19,7 +19,7 @@ pub(crate) fn during<T>(work: impl FnOnce() -> T) -> (T, u64) {
     (done, COUNT.load(Relaxed) - before)
 }
 
-struct Counting;
+struct CountingAllocator;
 
 fn count() {
     if ENABLED.load(Relaxed) {
@@ -28,7 +28,7 @@ fn count() {
 }
 
 // SAFETY: every call is passed on to `System` unchanged; counting touches atomics only and never allocates.
-unsafe impl GlobalAlloc for Counting {
+unsafe impl GlobalAlloc for CountingAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count();
         // SAFETY: the caller's promise to us is the one that `System` asks for.

@@ -19,25 +19,25 @@ pub(crate) struct Race {
     pub(crate) name: &'static str,
     pub(crate) about: &'static str,
     pub(crate) cases: &'static [&'static str],
-    pub(crate) run: fn(&mut Board) -> Result<()>,
-    /// Runs one experiment in a process of its own; see [`in_child`].
-    pub(crate) child: fn(experiment: &str) -> Result<Report>,
+    pub(crate) run: fn(&mut Scoreboard) -> Result<()>,
+    /// Runs one experiment in a process of its own; see [`run_in_child`].
+    pub(crate) child: fn(experiment: &str) -> Result<ExperimentReport>,
 }
 
 /// For races without experiments in processes of their own.
-pub(crate) fn no_child(experiment: &str) -> Result<Report> {
+pub(crate) fn no_child(experiment: &str) -> Result<ExperimentReport> {
     anyhow::bail!("this race has no experiment {experiment}")
 }
 
 /// Where a race writes its rows; knows which cases were asked for.
-pub(crate) struct Board {
+pub(crate) struct Scoreboard {
     race: &'static str,
     filter: String,
     quick: bool,
-    rows: Vec<Row>,
+    rows: Vec<ResultRow>,
 }
 
-impl Board {
+impl Scoreboard {
     pub(crate) fn new(race: &'static str, filter: Option<String>, quick: bool) -> Self {
         Self { race, filter: filter.unwrap_or_default(), quick, rows: Vec::new() }
     }
@@ -66,18 +66,18 @@ impl Board {
                 decimals(ours),
                 decimals(theirs),
             );
-            self.rows.push(Row::Contest { race, ours, peer: peer.into(), theirs, ratio, goal, unit });
+            self.rows.push(ResultRow::Contest { race, ours, peer: peer.into(), theirs, ratio, goal, unit });
         }
     }
 
     /// Prints and keeps what became of one contestant in an experiment.
-    pub(crate) fn outcome(&mut self, case: &str, client: &str, report: Report) {
+    pub(crate) fn outcome(&mut self, case: &str, client: &str, report: ExperimentReport) {
         let race = format!("{}.{case}", self.race);
         let numbers: Vec<_> = report.numbers.iter().map(|(name, value)| format!("{name}={value}")).collect();
         let result =
             if report.result.contains(' ') { format!("{:?}", report.result) } else { report.result.clone() };
         println!("race={race} client={client} result={result} ({})", numbers.join(" "));
-        self.rows.push(Row::Outcome { race, client: client.into(), report });
+        self.rows.push(ResultRow::Outcome { race, client: client.into(), report });
     }
 
     /// Shows every contestant's figures on stderr, so that nobody is hidden behind the best.
@@ -95,12 +95,12 @@ impl Board {
         }
     }
 
-    pub(crate) fn rows(&self) -> &[Row] {
+    pub(crate) fn rows(&self) -> &[ResultRow] {
         &self.rows
     }
 }
 
-/// What [`Board::contest`] compares.
+/// What [`Scoreboard::contest`] compares.
 pub(crate) struct Contest<'a> {
     pub(crate) ours: f64,
     pub(crate) peer: &'a str,
@@ -130,7 +130,7 @@ impl Better {
 
 #[derive(Serialize)]
 #[serde(untagged)]
-pub(crate) enum Row {
+pub(crate) enum ResultRow {
     Contest {
         race: String,
         ours: f64,
@@ -144,18 +144,18 @@ pub(crate) enum Row {
         race: String,
         client: String,
         #[serde(flatten)]
-        report: Report,
+        report: ExperimentReport,
     },
 }
 
 /// What an experiment found: a word, or an error, and the numbers behind it.
 #[derive(Debug, Serialize, Deserialize)]
-pub(crate) struct Report {
+pub(crate) struct ExperimentReport {
     pub(crate) result: String,
     pub(crate) numbers: BTreeMap<String, f64>,
 }
 
-impl Report {
+impl ExperimentReport {
     pub(crate) fn new(result: impl Into<String>) -> Self {
         Self { result: result.into(), numbers: BTreeMap::new() }
     }
@@ -225,18 +225,18 @@ pub(crate) fn interleave<S>(
 }
 
 /// What some work cost.
-pub(crate) struct Effort {
+pub(crate) struct WorkCost {
     ops: u64,
     wall: Duration,
     cpu: Duration,
 }
 
-impl Effort {
+impl WorkCost {
     /// Measures `work`, which does `ops` operations.
     pub(crate) fn of(ops: u64, work: impl FnOnce() -> Result<()>) -> Result<Self> {
-        let (began, cpu) = (Instant::now(), machine::cpu_time());
+        let (started, cpu) = (Instant::now(), machine::cpu_time());
         work()?;
-        Ok(Self { ops, wall: began.elapsed(), cpu: machine::cpu_time() - cpu })
+        Ok(Self { ops, wall: started.elapsed(), cpu: machine::cpu_time() - cpu })
     }
 
     pub(crate) fn ops_per_s(&self) -> f64 {
@@ -250,7 +250,11 @@ impl Effort {
 
 /// Runs one experiment of a race in a fresh process of this program, and ends it after `limit`, so that a
 /// contestant that hangs can't hang the race. `None`: it was ended.
-pub(crate) fn in_child(race: &str, experiment: &str, limit: Duration) -> Result<Option<Report>> {
+pub(crate) fn run_in_child(
+    race: &str,
+    experiment: &str,
+    limit: Duration,
+) -> Result<Option<ExperimentReport>> {
     let mut child = Command::new(std::env::current_exe()?)
         .args([race, "--child", experiment])
         .stdout(Stdio::piped())
@@ -312,7 +316,7 @@ mod tests {
 
     #[test]
     fn a_board_wants_the_cases_that_contain_the_text() {
-        let board = Board::new("race", Some("_cpu".into()), false);
+        let board = Scoreboard::new("race", Some("_cpu".into()), false);
         assert!(board.wants("tasks64_ct_cpu") && !board.wants("tasks64_ct"));
     }
 }

@@ -34,12 +34,12 @@ pub(crate) fn resident_bytes() -> io::Result<u64> {
 }
 
 /// Holds every thread of some processes on one CPU; dropping it lets them go.
-pub(crate) struct Pinned {
+pub(crate) struct CpuPin {
     pids: Vec<u32>,
     before: CpuSet,
 }
 
-impl Pinned {
+impl CpuPin {
     /// Pins this process and `others` to the last CPU that this process may use.
     pub(crate) fn to_one_cpu(others: &[u32]) -> io::Result<Self> {
         let before = sched_getaffinity(None)?;
@@ -65,7 +65,7 @@ impl Pinned {
     }
 }
 
-impl Drop for Pinned {
+impl Drop for CpuPin {
     fn drop(&mut self) {
         // A process that has ended in the meantime needs no letting go.
         let _ = self.allow(&self.before);

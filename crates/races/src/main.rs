@@ -12,7 +12,7 @@ mod admission;
 mod allocations;
 mod fanout;
 mod harness;
-mod helper;
+mod helper_process;
 mod machine;
 mod process;
 mod redis;
@@ -31,7 +31,7 @@ use std::path::PathBuf;
 
 use anyhow::Context;
 use clap::Parser;
-use harness::{Board, Race};
+use harness::{Race, Scoreboard};
 
 const RACES: &[Race] = &[
     admission::RACE,
@@ -70,7 +70,7 @@ struct Args {
     /// List the races and their cases
     #[arg(long)]
     list: bool,
-    /// One experiment of a race, in a process of its own (see `harness::in_child`)
+    /// One experiment of a race, in a process of its own (see `harness::run_in_child`)
     #[arg(long, hide = true)]
     child: Option<String>,
 }
@@ -95,7 +95,7 @@ fn main() -> anyhow::Result<()> {
         println!("{}", serde_json::to_string(&report)?);
         return Ok(());
     }
-    let mut board = Board::new(race.name, args.case, args.quick);
+    let mut board = Scoreboard::new(race.name, args.case, args.quick);
     anyhow::ensure!(
         race.cases.iter().any(|case| board.wants(case)),
         "no case of {name} contains that text; see --list"

@@ -5,7 +5,7 @@ use forebay_replication::{ReplicationError, decodes_with_stale_catalog};
 
 use super::finding::{Area, Finding};
 use super::postgres::Row;
-use crate::terminal::shown;
+use crate::terminal::escape_controls as shown;
 
 const AREA: Area = Area::Postgres;
 /// As `forebay_replication` has it.

@@ -14,7 +14,7 @@ use super::finding::{Area, Finding};
 use super::judging::{self, Wanted};
 use super::trips;
 use crate::config::ServeConfig;
-use crate::terminal::shown;
+use crate::terminal::escape_controls as shown;
 
 const AREA: Area = Area::Postgres;
 /// A question that takes longer won't be answered.

@@ -7,7 +7,7 @@ use tokio::time::timeout;
 
 use super::finding::{Area, Finding};
 use super::trips;
-use crate::terminal::shown;
+use crate::terminal::escape_controls as shown;
 
 const AREA: Area = Area::Redis;
 const PATIENCE: Duration = Duration::from_secs(10);

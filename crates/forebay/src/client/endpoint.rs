@@ -1,21 +1,21 @@
-//! Where a running instance is.
+//! Address of a running instance, parsed from a URL.
 
 use std::fmt;
 use std::str::FromStr;
 
 use http::Uri;
 
-/// The address of a running instance, out of a URL.
+/// Address of a running instance.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Endpoint {
     host: String,
     port: u16,
     tls: bool,
-    /// What stands before every path, without a slash at its end.
+    /// Path prefix of every request, without a trailing slash.
     prefix: String,
 }
 
-/// A URL that leads nowhere.
+/// Why a URL can't be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{why}; write a URL such as http://127.0.0.1:3000")]
 pub struct EndpointError {
@@ -23,7 +23,7 @@ pub struct EndpointError {
 }
 
 impl EndpointError {
-    /// What is wrong, without what to write instead.
+    /// Returns the reason, without the advice.
     pub(crate) fn why(&self) -> &'static str {
         self.why
     }
@@ -33,24 +33,24 @@ impl FromStr for Endpoint {
     type Err = EndpointError;
 
     fn from_str(url: &str) -> Result<Endpoint, EndpointError> {
-        let wrong = |why| EndpointError { why };
-        let uri: Uri = url.parse().map_err(|_| wrong("that is no URL"))?;
+        let invalid = |why| EndpointError { why };
+        let uri: Uri = url.parse().map_err(|_| invalid("not a URL"))?;
         let tls = match uri.scheme_str() {
             Some("http") => false,
             Some("https") => true,
-            Some(_) | None => return Err(wrong("it must begin with http:// or https://")),
+            Some(_) | None => return Err(invalid("the URL must start with http:// or https://")),
         };
-        let authority = uri.authority().ok_or_else(|| wrong("it names no host"))?;
+        let authority = uri.authority().ok_or_else(|| invalid("the URL has no host"))?;
         if authority.as_str().contains('@') {
-            return Err(wrong("it has a user in it; the secret comes from a variable"));
+            return Err(invalid("the URL has a user; set the secret in the environment"));
         }
         if uri.query().is_some() {
-            return Err(wrong("it has a query; say what you want by flags"));
+            return Err(invalid("the URL has a query; use flags instead"));
         }
         let host = authority.host().trim_matches(['[', ']']).to_owned();
         let has_port = authority.as_str().len() > authority.host().len();
         if host.is_empty() || (has_port && authority.port_u16().is_none()) {
-            return Err(wrong("its host or port can't be read"));
+            return Err(invalid("the URL's host or port is invalid"));
         }
         let port = authority.port_u16().unwrap_or(if tls { 443 } else { 80 });
         Ok(Endpoint { host, port, tls, prefix: uri.path().trim_end_matches('/').to_owned() })
@@ -74,7 +74,7 @@ impl Endpoint {
         &self.prefix
     }
 
-    /// As `Host` has it.
+    /// Returns host and port, as in the `Host` header.
     pub(super) fn authority(&self) -> String {
         if self.host.contains(':') {
             format!("[{}]:{}", self.host, self.port)
@@ -96,14 +96,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_url_is_a_place_to_ask_at() {
-        for (url, shown) in [
+    fn only_http_urls_without_user_and_query_are_accepted() {
+        for (url, displayed) in [
             ("http://127.0.0.1:3000", "http://127.0.0.1:3000"),
             ("http://[::1]:3000/", "http://[::1]:3000"),
             ("https://sync.example", "https://sync.example:443"),
             ("http://proxy.example/shapes/", "http://proxy.example:80/shapes"),
         ] {
-            assert_eq!(url.parse::<Endpoint>().unwrap().to_string(), shown);
+            assert_eq!(url.parse::<Endpoint>().unwrap().to_string(), displayed);
         }
         for url in
             ["", "127.0.0.1:3000", "ftp://h", "http://me:s3cr3t@h", "http://h:x", "http://h/?secret=s3cr3t"]

@@ -1,8 +1,9 @@
-//! A small HTTP/1.1 client, for the commands that ask a running instance, and for telemetry on its way to a collector.
+//! HTTP/1.1 client, for commands that query a running instance, and for telemetry.
 //!
-//! Invariant: nothing waits for ever on a dead peer, no answer takes more memory than its caller allows, and no error repeats a
-//! query or a secret.
-//! Kept by: TCP's keep-alive and user timeout watch what may be silent for long; [`Client::body`] has a bound; errors name the address only.
+//! Invariant: no request waits forever for a dead peer. No response takes more memory than the
+//! caller allows. No error contains a query or a secret.
+//! Enforced by: TCP keep-alive and user timeout on every connection; a bound in
+//! [`HttpClient::body`]; errors name only the address.
 
 mod endpoint;
 
@@ -26,77 +27,81 @@ use tokio_rustls::TlsConnector;
 
 pub use self::endpoint::{Endpoint, EndpointError};
 
+/// Time limit of connecting, with the TLS handshake.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
-/// A peer that is gone without a word is noticed after about as long.
-const SILENCE: Duration = Duration::from_secs(15);
-const DEAD_AFTER: Duration = Duration::from_secs(45);
+/// Time without traffic before TCP keep-alive probes start, and between probes.
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(15);
+/// Time after which unacknowledged data closes the connection.
+const USER_TIMEOUT: Duration = Duration::from_secs(45);
 
-/// Why there is no answer.
+/// Why a request failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ClientError {
-    /// Nobody is there.
+    /// The connection can't be opened.
     #[error("can't connect to {at}: {source}")]
     Connect {
-        /// The address.
+        /// Address of the server.
         at: String,
-        /// What the system said.
+        /// Error of the system.
         source: io::Error,
     },
-    /// The connection broke, or what came is no HTTP.
-    #[error("the connection to {at} broke: {source}")]
-    Broke {
-        /// The address.
+    /// The connection was lost, or the peer doesn't speak HTTP.
+    #[error("connection to {at} lost: {source}")]
+    Disconnected {
+        /// Address of the server.
         at: String,
-        /// How.
+        /// Error of the connection.
         source: hyper::Error,
     },
-    /// The answer is larger than anybody could mean.
-    #[error("the answer is larger than {most} bytes")]
+    /// The response body exceeds the caller's limit.
+    #[error("the response is larger than {limit} bytes")]
     TooLarge {
-        /// What is allowed.
-        most: usize,
+        /// Maximum size in bytes.
+        limit: usize,
     },
-    /// A path or a secret that can't be sent.
+    /// The path or the secret isn't valid in HTTP.
     #[error("the request can't be sent: {what}")]
     Unsendable {
-        /// What is wrong.
+        /// The invalid part.
         what: &'static str,
     },
 }
 
-/// A client of one server; it keeps its connection.
+/// Client of one server. Keeps its connection open between requests.
 #[derive(Debug)]
-pub struct Client {
+pub struct HttpClient {
     endpoint: Endpoint,
     sender: Option<SendRequest<Full<Bytes>>>,
     tls: Option<Arc<ClientConfig>>,
 }
 
-impl Client {
-    /// Connects with the first request.
-    pub fn new(endpoint: Endpoint) -> Client {
-        Client { endpoint, sender: None, tls: None }
+impl HttpClient {
+    /// Creates a client. It connects with the first request.
+    pub fn new(endpoint: Endpoint) -> HttpClient {
+        HttpClient { endpoint, sender: None, tls: None }
     }
 
-    /// Where it asks.
+    /// Returns the server's address.
     pub fn endpoint(&self) -> &Endpoint {
         &self.endpoint
     }
 
-    /// Sends a GET, and resolves with the head of the answer. A connection that was closed while it waited is replaced.
+    /// Sends a GET, and returns the head of the response. Reconnects if the idle connection was
+    /// closed.
     ///
     /// # Errors
-    /// When there is no answer.
+    /// Fails if there is no response.
     pub async fn get(&mut self, path: &str, bearer: Option<&str>) -> Result<Response<Incoming>, ClientError> {
         let request = self.request(path, bearer)?;
         self.send(request).await
     }
 
-    /// Sends a POST, as [`get`](Self::get) does: one that met a closed connection is sent again, and may arrive twice.
+    /// Sends a POST. Like [`get`](Self::get), it is sent again if the connection was closed, so it
+    /// may arrive twice.
     ///
     /// # Errors
-    /// When there is no answer.
+    /// Fails if there is no response.
     #[cfg(feature = "otel")]
     pub async fn post(
         &mut self,
@@ -120,35 +125,36 @@ impl Client {
             return Ok(response);
         }
         let mut sender = self.connect().await?;
-        let broke = |source| ClientError::Broke { at: self.endpoint.to_string(), source };
-        let response = sender.send_request(request).await.map_err(broke)?;
+        let disconnected = |source| ClientError::Disconnected { at: self.endpoint.to_string(), source };
+        let response = sender.send_request(request).await.map_err(disconnected)?;
         self.sender = Some(sender);
         Ok(response)
     }
 
-    /// All of an answer's body; `seen` is shown what comes as it comes.
+    /// Reads the body of a response. `on_data` receives each part as it arrives.
     ///
     /// # Errors
-    /// When it breaks off, or is larger than `most`. The connection is not used again.
+    /// Fails if the connection is lost, or if the body is larger than `limit`. The connection is
+    /// then closed.
     pub async fn body(
         &mut self,
         mut response: Response<Incoming>,
-        most: usize,
-        mut seen: impl FnMut(&[u8]),
+        limit: usize,
+        mut on_data: impl FnMut(&[u8]),
     ) -> Result<Vec<u8>, ClientError> {
         let mut body = Vec::new();
         while let Some(frame) = response.frame().await {
             let frame = frame.map_err(|source| {
                 self.sender = None;
-                ClientError::Broke { at: self.endpoint.to_string(), source }
+                ClientError::Disconnected { at: self.endpoint.to_string(), source }
             })?;
             let Ok(data) = frame.into_data() else { continue };
-            if body.len() + data.len() > most {
+            if body.len() + data.len() > limit {
                 self.sender = None;
-                return Err(ClientError::TooLarge { most });
+                return Err(ClientError::TooLarge { limit });
             }
             body.extend_from_slice(&data);
-            seen(&data);
+            on_data(&data);
         }
         Ok(body)
     }
@@ -159,10 +165,10 @@ impl Client {
             .header(HOST, self.endpoint.authority())
             .header(ACCEPT, "application/json")
             .body(Full::default())
-            .map_err(|_| unsendable("its path is no path"))?;
+            .map_err(|_| unsendable("the path is invalid"))?;
         if let Some(secret) = bearer {
             let mut value = HeaderValue::try_from(format!("Bearer {secret}"))
-                .map_err(|_| unsendable("the secret has characters that no header can have"))?;
+                .map_err(|_| unsendable("the secret has characters that are not allowed in a header"))?;
             value.set_sensitive(true);
             request.headers_mut().insert(AUTHORIZATION, value);
         }
@@ -173,48 +179,53 @@ impl Client {
         let at = self.endpoint.to_string();
         let connecting = timeout(CONNECT_TIMEOUT, async {
             let socket = TcpStream::connect((self.endpoint.host(), self.endpoint.port())).await?;
-            watch(&socket)?;
+            set_tcp_timeouts(&socket)?;
             if !self.endpoint.is_tls() {
                 return Ok(start(socket).await);
             }
             let config = match &self.tls {
                 Some(config) => Arc::clone(config),
-                None => Arc::clone(self.tls.insert(trusting_the_system()?)),
+                None => Arc::clone(self.tls.insert(system_tls_config()?)),
             };
             let name = ServerName::try_from(self.endpoint.host().to_owned()).map_err(io::Error::other)?;
             Ok(start(TlsConnector::from(config).connect(name, socket).await?).await)
         });
-        let late =
-            || io::Error::new(io::ErrorKind::TimedOut, format!("no answer within {CONNECT_TIMEOUT:?}"));
-        let connected = connecting.await.unwrap_or_else(|_| Err(late()));
+        let timed_out =
+            || io::Error::new(io::ErrorKind::TimedOut, format!("no response within {CONNECT_TIMEOUT:?}"));
+        let connected = connecting.await.unwrap_or_else(|_| Err(timed_out()));
         let started = connected.map_err(|source| ClientError::Connect { at: at.clone(), source })?;
-        started.map_err(|source| ClientError::Broke { at, source })
+        started.map_err(|source| ClientError::Disconnected { at, source })
     }
 }
 
-/// Starts HTTP; the connection lives in a task that ends with it.
+/// Starts HTTP on a stream. A task drives the connection, and ends with it.
 async fn start<S>(stream: S) -> Result<SendRequest<Full<Bytes>>, hyper::Error>
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     let (sender, connection) = handshake(TokioIo::new(stream)).await?;
-    // How it ended is told to whoever waits for an answer.
+    // The error reaches the caller through its pending request.
     tokio::spawn(async { drop(connection.await) });
     Ok(sender)
 }
 
-fn watch(socket: &TcpStream) -> io::Result<()> {
+/// Makes the kernel close the connection if the peer is dead.
+fn set_tcp_timeouts(socket: &TcpStream) -> io::Result<()> {
     socket.set_nodelay(true)?;
     let socket = socket2::SockRef::from(socket);
     socket.set_tcp_keepalive(
-        &socket2::TcpKeepalive::new().with_time(SILENCE).with_interval(SILENCE).with_retries(2),
+        &socket2::TcpKeepalive::new()
+            .with_time(KEEPALIVE_INTERVAL)
+            .with_interval(KEEPALIVE_INTERVAL)
+            .with_retries(2),
     )?;
     #[cfg(target_os = "linux")]
-    socket.set_tcp_user_timeout(Some(DEAD_AFTER))?;
+    socket.set_tcp_user_timeout(Some(USER_TIMEOUT))?;
     Ok(())
 }
 
-fn trusting_the_system() -> io::Result<Arc<ClientConfig>> {
+/// Returns a configuration that trusts the system's certificates.
+fn system_tls_config() -> io::Result<Arc<ClientConfig>> {
     let mut roots = RootCertStore::empty();
     let (added, _ignored) = roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
     if added == 0 {

@@ -21,7 +21,7 @@ use super::otel::{OtelConfig, check_otel};
 use super::running::{check_admin, check_http, check_log, check_secret, check_tls};
 use super::said::Said;
 use crate::logging::LogConfig;
-use crate::tls::Tls;
+use crate::tls::TlsCertificate;
 
 const LISTEN: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 8080);
 const ADMIN: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 8081);
@@ -32,7 +32,7 @@ pub struct GateConfig {
     /// Where clients connect.
     pub listen: SocketAddr,
     /// What clients see of us, if they come by TLS.
-    pub tls: Option<Arc<Tls>>,
+    pub tls: Option<Arc<TlsCertificate>>,
     /// The service behind.
     pub upstream: UpstreamConfig,
     /// Which requests take a permit; none named: all.

@@ -12,7 +12,7 @@ use super::check::{Check, ValueError};
 use super::file::{AdminSection, HttpSection, LogSection};
 use super::hidden::Hidden;
 use crate::logging::{LogConfig, LogFormat, check_filter};
-use crate::tls::Tls;
+use crate::tls::TlsCertificate;
 
 /// While a request's body is read, its client may be silent for as long as `body` says.
 pub(super) fn check_http(
@@ -62,11 +62,11 @@ pub(super) fn check_tls(
     (certificate_key, certificate): (&'static str, Option<&PathBuf>),
     (key_key, key): (&'static str, Option<&PathBuf>),
     check: &Check,
-) -> Result<Option<Arc<Tls>>, ValueError> {
+) -> Result<Option<Arc<TlsCertificate>>, ValueError> {
     let shown = |path: &PathBuf| path.display().to_string();
     match (certificate, key) {
         (None, None) => Ok(None),
-        (Some(certificate), Some(key)) => match Tls::open(certificate, key) {
+        (Some(certificate), Some(key)) => match TlsCertificate::open(certificate, key) {
             Ok(tls) => Ok(Some(Arc::new(tls))),
             Err(error) => Err(check.wrong(certificate_key, shown(certificate), error)),
         },

@@ -24,7 +24,7 @@ use super::said::Said;
 use super::serve_file::{ServeFile, ServeSection};
 use super::storage::check_storage;
 use crate::logging::LogConfig;
-use crate::tls::Tls;
+use crate::tls::TlsCertificate;
 
 pub(super) const LISTEN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 3000);
 const ADMIN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 3001);
@@ -43,7 +43,7 @@ pub struct ServeConfig {
     /// Where clients connect.
     pub listen: SocketAddr,
     /// What clients see of us, if they come by TLS.
-    pub tls: Option<Arc<Tls>>,
+    pub tls: Option<Arc<TlsCertificate>>,
     /// Where operators look.
     pub admin: Option<SocketAddr>,
     /// What operators must show there.

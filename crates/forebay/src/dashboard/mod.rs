@@ -1,35 +1,39 @@
-//! The page for people, at `/` of the admin address.
+//! Dashboard: the page at `/` of the admin address.
 //!
-//! Invariant: one document has everything that it needs: it asks no other host, and no script or style but its own runs, which its
-//! policy says by their hashes. It changes nothing, and shows no row's value and no secret.
-//! Kept by: what it shows is [`Report::glance`](crate::admin::Report::glance), in which there are none.
+//! Invariant: the document is self-contained. It loads nothing from other hosts, and its content
+//! security policy allows only its own style and script, by hash. It changes nothing, and shows no
+//! value of a row and no secret.
+//! Enforced by: it shows only
+//! [`StatusReport::dashboard_status`](crate::admin::StatusReport::dashboard_status), which contains
+//! neither.
 //!
 //! | to find | look in |
 //! |---|---|
-//! | the document, its style | `page.html`, `page.css` |
-//! | its script: units, lists and plots; what is shown where | `instruments.js`; `page.js` |
-//! | what it is told each second | `live.rs` |
-//! | what was measured in the last minutes | `history.rs` |
+//! | document and style | `page.html`, `page.css` |
+//! | script: units, lists, plots | `instruments.js` |
+//! | script: which value is shown where | `page.js` |
+//! | events sent each second | `feed.rs` |
+//! | samples of the last ten minutes | `sample_history.rs` |
 
-mod history;
-mod live;
+mod feed;
+mod sample_history;
 
 use std::sync::LazyLock;
 
 use bytes::Bytes;
 use http::Response;
 
-pub use self::history::Sample;
-pub use self::live::Events;
-pub(crate) use self::live::Live;
-use crate::page::Page;
+pub(crate) use self::feed::DashboardFeed;
+pub use self::feed::EventStream;
+pub use self::sample_history::DashboardSample;
+use crate::html_page::HtmlPage;
 
-static PAGE: LazyLock<Page> = LazyLock::new(|| {
+static PAGE: LazyLock<HtmlPage> = LazyLock::new(|| {
     let script = concat!(include_str!("instruments.js"), include_str!("page.js"));
-    Page::new(include_str!("page.html"), include_str!("page.css"), script)
+    HtmlPage::new(include_str!("page.html"), include_str!("page.css"), script)
 });
 
-/// The page.
+/// Returns the page.
 pub(crate) fn page() -> Response<Bytes> {
     PAGE.response()
 }
@@ -52,7 +56,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_but_its_own_script_and_style_may_run() {
+    fn the_policy_allows_only_the_pages_own_script_and_style() {
         let policy = page().headers()[CONTENT_SECURITY_POLICY].to_str().unwrap().to_owned();
         assert!(policy.starts_with("default-src 'none'; script-src 'sha256-"), "{policy}");
         assert!(!policy.contains("unsafe") && !policy.contains('*'), "{policy}");

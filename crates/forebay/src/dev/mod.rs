@@ -28,7 +28,7 @@ pub use self::settings::{check, log};
 use self::words::Words;
 use crate::cli::DevArgs;
 use crate::config::{self, ConfigError};
-use crate::run::{Serve, StartError};
+use crate::run::{ShapeServer, StartError};
 use crate::signals::Signals;
 
 /// How long a database may take before the addresses are told anyway.
@@ -118,7 +118,7 @@ async fn serve(
     let mut config = config::load_serve(args, environment)?;
     config.home = Some(words::home);
     config.leaves_nothing = true;
-    let serve = Serve::start(config, metrics, descriptors).await?;
+    let serve = ShapeServer::start(config, metrics, descriptors).await?;
     let is_ready = tokio::select! {
         ready = timeout(PATIENCE, serve.ready()) => Ok(matches!(ready, Ok(Ok(())))),
         signal = signals.next() => Err(signal),
@@ -130,7 +130,7 @@ async fn serve(
             // Whoever doesn't want to read it is served all the same, and nothing is left behind.
             let _unread = std::io::stdout().write_all(words.to_string().as_bytes());
         }
-        Err(signal) => signals.keep(signal),
+        Err(signal) => signals.requeue(signal),
     }
     let living = sample.map(|sample| Living(tokio::spawn(sample.live())));
     let second = serve.run(signals).await;

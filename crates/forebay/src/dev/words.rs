@@ -7,12 +7,12 @@ use bytes::Bytes;
 use http::Response;
 
 use super::settings::Addresses;
-use crate::page::Page;
+use crate::html_page::HtmlPage;
 
 /// A page that shows a table as it changes; the same requests as any client's.
 pub(super) fn home() -> Response<Bytes> {
-    static HOME: LazyLock<Page> = LazyLock::new(|| {
-        Page::new(include_str!("page.html"), include_str!("page.css"), include_str!("page.js"))
+    static HOME: LazyLock<HtmlPage> = LazyLock::new(|| {
+        HtmlPage::new(include_str!("page.html"), include_str!("page.css"), include_str!("page.js"))
     });
     HOME.response()
 }

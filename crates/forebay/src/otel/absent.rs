@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use metrics_exporter_prometheus::PrometheusHandle;
 
-use crate::admin::Report;
+use crate::admin::StatusReport;
 use crate::config::OtelConfig;
 
 pub(crate) type Traced<S> = S;
@@ -25,7 +25,7 @@ impl Telemetry {
         service
     }
 
-    pub(crate) fn start(&mut self, _report: Arc<dyn Report>, _metrics: PrometheusHandle) {}
+    pub(crate) fn start(&mut self, _report: Arc<dyn StatusReport>, _metrics: PrometheusHandle) {}
 
     pub(crate) async fn end(self) {}
 }

@@ -12,7 +12,7 @@ use tokio::time::timeout;
 use tracing::{info, warn};
 
 use super::outage::Outage;
-use crate::client::{Client, ClientError};
+use crate::client::{ClientError, HttpClient};
 use crate::config::OtelConfig;
 use crate::metrics;
 
@@ -61,7 +61,7 @@ impl DeliveryError {
         match self {
             DeliveryError::Late => true,
             DeliveryError::Status(status) => matches!(status.as_u16(), 429 | 502 | 503 | 504),
-            DeliveryError::Client(ClientError::Connect { .. } | ClientError::Broke { .. }) => true,
+            DeliveryError::Client(ClientError::Connect { .. } | ClientError::Disconnected { .. }) => true,
             DeliveryError::Client(ClientError::TooLarge { .. } | ClientError::Unsendable { .. }) => false,
         }
     }
@@ -69,7 +69,7 @@ impl DeliveryError {
 
 #[derive(Debug)]
 pub(super) struct Delivery {
-    client: Client,
+    client: HttpClient,
     headers: HeaderMap,
     traces: Outage,
     metrics: Outage,
@@ -79,7 +79,7 @@ impl Delivery {
     pub(super) fn new(config: &OtelConfig) -> Delivery {
         let mut headers: HeaderMap = config.headers.iter().cloned().collect();
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/x-protobuf"));
-        let client = Client::new(config.endpoint.clone());
+        let client = HttpClient::new(config.endpoint.clone());
         Delivery { client, headers, traces: Outage::default(), metrics: Outage::default() }
     }
 

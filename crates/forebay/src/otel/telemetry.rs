@@ -17,7 +17,7 @@ use tracing::{info, warn};
 use super::queue::Queue;
 use super::spans::{Traced, Tracing};
 use super::worker::Worker;
-use crate::admin::Report;
+use crate::admin::StatusReport;
 use crate::config::OtelConfig;
 use crate::run::member_name;
 
@@ -51,7 +51,7 @@ impl Telemetry {
     }
 
     /// Begins to send. Needs a tokio runtime.
-    pub(crate) fn start(&mut self, report: Arc<dyn Report>, metrics: PrometheusHandle) {
+    pub(crate) fn start(&mut self, report: Arc<dyn StatusReport>, metrics: PrometheusHandle) {
         let Some(on) = &mut self.0 else { return };
         let Some(spans) = on.spans.take() else { return };
         let (stop, stopped) = oneshot::channel();

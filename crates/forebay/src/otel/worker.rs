@@ -26,7 +26,7 @@ use tokio::time::{Instant, Interval, MissedTickBehavior, interval, sleep_until};
 use super::delivery::{Delivery, Signal};
 use super::measured::{Span, translate};
 use super::telemetry::SCOPE;
-use crate::admin::Report;
+use crate::admin::StatusReport;
 use crate::config::OtelConfig;
 use crate::metrics;
 
@@ -45,7 +45,7 @@ pub(super) struct Worker {
     stop: oneshot::Receiver<()>,
     delivery: Delivery,
     resource: ResourceAttributesWithSchema,
-    report: Arc<dyn Report>,
+    report: Arc<dyn StatusReport>,
     metrics: PrometheusHandle,
     start_ns: u64,
 }
@@ -70,7 +70,7 @@ impl Worker {
         resource: ResourceAttributesWithSchema,
         spans: mpsc::Receiver<SpanData>,
         stop: oneshot::Receiver<()>,
-        (report, metrics): (Arc<dyn Report>, PrometheusHandle),
+        (report, metrics): (Arc<dyn StatusReport>, PrometheusHandle),
     ) -> Worker {
         let mut ticks = interval(config.interval);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);

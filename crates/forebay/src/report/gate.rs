@@ -1,4 +1,4 @@
-//! What operators see of a gate.
+//! Status of `forebay gate`.
 
 use std::net::SocketAddr;
 
@@ -9,15 +9,16 @@ use forebay_stream::ServerStats;
 use serde_json::{Map, Value, json};
 use tokio::time::Instant;
 
-use crate::admin::{Readiness, Report};
-use crate::dashboard::Sample;
+use crate::admin::{Readiness, StatusReport};
+use crate::dashboard::DashboardSample;
 use crate::metrics;
 
 const REBUILDING: &str =
     "the quota is rebuilding: its namespace is new or was lost, so streams are admitted after one TTL";
 
+/// Reads the state of a gate from its components.
 pub(crate) struct GateReport {
-    /// After the quota was joined: `ready` counts on it.
+    /// Time of the start, after the quota was joined. `readiness` relies on that order.
     pub(crate) started: Instant,
     pub(crate) address: SocketAddr,
     pub(crate) upstream_url: String,
@@ -28,22 +29,25 @@ pub(crate) struct GateReport {
     pub(crate) http: ServerStats,
 }
 
-impl Report for GateReport {
-    /// Ready from when it first serves streams until it drains.
+impl StatusReport for GateReport {
+    /// Ready from the first time that it can admit streams until it drains.
     ///
-    /// Not ready is a gate that rebuilds since its start: its namespace is new, or was lost, and it would refuse every stream
-    /// for up to one TTL, while others may serve. Once it has served, whatever befalls the store befalls all gates at once,
-    /// and to take them all away would help nobody: one that rebuilds again goes on with its open streams, with requests that
-    /// take no permit, and tells new streams when to come again. A gate without its store serves by its policy, `closed`
-    /// included, which is what somebody chose for that case.
+    /// A gate is not ready while the quota has been rebuilding since the gate's start: it would
+    /// refuse every stream for up to one TTL, while other gates may admit streams. A later loss of
+    /// the store affects all gates alike, so readiness doesn't change then. A gate in a later
+    /// rebuild continues its open streams and plain requests, and refuses new streams with the time
+    /// to retry. Without its store, a gate admits streams by the configured policy, which may be
+    /// `closed`.
     fn readiness(&self) -> Readiness {
         if self.proxy.drain().is_draining() {
-            return Readiness::Not("draining");
+            return Readiness::NotReady("draining");
         }
-        let up_ms = self.started.elapsed().as_millis(); // before the status, which must not be the older one
+        let up_ms = self.started.elapsed().as_millis(); // read first: never newer than the status
         let quota = self.quota.status();
         match quota.mode {
-            QuotaMode::Rebuilding if u128::from(quota.mode_since_ms) >= up_ms => Readiness::Not(REBUILDING),
+            QuotaMode::Rebuilding if u128::from(quota.mode_since_ms) >= up_ms => {
+                Readiness::NotReady(REBUILDING)
+            }
             QuotaMode::Rebuilding | QuotaMode::Normal | QuotaMode::WithinSlices | QuotaMode::Degraded(_) => {
                 Readiness::Ready
             }
@@ -51,18 +55,18 @@ impl Report for GateReport {
     }
 
     fn status(&self) -> Value {
-        self.tell(MAX_LISTED)
+        self.render(MAX_LISTED)
     }
 
-    fn glance(&self) -> Value {
-        self.tell(0)
+    fn dashboard_status(&self) -> Value {
+        self.render(0)
     }
 
-    fn sample(&self) -> Sample {
-        Sample {
+    fn sample(&self) -> DashboardSample {
+        DashboardSample {
             streams: self.proxy.drain().streams() as u64,
             requests: self.http.counts().requests,
-            ..Sample::default()
+            ..DashboardSample::default()
         }
     }
 
@@ -74,8 +78,8 @@ impl Report for GateReport {
 }
 
 impl GateReport {
-    /// Everything; lists so many streams.
-    fn tell(&self, most: usize) -> Value {
+    /// Returns the status with up to `max_streams` streams.
+    fn render(&self, max_streams: usize) -> Value {
         let (counts, readiness) = (self.http.counts(), self.readiness());
         let mut http = Map::new();
         http.insert("open_connections".into(), counts.open_connections.into());
@@ -88,7 +92,7 @@ impl GateReport {
             "uptime_seconds": self.started.elapsed().as_secs(),
             "uptime_ms": u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX),
             "ready": readiness.is_ready(),
-            "why_not_ready": readiness.why_not(),
+            "why_not_ready": readiness.not_ready_reason(),
             "gate": {
                 "listen": self.address.to_string(),
                 "upstream": self.upstream_url,
@@ -102,7 +106,7 @@ impl GateReport {
                 "draining": self.proxy.drain().is_draining(),
             },
             "statistics": self.admission.statistics(),
-            "admission": self.admission.status_listing(most),
+            "admission": self.admission.status_listing(max_streams),
             "http": http,
         })
     }

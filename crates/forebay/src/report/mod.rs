@@ -1,14 +1,14 @@
-//! What operators see of the servers: readiness, status, samples for the dashboard, and metrics.
+//! State of the servers for operators: readiness, status, dashboard samples and metrics.
 //!
-//! | of | look in |
+//! | server | look in |
 //! |---|---|
 //! | `forebay gate` | `gate.rs` |
-//! | `forebay serve` | `serve.rs`; its shapes, `listing.rs` |
+//! | `forebay serve` | `serve.rs`; its list of shapes, `shape_lister.rs` |
 
 mod gate;
-mod listing;
 mod serve;
+mod shape_lister;
 
 pub(crate) use self::gate::GateReport;
-pub(crate) use self::listing::Listing;
 pub(crate) use self::serve::ServeReport;
+pub(crate) use self::shape_lister::ShapeLister;

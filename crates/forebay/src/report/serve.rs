@@ -1,4 +1,4 @@
-//! What operators see of a server of shapes.
+//! Status of `forebay serve`.
 
 use std::net::SocketAddr;
 
@@ -11,11 +11,12 @@ use forebay_stream::ServerStats;
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
-use super::listing::Listing;
-use crate::admin::{Readiness, Report};
-use crate::dashboard::Sample;
+use super::shape_lister::ShapeLister;
+use crate::admin::{Readiness, StatusReport};
+use crate::dashboard::DashboardSample;
 use crate::metrics;
 
+/// Reads the state of a shape server from its components.
 pub(crate) struct ServeReport {
     pub(crate) started: Instant,
     pub(crate) address: SocketAddr,
@@ -23,41 +24,42 @@ pub(crate) struct ServeReport {
     pub(crate) admission: Admission,
     pub(crate) quota: Quota,
     pub(crate) http: ServerStats,
-    pub(crate) listing: Listing,
+    pub(crate) shape_lister: ShapeLister,
 }
 
-/// How much is read at once to count rows: for somebody who asks, and for the pages that look each second.
-const ASKED_BYTES: u64 = 256 * 1024;
-const GLANCE_BYTES: u64 = 8 * 1024 * 1024;
+/// Maximum number of bytes that one status request reads to count rows.
+const STATUS_READ_BYTES: u64 = 256 * 1024;
+/// Maximum number of bytes that each dashboard event reads to count rows.
+const DASHBOARD_READ_BYTES: u64 = 8 * 1024 * 1024;
 
-impl Report for ServeReport {
+impl StatusReport for ServeReport {
     fn readiness(&self) -> Readiness {
         if self.backend.shapes().is_full() {
-            return Readiness::Not("the disk is full: nothing new is taken from the database");
+            return Readiness::NotReady("the disk is full: nothing new is taken from the database");
         }
         if let Some(why) = self.backend.shapes().unusable() {
-            return Readiness::Not(why.as_str());
+            return Readiness::NotReady(why.as_str());
         }
         match self.backend.health() {
             Health::Active => Readiness::Ready,
             Health::Waiting => Readiness::Waiting,
-            Health::Starting => Readiness::Not("the database isn't followed yet"),
+            Health::Starting => Readiness::NotReady("the database isn't followed yet"),
         }
     }
 
     fn status(&self) -> Value {
-        self.tell(ASKED_BYTES)
+        self.render(STATUS_READ_BYTES)
     }
 
-    fn glance(&self) -> Value {
-        self.tell(GLANCE_BYTES)
+    fn dashboard_status(&self) -> Value {
+        self.render(DASHBOARD_READ_BYTES)
     }
 
-    fn sample(&self) -> Sample {
+    fn sample(&self) -> DashboardSample {
         let manager = self.backend.manager();
-        // Without a stream nobody knows how far behind it is, and what was known last would look like all is well.
+        // Without a replication stream the positions are stale, and would look healthy.
         let positions = (manager.status().phase == ManagerPhase::Running).then(|| manager.positions());
-        Sample {
+        DashboardSample {
             lag_bytes: positions.map(|positions| positions.lag_bytes),
             retained_bytes: positions.map(|positions| positions.retained_bytes),
             streams: self.admission.open_streams() as u64,
@@ -73,10 +75,10 @@ impl Report for ServeReport {
 }
 
 impl ServeReport {
-    /// Everything; reads so many bytes to count rows.
-    fn tell(&self, budget: u64) -> Value {
+    /// Returns the status. Reads up to `read_budget` bytes to count rows.
+    fn render(&self, read_budget: u64) -> Value {
         let (shapes, manager) = (self.backend.shapes(), self.backend.manager());
-        let listed = self.listing.look(shapes, budget);
+        let summary = self.shape_lister.summarize(shapes, read_budget);
         let (counts, readiness) = (self.http.counts(), self.readiness());
         json!({
             "command": "serve",
@@ -85,15 +87,15 @@ impl ServeReport {
             "uptime_ms": u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX),
             "health": self.backend.health().as_str(),
             "ready": readiness.is_ready(),
-            "why_not_ready": readiness.why_not(),
+            "why_not_ready": readiness.not_ready_reason(),
             "database": manager.status(),
             "positions": manager.positions(),
             "reservoir": manager.pool_status(),
             "shapes": {
-                "count": listed.count,
-                "bytes": listed.bytes,
-                "streams": listed.streams,
-                "top": listed.top,
+                "count": summary.count,
+                "bytes": summary.bytes,
+                "streams": summary.streams,
+                "top": summary.top,
                 "writes": shapes.is_writing(),
                 "disk_full": shapes.is_full(),
                 "durable_lsn": shapes.position().map(|position| position.lsn),
@@ -109,16 +111,16 @@ impl ServeReport {
         })
     }
 
-    /// The statistics, and what else there is, but for the list of streams.
+    /// Returns the admission status with its statistics, without the list of streams.
     fn admission(&self) -> Value {
         let status = self.admission.status_listing(0);
         let statistics = json!(status.statistics);
-        let mut told = json!(status);
-        if let (Value::Object(told), Value::Object(statistics)) = (&mut told, statistics) {
-            told.remove("streams");
-            told.remove("quota"); // it is told beside
-            told.extend(statistics);
+        let mut admission = json!(status);
+        if let (Value::Object(fields), Value::Object(statistics)) = (&mut admission, statistics) {
+            fields.remove("streams");
+            fields.remove("quota"); // a field of the status itself
+            fields.extend(statistics);
         }
-        told
+        admission
     }
 }

@@ -1,4 +1,4 @@
-//! Building a gate out of its settings, running it, and ending it in order.
+//! Server of `forebay gate`: builds it from its settings, runs it, and shuts it down in order.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -14,60 +14,60 @@ use tokio::sync::oneshot;
 use tokio::time::{Instant, timeout, timeout_at};
 use tracing::{info, warn};
 
-use super::{StartError, announce_borrowed, join, listen, upkeep};
-use crate::admin::{self, Report};
+use super::{StartError, join_quota, listen, log_mapped_variables, upkeep};
+use crate::admin::{self, StatusReport};
 use crate::config::{ConfigError, GateConfig};
-use crate::guard::Guard;
 use crate::otel::{Telemetry, Traced};
-use crate::reload::Reload;
 use crate::report::GateReport;
+use crate::secret_guard::SecretGuard;
+use crate::settings_reloader::SettingsReloader;
 use crate::signals::Signals;
-use crate::tls::Tls;
+use crate::tls::TlsCertificate;
 
-/// What is given back at the end is told in one call or two; without an answer, it expires by itself.
+/// Time limit of returning the quota at shutdown. Without a reply, the units expire.
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(2);
-/// A gate that listens.
-pub struct Gate {
+/// A gate that is listening.
+pub struct GateServer {
     server: HttpServer<Traced<GateService>>,
-    admin: Option<HttpServer<admin::Admin>>,
+    admin: Option<HttpServer<admin::AdminService>>,
     admission: Admission,
     quota: Quota,
     proxy: ReverseProxy,
     drain_timeout: Duration,
-    tls: Option<Arc<Tls>>,
-    reload: Reload,
+    tls: Option<Arc<TlsCertificate>>,
+    reload: SettingsReloader,
     metrics: PrometheusHandle,
     telemetry: Telemetry,
 }
 
-impl Gate {
-    /// Listens, joins the others, and is ready to run.
+impl GateServer {
+    /// Opens the listeners and joins the quota.
     ///
     /// # Errors
-    /// When an address can't be had. A Redis that can't be reached is no error: the gate starts without it, says so, and
-    /// goes on trying.
+    /// Fails if an address can't be bound. An unreachable Redis is no error: the gate starts
+    /// without it, logs that, and retries.
     pub async fn start(
         config: GateConfig,
         metrics: PrometheusHandle,
         descriptors: Option<u64>,
-    ) -> Result<Gate, StartError> {
+    ) -> Result<GateServer, StartError> {
         let listener = listen("--listen", config.listen)?;
         let address = listener.local_addr().unwrap_or(config.listen);
         let admin_listener = config.admin.map(|address| listen("--admin", address)).transpose()?;
         let admin_address = admin_listener.as_ref().and_then(|listener| listener.local_addr().ok());
-        let quota = join(&config.quota, address).await?;
+        let quota = join_quota(&config.quota, address).await?;
 
         let admission = config.admission.builder.clone().build(quota.clone());
         let proxy = ReverseProxy::new(proxy_config(&config), config.identity.identify.clone());
         let service = proxy.service(admission.clone());
         let mut http = config.http.clone();
-        http.drain_timeout = closing_time(config.drain_timeout);
+        http.drain_timeout = closing_timeout(config.drain_timeout);
         let mut telemetry = Telemetry::new(config.otel.as_ref(), config.tls.is_some(), address);
         let mut server = HttpServer::new(listener, telemetry.traced(service), http);
         if let Some(tls) = &config.tls {
             server = server.with_handshake(Arc::clone(tls) as Arc<dyn Handshake>);
         }
-        announce(&config, address, admin_address, descriptors);
+        log_start(&config, address, admin_address, descriptors);
         let report = GateReport {
             started: Instant::now(),
             address,
@@ -78,18 +78,30 @@ impl Gate {
             proxy: proxy.clone(),
             http: server.stats(),
         };
-        let report: Arc<dyn Report> = Arc::new(report);
+        let report: Arc<dyn StatusReport> = Arc::new(report);
         telemetry.start(Arc::clone(&report), metrics.clone());
-        let guard = Guard::new(config.admin_secret.clone());
-        let reload = Reload::new(&config.said, &config.identity, admission.clone(), guard.clone())
+        let guard = SecretGuard::new(config.admin_secret.clone());
+        let reload = SettingsReloader::new(&config.said, &config.identity, admission.clone(), guard.clone())
             .tls(config.tls.clone());
         let admin = admin_listener.map(|listener| admin::server(listener, report, metrics.clone(), guard));
         let (drain_timeout, tls) = (config.drain_timeout, config.tls);
-        Ok(Gate { server, admin, admission, quota, proxy, drain_timeout, tls, reload, metrics, telemetry })
+        Ok(GateServer {
+            server,
+            admin,
+            admission,
+            quota,
+            proxy,
+            drain_timeout,
+            tls,
+            reload,
+            metrics,
+            telemetry,
+        })
     }
 
-    /// How settings are read again on SIGHUP; without it, only the certificate is.
-    pub fn reloading(
+    /// Sets the function that reads the settings again on SIGHUP. Without it, only the certificate
+    /// is reloaded.
+    pub fn reload_with(
         mut self,
         load: impl Fn() -> Result<GateConfig, ConfigError> + Send + Sync + 'static,
     ) -> Self {
@@ -97,11 +109,13 @@ impl Gate {
         self
     }
 
-    /// Serves until a signal; then refuses new streams, lets open ones go on until the deadline, cuts what is left, and gives
-    /// back what this instance held: never before the cut, since others may have it at once. A second signal ends it at
-    /// once; then this says which.
+    /// Serves until a signal, then drains: refuses new streams, lets open ones continue until the
+    /// deadline, and closes the rest. Returns the name of a second signal, which ends it at once.
+    ///
+    /// The quota units are returned only after the last stream is closed, since other instances can
+    /// use them at once.
     pub async fn run(self, mut signals: Signals) -> Option<&'static str> {
-        let Gate {
+        let GateServer {
             server,
             admin,
             admission,
@@ -120,26 +134,28 @@ impl Gate {
         let (stop, stopped) = oneshot::channel::<()>();
         let serving = tokio::spawn(server.run(async { drop(stopped.await) }));
 
-        let signal = signals.next_reloading(async || reload.reload().await).await;
-        let (begun, streams) = (Instant::now(), drain.streams());
+        let signal = signals.next_with_reload(async || reload.reload().await).await;
+        let (started, streams) = (Instant::now(), drain.streams());
         drain.begin();
         admission.close();
-        info!(signal, streams, deadline = ?drain_timeout, "the gate drains: new streams are refused");
+        info!(signal, streams, deadline = ?drain_timeout, "gate draining");
         let end = async {
-            // New requests are still answered while streams are open, if only to say that there are no new streams.
-            let open = drain_timeout - closing_time(drain_timeout);
-            let _ = timeout_at(begun + open, drain.streams_ended()).await;
+            // New requests are still accepted while streams are open. Those for streams are
+            // refused.
+            let open = drain_timeout - closing_timeout(drain_timeout);
+            let _ = timeout_at(started + open, drain.streams_ended()).await;
             let _ = stop.send(());
-            // The server closes: what is left at the deadline it cuts, and returns when that is gone.
+            // The server closes its listener, cuts the remaining streams at its deadline, and
+            // returns.
             let cut = serving.await.map_or(0, |summary| summary.cut);
-            let took = begun.elapsed();
+            let took = started.elapsed();
             let _ = tokio::join!(timeout(LEAVE_TIMEOUT, quota.leave()), telemetry.end());
-            info!(cut, ?took, "the gate ends");
+            info!(cut, ?took, "gate stopped");
             None
         };
         let second = tokio::select! {
             second = signals.next() => {
-                warn!(signal = second, streams = drain.streams(), "a second signal: the gate ends at once");
+                warn!(signal = second, streams = drain.streams(), "gate aborted by a second signal");
                 Some(second)
             }
             none = end => none,
@@ -151,19 +167,22 @@ impl Gate {
     }
 }
 
-impl fmt::Debug for Gate {
+impl fmt::Debug for GateServer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Gate").field("quota", &self.quota).finish_non_exhaustive()
+        f.debug_struct("GateServer").field("quota", &self.quota).finish_non_exhaustive()
     }
 }
 
-/// The last part of a drain, in which the listener is closed and what is inside goes on. It is as long for requests that
-/// are no streams, if those have ended before: the server is told once how long it may take.
-fn closing_time(drain_timeout: Duration) -> Duration {
+/// Returns the last part of the drain timeout, in which the listener is closed and open requests
+/// continue.
+///
+/// The server takes this timeout once, at its start. So plain requests get it in full even if all
+/// streams ended early.
+fn closing_timeout(drain_timeout: Duration) -> Duration {
     drain_timeout / 2
 }
 
-/// The part of the settings that the reverse proxy needs.
+/// Returns the settings of the reverse proxy.
 fn proxy_config(config: &GateConfig) -> Config {
     let share = |route: &Route| route.class().map_or(100, |class| config.admission.share(class));
     let mut proxy = Config::new(config.upstream.clone());
@@ -178,34 +197,37 @@ fn proxy_config(config: &GateConfig) -> Config {
     proxy
 }
 
-/// One line with where everything is, and a warning for each setting that can't mean what it says.
-fn announce(config: &GateConfig, address: SocketAddr, admin: Option<SocketAddr>, descriptors: Option<u64>) {
-    announce_borrowed(&config.borrowed);
+/// Logs the addresses, and warns of settings that can't take effect.
+fn log_start(config: &GateConfig, address: SocketAddr, admin: Option<SocketAddr>, descriptors: Option<u64>) {
+    log_mapped_variables(&config.borrowed);
     let upstream = config.upstream.authority.as_str();
     let admin = admin.map_or_else(|| "off".to_owned(), |admin| admin.to_string());
     let identity =
         if config.identity.ways.is_empty() { "none".to_owned() } else { config.identity.ways.join(",") };
     if config.stream_routes.is_empty() {
-        info!("no stream route is named: every request takes a permit while it runs");
+        info!("no stream routes configured: every request takes a permit");
     }
     if config.identity.ways.is_empty() && config.admission.per_user.is_some() {
-        warn!("a limit per user is set, but there is no way to know a user: see [identity] in the settings");
+        warn!("per-user limit has no effect: no identity method configured; see [identity] in the settings");
     }
     let total = config.admission.total;
     let needed = 2 * u64::from(total) + 64;
     if let Some(limit) = descriptors.filter(|limit| *limit < needed) {
-        warn!(limit, needed, total, "file descriptors may run out: a stream takes two; raise `ulimit -n`");
+        warn!(
+            limit,
+            needed, total, "file descriptor limit too low: each stream takes two; raise `ulimit -n`"
+        );
     }
     let (clients, upstreams) = (config.http.max_connections, config.upstream.max_connections);
     for (key, most) in [("http.max_connections", clients), ("gate.upstream_max_connections", upstreams)] {
         if most >= total as usize {
             continue;
         }
-        // With others, a part of the total may be all that this gate is meant to hold.
+        // With a shared quota, this gate may be meant to hold only a part of the total.
         match config.quota.redis {
-            None => warn!(key, most, total, "the total can't be reached: every stream takes a connection"),
-            Some(_) => info!(key, most, total, "this gate alone can't hold the total"),
+            None => warn!(key, most, total, "stream total unreachable: each stream takes a connection"),
+            Some(_) => info!(key, most, total, "connection limit below the shared stream total"),
         }
     }
-    info!(%address, %admin, upstream, identity, "the gate listens");
+    info!(%address, %admin, upstream, identity, "gate listening");
 }

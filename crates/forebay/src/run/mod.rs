@@ -1,4 +1,5 @@
-//! What the commands that serve have in common at their start: addresses, the others, upkeep.
+//! Start and shutdown of the servers `forebay gate` and `forebay serve`, and what both share:
+//! listeners, the quota, upkeep.
 
 mod gate;
 mod serve;
@@ -16,113 +17,113 @@ use tokio::net::{TcpListener, TcpSocket};
 use tokio::time::{Instant, interval};
 use tracing::{info, warn};
 
-pub use self::gate::Gate;
-pub use self::serve::Serve;
+pub use self::gate::GateServer;
+pub use self::serve::ShapeServer;
 use crate::config::{QuotaConfig, VariableNotice};
-use crate::memory::{self, Crowd};
+use crate::memory::{self, TrimPolicy};
 
-/// Thousands of clients may come at once, after a restart.
+/// Length of the listen queue. Thousands of clients may reconnect at once after a restart.
 const BACKLOG: u32 = 4096;
-/// How often the recorder forgets samples that nobody asked for, and memory that nobody needs goes back.
-const UPKEEP: Duration = Duration::from_secs(1);
-/// How often memory goes back though nobody has left.
-const GIVE_BACK_EVERY: Duration = Duration::from_secs(60);
+/// Interval at which the metrics recorder is drained and the heap may be trimmed.
+const UPKEEP_INTERVAL: Duration = Duration::from_secs(1);
+/// Interval at which the heap is trimmed even if no connections have closed.
+const TRIM_INTERVAL: Duration = Duration::from_secs(60);
 
-/// Why a command can't start.
+/// Why a server can't start.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StartError {
-    /// An address can't be had.
-    #[error("can't listen on {address} ({key}): {source}; {}", Advice { key, source })]
+    /// An address can't be bound.
+    #[error("can't listen on {address} ({key}): {source}; {}", ListenAdvice { key, source })]
     Listen {
-        /// `--listen` or `--admin`.
+        /// The setting: `--listen` or `--admin`.
         key: &'static str,
-        /// Which.
+        /// The address.
         address: SocketAddr,
-        /// What the system said.
+        /// Error of the system.
         source: io::Error,
     },
-    /// The Redis client can't be made.
+    /// The Redis client can't be created.
     #[error("redis.url: {0}")]
     Redis(#[from] forebay_redis::RedisConnectError),
-    /// The storage directory can't be used.
+    /// The storage directory can't be opened.
     #[error("storage.dir {}: {source}", dir.display())]
     Store {
-        /// Which.
+        /// The directory.
         dir: std::path::PathBuf,
-        /// Why.
+        /// The reason.
         source: forebay_shapes::OpenError,
     },
-    /// The database's settings can't be used.
+    /// The database settings are invalid.
     #[error("database: {0}")]
     Database(#[from] forebay_replication::ManagerConfigError),
 }
 
-struct Advice<'a> {
+/// What to do about an address that can't be bound.
+struct ListenAdvice<'a> {
     key: &'a str,
     source: &'a io::Error,
 }
 
-impl fmt::Display for Advice<'_> {
+impl fmt::Display for ListenAdvice<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let key = self.key;
         match self.source.kind() {
             io::ErrorKind::AddrInUse => {
                 write!(
                     f,
-                    "another program has that port, perhaps another of these: end it, or choose one with {key}"
+                    "another program uses that port, perhaps another instance: stop it, or choose a port with {key}"
                 )
             }
             io::ErrorKind::PermissionDenied => {
-                write!(f, "ports below 1024 need rights: choose a higher one with {key}")
+                write!(f, "ports below 1024 need privileges: choose a higher one with {key}")
             }
             io::ErrorKind::AddrNotAvailable => write!(f, "this machine has no such address: see `ip addr`"),
-            _ => write!(f, "choose another with {key}"),
+            _ => write!(f, "choose another address with {key}"),
         }
     }
 }
 
-/// Says which variables of other programs are set, and what comes of them.
-pub(crate) fn announce_borrowed(notices: &[VariableNotice]) {
+/// Logs which environment variables of other programs are mapped to settings, and which are
+/// ignored.
+pub(crate) fn log_mapped_variables(notices: &[VariableNotice]) {
     for VariableNotice { variable, settings, why_not } in notices {
         match why_not {
             None => {
-                info!(
-                    variable,
-                    settings = settings.join(", "),
-                    "a variable of another program is understood"
-                );
+                info!(variable, settings = settings.join(", "), "environment variable mapped");
             }
-            Some(why) => warn!(variable, why, "a variable of another program has no effect"),
+            Some(why) => warn!(variable, why, "environment variable ignored"),
         }
     }
 }
 
+/// Drains the metrics recorder and trims the heap, at intervals. Never returns.
 pub(crate) async fn upkeep(metrics: PrometheusHandle, http: ServerStats) {
-    let (mut ticks, mut crowd) = (interval(UPKEEP), Crowd::default());
-    let mut given_back = Instant::now();
+    let (mut ticks, mut trim_policy) = (interval(UPKEEP_INTERVAL), TrimPolicy::default());
+    let mut trimmed = Instant::now();
     loop {
         let now = ticks.tick().await;
         metrics.run_upkeep();
-        if crowd.has_left(http.counts().open_connections) || now - given_back >= GIVE_BACK_EVERY {
-            given_back = now;
-            let _ = tokio::task::spawn_blocking(memory::give_back).await;
+        if trim_policy.should_trim(http.counts().open_connections) || now - trimmed >= TRIM_INTERVAL {
+            trimmed = now;
+            let _ = tokio::task::spawn_blocking(memory::trim_heap).await;
         }
     }
 }
 
+/// Opens a listener. `key` is the setting that an error names.
 pub(crate) fn listen(key: &'static str, address: SocketAddr) -> Result<TcpListener, StartError> {
     let open = || {
         let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
-        socket.set_reuseaddr(true)?; // past connections in TIME_WAIT don't hold a port
+        socket.set_reuseaddr(true)?; // connections in TIME_WAIT don't block the port
         socket.bind(address)?;
         socket.listen(BACKLOG)
     };
     open().map_err(|source| StartError::Listen { key, address, source })
 }
 
-/// Counts with the others, if there is a place to meet.
-pub(crate) async fn join(config: &QuotaConfig, address: SocketAddr) -> Result<Quota, StartError> {
+/// Joins the quota that all instances at the same Redis share. Without Redis, the quota is local.
+pub(crate) async fn join_quota(config: &QuotaConfig, address: SocketAddr) -> Result<Quota, StartError> {
     let Some(redis) = &config.redis else { return Ok(Quota::local()) };
     let at = redis.address.to_string();
     let store = RedisStore::new(RedisClient::open(redis.clone())?, &config.namespace);
@@ -133,20 +134,21 @@ pub(crate) async fn join(config: &QuotaConfig, address: SocketAddr) -> Result<Qu
     let status = quota.status();
     let why = status.why.unwrap_or_default();
     match status.mode {
-        QuotaMode::Normal => info!(redis = %at, members = status.members, "counts with others"),
+        QuotaMode::Normal => info!(redis = %at, members = status.members, "quota joined"),
         QuotaMode::Rebuilding => {
             let ttl = config.ttl;
-            warn!(redis = %at, ?ttl, why, "Redis knows of nobody yet: streams are admitted after one TTL");
+            warn!(redis = %at, ?ttl, why, "quota rebuilding: streams are admitted after one TTL");
         }
         QuotaMode::WithinSlices | QuotaMode::Degraded(_) => {
             let policy = config.policy.as_str();
-            warn!(redis = %at, policy, why, "starts without Redis, and goes on trying");
+            warn!(redis = %at, policy, why, "quota degraded: Redis unavailable, retrying");
         }
     }
     Ok(quota)
 }
 
-/// The same after a restart, and another for every instance: host and address.
+/// Returns the default member name: host and address. It is the same after a restart, and differs
+/// between instances.
 pub(crate) fn member_name(address: SocketAddr) -> String {
     let system = rustix::system::uname();
     format!("{}/{address}", system.nodename().to_string_lossy())

@@ -1,4 +1,4 @@
-//! Building a server of shapes out of its settings, running it, and ending it in order.
+//! Server of `forebay serve`: builds it from its settings, runs it, and shuts it down in order.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -19,46 +19,49 @@ use tokio::task::{JoinHandle, spawn_blocking};
 use tokio::time::{Instant, timeout};
 use tracing::{error, info, warn};
 
-use super::{StartError, announce_borrowed, join, listen, upkeep};
-use crate::admin::{self, Report};
+use super::{StartError, join_quota, listen, log_mapped_variables, upkeep};
+use crate::admin::{self, StatusReport};
 use crate::config::{ConfigError, ServeConfig};
-use crate::guard::Guard;
 use crate::otel::{Telemetry, Traced};
-use crate::reload::Reload;
-use crate::report::{Listing, ServeReport};
+use crate::report::{ServeReport, ShapeLister};
+use crate::secret_guard::SecretGuard;
+use crate::settings_reloader::SettingsReloader;
 use crate::signals::Signals;
 
-/// What is given back at the end is told in one call or two; without an answer, it expires by itself.
+/// Time limit of returning the quota at shutdown. Without a reply, the units expire.
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(2);
-/// How long whoever is to leave nothing behind may take for it after a second signal.
-const LAST_CHORES: Duration = Duration::from_secs(1);
-/// A body is small: it may take so many times as long as its client may be silent.
-const BODY_SILENCES: u32 = 4;
+/// Time that cleanup may take after a second signal, if slot and publication are to be dropped.
+const CLEANUP_TIMEOUT: Duration = Duration::from_secs(1);
+/// Time limit of a request body, as a multiple of the read timeout. Bodies are small.
+const BODY_TIMEOUT_FACTOR: u32 = 4;
 
-/// A server of shapes that listens.
-pub struct Serve {
+/// A shape server that is listening.
+pub struct ShapeServer {
     server: HttpServer<Traced<ServeService>>,
-    admin: Option<HttpServer<admin::Admin>>,
+    admin: Option<HttpServer<admin::AdminService>>,
     admission: Admission,
     quota: Quota,
     backend: ShapeBackend,
-    chores: Vec<JoinHandle<()>>,
-    reload: Reload,
+    /// Background tasks, aborted at shutdown.
+    tasks: Vec<JoinHandle<()>>,
+    reload: SettingsReloader,
     metrics: PrometheusHandle,
     telemetry: Telemetry,
-    leaves_nothing: bool,
+    /// Whether to drop slot and publication at shutdown.
+    drop_on_exit: bool,
 }
 
-impl Serve {
-    /// Opens the store, listens, and begins to follow the database.
+impl ShapeServer {
+    /// Opens the listeners and the store, and starts to follow the database.
     ///
     /// # Errors
-    /// When the store can't be read or an address can't be had. A database that can't be reached is no error: it says so, and goes on trying.
+    /// Fails if the store can't be opened or an address can't be bound. An unreachable database is
+    /// no error: the manager logs that, and retries.
     pub async fn start(
         config: ServeConfig,
         metrics: PrometheusHandle,
         descriptors: Option<u64>,
-    ) -> Result<Serve, StartError> {
+    ) -> Result<ShapeServer, StartError> {
         let listener = listen("--listen", config.listen)?;
         let address = listener.local_addr().unwrap_or(config.listen);
         let admin_listener = config.admin.map(|address| listen("--admin", address)).transpose()?;
@@ -68,14 +71,14 @@ impl Serve {
         let shapes = opened
             .unwrap_or_else(|error| Err(std::io::Error::other(error).into()))
             .map_err(|source| StartError::Store { dir, source })?;
-        let quota = join(&config.quota, address).await?;
+        let quota = join_quota(&config.quota, address).await?;
         let mut limits =
             ConnectionLimits::shared(quota.clone()).per_second(f64::from(config.connections_per_second));
         if let Some(most) = config.max_connections {
             limits = limits.connections(most);
         }
-        let following = config.manager.clone().limits(limits);
-        let backend = ShapeBackend::start(shapes, following, backend_config(&config))?;
+        let manager_config = config.manager.clone().limits(limits);
+        let backend = ShapeBackend::start(shapes, manager_config, backend_config(&config))?;
         let admission = config.admission.builder.clone().build(quota.clone());
         let access = Access {
             secret: config.secret.clone(),
@@ -93,9 +96,9 @@ impl Serve {
         if let Some(tls) = &config.tls {
             server = server.with_handshake(Arc::clone(tls) as Arc<dyn Handshake>);
         }
-        let mut chores = vec![tokio::spawn(end_with_the_store(backend.shapes().clone()))];
-        chores.extend(config.tls.clone().map(|tls| tokio::spawn(tls.watch())));
-        announce(&config, address, admin_address, descriptors);
+        let mut tasks = vec![tokio::spawn(exit_when_the_store_fails(backend.shapes().clone()))];
+        tasks.extend(config.tls.clone().map(|tls| tokio::spawn(tls.watch())));
+        log_start(&config, address, admin_address, descriptors);
         let report = ServeReport {
             started: Instant::now(),
             address,
@@ -103,32 +106,33 @@ impl Serve {
             admission: admission.clone(),
             quota: quota.clone(),
             http: server.stats(),
-            listing: Listing::default(),
+            shape_lister: ShapeLister::default(),
         };
-        let report: Arc<dyn Report> = Arc::new(report);
+        let report: Arc<dyn StatusReport> = Arc::new(report);
         telemetry.start(Arc::clone(&report), metrics.clone());
-        let guard = Guard::new(config.admin_secret.clone());
-        let reload = Reload::new(&config.said, &config.identity, admission.clone(), guard.clone())
+        let guard = SecretGuard::new(config.admin_secret.clone());
+        let reload = SettingsReloader::new(&config.said, &config.identity, admission.clone(), guard.clone())
             .access(access)
             .tls(config.tls.clone());
         let admin = admin_listener.map(|listener| admin::server(listener, report, metrics.clone(), guard));
-        let leaves_nothing = config.leaves_nothing;
-        Ok(Serve {
+        let drop_on_exit = config.leaves_nothing;
+        Ok(ShapeServer {
             server,
             admin,
             admission,
             quota,
             backend,
-            chores,
+            tasks,
             reload,
             metrics,
             telemetry,
-            leaves_nothing,
+            drop_on_exit,
         })
     }
 
-    /// How settings are read again on SIGHUP; without it, only the certificate is.
-    pub fn reloading(
+    /// Sets the function that reads the settings again on SIGHUP. Without it, only the certificate
+    /// is reloaded.
+    pub fn reload_with(
         mut self,
         load: impl Fn() -> Result<ServeConfig, ConfigError> + Send + Sync + 'static,
     ) -> Self {
@@ -139,53 +143,56 @@ impl Serve {
     /// Waits until the database is followed.
     ///
     /// # Errors
-    /// When that won't be without somebody's help.
+    /// Fails if that needs an operator.
     pub async fn ready(&self) -> Result<(), NotReady> {
         self.backend.manager().ready().await.map(drop)
     }
 
-    /// What keeps the database from being followed.
+    /// Returns why the database isn't followed.
     pub fn trouble(&self) -> Option<String> {
         self.backend.manager().status().trouble
     }
 
-    /// Serves until a signal. Then new streams are refused, and open ones end: their clients come back to another instance, or to this one
-    /// after its restart, and go on where they were. Last, what came from the database is made durable and acknowledged. A second signal ends it
-    /// at once; then this says which.
+    /// Serves until a signal, then shuts down. Returns the name of a second signal, which ends it
+    /// at once.
+    ///
+    /// New streams are refused and open ones end. Their clients continue at their offset, at
+    /// another instance or at this one after its restart. Last, received changes are made durable
+    /// and acknowledged.
     pub async fn run(self, mut signals: Signals) -> Option<&'static str> {
-        let Serve {
+        let ShapeServer {
             server,
             admin,
             admission,
             quota,
             backend,
-            chores,
+            tasks,
             mut reload,
             metrics,
             telemetry,
-            leaves_nothing,
+            drop_on_exit,
         } = self;
         let upkeep = tokio::spawn(upkeep(metrics, server.stats()));
         let admin = admin.map(|admin| tokio::spawn(admin.run(std::future::pending())));
         let (stop, stopped) = oneshot::channel::<()>();
         let serving = tokio::spawn(server.run(async { drop(stopped.await) }));
 
-        let signal = signals.next_reloading(async || reload.reload().await).await;
-        let begun = Instant::now();
+        let signal = signals.next_with_reload(async || reload.reload().await).await;
+        let started = Instant::now();
         admission.close();
-        info!(signal, "the server ends: open streams are closed, and what is there is made durable");
+        info!(signal, "server stopping");
         let end = async {
             let _ = stop.send(());
             backend.end_tasks();
-            chores.iter().for_each(JoinHandle::abort);
-            match leaves_nothing {
+            tasks.iter().for_each(JoinHandle::abort);
+            match drop_on_exit {
                 true => backend.manager().shutdown_and_drop().await,
                 false => backend.manager().shutdown().await,
             }
             let cut = serving.await.map_or(0, |summary| summary.cut);
             let _ = tokio::join!(timeout(LEAVE_TIMEOUT, quota.leave()), telemetry.end());
             backend.end_writing().await;
-            info!(cut, took = ?begun.elapsed(), "the server has ended");
+            info!(cut, took = ?started.elapsed(), "server stopped");
             None::<&'static str>
         };
         let mut end = std::pin::pin!(end);
@@ -194,9 +201,9 @@ impl Serve {
             none = &mut end => none,
         };
         if let Some(signal) = second {
-            warn!(signal, "a second signal: the server ends at once");
-            if leaves_nothing {
-                let _ = timeout(LAST_CHORES, end).await;
+            warn!(signal, "server aborted by a second signal");
+            if drop_on_exit {
+                let _ = timeout(CLEANUP_TIMEOUT, end).await;
             }
         }
         upkeep.abort();
@@ -205,7 +212,7 @@ impl Serve {
     }
 }
 
-/// The part of the settings that the shape protocol needs.
+/// Returns the settings of the shape protocol.
 fn backend_config(config: &ServeConfig) -> Config {
     let mut backend = Config::default();
     backend.snapshots = config.snapshots;
@@ -215,37 +222,42 @@ fn backend_config(config: &ServeConfig) -> Config {
     backend.sse_timeout = config.sse_timeout;
     backend.max_age_s = config.max_age_s;
     backend.stale_age_s = config.stale_age_s;
-    backend.body_timeout = BODY_SILENCES * config.http.body_read_timeout;
+    backend.body_timeout = BODY_TIMEOUT_FACTOR * config.http.body_read_timeout;
     backend.tokens_claim = config.tokens.clone();
     backend.home = config.home;
     backend
 }
 
-/// After a write that failed nobody knows what is on the disk: the next start finds out.
-async fn end_with_the_store(shapes: Shapes) {
+/// Exits the process when a write to the store has failed. The state on disk is then unknown; the
+/// next start recovers it.
+async fn exit_when_the_store_fails(shapes: Shapes) {
     let failure = shapes.failed().await;
-    error!(%failure, "the process ends");
+    error!(%failure, "process exiting: store write failed");
     std::process::exit(1);
 }
 
-fn announce(config: &ServeConfig, address: SocketAddr, admin: Option<SocketAddr>, descriptors: Option<u64>) {
+/// Logs the addresses, and warns of settings that can't take effect.
+fn log_start(config: &ServeConfig, address: SocketAddr, admin: Option<SocketAddr>, descriptors: Option<u64>) {
     let admin = admin.map_or_else(|| "off".to_owned(), |admin| admin.to_string());
     if config.identity.ways.is_empty() && config.admission.per_user.is_some() {
         info!(
-            "no way to know a user is set: only the limit on all streams holds; see [identity] in the settings"
+            "no identity method configured: only the total stream limit applies; see [identity] in the settings"
         );
     }
-    announce_borrowed(&config.borrowed);
+    log_mapped_variables(&config.borrowed);
     let total = config.admission.total;
     let needed = u64::from(total) + 1024;
     if let Some(limit) = descriptors.filter(|limit| *limit < needed) {
-        warn!(limit, needed, total, "file descriptors may run out: a stream takes one; raise `ulimit -n`");
+        warn!(
+            limit,
+            needed, total, "file descriptor limit too low: each stream takes one; raise `ulimit -n`"
+        );
     }
-    info!(%address, %admin, storage = %config.store.dir.display(), "the server listens");
+    info!(%address, %admin, storage = %config.store.dir.display(), "server listening");
 }
 
-impl fmt::Debug for Serve {
+impl fmt::Debug for ShapeServer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Serve").field("shapes", self.backend.shapes()).finish_non_exhaustive()
+        f.debug_struct("ShapeServer").field("shapes", self.backend.shapes()).finish_non_exhaustive()
     }
 }

@@ -1,9 +1,11 @@
-//! `forebay status`: the state of a running instance in the terminal.
+//! `forebay status`: prints the state of a running instance.
 //!
-//! Invariant: whatever the instance says, the picture is lines of plain text, and nothing in them can act on the terminal.
-//! Kept by: `picture.rs` is pure, leaves out what it doesn't find, and shows others' words through `terminal::shown`.
+//! Invariant: for any response, the output is lines of plain text without control characters of the
+//! instance.
+//! Enforced by: `renderer.rs` is pure, skips missing fields, and escapes text with
+//! `terminal::escape_controls`.
 
-mod picture;
+mod renderer;
 
 use std::io::{self, IsTerminal as _, Write as _};
 use std::time::Duration;
@@ -12,42 +14,43 @@ use http::StatusCode;
 use serde_json::Value;
 use tokio::time::sleep;
 
-use crate::client::{Client, ClientError, Endpoint};
+use crate::client::{ClientError, Endpoint, HttpClient};
 use crate::config::Hidden;
 use crate::signals::Signals;
-use crate::terminal::{Paint, Tone, shown};
+use crate::terminal::{Paint, Tone, escape_controls};
 
-/// A status of 100,000 shapes is far below.
-const MOST_BYTES: usize = 64 << 20;
-const EVERY: Duration = Duration::from_secs(1);
+/// Maximum size of a status response. A status of 100,000 shapes is far smaller.
+const MAX_STATUS_BYTES: usize = 64 << 20;
+/// Interval between two updates on a terminal.
+const REFRESH_INTERVAL: Duration = Duration::from_secs(1);
 
-/// How it is shown.
+/// Output format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Show {
-    /// As the instance said it.
+pub enum StatusFormat {
+    /// The JSON of the instance.
     Json,
-    /// Once.
+    /// Text, once.
     Once,
-    /// Again each second, on a terminal; otherwise once.
+    /// Text, updated each second on a terminal; otherwise once.
     Live,
 }
 
-/// Why there is nothing to show.
+/// Why no status can be printed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StatusError {
-    /// Nobody answers.
-    #[error("{0}; is it running, and is that its admin address? Say another with --url")]
+    /// The instance doesn't respond.
+    #[error("{0}; is the instance running, and is this its admin address? Set another with --url")]
     Client(#[from] ClientError),
-    /// It wants a secret, or another one.
-    #[error("the instance wants a secret: say it in FOREBAY_ADMIN_SECRET")]
+    /// The secret is missing or wrong.
+    #[error("the instance requires a secret: set FOREBAY_ADMIN_SECRET")]
     Secret,
-    /// What answers is no instance.
-    #[error("what answers at {at} is no Forebay's admin address ({what}): say another with --url")]
-    Stranger {
-        /// The address.
+    /// The server isn't an instance of Forebay.
+    #[error("{at} is not an admin address of Forebay ({what}): set another with --url")]
+    NotForebay {
+        /// Address of the server.
         at: String,
-        /// What it said.
+        /// What is wrong with the response.
         what: String,
     },
     /// Standard output can't be written.
@@ -55,77 +58,80 @@ pub enum StatusError {
     Print(#[from] io::Error),
 }
 
-/// Shows the state of the instance whose admin address is given.
+/// Prints the state of the instance at an admin address.
 ///
 /// # Errors
-/// When there is nothing to show. While it is shown live, that is told in its place.
+/// Fails if the first request fails. A later failure is shown above the last status.
 pub async fn status(
     endpoint: Endpoint,
     secret: Option<Hidden>,
-    show: Show,
+    format: StatusFormat,
     mut signals: Signals,
 ) -> Result<(), StatusError> {
-    let mut client = Client::new(endpoint);
+    let mut client = HttpClient::new(endpoint);
     let paint = Paint::on(&io::stdout());
     let secret = secret.as_ref().map(Hidden::reveal);
     let first = tokio::select! {
-        answer = ask(&mut client, secret) => answer?,
+        answer = fetch(&mut client, secret) => answer?,
         _signal = signals.next() => return Ok(()),
     };
-    match show {
-        Show::Json => Ok(print(&format!("{first:#}\n"))?),
-        Show::Live if io::stdout().is_terminal() => {
-            let mut live = Live { client, secret, paint };
-            print(BEGIN)?;
+    match format {
+        StatusFormat::Json => Ok(print(&format!("{first:#}\n"))?),
+        StatusFormat::Live if io::stdout().is_terminal() => {
+            let mut view = LiveView { client, secret, paint };
+            print(CLEAR_SCREEN)?;
             let ended = tokio::select! {
-                ended = live.run(first) => ended,
+                ended = view.run(first) => ended,
                 _signal = signals.next() => Ok(()),
             };
-            print(END)?;
+            print(RESTORE_SCREEN)?;
             ended
         }
-        Show::Once | Show::Live => Ok(print(&picture::draw(&first, paint))?),
+        StatusFormat::Once | StatusFormat::Live => Ok(print(&renderer::render(&first, paint))?),
     }
 }
 
-struct Live<'a> {
-    client: Client,
+/// Status on a terminal, updated each second.
+struct LiveView<'a> {
+    client: HttpClient,
     secret: Option<&'a str>,
     paint: Paint,
 }
 
-impl Live<'_> {
+impl LiveView<'_> {
     async fn run(&mut self, first: Value) -> Result<(), StatusError> {
-        let mut seen = first;
-        let mut trouble = None;
+        let mut status = first;
+        let mut failure = None;
         loop {
-            let mut picture = picture::draw(&seen, self.paint);
-            if let Some(why) = trouble.take() {
-                picture +=
-                    &self.paint.tone(Tone::Bad, &format!("\nno answer: {why}\nthis is what it said last\n"));
+            let mut text = renderer::render(&status, self.paint);
+            if let Some(why) = failure.take() {
+                text +=
+                    &self.paint.tone(Tone::Bad, &format!("\nno response: {why}\nshowing the last status\n"));
             }
-            picture += &self.paint.tone(Tone::Faint, "\nCtrl-C ends this\n");
-            print(&over_the_last(&picture, height()))?;
-            sleep(EVERY).await;
-            match ask(&mut self.client, self.secret).await {
-                Ok(status) => seen = status,
-                Err(error) => trouble = Some(error.to_string()),
+            text += &self.paint.tone(Tone::Faint, "\nCtrl-C to quit\n");
+            print(&overdraw(&text, height()))?;
+            sleep(REFRESH_INTERVAL).await;
+            match fetch(&mut self.client, self.secret).await {
+                Ok(latest) => status = latest,
+                Err(error) => failure = Some(error.to_string()),
             }
         }
     }
 }
 
-/// Clears the screen, and has lines cut at its edge: one that went on in the next would push the picture away.
-const BEGIN: &str = "\x1b[2J\x1b[?7l";
-const END: &str = "\x1b[?7h\n";
+/// Clears the screen, and disables line wrap: a wrapped line would scroll the status away.
+const CLEAR_SCREEN: &str = "\x1b[2J\x1b[?7l";
+/// Enables line wrap again.
+const RESTORE_SCREEN: &str = "\x1b[?7h\n";
 
-/// Line by line over the picture before, of which the rest is cleared then: nothing flickers, and nothing scrolls.
-fn over_the_last(picture: &str, height: usize) -> String {
-    let lines: Vec<&str> = picture.lines().take(height).collect();
+/// Returns the text as terminal output that overwrites the last status line by line and clears the
+/// rest. So it neither flickers nor scrolls.
+fn overdraw(text: &str, height: usize) -> String {
+    let lines: Vec<&str> = text.lines().take(height).collect();
     format!("\x1b[H{}\x1b[K\x1b[J", lines.join("\x1b[K\r\n"))
 }
 
-/// How many lines the terminal has.
+/// Returns the number of lines of the terminal.
 fn height() -> usize {
     match rustix::termios::tcgetwinsize(io::stdout()) {
         Ok(size) if size.ws_row > 0 => usize::from(size.ws_row),
@@ -133,19 +139,22 @@ fn height() -> usize {
     }
 }
 
-async fn ask(client: &mut Client, secret: Option<&str>) -> Result<Value, StatusError> {
+/// Requests the status.
+async fn fetch(client: &mut HttpClient, secret: Option<&str>) -> Result<Value, StatusError> {
     let response = client.get("/v1/status", secret).await?;
     let status = response.status();
-    let body = client.body(response, MOST_BYTES, |_| {}).await?;
-    let stranger =
-        |what: &str| StatusError::Stranger { at: client.endpoint().to_string(), what: shown(what) };
+    let body = client.body(response, MAX_STATUS_BYTES, |_| {}).await?;
+    let not_forebay = |what: &str| StatusError::NotForebay {
+        at: client.endpoint().to_string(),
+        what: escape_controls(what),
+    };
     match status {
         StatusCode::OK => {
-            let said: Value = serde_json::from_slice(&body).map_err(|_| stranger("no JSON"))?;
-            if said["command"].is_string() { Ok(said) } else { Err(stranger("no status of ours")) }
+            let report: Value = serde_json::from_slice(&body).map_err(|_| not_forebay("not JSON"))?;
+            if report["command"].is_string() { Ok(report) } else { Err(not_forebay("not a status")) }
         }
         StatusCode::UNAUTHORIZED => Err(StatusError::Secret),
-        status => Err(stranger(status.as_str())),
+        status => Err(not_forebay(status.as_str())),
     }
 }
 
@@ -160,8 +169,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_picture_is_drawn_over_the_last_one_and_never_taller_than_the_terminal() {
-        assert_eq!(over_the_last("a\nb\n", 9), "\x1b[Ha\x1b[K\r\nb\x1b[K\x1b[J");
-        assert_eq!(over_the_last("a\nb\nc\n", 2), "\x1b[Ha\x1b[K\r\nb\x1b[K\x1b[J");
+    fn a_status_overwrites_the_last_one_and_is_never_taller_than_the_terminal() {
+        assert_eq!(overdraw("a\nb\n", 9), "\x1b[Ha\x1b[K\r\nb\x1b[K\x1b[J");
+        assert_eq!(overdraw("a\nb\nc\n", 2), "\x1b[Ha\x1b[K\r\nb\x1b[K\x1b[J");
     }
 }

@@ -1,4 +1,4 @@
-//! A message as people read it: one line, whatever the row holds.
+//! Formats a message of the shape protocol as one line.
 
 use std::fmt;
 use std::fmt::Write as _;
@@ -7,41 +7,41 @@ use serde::Deserialize;
 use serde::de::{Deserializer, MapAccess, Visitor};
 use serde_json::value::RawValue;
 
-use crate::terminal::{Paint, Tone, shown};
+use crate::terminal::{Paint, Tone, escape_controls};
 
-/// A message of a shape's log, as far as it is shown.
+/// Message of a shape's log: the fields that are printed.
 #[derive(Debug, Deserialize)]
-pub(super) struct Message {
+pub(super) struct TailMessage {
     key: Option<String>,
     #[serde(default)]
-    value: Columns,
-    headers: Headers,
+    value: OrderedColumns,
+    headers: MessageHeaders,
 }
 
 #[derive(Debug, Deserialize)]
-struct Headers {
+struct MessageHeaders {
     operation: Option<String>,
     control: Option<String>,
     key_change_to: Option<String>,
     key_change_from: Option<String>,
 }
 
-/// In the order in which they came.
+/// Columns and values, in the order of the message.
 #[derive(Debug, Default)]
-struct Columns(Vec<(String, Option<String>)>);
+struct OrderedColumns(Vec<(String, Option<String>)>);
 
-impl Message {
-    /// Whether it is a row or a change of one.
+impl TailMessage {
+    /// Returns whether the message is a row or a change.
     pub(super) fn is_change(&self) -> bool {
         self.headers.operation.is_some()
     }
 
-    /// Whether it tells where the server is, not what is in the table.
+    /// Returns whether the message is a control message.
     pub(super) fn is_control(&self) -> bool {
         self.headers.control.is_some()
     }
 
-    /// For people, with its end of line.
+    /// Returns the line for a terminal, with its line end.
     pub(super) fn line(&self, paint: Paint) -> String {
         let operation = self.headers.operation.as_deref().unwrap_or("message");
         let tone = match operation {
@@ -50,19 +50,23 @@ impl Message {
             "delete" => Tone::Bad,
             _ => Tone::Faint,
         };
-        let mut line = paint.tone(tone, &format!("{:<6}", shown(operation)));
-        let _ =
-            write!(line, " {}", paint.tone(Tone::Strong, &short(self.key.as_deref().unwrap_or_default())));
+        let mut line = paint.tone(tone, &format!("{:<6}", escape_controls(operation)));
+        let _ = write!(
+            line,
+            " {}",
+            paint.tone(Tone::Strong, &short_key(self.key.as_deref().unwrap_or_default()))
+        );
         for (column, value) in &self.value.0 {
             let value = match value {
                 None => paint.tone(Tone::Faint, "null"),
-                Some(value) => quoted(value),
+                Some(value) => quoted_value(value),
             };
-            let _ = write!(line, "  {}={value}", paint.tone(Tone::Faint, &shown(column)));
+            let _ = write!(line, "  {}={value}", paint.tone(Tone::Faint, &escape_controls(column)));
         }
         for (what, other) in [("now", &self.headers.key_change_to), ("was", &self.headers.key_change_from)] {
             if let Some(other) = other {
-                let _ = write!(line, "  {}", paint.tone(Tone::Faint, &format!("({what} {})", short(other))));
+                let _ =
+                    write!(line, "  {}", paint.tone(Tone::Faint, &format!("({what} {})", short_key(other))));
             }
         }
         line.push('\n');
@@ -70,12 +74,12 @@ impl Message {
     }
 }
 
-/// A message as it came, on one line, for programs. What could act on a terminal is escaped as JSON allows.
+/// Returns the message as one line of JSON. Control characters are escaped as JSON allows.
 pub(super) fn json_line(message: &RawValue) -> String {
     let mut line = String::with_capacity(message.get().len() + 1);
     for letter in message.get().chars() {
         match letter {
-            // Between values only: inside of them JSON has no line breaks.
+            // These occur only between values: JSON strings have no raw line breaks.
             '\n' | '\r' | '\t' => line.push(' '),
             letter if letter.is_control() => {
                 let _ = write!(line, "\\u{:04x}", u32::from(letter));
@@ -87,46 +91,47 @@ pub(super) fn json_line(message: &RawValue) -> String {
     line
 }
 
-/// `"public"."items"/"1"/"b"` as `1/b`: which table is known.
-fn short(key: &str) -> String {
+/// Returns a key without its table: `"public"."items"/"1"/"b"` as `1/b`.
+fn short_key(key: &str) -> String {
     let values = key.split_once('/').map_or(key, |(_, values)| values);
     let parts: Vec<_> = values.split("\"/\"").map(|part| part.trim_matches('"')).collect();
-    shown(&parts.join("/"))
+    escape_controls(&parts.join("/"))
 }
 
-/// So that columns can be told apart, and an empty text from none.
-fn quoted(value: &str) -> String {
+/// Quotes a value if needed, so that columns are separable, and an empty text differs from null.
+fn quoted_value(value: &str) -> String {
     let plain = !value.is_empty()
         && value != "null"
         && !value.chars().any(|letter| letter.is_whitespace() || matches!(letter, '"' | '=' | '\\'));
     if plain {
-        shown(value)
+        escape_controls(value)
     } else {
-        format!("\"{}\"", shown(&value.replace('\\', "\\\\").replace('"', "\\\"")))
+        format!("\"{}\"", escape_controls(&value.replace('\\', "\\\\").replace('"', "\\\"")))
     }
 }
 
-impl<'de> Deserialize<'de> for Columns {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Columns, D::Error> {
-        struct Ordered;
+impl<'de> Deserialize<'de> for OrderedColumns {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<OrderedColumns, D::Error> {
+        /// Collects the entries of a JSON object in order.
+        struct ColumnsVisitor;
 
-        impl<'de> Visitor<'de> for Ordered {
-            type Value = Columns;
+        impl<'de> Visitor<'de> for ColumnsVisitor {
+            type Value = OrderedColumns;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("columns and their values")
             }
 
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Columns, A::Error> {
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<OrderedColumns, A::Error> {
                 let mut columns = Vec::new();
                 while let Some(column) = map.next_entry()? {
                     columns.push(column);
                 }
-                Ok(Columns(columns))
+                Ok(OrderedColumns(columns))
             }
         }
 
-        deserializer.deserialize_map(Ordered)
+        deserializer.deserialize_map(ColumnsVisitor)
     }
 }
 
@@ -135,7 +140,7 @@ mod tests {
     use super::*;
 
     fn line(json: &str) -> String {
-        serde_json::from_str::<Message>(json).unwrap().line(Paint::PLAIN)
+        serde_json::from_str::<TailMessage>(json).unwrap().line(Paint::PLAIN)
     }
 
     #[test]
@@ -149,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn a_row_can_not_act_on_the_terminal() {
+    fn control_characters_of_a_row_are_escaped() {
         let row = r#"{"key":"\"public\".\"t\"/\"\u001b[2J\"","value":{"a\u001bb":"\u001b]0;x\u0007","c":"x\ny\"=\\"},
             "headers":{"operation":"insert"}}"#;
         let printed = line(row);
@@ -161,6 +166,6 @@ mod tests {
         let printed = json_line(&raw);
         assert_eq!(printed, "{\"a\": \"\\u009b2J\\u007f\\n\"}\n");
         let value: serde_json::Value = serde_json::from_str(&printed).unwrap();
-        assert_eq!(value["a"], "\u{9b}2J\u{7f}\n", "a program reads the same");
+        assert_eq!(value["a"], "\u{9b}2J\u{7f}\n", "a JSON parser gets the same value");
     }
 }

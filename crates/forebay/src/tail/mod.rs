@@ -1,9 +1,11 @@
-//! `forebay tail`: a terminal client of the shape protocol. Rows as they are, then changes as they come.
+//! `forebay tail`: prints the rows of a shape, then its changes as they arrive.
 //!
-//! Invariant: every message is printed once, whatever breaks in between; and no secret and no control character of a row
-//! reaches the terminal.
-//! Kept by: an answer is printed only when all of it is here, and only then does the offset move on (`reader.rs`); rows are
-//! printed through `terminal::shown` (`message.rs`). Long-polls, not server-sent events: each answer says exactly where it ends.
+//! Invariant: every message is printed once, whatever connection is lost. No secret and no control
+//! character of a row reaches the terminal.
+//! Enforced by: a reply is printed only when it is complete, and only then the offset advances
+//! (`reader.rs`). Rows are escaped with `terminal::escape_controls` (`message.rs`).
+//!
+//! It uses long polling rather than server-sent events, because each reply states its end offset.
 
 mod message;
 mod output;
@@ -17,121 +19,124 @@ use tokio::io::Interest;
 use tokio::net::unix::pipe::Sender;
 use tokio::time::sleep;
 
-use self::output::Output;
-use self::reader::{Reader, Said};
-pub use self::reader::{Shape, Since, TailError};
-use crate::client::{Client, ClientError, Endpoint};
+use self::output::TailOutput;
+pub use self::reader::{TailError, TailShape, TailStart};
+use self::reader::{TailReader, TailReply};
+use crate::client::{ClientError, Endpoint, HttpClient};
 use crate::signals::Signals;
 
-/// A chunk is 10 MiB and a row, unless the server was told otherwise.
-const MOST_BYTES: usize = 1 << 30;
-const FIRST_PAUSE: Duration = Duration::from_millis(100);
-const LONGEST_PAUSE: Duration = Duration::from_secs(10);
+/// Maximum size of a reply. By default a server sends up to 10 MiB and one row.
+const MAX_REPLY_BYTES: usize = 1 << 30;
+/// First delay before a retry. Each failure doubles it.
+const MIN_RETRY_DELAY: Duration = Duration::from_millis(100);
+const MAX_RETRY_DELAY: Duration = Duration::from_secs(10);
 
-/// Prints a shape until a signal or a closed pipe ends it.
+/// Prints a shape until a signal or a closed pipe.
 ///
 /// # Errors
-/// When the server refuses what was asked for; what it may answer later is asked again.
+/// Fails if the server refuses the request. Temporary failures are retried.
 pub async fn tail(
     endpoint: Endpoint,
-    shape: Shape,
+    shape: TailShape,
     json: bool,
     mut signals: Signals,
 ) -> Result<(), TailError> {
-    let mut following = Following {
-        client: Client::new(endpoint),
-        reader: Reader::new(shape),
-        output: Output::new(json),
-        pause: FIRST_PAUSE,
+    let mut session = TailSession {
+        client: HttpClient::new(endpoint),
+        reader: TailReader::new(shape),
+        output: TailOutput::new(json),
+        retry_delay: MIN_RETRY_DELAY,
         lost: false,
     };
     tokio::select! {
-        ended = following.run() => match ended {
+        ended = session.run() => match ended {
             Err(TailError::Print(error)) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
             ended => ended,
         },
         _signal = signals.next() => Ok(()),
-        () = nobody_reads() => Ok(()),
+        () = output_closed() => Ok(()),
     }
 }
 
-struct Following {
-    client: Client,
-    reader: Reader,
-    output: Output,
-    /// Before the next try, if this one fails.
-    pause: Duration,
-    /// The last try failed.
+/// State of one run of `forebay tail`.
+struct TailSession {
+    client: HttpClient,
+    reader: TailReader,
+    output: TailOutput,
+    /// Delay before the next retry.
+    retry_delay: Duration,
+    /// Whether the last request failed.
     lost: bool,
 }
 
-impl Following {
+impl TailSession {
     async fn run(&mut self) -> Result<(), TailError> {
         loop {
-            if let Err(Trouble { why, after }) = self.step().await? {
-                let after = after.unwrap_or(self.pause);
-                self.output.note(&format!("{why}; trying again in {after:?}"));
+            if let Err(RetryReason { why, after }) = self.step().await? {
+                let after = after.unwrap_or(self.retry_delay);
+                self.output.note(&format!("{why}; retrying in {after:?}"));
                 sleep(after).await;
-                self.pause = (self.pause * 2).min(LONGEST_PAUSE);
+                self.retry_delay = (self.retry_delay * 2).min(MAX_RETRY_DELAY);
                 self.lost = true;
             }
         }
     }
 
-    /// One question, and all of its answer printed.
-    async fn step(&mut self) -> Result<Result<(), Trouble>, TailError> {
-        let Following { client, reader, output, pause, lost } = self;
+    /// Sends one request, and prints its reply.
+    async fn step(&mut self) -> Result<Result<(), RetryReason>, TailError> {
+        let TailSession { client, reader, output, retry_delay, lost } = self;
         let response = match client.get(&reader.path(), None).await {
             Ok(response) => response,
-            Err(error) => return passing(error),
+            Err(error) => return retry_or_fail(error),
         };
         let (status, headers) = (response.status(), response.headers().clone());
-        let shows = status.is_success();
-        output.begin();
-        let seen = |data: &[u8]| {
-            if shows {
+        let has_rows = status.is_success();
+        output.begin_reply();
+        let on_data = |data: &[u8]| {
+            if has_rows {
                 output.progress(data);
             }
         };
-        let body = match client.body(response, MOST_BYTES, seen).await {
+        let body = match client.body(response, MAX_REPLY_BYTES, on_data).await {
             Ok(body) => body,
-            Err(error) => return passing(error),
+            Err(error) => return retry_or_fail(error),
         };
-        match reader.take(status, &headers, &body)? {
-            Said::Messages { messages, is_up_to_date } => {
+        match reader.handle_reply(status, &headers, &body)? {
+            TailReply::Messages { messages, is_up_to_date } => {
                 if std::mem::take(lost) {
-                    output.note("connected again");
+                    output.note("reconnected");
                 }
-                *pause = FIRST_PAUSE;
+                *retry_delay = MIN_RETRY_DELAY;
                 output.print(&messages, is_up_to_date)?;
             }
-            Said::StartOver => output.start_over()?,
-            Said::Later { why, after } => return Ok(Err(Trouble { why, after })),
+            TailReply::Reset => output.reset()?,
+            TailReply::RetryLater { why, after } => return Ok(Err(RetryReason { why, after })),
         }
         Ok(Ok(()))
     }
 }
 
-/// Why to ask again, and when.
-struct Trouble {
+/// Why a request is retried, and after which delay.
+struct RetryReason {
     why: String,
     after: Option<Duration>,
 }
 
-/// What may be otherwise in a moment, and what won't.
-fn passing(error: ClientError) -> Result<Result<(), Trouble>, TailError> {
+/// Returns a reason to retry if the failure may be temporary, or else the error.
+fn retry_or_fail(error: ClientError) -> Result<Result<(), RetryReason>, TailError> {
     match error {
-        ClientError::Connect { .. } | ClientError::Broke { .. } => {
-            Ok(Err(Trouble { why: error.to_string(), after: None }))
+        ClientError::Connect { .. } | ClientError::Disconnected { .. } => {
+            Ok(Err(RetryReason { why: error.to_string(), after: None }))
         }
         ClientError::TooLarge { .. } | ClientError::Unsendable { .. } => Err(error.into()),
     }
 }
 
-/// Resolves when whoever reads our output is gone: without a change to print, nothing else would tell. What is no pipe has nobody
-/// at its other end.
-async fn nobody_reads() {
-    // Unchecked: the pipe stays one that blocks, since rows are written so; it is only watched here.
+/// Waits until the reader of our output is gone. Only this detects it while there is nothing to
+/// print. Never returns if standard output isn't a pipe.
+async fn output_closed() {
+    // Unchecked, because the pipe stays in blocking mode, in which rows are written. It is only
+    // watched here.
     let watched = io::stdout().as_fd().try_clone_to_owned().and_then(Sender::from_owned_fd_unchecked);
     match watched {
         Ok(pipe) if !io::stdout().is_terminal() && pipe.ready(Interest::ERROR).await.is_ok() => {}

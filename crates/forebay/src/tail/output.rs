@@ -1,99 +1,111 @@
-//! Rows and changes on standard output; what happens meanwhile on standard error.
+//! Output of `forebay tail`: rows and changes on standard output, notes and progress on standard
+//! error.
 
 use std::io::{self, IsTerminal as _, Write as _};
 use std::time::{Duration, Instant};
 
 use serde_json::value::RawValue;
 
-use super::message::{Message, json_line};
+use super::message::{TailMessage, json_line};
 use super::reader::TailError;
 use crate::numbers::{grouped, size};
 use crate::terminal::{Paint, Tone};
 
-/// How often the progress is drawn again.
-const FRAME: Duration = Duration::from_millis(100);
-const BLOCK: usize = 64 * 1024;
+/// Minimum interval between two updates of the progress line.
+const REDRAW_INTERVAL: Duration = Duration::from_millis(100);
+/// Size from which buffered lines are written.
+const WRITE_BYTES: usize = 64 * 1024;
 const SPINNER: [&str; 4] = ["|", "/", "-", "\\"];
 
-pub(super) struct Output {
+/// Writes rows, notes and progress.
+pub(super) struct TailOutput {
     json: bool,
     paint: Paint,
-    beside: Paint,
-    /// Drawn on standard error while rows come, if that is a terminal.
-    progress: Option<Progress>,
+    /// Colours of notes on standard error.
+    note_paint: Paint,
+    /// Progress line, if standard error is a terminal.
+    progress: Option<ProgressLine>,
     rows: u64,
     bytes: u64,
-    /// Of the answer that comes: its lines and bytes so far. Messages are one a line.
-    coming: (u64, u64),
+    /// Lines and bytes of the current reply so far. Each message is one line.
+    reply_progress: (u64, u64),
     is_live: bool,
 }
 
-struct Progress {
-    begun: Instant,
+/// Progress while the rows are loaded.
+struct ProgressLine {
+    started: Instant,
     drawn: Option<Instant>,
     frame: usize,
 }
 
-impl Output {
-    pub(super) fn new(json: bool) -> Output {
-        let progress =
-            io::stderr().is_terminal().then(|| Progress { begun: Instant::now(), drawn: None, frame: 0 });
+impl TailOutput {
+    pub(super) fn new(json: bool) -> TailOutput {
+        let progress = io::stderr().is_terminal().then(|| ProgressLine {
+            started: Instant::now(),
+            drawn: None,
+            frame: 0,
+        });
         let paint = Paint::on(&io::stdout());
-        Output {
+        TailOutput {
             json,
             paint,
-            beside: Paint::on(&io::stderr()),
+            note_paint: Paint::on(&io::stderr()),
             progress,
             rows: 0,
             bytes: 0,
-            coming: (0, 0),
+            reply_progress: (0, 0),
             is_live: false,
         }
     }
 
-    /// An answer begins.
-    pub(super) fn begin(&mut self) {
-        self.coming = (0, 0);
+    /// Starts a new reply.
+    pub(super) fn begin_reply(&mut self) {
+        self.reply_progress = (0, 0);
     }
 
-    /// More of it has come.
+    /// Updates the progress with more bytes of the reply.
     pub(super) fn progress(&mut self, data: &[u8]) {
         if self.is_live {
             return;
         }
-        self.coming.0 += data.iter().filter(|byte| **byte == b'\n').count() as u64;
-        self.coming.1 += data.len() as u64;
-        let (rows, bytes) = (self.rows + self.coming.0, self.bytes + self.coming.1);
+        self.reply_progress.0 += data.iter().filter(|byte| **byte == b'\n').count() as u64;
+        self.reply_progress.1 += data.len() as u64;
+        let (rows, bytes) = (self.rows + self.reply_progress.0, self.bytes + self.reply_progress.1);
         if let Some(progress) = &mut self.progress
-            && progress.drawn.is_none_or(|drawn| drawn.elapsed() >= FRAME)
+            && progress.drawn.is_none_or(|drawn| drawn.elapsed() >= REDRAW_INTERVAL)
         {
             progress.frame += 1;
             progress.drawn = Some(Instant::now());
-            let line =
-                progress_line(SPINNER[progress.frame % SPINNER.len()], rows, bytes, progress.begun.elapsed());
+            let line = progress_line(
+                SPINNER[progress.frame % SPINNER.len()],
+                rows,
+                bytes,
+                progress.started.elapsed(),
+            );
             let _closed = write!(io::stderr(), "\r\x1b[K{line}");
         }
     }
 
-    /// A whole answer.
+    /// Prints a complete reply.
     pub(super) fn print(&mut self, messages: &[&RawValue], is_up_to_date: bool) -> Result<(), TailError> {
         self.clear();
-        // That nothing has changed is no news.
-        let is_news = !self.is_live || messages.len() > 1;
+        // A live reply with only a control message means that nothing changed.
+        let has_changes = !self.is_live || messages.len() > 1;
         let (mut out, mut lines) = (io::stdout().lock(), String::new());
         for raw in messages {
             self.bytes += raw.get().len() as u64;
-            let Ok(message) = serde_json::from_str::<Message>(raw.get()) else {
-                return Err(TailError::Stranger { what: "a message that is none" });
+            let Ok(message) = serde_json::from_str::<TailMessage>(raw.get()) else {
+                return Err(TailError::NotShapeServer { what: "an invalid message" });
             };
             self.rows += u64::from(message.is_change());
-            if self.json && is_news {
+            if self.json && has_changes {
                 lines += &json_line(raw);
             } else if !self.json && !message.is_control() {
                 lines += &message.line(self.paint);
             }
-            // Standard output is written line by line otherwise, each with a call of its own.
-            if lines.len() >= BLOCK {
+            // Standard output would otherwise write each line with its own system call.
+            if lines.len() >= WRITE_BYTES {
                 out.write_all(lines.as_bytes())?;
                 lines.clear();
             }
@@ -102,17 +114,17 @@ impl Output {
         out.flush()?;
         drop(out);
         if is_up_to_date && !std::mem::replace(&mut self.is_live, true) {
-            let took = self.progress.as_ref().map_or(Duration::ZERO, |progress| progress.begun.elapsed());
-            let rate =
+            let took = self.progress.as_ref().map_or(Duration::ZERO, |progress| progress.started.elapsed());
+            let duration =
                 if took.is_zero() { String::new() } else { format!(" in {:.1} s", took.as_secs_f64()) };
             let (rows, bytes) = (grouped(self.rows), size(self.bytes));
-            self.note(&format!("up to date: {rows} rows, {bytes}{rate}; changes follow"));
+            self.note(&format!("up to date: {rows} rows, {bytes}{duration}; changes follow"));
         }
         Ok(())
     }
 
-    /// The shape is another now.
-    pub(super) fn start_over(&mut self) -> Result<(), TailError> {
+    /// Starts over: the server has replaced the shape.
+    pub(super) fn reset(&mut self) -> Result<(), TailError> {
         if self.json {
             let mut out = io::stdout().lock();
             out.write_all(b"{\"headers\":{\"control\":\"must-refetch\"}}\n")?;
@@ -120,21 +132,21 @@ impl Output {
         }
         (self.rows, self.bytes, self.is_live) = (0, 0, false);
         if let Some(progress) = &mut self.progress {
-            progress.begun = Instant::now();
+            progress.started = Instant::now();
         }
-        self.note("the shape was made anew: all rows come again");
+        self.note("shape replaced: reading all rows again");
         Ok(())
     }
 
-    /// Something for people, beside the rows.
-    pub(super) fn note(&mut self, what: &str) {
+    /// Prints a note on standard error.
+    pub(super) fn note(&mut self, text: &str) {
         self.clear();
-        let note = self.beside.tone(Tone::Faint, &format!("forebay: {what}"));
-        // That nobody reads it is no reason to end.
+        let note = self.note_paint.tone(Tone::Faint, &format!("forebay: {text}"));
+        // A closed standard error is no reason to stop.
         let _closed = writeln!(io::stderr(), "{note}");
     }
 
-    /// Takes the progress away, so that a line can stand in its place.
+    /// Removes the progress line, so that a line can be printed in its place.
     fn clear(&mut self) {
         if self.progress.as_mut().is_some_and(|progress| progress.drawn.take().is_some()) {
             let _closed = write!(io::stderr(), "\r\x1b[K");
@@ -143,8 +155,8 @@ impl Output {
 }
 
 fn progress_line(spinner: &str, rows: u64, bytes: u64, took: Duration) -> String {
-    let a_second = (bytes as f64 / took.as_secs_f64().max(0.001)) as u64;
-    format!("{spinner} {} rows, {}, {}/s", grouped(rows), size(bytes), size(a_second))
+    let bytes_per_second = (bytes as f64 / took.as_secs_f64().max(0.001)) as u64;
+    format!("{spinner} {} rows, {}, {}/s", grouped(rows), size(bytes), size(bytes_per_second))
 }
 
 #[cfg(test)]
@@ -152,7 +164,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn progress_is_rows_bytes_and_how_fast_they_come() {
+    fn progress_shows_rows_bytes_and_bytes_per_second() {
         let line = progress_line("|", 1200, 2 << 20, Duration::from_secs(2));
         assert_eq!(line, "| 1,200 rows, 2.0 MiB, 1.0 MiB/s");
     }

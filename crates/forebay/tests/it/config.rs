@@ -81,12 +81,12 @@ fn the_gate_has_settings_of_its_own() {
 async fn a_server_says_at_its_start_which_variables_of_electric_it_understands() {
     let place = Place::new("");
     let serve = place.spawn(&[("ELECTRIC_SECRET", "s3cr3t"), ("ELECTRIC_HNY_API_KEY", "s3cr3t")]);
-    let understood = serve.wait_for_log("a variable of another program is understood");
+    let understood = serve.wait_for_log("environment variable mapped");
     assert_eq!(
         (&understood["variable"], &understood["settings"]),
         (&json!("ELECTRIC_SECRET"), &json!("serve.secret"))
     );
-    let without = serve.wait_for_log("a variable of another program has no effect");
+    let without = serve.wait_for_log("environment variable ignored");
     assert_eq!((&without["variable"], &without["level"]), (&json!("ELECTRIC_HNY_API_KEY"), &json!("WARN")));
     assert_eq!(serve.get(&[("table", "x"), ("offset", "-1")]).await.head.status, 401, "it holds");
     assert!(!serve.log().contains("s3cr3t"));

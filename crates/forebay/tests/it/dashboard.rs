@@ -83,7 +83,7 @@ async fn a_page_says_that_its_server_is_gone_and_goes_on_when_it_is_back() {
 
     let mut again = forebay(&["gate", "--listen", "127.0.0.1:0", "--log-format", "json"]);
     again.args(["--upstream", &origin.url(), "--admin", &admin.to_string()]);
-    let _again = Gate::run(again, "the gate listens");
+    let _again = Gate::run(again, "gate listening");
     browser.until("document.querySelector('#link').dataset.link === 'live'").await;
     browser.until("document.querySelector('#lost').hidden").await;
     // That nobody answered is what the test did; whatever else is wrong counts.

@@ -56,7 +56,7 @@ async fn after_sigterm_streams_go_on_new_ones_are_refused_and_the_last_one_ends_
     assert_eq!(client.chunk().await, Some(Vec::new()));
     assert!(gate.end().await.success());
     assert!(begun.elapsed() < Duration::from_secs(10), "long before the deadline");
-    assert_eq!(gate.wait_for_log("the gate ends")["cut"], 0);
+    assert_eq!(gate.wait_for_log("gate stopped")["cut"], 0);
 }
 
 #[tokio::test]
@@ -70,11 +70,11 @@ async fn at_the_deadline_streams_are_cut_and_their_clients_know() {
     assert!(begun.elapsed() >= Duration::from_millis(500));
     assert_eq!(upstream.rest().await, b"");
     assert!(gate.end().await.success());
-    assert_eq!(gate.wait_for_log("the gate ends")["cut"], 1);
+    assert_eq!(gate.wait_for_log("gate stopped")["cut"], 1);
     let log = gate.log();
     let place = |message: &str| log.find(message).unwrap_or_else(|| panic!("no {message} in {log}"));
     assert!(
-        place("drain finished") < place("the gate ends"),
+        place("drain finished") < place("gate stopped"),
         "what is cut is gone before it is given back: {log}"
     );
 }
@@ -85,7 +85,7 @@ async fn a_second_signal_ends_it_at_once() {
     let mut gate = Gate::start(&origin.url(), &ARGS);
     let (mut client, _upstream) = stream(&origin, &gate).await;
     gate.signal(Signal::TERM);
-    gate.wait_for_log("the gate drains: new streams are refused");
+    gate.wait_for_log("gate draining");
     gate.signal(Signal::INT);
     let status = gate.end().await;
     assert_eq!(status.code(), Some(1));
@@ -101,7 +101,7 @@ async fn without_streams_it_ends_soon_and_lets_a_request_finish() {
     upstream.head().await;
     let idle = Client::connect(gate.addr).await;
     gate.signal(Signal::TERM);
-    gate.wait_for_log("the gate drains: new streams are refused");
+    gate.wait_for_log("gate draining");
     upstream.send("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok").await;
     assert_eq!(client.answer().await.body, b"ok");
     assert!(gate.end().await.success());
@@ -181,6 +181,6 @@ async fn every_client_that_connected_while_sigterm_came_gets_a_whole_answer() {
         let answered = outcomes.iter().filter(|outcome| **outcome == Outcome::Answered(200)).count();
         assert!(answered >= connected_before, "{outcomes:?}");
         assert!(gate.end().await.success());
-        assert_eq!(gate.wait_for_log("the gate ends")["cut"], 0);
+        assert_eq!(gate.wait_for_log("gate stopped")["cut"], 0);
     }
 }

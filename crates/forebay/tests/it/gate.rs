@@ -49,7 +49,7 @@ impl Gate {
         let own = ["gate", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--log-format", "json"];
         let mut command = forebay(&own);
         command.args(["--upstream", upstream]).args(args).envs(environment.iter().copied());
-        Gate::run(command, "the gate listens")
+        Gate::run(command, "gate listening")
     }
 
     /// Any command of the program that listens and says so with this message.

@@ -34,7 +34,7 @@ impl Cluster {
     /// A gate that admits: the first in a namespace waits for a TTL, in case others are there and were forgotten.
     async fn gate(&self) -> Gate {
         let gate = self.start();
-        until("the gate counts with others", async || mode(&gate).await == "normal").await;
+        until("the quota is normal", async || mode(&gate).await == "normal").await;
         gate
     }
 
@@ -177,7 +177,7 @@ async fn a_gate_starts_without_redis_and_says_so() {
     let origin = Streams::start().await;
     let url = format!("redis://:s3cr3t@127.0.0.1:{}", forebay_sandbox::free_port());
     let gate = Gate::start_with(&origin.url(), &["--redis", &url], &[]);
-    let warning = gate.wait_for_log("starts without Redis, and goes on trying");
+    let warning = gate.wait_for_log("quota degraded: Redis unavailable, retrying");
     assert_eq!(warning["policy"], "share");
     assert_eq!(gate.admin("/readyz").await.head.status, 200, "it serves by its policy");
     open(&gate, "/", &[]).await.unwrap();

@@ -62,7 +62,7 @@ async fn limits_secrets_and_keys_are_read_again_and_the_rest_is_named() {
         gate.signal(Signal::HUP);
         until(message, async || lines(message) == count).await;
     };
-    const AGAIN: &str = "the settings were read again";
+    const AGAIN: &str = "settings reloaded";
     let stream = open(&gate, "/", &["X-API-Key: key-of-ada"]).await.unwrap();
     assert_eq!(open(&gate, "/", &["X-API-Key: key-of-ada"]).await.unwrap_err().head.status, 503);
     assert!(is_open("first-s3cret").await);
@@ -72,7 +72,7 @@ async fn limits_secrets_and_keys_are_read_again_and_the_rest_is_named() {
     reload(AGAIN, 1).await;
     let changed = gate.wait_for_log(AGAIN)["changed"].clone();
     assert_eq!(changed, "admin.secret admission.total");
-    let later = gate.wait_for_log("settings have changed that hold only after a restart")["keys"].clone();
+    let later = gate.wait_for_log("settings changed that need a restart")["keys"].clone();
     assert_eq!(later, "gate.host");
     assert!(is_open("second-s3cret").await && !is_open("first-s3cret").await);
     assert_eq!(open(&gate, "/", &["X-API-Key: key-of-ada"]).await.unwrap_err().head.status, 401);
@@ -80,7 +80,7 @@ async fn limits_secrets_and_keys_are_read_again_and_the_rest_is_named() {
 
     // What can't be used changes nothing.
     settings(0, "secret = \"third-s3cret\"", "");
-    reload("the settings can't be read again: all stays as it was", 1).await;
+    reload("settings not reloaded: previous settings kept", 1).await;
     assert!(is_open("second-s3cret").await && !is_open("third-s3cret").await);
     // And no reload opens what was closed.
     settings(3, "listen = \"off\"", "");
@@ -109,7 +109,7 @@ async fn keys_are_rotated_though_something_beside_them_needs_a_restart() {
         Err(refusal) => refusal.head.status,
     };
     assert_eq!(status("key-0").await, 200);
-    const LATER: &str = "settings have changed that hold only after a restart";
+    const LATER: &str = "settings changed that need a restart";
     let proxies = "trusted_proxies = [\"10.0.0.0/8\"]\nforwarded_by = \"forwarded\"";
     for (old, new, identity, more, named) in [
         ("key-0", "key-1", "", proxies, "gate.forwarded_by gate.trusted_proxies"),
@@ -126,7 +126,7 @@ async fn keys_are_rotated_though_something_beside_them_needs_a_restart() {
     }
 }
 
-const CHANGED: &str = "the log's filter has changed";
+const CHANGED: &str = "log filter replaced";
 /// Told of each request whose upstream isn't there, at the level `debug`.
 const UNANSWERED: &str = "no response";
 const NOWHERE: &str = "http://127.0.0.1:9";
@@ -148,12 +148,12 @@ async fn a_gate_logs_more_after_sighup_and_less_after_another() {
     settings("debug");
     reload(CHANGED, 1).await;
     assert_eq!(lines(UNANSWERED), 0);
-    assert_eq!(gate.wait_for_log("the settings were read again")["changed"], "log.filter");
+    assert_eq!(gate.wait_for_log("settings reloaded")["changed"], "log.filter");
     ask().await;
     gate.wait_for_log(UNANSWERED);
 
     settings("forebay_serve=loud");
-    reload("the settings can't be read again: all stays as it was", 1).await;
+    reload("settings not reloaded: previous settings kept", 1).await;
     ask().await;
     until("another line", async || lines(UNANSWERED) == 2).await;
 
@@ -178,7 +178,7 @@ async fn the_filter_of_a_log_for_people_changes_too() {
         ["gate", "--listen", "127.0.0.1:0", "--admin", "off", "--upstream", NOWHERE, "--config", &path];
     let mut gate = forebay(&args).stderr(Stdio::piped()).spawn().unwrap();
     let mut lines = BufReader::new(gate.stderr.take().unwrap()).lines().map_while(Result::ok);
-    let listens = lines.find(|line| line.contains("the gate listens")).unwrap();
+    let listens = lines.find(|line| line.contains("gate listening")).unwrap();
     let address = listens.split("address=").nth(1).unwrap().split(' ').next().unwrap().parse().unwrap();
     settings("debug");
     kill_process(Pid::from_child(&gate), Signal::HUP).unwrap();

@@ -56,7 +56,7 @@ fn a_port_that_is_taken_is_named_with_what_to_do() {
     let address = taken.local_addr().unwrap().to_string();
     let upstream = ["gate", "--upstream", "http://127.0.0.1:1"];
     let listen = [&upstream[..], &["--listen", &address, "--admin", "off"]].concat();
-    complains(&listen, 1, &[&address, "another program has that port", "--listen"]);
+    complains(&listen, 1, &[&address, "another program uses that port", "--listen"]);
     let admin = [&upstream[..], &["--listen", "127.0.0.1:0", "--admin", &address]].concat();
     complains(&admin, 1, &[&address, "--admin"]);
     let absent = [&upstream[..], &["--listen", "192.0.2.1:0", "--admin", "off"]].concat();
@@ -178,7 +178,7 @@ async fn a_total_beyond_the_connections_is_warned_of() {
         ("FOREBAY_GATE_UPSTREAM_MAX_CONNECTIONS", "gate.upstream_max_connections"),
     ] {
         let gate = Gate::start_with(&origin.url(), &["--total", "6"], &[(variable, "5")]);
-        let warning = gate.wait_for_log("the total can't be reached: every stream takes a connection");
+        let warning = gate.wait_for_log("stream total unreachable: each stream takes a connection");
         assert_eq!((&warning["key"], &warning["level"]), (&key.into(), &"WARN".into()), "{warning}");
         let gate = Gate::start_with(&origin.url(), &["--total", "5"], &[(variable, "5")]);
         assert!(!gate.log().contains("can't be reached"), "{}", gate.log());

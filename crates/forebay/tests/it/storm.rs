@@ -316,7 +316,7 @@ async fn round(seed: u64) {
     gate.signal(Signal::TERM);
     let status = gate.end().await;
     assert!(status.success(), "{status}");
-    assert_eq!(gate.wait_for_log("the gate ends")["cut"], 0);
+    assert_eq!(gate.wait_for_log("gate stopped")["cut"], 0);
     over.store(true, Ordering::SeqCst);
     clients.join_all().await;
 

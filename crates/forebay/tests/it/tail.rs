@@ -170,12 +170,12 @@ async fn nothing_is_lost_or_printed_twice_while_the_server_restarts() {
             }
             _ => serve.signal(Signal::KILL),
         }
-        tail.note("trying again in");
+        tail.note("retrying in");
         place.sql(&format!("INSERT INTO items VALUES ({round}0, 'away')"));
         drop(serve);
         serve = place.serve_with(&QUICK).await;
         path.fail_over_to(serve.addr);
-        tail.note("connected again");
+        tail.note("reconnected");
     }
     place.sql("INSERT INTO items VALUES (99, 'last')");
     let mut ids = Vec::new();
@@ -215,7 +215,7 @@ async fn a_shape_that_is_made_anew_is_read_again_and_told() {
     let tail = Tail::of(&serve, &["items", "--json"]);
     tail.note("up to date: 2 rows");
     place.sql("ALTER TABLE items ADD COLUMN more int; INSERT INTO items VALUES (3, 'three', 4)");
-    tail.note("the shape was made anew");
+    tail.note("shape replaced");
     tail.note("up to date: 3 rows");
     // A note may be here before the lines that were printed before it.
     let of = |messages: &[Value]| messages.iter().filter(|message| message.get("key").is_some()).count();

@@ -9,23 +9,23 @@ use forebay_redis::RedisClient;
 use forebay_sandbox::Redis;
 use tokio::runtime::Builder;
 
-use super::lease_script::Leases;
-use super::seed::Pool;
-use crate::harness::{Better, Board, Contest, Entrant, Spread, interleave};
-use crate::machine::{Pinned, cpu_time_of};
+use super::counter_pool::CounterPool;
+use super::lease_script::LeaseScript;
+use crate::harness::{Better, Contest, Entrant, Scoreboard, Spread, interleave};
+use crate::machine::{CpuPin, cpu_time_of};
 
 const USERS: usize = 2_000;
 
 /// One decision at a time, with client and Redis on one CPU. All streams stay open until the last has come.
-pub(crate) fn latency(board: &mut Board) -> Result<()> {
+pub(crate) fn latency(board: &mut Scoreboard) -> Result<()> {
     let server = &Redis::start()?;
     let decisions = board.scaled(5_000);
-    let _pinned = Pinned::to_one_cpu(&[server.pid()])?;
+    let _pinned = CpuPin::to_one_cpu(&[server.pid()])?;
     let mut entrants = [
         Entrant { name: "forebay", turn: Box::new(|| ours(server, decisions)) },
         Entrant { name: "ping", turn: Box::new(|| ping(server, decisions)) },
-        Entrant { name: "seed", turn: Box::new(|| seed(server, decisions, true)) },
-        Entrant { name: "seed-drawn", turn: Box::new(|| seed(server, decisions, false)) },
+        Entrant { name: "seed", turn: Box::new(|| counters(server, decisions, true)) },
+        Entrant { name: "seed-drawn", turn: Box::new(|| counters(server, decisions, false)) },
     ];
     let samples = interleave(board.rounds(), &mut entrants)?;
     let p50s: Vec<_> = samples.into_iter().map(|(name, p50s)| (name, Spread::of(p50s))).collect();
@@ -42,16 +42,16 @@ pub(crate) fn latency(board: &mut Board) -> Result<()> {
 /// A budget's unit and a user's, as admission takes them.
 fn ours(server: &Redis, decisions: u64) -> Result<f64> {
     let url = server.url();
-    in_a_task(async move {
+    run_in_task(async move {
         let (quota, budget, users) = join(&url).await?;
         let mut latencies_us = Vec::with_capacity(decisions as usize);
         let mut streams = Vec::with_capacity(decisions as usize);
         for at in 0..decisions {
             let user = user(at);
-            let began = Instant::now();
+            let started = Instant::now();
             let lease =
                 (budget.take().await.context("a unit")?, users.take(&user).await.context("a user's unit")?);
-            latencies_us.push(began.elapsed().as_secs_f64() * 1e6);
+            latencies_us.push(started.elapsed().as_secs_f64() * 1e6);
             streams.push(lease);
         }
         drop(streams);
@@ -64,33 +64,33 @@ fn ours(server: &Redis, decisions: u64) -> Result<f64> {
 
 fn ping(server: &Redis, decisions: u64) -> Result<f64> {
     let url = server.url();
-    in_a_task(async move {
+    run_in_task(async move {
         let client = RedisClient::connect(url.as_str()).await?;
         let mut latencies_us = Vec::with_capacity(decisions as usize);
         for _ in 0..decisions {
-            let began = Instant::now();
+            let started = Instant::now();
             client.exec::<String>(("PING",)).await?;
-            latencies_us.push(began.elapsed().as_secs_f64() * 1e6);
+            latencies_us.push(started.elapsed().as_secs_f64() * 1e6);
         }
         Ok(Spread::of(latencies_us).median)
     })
 }
 
 /// The seed's commands: the five that it draws, or all six, with the look at its health.
-fn seed(server: &Redis, decisions: u64, watches: bool) -> Result<f64> {
+fn counters(server: &Redis, decisions: u64, with_health: bool) -> Result<f64> {
     let url = server.url();
-    in_a_task(async move {
+    run_in_task(async move {
         let client = RedisClient::connect(url.as_str()).await?;
-        let pool = Pool { client: &client };
+        let pool = CounterPool { client: &client };
         let mut latencies_us = Vec::with_capacity(decisions as usize);
         for at in 0..decisions {
             let (user, thread) = (user(at), at.to_string());
-            let began = Instant::now();
+            let started = Instant::now();
             pool.acquire(&user, &thread).await?;
-            if watches {
-                pool.watch_health().await?;
+            if with_health {
+                pool.read_utilization().await?;
             }
-            latencies_us.push(began.elapsed().as_secs_f64() * 1e6);
+            latencies_us.push(started.elapsed().as_secs_f64() * 1e6);
         }
         for at in 0..decisions {
             pool.release(&user(at), &at.to_string()).await?;
@@ -100,7 +100,7 @@ fn seed(server: &Redis, decisions: u64, watches: bool) -> Result<f64> {
 }
 
 /// Many deciders at once: decisions for each second that Redis is busy.
-pub(crate) fn redis_cpu(board: &mut Board) -> Result<()> {
+pub(crate) fn redis_cpu(board: &mut Scoreboard) -> Result<()> {
     let server = &Redis::start()?;
     let decisions = board.scaled(200_000);
     let mut entrants = [
@@ -142,7 +142,7 @@ fn ours_per_core(server: &Redis, decisions: u64) -> Result<f64> {
 fn leases_per_core(server: &Redis, decisions: u64) -> Result<f64> {
     let (url, pid) = (server.url(), server.pid());
     runtime()?.block_on(async move {
-        let leases = Arc::new(Leases::new(RedisClient::connect(url.as_str()).await?));
+        let leases = Arc::new(LeaseScript::new(RedisClient::connect(url.as_str()).await?));
         let decide = move |user: String, id: String| {
             let leases = leases.clone();
             async move {
@@ -203,6 +203,6 @@ fn runtime() -> Result<tokio::runtime::Runtime> {
 }
 
 /// In a spawned task, as a server's handlers run.
-fn in_a_task(work: impl Future<Output = Result<f64>> + Send + 'static) -> Result<f64> {
+fn run_in_task(work: impl Future<Output = Result<f64>> + Send + 'static) -> Result<f64> {
     runtime()?.block_on(async { tokio::spawn(work).await? })
 }

@@ -19,14 +19,14 @@ redis.call('PEXPIRE', KEYS[1], ARGV[2])
 return 1
 ";
 
-pub(crate) struct Leases {
+pub(crate) struct LeaseScript {
     client: RedisClient,
     acquire: LuaScript,
 }
 
-impl Leases {
+impl LeaseScript {
     pub(crate) fn new(client: RedisClient) -> Self {
-        Leases { client, acquire: LuaScript::new(ACQUIRE) }
+        LeaseScript { client, acquire: LuaScript::new(ACQUIRE) }
     }
 
     pub(crate) async fn acquire(&self, user: &str, id: &str) -> Result<()> {

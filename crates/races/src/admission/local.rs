@@ -6,12 +6,12 @@ use anyhow::{Context, Result};
 use forebay_quota::{BudgetConfig, Quota};
 use tokio::runtime::Builder;
 
-use crate::harness::{Better, Board, Contest, Entrant, Spread, interleave};
+use crate::harness::{Better, Contest, Entrant, Scoreboard, Spread, interleave};
 
 /// What a local decision may cost.
 const LIMIT_NS: f64 = 500.0;
 
-pub(crate) fn run(board: &mut Board) -> Result<()> {
+pub(crate) fn run(board: &mut Scoreboard) -> Result<()> {
     let decisions = board.scaled(2_000_000);
     let mut entrants = [Entrant { name: "forebay", turn: Box::new(move || ours(decisions)) }];
     let samples = interleave(board.rounds(), &mut entrants)?;
@@ -33,10 +33,10 @@ fn ours(decisions: u64) -> Result<f64> {
         for _ in 0..1_000 {
             held.push(budget.take().await.context("there is room")?);
         }
-        let began = Instant::now();
+        let started = Instant::now();
         for _ in 0..decisions {
             drop(budget.take().await.context("there is room")?);
         }
-        Ok(began.elapsed().as_secs_f64() * 1e9 / decisions as f64)
+        Ok(started.elapsed().as_secs_f64() * 1e9 / decisions as f64)
     })
 }

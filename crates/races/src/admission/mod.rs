@@ -3,14 +3,14 @@
 //! A decision is to take a unit and to give it back. All contestants use the same Redis and, where they need a client, ours,
 //! so that the difference is what they send.
 
+mod counter_pool;
 mod decision;
 mod lease_script;
 mod local;
-mod seed;
 
 use anyhow::Result;
 
-use crate::harness::{Board, Race, no_child};
+use crate::harness::{Race, Scoreboard, no_child};
 
 pub(crate) const RACE: Race = Race {
     name: "admission",
@@ -20,7 +20,7 @@ pub(crate) const RACE: Race = Race {
     child: no_child,
 };
 
-fn run(board: &mut Board) -> Result<()> {
+fn run(board: &mut Scoreboard) -> Result<()> {
     if board.wants("local") {
         local::run(board)?;
     }

@@ -1,4 +1,4 @@
-//! Who is raced: each a server, its clients, and a way to write.
+//! Who is raced: each a server, its clients, and a mode to write.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -14,11 +14,11 @@ use tokio_postgres::NoTls;
 
 use super::listeners::STREAM;
 use super::{RACE, direct, now};
-use crate::helper::Helper;
-use crate::serving::Forebay;
+use crate::helper_process::HelperProcess;
+use crate::serving::ForebayProcess;
 
 /// From a server's start until it listens.
-const PATIENCE: Duration = Duration::from_secs(20);
+const START_TIMEOUT: Duration = Duration::from_secs(20);
 const INSERT: &str =
     "INSERT INTO news (note) VALUES ('~ sixty-four bytes or so, as a price or a line of a chat has them')";
 /// The same, for who has no Postgres.
@@ -26,67 +26,72 @@ const EVENT: &str =
     "{\"id\":\"12345\",\"note\":\"~ sixty-four bytes or so, as a price or a line of a chat has them\"}";
 
 /// A server and its clients.
-pub(super) struct House {
+pub(super) struct FanoutContestant {
     pub(super) name: &'static str,
     pub(super) pids: Vec<u32>,
-    pub(super) listeners: Helper,
-    /// Writes, and returns when it began to.
+    pub(super) listeners: HelperProcess,
+    /// Writes, and returns when it started to.
     pub(super) write: Box<dyn FnMut() -> Result<u64>>,
     /// What a client got, the last time.
     pub(super) bytes: usize,
-    _held: Box<dyn std::any::Any>,
+    _resources: Box<dyn std::any::Any>,
 }
 
-pub(super) fn sse(clients: u64) -> Result<Vec<House>> {
+pub(super) fn sse(clients: u64) -> Result<Vec<FanoutContestant>> {
     let ours = forebay(clients, STREAM, |forebay| forebay.live("table=news", "&live_sse=true"))?;
     let [node, durable] = [node(clients)?, durable_streams(clients, STREAM, "/news?offset=now&live=sse")?];
-    with_the_bare_thread(clients, ours, [durable, node])
+    with_bare_thread(clients, ours, [durable, node])
 }
 
-pub(super) fn long_poll(clients: u64) -> Result<Vec<House>> {
+pub(super) fn long_poll(clients: u64) -> Result<Vec<FanoutContestant>> {
     let ours = forebay(clients, "electric-offset", |forebay| {
         let (handle, offset) = forebay.now("table=news")?;
         Ok(format!("/v1/shape?table=news&handle={handle}&live=true&offset=OFFSET#{offset}"))
     })?;
     let target = "/news?live=long-poll&offset=OFFSET#now";
     let durable = durable_streams(clients, "stream-next-offset", target)?;
-    with_the_bare_thread(clients, ours, [durable])
+    with_bare_thread(clients, ours, [durable])
 }
 
 /// It writes as many bytes as one of our clients gets.
-fn with_the_bare_thread(
+fn with_bare_thread(
     clients: u64,
-    mut ours: House,
-    others: impl IntoIterator<Item = House>,
-) -> Result<Vec<House>> {
-    ours.turn(1)?;
-    let mut process = Helper::start(RACE.name, &format!("direct {clients} {}", ours.bytes))?;
-    let address = process.hear("listening")?.parse()?;
+    mut ours: FanoutContestant,
+    others: impl IntoIterator<Item = FanoutContestant>,
+) -> Result<Vec<FanoutContestant>> {
+    ours.run_turn(1)?;
+    let mut process = HelperProcess::start(RACE.name, &format!("direct {clients} {}", ours.bytes))?;
+    let address = process.expect_line("listening")?.parse()?;
     let listeners = listen(clients, address, STREAM, "/")?;
     let pids = vec![process.pid()];
     let write = move || {
-        process.order("write")?;
-        Ok(process.hear("wrote")?.parse()?)
+        process.send_command("write")?;
+        Ok(process.expect_line("wrote")?.parse()?)
     };
     let (name, bytes) = (direct::NAME, ours.bytes);
-    let bare = House { name, pids, listeners, write: Box::new(write), bytes, _held: Box::new(()) };
+    let bare =
+        FanoutContestant { name, pids, listeners, write: Box::new(write), bytes, _resources: Box::new(()) };
     Ok([ours, bare].into_iter().chain(others).collect())
 }
 
-fn listen(clients: u64, address: SocketAddr, header: &str, target: &str) -> Result<Helper> {
+fn listen(clients: u64, address: SocketAddr, header: &str, target: &str) -> Result<HelperProcess> {
     let mut listeners =
-        Helper::start(RACE.name, &format!("listeners {clients} {address} {header} {target}"))?;
-    listeners.hear("ready")?;
+        HelperProcess::start(RACE.name, &format!("listeners {clients} {address} {header} {target}"))?;
+    listeners.expect_line("ready")?;
     Ok(listeners)
 }
 
-fn forebay(clients: u64, header: &str, target: impl Fn(&Forebay) -> Result<String>) -> Result<House> {
+fn forebay(
+    clients: u64,
+    header: &str,
+    target: impl Fn(&ForebayProcess) -> Result<String>,
+) -> Result<FanoutContestant> {
     let postgres = news()?;
-    let forebay = Forebay::start(RACE.name, &postgres, "postgres")?;
+    let forebay = ForebayProcess::start(RACE.name, &postgres, "postgres")?;
     let listeners = listen(clients, forebay.address(), header, &target(&forebay)?)?;
     let (pids, write) = (vec![forebay.pid()], Box::new(writer(&postgres)?));
-    let _held = Box::new((forebay, postgres));
-    Ok(House { name: "forebay", pids, listeners, write, bytes: 0, _held })
+    let _resources = Box::new((forebay, postgres));
+    Ok(FanoutContestant { name: "forebay", pids, listeners, write, bytes: 0, _resources })
 }
 
 fn news() -> Result<Postgres> {
@@ -102,13 +107,13 @@ fn writer(postgres: &Postgres) -> Result<impl FnMut() -> Result<u64> + use<>> {
     let (client, connection) = runtime.block_on(tokio_postgres::connect(&postgres.url("postgres"), NoTls))?;
     runtime.spawn(connection);
     Ok(move || {
-        let began = now();
+        let started = now();
         runtime.block_on(client.batch_execute(INSERT))?;
-        Ok(began)
+        Ok(started)
     })
 }
 
-fn node(clients: u64) -> Result<House> {
+fn node(clients: u64) -> Result<FanoutContestant> {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("peers/fanout.mjs");
     let packages = script.with_file_name("node_modules");
     ensure!(packages.exists(), "{} is missing: run script/bootstrap races", packages.display());
@@ -117,35 +122,42 @@ fn node(clients: u64) -> Result<House> {
     postgres.execute("postgres", "SELECT pg_create_logical_replication_slot('news', 'pgoutput')")?;
     let mut command = Command::new("node");
     command.arg(script).arg(postgres.url("postgres"));
-    let program = Program::start(command, None)?;
+    let program = PeerProcess::start(command, None)?;
     let listeners = listen(clients, program.address, STREAM, "/")?;
     let (pids, write) = (vec![program.child.id()], Box::new(writer(&postgres)?));
-    let _held = Box::new((program, postgres));
-    Ok(House { name: "node", pids, listeners, write, bytes: 0, _held })
+    let _resources = Box::new((program, postgres));
+    Ok(FanoutContestant { name: "node", pids, listeners, write, bytes: 0, _resources })
 }
 
-fn durable_streams(clients: u64, header: &str, target: &str) -> Result<House> {
+fn durable_streams(clients: u64, header: &str, target: &str) -> Result<FanoutContestant> {
     let program = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/peers/bin/durable-streams-server");
     ensure!(program.exists(), "{} is missing: run script/bootstrap races", program.display());
     let folder = std::env::temp_dir().join(format!("forebay-races-durable-{}", std::process::id()));
     let mut command = Command::new(program);
     command.arg("--data-dir").arg(&folder).arg("--port");
-    let program = Program::start(command, Some(folder))?;
+    let program = PeerProcess::start(command, Some(folder))?;
     let mut socket = TcpStream::connect(program.address)?;
     socket.set_nodelay(true)?;
-    say(&mut socket, "PUT", "")?;
+    send_request(&mut socket, "PUT", "")?;
     let listeners = listen(clients, program.address, header, target)?;
     let write = Box::new(move || {
-        let began = now();
-        say(&mut socket, "POST", EVENT)?;
-        Ok(began)
+        let started = now();
+        send_request(&mut socket, "POST", EVENT)?;
+        Ok(started)
     });
     let pids = vec![program.child.id()];
-    Ok(House { name: "durable-streams", pids, listeners, write, bytes: 0, _held: Box::new(program) })
+    Ok(FanoutContestant {
+        name: "durable-streams",
+        pids,
+        listeners,
+        write,
+        bytes: 0,
+        _resources: Box::new(program),
+    })
 }
 
 /// To durable-streams, about its stream.
-fn say(socket: &mut TcpStream, method: &str, body: &str) -> Result<()> {
+fn send_request(socket: &mut TcpStream, method: &str, body: &str) -> Result<()> {
     let length = body.len();
     let request = format!(
         "{method} /news HTTP/1.1\r\nhost: race\r\ncontent-type: application/json\r\ncontent-length: {length}\r\n\r\n{body}"
@@ -162,29 +174,29 @@ fn say(socket: &mut TcpStream, method: &str, body: &str) -> Result<()> {
 }
 
 /// A program that isn't ours, on a free port that is its last argument; ended when dropped, and its folder with it.
-struct Program {
+struct PeerProcess {
     child: Child,
     address: SocketAddr,
     folder: Option<PathBuf>,
 }
 
-impl Program {
-    fn start(mut command: Command, folder: Option<PathBuf>) -> Result<Program> {
+impl PeerProcess {
+    fn start(mut command: Command, folder: Option<PathBuf>) -> Result<PeerProcess> {
         let port = forebay_sandbox::free_port();
         let address = SocketAddr::from(([127, 0, 0, 1], port));
         command.arg(port.to_string()).stdout(Stdio::null()).stderr(Stdio::null());
         let child = command.spawn().with_context(|| format!("starting {command:?}"))?;
-        let program = Program { child, address, folder };
-        let began = Instant::now();
+        let program = PeerProcess { child, address, folder };
+        let started = Instant::now();
         while TcpStream::connect(address).is_err() {
-            ensure!(began.elapsed() < PATIENCE, "{command:?} doesn't listen after {PATIENCE:?}");
+            ensure!(started.elapsed() < START_TIMEOUT, "{command:?} doesn't listen after {START_TIMEOUT:?}");
             thread::sleep(Duration::from_millis(10));
         }
         Ok(program)
     }
 }
 
-impl Drop for Program {
+impl Drop for PeerProcess {
     fn drop(&mut self) {
         // All of these fail only for what is gone already.
         let _ = self.child.kill();

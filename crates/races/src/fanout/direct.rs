@@ -6,17 +6,17 @@ use std::net::TcpListener;
 use anyhow::{Result, ensure};
 
 use super::now;
-use crate::harness::Report;
-use crate::helper;
+use crate::harness::ExperimentReport;
+use crate::helper_process;
 
 pub(super) const NAME: &str = "bare_thread";
 
 const HEAD: &[u8] = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n";
 
 /// Takes its clients, then writes to all of them whenever it is told to.
-pub(super) fn run(count: usize, bytes: usize) -> Result<Report> {
+pub(super) fn run(count: usize, bytes: usize) -> Result<ExperimentReport> {
     let listener = TcpListener::bind("127.0.0.1:0")?;
-    helper::announce(&format!("listening {}", listener.local_addr()?))?;
+    helper_process::announce(&format!("listening {}", listener.local_addr()?))?;
     let mut sockets = Vec::new();
     let mut request = [0; 4096];
     for _ in 0..count {
@@ -28,12 +28,12 @@ pub(super) fn run(count: usize, bytes: usize) -> Result<Report> {
     }
     let mut event = vec![b'x'; bytes];
     event[bytes / 2] = b'~';
-    while helper::next_order().is_some() {
-        let began = now();
+    while helper_process::next_command().is_some() {
+        let started = now();
         for socket in &mut sockets {
             socket.write_all(&event)?;
         }
-        helper::announce(&format!("wrote {began}"))?;
+        helper_process::announce(&format!("wrote {started}"))?;
     }
-    Ok(Report::new("gone"))
+    Ok(ExperimentReport::new("gone"))
 }

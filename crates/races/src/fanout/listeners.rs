@@ -11,32 +11,32 @@ use anyhow::{Context, Result, ensure};
 use rustix::event::{Timespec, epoll};
 
 use super::now;
-use crate::harness::Report;
-use crate::helper;
-use crate::serving::Head;
+use crate::harness::ExperimentReport;
+use crate::helper_process;
+use crate::serving::ResponseHead;
 
 /// In every event once, and in nothing else that servers send.
 const MARK: u8 = b'~';
 /// Where the next request begins.
-const PLACE: &str = "OFFSET";
+const OFFSET_PLACEHOLDER: &str = "OFFSET";
 /// Streams that don't poll have no header that says where to go on.
 pub(super) const STREAM: &str = "-";
 /// How long nobody hears anything when all have come to rest.
-const QUIET: Duration = Duration::from_millis(100);
+const QUIET_TIME: Duration = Duration::from_millis(100);
 /// How long an event may take.
-const PATIENCE: Duration = Duration::from_secs(30);
+const EVENT_TIMEOUT: Duration = Duration::from_secs(30);
 /// Those who ask at the same time.
 const WAVE: usize = 100;
 
-struct Client {
+struct Listener {
     socket: TcpStream,
     /// Of one that polls: what there is of its answer.
     answer: Vec<u8>,
     arrived: Option<u64>,
 }
 
-struct Crowd<'a> {
-    clients: Vec<Client>,
+struct Listeners<'a> {
+    clients: Vec<Listener>,
     header: &'a str,
     target: &'a str,
     buffer: Vec<u8>,
@@ -44,47 +44,51 @@ struct Crowd<'a> {
 }
 
 /// `target` is asked for by each; where it has `OFFSET`, what comes first is the part behind `#`.
-pub(super) fn run(count: usize, address: SocketAddr, header: &str, target: &str) -> Result<Report> {
+pub(super) fn run(count: usize, address: SocketAddr, header: &str, target: &str) -> Result<ExperimentReport> {
     let poll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
     let (target, first) = target.split_once('#').unwrap_or((target, ""));
-    let mut crowd = Crowd { clients: Vec::new(), header, target, buffer: vec![0; 64 * 1024], bytes: 0 };
+    let mut listeners =
+        Listeners { clients: Vec::new(), header, target, buffer: vec![0; 64 * 1024], bytes: 0 };
     for user in 0..count {
         let mut socket = TcpStream::connect(address)?;
         socket.set_nodelay(true)?;
         request(&mut socket, target, first)?;
         socket.set_nonblocking(true)?;
         epoll::add(&poll, &socket, epoll::EventData::new_u64(user as u64), epoll::EventFlags::IN)?;
-        crowd.clients.push(Client { socket, answer: Vec::new(), arrived: None });
+        listeners.clients.push(Listener { socket, answer: Vec::new(), arrived: None });
         if user % WAVE == 0 {
-            crowd.hear(&poll, Duration::ZERO)?;
+            listeners.read_ready(&poll, Duration::ZERO)?;
         }
     }
-    while crowd.hear(&poll, QUIET)? {}
-    helper::announce("ready")?;
-    while helper::next_order().is_some() {
-        crowd.bytes = 0;
-        crowd.clients.iter_mut().for_each(|client| client.arrived = None);
-        helper::announce("expecting")?;
-        while crowd.clients.iter().any(|client| client.arrived.is_none()) {
-            ensure!(crowd.hear(&poll, PATIENCE)?, "some have no event after {PATIENCE:?}");
+    while listeners.read_ready(&poll, QUIET_TIME)? {}
+    helper_process::announce("ready")?;
+    while helper_process::next_command().is_some() {
+        listeners.bytes = 0;
+        listeners.clients.iter_mut().for_each(|client| client.arrived = None);
+        helper_process::announce("expecting")?;
+        while listeners.clients.iter().any(|client| client.arrived.is_none()) {
+            ensure!(
+                listeners.read_ready(&poll, EVENT_TIMEOUT)?,
+                "some have no event after {EVENT_TIMEOUT:?}"
+            );
         }
-        let mut said = format!("received {}", crowd.bytes / count);
-        let arrived = crowd.clients.iter().filter_map(|client| client.arrived);
+        let mut said = format!("received {}", listeners.bytes / count);
+        let arrived = listeners.clients.iter().filter_map(|client| client.arrived);
         arrived.for_each(|at| said += &format!(" {at}"));
-        helper::announce(&said)?;
+        helper_process::announce(&said)?;
     }
-    Ok(Report::new("gone"))
+    Ok(ExperimentReport::new("gone"))
 }
 
 fn request(socket: &mut TcpStream, target: &str, offset: &str) -> Result<()> {
-    let target = target.replace(PLACE, offset);
+    let target = target.replace(OFFSET_PLACEHOLDER, offset);
     let request = format!("GET {target} HTTP/1.1\r\nhost: race\r\n\r\n");
     Ok(socket.write_all(request.as_bytes())?)
 }
 
-impl Crowd<'_> {
+impl Listeners<'_> {
     /// Hears whatever is there, or comes within the time; `false`: nothing did.
-    fn hear(&mut self, poll: impl AsFd, within: Duration) -> Result<bool> {
+    fn read_ready(&mut self, poll: impl AsFd, within: Duration) -> Result<bool> {
         let mut ready = Vec::with_capacity(64);
         let within = Timespec::try_from(within)?;
         epoll::wait(&poll, rustix::buffer::spare_capacity(&mut ready), Some(&within))?;
@@ -103,19 +107,19 @@ impl Crowd<'_> {
             }
             if self.header != STREAM {
                 client.answer.extend_from_slice(bytes);
-                client.ask_again(self.header, self.target)?;
+                client.request_next(self.header, self.target)?;
             }
         }
         Ok(!ready.is_empty())
     }
 }
 
-impl Client {
+impl Listener {
     /// If its answer is whole.
-    fn ask_again(&mut self, header: &str, target: &str) -> Result<()> {
+    fn request_next(&mut self, header: &str, target: &str) -> Result<()> {
         let end = self.answer.windows(4).position(|four| four == b"\r\n\r\n").map(|at| at + 4);
         let Some(end) = end else { return Ok(()) };
-        let head = Head::parse(&self.answer[..end])?;
+        let head = ResponseHead::parse(&self.answer[..end])?;
         ensure!(head.status == 200, "a poll is answered with {}", self.answer.escape_ascii());
         let length = match head.get("content-length") {
             Some(length) => end + length.parse::<usize>()?,

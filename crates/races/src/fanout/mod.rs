@@ -13,8 +13,8 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use rustix::time::{ClockId, clock_gettime};
 
-use self::contestants::House;
-use crate::harness::{Better, Board, Contest, Entrant, Race, Report, Spread, interleave};
+use self::contestants::FanoutContestant;
+use crate::harness::{Better, Contest, Entrant, ExperimentReport, Race, Scoreboard, Spread, interleave};
 use crate::{process, serving};
 
 pub(crate) const RACE: Race = Race {
@@ -31,50 +31,53 @@ const WRITES: u64 = 20;
 /// Between two writes, for everybody to come to rest.
 const SETTLE: Duration = Duration::from_millis(30);
 
-/// A way to wait: the goal is a part of the bare thread's speed, the limit is CPU for each delivery.
-struct Way {
+/// A mode to wait: the goal is a part of the bare thread's speed, the limit is CPU for each delivery.
+struct DeliveryMode {
     name: &'static str,
     goal: f64,
     cpu_limit_us: f64,
-    open: fn(u64) -> Result<Vec<House>>,
+    open: fn(u64) -> Result<Vec<FanoutContestant>>,
 }
 
-const WAYS: [Way; 2] = [
-    Way { name: "sse", goal: 1.0 / 2.5, cpu_limit_us: 12.0, open: contestants::sse },
-    Way { name: "long_poll", goal: 1.0 / 5.0, cpu_limit_us: 40.0, open: contestants::long_poll },
+const DELIVERY_MODES: [DeliveryMode; 2] = [
+    DeliveryMode { name: "sse", goal: 1.0 / 2.5, cpu_limit_us: 12.0, open: contestants::sse },
+    DeliveryMode { name: "long_poll", goal: 1.0 / 5.0, cpu_limit_us: 40.0, open: contestants::long_poll },
 ];
 
 /// What a turn showed.
-struct Turn {
+struct FanoutSample {
     p50_ms: f64,
     p99_ms: f64,
     cpu_us: f64,
 }
 
-fn run(board: &mut Board) -> Result<()> {
+fn run(board: &mut Scoreboard) -> Result<()> {
     // A tenth is few enough for a smoke run.
     let clients = board.scaled(CLIENTS).max(CLIENTS / 10);
-    for way in &WAYS {
-        let cases = ["p50", "p99", "cpu"].map(|figure| format!("{}_{figure}", way.name));
+    for mode in &DELIVERY_MODES {
+        let cases = ["p50", "p99", "cpu"].map(|figure| format!("{}_{figure}", mode.name));
         if cases.iter().any(|case| board.wants(case)) {
-            one_way(board, way, &cases, clients)?;
+            race_mode(board, mode, &cases, clients)?;
         }
     }
     Ok(())
 }
 
-fn one_way(board: &mut Board, way: &Way, cases: &[String; 3], clients: u64) -> Result<()> {
-    let mut houses = (way.open)(clients)?;
-    for house in &mut houses {
-        house.turn(WRITES / 4)?; // a warm-up
+fn race_mode(board: &mut Scoreboard, mode: &DeliveryMode, cases: &[String; 3], clients: u64) -> Result<()> {
+    let mut contestants = (mode.open)(clients)?;
+    for contestant in &mut contestants {
+        contestant.run_turn(WRITES / 4)?; // a warm-up
     }
-    let mut entrants: Vec<_> = houses
+    let mut entrants: Vec<_> = contestants
         .iter_mut()
-        .map(|house| Entrant { name: house.name, turn: Box::new(|| house.turn(WRITES)) as Box<_> })
+        .map(|contestant| Entrant {
+            name: contestant.name,
+            turn: Box::new(|| contestant.run_turn(WRITES)) as Box<_>,
+        })
         .collect();
     let samples = interleave(board.rounds(), &mut entrants)?;
     drop(entrants);
-    let spreads = |figure: fn(&Turn) -> f64| -> Vec<_> {
+    let spreads = |figure: fn(&FanoutSample) -> f64| -> Vec<_> {
         samples.iter().map(|(name, turns)| (*name, Spread::of(turns.iter().map(figure)))).collect()
     };
     let figures = [spreads(|turn| turn.p50_ms), spreads(|turn| turn.p99_ms), spreads(|turn| turn.cpu_us)];
@@ -84,12 +87,12 @@ fn one_way(board: &mut Board, way: &Way, cases: &[String; 3], clients: u64) -> R
         let (ours, better) = (spreads[0].1.median, Better::Lower);
         let is_cpu = case.ends_with("cpu");
         if is_cpu {
-            let (peer, theirs, goal) = ("limit", way.cpu_limit_us, 1.0);
+            let (peer, theirs, goal) = ("limit", mode.cpu_limit_us, 1.0);
             board.contest(case, Contest { ours, peer, theirs, unit, better, goal });
         }
         for (peer, spread) in &spreads[1..] {
             let (theirs, is_bare) = (spread.median, *peer == direct::NAME);
-            let goal = if is_bare { way.goal } else { 1.0 };
+            let goal = if is_bare { mode.goal } else { 1.0 };
             if !(is_bare && is_cpu) {
                 board.contest(case, Contest { ours, peer, theirs, unit, better, goal });
             }
@@ -98,15 +101,15 @@ fn one_way(board: &mut Board, way: &Way, cases: &[String; 3], clients: u64) -> R
     Ok(())
 }
 
-impl House {
-    fn turn(&mut self, writes: u64) -> Result<Turn> {
+impl FanoutContestant {
+    fn run_turn(&mut self, writes: u64) -> Result<FanoutSample> {
         let before = process::cpu_ns(&self.pids)?;
         let mut took = Vec::new();
         for _ in 0..writes {
-            self.listeners.order("expect")?;
-            self.listeners.hear("expecting")?;
+            self.listeners.send_command("expect")?;
+            self.listeners.expect_line("expecting")?;
             let written = (self.write)()?;
-            let received = self.listeners.hear("received")?;
+            let received = self.listeners.expect_line("received")?;
             let mut words = received.split(' ');
             self.bytes = words.next().and_then(|bytes| bytes.parse().ok()).context("how many bytes")?;
             for at in words {
@@ -118,7 +121,7 @@ impl House {
         let cpu_us = (process::cpu_ns(&self.pids)? - before) as f64 / 1e3 / deliveries;
         took.sort_unstable();
         let at = |percent: usize| took[(took.len() - 1) * percent / 100] as f64 / 1e6;
-        Ok(Turn { p50_ms: at(50), p99_ms: at(99), cpu_us })
+        Ok(FanoutSample { p50_ms: at(50), p99_ms: at(99), cpu_us })
     }
 }
 
@@ -128,7 +131,7 @@ fn now() -> u64 {
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
-fn child(experiment: &str) -> Result<Report> {
+fn child(experiment: &str) -> Result<ExperimentReport> {
     process::raise_descriptor_limit()?;
     let words: Vec<_> = experiment.split(' ').collect();
     match words[..] {

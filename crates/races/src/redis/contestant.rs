@@ -10,7 +10,7 @@ use anyhow::{Result, ensure};
 ///
 /// Each is set up as its makers would for one busy shared connection, and keeps its own default deadlines.
 /// The handle is `&mut` because redis-rs wants it so; every task has its own.
-pub(crate) trait Contestant: Clone + Send + Sync + 'static {
+pub(crate) trait RedisContestant: Clone + Send + Sync + 'static {
     const NAME: &'static str;
 
     fn connect(url: &str) -> impl Future<Output = Result<Self>> + Send;
@@ -44,14 +44,14 @@ pub(crate) fn fill(server: SocketAddr) -> Result<()> {
     let mut socket = TcpStream::connect(server)?;
     let value = "v".repeat(VALUE_BYTES);
     for key in keys() {
-        let reply = ask(&mut socket, &["SET", &key, &value])?;
+        let reply = send_command(&mut socket, &["SET", &key, &value])?;
         ensure!(reply == "+OK\r\n", "SET {key} was answered with {reply:?}");
     }
     Ok(())
 }
 
 /// Sends one command and reads one short reply.
-pub(crate) fn ask(socket: &mut TcpStream, command: &[&str]) -> Result<String> {
+pub(crate) fn send_command(socket: &mut TcpStream, command: &[&str]) -> Result<String> {
     socket.write_all(encode(command).as_bytes())?;
     let mut reply = [0; 512];
     let read = socket.read(&mut reply)?;

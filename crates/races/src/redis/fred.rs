@@ -7,12 +7,12 @@ use ::fred::prelude::{Builder, Client, ClientLike, Config, KeysInterface, Reconn
 use ::fred::types::Value;
 use anyhow::Result;
 
-use super::contestant::Contestant;
+use super::contestant::RedisContestant;
 
 #[derive(Clone)]
 pub(crate) struct Fred(Client);
 
-impl Contestant for Fred {
+impl RedisContestant for Fred {
     const NAME: &'static str = "fred";
 
     async fn connect(url: &str) -> Result<Self> {

@@ -12,14 +12,14 @@ mod sequential;
 mod throughput;
 
 pub(crate) use fred::Fred;
-pub(crate) use ours::Ours;
-pub(crate) use redis_rs::{Managed, Multiplexed};
+pub(crate) use ours::ForebayRedis;
+pub(crate) use redis_rs::{ManagedRedisRs, MultiplexedRedisRs};
 pub(crate) use rustis::Rustis;
 
 use anyhow::Result;
 use forebay_sandbox::Redis;
 
-use crate::harness::{Board, Race, no_child};
+use crate::harness::{Race, Scoreboard, no_child};
 
 pub(crate) const RACE: Race = Race {
     name: "redis",
@@ -44,7 +44,7 @@ pub(crate) const RACE: Race = Race {
     child: no_child,
 };
 
-fn run(board: &mut Board) -> Result<()> {
+fn run(board: &mut Scoreboard) -> Result<()> {
     let server = Redis::start()?;
     contestant::fill(server.addr())?;
     throughput::run(board, &server.url())?;

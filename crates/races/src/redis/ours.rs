@@ -1,14 +1,14 @@
-//! Ours, as it comes: its default deadlines are on.
+//! ForebayRedis, as it comes: its default deadlines are on.
 
 use anyhow::Result;
 use forebay_redis::RedisClient;
 
-use super::contestant::Contestant;
+use super::contestant::RedisContestant;
 
 #[derive(Clone)]
-pub(crate) struct Ours(RedisClient);
+pub(crate) struct ForebayRedis(RedisClient);
 
-impl Contestant for Ours {
+impl RedisContestant for ForebayRedis {
     const NAME: &'static str = "forebay";
 
     async fn connect(url: &str) -> Result<Self> {

@@ -7,22 +7,22 @@ use ::redis::aio::{ConnectionLike, ConnectionManager, MultiplexedConnection};
 use ::redis::{Client, Pipeline, cmd};
 use anyhow::Result;
 
-use super::contestant::Contestant;
+use super::contestant::RedisContestant;
 
 /// A handle with its connection, of either kind.
 #[derive(Clone)]
 pub(crate) struct RedisRs<C>(C);
 
-pub(crate) type Multiplexed = RedisRs<MultiplexedConnection>;
-pub(crate) type Managed = RedisRs<ConnectionManager>;
+pub(crate) type MultiplexedRedisRs = RedisRs<MultiplexedConnection>;
+pub(crate) type ManagedRedisRs = RedisRs<ConnectionManager>;
 
 /// What the two kinds do not share.
-pub(crate) trait Kind: ConnectionLike + Clone + Send + Sync + 'static {
+pub(crate) trait RedisRsConnection: ConnectionLike + Clone + Send + Sync + 'static {
     const NAME: &'static str;
     fn open(client: Client) -> impl Future<Output = Result<Self>> + Send;
 }
 
-impl Kind for MultiplexedConnection {
+impl RedisRsConnection for MultiplexedConnection {
     const NAME: &'static str = "redis-rs";
 
     async fn open(client: Client) -> Result<Self> {
@@ -30,7 +30,7 @@ impl Kind for MultiplexedConnection {
     }
 }
 
-impl Kind for ConnectionManager {
+impl RedisRsConnection for ConnectionManager {
     const NAME: &'static str = "redis-rs-manager";
 
     async fn open(client: Client) -> Result<Self> {
@@ -38,7 +38,7 @@ impl Kind for ConnectionManager {
     }
 }
 
-impl<C: Kind> Contestant for RedisRs<C> {
+impl<C: RedisRsConnection> RedisContestant for RedisRs<C> {
     const NAME: &'static str = C::NAME;
 
     async fn connect(url: &str) -> Result<Self> {

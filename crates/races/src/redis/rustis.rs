@@ -6,12 +6,12 @@ use ::rustis::client::{BatchPreparedCommand, Client, IntoConfig};
 use ::rustis::commands::StringCommands;
 use anyhow::Result;
 
-use super::contestant::Contestant;
+use super::contestant::RedisContestant;
 
 #[derive(Clone)]
 pub(crate) struct Rustis(Client);
 
-impl Contestant for Rustis {
+impl RedisContestant for Rustis {
     const NAME: &'static str = "rustis";
 
     async fn connect(url: &str) -> Result<Self> {

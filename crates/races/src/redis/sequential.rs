@@ -9,23 +9,23 @@ use forebay_sandbox::Redis;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::runtime::Builder;
 
-use super::contestant::{Contestant, VALUE_BYTES, encode, keys};
-use super::{Fred, Multiplexed, Ours, Rustis};
-use crate::harness::{Better, Board, Contest, Entrant, Spread, interleave};
-use crate::machine::Pinned;
+use super::contestant::{RedisContestant, VALUE_BYTES, encode, keys};
+use super::{ForebayRedis, Fred, MultiplexedRedisRs, Rustis};
+use crate::harness::{Better, Contest, Entrant, Scoreboard, Spread, interleave};
+use crate::machine::CpuPin;
 
 /// `$100\r\n`, the value, `\r\n`.
 const REPLY_BYTES: usize = 6 + VALUE_BYTES + 2;
 
-pub(crate) fn run(board: &mut Board, server: &Redis) -> Result<()> {
+pub(crate) fn run(board: &mut Scoreboard, server: &Redis) -> Result<()> {
     let (url, requests) = (&server.url(), board.scaled(20_000));
-    let _pinned = Pinned::to_one_cpu(&[server.pid()])?;
+    let _pinned = CpuPin::to_one_cpu(&[server.pid()])?;
     let mut entrants = [
-        client::<Ours>(url, requests),
+        client::<ForebayRedis>(url, requests),
         Entrant { name: "raw-socket", turn: Box::new(|| raw_socket(server.addr(), requests)) },
         Entrant { name: "raw-tokio-socket", turn: Box::new(|| raw_tokio_socket(server.addr(), requests)) },
         client::<Rustis>(url, requests),
-        client::<Multiplexed>(url, requests),
+        client::<MultiplexedRedisRs>(url, requests),
         client::<Fred>(url, requests),
     ];
     let samples = interleave(board.rounds(), &mut entrants)?;
@@ -44,16 +44,16 @@ fn p50(latencies_us: Vec<f64>) -> f64 {
     Spread::of(latencies_us.into_iter().skip(warm_up)).median
 }
 
-fn client<C: Contestant>(url: &str, requests: u64) -> Entrant<'_, f64> {
+fn client<C: RedisContestant>(url: &str, requests: u64) -> Entrant<'_, f64> {
     let turn = move || {
         let url = url.to_owned();
-        in_a_task(async move {
+        run_in_task(async move {
             let (mut client, key) = (C::connect(&url).await?, &keys()[0]);
             let mut latencies_us = Vec::with_capacity(requests as usize);
             for _ in 0..requests {
-                let began = Instant::now();
+                let started = Instant::now();
                 let value = client.get(key).await?;
-                latencies_us.push(began.elapsed().as_secs_f64() * 1e6);
+                latencies_us.push(started.elapsed().as_secs_f64() * 1e6);
                 ensure!(value.len() == VALUE_BYTES, "a reply has {} bytes", value.len());
             }
             Ok(p50(latencies_us))
@@ -64,7 +64,7 @@ fn client<C: Contestant>(url: &str, requests: u64) -> Entrant<'_, f64> {
 
 /// Runs in a spawned task of a current-thread runtime, as a server's handlers do. The future of `block_on` itself is polled
 /// only after another look at the driver, which would count as the client's.
-fn in_a_task(work: impl Future<Output = Result<f64>> + Send + 'static) -> Result<f64> {
+fn run_in_task(work: impl Future<Output = Result<f64>> + Send + 'static) -> Result<f64> {
     let runtime = Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async { tokio::spawn(work).await? })
 }
@@ -75,7 +75,7 @@ fn raw_socket(address: SocketAddr, requests: u64) -> Result<f64> {
     let (request, mut reply) = (encode(&["GET", &keys()[0]]), [0; 4096]);
     let mut latencies_us = Vec::with_capacity(requests as usize);
     for _ in 0..requests {
-        let began = Instant::now();
+        let started = Instant::now();
         socket.write_all(request.as_bytes())?;
         let mut read = 0;
         while read < REPLY_BYTES {
@@ -83,19 +83,19 @@ fn raw_socket(address: SocketAddr, requests: u64) -> Result<f64> {
             ensure!(more > 0, "the server hung up");
             read += more;
         }
-        latencies_us.push(began.elapsed().as_secs_f64() * 1e6);
+        latencies_us.push(started.elapsed().as_secs_f64() * 1e6);
     }
     Ok(p50(latencies_us))
 }
 
 fn raw_tokio_socket(address: SocketAddr, requests: u64) -> Result<f64> {
-    in_a_task(async move {
+    run_in_task(async move {
         let mut socket = tokio::net::TcpStream::connect(address).await?;
         socket.set_nodelay(true)?;
         let (request, mut reply) = (encode(&["GET", &keys()[0]]), [0; 4096]);
         let mut latencies_us = Vec::with_capacity(requests as usize);
         for _ in 0..requests {
-            let began = Instant::now();
+            let started = Instant::now();
             socket.write_all(request.as_bytes()).await?;
             let mut read = 0;
             while read < REPLY_BYTES {
@@ -103,7 +103,7 @@ fn raw_tokio_socket(address: SocketAddr, requests: u64) -> Result<f64> {
                 ensure!(more > 0, "the server hung up");
                 read += more;
             }
-            latencies_us.push(began.elapsed().as_secs_f64() * 1e6);
+            latencies_us.push(started.elapsed().as_secs_f64() * 1e6);
         }
         Ok(p50(latencies_us))
     })

@@ -6,67 +6,67 @@ use anyhow::{Result, ensure};
 use tokio::runtime::{Builder, Runtime};
 use tokio::task::JoinSet;
 
-use super::contestant::{Contestant, KEYS, VALUE_BYTES, keys};
-use super::{Fred, Multiplexed, Ours, Rustis};
+use super::contestant::{KEYS, RedisContestant, VALUE_BYTES, keys};
+use super::{ForebayRedis, Fred, MultiplexedRedisRs, Rustis};
 use crate::allocations;
-use crate::harness::{Better, Board, Contest, Effort, Entrant, Spread, interleave};
+use crate::harness::{Better, Contest, Entrant, Scoreboard, Spread, WorkCost, interleave};
 
 #[derive(Clone, Copy)]
-enum Workers {
+enum RuntimeKind {
     CurrentThread,
     Two,
 }
 
-impl Workers {
+impl RuntimeKind {
     fn runtime(self) -> Result<Runtime> {
         let mut builder = match self {
-            Workers::CurrentThread => Builder::new_current_thread(),
-            Workers::Two => Builder::new_multi_thread(),
+            RuntimeKind::CurrentThread => Builder::new_current_thread(),
+            RuntimeKind::Two => Builder::new_multi_thread(),
         };
         Ok(builder.worker_threads(2).enable_all().build()?)
     }
 }
 
 #[derive(Clone, Copy)]
-enum Request {
+enum RedisRequest {
     Get,
     /// One pipeline with a GET of each key.
     Pipeline,
 }
 
-impl Request {
+impl RedisRequest {
     fn ops(self) -> u64 {
         match self {
-            Request::Get => 1,
-            Request::Pipeline => KEYS as u64,
+            RedisRequest::Get => 1,
+            RedisRequest::Pipeline => KEYS as u64,
         }
     }
 }
 
 /// So many tasks, each with one request open at a time.
 #[derive(Clone, Copy)]
-struct Load {
-    workers: Workers,
+struct RedisLoad {
+    workers: RuntimeKind,
     tasks: u64,
-    request: Request,
+    request: RedisRequest,
     requests_per_task: u64,
 }
 
-impl Load {
+impl RedisLoad {
     fn ops(self) -> u64 {
         self.tasks * self.requests_per_task * self.request.ops()
     }
 
     /// A fresh runtime and connection, warmed up by a tenth of the load.
-    fn prepare<C: Contestant>(self, url: &str) -> Result<(Runtime, C)> {
+    fn prepare<C: RedisContestant>(self, url: &str) -> Result<(Runtime, C)> {
         let runtime = self.workers.runtime()?;
         let client = runtime.block_on(C::connect(url))?;
-        let warm_up = Load { requests_per_task: self.requests_per_task.div_ceil(10), ..self };
+        let warm_up = RedisLoad { requests_per_task: self.requests_per_task.div_ceil(10), ..self };
         runtime.block_on(warm_up.run(client.clone()))?;
         Ok((runtime, client))
     }
 
-    async fn run<C: Contestant>(self, client: C) -> Result<()> {
+    async fn run<C: RedisContestant>(self, client: C) -> Result<()> {
         let keys = Arc::new(keys());
         let mut tasks = JoinSet::new();
         for task in 0..self.tasks {
@@ -75,8 +75,8 @@ impl Load {
                 let key = &keys[task as usize % KEYS];
                 for _ in 0..self.requests_per_task {
                     let bytes: usize = match self.request {
-                        Request::Get => client.get(key).await?.len(),
-                        Request::Pipeline => client.get_many(&keys).await?.iter().map(String::len).sum(),
+                        RedisRequest::Get => client.get(key).await?.len(),
+                        RedisRequest::Pipeline => client.get_many(&keys).await?.iter().map(String::len).sum(),
                     };
                     ensure!(bytes == self.request.ops() as usize * VALUE_BYTES, "a reply has {bytes} bytes");
                 }
@@ -88,36 +88,36 @@ impl Load {
 }
 
 /// The six contests, each with its CPU.
-pub(crate) fn run(board: &mut Board, url: &str) -> Result<()> {
+pub(crate) fn run(board: &mut Scoreboard, url: &str) -> Result<()> {
     for (name, tasks, request, ops) in [
-        ("tasks64", 64, Request::Get, 384_000),
-        ("tasks1000", 1000, Request::Get, 600_000),
-        ("pipeline100", 4, Request::Pipeline, 600_000),
+        ("tasks64", 64, RedisRequest::Get, 384_000),
+        ("tasks1000", 1000, RedisRequest::Get, 600_000),
+        ("pipeline100", 4, RedisRequest::Pipeline, 600_000),
     ] {
-        for (suffix, workers) in [("ct", Workers::CurrentThread), ("mt", Workers::Two)] {
+        for (suffix, workers) in [("ct", RuntimeKind::CurrentThread), ("mt", RuntimeKind::Two)] {
             let case = format!("{name}_{suffix}");
             let cpu_case = format!("{case}_cpu");
             if board.wants(&case) || board.wants(&cpu_case) {
                 let requests_per_task = board.scaled(ops / tasks / request.ops());
-                race(board, url, &case, &cpu_case, Load { workers, tasks, request, requests_per_task })?;
+                race(board, url, &case, &cpu_case, RedisLoad { workers, tasks, request, requests_per_task })?;
             }
         }
     }
     Ok(())
 }
 
-fn race(board: &mut Board, url: &str, case: &str, cpu_case: &str, load: Load) -> Result<()> {
+fn race(board: &mut Scoreboard, url: &str, case: &str, cpu_case: &str, load: RedisLoad) -> Result<()> {
     let mut entrants = [
-        timed::<Ours>(url, load),
+        timed::<ForebayRedis>(url, load),
         timed::<Rustis>(url, load),
-        timed::<Multiplexed>(url, load),
+        timed::<MultiplexedRedisRs>(url, load),
         timed::<Fred>(url, load),
     ];
     let samples = interleave(board.rounds(), &mut entrants)?;
-    let spreads = |figure: fn(&Effort) -> f64| -> Vec<_> {
+    let spreads = |figure: fn(&WorkCost) -> f64| -> Vec<_> {
         samples.iter().map(|(name, efforts)| (*name, Spread::of(efforts.iter().map(figure)))).collect()
     };
-    let (rates, cpus) = (spreads(Effort::ops_per_s), spreads(Effort::cpu_us_per_op));
+    let (rates, cpus) = (spreads(WorkCost::ops_per_s), spreads(WorkCost::cpu_us_per_op));
     board.table(case, "ops/s", &rates);
     board.table(cpu_case, "us/op", &cpus);
 
@@ -134,23 +134,28 @@ fn race(board: &mut Board, url: &str, case: &str, cpu_case: &str, load: Load) ->
     Ok(())
 }
 
-fn timed<C: Contestant>(url: &str, load: Load) -> Entrant<'_, Effort> {
+fn timed<C: RedisContestant>(url: &str, load: RedisLoad) -> Entrant<'_, WorkCost> {
     let turn = move || {
         let (runtime, client) = load.prepare::<C>(url)?;
-        Effort::of(load.ops(), || runtime.block_on(load.run(client)))
+        WorkCost::of(load.ops(), || runtime.block_on(load.run(client)))
     };
     Entrant { name: C::NAME, turn: Box::new(turn) }
 }
 
 /// Allocations per GET, of the whole process, with 64 tasks on a current-thread runtime.
-pub(crate) fn allocs(board: &mut Board, url: &str) -> Result<()> {
+pub(crate) fn allocs(board: &mut Scoreboard, url: &str) -> Result<()> {
     const LIMIT: f64 = 2.0;
     let requests_per_task = board.scaled(1_000);
-    let load = Load { workers: Workers::CurrentThread, tasks: 64, request: Request::Get, requests_per_task };
+    let load = RedisLoad {
+        workers: RuntimeKind::CurrentThread,
+        tasks: 64,
+        request: RedisRequest::Get,
+        requests_per_task,
+    };
     let mut entrants = [
-        counted::<Ours>(url, load),
+        counted::<ForebayRedis>(url, load),
         counted::<Rustis>(url, load),
-        counted::<Multiplexed>(url, load),
+        counted::<MultiplexedRedisRs>(url, load),
         counted::<Fred>(url, load),
     ];
     let samples = interleave(board.rounds().min(3), &mut entrants)?;
@@ -165,11 +170,11 @@ pub(crate) fn allocs(board: &mut Board, url: &str) -> Result<()> {
 }
 
 /// What three times the load allocates more than the load, so that starting the tasks does not count.
-fn counted<C: Contestant>(url: &str, load: Load) -> Entrant<'_, f64> {
-    let triple = Load { requests_per_task: 3 * load.requests_per_task, ..load };
+fn counted<C: RedisContestant>(url: &str, load: RedisLoad) -> Entrant<'_, f64> {
+    let triple = RedisLoad { requests_per_task: 3 * load.requests_per_task, ..load };
     let turn = move || {
         let (runtime, client) = load.prepare::<C>(url)?;
-        let count = |load: Load| {
+        let count = |load: RedisLoad| {
             let (done, allocations) = allocations::during(|| runtime.block_on(load.run(client.clone())));
             done.map(|()| allocations as f64)
         };

@@ -13,7 +13,9 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use forebay_sandbox::Postgres;
 
-use crate::harness::{Better, Board, Contest, Entrant, Race, Report, Spread, in_child, interleave};
+use crate::harness::{
+    Better, Contest, Entrant, ExperimentReport, Race, Scoreboard, Spread, interleave, run_in_child,
+};
 
 pub(crate) const RACE: Race = Race {
     name: "replication",
@@ -40,20 +42,20 @@ const ROWS: u64 = 1_000_000;
 /// Of each row's note, all of them an `x`, which is in no other column.
 const NOTE_CHARS: u64 = 60;
 const PUBLICATION: &str = "forebay";
-const LIMIT: Duration = Duration::from_secs(300);
+const TURN_TIMEOUT: Duration = Duration::from_secs(300);
 /// At least as fast as Postgres' own program, which only copies bytes, but for noise.
 const THROUGHPUT_GOAL: f64 = 0.95;
 /// Half of the CPU.
 const CPU_GOAL: f64 = 2.0;
 
 #[derive(Clone, Copy)]
-enum Work {
+enum RowOperation {
     Insert,
     Update,
 }
 
 /// What a contestant is to drain.
-pub(super) struct Terms {
+pub(super) struct DrainTask {
     url: String,
     slot: String,
     /// The commit that ends at or after this is the last.
@@ -62,7 +64,7 @@ pub(super) struct Terms {
     rows: u64,
 }
 
-impl Terms {
+impl DrainTask {
     fn check(&self, who: &str, rows: u64) -> Result<()> {
         ensure!(rows == self.rows, "{who} got {rows} rows of {}", self.rows);
         Ok(())
@@ -70,64 +72,64 @@ impl Terms {
 }
 
 /// What it took.
-struct Drained {
+struct DrainResult {
     wall: Duration,
     cpu: Option<Duration>,
 }
 
-fn run(board: &mut Board) -> Result<()> {
+fn run(board: &mut Scoreboard) -> Result<()> {
     let server = Postgres::builder()
         .config("synchronous_commit", "off")
         .config("max_wal_size", "16GB")
         .config("autovacuum", "off")
         .start()?;
-    for (name, work) in [("insert", Work::Insert), ("update", Work::Update)] {
+    for (name, operation) in [("insert", RowOperation::Insert), ("update", RowOperation::Update)] {
         for per_transaction in [1, 100, 10_000] {
             let case = format!("{name}{per_transaction}");
             if board.wants(&format!("{case}_throughput")) || board.wants(&format!("{case}_cpu")) {
-                one_case(board, &server, &case, work, per_transaction)?;
+                race_case(board, &server, &case, operation, per_transaction)?;
             }
         }
     }
     Ok(())
 }
 
-fn one_case(
-    board: &mut Board,
+fn race_case(
+    board: &mut Scoreboard,
     server: &Postgres,
     case: &str,
-    work: Work,
+    operation: RowOperation,
     per_transaction: u64,
 ) -> Result<()> {
     let rows = board.scaled(ROWS);
     let database = server.create_database(case)?;
-    let end = write_log(server, &database, work, rows, per_transaction)?;
-    let turn = |drain: fn(&Terms) -> Result<Drained>| {
+    let end = write_log(server, &database, operation, rows, per_transaction)?;
+    let turn = |drain: fn(&DrainTask) -> Result<DrainResult>| {
         let (url, database) = (server.url(&database), database.clone());
         move || {
             let slot = format!("{database}_turn");
             let copy = format!("SELECT pg_copy_logical_replication_slot('{database}', '{slot}')");
             server.execute(&database, &copy)?;
-            let drained = drain(&Terms { url: url.clone(), slot: slot.clone(), end, rows })?;
+            let drained = drain(&DrainTask { url: url.clone(), slot: slot.clone(), end, rows })?;
             drop_slot(server, &database, &slot)?;
             Ok(drained)
         }
     };
-    turn(match work {
-        Work::Insert => pg_recvlogical::count_inserts,
-        Work::Update => pg_recvlogical::count_updates,
+    turn(match operation {
+        RowOperation::Insert => pg_recvlogical::count_inserts,
+        RowOperation::Update => pg_recvlogical::count_updates,
     })()?;
     let rounds = if per_transaction == 1 { board.rounds().min(3) } else { board.rounds().min(5) };
     let mut entrants = [
-        Entrant { name: "forebay", turn: Box::new(turn(|terms| in_process("forebay", terms))) as Box<_> },
-        Entrant { name: "pgwire-replication", turn: Box::new(turn(|terms| in_process("pgwire", terms))) },
+        Entrant { name: "forebay", turn: Box::new(turn(|task| in_process("forebay", task))) as Box<_> },
+        Entrant { name: "pgwire-replication", turn: Box::new(turn(|task| in_process("pgwire", task))) },
         Entrant { name: "pg_recvlogical", turn: Box::new(turn(pg_recvlogical::drain)) },
     ];
     let samples = interleave(rounds, &mut entrants)?;
     drop(entrants);
     drop_slot(server, &database, &database)?;
 
-    let rate = |drained: &Drained| rows as f64 / drained.wall.as_secs_f64();
+    let rate = |drained: &DrainResult| rows as f64 / drained.wall.as_secs_f64();
     let rates: Vec<_> =
         samples.iter().map(|(name, turns)| (*name, Spread::of(turns.iter().map(rate)))).collect();
     let throughput = format!("{case}_throughput");
@@ -138,7 +140,7 @@ fn one_case(
         Contest { ours, peer: "pg_recvlogical", theirs, unit, better: Better::Higher, goal: THROUGHPUT_GOAL };
     board.contest(&throughput, contest);
 
-    let cost = |drained: &Drained| Some(drained.cpu?.as_secs_f64() * 1e9 / rows as f64);
+    let cost = |drained: &DrainResult| Some(drained.cpu?.as_secs_f64() * 1e9 / rows as f64);
     let costs: Vec<_> =
         samples[..2].iter().map(|(name, turns)| (*name, Spread::of(turns.iter().filter_map(cost)))).collect();
     let cpu = format!("{case}_cpu");
@@ -152,7 +154,13 @@ fn one_case(
 }
 
 /// Writes the rows behind a new slot of the database's name; returns the position after them.
-fn write_log(server: &Postgres, database: &str, work: Work, rows: u64, per_transaction: u64) -> Result<u64> {
+fn write_log(
+    server: &Postgres,
+    database: &str,
+    operation: RowOperation,
+    rows: u64,
+    per_transaction: u64,
+) -> Result<u64> {
     let sql = |sql: &str| server.execute(database, sql).with_context(|| sql.to_owned());
     eprintln!("{database}: writing {rows} rows");
     sql("CREATE TABLE items (id bigint PRIMARY KEY, name text, price numeric, note text, at timestamptz)")?;
@@ -162,15 +170,15 @@ fn write_log(server: &Postgres, database: &str, work: Work, rows: u64, per_trans
         "CREATE PUBLICATION {PUBLICATION} FOR TABLE items WITH (publish_via_partition_root = true)"
     ))?;
     let row = format!("i, 'item ' || i, i * 1.25, repeat('x', {NOTE_CHARS}), now()");
-    if let Work::Update = work {
+    if let RowOperation::Update = operation {
         sql(&format!("INSERT INTO items SELECT {row} FROM generate_series(1, {rows}) i"))?;
     }
     sql(&format!("SELECT pg_create_logical_replication_slot('{database}', 'pgoutput')"))?;
-    let statement = match work {
-        Work::Insert => {
+    let statement = match operation {
+        RowOperation::Insert => {
             format!("INSERT INTO items SELECT {row} FROM generate_series(k, k + {per_transaction} - 1) i")
         }
-        Work::Update => {
+        RowOperation::Update => {
             format!("UPDATE items SET price = price + 1 WHERE id BETWEEN k AND k + {per_transaction} - 1")
         }
     };
@@ -201,28 +209,29 @@ pub(crate) fn drop_slot(server: &Postgres, database: &str, slot: &str) -> Result
     anyhow::bail!("the slot {slot} is still in use")
 }
 
-fn in_process(contestant: &str, terms: &Terms) -> Result<Drained> {
-    let Terms { url, slot, end, rows } = terms;
-    let report = in_child(RACE.name, &format!("{contestant} {url} {slot} {end} {rows}"), LIMIT)?
+fn in_process(contestant: &str, task: &DrainTask) -> Result<DrainResult> {
+    let DrainTask { url, slot, end, rows } = task;
+    let report = run_in_child(RACE.name, &format!("{contestant} {url} {slot} {end} {rows}"), TURN_TIMEOUT)?
         .context("it took too long")?;
     let seconds = |name: &str| report.number(name).map(Duration::from_secs_f64).context("a figure");
-    Ok(Drained { wall: seconds("wall_s")?, cpu: Some(seconds("cpu_s")?) })
+    Ok(DrainResult { wall: seconds("wall_s")?, cpu: Some(seconds("cpu_s")?) })
 }
 
-fn child(experiment: &str) -> Result<Report> {
+fn child(experiment: &str) -> Result<ExperimentReport> {
     let words: Vec<_> = experiment.split(' ').collect();
     let [contestant, url, slot, end, rows] = words[..] else {
         anyhow::bail!("no such experiment: {experiment}")
     };
-    let terms = Terms { url: url.to_owned(), slot: slot.to_owned(), end: end.parse()?, rows: rows.parse()? };
+    let task =
+        DrainTask { url: url.to_owned(), slot: slot.to_owned(), end: end.parse()?, rows: rows.parse()? };
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-    let Drained { wall, cpu } = match contestant {
-        "forebay" => runtime.block_on(ours::drain(&terms))?,
-        "pgwire" => runtime.block_on(pgwire::drain(&terms))?,
+    let DrainResult { wall, cpu } = match contestant {
+        "forebay" => runtime.block_on(ours::drain(&task))?,
+        "pgwire" => runtime.block_on(pgwire::drain(&task))?,
         other => anyhow::bail!("no such contestant: {other}"),
     };
     ensure!(!wall.is_zero(), "nothing was drained");
-    Ok(Report::new("drained")
+    Ok(ExperimentReport::new("drained")
         .with("wall_s", wall.as_secs_f64())
         .with_some("cpu_s", cpu.map(|cpu| cpu.as_secs_f64())))
 }

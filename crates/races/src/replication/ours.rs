@@ -11,36 +11,36 @@ use forebay_replication::{
 };
 use tokio::sync::oneshot;
 
-use super::{Drained, PUBLICATION, Terms};
+use super::{DrainResult, DrainTask, PUBLICATION};
 use crate::machine;
 
-pub(super) async fn drain(terms: &Terms) -> Result<Drained> {
+pub(super) async fn drain(task: &DrainTask) -> Result<DrainResult> {
     let (done, drained) = oneshot::channel();
-    let null = Null {
-        end: Lsn(terms.end),
+    let null = NullConsumer {
+        end: Lsn(task.end),
         durable: None,
-        began: (Instant::now(), Duration::ZERO),
+        started: (Instant::now(), Duration::ZERO),
         done: Some(done),
         rows: 0,
     };
-    let connect = PostgresConnect::new(&terms.url)?;
-    let config = ManagerConfig::new(connect).slot(&terms.slot).publication(PUBLICATION).pool_size(2);
+    let connect = PostgresConnect::new(&task.url)?;
+    let config = ManagerConfig::new(connect).slot(&task.slot).publication(PUBLICATION).pool_size(2);
     let manager = Manager::start(config, null)?;
     let (drained, rows) = drained.await?;
     manager.shutdown().await;
-    terms.check("forebay", rows)?;
+    task.check("forebay", rows)?;
     Ok(drained)
 }
 
-struct Null {
+struct NullConsumer {
     end: Lsn,
     durable: Option<DurablePosition>,
-    began: (Instant, Duration),
-    done: Option<oneshot::Sender<(Drained, u64)>>,
+    started: (Instant, Duration),
+    done: Option<oneshot::Sender<(DrainResult, u64)>>,
     rows: u64,
 }
 
-impl Consumer for Null {
+impl Consumer for NullConsumer {
     async fn bookmark(&mut self) -> Result<Option<Bookmark>, ConsumerError> {
         Ok(None)
     }
@@ -54,7 +54,7 @@ impl Consumer for Null {
     }
 
     fn start(&mut self, durable: DurablePosition) {
-        self.began = (Instant::now(), machine::cpu_time());
+        self.started = (Instant::now(), machine::cpu_time());
         self.durable = Some(durable);
     }
 
@@ -72,8 +72,8 @@ impl Consumer for Null {
             if last >= self.end
                 && let Some(done) = self.done.take()
             {
-                let (began, cpu) = self.began;
-                let drained = Drained { wall: began.elapsed(), cpu: Some(machine::cpu_time() - cpu) };
+                let (started, cpu) = self.started;
+                let drained = DrainResult { wall: started.elapsed(), cpu: Some(machine::cpu_time() - cpu) };
                 // Whoever waited may have given up.
                 let _late = done.send((drained, self.rows));
             }

@@ -7,16 +7,16 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 use tokio::runtime::Builder;
 
-use super::pools::{Bb8, Deadpool, Ours, Pool, Sqlx};
-use super::{Terms, against_the_best};
-use crate::harness::{Better, Board, Entrant, Spread, interleave};
+use super::pools::{Bb8, ContestantPool, Deadpool, ForebayPool, Sqlx};
+use super::{PoolSettings, contest_best_peer};
+use crate::harness::{Better, Entrant, Scoreboard, Spread, interleave};
 
 const TASKS: usize = 64;
 /// More and shorter turns than elsewhere: Postgres takes most of the time, the same for all, and it moves by a tenth from one turn to the
 /// next, by where the system has put its processes.
 const TURNS: usize = 18;
 
-struct Outcome {
+struct ContentionSample {
     per_second: f64,
     /// The worst task's 99th percentile: a pool that serves some and starves the rest has few long waits, but they are long.
     p99_us: f64,
@@ -24,31 +24,31 @@ struct Outcome {
     fairness: f64,
 }
 
-pub(crate) fn run(board: &mut Board, url: &str) -> Result<()> {
-    let (terms, span) = (&Terms::new(url.into()), Duration::from_millis(board.scaled(200)));
+pub(crate) fn run(board: &mut Scoreboard, url: &str) -> Result<()> {
+    let (settings, span) = (&PoolSettings::new(url.into()), Duration::from_millis(board.scaled(200)));
     let mut entrants = [
-        Entrant { name: "forebay", turn: Box::new(|| turn::<Ours>(terms, span)) },
-        Entrant { name: "deadpool", turn: Box::new(|| turn::<Deadpool>(terms, span)) },
-        Entrant { name: "bb8", turn: Box::new(|| turn::<Bb8>(terms, span)) },
-        Entrant { name: "sqlx", turn: Box::new(|| turn::<Sqlx>(terms, span)) },
+        Entrant { name: "forebay", turn: Box::new(|| turn::<ForebayPool>(settings, span)) },
+        Entrant { name: "deadpool", turn: Box::new(|| turn::<Deadpool>(settings, span)) },
+        Entrant { name: "bb8", turn: Box::new(|| turn::<Bb8>(settings, span)) },
+        Entrant { name: "sqlx", turn: Box::new(|| turn::<Sqlx>(settings, span)) },
     ];
     let outcomes = interleave(TURNS * board.rounds(), &mut entrants)?;
-    let figures = |of: fn(&Outcome) -> f64| -> Vec<_> {
+    let figures = |of: fn(&ContentionSample) -> f64| -> Vec<_> {
         outcomes.iter().map(|(name, outcomes)| (*name, outcomes.iter().map(of).collect())).collect()
     };
     let (rate, p99, fairness) =
         (figures(|one| one.per_second), figures(|one| one.p99_us), figures(|one| one.fairness));
-    against_the_best(board, "contended_throughput", "queries/s", Better::Higher, 1.0, &rate);
-    against_the_best(board, "contended_p99", "us waited, p99 of the worst task", Better::Lower, 1.0, &p99);
-    against_the_best(board, "contended_fairness", "least/most served", Better::Higher, 1.0, &fairness);
+    contest_best_peer(board, "contended_throughput", "queries/s", Better::Higher, 1.0, &rate);
+    contest_best_peer(board, "contended_p99", "us waited, p99 of the worst task", Better::Lower, 1.0, &p99);
+    contest_best_peer(board, "contended_fairness", "least/most served", Better::Higher, 1.0, &fairness);
     Ok(())
 }
 
-fn turn<P: Pool>(terms: &Terms, span: Duration) -> Result<Outcome> {
+fn turn<P: ContestantPool>(settings: &PoolSettings, span: Duration) -> Result<ContentionSample> {
     let runtime = Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     runtime.block_on(async {
-        let (pool, over) = (P::open(terms).await?, Arc::new(AtomicBool::new(false)));
-        let began = Instant::now();
+        let (pool, over) = (P::open(settings).await?, Arc::new(AtomicBool::new(false)));
+        let started = Instant::now();
         let tasks: Vec<_> = (0..TASKS)
             .map(|_| {
                 let (pool, over) = (pool.clone(), over.clone());
@@ -69,7 +69,7 @@ fn turn<P: Pool>(terms: &Terms, span: Duration) -> Result<Outcome> {
             .collect();
         tokio::time::sleep(span).await;
         over.store(true, Ordering::Relaxed);
-        let took = began.elapsed();
+        let took = started.elapsed();
         let (mut served, mut p99_us) = (Vec::new(), 0.0_f64);
         for task in tasks {
             let (waits_us, times) = task.await??;
@@ -78,7 +78,7 @@ fn turn<P: Pool>(terms: &Terms, span: Duration) -> Result<Outcome> {
         }
         let Spread { min: least, max: most, .. } = Spread::of(served.iter().copied());
         let per_second = served.iter().sum::<f64>() / took.as_secs_f64();
-        Ok(Outcome { per_second, p99_us, fairness: least / most })
+        Ok(ContentionSample { per_second, p99_us, fairness: least / most })
     })
 }
 

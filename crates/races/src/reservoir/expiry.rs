@@ -11,9 +11,9 @@ use tokio::runtime::Builder;
 use tokio::task::JoinSet;
 
 use super::contended::percentile;
-use super::pools::{Bb8, Deadpool, Ours, Pool, Sqlx};
-use super::{CONNECTIONS, Terms, against_the_best, door};
-use crate::harness::{Better, Board, Contest, Entrant, Spread, interleave};
+use super::pools::{Bb8, ContestantPool, Deadpool, ForebayPool, Sqlx};
+use super::{CONNECTIONS, PoolSettings, connect_throttle, contest_best_peer};
+use crate::harness::{Better, Contest, Entrant, Scoreboard, Spread, interleave};
 
 const REQUESTS_PER_SECOND: u64 = 400;
 const HOLD: Duration = Duration::from_millis(20);
@@ -23,20 +23,20 @@ const LIFETIME: Duration = Duration::from_secs(4);
 const BURST: Duration = Duration::from_secs(1);
 const BEFORE: Duration = Duration::from_millis(100);
 
-pub(crate) fn run(board: &mut Board, server: &Postgres) -> Result<()> {
+pub(crate) fn run(board: &mut Scoreboard, server: &Postgres) -> Result<()> {
     // A lifetime, and the burst after it.
     let requests = (LIFETIME + BURST).as_secs() * REQUESTS_PER_SECOND;
     let mortal = Some(LIFETIME);
     let mut entrants = [
-        Entrant { name: "forebay", turn: Box::new(|| turn::<Ours>(server, mortal, requests)) },
+        Entrant { name: "forebay", turn: Box::new(|| turn::<ForebayPool>(server, mortal, requests)) },
         Entrant { name: "deadpool", turn: Box::new(|| turn::<Deadpool>(server, mortal, requests)) },
         Entrant { name: "bb8", turn: Box::new(|| turn::<Bb8>(server, mortal, requests)) },
         Entrant { name: "sqlx", turn: Box::new(|| turn::<Sqlx>(server, mortal, requests)) },
-        Entrant { name: "forebay-steady", turn: Box::new(|| turn::<Ours>(server, None, requests)) },
+        Entrant { name: "forebay-steady", turn: Box::new(|| turn::<ForebayPool>(server, None, requests)) },
     ];
     let mut figures = interleave(board.rounds(), &mut entrants)?;
     let (_, steady) = figures.pop().expect("it is last");
-    against_the_best(board, "expiry_p99", "ms waited, p99", Better::Lower, 10.0, &figures);
+    contest_best_peer(board, "expiry_p99", "ms waited, p99", Better::Lower, 10.0, &figures);
     let (ours, steady) = (Spread::of(figures.swap_remove(0).1), Spread::of(steady));
     board.table("expiry_steady", "ms waited, p99", &[("forebay, ends", ours), ("forebay, steady", steady)]);
     let contest = Contest {
@@ -51,24 +51,24 @@ pub(crate) fn run(board: &mut Board, server: &Postgres) -> Result<()> {
     Ok(())
 }
 
-fn turn<P: Pool>(server: &Postgres, lifetime: Option<Duration>, requests: u64) -> Result<f64> {
+fn turn<P: ContestantPool>(server: &Postgres, lifetime: Option<Duration>, requests: u64) -> Result<f64> {
     let runtime = Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     runtime.block_on(async {
-        let door = door::open(server.addr(), OPENS_PER_SECOND).await?;
-        let url = format!("postgres://postgres@{}/postgres", door.address);
-        let terms = Terms {
+        let connect_throttle = connect_throttle::open(server.addr(), OPENS_PER_SECOND).await?;
+        let url = format!("postgres://postgres@{}/postgres", connect_throttle.address);
+        let settings = PoolSettings {
             lifetime,
             opens_per_second: OPENS_PER_SECOND,
             connections: CONNECTIONS,
-            ..Terms::new(url)
+            ..PoolSettings::new(url)
         };
         // All are opened at once, so that all of the others' end at once.
-        let pool = P::open(&terms).await?;
-        door.narrow();
-        let (began, mut tasks) = (Instant::now(), JoinSet::new());
+        let pool = P::open(&settings).await?;
+        connect_throttle.narrow();
+        let (started, mut tasks) = (Instant::now(), JoinSet::new());
         for at in 0..requests {
             // Requests come when they come, whether those before are done or not.
-            let due = began + Duration::from_secs_f64(at as f64 / REQUESTS_PER_SECOND as f64);
+            let due = started + Duration::from_secs_f64(at as f64 / REQUESTS_PER_SECOND as f64);
             tokio::time::sleep_until(due.into()).await;
             let pool = pool.clone();
             tasks.spawn(async move {
@@ -83,7 +83,7 @@ fn turn<P: Pool>(server: &Postgres, lifetime: Option<Duration>, requests: u64) -
         let mut waits_ms = Vec::new();
         while let Some(done) = tasks.join_next().await {
             let (came, waited_ms) = done??;
-            if came - began > LIFETIME - BEFORE {
+            if came - started > LIFETIME - BEFORE {
                 waits_ms.push(waited_ms);
             }
         }

@@ -2,8 +2,8 @@
 //! together.
 
 mod checkout;
+mod connect_throttle;
 mod contended;
-mod door;
 mod expiry;
 mod pools;
 
@@ -12,7 +12,7 @@ use std::time::Duration;
 use anyhow::Result;
 use forebay_sandbox::Postgres;
 
-use crate::harness::{Better, Board, Contest, Race, Spread, no_child};
+use crate::harness::{Better, Contest, Race, Scoreboard, Spread, no_child};
 
 pub(crate) const RACE: Race = Race {
     name: "reservoir",
@@ -34,7 +34,7 @@ const CONNECTIONS: u32 = 16;
 
 /// What a pool is asked to be.
 #[derive(Clone)]
-pub(crate) struct Terms {
+pub(crate) struct PoolSettings {
     url: String,
     connections: u32,
     /// How long connections live, if they end at all.
@@ -44,13 +44,13 @@ pub(crate) struct Terms {
     reset: bool,
 }
 
-impl Terms {
+impl PoolSettings {
     fn new(url: String) -> Self {
-        Terms { url, connections: CONNECTIONS, lifetime: None, opens_per_second: 1e6, reset: false }
+        PoolSettings { url, connections: CONNECTIONS, lifetime: None, opens_per_second: 1e6, reset: false }
     }
 }
 
-fn run(board: &mut Board) -> Result<()> {
+fn run(board: &mut Scoreboard) -> Result<()> {
     let server = Postgres::start()?;
     let url = server.url("postgres");
     if board.wants("checkout") {
@@ -68,9 +68,9 @@ fn run(board: &mut Board) -> Result<()> {
     Ok(())
 }
 
-/// Ours against the best of the others.
-fn against_the_best(
-    board: &mut Board,
+/// ForebayPool against the best of the others.
+fn contest_best_peer(
+    board: &mut Scoreboard,
     case: &str,
     unit: &'static str,
     better: Better,

@@ -9,34 +9,34 @@ use forebay_reservoir::{
 };
 use tokio_postgres::NoTls;
 
-use super::Terms;
+use super::PoolSettings;
 
 /// A pool: all do the same with it.
-pub(crate) trait Pool: Clone + Send + Sync + 'static {
-    type Lent: Send;
+pub(crate) trait ContestantPool: Clone + Send + Sync + 'static {
+    type Connection: Send;
 
     /// One that is full.
-    fn open(terms: &Terms) -> impl Future<Output = Result<Self>>;
-    fn take(&self) -> impl Future<Output = Result<Self::Lent>> + Send;
+    fn open(settings: &PoolSettings) -> impl Future<Output = Result<Self>>;
+    fn take(&self) -> impl Future<Output = Result<Self::Connection>> + Send;
     /// The smallest query there is.
-    fn query(lent: &mut Self::Lent) -> impl Future<Output = Result<()>> + Send;
+    fn query(lent: &mut Self::Connection) -> impl Future<Output = Result<()>> + Send;
 }
 
 /// How long a caller may wait: longer than any here has to.
-const PATIENCE: Duration = Duration::from_secs(60);
+const WAIT_TIMEOUT: Duration = Duration::from_secs(60);
 
 #[derive(Clone)]
-pub(crate) struct Ours(Reservoir<PostgresClient>);
+pub(crate) struct ForebayPool(Reservoir<PostgresClient>);
 
-impl Pool for Ours {
-    type Lent = ConnectionGuard<PostgresClient>;
+impl ContestantPool for ForebayPool {
+    type Connection = ConnectionGuard<PostgresClient>;
 
-    async fn open(terms: &Terms) -> Result<Self> {
-        let mut config = ReservoirConfig::new(terms.connections).low_watermark(terms.connections);
-        if !terms.reset {
+    async fn open(settings: &PoolSettings) -> Result<Self> {
+        let mut config = ReservoirConfig::new(settings.connections).low_watermark(settings.connections);
+        if !settings.reset {
             config = config.reset(Reset::None);
         }
-        if let Some(lifetime) = terms.lifetime {
+        if let Some(lifetime) = settings.lifetime {
             // As long on average as the others', spread by a third.
             let window = lifetime / 12;
             config = config
@@ -45,18 +45,18 @@ impl Pool for Ours {
                 .guard_window(window)
                 .replace_ahead(lifetime / 4);
         }
-        let rate = RateConfig::per_second(terms.opens_per_second).burst(terms.connections);
+        let rate = RateConfig::per_second(settings.opens_per_second).burst(settings.connections);
         let limits = ConnectionLimits::local().rate(rate);
-        let reservoir = Reservoir::start(PostgresConnect::new(&terms.url)?, config, limits)?;
-        reservoir.initial_fill(PATIENCE).await?;
-        Ok(Ours(reservoir))
+        let reservoir = Reservoir::start(PostgresConnect::new(&settings.url)?, config, limits)?;
+        reservoir.initial_fill(WAIT_TIMEOUT).await?;
+        Ok(ForebayPool(reservoir))
     }
 
-    async fn take(&self) -> Result<Self::Lent> {
-        Ok(self.0.checkout_within(PATIENCE).await?)
+    async fn take(&self) -> Result<Self::Connection> {
+        Ok(self.0.checkout_within(WAIT_TIMEOUT).await?)
     }
 
-    async fn query(lent: &mut Self::Lent) -> Result<()> {
+    async fn query(lent: &mut Self::Connection) -> Result<()> {
         lent.simple_query("SELECT 1").await?;
         Ok(())
     }
@@ -65,30 +65,30 @@ impl Pool for Ours {
 #[derive(Clone)]
 pub(crate) struct Deadpool(deadpool_postgres::Pool);
 
-impl Pool for Deadpool {
-    type Lent = deadpool_postgres::Object;
+impl ContestantPool for Deadpool {
+    type Connection = deadpool_postgres::Object;
 
-    async fn open(terms: &Terms) -> Result<Self> {
+    async fn open(settings: &PoolSettings) -> Result<Self> {
         use deadpool_postgres::{Hook, HookError, Manager, ManagerConfig, RecyclingMethod};
-        let recycling_method = if terms.reset { RecyclingMethod::Clean } else { RecyclingMethod::Fast };
+        let recycling_method = if settings.reset { RecyclingMethod::Clean } else { RecyclingMethod::Fast };
         let config = ManagerConfig { recycling_method };
-        let manager = Manager::from_config(terms.url.parse()?, NoTls, config);
-        let mut builder = deadpool_postgres::Pool::builder(manager).max_size(terms.connections as usize);
-        if let Some(lifetime) = terms.lifetime {
+        let manager = Manager::from_config(settings.url.parse()?, NoTls, config);
+        let mut builder = deadpool_postgres::Pool::builder(manager).max_size(settings.connections as usize);
+        if let Some(lifetime) = settings.lifetime {
             builder = builder.pre_recycle(Hook::sync_fn(move |_, metrics| {
                 if metrics.created.elapsed() < lifetime { Ok(()) } else { Err(HookError::message("too old")) }
             }));
         }
         let pool = Deadpool(builder.build().context("a pool")?);
-        fill(&pool, terms).await?;
+        fill(&pool, settings).await?;
         Ok(pool)
     }
 
-    async fn take(&self) -> Result<Self::Lent> {
+    async fn take(&self) -> Result<Self::Connection> {
         Ok(self.0.get().await?)
     }
 
-    async fn query(lent: &mut Self::Lent) -> Result<()> {
+    async fn query(lent: &mut Self::Connection) -> Result<()> {
         lent.simple_query("SELECT 1").await?;
         Ok(())
     }
@@ -99,32 +99,32 @@ type Bb8Manager = bb8_postgres::PostgresConnectionManager<NoTls>;
 #[derive(Clone)]
 pub(crate) struct Bb8(bb8::Pool<Bb8Manager>);
 
-impl Pool for Bb8 {
-    type Lent = bb8::PooledConnection<'static, Bb8Manager>;
+impl ContestantPool for Bb8 {
+    type Connection = bb8::PooledConnection<'static, Bb8Manager>;
 
-    async fn open(terms: &Terms) -> Result<Self> {
-        let manager = Bb8Manager::new_from_stringlike(&terms.url, NoTls)?;
+    async fn open(settings: &PoolSettings) -> Result<Self> {
+        let manager = Bb8Manager::new_from_stringlike(&settings.url, NoTls)?;
         let pool = bb8::Pool::builder()
-            .max_size(terms.connections)
-            .min_idle(terms.connections)
-            .max_lifetime(terms.lifetime)
+            .max_size(settings.connections)
+            .min_idle(settings.connections)
+            .max_lifetime(settings.lifetime)
             .reaper_rate(Duration::from_millis(100))
             .idle_timeout(None)
-            .connection_timeout(PATIENCE)
+            .connection_timeout(WAIT_TIMEOUT)
             // The others ask no server either.
             .test_on_check_out(false)
             .build(manager)
             .await?;
         let pool = Bb8(pool);
-        fill(&pool, terms).await?;
+        fill(&pool, settings).await?;
         Ok(pool)
     }
 
-    async fn take(&self) -> Result<Self::Lent> {
+    async fn take(&self) -> Result<Self::Connection> {
         Ok(self.0.get_owned().await?)
     }
 
-    async fn query(lent: &mut Self::Lent) -> Result<()> {
+    async fn query(lent: &mut Self::Connection) -> Result<()> {
         lent.simple_query("SELECT 1").await?;
         Ok(())
     }
@@ -133,29 +133,29 @@ impl Pool for Bb8 {
 #[derive(Clone)]
 pub(crate) struct Sqlx(sqlx::PgPool);
 
-impl Pool for Sqlx {
-    type Lent = sqlx::pool::PoolConnection<sqlx::Postgres>;
+impl ContestantPool for Sqlx {
+    type Connection = sqlx::pool::PoolConnection<sqlx::Postgres>;
 
-    async fn open(terms: &Terms) -> Result<Self> {
+    async fn open(settings: &PoolSettings) -> Result<Self> {
         let pool = sqlx::postgres::PgPoolOptions::new()
-            .max_connections(terms.connections)
-            .min_connections(terms.connections)
-            .max_lifetime(terms.lifetime)
+            .max_connections(settings.connections)
+            .min_connections(settings.connections)
+            .max_lifetime(settings.lifetime)
             .idle_timeout(None)
-            .acquire_timeout(PATIENCE)
+            .acquire_timeout(WAIT_TIMEOUT)
             .test_before_acquire(false)
-            .connect(&terms.url)
+            .connect(&settings.url)
             .await?;
         let pool = Sqlx(pool);
-        fill(&pool, terms).await?;
+        fill(&pool, settings).await?;
         Ok(pool)
     }
 
-    async fn take(&self) -> Result<Self::Lent> {
+    async fn take(&self) -> Result<Self::Connection> {
         Ok(self.0.acquire().await?)
     }
 
-    async fn query(lent: &mut Self::Lent) -> Result<()> {
+    async fn query(lent: &mut Self::Connection) -> Result<()> {
         use sqlx::Executor;
         lent.execute(sqlx::raw_sql("SELECT 1")).await?;
         Ok(())
@@ -163,9 +163,9 @@ impl Pool for Sqlx {
 }
 
 /// Opens all connections of a pool that opens them when they are asked for.
-async fn fill(pool: &impl Pool, terms: &Terms) -> Result<()> {
+async fn fill(pool: &impl ContestantPool, settings: &PoolSettings) -> Result<()> {
     let mut lent = Vec::new();
-    for _ in 0..terms.connections {
+    for _ in 0..settings.connections {
         lent.push(pool.take().await?);
     }
     drop(lent);

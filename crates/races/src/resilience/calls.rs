@@ -9,20 +9,20 @@ use anyhow::Result;
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout, timeout_at};
 
-use crate::redis::contestant::Contestant;
+use crate::redis::contestant::RedisContestant;
 
 /// How long a caller waits for one answer before it asks again.
-const PATIENCE: Duration = Duration::from_millis(500);
+const CALL_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// Asks until there is an answer; tells when that was, unless it takes longer than `limit`.
-pub(super) async fn first_answer<C: Contestant>(
+pub(super) async fn first_reply<C: RedisContestant>(
     mut client: C,
     key: &str,
     limit: Duration,
 ) -> Option<Instant> {
     let asking = async {
         loop {
-            match timeout(PATIENCE, client.get(key)).await {
+            match timeout(CALL_TIMEOUT, client.get(key)).await {
                 Ok(Ok(_)) => return Instant::now(),
                 Ok(Err(_)) | Err(_) => sleep(Duration::from_millis(1)).await,
             }
@@ -41,7 +41,7 @@ pub(super) async fn within<T: 'static>(limit: Duration, mut tasks: JoinSet<T>) -
 }
 
 /// Polls `call` up to `polls` times, in as many turns of its task, then drops it. `None`: it was dropped.
-pub(super) async fn give_up_after<T>(polls: u32, call: impl Future<Output = T>) -> Option<T> {
+pub(super) async fn drop_after_polls<T>(polls: u32, call: impl Future<Output = T>) -> Option<T> {
     let (mut call, mut polled) = (pin!(call), 0);
     poll_fn(|cx| {
         if let Poll::Ready(answer) = call.as_mut().poll(cx) {
@@ -58,9 +58,9 @@ pub(super) async fn give_up_after<T>(polls: u32, call: impl Future<Output = T>) 
 }
 
 /// A small generator of random numbers (SplitMix64): the same seed, the same numbers.
-pub(super) struct Random(pub(super) u64);
+pub(super) struct SeededRandom(pub(super) u64);
 
-impl Random {
+impl SeededRandom {
     pub(super) fn below(&mut self, end: u64) -> u64 {
         self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
         let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);

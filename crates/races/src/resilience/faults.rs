@@ -10,20 +10,20 @@ use tokio::runtime::Builder;
 use tokio::task::{JoinSet, yield_now};
 use tokio::time::{sleep, timeout};
 
-use super::calls::{Random, first_answer, give_up_after, ms, within};
-use crate::harness::{Report, Spread};
+use super::calls::{SeededRandom, drop_after_polls, first_reply, ms, within};
+use crate::harness::{ExperimentReport, Spread};
 use crate::machine::resident_bytes;
-use crate::redis::contestant::{Contestant, ask, fill, keys};
+use crate::redis::contestant::{RedisContestant, fill, keys, send_command};
 
 /// Three times the default deadline of our client, the longest of those that have one.
-const HANG: Duration = Duration::from_secs(15);
+const HANG_TIMEOUT: Duration = Duration::from_secs(15);
 /// After this, a client that does not work again never will.
-const RECOVERY: Duration = Duration::from_secs(3);
+const RECOVERY_TIMEOUT: Duration = Duration::from_secs(3);
 /// A short outage, such as a restart.
 const OUTAGE: Duration = Duration::from_millis(200);
-const OPEN: usize = 1_000;
+const OPEN_REQUESTS: usize = 1_000;
 
-pub(super) fn experiment<C: Contestant>(fault: &str) -> Result<Report> {
+pub(super) fn experiment<C: RedisContestant>(fault: &str) -> Result<ExperimentReport> {
     let runtime = Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     let report = runtime.block_on(async {
         match fault {
@@ -43,45 +43,45 @@ pub(super) fn experiment<C: Contestant>(fault: &str) -> Result<Report> {
 }
 
 /// The server stands still with 1,000 GETs open: does each fail in time, and does the client work again after?
-async fn frozen<C: Contestant>() -> Result<Report> {
+async fn frozen<C: RedisContestant>() -> Result<ExperimentReport> {
     let (server, client, key) = start::<C>().await?;
     server.freeze();
-    let began = Instant::now();
+    let started = Instant::now();
     let mut gets = JoinSet::new();
-    for _ in 0..OPEN {
+    for _ in 0..OPEN_REQUESTS {
         let (mut client, key) = (client.clone(), key.clone());
-        gets.spawn(async move { client.get(&key).await.is_err().then(|| began.elapsed()) });
+        gets.spawn(async move { client.get(&key).await.is_err().then(|| started.elapsed()) });
     }
-    let failed: Vec<_> = within(HANG, gets).await?.into_iter().flatten().collect();
+    let failed: Vec<_> = within(HANG_TIMEOUT, gets).await?.into_iter().flatten().collect();
     server.thaw();
     let thawed = Instant::now();
-    let works = first_answer(client, &key, RECOVERY).await;
+    let works = first_reply(client, &key, RECOVERY_TIMEOUT).await;
 
     let result = match (failed.len(), works) {
-        (OPEN, Some(_)) => "fails-in-time",
-        (OPEN, None) => "fails-in-time-and-stays-broken",
+        (OPEN_REQUESTS, Some(_)) => "fails-in-time",
+        (OPEN_REQUESTS, None) => "fails-in-time-and-stays-broken",
         (_, Some(_)) => "hangs",
         (_, None) => "hangs-and-stays-broken",
     };
     let last = failed.into_iter().map(ms).reduce(f64::max);
-    Ok(Report::new(result)
+    Ok(ExperimentReport::new(result)
         .with_some("last_failure_ms", last)
         .with_some("works_after_ms", works.map(|at| ms(at - thawed))))
 }
 
 /// The server dies with 1,000 INCRs open, all of them run and on disk but unanswered: does each fail at once, and does any
 /// run twice?
-async fn killed<C: Contestant>() -> Result<Report> {
+async fn killed<C: RedisContestant>() -> Result<ExperimentReport> {
     let server = Redis::builder().config("appendonly", "yes").config("appendfsync", "always").start()?;
     let proxy = Proxy::start(server.addr());
     let client = C::connect(&format!("redis://{}", proxy.addr())).await?;
     proxy.stall(Direction::ToClient);
     let mut incrs = JoinSet::new();
-    for key in 0..OPEN {
+    for key in 0..OPEN_REQUESTS {
         let mut client = client.clone();
         incrs.spawn(async move { (client.incr(&key.to_string()).await.is_ok(), Instant::now()) });
     }
-    while number(&server, &["DBSIZE"])? < OPEN {
+    while number(&server, &["DBSIZE"])? < OPEN_REQUESTS {
         sleep(Duration::from_millis(1)).await;
     }
     server.kill();
@@ -94,7 +94,8 @@ async fn killed<C: Contestant>() -> Result<Report> {
     proxy.accept();
     let ended = within(Duration::from_secs(8), incrs).await?;
 
-    let (sent_again, hung) = (ended.iter().filter(|(answered, _)| *answered).count(), OPEN - ended.len());
+    let (sent_again, hung) =
+        (ended.iter().filter(|(answered, _)| *answered).count(), OPEN_REQUESTS - ended.len());
     let last_failure =
         ended.iter().filter(|(answered, _)| !answered).map(|(_, at)| ms(*at - died)).reduce(f64::max);
     let ran_twice = number(&server, &["EVAL", RAN_TWICE, "0"])?;
@@ -104,7 +105,7 @@ async fn killed<C: Contestant>() -> Result<Report> {
         (0, 0, Some(last)) if last < ms(OUTAGE) => "fails-at-once",
         (0, 0, _) => "fails-late",
     };
-    Ok(Report::new(result)
+    Ok(ExperimentReport::new(result)
         .with_some("last_failure_ms", last_failure)
         .with("sent_again", sent_again as f64)
         .with("hung", hung as f64)
@@ -116,38 +117,38 @@ const RAN_TWICE: &str = "local n = 0 for _, key in ipairs(redis.call('KEYS', '*'
 
 /// Asks the server itself, without any contestant's help.
 fn number(server: &Redis, command: &[&str]) -> Result<usize> {
-    let reply = ask(&mut TcpStream::connect(server.addr())?, command)?;
+    let reply = send_command(&mut TcpStream::connect(server.addr())?, command)?;
     let number = reply.strip_prefix(':').and_then(|number| number.trim_end().parse().ok());
     number.with_context(|| format!("{} was answered with {reply:?}", command[0]))
 }
 
 /// GETs while the server is down: how soon is each rejected?
-async fn rejected<C: Contestant>() -> Result<Report> {
+async fn rejected<C: RedisContestant>() -> Result<ExperimentReport> {
     let (server, mut client, key) = start::<C>().await?;
     server.kill();
     sleep(OUTAGE).await;
     let mut rejections_us = Vec::new();
     for _ in 0..20 {
-        let began = Instant::now();
+        let started = Instant::now();
         match timeout(Duration::from_secs(2), client.get(&key)).await {
             Ok(Ok(_)) => bail!("a dead server answers"),
-            Ok(Err(_)) => rejections_us.push(began.elapsed().as_secs_f64() * 1e6),
-            Err(_) => return Ok(Report::new("waits").with("rejected", rejections_us.len() as f64)),
+            Ok(Err(_)) => rejections_us.push(started.elapsed().as_secs_f64() * 1e6),
+            Err(_) => return Ok(ExperimentReport::new("waits").with("rejected", rejections_us.len() as f64)),
         }
         sleep(Duration::from_millis(10)).await;
     }
     let Spread { median, max, .. } = Spread::of(rejections_us);
-    Ok(Report::new("rejects").with("median_us", median).with("max_us", max))
+    Ok(ExperimentReport::new("rejects").with("median_us", median).with("max_us", max))
 }
 
 /// From the server's return after a short outage to the first answer.
-async fn reconnect<C: Contestant>() -> Result<Report> {
+async fn reconnect<C: RedisContestant>() -> Result<ExperimentReport> {
     let (server, client, key) = start::<C>().await?;
     let mut waits_ms = Vec::new();
     for _ in 0..3 {
         server.kill();
         let (asking, key) = (client.clone(), key.clone());
-        let answer = tokio::spawn(async move { first_answer(asking, &key, OUTAGE + RECOVERY).await });
+        let answer = tokio::spawn(async move { first_reply(asking, &key, OUTAGE + RECOVERY_TIMEOUT).await });
         sleep(OUTAGE).await;
         let address = server.addr();
         let listening = std::thread::spawn(move || {
@@ -160,44 +161,44 @@ async fn reconnect<C: Contestant>() -> Result<Report> {
         let back = listening.join().expect("waiting for a port does not panic");
         match answer.await? {
             Some(at) => waits_ms.push(ms(at.saturating_duration_since(back))),
-            None => return Ok(Report::new("never").with("reconnected", waits_ms.len() as f64)),
+            None => return Ok(ExperimentReport::new("never").with("reconnected", waits_ms.len() as f64)),
         }
     }
     let Spread { median, max, .. } = Spread::of(waits_ms);
-    Ok(Report::new("reconnects").with("median_ms", median).with("max_ms", max))
+    Ok(ExperimentReport::new("reconnects").with("median_ms", median).with("max_ms", max))
 }
 
 /// 200,000 GETs of a frozen server, each dropped after it was sent: how much memory do they keep?
-async fn abandoned<C: Contestant>() -> Result<Report> {
+async fn abandoned<C: RedisContestant>() -> Result<ExperimentReport> {
     let (server, mut client, key) = start::<C>().await?;
     server.freeze();
     let (before, mut refused) = (resident_bytes()?, 0_u64);
     for _ in 0..200_000 {
-        refused += u64::from(give_up_after(1, client.get(&key)).await.is_some());
+        refused += u64::from(drop_after_polls(1, client.get(&key)).await.is_some());
         yield_now().await;
     }
     let grew = resident_bytes()?.saturating_sub(before);
     server.thaw();
     let thawed = Instant::now();
-    let works = first_answer(client, &key, RECOVERY).await;
-    Ok(Report::new(if works.is_some() { "works-after" } else { "stays-broken" })
+    let works = first_reply(client, &key, RECOVERY_TIMEOUT).await;
+    Ok(ExperimentReport::new(if works.is_some() { "works-after" } else { "stays-broken" })
         .with("grew_mib", grew as f64 / f64::from(1 << 20))
         .with("refused", refused as f64)
         .with_some("works_after_ms", works.map(|at| ms(at - thawed))))
 }
 
 /// 100,000 GETs, a third of them dropped halfway: does any other get a wrong reply?
-async fn cancelled<C: Contestant>() -> Result<Report> {
+async fn cancelled<C: RedisContestant>() -> Result<ExperimentReport> {
     const TASKS: u64 = 64;
     const REQUESTS: u64 = 100_000;
     let (server, client, _) = start::<C>().await?;
     let mut socket = TcpStream::connect(server.addr())?;
     for key in keys() {
-        ensure!(ask(&mut socket, &["SET", &key, &key])? == "+OK\r\n", "SET {key} failed");
+        ensure!(send_command(&mut socket, &["SET", &key, &key])? == "+OK\r\n", "SET {key} failed");
     }
     let mut tasks = JoinSet::new();
     for seed in 0..TASKS {
-        let (mut client, keys, mut random) = (client.clone(), keys(), Random(seed));
+        let (mut client, keys, mut random) = (client.clone(), keys(), SeededRandom(seed));
         tasks.spawn(async move {
             let (mut wrong, mut failed, mut dropped) = (0_u64, 0_u64, 0_u64);
             for _ in 0..REQUESTS.div_ceil(TASKS) {
@@ -205,7 +206,7 @@ async fn cancelled<C: Contestant>() -> Result<Report> {
                 let polls = if random.below(3) == 0 { 1 + random.below(8) as u32 } else { u32::MAX };
                 let answer = match polls {
                     u32::MAX => Some(client.get(key).await),
-                    polls => give_up_after(polls, client.get(key)).await,
+                    polls => drop_after_polls(polls, client.get(key)).await,
                 };
                 match answer {
                     Some(Ok(value)) => wrong += u64::from(value != *key),
@@ -216,7 +217,7 @@ async fn cancelled<C: Contestant>() -> Result<Report> {
             [wrong, failed, dropped]
         });
     }
-    let ended = within(HANG, tasks).await?;
+    let ended = within(HANG_TIMEOUT, tasks).await?;
     let sum = |index: usize| ended.iter().map(|counts| counts[index]).sum::<u64>();
     let [wrong, failed, dropped] = [sum(0), sum(1), sum(2)];
     let result = match (wrong, failed, ended.len() as u64) {
@@ -225,29 +226,31 @@ async fn cancelled<C: Contestant>() -> Result<Report> {
         (0, ..) => "hangs",
         _ => "wrong-replies",
     };
-    Ok(Report::new(result)
+    Ok(ExperimentReport::new(result)
         .with("wrong", wrong as f64)
         .with("failed", failed as f64)
         .with("dropped", dropped as f64))
 }
 
 /// 64 MiB there and back, twice, in one pipeline: replies come while the request is still being written.
-async fn huge<C: Contestant>() -> Result<Report> {
+async fn huge<C: RedisContestant>() -> Result<ExperimentReport> {
     let (_server, mut client, key) = start::<C>().await?;
     let value = "v".repeat(64 << 20);
-    let began = Instant::now();
-    match timeout(HANG, client.set_and_get_twice(&key, &value)).await {
-        Err(_) => Ok(Report::new("hangs")),
-        Ok(Err(error)) => Ok(Report::new(format!("fails: {error}")).with("after_ms", ms(began.elapsed()))),
-        Ok(Ok(replies)) if replies.iter().all(|reply| *reply == value) => {
-            Ok(Report::new("ok").with("took_ms", ms(began.elapsed())))
+    let started = Instant::now();
+    match timeout(HANG_TIMEOUT, client.set_and_get_twice(&key, &value)).await {
+        Err(_) => Ok(ExperimentReport::new("hangs")),
+        Ok(Err(error)) => {
+            Ok(ExperimentReport::new(format!("fails: {error}")).with("after_ms", ms(started.elapsed())))
         }
-        Ok(Ok(_)) => Ok(Report::new("wrong-replies")),
+        Ok(Ok(replies)) if replies.iter().all(|reply| *reply == value) => {
+            Ok(ExperimentReport::new("ok").with("took_ms", ms(started.elapsed())))
+        }
+        Ok(Ok(_)) => Ok(ExperimentReport::new("wrong-replies")),
     }
 }
 
 /// A server with the keys, which survive it, a client that works, and one of the keys.
-async fn start<C: Contestant>() -> Result<(Redis, C, String)> {
+async fn start<C: RedisContestant>() -> Result<(Redis, C, String)> {
     let server = Redis::builder().config("appendonly", "yes").start()?;
     fill(server.addr())?;
     let mut client = C::connect(&server.url()).await?;

@@ -10,9 +10,9 @@ use std::time::Duration;
 
 use anyhow::{Result, bail};
 
-use crate::harness::{Better, Board, Contest, Race, Report, in_child};
-use crate::redis::contestant::Contestant;
-use crate::redis::{Fred, Managed, Multiplexed, Ours, Rustis};
+use crate::harness::{Better, Contest, ExperimentReport, Race, Scoreboard, run_in_child};
+use crate::redis::contestant::RedisContestant;
+use crate::redis::{ForebayRedis, Fred, ManagedRedisRs, MultiplexedRedisRs, Rustis};
 
 pub(crate) const RACE: Race = Race {
     name: "resilience",
@@ -22,19 +22,20 @@ pub(crate) const RACE: Race = Race {
     child,
 };
 
-const CLIENTS: [&str; 5] = [Ours::NAME, Rustis::NAME, Multiplexed::NAME, Managed::NAME, Fred::NAME];
+const CLIENTS: [&str; 5] =
+    [ForebayRedis::NAME, Rustis::NAME, MultiplexedRedisRs::NAME, ManagedRedisRs::NAME, Fred::NAME];
 
 /// No experiment takes longer; the slowest waits three times our deadline for the answers of a frozen server.
 const LIMIT: Duration = Duration::from_secs(22);
 
-fn run(board: &mut Board) -> Result<()> {
+fn run(board: &mut Scoreboard) -> Result<()> {
     for fault in RACE.cases.iter().filter(|fault| board.wants(fault)).collect::<Vec<_>>() {
         let mut figures = Vec::new();
         for client in CLIENTS {
-            let report = match in_child(RACE.name, &format!("{fault}/{client}"), LIMIT) {
+            let report = match run_in_child(RACE.name, &format!("{fault}/{client}"), LIMIT) {
                 Ok(Some(report)) => report,
-                Ok(None) => Report::new("hung"),
-                Err(error) => Report::new(format!("broken: {error:#}")),
+                Ok(None) => ExperimentReport::new("hung"),
+                Err(error) => ExperimentReport::new(format!("broken: {error:#}")),
             };
             if let Some((name, unit)) = figure(fault) {
                 figures.extend(report.number(name).map(|value| (client, value, unit)));
@@ -57,10 +58,10 @@ fn figure(fault: &str) -> Option<(&'static str, &'static str)> {
     }
 }
 
-/// Ours against the best of those that got so far as to have the number.
-fn contest(board: &mut Board, fault: &str, figures: &[(&str, f64, &'static str)]) {
-    let ours = figures.iter().find(|(client, ..)| *client == Ours::NAME);
-    let peers = figures.iter().filter(|(client, ..)| *client != Ours::NAME);
+/// ForebayRedis against the best of those that got so far as to have the number.
+fn contest(board: &mut Scoreboard, fault: &str, figures: &[(&str, f64, &'static str)]) {
+    let ours = figures.iter().find(|(client, ..)| *client == ForebayRedis::NAME);
+    let peers = figures.iter().filter(|(client, ..)| *client != ForebayRedis::NAME);
     let best = peers.min_by(|a, b| a.1.total_cmp(&b.1));
     if let (Some(&(_, ours, unit)), Some(&(peer, theirs, _))) = (ours, best) {
         // Below a thousandth there is nothing left to compare.
@@ -69,13 +70,13 @@ fn contest(board: &mut Board, fault: &str, figures: &[(&str, f64, &'static str)]
     }
 }
 
-fn child(experiment: &str) -> Result<Report> {
+fn child(experiment: &str) -> Result<ExperimentReport> {
     let Some((fault, client)) = experiment.split_once('/') else { bail!("{experiment} names no client") };
     match client {
-        Ours::NAME => faults::experiment::<Ours>(fault),
+        ForebayRedis::NAME => faults::experiment::<ForebayRedis>(fault),
         Rustis::NAME => faults::experiment::<Rustis>(fault),
-        Multiplexed::NAME => faults::experiment::<Multiplexed>(fault),
-        Managed::NAME => faults::experiment::<Managed>(fault),
+        MultiplexedRedisRs::NAME => faults::experiment::<MultiplexedRedisRs>(fault),
+        ManagedRedisRs::NAME => faults::experiment::<ManagedRedisRs>(fault),
         Fred::NAME => faults::experiment::<Fred>(fault),
         _ => bail!("no client is called {client}"),
     }

@@ -3,8 +3,8 @@
 //! Invariant: the server is the real one, with its defaults, but for the address, the folder, and how many streams it has for how long.
 //! The process is this program again, so that one build has both; see [`child`].
 
-mod http;
-mod reader;
+mod event_reader;
+mod http_connection;
 
 use std::fs;
 use std::net::SocketAddr;
@@ -17,38 +17,40 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use forebay::cli::ServeArgs;
 use forebay::signals::Signals;
-use forebay::{Serve, config, descriptors, logging, memory, metrics};
+use forebay::{ShapeServer, config, descriptors, logging, memory, metrics};
 use forebay_sandbox::{Postgres, Redis};
 
-pub(crate) use self::http::{Connection, Head};
-pub(crate) use self::reader::{Reader, Written};
-use crate::harness::Report;
-use crate::helper::{self, Helper};
+pub(crate) use self::event_reader::{EventReader, WriteProgress};
+pub(crate) use self::http_connection::{HttpConnection, ResponseHead};
+use crate::harness::ExperimentReport;
+use crate::helper_process::{self, HelperProcess};
 
 /// From its start until it is active.
-const PATIENCE: Duration = Duration::from_secs(60);
+const START_TIMEOUT: Duration = Duration::from_secs(60);
 /// Streams that it admits: more than any race has.
 const STREAMS: u32 = 20_000;
 
 /// What instances share: a database, a folder, and perhaps a Redis. The folder goes with the last of them.
-struct Place {
+struct InstanceGroup {
     race: &'static str,
     url: String,
     folder: PathBuf,
     redis: String,
 }
 
-impl Place {
-    fn launch(&self, address: SocketAddr) -> Result<Helper> {
-        let Place { url, folder, redis, .. } = self;
-        let mut process =
-            Helper::start(self.race, &format!("forebay {url} {address} {} {redis}", folder.display()))?;
-        process.hear("listening")?;
+impl InstanceGroup {
+    fn launch(&self, address: SocketAddr) -> Result<HelperProcess> {
+        let InstanceGroup { url, folder, redis, .. } = self;
+        let mut process = HelperProcess::start(
+            self.race,
+            &format!("forebay {url} {address} {} {redis}", folder.display()),
+        )?;
+        process.expect_line("listening")?;
         Ok(process)
     }
 }
 
-impl Drop for Place {
+impl Drop for InstanceGroup {
     fn drop(&mut self) {
         // It fails only if nothing is there.
         let _ = fs::remove_dir_all(&self.folder);
@@ -56,41 +58,45 @@ impl Drop for Place {
 }
 
 /// A server that follows a database, or waits for its turn; it ends when it is dropped.
-pub(crate) struct Forebay {
+pub(crate) struct ForebayProcess {
     // In the order in which they end.
-    process: Helper,
+    process: HelperProcess,
     address: SocketAddr,
-    place: Arc<Place>,
+    group: Arc<InstanceGroup>,
 }
 
-impl Forebay {
+impl ForebayProcess {
     /// Starts it, and waits until it follows.
-    pub(crate) fn start(race: &'static str, postgres: &Postgres, database: &str) -> Result<Forebay> {
-        Forebay::first(race, postgres.url(database), "none".to_owned())
+    pub(crate) fn start(race: &'static str, postgres: &Postgres, database: &str) -> Result<ForebayProcess> {
+        ForebayProcess::first(race, postgres.url(database), "none".to_owned())
     }
 
     /// One of several, which count their streams together.
-    pub(crate) fn with_redis(race: &'static str, postgres: &Postgres, redis: &Redis) -> Result<Forebay> {
-        Forebay::first(race, postgres.url("postgres"), redis.url())
+    pub(crate) fn with_redis(
+        race: &'static str,
+        postgres: &Postgres,
+        redis: &Redis,
+    ) -> Result<ForebayProcess> {
+        ForebayProcess::first(race, postgres.url("postgres"), redis.url())
     }
 
-    fn first(race: &'static str, url: String, redis: String) -> Result<Forebay> {
+    fn first(race: &'static str, url: String, redis: String) -> Result<ForebayProcess> {
         static NEXT: AtomicU32 = AtomicU32::new(1);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let folder = std::env::temp_dir().join(format!("forebay-races-{}-{number}", std::process::id()));
-        let forebay = Forebay::at(Arc::new(Place { race, url, folder, redis }))?;
+        let forebay = ForebayProcess::at(Arc::new(InstanceGroup { race, url, folder, redis }))?;
         forebay.wait_until_active()?;
         Ok(forebay)
     }
 
     /// Another instance, which waits until this one has ended.
-    pub(crate) fn another(&self) -> Result<Forebay> {
-        Forebay::at(Arc::clone(&self.place))
+    pub(crate) fn another(&self) -> Result<ForebayProcess> {
+        ForebayProcess::at(Arc::clone(&self.group))
     }
 
-    fn at(place: Arc<Place>) -> Result<Forebay> {
+    fn at(group: Arc<InstanceGroup>) -> Result<ForebayProcess> {
         let address = SocketAddr::from(([127, 0, 0, 1], forebay_sandbox::free_port()));
-        Ok(Forebay { process: place.launch(address)?, address, place })
+        Ok(ForebayProcess { process: group.launch(address)?, address, group })
     }
 
     pub(crate) fn address(&self) -> SocketAddr {
@@ -104,21 +110,21 @@ impl Forebay {
     /// Kills it on the spot, and starts it again where it was.
     pub(crate) fn crash(&mut self) -> Result<()> {
         self.process.kill()?;
-        self.process = self.place.launch(self.address)?;
+        self.process = self.group.launch(self.address)?;
         Ok(())
     }
 
     /// Ends it as an operator does, and starts it again where it was.
     pub(crate) fn restart(&mut self) -> Result<()> {
         self.process.terminate()?;
-        self.process = self.place.launch(self.address)?;
+        self.process = self.group.launch(self.address)?;
         Ok(())
     }
 
     pub(crate) fn wait_until_active(&self) -> Result<()> {
-        let began = Instant::now();
+        let started = Instant::now();
         while self.health() != Some(200) {
-            ensure!(began.elapsed() < PATIENCE, "forebay serve isn't active after {PATIENCE:?}");
+            ensure!(started.elapsed() < START_TIMEOUT, "forebay serve isn't active after {START_TIMEOUT:?}");
             thread::sleep(Duration::from_millis(10));
         }
         Ok(())
@@ -126,7 +132,7 @@ impl Forebay {
 
     /// 200: it follows; 202: it starts, or waits.
     pub(crate) fn health(&self) -> Option<u16> {
-        Connection::open(self.address).and_then(|mut http| http.fetch("/v1/health")).ok()
+        HttpConnection::open(self.address).and_then(|mut http| http.fetch("/v1/health")).ok()
     }
 
     /// The live request that goes on from right now: its path, for a shape that this makes if it must.
@@ -137,18 +143,18 @@ impl Forebay {
 
     /// A shape's handle, and where its log ends.
     pub(crate) fn now(&self, shape: &str) -> Result<(String, String)> {
-        let mut http = Connection::open(self.address)?;
-        let head = http.ask(&format!("/v1/shape?{shape}&offset=now"))?;
+        let mut http = HttpConnection::open(self.address)?;
+        let head = http.get(&format!("/v1/shape?{shape}&offset=now"))?;
         ensure!(head.status == 200, "{shape} answers {}", head.status);
-        Ok((head.named("electric-handle")?.to_owned(), head.named("electric-offset")?.to_owned()))
+        Ok((head.require("electric-handle")?.to_owned(), head.require("electric-offset")?.to_owned()))
     }
 }
 
 /// The process: `forebay URL ADDRESS FOLDER REDIS`, the last may be `none`. Ends when the race lets go, or on a signal.
-pub(crate) fn child(words: &[&str]) -> Result<Report> {
+pub(crate) fn child(words: &[&str]) -> Result<ExperimentReport> {
     let ["forebay", url, address, folder, redis] = words else { bail!("no such process: {words:?}") };
     // As the program does.
-    memory::be_frugal();
+    memory::tune_allocator();
     let mut settings = vec![
         ("DATABASE_URL", *url),
         ("FOREBAY_SERVE_LISTEN", address),
@@ -171,14 +177,14 @@ pub(crate) fn child(words: &[&str]) -> Result<Report> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     runtime.block_on(async {
         let signals = Signals::catch()?;
-        let serve = Serve::start(config, recorder, descriptors).await?;
-        helper::announce("listening")?;
+        let serve = ShapeServer::start(config, recorder, descriptors).await?;
+        helper_process::announce("listening")?;
         tokio::select! {
             _ = serve.run(signals) => {}
-            () = helper::let_go() => {}
+            () = helper_process::released() => {}
         }
         anyhow::Ok(())
     })?;
     runtime.shutdown_background();
-    Ok(Report::new("served"))
+    Ok(ExperimentReport::new("served"))
 }

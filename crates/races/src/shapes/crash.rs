@@ -7,32 +7,32 @@ use anyhow::Result;
 use forebay_sandbox::Postgres;
 
 use super::{RACE, connect};
-use crate::harness::{Board, Report};
-use crate::serving::{Forebay, Reader, Written};
+use crate::harness::{ExperimentReport, Scoreboard};
+use crate::serving::{EventReader, ForebayProcess, WriteProgress};
 
 const READERS: usize = 20;
 const LASTS: Duration = Duration::from_secs(60);
 const QUICK: Duration = Duration::from_secs(8);
 
-pub(super) fn run(board: &mut Board) -> Result<()> {
+pub(super) fn run(board: &mut Scoreboard) -> Result<()> {
     let lasts = if board.scaled(20) < 20 { QUICK } else { LASTS };
     let postgres = Postgres::start()?;
     postgres.execute("postgres", "CREATE TABLE crashed (id bigint PRIMARY KEY, note text)")?;
-    let mut forebay = Forebay::start(RACE.name, &postgres, "postgres")?;
+    let mut forebay = ForebayProcess::start(RACE.name, &postgres, "postgres")?;
     let (handle, offset) = forebay.now("table=crashed")?;
-    let (written, address) = (Written::default(), forebay.address());
+    let (written, address) = (WriteProgress::default(), forebay.address());
     let mut kills = 0;
     let readers = thread::scope(|scope| {
         let readers: Vec<_> = (0..READERS)
             .map(|_| {
-                let (reader, handle, written) = (Reader::at(&offset), &handle, &written);
+                let (reader, handle, written) = (EventReader::at(&offset), &handle, &written);
                 scope.spawn(move || reader.follow(&[address], "table=crashed", handle, written))
             })
             .collect();
         let writer = scope.spawn(|| write(&postgres, &written));
-        let began = Instant::now();
+        let started = Instant::now();
         let mut killing = || {
-            while began.elapsed() < lasts {
+            while started.elapsed() < lasts {
                 // Not in step with anything.
                 thread::sleep(Duration::from_millis(300 + 137 * (kills % 7)));
                 forebay.crash()?;
@@ -41,7 +41,7 @@ pub(super) fn run(board: &mut Board) -> Result<()> {
             anyhow::Ok(())
         };
         let killed = killing();
-        written.end();
+        written.finish();
         writer.join().expect("the writer returns its errors")?;
         killed?;
         readers
@@ -49,27 +49,26 @@ pub(super) fn run(board: &mut Board) -> Result<()> {
             .map(|reader| reader.join().expect("a reader returns its errors"))
             .collect::<Result<Vec<_>>>()
     })?;
-    let sum = |figure: fn(&Reader) -> u64| readers.iter().map(figure).sum::<u64>() as f64;
-    let wrong =
-        sum(|reader| reader.twice) + sum(|reader| reader.out_of_place) + sum(|reader| reader.refetches);
-    let report = Report::new(if wrong == 0.0 { "none" } else { "changes went wrong" })
+    let sum = |figure: fn(&EventReader) -> u64| readers.iter().map(figure).sum::<u64>() as f64;
+    let wrong = sum(|reader| reader.duplicates) + sum(|reader| reader.gaps) + sum(|reader| reader.refetches);
+    let report = ExperimentReport::new(if wrong == 0.0 { "none" } else { "changes went wrong" })
         .with("kills", kills as f64)
         .with("rows", written.last() as f64)
         .with("delivered", sum(|reader| reader.last))
         .with("streams", sum(|reader| reader.streams))
-        .with("twice", sum(|reader| reader.twice))
-        .with("out_of_place", sum(|reader| reader.out_of_place))
+        .with("twice", sum(|reader| reader.duplicates))
+        .with("out_of_place", sum(|reader| reader.gaps))
         .with("refetches", sum(|reader| reader.refetches));
     board.outcome("crash", "forebay", report);
     Ok(())
 }
 
 /// Rows 1, 2, 3 and so on, in transactions of one to five.
-fn write(postgres: &Postgres, written: &Written) -> Result<()> {
+fn write(postgres: &Postgres, written: &WriteProgress) -> Result<()> {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
     let client = connect(&runtime, postgres)?;
     let mut next = 1;
-    while !written.is_all() {
+    while !written.is_finished() {
         let last = next + next % 5;
         let sql = format!("INSERT INTO crashed SELECT i, 'note' FROM generate_series({next}, {last}) i");
         runtime.block_on(client.batch_execute(&sql))?;

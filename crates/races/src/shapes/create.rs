@@ -7,14 +7,14 @@ use anyhow::{Result, ensure};
 use forebay_sandbox::Postgres;
 use tokio::runtime::Runtime;
 
-use super::{RACE, connect, groups, shape};
-use crate::harness::{Better, Board, Contest, Entrant, Spread, interleave};
+use super::{RACE, connect, create_table, shape};
+use crate::harness::{Better, Contest, Entrant, Scoreboard, Spread, interleave};
 use crate::process;
-use crate::serving::{Connection, Forebay};
+use crate::serving::{ForebayProcess, HttpConnection};
 
 const SHAPES: u64 = 10_000;
 /// How many are asked for at the same time.
-const ABREAST: u64 = 20;
+const CLIENTS: u64 = 20;
 /// A tenth of the SELECTs' rate; then milliseconds of CPU, and bytes, for each.
 const GOAL: f64 = 0.1;
 const CPU_LIMIT_MS: f64 = 0.3;
@@ -23,38 +23,38 @@ const MEMORY_LIMIT: f64 = 5.0 * 1024.0;
 const SETTLE: Duration = Duration::from_millis(500);
 
 /// What a turn took, for each shape or SELECT.
-struct Turn {
+struct CreateSample {
     seconds: f64,
     cpu_ms: f64,
     bytes: f64,
 }
 
-pub(super) fn run(board: &mut Board) -> Result<()> {
+pub(super) fn run(board: &mut Scoreboard) -> Result<()> {
     let shapes = board.scaled(SHAPES);
     let postgres = Postgres::builder().config("shared_buffers", "128MB").start()?;
-    let forebay = Forebay::start(RACE.name, &postgres, "postgres")?;
+    let forebay = ForebayProcess::start(RACE.name, &postgres, "postgres")?;
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
-    groups(&postgres, "warm_up", 100)?;
-    make(&forebay, "warm_up", 100)?;
-    groups(&postgres, "selected", shapes)?;
+    create_table(&postgres, "warm_up", 100)?;
+    create_shapes(&forebay, "warm_up", 100)?;
+    create_table(&postgres, "selected", shapes)?;
 
     let mut turn = 0;
     let ours = || {
         turn += 1;
         let table = format!("teams_{turn}");
-        groups(&postgres, &table, shapes)?;
+        create_table(&postgres, &table, shapes)?;
         // The table is known, and published: that is done once for all of its shapes.
         forebay.now(&shape(&table, shapes + 1))?;
-        make_all(&forebay, &table, shapes)
+        measure_creation(&forebay, &table, shapes)
     };
     let mut entrants = [
-        Entrant { name: "forebay", turn: Box::new(ours) as Box<dyn FnMut() -> Result<Turn>> },
+        Entrant { name: "forebay", turn: Box::new(ours) as Box<dyn FnMut() -> Result<CreateSample>> },
         Entrant { name: "SELECT", turn: Box::new(|| select_all(&runtime, &postgres, shapes)) },
     ];
     let samples = interleave(board.rounds().min(3), &mut entrants)?;
     drop(entrants);
-    let spread = |at: usize, figure: fn(&Turn) -> f64| Spread::of(samples[at].1.iter().map(figure));
-    let rate = |turn: &Turn| 1.0 / turn.seconds;
+    let spread = |at: usize, figure: fn(&CreateSample) -> f64| Spread::of(samples[at].1.iter().map(figure));
+    let rate = |turn: &CreateSample| 1.0 / turn.seconds;
     let rates = [("forebay", spread(0, rate)), ("SELECT", spread(1, rate))];
     board.table("create", "1/s", &rates);
     let (ours, theirs, unit) = (rates[0].1.median, rates[1].1.median, "1/s");
@@ -74,25 +74,25 @@ pub(super) fn run(board: &mut Board) -> Result<()> {
     Ok(())
 }
 
-fn make_all(forebay: &Forebay, table: &str, shapes: u64) -> Result<Turn> {
+fn measure_creation(forebay: &ForebayProcess, table: &str, shapes: u64) -> Result<CreateSample> {
     let pids = [forebay.pid()];
-    let (cpu, memory, began) = (process::cpu_ns(&pids)?, process::resident_bytes(&pids)?, Instant::now());
-    make(forebay, table, shapes)?;
-    let seconds = began.elapsed().as_secs_f64() / shapes as f64;
+    let (cpu, memory, started) = (process::cpu_ns(&pids)?, process::resident_bytes(&pids)?, Instant::now());
+    create_shapes(forebay, table, shapes)?;
+    let seconds = started.elapsed().as_secs_f64() / shapes as f64;
     thread::sleep(SETTLE);
     let cpu_ms = (process::cpu_ns(&pids)? - cpu) as f64 / 1e6 / shapes as f64;
     let bytes = (process::resident_bytes(&pids)? as f64 - memory as f64) / shapes as f64;
-    Ok(Turn { seconds, cpu_ms, bytes })
+    Ok(CreateSample { seconds, cpu_ms, bytes })
 }
 
 /// A shape for each group, all of its snapshot read.
-pub(super) fn make(forebay: &Forebay, table: &str, shapes: u64) -> Result<()> {
+pub(super) fn create_shapes(forebay: &ForebayProcess, table: &str, shapes: u64) -> Result<()> {
     let address = forebay.address();
     thread::scope(|scope| {
         let client = |first: u64| {
             move || {
-                let mut http = Connection::open(address)?;
-                for group in (first..shapes).step_by(ABREAST as usize) {
+                let mut http = HttpConnection::open(address)?;
+                for group in (first..shapes).step_by(CLIENTS as usize) {
                     let target = format!("/v1/shape?{}&offset=-1", shape(table, group));
                     let status = http.fetch(&target)?;
                     ensure!(status == 200, "{target} is answered with {status}");
@@ -100,20 +100,20 @@ pub(super) fn make(forebay: &Forebay, table: &str, shapes: u64) -> Result<()> {
                 Ok(())
             }
         };
-        let clients: Vec<_> = (0..ABREAST).map(|first| scope.spawn(client(first))).collect();
+        let clients: Vec<_> = (0..CLIENTS).map(|first| scope.spawn(client(first))).collect();
         clients.into_iter().try_for_each(|client| client.join().expect("a client returns its errors"))
     })
 }
 
-fn select_all(runtime: &Runtime, postgres: &Postgres, selects: u64) -> Result<Turn> {
-    let clients = (0..ABREAST).map(|_| connect(runtime, postgres)).collect::<Result<Vec<_>>>()?;
-    let began = Instant::now();
+fn select_all(runtime: &Runtime, postgres: &Postgres, selects: u64) -> Result<CreateSample> {
+    let clients = (0..CLIENTS).map(|_| connect(runtime, postgres)).collect::<Result<Vec<_>>>()?;
+    let started = Instant::now();
     let tasks: Vec<_> = clients
         .into_iter()
         .zip(0..)
         .map(|(client, first)| {
             runtime.spawn(async move {
-                for group in (first..selects).step_by(ABREAST as usize) {
+                for group in (first..selects).step_by(CLIENTS as usize) {
                     let sql = format!("SELECT id, team, note FROM selected WHERE team = {group}");
                     let rows = client.simple_query(&sql).await?;
                     ensure!(rows.len() > 5, "{} rows came", rows.len());
@@ -125,5 +125,5 @@ fn select_all(runtime: &Runtime, postgres: &Postgres, selects: u64) -> Result<Tu
     for task in tasks {
         runtime.block_on(task)??;
     }
-    Ok(Turn { seconds: began.elapsed().as_secs_f64() / selects as f64, cpu_ms: 0.0, bytes: 0.0 })
+    Ok(CreateSample { seconds: started.elapsed().as_secs_f64() / selects as f64, cpu_ms: 0.0, bytes: 0.0 })
 }

@@ -6,10 +6,10 @@ use anyhow::{Result, ensure};
 use forebay_sandbox::Postgres;
 use tokio::runtime::Runtime;
 
-use super::create::make;
-use super::{RACE, connect, groups, shape};
-use crate::harness::{Better, Board, Contest, Entrant, Spread, interleave};
-use crate::serving::{Connection, Forebay};
+use super::create::create_shapes;
+use super::{RACE, connect, create_table, shape};
+use crate::harness::{Better, Contest, Entrant, Scoreboard, Spread, interleave};
+use crate::serving::{ForebayProcess, HttpConnection};
 
 const MANY: u64 = 10_000;
 const FEW: u64 = 10;
@@ -19,28 +19,28 @@ const WRITES: u64 = 300;
 const GOAL: f64 = 1.0 / 1.5;
 const PAUSE: Duration = Duration::from_millis(2);
 
-struct House {
+struct HitContestant {
     name: &'static str,
     writer: tokio_postgres::Client,
-    stream: Connection,
+    stream: HttpConnection,
     // In the order in which they end.
-    _forebay: Forebay,
+    _forebay: ForebayProcess,
     _postgres: Postgres,
 }
 
-pub(super) fn run(board: &mut Board) -> Result<()> {
+pub(super) fn run(board: &mut Scoreboard) -> Result<()> {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
-    let mut houses = [
-        House::open(&runtime, "10,000 shapes", board.scaled(MANY))?,
-        House::open(&runtime, "10 shapes", FEW)?,
+    let mut contestants = [
+        HitContestant::open(&runtime, "10,000 shapes", board.scaled(MANY))?,
+        HitContestant::open(&runtime, "10 shapes", FEW)?,
     ];
-    for house in &mut houses {
-        house.write(&runtime, WRITES / 10)?; // a warm-up
+    for contestant in &mut contestants {
+        contestant.write(&runtime, WRITES / 10)?; // a warm-up
     }
     let runtime = &runtime;
-    let mut entrants = houses.each_mut().map(|house| Entrant {
-        name: house.name,
-        turn: Box::new(move || house.write(runtime, WRITES)) as Box<dyn FnMut() -> Result<f64>>,
+    let mut entrants = contestants.each_mut().map(|contestant| Entrant {
+        name: contestant.name,
+        turn: Box::new(move || contestant.write(runtime, WRITES)) as Box<dyn FnMut() -> Result<f64>>,
     });
     let samples = interleave(board.rounds(), &mut entrants)?;
     let spreads: Vec<_> = samples.into_iter().map(|(name, turns)| (name, Spread::of(turns))).collect();
@@ -51,16 +51,16 @@ pub(super) fn run(board: &mut Board) -> Result<()> {
     Ok(())
 }
 
-impl House {
-    fn open(runtime: &Runtime, name: &'static str, shapes: u64) -> Result<House> {
+impl HitContestant {
+    fn open(runtime: &Runtime, name: &'static str, shapes: u64) -> Result<HitContestant> {
         let postgres = Postgres::builder().config("shared_buffers", "128MB").start()?;
-        groups(&postgres, "teams", shapes.max(20))?;
-        let forebay = Forebay::start(RACE.name, &postgres, "postgres")?;
-        make(&forebay, "teams", shapes)?;
-        let mut stream = Connection::open(forebay.address())?;
-        let head = stream.ask(&forebay.live(&shape("teams", 1), "&live_sse=true")?)?;
+        create_table(&postgres, "teams", shapes.max(20))?;
+        let forebay = ForebayProcess::start(RACE.name, &postgres, "postgres")?;
+        create_shapes(&forebay, "teams", shapes)?;
+        let mut stream = HttpConnection::open(forebay.address())?;
+        let head = stream.get(&forebay.live(&shape("teams", 1), "&live_sse=true")?)?;
         ensure!(head.status == 200, "the stream answers {}", head.status);
-        Ok(House {
+        Ok(HitContestant {
             name,
             writer: connect(runtime, &postgres)?,
             stream,
@@ -73,10 +73,10 @@ impl House {
     fn write(&mut self, runtime: &Runtime, writes: u64) -> Result<f64> {
         let mut took = Vec::new();
         for _ in 0..writes {
-            let began = Instant::now();
+            let started = Instant::now();
             runtime.block_on(self.writer.batch_execute("INSERT INTO teams (team, note) VALUES (1, '~')"))?;
-            while !self.stream.piece()?.contains(&b'~') {}
-            took.push(began.elapsed());
+            while !self.stream.next_bytes()?.contains(&b'~') {}
+            took.push(started.elapsed());
             std::thread::sleep(PAUSE);
         }
         took.sort_unstable();

@@ -9,7 +9,7 @@ use forebay_sandbox::Postgres;
 use tokio::runtime::Runtime;
 use tokio_postgres::NoTls;
 
-use crate::harness::{Board, Race, Report};
+use crate::harness::{ExperimentReport, Race, Scoreboard};
 use crate::serving;
 
 pub(crate) const RACE: Race = Race {
@@ -20,7 +20,7 @@ pub(crate) const RACE: Race = Race {
     child,
 };
 
-fn run(board: &mut Board) -> Result<()> {
+fn run(board: &mut Scoreboard) -> Result<()> {
     if ["create", "create_cpu", "create_memory"].iter().any(|case| board.wants(case)) {
         create::run(board)?;
     }
@@ -34,7 +34,7 @@ fn run(board: &mut Board) -> Result<()> {
 }
 
 /// A table with a few rows in each of so many groups.
-fn groups(postgres: &Postgres, table: &str, groups: u64) -> Result<()> {
+fn create_table(postgres: &Postgres, table: &str, groups: u64) -> Result<()> {
     let sql = format!(
         "CREATE TABLE {table} (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, team bigint, note text);
          INSERT INTO {table} (team, note) SELECT i % {groups}, repeat('x', 60) FROM generate_series(1, 5 * {groups}) i;
@@ -54,6 +54,6 @@ fn connect(runtime: &Runtime, postgres: &Postgres) -> Result<tokio_postgres::Cli
     Ok(client)
 }
 
-fn child(experiment: &str) -> Result<Report> {
+fn child(experiment: &str) -> Result<ExperimentReport> {
     serving::child(&experiment.split(' ').collect::<Vec<_>>())
 }

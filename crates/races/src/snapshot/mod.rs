@@ -8,8 +8,8 @@ use std::time::Instant;
 use anyhow::{Context, Result, ensure};
 use forebay_sandbox::Postgres;
 
-use crate::harness::{Better, Board, Contest, Entrant, Race, Report, Spread, interleave};
-use crate::serving::{self, Connection, Forebay};
+use crate::harness::{Better, Contest, Entrant, ExperimentReport, Race, Scoreboard, Spread, interleave};
+use crate::serving::{self, ForebayProcess, HttpConnection};
 
 pub(crate) const RACE: Race = Race {
     name: "snapshot",
@@ -24,7 +24,7 @@ const ROWS: u64 = 1_000_000;
 const GOALS: [(&str, f64); 2] = [("cold", 1.0 / 1.8), ("warm", 1.0 / 0.9)];
 const SHAPE: &str = "table=rows";
 
-fn run(board: &mut Board) -> Result<()> {
+fn run(board: &mut Scoreboard) -> Result<()> {
     let postgres =
         Postgres::builder().config("shared_buffers", "512MB").config("max_wal_size", "8GB").start()?;
     let rows = board.scaled(ROWS);
@@ -40,12 +40,12 @@ fn run(board: &mut Board) -> Result<()> {
         ),
     )?;
     postgres.execute("postgres", "VACUUM ANALYZE rows")?;
-    let forebay = Forebay::start(RACE.name, &postgres, "postgres")?;
+    let forebay = ForebayProcess::start(RACE.name, &postgres, "postgres")?;
     fetch(&forebay, rows)?;
     let cold = || {
-        let mut http = Connection::open(forebay.address())?;
+        let mut http = HttpConnection::open(forebay.address())?;
         http.send("DELETE", &format!("/v1/shape?{SHAPE}"))?;
-        let status = http.head()?.status;
+        let status = http.read_head()?.status;
         ensure!(status == 202, "deleting the shape is answered with {status}");
         fetch(&forebay, rows)
     };
@@ -67,36 +67,36 @@ fn run(board: &mut Board) -> Result<()> {
 }
 
 /// All of the shape, chunk by chunk, until it is up to date; how long it took, in seconds.
-fn fetch(forebay: &Forebay, rows: u64) -> Result<f64> {
-    let mut http = Connection::open(forebay.address())?;
+fn fetch(forebay: &ForebayProcess, rows: u64) -> Result<f64> {
+    let mut http = HttpConnection::open(forebay.address())?;
     let mut target = format!("/v1/shape?{SHAPE}&offset=-1");
-    let (mut lines, began) = (0, Instant::now());
+    let (mut lines, started) = (0, Instant::now());
     loop {
-        let head = http.ask(&target)?;
+        let head = http.get(&target)?;
         ensure!(head.status == 200, "{target} is answered with {}", head.status);
-        http.body(&head, |bytes| lines += bytes.iter().filter(|byte| **byte == b'\n').count() as u64)?;
+        http.read_body(&head, |bytes| lines += bytes.iter().filter(|byte| **byte == b'\n').count() as u64)?;
         if head.get("electric-up-to-date").is_some() {
             break;
         }
-        let (handle, offset) = (head.named("electric-handle")?, head.named("electric-offset")?);
+        let (handle, offset) = (head.require("electric-handle")?, head.require("electric-offset")?);
         target = format!("/v1/shape?{SHAPE}&handle={handle}&offset={offset}");
     }
-    let took = began.elapsed().as_secs_f64();
+    let took = started.elapsed().as_secs_f64();
     ensure!(lines + lines / 10 >= rows, "{lines} lines came for {rows} rows");
     Ok(took)
 }
 
 fn copy(postgres: &Postgres) -> Result<f64> {
-    let began = Instant::now();
+    let started = Instant::now();
     let status = Command::new("psql")
         .args(["-X", "-q", "-c", "COPY rows TO STDOUT", &postgres.url("postgres")])
         .stdout(Stdio::null())
         .status()
         .context("psql: script/bootstrap installs it with Postgres")?;
     ensure!(status.success(), "psql: {status}");
-    Ok(began.elapsed().as_secs_f64())
+    Ok(started.elapsed().as_secs_f64())
 }
 
-fn child(experiment: &str) -> Result<Report> {
+fn child(experiment: &str) -> Result<ExperimentReport> {
     serving::child(&experiment.split(' ').collect::<Vec<_>>())
 }

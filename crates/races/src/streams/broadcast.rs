@@ -11,8 +11,8 @@ use anyhow::Result;
 use super::memory::{EVENTS, subscribe};
 use super::nginx::{self, Nginx};
 use super::{RACE, STREAMS, ours, sse};
-use crate::harness::{Better, Board, Contest, Entrant, Spread, interleave};
-use crate::helper::Helper;
+use crate::harness::{Better, Contest, Entrant, Scoreboard, Spread, interleave};
+use crate::helper_process::HelperProcess;
 use crate::process;
 
 /// Events in a turn.
@@ -21,29 +21,29 @@ const PUBLISHED: u64 = 20;
 const SETTLE: Duration = Duration::from_millis(20);
 
 /// A server and its clients.
-struct House {
+struct BroadcastContestant {
     name: &'static str,
     pids: Vec<u32>,
-    subscribers: Helper,
-    _server: Running,
+    subscribers: HelperProcess,
+    _server: BroadcastServer,
 }
 
-enum Running {
-    Helper(#[expect(dead_code, reason = "held until the race ends")] Helper),
+enum BroadcastServer {
+    Helper(#[expect(dead_code, reason = "held until the race ends")] HelperProcess),
     Nginx(#[expect(dead_code, reason = "held until the race ends")] Nginx),
 }
 
-pub(crate) fn run(board: &mut Board) -> Result<()> {
+pub(crate) fn run(board: &mut Scoreboard) -> Result<()> {
     let streams = board.scaled(STREAMS as u64) as usize;
-    let mut houses = [
-        House::of_helper(ours::NAME, streams)?,
-        House::of_nginx(streams)?,
-        House::of_helper(sse::NAME, streams)?,
+    let mut contestants = [
+        BroadcastContestant::of_helper(ours::NAME, streams)?,
+        BroadcastContestant::of_nginx(streams)?,
+        BroadcastContestant::of_helper(sse::NAME, streams)?,
     ];
-    for house in &mut houses {
-        house.broadcast(PUBLISHED.div_ceil(4))?; // a warm-up
+    for contestant in &mut contestants {
+        contestant.broadcast(PUBLISHED.div_ceil(4))?; // a warm-up
     }
-    let mut entrants = houses.each_mut().map(House::entrant);
+    let mut entrants = contestants.each_mut().map(BroadcastContestant::entrant);
     let samples = interleave(board.rounds(), &mut entrants)?;
     let spreads: Vec<_> = samples.into_iter().map(|(name, costs)| (name, Spread::of(costs))).collect();
     board.table("broadcast", "CPU ms/event", &spreads);
@@ -56,18 +56,23 @@ pub(crate) fn run(board: &mut Board) -> Result<()> {
     Ok(())
 }
 
-impl House {
-    fn of_helper(name: &'static str, streams: usize) -> Result<House> {
-        let mut server = Helper::start(RACE.name, &format!("serve/{name}"))?;
-        let address = server.hear("listening")?.parse()?;
+impl BroadcastContestant {
+    fn of_helper(name: &'static str, streams: usize) -> Result<BroadcastContestant> {
+        let mut server = HelperProcess::start(RACE.name, &format!("serve/{name}"))?;
+        let address = server.expect_line("listening")?.parse()?;
         let (pids, subscribers) = (vec![server.pid()], subscribe(address, EVENTS, streams)?);
-        Ok(House { name, pids, subscribers, _server: Running::Helper(server) })
+        Ok(BroadcastContestant { name, pids, subscribers, _server: BroadcastServer::Helper(server) })
     }
 
-    fn of_nginx(streams: usize) -> Result<House> {
+    fn of_nginx(streams: usize) -> Result<BroadcastContestant> {
         let nginx = Nginx::start()?;
         let (pids, subscribers) = (nginx.pids()?, subscribe(nginx.address(), EVENTS, streams)?);
-        Ok(House { name: nginx::NAME, pids, subscribers, _server: Running::Nginx(nginx) })
+        Ok(BroadcastContestant {
+            name: nginx::NAME,
+            pids,
+            subscribers,
+            _server: BroadcastServer::Nginx(nginx),
+        })
     }
 
     fn entrant(&mut self) -> Entrant<'_, f64> {
@@ -77,8 +82,8 @@ impl House {
     /// The CPU time of one event, in milliseconds.
     fn broadcast(&mut self, events: u64) -> Result<f64> {
         let before = process::cpu_ns(&self.pids)?;
-        self.subscribers.order(&format!("publish {events}"))?;
-        self.subscribers.hear("received")?;
+        self.subscribers.send_command(&format!("publish {events}"))?;
+        self.subscribers.expect_line("received")?;
         thread::sleep(SETTLE);
         let spent = process::cpu_ns(&self.pids)? - before;
         Ok(spent as f64 / 1e6 / events as f64)

@@ -8,8 +8,8 @@ use anyhow::Result;
 
 use super::nginx::{self, Nginx};
 use super::{RACE, STREAMS, ours, sse};
-use crate::harness::{Better, Board, Contest, Entrant, Spread, interleave};
-use crate::helper::Helper;
+use crate::harness::{Better, Contest, Entrant, Scoreboard, Spread, interleave};
+use crate::helper_process::HelperProcess;
 use crate::process;
 
 /// What a stream may take.
@@ -21,13 +21,13 @@ const SETTLE: Duration = Duration::from_millis(500);
 /// Streams that come and go before the first measurement, so that what is there once is not taken for a stream's.
 const WARM_UP: usize = 200;
 
-pub(crate) fn run(board: &mut Board) -> Result<()> {
+pub(crate) fn run(board: &mut Scoreboard) -> Result<()> {
     let streams = board.scaled(STREAMS as u64) as usize;
     let turn = |name: &'static str| Entrant { name, turn: Box::new(move || measure_helper(name, streams)) };
     let nchan = Entrant { name: nginx::NAME, turn: Box::new(move || measure_nginx(streams)) };
     let mut entrants = [turn(ours::NAME), turn(sse::NAME), nchan];
     let samples = interleave(board.rounds().min(3), &mut entrants)?;
-    let spreads = |figure: fn(&Cost) -> f64| -> Vec<_> {
+    let spreads = |figure: fn(&StreamMemory) -> f64| -> Vec<_> {
         samples.iter().map(|(name, costs)| (*name, Spread::of(costs.iter().map(figure)))).collect()
     };
     let open = spreads(|cost| cost.open);
@@ -42,42 +42,48 @@ pub(crate) fn run(board: &mut Board) -> Result<()> {
 }
 
 /// What a server has more than before its streams came, for each of them.
-pub(crate) struct Cost {
+pub(crate) struct StreamMemory {
     pub(crate) open: f64,
     left: f64,
 }
 
-fn measure_helper(name: &str, streams: usize) -> Result<Cost> {
-    let mut server = Helper::start(RACE.name, &format!("serve/{name}"))?;
-    let address = server.hear("listening")?.parse()?;
+fn measure_helper(name: &str, streams: usize) -> Result<StreamMemory> {
+    let mut server = HelperProcess::start(RACE.name, &format!("serve/{name}"))?;
+    let address = server.expect_line("listening")?.parse()?;
     let cost = measure(&[server.pid()], address, EVENTS, streams)?;
-    server.let_go()?;
+    server.release()?;
     Ok(cost)
 }
 
-fn measure_nginx(streams: usize) -> Result<Cost> {
+fn measure_nginx(streams: usize) -> Result<StreamMemory> {
     let nginx = Nginx::start()?;
     measure(&nginx.pids()?, nginx.address(), EVENTS, streams)
 }
 
 /// Of streams of a path, without its first slash.
-pub(crate) fn measure(pids: &[u32], address: SocketAddr, target: &str, streams: usize) -> Result<Cost> {
-    subscribe(address, target, WARM_UP)?.let_go()?;
+pub(crate) fn measure(
+    pids: &[u32],
+    address: SocketAddr,
+    target: &str,
+    streams: usize,
+) -> Result<StreamMemory> {
+    subscribe(address, target, WARM_UP)?.release()?;
     thread::sleep(SETTLE);
     let before = process::resident_bytes(pids)?;
     let subscribers = subscribe(address, target, streams)?;
     thread::sleep(SETTLE);
     let open = process::resident_bytes(pids)?;
-    subscribers.let_go()?;
+    subscribers.release()?;
     thread::sleep(SETTLE);
     let left = process::resident_bytes(pids)?;
     let each = |after: u64| (after as f64 - before as f64) / streams as f64;
-    Ok(Cost { open: each(open), left: each(left) })
+    Ok(StreamMemory { open: each(open), left: each(left) })
 }
 
 /// Clients of a server, all of them subscribed.
-pub(crate) fn subscribe(address: SocketAddr, target: &str, streams: usize) -> Result<Helper> {
-    let mut subscribers = Helper::start(RACE.name, &format!("subscribe/{streams}/{address}/{target}"))?;
-    subscribers.hear("ready")?;
+pub(crate) fn subscribe(address: SocketAddr, target: &str, streams: usize) -> Result<HelperProcess> {
+    let mut subscribers =
+        HelperProcess::start(RACE.name, &format!("subscribe/{streams}/{address}/{target}"))?;
+    subscribers.expect_line("ready")?;
     Ok(subscribers)
 }

@@ -13,7 +13,7 @@ mod subscribers;
 
 use anyhow::{Result, bail};
 
-use crate::harness::{Board, Race, Report};
+use crate::harness::{ExperimentReport, Race, Scoreboard};
 use crate::process;
 use crate::serving;
 
@@ -27,7 +27,7 @@ pub(crate) const RACE: Race = Race {
 
 const STREAMS: usize = 10_000;
 
-fn run(board: &mut Board) -> Result<()> {
+fn run(board: &mut Scoreboard) -> Result<()> {
     if board.wants("memory") {
         memory::run(board)?;
     }
@@ -41,7 +41,7 @@ fn run(board: &mut Board) -> Result<()> {
 }
 
 /// The processes of this race: `serve/NAME`, `subscribe/COUNT/ADDRESS/TARGET`, and `forebay serve`.
-fn child(experiment: &str) -> Result<Report> {
+fn child(experiment: &str) -> Result<ExperimentReport> {
     process::raise_descriptor_limit()?;
     if experiment.starts_with("forebay ") {
         return serving::child(&experiment.split(' ').collect::<Vec<_>>());

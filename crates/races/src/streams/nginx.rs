@@ -17,7 +17,7 @@ pub(crate) const NAME: &str = "nchan";
 const PROGRAM: &str = "/usr/sbin/nginx";
 const MODULE: &str = "/usr/lib/nginx/modules/ngx_nchan_module.so";
 /// From its start until it answers.
-const PATIENCE: Duration = Duration::from_secs(10);
+const START_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A private nginx; ended when dropped.
 pub(crate) struct Nginx {
@@ -61,14 +61,18 @@ impl Nginx {
     }
 
     fn wait_until_up(&mut self) -> Result<()> {
-        let began = Instant::now();
+        let started = Instant::now();
         // The master listens before it has a worker.
         while TcpStream::connect(self.address).is_err() || process::children(self.master.id())?.is_empty() {
             let log = || fs::read_to_string(self.folder.join("error.log")).unwrap_or_default();
             if let Some(status) = self.master.try_wait()? {
                 bail!("nginx ended with {status}: {}", log());
             }
-            ensure!(began.elapsed() < PATIENCE, "nginx doesn't listen after {PATIENCE:?}: {}", log());
+            ensure!(
+                started.elapsed() < START_TIMEOUT,
+                "nginx doesn't listen after {START_TIMEOUT:?}: {}",
+                log()
+            );
             thread::sleep(Duration::from_millis(5));
         }
         Ok(())

@@ -13,30 +13,30 @@ use http_body_util::{BodyExt, Either, Empty};
 use tokio::net::TcpListener;
 use tower_layer::Layer;
 
-use crate::harness::Report;
-use crate::helper;
+use crate::harness::ExperimentReport;
+use crate::helper_process;
 
 pub(crate) const NAME: &str = "forebay";
 
 /// Nothing, for whoever publishes, or a stream.
-type Answer = Either<Empty<Bytes>, Tail>;
+type StreamBody = Either<Empty<Bytes>, Tail>;
 
 /// Serves until the race lets go.
-pub(crate) fn serve() -> Result<Report> {
+pub(crate) fn serve() -> Result<ExperimentReport> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
         let listener = TcpListener::bind("127.0.0.1:0").await?;
-        helper::announce(&format!("listening {}", listener.local_addr()?))?;
+        helper_process::announce(&format!("listening {}", listener.local_addr()?))?;
         let topic = Topic::new(16);
-        let service = admitted(service_fn(move |request| answer(request, topic.clone())));
-        HttpServer::new(listener, service, HttpServerConfig::default()).run(helper::let_go()).await;
-        Ok(Report::new("served"))
+        let service = with_admission(service_fn(move |request| respond(request, topic.clone())));
+        HttpServer::new(listener, service, HttpServerConfig::default()).run(helper_process::released()).await;
+        Ok(ExperimentReport::new("served"))
     })
 }
 
 /// The one place where admission is put before the service: 10,000 in all and 3 for each user, counted in this process.
 /// Every subscriber is a user of its own, which is the most that there can be to remember.
-fn admitted<S>(service: S) -> AdmissionService<S> {
+fn with_admission<S>(service: S) -> AdmissionService<S> {
     let admission = Admission::builder().build(Quota::local());
     let identify =
         Identify::new().trusted_proxies([IpAddr::from(Ipv4Addr::LOCALHOST).into()]).trusted_header();
@@ -46,7 +46,7 @@ fn admitted<S>(service: S) -> AdmissionService<S> {
         .layer(service)
 }
 
-async fn answer(request: Request<Incoming>, topic: Topic) -> Response<Answer> {
+async fn respond(request: Request<Incoming>, topic: Topic) -> Response<StreamBody> {
     if request.method() == Method::POST {
         let body = request.into_body().collect().await.map_or_else(|_| Bytes::new(), |body| body.to_bytes());
         topic.publish([b"data: ", &body[..], b"\n\n"].concat());

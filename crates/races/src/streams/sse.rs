@@ -12,17 +12,17 @@ use futures_util::stream::{Stream, unfold};
 use tokio::net::TcpListener;
 use tokio::sync::broadcast::{Sender, channel};
 
-use crate::harness::Report;
-use crate::helper;
+use crate::harness::ExperimentReport;
+use crate::helper_process;
 
 pub(crate) const NAME: &str = "axum";
 
 /// Serves until the race lets go.
-pub(crate) fn serve() -> Result<Report> {
+pub(crate) fn serve() -> Result<ExperimentReport> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
         let listener = TcpListener::bind("127.0.0.1:0").await?;
-        helper::announce(&format!("listening {}", listener.local_addr()?))?;
+        helper_process::announce(&format!("listening {}", listener.local_addr()?))?;
         let listener = listener.tap_io(|socket| {
             let _ = socket.set_nodelay(true); // fails only if the client is gone
         });
@@ -32,9 +32,9 @@ pub(crate) fn serve() -> Result<Report> {
             .with_state(channel::<String>(16).0);
         tokio::select! {
             served = axum::serve(listener, router) => served?,
-            () = helper::let_go() => {}
+            () = helper_process::released() => {}
         }
-        Ok(Report::new("served"))
+        Ok(ExperimentReport::new("served"))
     })
 }
 

@@ -8,14 +8,14 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail, ensure};
 use rustix::event::{Timespec, epoll};
 
-use crate::harness::Report;
-use crate::helper;
+use crate::harness::ExperimentReport;
+use crate::helper_process;
 
 /// Heads that are waited for at the same time.
 const WAVE: usize = 100;
 /// How often the clients look whether there is anything. They don't wait in the kernel: over loopback, waking them would be
 /// done by whoever sends, and counted as the server's work; real clients are elsewhere.
-const LOOK: Duration = Duration::from_millis(1);
+const POLL_INTERVAL: Duration = Duration::from_millis(1);
 /// In every event once, and in nothing else that servers send.
 const MARK: u8 = b'~';
 /// One small event.
@@ -27,13 +27,13 @@ struct Subscriber {
 }
 
 /// Subscribes, then publishes when told to, and says so when everybody has got everything.
-pub(crate) fn run(count: usize, address: SocketAddr, target: &str) -> Result<Report> {
+pub(crate) fn run(count: usize, address: SocketAddr, target: &str) -> Result<ExperimentReport> {
     let poll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
     let mut subscribers = Vec::with_capacity(count);
     while subscribers.len() < count {
         let wave = subscribers.len()..count.min(subscribers.len() + WAVE);
         for user in wave.clone() {
-            subscribers.push(Subscriber { socket: ask(address, target, user)?, events: 0 });
+            subscribers.push(Subscriber { socket: subscribe(address, target, user)?, events: 0 });
         }
         for user in wave {
             let socket = &subscribers[user].socket;
@@ -42,10 +42,10 @@ pub(crate) fn run(count: usize, address: SocketAddr, target: &str) -> Result<Rep
             epoll::add(&poll, socket, epoll::EventData::new_u64(user as u64), epoll::EventFlags::IN)?;
         }
     }
-    helper::announce("ready")?;
+    helper_process::announce("ready")?;
     let mut publisher = TcpStream::connect(address)?;
     let mut published = 0;
-    while let Some(order) = helper::next_order() {
+    while let Some(order) = helper_process::next_command() {
         let Some(events) = order.strip_prefix("publish ").and_then(|events| events.parse::<u64>().ok())
         else {
             bail!("no order {order:?} is known");
@@ -55,12 +55,12 @@ pub(crate) fn run(count: usize, address: SocketAddr, target: &str) -> Result<Rep
             published += 1;
             receive(&poll, &mut subscribers, published)?;
         }
-        helper::announce("received")?;
+        helper_process::announce("received")?;
     }
-    Ok(Report::new("gone"))
+    Ok(ExperimentReport::new("gone"))
 }
 
-fn ask(address: SocketAddr, target: &str, user: usize) -> Result<TcpStream> {
+fn subscribe(address: SocketAddr, target: &str, user: usize) -> Result<TcpStream> {
     let mut socket = TcpStream::connect(address)?;
     let request = format!(
         "GET /{target} HTTP/1.1\r\nhost: {address}\r\naccept: text/event-stream\r\nx-user-id: user-{user}\r\n\r\n"
@@ -98,7 +98,7 @@ fn receive(poll: impl std::os::fd::AsFd, subscribers: &mut [Subscriber], due: u6
         ready.clear();
         epoll::wait(&poll, rustix::buffer::spare_capacity(&mut ready), Some(&Timespec::default()))?;
         if ready.is_empty() {
-            thread::sleep(LOOK);
+            thread::sleep(POLL_INTERVAL);
         }
         for event in &ready {
             let subscriber = &mut subscribers[event.data.u64() as usize];

@@ -10,9 +10,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use forebay_sandbox::{Postgres, Redis};
 
-use crate::harness::{Better, Board, Contest, Race, Report};
+use crate::harness::{Better, Contest, ExperimentReport, Race, Scoreboard};
 use crate::process;
-use crate::serving::{self, Connection, Forebay, Reader, Written};
+use crate::serving::{self, EventReader, ForebayProcess, HttpConnection, WriteProgress};
 
 pub(crate) const RACE: Race = Race {
     name: "takeover",
@@ -28,14 +28,14 @@ const ROWS_EVERY: Duration = Duration::from_millis(25);
 const CALM: Duration = Duration::from_secs(3);
 /// Whoever waits takes over within this time of the other's end.
 const LIMIT_MS: f64 = 2000.0;
-const PATIENCE: Duration = Duration::from_secs(60);
+const ADMISSION_TIMEOUT: Duration = Duration::from_secs(60);
 const SHAPE: &str = "table=rolled";
 
-fn run(board: &mut Board) -> Result<()> {
+fn run(board: &mut Scoreboard) -> Result<()> {
     process::raise_descriptor_limit()?;
     let streams = board.scaled(STREAMS);
     if board.wants("rolling") {
-        one_case(board, "rolling", streams, |instances| {
+        race_case(board, "rolling", streams, |instances| {
             for instance in instances {
                 instance.restart()?;
                 thread::sleep(CALM);
@@ -44,7 +44,7 @@ fn run(board: &mut Board) -> Result<()> {
         })?;
     }
     if board.wants("killed") {
-        one_case(board, "killed", streams, |instances| {
+        race_case(board, "killed", streams, |instances| {
             instances[0].crash()?;
             thread::sleep(CALM);
             Ok(())
@@ -53,24 +53,24 @@ fn run(board: &mut Board) -> Result<()> {
     Ok(())
 }
 
-fn one_case(
-    board: &mut Board,
+fn race_case(
+    board: &mut Scoreboard,
     case: &str,
     streams: u64,
-    disturb: impl FnOnce(&mut [Forebay; 2]) -> Result<()>,
+    disturb: impl FnOnce(&mut [ForebayProcess; 2]) -> Result<()>,
 ) -> Result<()> {
     let (postgres, redis) = (Postgres::start()?, Redis::start()?);
     postgres.execute("postgres", "CREATE TABLE rolled (id bigint PRIMARY KEY, note text)")?;
-    let first = Forebay::with_redis(RACE.name, &postgres, &redis)?;
+    let first = ForebayProcess::with_redis(RACE.name, &postgres, &redis)?;
     let second = first.another()?;
     let mut instances = [first, second]; // the one that follows is the first to end
     let (handle, offset) = instances[0].now(SHAPE)?;
-    instances.iter().try_for_each(until_admitted)?;
-    let (servers, written) = (instances.each_ref().map(Forebay::address), Written::default());
+    instances.iter().try_for_each(wait_until_admitted)?;
+    let (servers, written) = (instances.each_ref().map(ForebayProcess::address), WriteProgress::default());
     let readers = thread::scope(|scope| {
         let readers: Vec<_> = (0..streams)
             .map(|number| {
-                let (reader, handle, written) = (Reader::at(&offset), &handle, &written);
+                let (reader, handle, written) = (EventReader::at(&offset), &handle, &written);
                 let mut servers = servers;
                 servers.rotate_left(number as usize % 2);
                 let name = thread::Builder::new().stack_size(256 * 1024);
@@ -80,38 +80,43 @@ fn one_case(
         let writer = scope.spawn(|| write(&postgres, &written));
         thread::sleep(CALM);
         let disturbed = disturb(&mut instances);
-        written.end();
+        written.finish();
         writer.join().expect("the writer returns its errors")?;
         disturbed?;
         let join =
             |reader: thread::ScopedJoinHandle<'_, _>| reader.join().expect("a reader returns its errors");
         readers.into_iter().map(join).collect::<Result<Vec<_>>>()
     })?;
-    told(board, case, readers, &written)
+    report(board, case, readers, &written)
 }
 
 /// A Redis that knows of nobody admits nobody for one TTL, and another instance reads of a shape a little later.
-fn until_admitted(instance: &Forebay) -> Result<()> {
-    let began = Instant::now();
+fn wait_until_admitted(instance: &ForebayProcess) -> Result<()> {
+    let started = Instant::now();
     loop {
         let admitted = || {
-            let mut stream = Connection::open(instance.address())?;
-            anyhow::Ok(stream.ask(&instance.live(SHAPE, "&live_sse=true")?)?.status == 200)
+            let mut stream = HttpConnection::open(instance.address())?;
+            anyhow::Ok(stream.get(&instance.live(SHAPE, "&live_sse=true")?)?.status == 200)
         };
         if admitted().unwrap_or(false) {
             return Ok(());
         }
-        ensure!(began.elapsed() < PATIENCE, "nobody is admitted after {PATIENCE:?}");
+        ensure!(started.elapsed() < ADMISSION_TIMEOUT, "nobody is admitted after {ADMISSION_TIMEOUT:?}");
         thread::sleep(Duration::from_millis(100));
     }
 }
 
-fn told(board: &mut Board, case: &str, mut readers: Vec<Reader>, written: &Written) -> Result<()> {
-    let sum = |figure: fn(&Reader) -> u64| readers.iter().map(figure).sum::<u64>() as f64;
-    let (twice, out_of_place) = (sum(|reader| reader.twice), sum(|reader| reader.out_of_place));
+fn report(
+    board: &mut Scoreboard,
+    case: &str,
+    mut readers: Vec<EventReader>,
+    written: &WriteProgress,
+) -> Result<()> {
+    let sum = |figure: fn(&EventReader) -> u64| readers.iter().map(figure).sum::<u64>() as f64;
+    let (twice, out_of_place) = (sum(|reader| reader.duplicates), sum(|reader| reader.gaps));
     let refetches = sum(|reader| reader.refetches);
     let is_exact = twice + out_of_place + refetches == 0.0;
-    let report = Report::new(if is_exact { "every row once" } else { "changes went wrong" })
+    let report = ExperimentReport::new(if is_exact { "every row once" } else { "changes went wrong" })
         .with("streams", readers.len() as f64)
         .with("rows", written.last() as f64)
         .with("asked", sum(|reader| reader.streams))
@@ -120,8 +125,8 @@ fn told(board: &mut Board, case: &str, mut readers: Vec<Reader>, written: &Writt
         .with("refetches", refetches);
     board.outcome(case, "forebay", report);
     ensure!(!readers.is_empty(), "nobody read");
-    readers.sort_by_key(|reader| reader.silence);
-    let at = |percent: usize| readers[(readers.len() - 1) * percent / 100].silence.as_secs_f64() * 1e3;
+    readers.sort_by_key(|reader| reader.longest_gap);
+    let at = |percent: usize| readers[(readers.len() - 1) * percent / 100].longest_gap.as_secs_f64() * 1e3;
     eprintln!(
         "takeover.{case}: silent for {:.0} ms (half of the clients), {:.0} ms (99 of 100)",
         at(50),
@@ -133,9 +138,9 @@ fn told(board: &mut Board, case: &str, mut readers: Vec<Reader>, written: &Writt
 }
 
 /// Rows 1, 2, 3 and so on.
-fn write(postgres: &Postgres, written: &Written) -> Result<()> {
+fn write(postgres: &Postgres, written: &WriteProgress) -> Result<()> {
     for id in 1.. {
-        if written.is_all() {
+        if written.is_finished() {
             break;
         }
         let sql = format!("INSERT INTO rolled VALUES ({id}, 'note')");
@@ -146,7 +151,7 @@ fn write(postgres: &Postgres, written: &Written) -> Result<()> {
     Ok(())
 }
 
-fn child(experiment: &str) -> Result<Report> {
+fn child(experiment: &str) -> Result<ExperimentReport> {
     process::raise_descriptor_limit()?;
     serving::child(&experiment.split(' ').collect::<Vec<_>>())
 }

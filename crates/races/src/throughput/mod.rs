@@ -10,9 +10,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use forebay_sandbox::Postgres;
 
-use crate::harness::{Better, Board, Contest, Entrant, Race, Report, Spread, interleave};
+use crate::harness::{Better, Contest, Entrant, ExperimentReport, Race, Scoreboard, Spread, interleave};
 use crate::process;
-use crate::serving::{self, Connection, Forebay};
+use crate::serving::{self, ForebayProcess, HttpConnection};
 
 pub(crate) const RACE: Race = Race {
     name: "throughput",
@@ -22,12 +22,12 @@ pub(crate) const RACE: Race = Race {
     child,
 };
 
-const CASES: [Case; 2] = [
-    Case { name: "rows100", rows: 200_000, per_transaction: 100, goal: 0.80, cpu_limit_us: 4.0 },
-    Case { name: "rows1", rows: 20_000, per_transaction: 1, goal: 0.77, cpu_limit_us: 25.0 },
+const CASES: [ThroughputCase; 2] = [
+    ThroughputCase { name: "rows100", rows: 200_000, per_transaction: 100, goal: 0.80, cpu_limit_us: 4.0 },
+    ThroughputCase { name: "rows1", rows: 20_000, per_transaction: 1, goal: 0.77, cpu_limit_us: 25.0 },
 ];
 
-struct Case {
+struct ThroughputCase {
     name: &'static str,
     rows: u64,
     per_transaction: u64,
@@ -40,19 +40,19 @@ struct Case {
 const MARK: u8 = b'~';
 
 /// What a turn took.
-struct Turn {
+struct ThroughputSample {
     wall: Duration,
     /// The server's.
     cpu_ns: Option<u64>,
 }
 
-fn run(board: &mut Board) -> Result<()> {
+fn run(board: &mut Scoreboard) -> Result<()> {
     let (ours, theirs) = (start()?, start()?);
-    let forebay = Forebay::start(RACE.name, &ours, "postgres")?;
+    let forebay = ForebayProcess::start(RACE.name, &ours, "postgres")?;
     for case in &CASES {
         let cpu = format!("{}_cpu", case.name);
         if board.wants(case.name) || board.wants(&cpu) {
-            one_case(board, case, &cpu, (&ours, &forebay), &theirs)?;
+            race_case(board, case, &cpu, (&ours, &forebay), &theirs)?;
         }
     }
     Ok(())
@@ -65,11 +65,11 @@ fn start() -> Result<Postgres> {
     Ok(builder.start()?)
 }
 
-fn one_case(
-    board: &mut Board,
-    case: &Case,
+fn race_case(
+    board: &mut Scoreboard,
+    case: &ThroughputCase,
     cpu: &str,
-    (postgres, forebay): (&Postgres, &Forebay),
+    (postgres, forebay): (&Postgres, &ForebayProcess),
     theirs: &Postgres,
 ) -> Result<()> {
     let rows = board.scaled(case.rows);
@@ -85,13 +85,13 @@ fn one_case(
         pg_recvlogical::follow(theirs, &table, rows, || write(theirs, &table, rows))
     };
     let mut entrants = [
-        Entrant { name: "forebay", turn: Box::new(ours) as Box<dyn FnMut() -> Result<Turn>> },
+        Entrant { name: "forebay", turn: Box::new(ours) as Box<dyn FnMut() -> Result<ThroughputSample>> },
         Entrant { name: "pg_recvlogical", turn: Box::new(peer) },
     ];
     let samples = interleave(board.rounds(), &mut entrants)?;
     drop(entrants);
 
-    let rate = |turn: &Turn| rows as f64 / turn.wall.as_secs_f64();
+    let rate = |turn: &ThroughputSample| rows as f64 / turn.wall.as_secs_f64();
     let rates: Vec<_> =
         samples.iter().map(|(name, turns)| (*name, Spread::of(turns.iter().map(rate)))).collect();
     board.table(case.name, "rows/s", &rates);
@@ -99,7 +99,7 @@ fn one_case(
     let (peer, unit, better, goal) = ("pg_recvlogical", "rows/s", Better::Higher, case.goal);
     board.contest(case.name, Contest { ours, peer, theirs, unit, better, goal });
 
-    let cost = |turn: &Turn| Some(turn.cpu_ns? as f64 / 1e3 / rows as f64);
+    let cost = |turn: &ThroughputSample| Some(turn.cpu_ns? as f64 / 1e3 / rows as f64);
     let costs = Spread::of(samples[0].1.iter().filter_map(cost));
     board.table(cpu, "µs/row", &[("forebay", costs)]);
     let (ours, theirs) = (costs.median, case.cpu_limit_us);
@@ -130,22 +130,22 @@ fn write(postgres: &Postgres, table: &str, rows: u64) -> Result<()> {
 
 fn follow(
     postgres: &Postgres,
-    forebay: &Forebay,
+    forebay: &ForebayProcess,
     table: &str,
     rows: u64,
     per_transaction: u64,
-) -> Result<Turn> {
+) -> Result<ThroughputSample> {
     prepare(postgres, table, per_transaction)?;
-    let mut stream = Connection::open(forebay.address())?;
-    let head = stream.ask(&forebay.live(&format!("table={table}"), "&live_sse=true")?)?;
+    let mut stream = HttpConnection::open(forebay.address())?;
+    let head = stream.get(&forebay.live(&format!("table={table}"), "&live_sse=true")?)?;
     anyhow::ensure!(head.status == 200, "the stream answers {}", head.status);
     let before = process::cpu_ns(&[forebay.pid()])?;
-    let began = Instant::now();
+    let started = Instant::now();
     let end = std::thread::scope(|scope| {
         let reader = scope.spawn(move || {
             let mut seen = 0;
             while seen < rows {
-                seen += count(stream.piece()?);
+                seen += count(stream.next_bytes()?);
             }
             anyhow::ensure!(seen == rows, "{seen} rows came of {rows}");
             Ok(Instant::now())
@@ -154,13 +154,13 @@ fn follow(
         reader.join().expect("a reader returns its errors")
     })?;
     let cpu_ns = Some(process::cpu_ns(&[forebay.pid()])? - before);
-    Ok(Turn { wall: end - began, cpu_ns })
+    Ok(ThroughputSample { wall: end - started, cpu_ns })
 }
 
 fn count(bytes: &[u8]) -> u64 {
     bytes.iter().filter(|byte| **byte == MARK).count() as u64
 }
 
-fn child(experiment: &str) -> Result<Report> {
+fn child(experiment: &str) -> Result<ExperimentReport> {
     serving::child(&experiment.split(' ').collect::<Vec<_>>())
 }

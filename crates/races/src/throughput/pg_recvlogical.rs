@@ -7,18 +7,18 @@ use std::time::Instant;
 use anyhow::{Context, Result, ensure};
 use forebay_sandbox::Postgres;
 
-use super::{Turn, count};
+use super::{ThroughputSample, count};
 
 pub(super) fn follow(
     postgres: &Postgres,
     table: &str,
     rows: u64,
     write: impl FnOnce() -> Result<()>,
-) -> Result<Turn> {
+) -> Result<ThroughputSample> {
     let sql = |sql: String| postgres.execute("postgres", &sql).context(sql);
     sql(format!("CREATE PUBLICATION {table} FOR TABLE {table}"))?;
     sql(format!("SELECT pg_create_logical_replication_slot('{table}', 'pgoutput')"))?;
-    let mut program = Program(
+    let mut program = RecvLogicalProcess(
         Command::new("pg_recvlogical")
             .args([
                 "--dbname",
@@ -44,7 +44,7 @@ pub(super) fn follow(
         line.clear();
         ensure!(words.read_line(&mut line)? > 0, "pg_recvlogical ended early");
     }
-    let began = Instant::now();
+    let started = Instant::now();
     let end = std::thread::scope(|scope| {
         let reader = scope.spawn(move || {
             let (mut bytes, mut seen) = (vec![0; 256 * 1024], 0);
@@ -60,13 +60,13 @@ pub(super) fn follow(
     })?;
     drop(program);
     crate::replication::drop_slot(postgres, "postgres", table)?;
-    Ok(Turn { wall: end - began, cpu_ns: None })
+    Ok(ThroughputSample { wall: end - started, cpu_ns: None })
 }
 
 /// Ended when dropped.
-struct Program(Child);
+struct RecvLogicalProcess(Child);
 
-impl Drop for Program {
+impl Drop for RecvLogicalProcess {
     fn drop(&mut self) {
         // Both fail only if it has ended already.
         let _ = self.0.kill();

@@ -147,7 +147,7 @@ async fn a_rolling_restart_under_a_thousand_streams_loses_no_change_and_admits_n
     second.becomes("waiting").await;
     // A new namespace admits nobody for a while.
     for instance in [&first, &second] {
-        until("it counts with others", async || instance.status().await["quota"]["mode"] == "normal").await;
+        until("the quota is normal", async || instance.status().await["quota"]["mode"] == "normal").await;
     }
 
     let doors =

@@ -110,7 +110,7 @@ async fn a_secret_that_is_changed_by_sighup_is_the_only_one_from_then_on() {
     assert_eq!((ask("first-s3cret").await, ask("second-s3cret").await), (200, 401));
     write("second-s3cret");
     serve.signal(Signal::HUP);
-    assert_eq!(serve.wait_for_log("the settings were read again")["changed"], "serve.secret");
+    assert_eq!(serve.wait_for_log("settings reloaded")["changed"], "serve.secret");
     assert_eq!((ask("first-s3cret").await, ask("second-s3cret").await), (401, 200));
     assert!(!serve.log().contains("s3cret"));
     std::fs::remove_file(&file).unwrap();

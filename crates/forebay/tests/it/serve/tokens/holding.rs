@@ -251,13 +251,13 @@ async fn a_secret_of_tokens_is_rotated_by_sighup() {
     is_refused(&of(OTHER).get(&start).await, 401, "bad_signature");
     std::fs::write(&keys.0, OTHER).unwrap();
     serve.signal(Signal::HUP);
-    serve.wait_for_log("the settings were read again");
+    serve.wait_for_log("settings reloaded");
     is_refused(&of(KEY).get(&start).await, 401, "bad_signature");
     assert_eq!(of(OTHER).get(&start).await.head.status, 200);
     // A secret that can't be one changes nothing.
     std::fs::write(&keys.0, "short").unwrap();
     serve.signal(Signal::HUP);
-    serve.wait_for_log("the settings can't be read again: all stays as it was");
+    serve.wait_for_log("settings not reloaded: previous settings kept");
     assert_eq!(of(OTHER).get(&start).await.head.status, 200);
 }
 

@@ -1,7 +1,8 @@
-//! The operators' secret: what the admin address asks for.
+//! Checks the secret of the admin address.
 //!
-//! Invariant: how long an answer takes says nothing about the secret, and neither it nor what was shown is ever printed. Of two `Authorization`
-//! headers none counts: a proxy before us may have believed the other.
+//! Invariant: the time to respond doesn't depend on the secret. Neither the configured nor the
+//! presented secret is ever printed. A request with two `Authorization` headers is refused: a proxy
+//! may have checked the other one.
 
 use std::fmt;
 use std::sync::{Arc, PoisonError, RwLock};
@@ -12,29 +13,31 @@ use forebay_admission::Secret;
 use http::HeaderMap;
 use http::header::AUTHORIZATION;
 
-/// Asks for a secret, if there is one. Clones share it.
+/// Optional secret that requests must present. Clones share it.
 #[derive(Clone)]
-pub struct Guard(Arc<RwLock<Option<Secret>>>);
+pub struct SecretGuard(Arc<RwLock<Option<Secret>>>);
 
-impl Guard {
-    /// `None`: nobody is asked.
-    pub fn new(secret: Option<Secret>) -> Guard {
-        Guard(Arc::new(RwLock::new(secret)))
+impl SecretGuard {
+    /// Creates a guard. With `None`, every request is accepted.
+    pub fn new(secret: Option<Secret>) -> SecretGuard {
+        SecretGuard(Arc::new(RwLock::new(secret)))
     }
 
-    /// Asks for another one from now on.
+    /// Replaces the secret, for the next request.
     pub fn set(&self, secret: Option<Secret>) {
         *self.0.write().unwrap_or_else(PoisonError::into_inner) = secret;
     }
 
-    /// Whether these headers show it: as a password, with any user name (`Basic`), or alone (`Bearer`).
-    pub fn opens(&self, headers: &HeaderMap) -> bool {
+    /// Returns whether the headers have the secret: as a password with any user name (`Basic`), or
+    /// alone (`Bearer`).
+    pub fn accepts(&self, headers: &HeaderMap) -> bool {
         let secret = self.0.read().unwrap_or_else(PoisonError::into_inner);
-        secret.as_ref().is_none_or(|secret| secret.is(shown(headers).as_ref()))
+        secret.as_ref().is_none_or(|secret| secret.is(presented_secret(headers).as_ref()))
     }
 }
 
-fn shown(headers: &HeaderMap) -> Option<Secret> {
+/// Returns the secret of the only `Authorization` header.
+fn presented_secret(headers: &HeaderMap) -> Option<Secret> {
     let mut values = headers.get_all(AUTHORIZATION).iter();
     let (Some(value), None) = (values.next(), values.next()) else { return None };
     let (scheme, credentials) = value.to_str().ok()?.split_once(' ')?;
@@ -50,9 +53,9 @@ fn shown(headers: &HeaderMap) -> Option<Secret> {
     Secret::new(password)
 }
 
-impl fmt::Debug for Guard {
+impl fmt::Debug for SecretGuard {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Guard(…)")
+        f.write_str("SecretGuard(…)")
     }
 }
 
@@ -60,12 +63,12 @@ impl fmt::Debug for Guard {
 mod tests {
     use super::*;
 
-    fn opens(guard: &Guard, lines: &[&str]) -> bool {
+    fn accepts(guard: &SecretGuard, lines: &[&str]) -> bool {
         let mut headers = HeaderMap::new();
         for line in lines {
             headers.append(AUTHORIZATION, line.parse().unwrap());
         }
-        guard.opens(&headers)
+        guard.accepts(&headers)
     }
 
     fn basic(text: &str) -> String {
@@ -73,10 +76,10 @@ mod tests {
     }
 
     #[test]
-    fn the_secret_opens_as_a_password_or_alone_and_nothing_else_does() {
-        let guard = Guard::new(Secret::new("s3cret:x"));
+    fn the_secret_is_accepted_as_a_password_or_alone_and_nothing_else_is() {
+        let guard = SecretGuard::new(Secret::new("s3cret:x"));
         for line in ["Bearer s3cret:x", "bearer  s3cret:x ", &basic("admin:s3cret:x"), &basic(":s3cret:x")] {
-            assert!(opens(&guard, &[line]), "{line}");
+            assert!(accepts(&guard, &[line]), "{line}");
         }
         let long = "x".repeat(10_000);
         for line in [
@@ -90,24 +93,24 @@ mod tests {
             "Basic ====",
             &long,
         ] {
-            assert!(!opens(&guard, &[line]), "{line}");
+            assert!(!accepts(&guard, &[line]), "{line}");
         }
         for text in ["s3cret:x", "admin:s3cret", "admin:", "admin", "admin:s3cret:x "] {
-            assert!(!opens(&guard, &[&basic(text)]), "{text}");
+            assert!(!accepts(&guard, &[&basic(text)]), "{text}");
         }
-        assert!(!opens(&guard, &[]));
-        assert!(!opens(&guard, &["Bearer s3cret:x", "Bearer s3cret:x"]), "of two, none counts");
+        assert!(!accepts(&guard, &[]));
+        assert!(!accepts(&guard, &["Bearer s3cret:x", "Bearer s3cret:x"]), "of two, none counts");
     }
 
     #[test]
-    fn it_can_be_changed_for_all_who_ask() {
-        let guard = Guard::new(None);
-        let asked = guard.clone();
-        assert!(opens(&asked, &[]));
+    fn a_replaced_secret_holds_for_all_clones() {
+        let guard = SecretGuard::new(None);
+        let clone = guard.clone();
+        assert!(accepts(&clone, &[]));
         guard.set(Secret::new("one"));
-        assert!(!opens(&asked, &[]) && opens(&asked, &["Bearer one"]));
+        assert!(!accepts(&clone, &[]) && accepts(&clone, &["Bearer one"]));
         guard.set(Secret::new("two"));
-        assert!(!opens(&asked, &["Bearer one"]) && opens(&asked, &["Bearer two"]));
+        assert!(!accepts(&clone, &["Bearer one"]) && accepts(&clone, &["Bearer two"]));
         assert!(!format!("{guard:?}").contains("two"));
     }
 }

@@ -1,7 +1,9 @@
-//! The shapes that operators see: those with the most streams, then the largest.
+//! Lists shapes for operators: those with the most streams first, then the largest.
 //!
-//! Invariant: no value of a row, and none of a where clause: what stands in one may be a secret.
-//! Bounds: [`LISTED`] shapes are told, whatever their number; to count their rows, no more is read at a time than the caller allows.
+//! Invariant: the list contains no value of a row and no literal of a where clause, which may be a
+//! secret.
+//! Bounds: at most [`MAX_LISTED_SHAPES`] shapes. One call reads no more bytes to count rows than
+//! its caller allows.
 
 use std::collections::{BinaryHeap, HashMap};
 use std::io;
@@ -12,26 +14,28 @@ use forebay_shapes::{LogMode, LogPage, Offset, Shape, Shapes};
 use memchr::memmem;
 use serde::Serialize;
 
-/// How many shapes are told.
-pub(crate) const LISTED: usize = 20;
-/// How much of a clause is told.
-const MAX_CLAUSE: usize = 300;
-/// How much is read at once.
-const PIECE: u64 = 256 * 1024;
+/// Maximum number of listed shapes.
+pub(crate) const MAX_LISTED_SHAPES: usize = 20;
+/// Maximum length of a listed clause, in bytes.
+const MAX_CLAUSE_BYTES: usize = 300;
+/// Maximum number of bytes of one read.
+const READ_BYTES: u64 = 256 * 1024;
 
-/// What every message that adds a row has, and no value can: inside of one, quotes are escaped.
-const ADDED: &[u8] = br#"},"headers":{"operation":"insert""#;
-const REMOVED: &[u8] = br#"},"headers":{"operation":"delete""#;
+/// Part of every message that inserts a row. No value can contain it, because quotes in values are
+/// escaped.
+const INSERT_MARK: &[u8] = br#"},"headers":{"operation":"insert""#;
+/// Part of every message that deletes a row.
+const DELETE_MARK: &[u8] = br#"},"headers":{"operation":"delete""#;
 
-/// What is known of the shapes that were listed last.
+/// Counts the rows of the listed shapes, step by step over several calls.
 #[derive(Debug, Default)]
-pub(crate) struct Listing {
-    counted: Mutex<HashMap<String, Counted>>,
+pub(crate) struct ShapeLister {
+    row_counts: Mutex<HashMap<String, ShapeRowCount>>,
 }
 
-/// All shapes, and the first of them.
+/// Totals of all shapes, and the listed ones.
 #[derive(Debug, Default, Serialize)]
-pub(crate) struct Listed {
+pub(crate) struct ShapeSummary {
     pub(crate) count: usize,
     pub(crate) bytes: u64,
     pub(crate) streams: u64,
@@ -39,63 +43,65 @@ pub(crate) struct Listed {
 }
 
 #[derive(Debug, Serialize)]
+/// Entry of the list.
 pub(crate) struct ListedShape {
     handle: String,
     table: String,
-    /// Without the values in it.
+    /// Where clause with `…` for each literal.
     r#where: Option<String>,
     columns: Option<Vec<String>>,
-    /// `None`: they aren't counted yet, or can't be.
+    /// Number of rows. `None`: not counted yet, or not countable.
     rows: Option<u64>,
     bytes: u64,
     streams: u32,
     last_offset: String,
 }
 
-/// How far a shape's rows are counted.
+/// Progress of counting one shape's rows.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
-struct Counted {
+struct ShapeRowCount {
     snapshot: u64,
-    /// All changes up to here.
+    /// Offset up to which all changes are counted.
     after: Offset,
-    /// What is left of the page after that, and where it began.
+    /// Rest of the page after that offset, and the position where the page began.
     page: Option<(LogPage, u64)>,
-    added: u64,
-    removed: u64,
+    inserted: u64,
+    deleted: u64,
 }
 
-impl Listing {
-    /// Looks at all shapes; reads up to `budget` bytes to count rows on. Blocks for the disk.
-    pub(crate) fn look(&self, shapes: &Shapes, mut budget: u64) -> Listed {
+impl ShapeLister {
+    /// Returns the totals and the list. Reads up to `budget` bytes to continue counting rows.
+    /// Blocks on disk reads.
+    pub(crate) fn summarize(&self, shapes: &Shapes, mut budget: u64) -> ShapeSummary {
         let all = shapes.all();
-        let mut listed = Listed { count: all.len(), ..Listed::default() };
-        let mut first = BinaryHeap::with_capacity(LISTED + 1);
+        let mut summary = ShapeSummary { count: all.len(), ..ShapeSummary::default() };
+        let mut first = BinaryHeap::with_capacity(MAX_LISTED_SHAPES + 1);
         for (index, shape) in all.iter().enumerate() {
             let (streams, bytes) = (shape.streams(), shape.bytes());
-            listed.bytes += bytes;
-            listed.streams += u64::from(streams);
+            summary.bytes += bytes;
+            summary.streams += u64::from(streams);
             first.push(std::cmp::Reverse((streams, bytes, index)));
-            if first.len() > LISTED {
+            if first.len() > MAX_LISTED_SHAPES {
                 first.pop();
             }
         }
-        let mut before = self.counted.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut after = HashMap::with_capacity(LISTED);
+        let mut before = self.row_counts.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut after = HashMap::with_capacity(MAX_LISTED_SHAPES);
         for std::cmp::Reverse((streams, bytes, index)) in first.into_sorted_vec() {
             let shape = &all[index];
             let mut counted = before.remove(shape.handle()).unwrap_or_default();
-            let is_whole = counted.go_on(shape, &mut budget).unwrap_or_else(|_| {
-                // What was being read was merged meanwhile, or is gone: it counts from the start again.
-                counted = Counted::default();
+            let is_complete = counted.advance(shape, &mut budget).unwrap_or_else(|_| {
+                // The log was compacted or removed meanwhile. Counting restarts.
+                counted = ShapeRowCount::default();
                 false
             });
-            let knows = is_whole && shape.definition().choice.log == LogMode::Full;
-            let rows = knows.then(|| counted.added.saturating_sub(counted.removed));
+            let is_countable = is_complete && shape.definition().choice.log == LogMode::Full;
+            let rows = is_countable.then(|| counted.inserted.saturating_sub(counted.deleted));
             after.insert(shape.handle().to_owned(), counted);
-            listed.top.push(ListedShape::of(shape, streams, bytes, rows));
+            summary.top.push(ListedShape::of(shape, streams, bytes, rows));
         }
         *before = after;
-        listed
+        summary
     }
 }
 
@@ -106,7 +112,7 @@ impl ListedShape {
         ListedShape {
             handle: shape.handle().to_owned(),
             table: format!("{}.{}", table.schema, table.name),
-            r#where: choice.clause.as_deref().map(without_values),
+            r#where: choice.clause.as_deref().map(without_literals),
             columns: choice.columns.clone(),
             rows,
             bytes,
@@ -116,12 +122,12 @@ impl ListedShape {
     }
 }
 
-impl Counted {
-    /// Whether all that can be read is counted.
-    fn go_on(&mut self, shape: &Shape, budget: &mut u64) -> io::Result<bool> {
+impl ShapeRowCount {
+    /// Continues counting within the budget. Returns whether everything readable is counted.
+    fn advance(&mut self, shape: &Shape, budget: &mut u64) -> io::Result<bool> {
         let snapshot = shape.snapshot_end();
         while self.snapshot < snapshot && *budget > 0 {
-            let to = snapshot.min(self.snapshot + PIECE.min(*budget));
+            let to = snapshot.min(self.snapshot + READ_BYTES.min(*budget));
             *budget -= to - self.snapshot;
             self.count(&shape.read_snapshot(overlapping(self.snapshot), to)?);
             self.snapshot = to;
@@ -135,7 +141,7 @@ impl Counted {
                 self.page = Some((page, page.from));
                 continue;
             };
-            let to = page.to.min(page.from + PIECE.min(*budget));
+            let to = page.to.min(page.from + READ_BYTES.min(*budget));
             if to > page.from {
                 *budget -= to - page.from;
                 self.count(&shape.read_log(&page, overlapping(page.from).max(start), to)?);
@@ -153,6 +159,7 @@ impl Counted {
         Ok(self.snapshot == snapshot && self.page.is_none() && self.after >= shape.log_end())
     }
 
+    /// Counts the marks in the bytes that were read.
     fn count(&mut self, pieces: &[Bytes]) {
         let joined;
         let text: &[u8] = match pieces {
@@ -162,29 +169,30 @@ impl Counted {
                 &joined
             }
         };
-        self.added += memmem::find_iter(text, ADDED).count() as u64;
-        self.removed += memmem::find_iter(text, REMOVED).count() as u64;
+        self.inserted += memmem::find_iter(text, INSERT_MARK).count() as u64;
+        self.deleted += memmem::find_iter(text, DELETE_MARK).count() as u64;
     }
 }
 
-/// A mark that lies across the end of what was read is found with what follows; one that was counted doesn't fit in again.
+/// Returns the position from which to read, so that a mark across two reads is found. The overlap
+/// is shorter than a mark, so no mark is counted twice.
 fn overlapping(from: u64) -> u64 {
-    from.saturating_sub(ADDED.len() as u64 - 1)
+    from.saturating_sub(INSERT_MARK.len() as u64 - 1)
 }
 
-/// A clause with `…` for each text and number in it.
-fn without_values(clause: &str) -> String {
+/// Returns a clause with `…` for each text and number in it.
+fn without_literals(clause: &str) -> String {
     let mut out = String::new();
     let mut rest = clause.chars().peekable();
     let mut is_name = false;
     while let Some(char) = rest.next() {
-        if out.len() > MAX_CLAUSE {
+        if out.len() > MAX_CLAUSE_BYTES {
             out.push('…');
             break;
         }
         match char {
             '\'' => {
-                // A quote inside is doubled, and so begins another text right away.
+                // A doubled quote inside a text ends it and starts the next one.
                 while rest.next().is_some_and(|char| char != '\'') {}
                 if !out.ends_with("'…'") {
                     out.push_str("'…'");
@@ -218,31 +226,31 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_clause_is_told_without_its_values() {
-        for (clause, told) in [
+    fn a_listed_clause_has_no_literals() {
+        for (clause, listed) in [
             ("(status = 'open')", "(status = '…')"),
             ("name = 'O''Hara' AND total > 12.50", "name = '…' AND total > …"),
             ("\"2nd name\" IN ('a', 'b') OR t2.c3 = -1e6", "\"2nd name\" IN ('…', '…') OR t2.c3 = -…"),
             ("note = 'a \"quoted\" word'", "note = '…'"),
             ("x = 'no end", "x = '…'"),
         ] {
-            assert_eq!(without_values(clause), told);
+            assert_eq!(without_literals(clause), listed);
         }
-        assert!(without_values(&"a AND ".repeat(1_000)).len() < 400);
+        assert!(without_literals(&"a AND ".repeat(1_000)).len() < 400);
     }
 
     #[test]
-    fn rows_are_counted_wherever_what_is_read_is_cut() {
+    fn rows_are_counted_wherever_a_read_ends() {
         let message =
             |operation: &str| format!("{{\"value\":{{}},\"headers\":{{\"operation\":\"{operation}\"}}}},\n");
         let log: String = ["insert", "update", "insert", "delete", "insert"].map(message).concat();
         for cut in 1..log.len() {
-            let mut counted = Counted::default();
+            let mut counted = ShapeRowCount::default();
             let second = usize::try_from(overlapping(cut as u64)).unwrap();
             counted.count(&[Bytes::copy_from_slice(&log.as_bytes()[..cut])]);
             let (left, right) = log.as_bytes()[second..].split_at(3);
             counted.count(&[Bytes::copy_from_slice(left), Bytes::copy_from_slice(right)]);
-            assert_eq!((counted.added, counted.removed), (3, 1), "cut at {cut}");
+            assert_eq!((counted.inserted, counted.deleted), (3, 1), "cut at {cut}");
         }
     }
 }

@@ -7,12 +7,12 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 
 /// How much is read at once.
-const PIECE: usize = 256 * 1024;
+const READ_BYTES: usize = 256 * 1024;
 /// No answer takes longer to begin, or to go on.
-const PATIENCE: Duration = Duration::from_secs(120);
+const READ_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// One connection to a server, for one request after another.
-pub(crate) struct Connection {
+pub(crate) struct HttpConnection {
     address: SocketAddr,
     socket: TcpStream,
     buffer: Vec<u8>,
@@ -21,50 +21,50 @@ pub(crate) struct Connection {
 }
 
 /// The head of an answer.
-pub(crate) struct Head {
+pub(crate) struct ResponseHead {
     pub(crate) status: u16,
     headers: Vec<(String, String)>,
 }
 
-impl Head {
+impl ResponseHead {
     pub(crate) fn get(&self, name: &str) -> Option<&str> {
         self.headers.iter().find(|(known, _)| known == name).map(|(_, value)| &**value)
     }
 
-    pub(crate) fn named(&self, name: &str) -> Result<&str> {
+    pub(crate) fn require(&self, name: &str) -> Result<&str> {
         self.get(name).with_context(|| format!("an answer ({}) without {name}", self.status))
     }
 
     /// Of the bytes up to the empty line.
-    pub(crate) fn parse(bytes: &[u8]) -> Result<Head> {
+    pub(crate) fn parse(bytes: &[u8]) -> Result<ResponseHead> {
         let text = std::str::from_utf8(bytes)?;
         let mut lines = text.split("\r\n");
         let status = lines.next().and_then(|line| line.split(' ').nth(1)?.parse().ok());
         let headers = lines.filter_map(|line| line.split_once(':'));
         let headers = headers.map(|(name, value)| (name.to_ascii_lowercase(), value.trim().to_owned()));
-        Ok(Head { status: status.context("an answer without a status")?, headers: headers.collect() })
+        Ok(ResponseHead { status: status.context("an answer without a status")?, headers: headers.collect() })
     }
 }
 
-impl Connection {
-    pub(crate) fn open(address: SocketAddr) -> Result<Connection> {
+impl HttpConnection {
+    pub(crate) fn open(address: SocketAddr) -> Result<HttpConnection> {
         let socket = TcpStream::connect(address).with_context(|| format!("connecting to {address}"))?;
         socket.set_nodelay(true)?;
-        socket.set_read_timeout(Some(PATIENCE))?;
-        Ok(Connection { address, socket, buffer: vec![0; PIECE], unread: 0..0 })
+        socket.set_read_timeout(Some(READ_TIMEOUT))?;
+        Ok(HttpConnection { address, socket, buffer: vec![0; READ_BYTES], unread: 0..0 })
     }
 
     /// Asks and reads all of the answer; its status.
     pub(crate) fn fetch(&mut self, target: &str) -> Result<u16> {
-        let head = self.ask(target)?;
-        self.body(&head, |_| {})?;
+        let head = self.get(target)?;
+        self.read_body(&head, |_| {})?;
         Ok(head.status)
     }
 
     /// Asks, and reads the head of the answer.
-    pub(crate) fn ask(&mut self, target: &str) -> Result<Head> {
+    pub(crate) fn get(&mut self, target: &str) -> Result<ResponseHead> {
         self.send("GET", target)?;
-        self.head()
+        self.read_head()
     }
 
     pub(crate) fn send(&mut self, method: &str, target: &str) -> Result<()> {
@@ -72,21 +72,21 @@ impl Connection {
         Ok(self.socket.write_all(request.as_bytes())?)
     }
 
-    pub(crate) fn head(&mut self) -> Result<Head> {
+    pub(crate) fn read_head(&mut self) -> Result<ResponseHead> {
         let mut head = Vec::new();
         while !head.ends_with(b"\r\n\r\n") {
-            let line = self.line()?;
+            let line = self.read_line()?;
             head.extend_from_slice(&line);
             ensure!(head.len() < 64 * 1024, "a head without an end");
         }
-        Head::parse(&head)
+        ResponseHead::parse(&head)
     }
 
     /// Reads the body that follows a head, piece by piece.
-    pub(crate) fn body(&mut self, head: &Head, mut take: impl FnMut(&[u8])) -> Result<u64> {
+    pub(crate) fn read_body(&mut self, head: &ResponseHead, mut take: impl FnMut(&[u8])) -> Result<u64> {
         if let Some(length) = head.get("content-length") {
             let length = length.parse()?;
-            self.exactly(length, &mut take)?;
+            self.read_exactly(length, &mut take)?;
             return Ok(length as u64);
         }
         if head.get("transfer-encoding") != Some("chunked") {
@@ -94,10 +94,10 @@ impl Connection {
         }
         let mut total = 0;
         loop {
-            let size = self.size()?;
-            self.exactly(size, &mut take)?;
+            let size = self.read_chunk_size()?;
+            self.read_exactly(size, &mut take)?;
             total += size as u64;
-            ensure!(self.line()? == b"\r\n", "a chunk that doesn't end");
+            ensure!(self.read_line()? == b"\r\n", "a chunk that doesn't end");
             if size == 0 {
                 return Ok(total);
             }
@@ -105,37 +105,37 @@ impl Connection {
     }
 
     /// How long is waited for the next bytes.
-    pub(crate) fn patience(&self, patience: Duration) -> Result<()> {
+    pub(crate) fn set_read_timeout(&self, patience: Duration) -> Result<()> {
         Ok(self.socket.set_read_timeout(Some(patience))?)
     }
 
     /// The next chunk of a stream; empty at its end.
-    pub(crate) fn chunk(&mut self) -> Result<Vec<u8>> {
-        let (size, mut chunk) = (self.size()?, Vec::new());
-        self.exactly(size, &mut |bytes: &[u8]| chunk.extend_from_slice(bytes))?;
-        ensure!(self.line()? == b"\r\n", "a chunk that doesn't end");
+    pub(crate) fn next_chunk(&mut self) -> Result<Vec<u8>> {
+        let (size, mut chunk) = (self.read_chunk_size()?, Vec::new());
+        self.read_exactly(size, &mut |bytes: &[u8]| chunk.extend_from_slice(bytes))?;
+        ensure!(self.read_line()? == b"\r\n", "a chunk that doesn't end");
         Ok(chunk)
     }
 
     /// The next bytes of a stream, as they come: framing and all.
-    pub(crate) fn piece(&mut self) -> Result<&[u8]> {
+    pub(crate) fn next_bytes(&mut self) -> Result<&[u8]> {
         if self.unread.is_empty() {
-            self.fill()?;
+            self.fill_buffer()?;
         }
         let unread = std::mem::take(&mut self.unread);
         Ok(&self.buffer[unread])
     }
 
     /// Of the next chunk.
-    fn size(&mut self) -> Result<usize> {
-        let line = self.line()?;
+    fn read_chunk_size(&mut self) -> Result<usize> {
+        let line = self.read_line()?;
         Ok(usize::from_str_radix(std::str::from_utf8(&line)?.trim_end(), 16)?)
     }
 
-    fn exactly(&mut self, mut length: usize, take: &mut impl FnMut(&[u8])) -> Result<()> {
+    fn read_exactly(&mut self, mut length: usize, take: &mut impl FnMut(&[u8])) -> Result<()> {
         while length > 0 {
             if self.unread.is_empty() {
-                self.fill()?;
+                self.fill_buffer()?;
             }
             let taken = length.min(self.unread.len());
             take(&self.buffer[self.unread.start..self.unread.start + taken]);
@@ -145,11 +145,11 @@ impl Connection {
         Ok(())
     }
 
-    fn line(&mut self) -> Result<Vec<u8>> {
+    fn read_line(&mut self) -> Result<Vec<u8>> {
         let mut line = Vec::new();
         loop {
             if self.unread.is_empty() {
-                self.fill()?;
+                self.fill_buffer()?;
             }
             let unread = &self.buffer[self.unread.clone()];
             let end = unread.iter().position(|byte| *byte == b'\n').map(|at| at + 1);
@@ -162,7 +162,7 @@ impl Connection {
         }
     }
 
-    fn fill(&mut self) -> Result<()> {
+    fn fill_buffer(&mut self) -> Result<()> {
         let read = self.socket.read(&mut self.buffer)?;
         ensure!(read > 0, "the server closed the connection");
         self.unread = 0..read;

@@ -10,21 +10,21 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, ensure};
 use serde_json::Value;
 
-use super::Connection;
+use super::HttpConnection;
 
 /// For the readers to get the rest, once nobody writes.
-const PATIENCE: Duration = Duration::from_secs(30);
+const CATCH_UP_TIMEOUT: Duration = Duration::from_secs(30);
 /// Before a stream that broke off, or was refused, is asked for again.
-const PAUSE: Duration = Duration::from_millis(20);
+const RETRY_DELAY: Duration = Duration::from_millis(20);
 
 /// What has been written so far, and whether that is all.
 #[derive(Default)]
-pub(crate) struct Written {
+pub(crate) struct WriteProgress {
     last: AtomicU64,
-    is_all: AtomicBool,
+    is_finished: AtomicBool,
 }
 
-impl Written {
+impl WriteProgress {
     pub(crate) fn set(&self, last: u64) {
         self.last.store(last, Ordering::Release);
     }
@@ -34,42 +34,42 @@ impl Written {
     }
 
     /// Nobody writes any more.
-    pub(crate) fn end(&self) {
-        self.is_all.store(true, Ordering::Release);
+    pub(crate) fn finish(&self) {
+        self.is_finished.store(true, Ordering::Release);
     }
 
-    pub(crate) fn is_all(&self) -> bool {
-        self.is_all.load(Ordering::Acquire)
+    pub(crate) fn is_finished(&self) -> bool {
+        self.is_finished.load(Ordering::Acquire)
     }
 }
 
 /// What became of one reader.
-pub(crate) struct Reader {
+pub(crate) struct EventReader {
     /// Where it goes on.
     offset: String,
     /// The last row that it has.
     pub(crate) last: u64,
     /// Streams that it had to ask for.
     pub(crate) streams: u64,
-    pub(crate) twice: u64,
-    pub(crate) out_of_place: u64,
+    pub(crate) duplicates: u64,
+    pub(crate) gaps: u64,
     pub(crate) refetches: u64,
     /// When the last row came, and the longest time between two.
-    heard: Option<Instant>,
-    pub(crate) silence: Duration,
+    last_row_at: Option<Instant>,
+    pub(crate) longest_gap: Duration,
 }
 
-impl Reader {
-    pub(crate) fn at(offset: &str) -> Reader {
-        Reader {
+impl EventReader {
+    pub(crate) fn at(offset: &str) -> EventReader {
+        EventReader {
             offset: offset.to_owned(),
             last: 0,
             streams: 0,
-            twice: 0,
-            out_of_place: 0,
+            duplicates: 0,
+            gaps: 0,
             refetches: 0,
-            heard: None,
-            silence: Duration::ZERO,
+            last_row_at: None,
+            longest_gap: Duration::ZERO,
         }
     }
 
@@ -79,48 +79,54 @@ impl Reader {
         servers: &[SocketAddr],
         shape: &str,
         handle: &str,
-        written: &Written,
-    ) -> Result<Reader> {
-        let mut late = None;
+        written: &WriteProgress,
+    ) -> Result<EventReader> {
+        let mut finished_at = None;
         let mut servers = servers.iter().cycle();
         while !self.is_done(written) && self.refetches == 0 {
-            if written.is_all() {
-                let since = late.get_or_insert_with(Instant::now);
+            if written.is_finished() {
+                let since = finished_at.get_or_insert_with(Instant::now);
                 let (last, all) = (self.last, written.last());
-                ensure!(since.elapsed() < PATIENCE, "a reader is still at {last} of {all}");
+                ensure!(since.elapsed() < CATCH_UP_TIMEOUT, "a reader is still at {last} of {all}");
             }
             if let Some(server) = servers.next() {
                 // What breaks off, or isn't there yet, is tried again.
                 let _broken = self.stream(*server, shape, handle, written);
             }
-            thread::sleep(PAUSE);
+            thread::sleep(RETRY_DELAY);
         }
         Ok(self)
     }
 
-    fn is_done(&self, written: &Written) -> bool {
-        written.is_all() && self.last >= written.last()
+    fn is_done(&self, written: &WriteProgress) -> bool {
+        written.is_finished() && self.last >= written.last()
     }
 
-    fn stream(&mut self, server: SocketAddr, shape: &str, handle: &str, written: &Written) -> Result<()> {
-        let mut http = Connection::open(server)?;
+    fn stream(
+        &mut self,
+        server: SocketAddr,
+        shape: &str,
+        handle: &str,
+        written: &WriteProgress,
+    ) -> Result<()> {
+        let mut http = HttpConnection::open(server)?;
         // Whoever waits for the last row looks up now and then.
-        http.patience(Duration::from_secs(1))?;
+        http.set_read_timeout(Duration::from_secs(1))?;
         let offset = &self.offset;
         let target = format!("/v1/shape?{shape}&handle={handle}&offset={offset}&live=true&live_sse=true");
         self.streams += 1;
-        let head = http.ask(&target)?;
+        let head = http.get(&target)?;
         self.refetches += u64::from(head.status == 409);
         ensure!(head.status == 200, "the stream answers {}", head.status);
         let mut lines = Vec::new();
         while !self.is_done(written) {
-            let chunk = http.chunk()?;
+            let chunk = http.next_chunk()?;
             ensure!(!chunk.is_empty(), "the stream ended");
             lines.extend_from_slice(&chunk);
             let Some(end) = lines.windows(2).rposition(|two| two == b"\n\n") else { continue };
             for line in lines[..end].split(|byte| *byte == b'\n') {
                 if let Some(message) = line.strip_prefix(b"data: ") {
-                    self.take(&serde_json::from_slice(message)?);
+                    self.handle(&serde_json::from_slice(message)?);
                 }
             }
             lines.drain(..end + 2);
@@ -128,7 +134,7 @@ impl Reader {
         Ok(())
     }
 
-    fn take(&mut self, message: &Value) {
+    fn handle(&mut self, message: &Value) {
         let headers = &message["headers"];
         if headers["control"] == "up-to-date" {
             self.offset = format!("{}_0", headers["global_last_seen_lsn"].as_str().unwrap_or_default());
@@ -137,12 +143,12 @@ impl Reader {
             let lsn = headers["lsn"].as_str().unwrap_or_default();
             self.offset = format!("{lsn}_{}", headers["op_position"]);
             let id = message["value"]["id"].as_str().and_then(|id| id.parse().ok()).unwrap_or(0);
-            self.twice += u64::from(id <= self.last);
-            self.out_of_place += u64::from(id > self.last + 1);
+            self.duplicates += u64::from(id <= self.last);
+            self.gaps += u64::from(id > self.last + 1);
             self.last = self.last.max(id);
             let now = Instant::now();
-            if let Some(heard) = self.heard.replace(now) {
-                self.silence = self.silence.max(now - heard);
+            if let Some(last_row_at) = self.last_row_at.replace(now) {
+                self.longest_gap = self.longest_gap.max(now - last_row_at);
             }
         }
     }

@@ -1,4 +1,4 @@
-//! A server that accepts only so many connections per second: a door in front of one that accepts any number.
+//! A server that accepts only so many connections per second: a connect_throttle in front of one that accepts any number.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -10,21 +10,21 @@ use tokio::io::copy_bidirectional;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::{MissedTickBehavior, interval};
 
-/// A door that is open wide until it is narrowed. It is shut with the runtime.
-pub(crate) struct Door {
+/// A connect_throttle that is open wide until it is narrowed. It is shut with the runtime.
+pub(crate) struct ConnectThrottle {
     pub(crate) address: SocketAddr,
     narrow: Arc<AtomicBool>,
 }
 
-impl Door {
+impl ConnectThrottle {
     /// From now on connections wait before it, in the order of coming.
     pub(crate) fn narrow(&self) {
         self.narrow.store(true, Ordering::Relaxed);
     }
 }
 
-/// Opens the door, which lets in `per_second` connections once it is narrow.
-pub(crate) async fn open(server: SocketAddr, per_second: f64) -> Result<Door> {
+/// Opens the connect_throttle, which lets in `per_second` connections once it is narrow.
+pub(crate) async fn open(server: SocketAddr, per_second: f64) -> Result<ConnectThrottle> {
     let listener = TcpListener::bind("127.0.0.1:0").await?;
     let (address, narrow) = (listener.local_addr()?, Arc::new(AtomicBool::new(false)));
     let is_narrow = narrow.clone();
@@ -43,5 +43,5 @@ pub(crate) async fn open(server: SocketAddr, per_second: f64) -> Result<Door> {
             });
         }
     });
-    Ok(Door { address, narrow })
+    Ok(ConnectThrottle { address, narrow })
 }

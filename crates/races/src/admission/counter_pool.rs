@@ -6,11 +6,11 @@ use forebay_redis::RedisClient;
 const MAX_CONNECTIONS: u64 = 10_000;
 const MAX_PER_USER: u64 = 3;
 
-pub(crate) struct Pool<'a> {
+pub(crate) struct CounterPool<'a> {
     pub(crate) client: &'a RedisClient,
 }
 
-impl Pool<'_> {
+impl CounterPool<'_> {
     /// Five commands, one after the other, as the seed draws them: each decides whether the next is sent.
     pub(crate) async fn acquire(&self, user: &str, thread: &str) -> Result<()> {
         let user_key = format!("connection_pool:user:{user}");
@@ -24,8 +24,8 @@ impl Pool<'_> {
         Ok(())
     }
 
-    /// How full the pool is by now: the state of health that the seed watches at its stage CP.5, the sixth command.
-    pub(crate) async fn watch_health(&self) -> Result<u64> {
+    /// How full the pool is by now: the state of health that the seed with_health at its stage CP.5, the sixth command.
+    pub(crate) async fn read_utilization(&self) -> Result<u64> {
         let total: Option<u64> = self.client.exec(("GET", "connection_pool:total")).await?;
         Ok(total.unwrap_or(0) * 100 / MAX_CONNECTIONS)
     }

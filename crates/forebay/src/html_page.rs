@@ -1,4 +1,5 @@
-//! A page in one document, and the policy that lets nothing run but its own style and script.
+//! HTML page in one document, with a content security policy that allows only its own style and
+//! script.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -10,15 +11,15 @@ use http::header::{
 use http::{HeaderMap, Response};
 use ring::digest::{SHA256, digest};
 
-/// A document with its style and script inside.
+/// Document that contains its style and script.
 #[derive(Debug)]
-pub(crate) struct Page {
+pub(crate) struct HtmlPage {
     document: Bytes,
     policy: HeaderValue,
 }
 
-impl Page {
-    /// The style goes where the document says `{{style}}`, the script where it says `{{script}}`.
+impl HtmlPage {
+    /// Creates a page. The document has `{{style}}` and `{{script}}` where these belong.
     pub(crate) fn new(document: &str, style: &str, script: &str) -> Self {
         let policy = format!(
             "default-src 'none'; script-src {}; style-src {}; img-src data:; connect-src 'self'; base-uri 'none'; \
@@ -28,29 +29,30 @@ impl Page {
         );
         let document = document.replace("{{style}}", style).replace("{{script}}", script);
         let policy = HeaderValue::from_str(&policy).expect("a policy is ASCII");
-        Page { document: Bytes::from(document), policy }
+        HtmlPage { document: Bytes::from(document), policy }
     }
 
+    /// Returns the page as a response.
     pub(crate) fn response(&self) -> Response<Bytes> {
         let mut response = Response::new(self.document.clone());
         let headers = response.headers_mut();
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("text/html; charset=utf-8"));
         headers.insert(CONTENT_SECURITY_POLICY, self.policy.clone());
-        harden(headers);
+        add_security_headers(headers);
         response
     }
 }
 
-/// What holds for a page and for what it reads.
-pub(crate) fn harden(headers: &mut HeaderMap) {
-    let own = HeaderName::from_static("cross-origin-resource-policy");
+/// Adds the security headers of a page and of the data that it loads.
+pub(crate) fn add_security_headers(headers: &mut HeaderMap) {
+    let resource_policy = HeaderName::from_static("cross-origin-resource-policy");
     headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
     headers.insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
     headers.insert(REFERRER_POLICY, HeaderValue::from_static("no-referrer"));
-    headers.insert(own, HeaderValue::from_static("same-origin"));
+    headers.insert(resource_policy, HeaderValue::from_static("same-origin"));
 }
 
-/// As a policy names it.
+/// Returns the hash of a text as a policy source.
 fn hash(text: &str) -> String {
     format!("'sha256-{}'", STANDARD.encode(digest(&SHA256, text.as_bytes())))
 }

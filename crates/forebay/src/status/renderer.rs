@@ -1,41 +1,42 @@
-//! The picture: a status as lines. Pure.
+//! Renders a status as lines of text. Pure.
 
 use std::fmt::Write as _;
 
 use serde_json::Value;
 
 use crate::numbers::{grouped, size, span};
-use crate::terminal::{Paint, Tone, shown};
+use crate::terminal::{Paint, Tone, escape_controls};
 
-/// How wide the bar of admission is.
-const BAR: usize = 30;
+/// Width of the admission bar, in characters.
+const BAR_WIDTH: usize = 30;
 
-/// All of it; what isn't told is left out.
-pub(super) fn draw(status: &Value, paint: Paint) -> String {
-    let mut picture = Picture { out: String::new(), paint };
-    picture.head(status);
-    picture.database(&status["database"]);
-    picture.positions(&status["positions"]);
-    picture.pools(status);
-    picture.gate(&status["gate"]);
+/// Returns the complete text. Missing fields are left out.
+pub(super) fn render(status: &Value, paint: Paint) -> String {
+    let mut renderer = StatusRenderer { out: String::new(), paint };
+    renderer.head(status);
+    renderer.database(&status["database"]);
+    renderer.positions(&status["positions"]);
+    renderer.pools(status);
+    renderer.gate(&status["gate"]);
     let admission = [&status["admission"], &status["statistics"]];
     admission
         .into_iter()
-        .find(|said| said["max_connections"].is_u64())
+        .find(|admission| admission["max_connections"].is_u64())
         .into_iter()
-        .for_each(|said| picture.admission(said));
-    picture.quota([&status["quota"], &status["admission"]["quota"]]);
-    picture.shapes(&status["shapes"]);
-    picture.http(&status["http"]);
-    picture.out
+        .for_each(|admission| renderer.admission(admission));
+    renderer.quota([&status["quota"], &status["admission"]["quota"]]);
+    renderer.shapes(&status["shapes"]);
+    renderer.http(&status["http"]);
+    renderer.out
 }
 
-struct Picture {
+/// Output so far, one method for each section of the status.
+struct StatusRenderer {
     out: String,
     paint: Paint,
 }
 
-impl Picture {
+impl StatusRenderer {
     fn head(&mut self, status: &Value) {
         let command = text(&status["command"]);
         let listen =
@@ -50,14 +51,17 @@ impl Picture {
         self.out.push('\n');
         if let Some(ready) = status["ready"].as_bool() {
             let (tone, word) = match (ready, status["health"].as_str()) {
-                (true, Some("waiting")) => {
-                    (Tone::Good, "ready: another instance follows, and what it writes is served")
-                }
+                (true, Some("waiting")) => (
+                    Tone::Good,
+                    "ready: another instance follows the database, this one serves what it writes",
+                ),
                 (true, _) => (Tone::Good, "ready"),
                 (false, _) => (Tone::Bad, "not ready"),
             };
-            let why =
-                status["why_not_ready"].as_str().map(|why| format!(": {}", shown(why))).unwrap_or_default();
+            let why = status["why_not_ready"]
+                .as_str()
+                .map(|why| format!(": {}", escape_controls(why)))
+                .unwrap_or_default();
             let word = self.paint.tone(tone, word);
             self.line("state", &format!("{word}{why}"));
         }
@@ -71,7 +75,7 @@ impl Picture {
         let phase = format!("{}, {} for {step_for}", text(&database["phase"]), text(&database["step"]));
         self.line("phase", &phase);
         if let Some(trouble) = database["trouble"].as_str() {
-            let trouble = self.paint.tone(Tone::Bad, &shown(trouble));
+            let trouble = self.paint.tone(Tone::Bad, &escape_controls(trouble));
             let tries = number(&database["retries"]).unwrap_or(0);
             self.line("trouble", &format!("{trouble} (tried {tries} times)"));
         }
@@ -86,13 +90,16 @@ impl Picture {
     }
 
     fn positions(&mut self, positions: &Value) {
-        let Some(behind) = number(&positions["lag_bytes"]) else { return };
+        let Some(lag_bytes) = number(&positions["lag_bytes"]) else { return };
         let seconds = positions["lag"]["secs"].as_f64().unwrap_or(0.0);
         let lag_ms = seconds * 1e3 + positions["lag"]["nanos"].as_f64().unwrap_or(0.0) / 1e6;
-        let kept = number(&positions["retained_bytes"]).map(size).unwrap_or_default();
+        let retained = number(&positions["retained_bytes"]).map(size).unwrap_or_default();
         self.line(
             "lag",
-            &format!("{lag_ms:.0} ms, {} not durable yet, {kept} of log kept for the slot", size(behind)),
+            &format!(
+                "{lag_ms:.0} ms, {} not durable yet, {retained} of WAL retained for the slot",
+                size(lag_bytes)
+            ),
         );
     }
 
@@ -101,15 +108,18 @@ impl Picture {
         if let (Some(admin), Some(snapshot)) =
             (database["admin_pool"].as_str(), database["snapshot_pool"].as_str())
         {
-            self.line("pools", &format!("metadata {}, snapshots {}", shown(admin), shown(snapshot)));
+            self.line(
+                "pools",
+                &format!("metadata {}, snapshots {}", escape_controls(admin), escape_controls(snapshot)),
+            );
         }
         let counts = &status["reservoir"]["counts"];
-        let of: Vec<_> = ["ready", "lent", "dialing", "resetting", "retiring"]
+        let states: Vec<_> = ["ready", "lent", "dialing", "resetting", "retiring"]
             .into_iter()
             .filter_map(|state| Some(format!("{} {state}", number(&counts[state])?)))
             .collect();
-        if !of.is_empty() {
-            self.line("reservoir", &of.join(", "));
+        if !states.is_empty() {
+            self.line("reservoir", &states.join(", "));
         }
     }
 
@@ -147,19 +157,22 @@ impl Picture {
             "degraded" => Tone::Careful,
             _ => Tone::Bad,
         };
-        let filled = usize::try_from(now.saturating_mul(BAR as u64) / most.max(1)).unwrap_or(BAR).min(BAR);
+        let filled = usize::try_from(now.saturating_mul(BAR_WIDTH as u64) / most.max(1))
+            .unwrap_or(BAR_WIDTH)
+            .min(BAR_WIDTH);
         let filled = filled.max(usize::from(now > 0));
-        let bar = self.paint.tone(tone, &format!("[{}{}]", "#".repeat(filled), ".".repeat(BAR - filled)));
+        let bar =
+            self.paint.tone(tone, &format!("[{}{}]", "#".repeat(filled), ".".repeat(BAR_WIDTH - filled)));
         let state = self.paint.tone(tone, &state);
         self.line("admission", &format!("{bar} {} of {} streams, {state}", grouped(now), grouped(most)));
         if let Some(why) = admission["shedding"].as_str() {
-            let why = self.paint.tone(Tone::Bad, &shown(why));
-            self.line("", &format!("takes no new streams: {why}"));
+            let why = self.paint.tone(Tone::Bad, &escape_controls(why));
+            self.line("", &format!("refuses new streams: {why}"));
         }
     }
 
-    fn quota(&mut self, places: [&Value; 2]) {
-        let Some(quota) = places.into_iter().find(|quota| quota["mode"].is_string()) else { return };
+    fn quota(&mut self, candidates: [&Value; 2]) {
+        let Some(quota) = candidates.into_iter().find(|quota| quota["mode"].is_string()) else { return };
         let mode = text(&quota["mode"]);
         let tone = if mode == "normal" { Tone::Good } else { Tone::Careful };
         let since = number(&quota["mode_since_ms"]).map(span).unwrap_or_default();
@@ -167,9 +180,12 @@ impl Picture {
             1 => "1 member".to_owned(),
             members => format!("{members} members"),
         };
-        let why = quota["why"].as_str().map(|why| format!(": {}", shown(why))).unwrap_or_default();
+        let why = quota["why"].as_str().map(|why| format!(": {}", escape_controls(why))).unwrap_or_default();
         let mode = self.paint.tone(tone, &mode);
-        self.line("quota", &format!("{mode} for {since}, {members}, kept in {}{why}", text(&quota["store"])));
+        self.line(
+            "quota",
+            &format!("{mode} for {since}, {members}, stored in {}{why}", text(&quota["store"])),
+        );
     }
 
     fn shapes(&mut self, shapes: &Value) {
@@ -187,8 +203,10 @@ impl Picture {
                 number(&shape["rows"]).map(|rows| format!("{} rows, ", grouped(rows))).unwrap_or_default();
             let bytes = number(&shape["bytes"]).map(size).unwrap_or_default();
             let streams = number(&shape["streams"]).unwrap_or(0);
-            let clause =
-                shape["where"].as_str().map(|clause| format!(" where {}", shown(clause))).unwrap_or_default();
+            let clause = shape["where"]
+                .as_str()
+                .map(|clause| format!(" where {}", escape_controls(clause)))
+                .unwrap_or_default();
             let _ = writeln!(
                 self.out,
                 "  {}{clause}: {rows}{bytes}, {} streams",
@@ -213,7 +231,7 @@ impl Picture {
 }
 
 fn text(value: &Value) -> String {
-    shown(value.as_str().unwrap_or_default())
+    escape_controls(value.as_str().unwrap_or_default())
 }
 
 fn number(value: &Value) -> Option<u64> {
@@ -227,7 +245,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_server_s_state_is_told_line_by_line() {
+    fn a_status_is_rendered_line_by_line() {
         let status = json!({
             "command": "serve", "listen": "127.0.0.1:3000", "uptime_ms": 3_661_000, "ready": false,
             "why_not_ready": "the database isn't followed yet",
@@ -247,30 +265,32 @@ mod tests {
                 "top": [{"table": "public.items", "where": "a > 1", "rows": 7, "bytes": 10, "streams": 3}]},
             "http": {"open_connections": 12, "requests": 3456},
         });
-        let drawn = draw(&status, Paint::PLAIN);
-        let wanted = "\
+        let text = render(&status, Paint::PLAIN);
+        let expected = "\
 forebay serve at 127.0.0.1:3000, up for 1h 1m
 state      not ready: the database isn't followed yet
 phase      connection_setup, acquiring_lock for 1s
 trouble    can't \\u{1b}[31mconnect (tried 3 times)
   no  pg_lock_acquired                   1m 1s  another has it
   yes replication_client_ready             5ms  connected
-lag        1500 ms, 2.0 KiB not durable yet, 1.0 MiB of log kept for the slot
+lag        1500 ms, 2.0 KiB not durable yet, 1.0 MiB of WAL retained for the slot
 pools      metadata starting, snapshots ready
 reservoir  3 ready, 1 lent, 0 dialing
 admission  [###############...............] 5,000 of 10,000 streams, healthy
-quota      normal for 10ms, 2 members, kept in redis
+quota      normal for 10ms, 2 members, stored in redis
 shapes     1,200, 2.0 KiB, this instance writes
   public.items where a > 1: 7 rows, 10 B, 3 streams
 http       12 connections open, 3,456 requests so far
 ";
-        assert_eq!(drawn, wanted);
+        assert_eq!(text, expected);
     }
 
     #[test]
-    fn whatever_is_told_there_is_a_picture() {
-        for odd in [json!(null), json!([1]), json!({"command": 7, "database": [], "shapes": {"count": -1}})] {
-            assert!(draw(&odd, Paint::PLAIN).starts_with("forebay "), "{odd}");
+    fn an_unexpected_status_is_rendered_without_its_unknown_parts() {
+        for status in
+            [json!(null), json!([1]), json!({"command": 7, "database": [], "shapes": {"count": -1}})]
+        {
+            assert!(render(&status, Paint::PLAIN).starts_with("forebay "), "{status}");
         }
     }
 }

@@ -13,25 +13,25 @@ use anyhow::{Context, Result, ensure};
 use rustix::process::{Pid, Signal, kill_process};
 
 /// No helper keeps the race waiting longer.
-const PATIENCE: Duration = Duration::from_secs(120);
+const LINE_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// One helper, from the race's side; ended when dropped.
-pub(crate) struct Helper {
+/// One helper_process, from the race's side; ended when dropped.
+pub(crate) struct HelperProcess {
     child: Child,
-    orders: Option<ChildStdin>,
+    commands: Option<ChildStdin>,
     lines: Receiver<String>,
     name: String,
 }
 
-impl Helper {
-    pub(crate) fn start(race: &str, experiment: &str) -> Result<Helper> {
+impl HelperProcess {
+    pub(crate) fn start(race: &str, experiment: &str) -> Result<HelperProcess> {
         let mut child = Command::new(std::env::current_exe()?)
             .args([race, "--child", experiment])
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
             .with_context(|| format!("starting {experiment}"))?;
-        let (orders, output) = (child.stdin.take(), child.stdout.take().context("a pipe was asked for")?);
+        let (commands, output) = (child.stdin.take(), child.stdout.take().context("a pipe was asked for")?);
         let (sender, lines) = sync_channel(16);
         thread::spawn(move || {
             for line in BufReader::new(output).lines().map_while(io::Result::ok) {
@@ -40,7 +40,7 @@ impl Helper {
                 }
             }
         });
-        Ok(Helper { child, orders, lines, name: experiment.into() })
+        Ok(HelperProcess { child, commands, lines, name: experiment.into() })
     }
 
     pub(crate) fn pid(&self) -> u32 {
@@ -62,30 +62,32 @@ impl Helper {
         Ok(())
     }
 
-    pub(crate) fn order(&mut self, order: &str) -> Result<()> {
-        let orders = self.orders.as_mut().context("it has been let go")?;
-        writeln!(orders, "{order}").with_context(|| format!("{} is gone", self.name))
+    pub(crate) fn send_command(&mut self, command: &str) -> Result<()> {
+        let commands = self.commands.as_mut().context("it has been let go")?;
+        writeln!(commands, "{command}").with_context(|| format!("{} is gone", self.name))
     }
 
     /// Waits for its next line, which begins with `word`, and returns the rest.
-    pub(crate) fn hear(&mut self, word: &str) -> Result<String> {
-        let line =
-            self.lines.recv_timeout(PATIENCE).with_context(|| format!("{} never said {word}", self.name))?;
+    pub(crate) fn expect_line(&mut self, word: &str) -> Result<String> {
+        let line = self
+            .lines
+            .recv_timeout(LINE_TIMEOUT)
+            .with_context(|| format!("{} never said {word}", self.name))?;
         let rest = line.strip_prefix(word).map(|rest| rest.trim().to_owned());
         rest.with_context(|| format!("{} said {line:?} where {word:?} was due", self.name))
     }
 
     /// Lets it end by itself.
-    pub(crate) fn let_go(mut self) -> Result<()> {
-        self.orders = None;
-        let report = self.hear("{")?;
+    pub(crate) fn release(mut self) -> Result<()> {
+        self.commands = None;
+        let report = self.expect_line("{")?;
         ensure!(report.contains("result"), "{} ended with {report}", self.name);
         self.child.wait()?;
         Ok(())
     }
 }
 
-impl Drop for Helper {
+impl Drop for HelperProcess {
     fn drop(&mut self) {
         // Both fail only if it has ended already.
         let _ = self.child.kill();
@@ -100,13 +102,13 @@ pub(crate) fn announce(line: &str) -> io::Result<()> {
     output.flush()
 }
 
-/// The race's next order; none when it has let go.
-pub(crate) fn next_order() -> Option<String> {
+/// The race's next command; none when it has let go.
+pub(crate) fn next_command() -> Option<String> {
     io::stdin().lines().next()?.ok()
 }
 
 /// Resolves when the race lets go.
-pub(crate) async fn let_go() {
+pub(crate) async fn released() {
     let (sender, receiver) = tokio::sync::oneshot::channel::<()>();
     thread::spawn(move || {
         let _ = io::copy(&mut io::stdin().lock().by_ref(), &mut io::sink());
