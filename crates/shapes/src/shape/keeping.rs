@@ -1,4 +1,4 @@
-//! What the store does to a shape.
+//! State of a shape: changed by the store's writer, by recovery and by shape creation.
 
 use std::sync::atomic::Ordering;
 
@@ -10,7 +10,7 @@ use crate::store::files::Kind;
 use crate::store::record::{Completed, Kept, KeptLog};
 use crate::store::strand::{Chunk, Strand};
 
-/// What only gets more.
+/// Append-only part of a shape.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Part {
     Snapshot,
@@ -18,7 +18,7 @@ pub(crate) enum Part {
 }
 
 impl Shape {
-    /// As a catalog has it.
+    /// Loads the state that a catalog file has.
     pub(crate) fn load(&self, kept: &Kept) {
         self.change(|state| state.log = Strand::kept(&kept.log));
         self.merged(&kept.log);
@@ -27,12 +27,12 @@ impl Shape {
         }
     }
 
-    /// Something can be read that couldn't before.
+    /// Wakes all waiting readers.
     pub(crate) fn notify(&self) {
         self.changed.notify_waiters();
     }
 
-    /// Changes what it has, and takes note of how much of it isn't in its files.
+    /// Applies a change of the state, and updates the count of bytes that aren't in files yet.
     pub(crate) fn change<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
         let mut state = self.lock();
         let before = state.waiting();
@@ -41,7 +41,7 @@ impl Shape {
         done
     }
 
-    /// What was staged is a transaction, and becomes visible.
+    /// Makes the staged messages visible. They are a whole transaction.
     pub(crate) fn publish(&self, seen: u64, chunk_bytes: u64) {
         self.change(|state| {
             let from = state.log.len();
@@ -50,7 +50,8 @@ impl Shape {
             if let Some(listener) = state.listener.take_if(|_| state.log.len() > from) {
                 let found = state.log.find(from, state.log.len());
                 if found.file.is_some() {
-                    // Only a huge transaction was written before it was published.
+                    // Only a transaction larger than `unwritten_bytes` is in a file before it is
+                    // published.
                     listener.ended();
                 } else if listener.published(&found.pieces, state.log.last(), seen) {
                     state.listener = Some(listener);
@@ -60,7 +61,8 @@ impl Shape {
         self.notify();
     }
 
-    /// The files have more than was read: it goes on from there. `false`: they have less, and so they aren't this shape's.
+    /// Moves to the state of a catalog file that is ahead. Returns `false` if that log is shorter:
+    /// then it belongs to another shape.
     pub(crate) fn skip_to(&self, kept: &Kept) -> bool {
         let listener = self.change(|state| {
             if state.log.len() > kept.log.len {
@@ -81,7 +83,7 @@ impl Shape {
         true
     }
 
-    /// So much of it is in its files.
+    /// Marks the bytes that are in files now.
     pub(crate) fn wrote(&self, kept: &Kept) {
         self.change(|state| {
             state.log.wrote(kept.log.len);
@@ -90,7 +92,7 @@ impl Shape {
         self.merged(&kept.log);
     }
 
-    /// What is old of its log is merged, as far as it is.
+    /// Applies the merge state of a log.
     pub(crate) fn merged(&self, log: &KeptLog) {
         self.lock().merged(log);
         if log.base > 0 {
@@ -98,14 +100,14 @@ impl Shape {
         }
     }
 
-    /// Where the chunks of the snapshot end, without its last message, which is no row.
+    /// Returns the ends of the snapshot's chunks, without the snapshot-end message.
     pub(crate) fn row_chunks(&self) -> Vec<u64> {
         let state = self.lock();
         let end = state.rows_end.unwrap_or(u64::MAX);
         state.snapshot.chunks().iter().map(|chunk| chunk.end.min(end)).collect()
     }
 
-    /// Whether its files haven't all that was written to them.
+    /// Returns whether files miss bytes that were written to them. Blocks on disk.
     pub(crate) fn is_lost(&self) -> bool {
         let (base, expected) = {
             let state = self.lock();
@@ -125,26 +127,28 @@ impl Shape {
             self.files.open(self.id, kind).and_then(|file| file.len()).is_ok_and(|len| len >= bytes)
         };
         let is_lost = expected.into_iter().any(|(kind, bytes)| bytes > 0 && !has(kind, bytes));
-        // It may have been merged, or deleted, while we looked.
+        // The shape may have been merged or deleted during the check.
         is_lost && self.lock().log.base() == base && self.gone().is_none()
     }
 
+    /// Marks all held transactions as decided, and wakes the creation.
     pub(crate) fn settled(&self) {
         self.lock().is_settled = true;
         self.notify();
     }
 
+    /// Waits until all held transactions are decided.
     pub(crate) async fn until_settled(&self) -> Result<(), ShapeGone> {
         self.wait(|state| state.is_settled.then_some(())).await
     }
 
-    /// Its snapshot is complete. `bytes`: it, unless it is in its file.
+    /// Completes the snapshot. `bytes` is its content, or empty if it is in a file.
     pub(crate) fn complete_with(&self, completed: &Completed, bytes: Bytes) {
         self.change(|state| {
             if matches!(state.phase, Phase::Gone(_)) {
                 return;
             }
-            // What it was made of may be in many pieces; this is one.
+            // The creation's pieces are replaced by one.
             if state.snapshot.len() != completed.len || !bytes.is_empty() {
                 state.snapshot = Strand::completed(completed, bytes);
             }
@@ -156,6 +160,7 @@ impl Shape {
         self.notify();
     }
 
+    /// Ends the shape: readers and its listener are notified.
     pub(crate) fn end(&self, gone: ShapeGone) {
         let listener = self.change(|state| {
             if !matches!(state.phase, Phase::Gone(_)) {
@@ -167,7 +172,7 @@ impl Shape {
         self.notify();
     }
 
-    /// Its listener hears no more.
+    /// Detaches the listener.
     pub(crate) fn interrupt(&self) {
         let listener = self.change(|state| state.listener.take());
         listener.into_iter().for_each(|listener| listener.ended());
@@ -177,7 +182,7 @@ impl Shape {
         self.used.fetch_max(clock, Ordering::Relaxed);
     }
 
-    /// As the catalog keeps it.
+    /// Returns the state for a catalog file.
     pub(crate) fn keep(&self) -> Kept {
         let state = self.lock();
         let mut log = state.log.keep();
@@ -200,7 +205,8 @@ impl Shape {
 }
 
 impl State {
-    /// How many bytes are to be written to its files. The snapshot's are its creation's concern until it is complete.
+    /// Returns the number of bytes that the writer must write to files. The creation writes an
+    /// incomplete snapshot.
     pub(crate) fn waiting(&self) -> u64 {
         match self.phase {
             Phase::Filling => self.log.waiting(),
@@ -209,7 +215,8 @@ impl State {
         }
     }
 
-    /// The part of the log from a position on, up to the end of a chunk; `None`: that was merged.
+    /// Returns the page of the log at a position, up to the end of a chunk; `None`: the position
+    /// was merged.
     pub(crate) fn log_page(&self, from: u64) -> Option<LogPage> {
         let (base, len) = (self.log.base(), self.log.len());
         if from < base {
@@ -246,7 +253,7 @@ impl State {
         }
     }
 
-    /// Which file a part is written to.
+    /// Returns the file to which a part is written.
     pub(crate) fn kind(&self, part: Part) -> Kind {
         match part {
             Part::Snapshot => Kind::Snapshot,
