@@ -1,24 +1,25 @@
-//! Of many changes of a row, those that a client needs.
+//! Log merging: combines updates of the same row.
 //!
-//! Invariant: whoever has read a log up to any place in it, and from there on the merged one, has the same rows at its end as with the whole
-//! one; no row is inserted that is there, and none is changed or deleted that isn't.
-//! Kept by: only updates go, each for the next update of the same row, which then says what both did.
+//! Invariant: a client that has read the original log up to any offset, and reads the merged log
+//! from there, ends with the same rows. No existing row is inserted, and no missing row is updated
+//! or deleted.
+//! Enforced by: only updates are removed. Each is combined into the next update of the same row.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
 
-/// A message, in parts.
+/// Fields of a message, unparsed.
 struct Message<'a> {
     key: &'a [u8],
-    /// Fields, as they stand between the braces.
+    /// Text between the braces.
     value: &'a [u8],
     old: Option<&'a [u8]>,
     operation: Operation,
-    /// From `,"headers"` to the end.
+    /// Text from `,"headers"` to the end.
     rest: &'a [u8],
 }
 
-/// What a message does to a row.
+/// Operation of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Operation {
     Insert,
@@ -29,16 +30,17 @@ pub(crate) enum Operation {
 const VALUE: &[u8] = b",\"value\":{";
 const OLD: &[u8] = b",\"old_value\":{";
 
-/// Merges whole messages of a log; each has the place of the last one of those that it stands for. `None`: they aren't messages of a log.
+/// Merges whole messages of a log. A combined message has the offset of the last original. Returns
+/// `None` if the bytes aren't messages of a log.
 pub(crate) fn merge(messages: &[u8]) -> Option<Vec<Cow<'_, [u8]>>> {
     let mut merged: Vec<Cow<'_, [u8]>> = Vec::new();
-    // The last update of each row that nothing follows.
+    // Last update of each row, unless an insert or a delete follows it.
     let mut updates: HashMap<&[u8], usize> = HashMap::new();
     for line in messages.split_inclusive(|byte| *byte == b'\n') {
         let message = parse(line)?;
         let mut kept = Cow::Borrowed(line);
         if message.operation != Operation::Update {
-            // What comes is another row.
+            // Later messages with this key are about another row.
             updates.remove(message.key);
         } else if let Some(before) = updates.insert(message.key, merged.len()) {
             let before = std::mem::take(&mut merged[before]);
@@ -50,7 +52,7 @@ pub(crate) fn merge(messages: &[u8]) -> Option<Vec<Cow<'_, [u8]>>> {
     Some(merged)
 }
 
-/// The one update that does what two do.
+/// Returns one update with the effect of two.
 fn both(older: &Message<'_>, newer: &Message<'_>) -> Option<Vec<u8>> {
     let mut out = [b"{\"key\":\"", newer.key, b"\"", VALUE].concat();
     match (older.old, newer.old) {
@@ -67,7 +69,7 @@ fn both(older: &Message<'_>, newer: &Message<'_>) -> Option<Vec<u8>> {
     Some(out)
 }
 
-/// The fields of both; where both have one, that of `above`.
+/// Appends the fields of both; a field of `above` replaces the same field of `below`.
 fn overlay(out: &mut Vec<u8>, below: &[u8], above: &[u8]) -> Option<()> {
     let above: Vec<_> = fields(above).collect::<Option<_>>()?;
     for field in fields(below) {
@@ -85,12 +87,12 @@ fn overlay(out: &mut Vec<u8>, below: &[u8], above: &[u8]) -> Option<()> {
     Some(())
 }
 
-/// Returns the key of a message, as it stands there.
+/// Returns the key of a message, still escaped.
 pub(crate) fn row_key(line: &[u8]) -> Option<&[u8]> {
     string(line.strip_prefix(b"{\"key\":\"")?).map(|(key, _)| key)
 }
 
-/// Returns the key of a message, as it stands there, and what it does to that row.
+/// Returns the key of a message, still escaped, and the operation.
 pub(crate) fn key_change(line: &[u8]) -> Option<(&[u8], Operation)> {
     parse(line).map(|message| (message.key, message.operation))
 }
@@ -112,7 +114,7 @@ fn parse(line: &[u8]) -> Option<Message<'_>> {
     Some(Message { key, value, old, operation, rest })
 }
 
-/// What stands before the closing brace, and what after it.
+/// Returns the text before and the text after the closing brace of an object.
 fn object(text: &[u8]) -> Option<(&[u8], &[u8])> {
     let mut rest = text;
     while rest.first() != Some(&b'}') {
@@ -128,7 +130,7 @@ fn object(text: &[u8]) -> Option<(&[u8], &[u8])> {
     Some((&text[..len], &rest[1..]))
 }
 
-/// Each with its name.
+/// Returns the fields of an object, each as its name and its whole text.
 fn fields(mut object: &[u8]) -> impl Iterator<Item = Option<(&[u8], &[u8])>> {
     std::iter::from_fn(move || {
         if object.is_empty() {
@@ -143,7 +145,7 @@ fn fields(mut object: &[u8]) -> impl Iterator<Item = Option<(&[u8], &[u8])>> {
     })
 }
 
-/// A name and its value, all of it, and what follows.
+/// Returns the name and the whole text of the first field, and the text after it.
 fn field(text: &[u8]) -> Option<(&[u8], &[u8], &[u8])> {
     let (name, rest) = string(text.strip_prefix(b"\"")?)?;
     let rest = rest.strip_prefix(b":")?;
@@ -154,7 +156,7 @@ fn field(text: &[u8]) -> Option<(&[u8], &[u8], &[u8])> {
     Some((name, &text[..text.len() - after.len()], after))
 }
 
-/// The inside of a string whose quote was opened, and what follows the one that closes it.
+/// Returns the inside of a string whose opening quote is consumed, and the text after its end.
 fn string(text: &[u8]) -> Option<(&[u8], &[u8])> {
     let mut at = 0;
     loop {
@@ -179,7 +181,7 @@ mod tests {
 
     type Rows = BTreeMap<String, Map<String, Value>>;
 
-    /// What a client does with a message, and what it can't be told.
+    /// Applies a message to a client's rows. Panics if a client couldn't apply it.
     fn take(rows: &mut Rows, message: &[u8], is_full: bool) {
         let message: Value = serde_json::from_slice(message.strip_suffix(b",\n").unwrap()).unwrap();
         let key = message["key"].as_str().unwrap().to_owned();
@@ -201,7 +203,7 @@ mod tests {
         }
     }
 
-    /// A log of random changes of few rows, with odd names and values.
+    /// Returns a log of random changes of few rows, with special characters in names and values.
     fn log(steps: &[(u8, u8, Option<String>)], is_full: bool) -> Vec<u8> {
         let column = |name: &str, key_index| ColumnSchema { name: name.into(), key_index };
         let columns = [column("id", Some(0)), column("a\"}", None), column("b\\", None)];

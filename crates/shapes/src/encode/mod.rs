@@ -1,7 +1,8 @@
-//! From rows to the bytes that clients get.
+//! Encoder: turns rows into the bytes that clients receive.
 //!
-//! Invariant: a message is written once, by hand, into the bytes that go to disk and to every client; nothing is parsed or written
-//! again, but for what is merged when a log has become long. Values are what Postgres wrote, as JSON strings, or null.
+//! Invariant: a message is encoded once, into the bytes that go to disk and to every client. Only
+//! the merge of a long log parses and encodes again. Values are the texts that Postgres sent, as
+//! JSON strings, or null.
 
 mod copy;
 mod json;

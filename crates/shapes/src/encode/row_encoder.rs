@@ -1,72 +1,74 @@
-//! How the rows of one table are written for shapes with the same columns.
+//! Row encoder: writes the rows of one table for shapes with the same columns.
 
 use super::json;
 use crate::offset::Offset;
 
-/// A row as Postgres wrote it, one value for each column of the table; `None` is NULL.
+/// Values of a row in the order of the table's columns, as texts that Postgres sent; `None` is
+/// NULL.
 pub type RowValues<'a> = [Option<&'a [u8]>];
 
 /// A column of a table.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ColumnSchema {
-    /// Its name.
+    /// Name.
     pub name: String,
-    /// Its place in the primary key, if it is in there.
+    /// Position in the primary key, if it is part of it.
     pub key_index: Option<usize>,
 }
 
-/// Where a change stands in the log.
+/// Position of a change in the log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LogPosition {
-    /// The commit's position.
+    /// Position (LSN) of the commit.
     pub lsn: u64,
-    /// The change in the transaction.
+    /// Number of the change in the transaction.
     pub op: u64,
-    /// The transaction.
+    /// Transaction id.
     pub xid: u32,
 }
 
-/// What stands between two messages. A message has no line break in it.
+/// Text between two messages. A message contains no line break.
 pub const SEPARATOR: &[u8] = b",\n";
 
-/// How a change ends that isn't its transaction's last one of a shape, with the separator.
+/// End of a message, with the separator. The last message of a transaction in a shape ends with
+/// [`LAST`] instead.
 pub const MORE: &[u8] = b"]}},\n";
 
-/// How the last change of a transaction ends, in place of [`MORE`].
+/// End of the last message of a transaction in a shape, with the separator.
 pub const LAST: &[u8] = b"],\"last\":true}},\n";
 
-/// What happened to a row of a shape.
+/// Change of a row in a shape.
 #[derive(Debug, Clone, Copy)]
 pub enum ShapeChange<'a> {
-    /// It is new to the shape.
+    /// The row enters the shape.
     Insert {
         /// The row.
         row: &'a RowValues<'a>,
-        /// The row under its old key, if that is what changed.
+        /// The row with its old key, if the key changed.
         from: Option<&'a RowValues<'a>>,
     },
-    /// It has other values, and the same key.
+    /// Other values changed, not the key.
     Update {
-        /// Before.
+        /// Values before.
         old: &'a RowValues<'a>,
-        /// After.
+        /// Values after.
         new: &'a RowValues<'a>,
     },
-    /// It left the shape.
+    /// The row leaves the shape.
     Delete {
         /// The row.
         row: &'a RowValues<'a>,
-        /// The row under its new key, if that is what changed.
+        /// The row with its new key, if the key changed.
         to: Option<&'a RowValues<'a>>,
     },
 }
 
-/// Writes rows of one table with one choice of columns.
+/// Encodes the rows of one table with one selection of columns.
 #[derive(Debug, Clone)]
 pub struct RowEncoder {
     /// `{"key":"` and the table's name, escaped.
     prefix: Vec<u8>,
-    /// Columns of the key, in its order: all columns where the table has no primary key.
+    /// Indexes of the key's columns, in its order. All columns if the table has no primary key.
     key: Vec<usize>,
     columns: Vec<Selected>,
     /// `"relation":["schema","table"]`.
@@ -74,16 +76,18 @@ pub struct RowEncoder {
     is_full: bool,
 }
 
+/// Shown column.
 #[derive(Debug, Clone)]
 struct Selected {
     index: usize,
-    /// `"name":`.
+    /// `"name":`, encoded.
     name: Vec<u8>,
     is_key: bool,
 }
 
 impl RowEncoder {
-    /// `selected`: which columns are shown, in the table's order. `is_full`: whether updates and deletes show the whole row.
+    /// Returns an encoder. `selected` are the indexes of the shown columns, in the table's order.
+    /// With `is_full`, updates and deletes contain the whole row.
     pub fn new(
         schema: &str,
         table: &str,
@@ -114,7 +118,7 @@ impl RowEncoder {
         RowEncoder { columns: selected.iter().map(column).collect(), prefix, key, relation, is_full }
     }
 
-    /// A row of the initial snapshot, with the separator.
+    /// Appends a row of the snapshot, with the separator.
     pub fn snapshot_row(&self, out: &mut Vec<u8>, row: &RowValues<'_>) {
         self.begin(out, row);
         self.values(out, row, |_| true);
@@ -124,7 +128,8 @@ impl RowEncoder {
         out.extend_from_slice(SEPARATOR);
     }
 
-    /// A change of the log; it ends with [`MORE`]. `false`: nothing that is shown has changed, and nothing was written.
+    /// Appends a change, which ends with [`MORE`]. Appends nothing and returns `false` if no shown
+    /// column has changed.
     pub fn change(&self, out: &mut Vec<u8>, change: ShapeChange<'_>, place: LogPosition) -> bool {
         match change {
             ShapeChange::Insert { row, from } => {
@@ -156,14 +161,14 @@ impl RowEncoder {
         true
     }
 
-    /// Whether two rows are the same one.
+    /// Returns whether two rows have the same key.
     pub fn has_same_key(&self, a: &RowValues<'_>, b: &RowValues<'_>) -> bool {
         self.key.iter().all(|index| a[*index] == b[*index])
     }
 
-    /// Writes the key of a row, as it stands in its messages.
+    /// Appends the key of a row, in the form that messages have.
     pub(crate) fn key(&self, out: &mut Vec<u8>, row: &RowValues<'_>) {
-        // The table's name, without what opens a message.
+        // The table's name, without the start of a message.
         out.extend_from_slice(&self.prefix[b"{\"key\":\"".len()..]);
         self.key_values(out, row);
     }
@@ -174,7 +179,7 @@ impl RowEncoder {
         out.extend_from_slice(b"\",\"value\":{");
     }
 
-    /// The key's values, inside a JSON string: `/"1"/_/"a//b"`.
+    /// Appends the values of the key, for the inside of a JSON string: `/"1"/_/"a//b"`.
     fn key_values(&self, out: &mut Vec<u8>, row: &RowValues<'_>) {
         for index in &self.key {
             let Some(value) = row[*index] else {
@@ -228,13 +233,13 @@ impl RowEncoder {
     }
 }
 
-/// Returns the offset of the last of whole messages of a log.
+/// Returns the offset of the last of some whole messages.
 pub fn last_offset(messages: &[u8]) -> Option<Offset> {
     place_of(&messages[last_line(messages)..])
 }
 
-/// Returns where the last transaction ends that ends within whole messages of a log, and the
-/// position of its commit.
+/// Returns the end of the last transaction that ends within some whole messages, and its commit
+/// position.
 pub fn last_commit(mut messages: &[u8]) -> Option<(usize, u64)> {
     while !messages.is_empty() {
         let start = last_line(messages);
@@ -246,13 +251,13 @@ pub fn last_commit(mut messages: &[u8]) -> Option<(usize, u64)> {
     None
 }
 
-/// Where the last message begins.
+/// Returns the start of the last message.
 fn last_line(messages: &[u8]) -> usize {
     let before = &messages[..messages.len().saturating_sub(1)];
     memchr::memrchr(b'\n', before).map_or(0, |end| end + 1)
 }
 
-/// Where a change of the log stands, read from the end of its message.
+/// Returns the offset of a message, read from its end.
 pub(crate) fn place_of(message: &[u8]) -> Option<Offset> {
     let end = memchr::memmem::rfind(message, b",\"txids\":[")?;
     let op = memchr::memmem::rfind(&message[..end], b"\",\"op_position\":")?;

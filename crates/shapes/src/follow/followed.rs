@@ -1,7 +1,8 @@
-//! Which shapes are followed, and what each has seen.
+//! Followed shapes: the shapes that are matched with changes, and the transactions held for them.
 //!
-//! Invariant: between transactions, a shape of which it is known what its snapshot has seen has nothing held.
-//! Kept by: it is known only after [`settle`](Followed::settle), which is between transactions.
+//! Invariant: between transactions, no changes are held for a shape whose snapshot is taken.
+//! Enforced by: only [`settle`](FollowedShapes::settle) applies a taken snapshot, and it runs
+//! between transactions.
 
 use std::collections::HashMap;
 use std::mem;
@@ -19,78 +20,82 @@ use crate::row_keys::{KeyChange, KeyCounts, RowKeys, WaitingChanges};
 use crate::shape::Shape;
 use crate::store::record::{Changes, Commit, MAX_TEXT, Range, Record, Seen, Touch};
 
-/// The shapes that changes are matched with.
+/// Shapes that are matched with changes.
 #[derive(Debug, Default)]
 pub(crate) struct Followed {
-    /// How often all of this began anew.
+    /// Number of times the set was cleared.
     generation: u64,
-    /// Everything before was given to the store.
+    /// Position before which every commit was queued for the store.
     taken: u64,
-    /// The transaction that is being taken in, by its commit and its number.
+    /// Commit position and id of the transaction that is being applied.
     transaction: Option<(u64, u32)>,
     recent: RecentTransactions,
-    /// How many shapes have begun to be followed before their snapshot.
+    /// Number of shapes that were followed before their snapshot, ever.
     follows: u64,
-    /// The tables below each partitioned table.
+    /// Oids of the tables below each partitioned table.
     descendants: HashMap<u32, Vec<u32>>,
-    /// By their tables' oids; several of one oid while a table changes.
+    /// Shapes by table oid. A table has several groups while its schema changes.
     groups: HashMap<u32, Vec<Group>>,
-    /// The table of each shape.
+    /// Table oid of each shape.
     oids: HashMap<u64, u32>,
-    /// Shapes whose snapshot has begun meanwhile.
+    /// Shapes whose snapshot was taken and isn't applied yet.
     unsettled: Vec<(u64, Seen)>,
-    /// Those for which transactions are held, each with its number among all that began so.
+    /// Shapes without a snapshot, each with the value of `follow_count` when it was followed.
+    /// Transactions are held for them.
     unknown: HashMap<u64, u64>,
 }
 
+/// Shape that is matched with changes.
 #[derive(Debug)]
 pub(super) struct Member {
     pub(super) shape: Arc<Shape>,
     visibility: Visibility,
-    /// Of a table without a primary key.
+    /// Row keys, if the table has no primary key.
     keys: Option<RowKeys>,
 }
 
-/// Which transactions a shape's snapshot has seen.
+/// Whether the snapshot of a shape is taken, and which transactions it sees.
 #[derive(Debug)]
 enum Visibility {
-    /// It is about to be taken: what comes is held.
+    /// The snapshot isn't taken yet: transactions are held.
     Unknown {
         held: Vec<Held>,
-        /// What came before this was nobody's to hold.
+        /// Position from which on transactions are held. The snapshot must see all earlier ones.
         since: u64,
     },
+    /// The snapshot sees these transactions.
     Known(Seen),
 }
 
-/// A transaction of which it isn't known whether a shape's snapshot has seen it.
+/// Transaction that is held until the snapshot of a shape is taken.
 #[derive(Debug)]
 struct Held {
     xid: u32,
     lsn: u64,
     last_op: u64,
     text: Vec<u8>,
-    /// It can't be told: unless the snapshot has seen it, the shape goes.
+    /// The log can't represent the transaction. Unless the snapshot sees it, the shape is deleted.
     is_unfit: bool,
-    /// Of a table without a primary key.
+    /// Changes of row keys, if the table has no primary key.
     key_changes: Vec<KeyChange>,
 }
 
 impl Followed {
-    /// From now on, nothing is followed, and everything before `lsn` is passed over. Streams that began before have to begin again.
+    /// Removes all shapes. Commits before `lsn` will be skipped. Streams that started earlier must
+    /// start over.
     pub(crate) fn clear(&mut self, lsn: u64) {
         let Followed { generation, recent, follows, descendants, .. } = mem::take(self);
         let generation = generation + 1;
         *self = Followed { generation, taken: lsn, recent, follows, descendants, ..Followed::default() };
     }
 
-    /// What was taken in is of another database, or was by another process.
+    /// Drops the recent transactions: they are of another database, or of another process.
     pub(crate) fn forget_recent(&mut self) {
         self.recent.clear();
         self.descendants.clear();
     }
 
-    /// These tables are below a partitioned one.
+    /// Sets the tables below a partitioned table.
     pub(super) fn relate(&mut self, oid: u32, descendants: &[u32]) {
         if descendants.is_empty() {
             self.descendants.remove(&oid);
@@ -103,7 +108,7 @@ impl Followed {
         self.generation
     }
 
-    /// A transaction begins; `false`: the store was given it before.
+    /// Starts a transaction. Returns `false` if it was queued for the store before.
     pub(super) fn begin(&mut self, lsn: u64, xid: u32, inner: &StoreInner) -> bool {
         self.abandon(inner);
         let is_new = lsn >= self.taken;
@@ -111,7 +116,7 @@ impl Followed {
         is_new
     }
 
-    /// The transaction goes no further.
+    /// Drops the transaction that is being applied.
     pub(super) fn abandon(&mut self, inner: &StoreInner) {
         if let Some((lsn, _)) = self.transaction.take() {
             let unknown: Vec<_> = self.unknown.keys().copied().collect();
@@ -125,7 +130,7 @@ impl Followed {
         self.settle(inner);
     }
 
-    /// The transaction was given to the store.
+    /// Ends a transaction that was queued for the store.
     pub(super) fn commit(&mut self, transaction: &Transaction, end: u64, inner: &StoreInner) {
         self.transaction = None;
         for oid in &transaction.oids {
@@ -136,7 +141,7 @@ impl Followed {
         self.fail_overfull(inner);
     }
 
-    /// A shape is about to take its snapshot: from now on, what concerns it is held for it.
+    /// Follows a shape before its snapshot is taken. From now on, transactions are held for it.
     pub(crate) fn add(&mut self, shape: Arc<Shape>) {
         self.unknown.insert(shape.id, self.follows);
         self.follows += 1;
@@ -146,7 +151,8 @@ impl Followed {
         self.insert(Member { shape, visibility: Visibility::Unknown { held: Vec::new(), since }, keys });
     }
 
-    /// A shape that has its snapshot. `keys`: of its rows, if its table has no primary key.
+    /// Follows a shape with a complete snapshot. `keys` are those of its rows, if its table has no
+    /// primary key.
     pub(crate) fn add_complete(&mut self, shape: Arc<Shape>, seen: Seen, keys: Option<KeyCounts>) {
         self.insert(Member { shape, visibility: Visibility::Known(seen), keys: keys.map(RowKeys::Counted) });
     }
@@ -162,9 +168,12 @@ impl Followed {
         groups[at].add(member);
     }
 
-    /// It is known what a shape's snapshot sees. If a transaction is just being taken in, it is settled after it. `false`: the snapshot was
-    /// taken too early, and doesn't see something that came before the shape was followed. Postgres writes a commit to its log, and shows it
-    /// only then, or when its standbys have it.
+    /// Sets the transactions that a shape's snapshot sees. Within a transaction, they are applied
+    /// after it.
+    ///
+    /// Returns `false` if the snapshot was taken too early: it doesn't see a transaction from
+    /// before the shape was followed. Postgres writes a commit to its log first, and makes it
+    /// visible after that, or when its synchronous standbys have it.
     pub(crate) fn begun(&mut self, shape: u64, seen: Seen, inner: &StoreInner) -> bool {
         let oid = self.oids.get(&shape).copied();
         let is_early = self.is_early(shape, &seen);
@@ -180,7 +189,7 @@ impl Followed {
         !is_early
     }
 
-    /// A snapshot has been taken: what it sees, all later ones see.
+    /// Drops recent transactions that a new snapshot sees: all later snapshots see them, too.
     pub(crate) fn forget_visible(&mut self, snapshot: &Snapshot) {
         self.prune(None, &Seen::new(snapshot, u64::MAX));
     }
@@ -196,14 +205,15 @@ impl Followed {
         };
         let since = *since;
         let Some(oid) = self.oids.get(&shape) else { return false };
-        // What came under a partitioned table may be of any table below it.
+        // A change under a partitioned table may concern any table below it.
         let above = self.descendants.iter().filter(|(_, below)| below.contains(oid)).map(|(above, _)| above);
         let now = self.transaction.filter(|(lsn, _)| *lsn < since);
         now.is_some_and(|(lsn, xid)| !seen.has(lsn, xid))
             || above.chain([oid]).any(|oid| self.recent.is_missed(*oid, since, seen))
     }
 
-    /// Decides on what was held.
+    /// Applies taken snapshots: queues the held transactions that a snapshot doesn't see, and drops
+    /// the others.
     fn settle(&mut self, inner: &StoreInner) {
         for (shape, seen) in mem::take(&mut self.unsettled) {
             self.unknown.remove(&shape);
@@ -217,17 +227,19 @@ impl Followed {
                 continue;
             }
             if let Some(keys) = self.member(shape).and_then(|member| member.keys.as_mut()) {
-                // They wait for the snapshot's rows.
+                // The keys are waiting for the rows of the snapshot, so no change can be inexact
+                // yet.
                 let _nothing_is_decided = held.iter().all(|held| keys.take(&held.key_changes));
             }
-            // A record without a message would move the end of the log to an offset without one.
+            // A record without messages would set the end of the log to an offset without a
+            // message.
             let told = held.into_iter().filter(|held| !held.text.is_empty());
             told.for_each(|held| inner.enqueue(held.record(shape)));
             settled.settled();
         }
     }
 
-    /// What is held is bounded: a shape whose snapshot doesn't begin is given up.
+    /// Deletes shapes without a snapshot for which more than `held_bytes` are held.
     pub(super) fn fail_overfull(&mut self, inner: &StoreInner) {
         if self.unknown.is_empty() {
             return;
@@ -241,7 +253,8 @@ impl Followed {
         }
     }
 
-    /// A shape can't be told what a transaction does.
+    /// Deletes a shape whose log can't represent a transaction. If its snapshot isn't taken, the
+    /// decision is held.
     pub(super) fn unfit(&mut self, shape: u64, transaction: &Transaction, inner: &StoreInner) {
         let Some(member) = self.member(shape) else { return };
         if member.has_seen(transaction) {
@@ -253,8 +266,8 @@ impl Followed {
         }
     }
 
-    /// Counts the keys of rows that a transaction brings to shapes, or takes. Shapes that can't be
-    /// told go.
+    /// Counts the row keys that a transaction adds and removes. Deletes shapes whose clients
+    /// couldn't distinguish the rows.
     pub(super) fn count_keys(&mut self, transaction: &mut Transaction, inner: &StoreInner) {
         for (shape, changes) in transaction.take_key_changes() {
             let Some(Member { visibility, keys: Some(keys), .. }) = self.member(shape) else { continue };
@@ -271,7 +284,8 @@ impl Followed {
         }
     }
 
-    /// All rows of a shape's snapshot are counted. The shape goes if what came since can't be told.
+    /// Sets the row keys of a complete snapshot. Deletes the shape if changes since then are
+    /// inexact.
     pub(crate) fn counted(&mut self, shape: u64, counts: KeyCounts, inner: &StoreInner) {
         let Some(Member { keys: Some(keys), .. }) = self.member(shape) else { return };
         if !keys.complete(counts) {
@@ -279,7 +293,8 @@ impl Followed {
         }
     }
 
-    /// Whether what concerns a shape now is for the store; if not, it is held, or goes nowhere.
+    /// Returns whether the changes of a shape go to the store. Otherwise they are held, or the
+    /// shape is gone.
     pub(super) fn pass_on(&mut self, touch: &Touch, text: &Bytes, transaction: &Transaction) -> bool {
         match self.member(touch.shape).map(|member| &mut member.visibility) {
             None => false,
@@ -295,14 +310,14 @@ impl Followed {
         }
     }
 
-    /// The shape goes, for everybody, and for good.
+    /// Deletes a shape permanently.
     pub(crate) fn delete(&mut self, shape: u64, inner: &StoreInner) {
         self.remove(shape);
-        // Queued under the lock: what comes after it in the store's log doesn't concern the shape.
+        // Queued under the lock, so that no later record in the store's log concerns the shape.
         inner.delete(shape);
     }
 
-    /// A table is so now: shapes that can't go on with it are deleted.
+    /// Compares the shapes of a table with its schema, and deletes the unfit ones.
     pub(crate) fn refit(&mut self, table: &TableSchema, inner: &StoreInner) {
         let described = Described::of(table);
         let groups = self.groups.get(&table.oid).into_iter().flatten();
@@ -311,8 +326,8 @@ impl Followed {
         self.rebase(table, inner);
     }
 
-    /// The catalog says this of a table: its shapes go if they aren't right as of that state, which
-    /// becomes the baseline.
+    /// Makes a catalog state the baseline of its table. First deletes the table's shapes if they
+    /// are incorrect for that state.
     pub(crate) fn rebase(&mut self, table: &TableSchema, inner: &StoreInner) {
         let Some(now) = &table.state else { return };
         let change = match inner.registry().baselines.get(table.oid) {
@@ -322,7 +337,7 @@ impl Followed {
         };
         if let Some(change) = change {
             let TableSchema { schema, name, oid, .. } = table;
-            tracing::info!(schema, name, oid, %change, "shapes of a table deleted");
+            tracing::info!(schema, name, oid, %change, "table shapes deleted: catalog changed");
             inner.shapes_of(*oid).into_iter().for_each(|shape| self.delete(shape, inner));
         }
         // After the deletions, in memory and in the log: a crash in between must not lose them.
@@ -341,8 +356,8 @@ impl Followed {
         self.groups.get(&oid).into_iter().flatten().flat_map(Group::shapes).collect()
     }
 
-    /// The shapes of all these tables, whose oids are sorted. There may be thousands, of which few
-    /// have shapes.
+    /// Returns the followed shapes of several tables. `oids` is sorted. There may be thousands of
+    /// oids, and few of them have shapes.
     pub(super) fn shapes_of_any(&self, oids: &[u32]) -> Vec<u64> {
         let is_among = |oid: &&u32| oids.binary_search(oid).is_ok();
         if self.groups.len() < oids.len() {
@@ -377,7 +392,7 @@ impl Followed {
 }
 
 impl Member {
-    /// Whether its snapshot has seen a transaction, as far as that is known.
+    /// Returns whether the snapshot sees a transaction. `false` while the snapshot isn't taken.
     pub(super) fn has_seen(&self, transaction: &Transaction) -> bool {
         match &self.visibility {
             Visibility::Known(seen) => seen.has(transaction.lsn, transaction.xid),
@@ -394,23 +409,24 @@ impl Member {
 }
 
 impl Held {
-    /// Of the transaction that is being taken in.
+    /// Returns the entry of the transaction that is being applied. Adds it if it is missing.
     fn of<'a>(transaction: &Transaction, held: &'a mut Vec<Held>) -> &'a mut Held {
         if held.last().is_none_or(|held| held.lsn != transaction.lsn) {
             let Transaction { lsn, xid, .. } = *transaction;
             let (text, key_changes) = (Vec::new(), Vec::new());
             held.push(Held { xid, lsn, last_op: 0, text, is_unfit: false, key_changes });
         }
-        held.last_mut().expect("it was pushed")
+        held.last_mut().expect("an entry was pushed")
     }
 
     fn bytes(&self) -> usize {
         self.text.len() + self.key_changes.len() * size_of::<KeyChange>()
     }
 
-    /// A transaction of its own, after those that came meanwhile.
+    /// Returns the record of a separate transaction. It follows all records that were queued
+    /// meanwhile.
     fn record(self, shape: u64) -> Record {
-        let to = u32::try_from(self.text.len()).expect("what is held is bounded");
+        let to = u32::try_from(self.text.len()).expect("held bytes are bounded");
         let ranges = vec![Range { from: 0, to, last_op: self.last_op }];
         let touches = vec![Touch { shape, ranges }];
         let changes = Changes { lsn: self.lsn, is_first: true, touches, text: self.text.into() };
@@ -423,9 +439,9 @@ impl Seen {
         Seen { xmin: snapshot.xmin, xmax: snapshot.xmax, xip: snapshot.xip.clone(), lsn }
     }
 
-    /// Whether a transaction is in the snapshot.
+    /// Returns whether the snapshot sees a transaction.
     pub(super) fn has(&self, lsn: u64, xid: u32) -> bool {
-        // As `Snapshot::sees`, without a copy of the list.
+        // The same rule as `Snapshot::sees`, without a copy of the list.
         let full = Xid(xid).widen(self.xmax);
         lsn < self.lsn && (full < self.xmin || full < self.xmax && !self.xip.contains(&full))
     }

@@ -1,4 +1,4 @@
-//! The shapes of one table, and what a change of a row is for each.
+//! Table group: the shapes of one table, and the effect of a row change on each.
 
 use std::collections::HashMap;
 use std::hash::BuildHasher;
@@ -13,73 +13,73 @@ use crate::filter::{Candidate, ColumnType, EvalError, Index};
 use crate::row_keys::{self, HASHES};
 use crate::shape::Shape;
 
-/// The shapes of one table, as it was when they were made.
+/// Shapes that were created with the same version of a table.
 #[derive(Debug)]
 pub(super) struct Group {
     table: Arc<TableSchema>,
     index: Index,
     members: HashMap<u64, Member>,
-    /// The version of the relation that changed last, and where each column of the table is in its
-    /// rows.
+    /// Version of the relation that changed last, and the mapping of its columns.
     columns: (u64, Places),
-    /// The same of others: the changes of a partitioned table come from many relations.
+    /// Mappings of other relations by version. The changes of a partitioned table come from many.
     known: HashMap<u64, Places>,
 }
 
-/// For each column of a table, its place in the rows of a relation.
+/// For each column of a table, its index in the rows of a relation.
 type Places = Arc<[Option<usize>]>;
 
-/// Bound of `Group::known`, which is emptied when it is full. Relations with the same order of
-/// columns share their places.
+/// Maximum number of entries of `TableGroup::mappings`, which is cleared when it is full. Relations
+/// with the same order of columns share a mapping.
 const KNOWN: usize = 1024;
 
-/// A table, as the stream describes it.
+/// Table as described by the stream or by the catalog.
 #[derive(Debug)]
 pub(super) struct Described {
-    /// Above those of all before; not 0.
+    /// Version: above all earlier ones. 0 for a description from the catalog.
     pub(super) version: u64,
-    /// Its schema and its name. `None`: the table is identified by its oid alone.
+    /// Schema and name. `None`: the table is identified by its oid only.
     name: Option<(String, String)>,
-    /// Names, and types with their modifiers.
+    /// Names, type oids and type modifiers of the columns.
     columns: Arc<[(String, (u32, i32))]>,
-    /// The stream doesn't say.
+    /// `None` for a description from the stream.
     catalog: Option<Catalog>,
 }
 
-/// What only the catalog says of a table.
+/// Properties of a table that only the catalog has.
 #[derive(Debug)]
 struct Catalog {
-    /// How each column compares.
+    /// Type of each column, with its collation.
     types: Vec<ColumnType>,
     numbers: Vec<i32>,
-    /// The primary key's columns.
+    /// Names of the primary key's columns.
     key: Vec<String>,
     key_is_deferrable: bool,
     lineage: String,
 }
 
-/// What happened to a row.
+/// Change of a row.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum RowChange<'a> {
     Insert(Tuple<'a>),
     Update(Tuple<'a>, Tuple<'a>),
     Delete(Tuple<'a>),
-    /// It isn't told in full: nobody knows which shapes the old row was in.
+    /// The stream doesn't contain the whole old row, so the shapes that contain it are unknown.
     Untold,
 }
 
+/// Buffers for one row change, reused.
 #[derive(Debug, Default)]
 pub(super) struct Scratch {
     old: Vec<Candidate>,
     new: Vec<Candidate>,
-    /// What was written of this change.
+    /// Messages encoded for this change.
     written: Vec<Written>,
-    /// Shapes that can't be told what happened.
+    /// Ids of the shapes whose logs can't represent the change.
     pub(super) unfit: Vec<u64>,
 }
 
 impl Described {
-    /// A table that isn't described by the stream.
+    /// Returns the description of a table by the catalog.
     pub(super) fn of(table: &TableSchema) -> Self {
         let columns = table.types.columns.iter().zip(&table.stream_types);
         let columns = columns.map(|(column, kind)| (column.name.clone(), *kind)).collect();
@@ -98,14 +98,16 @@ impl Described {
         Described { version, name, columns: columns.collect(), catalog: None }
     }
 
-    /// Returns the same columns as those of a partitioned table above. A partition isn't described
-    /// again when that table is renamed, which only the catalog shows.
+    /// Returns the description without the name, to compare it with a partitioned table above. When
+    /// that table is renamed, the stream doesn't describe its partitions again; only the catalog
+    /// has the new name.
     pub(super) fn unnamed(&self) -> Self {
         let (version, columns) = (self.version, Arc::clone(&self.columns));
         Described { version, name: None, columns, catalog: None }
     }
 
-    /// Whether it has a table's column under its name, with its type, and, as far as that is known, the same one that compares the same.
+    /// Returns whether it has a column of a table: the same name and type and, if the catalog is
+    /// known, the same number and collation.
     fn has(&self, table: &TableSchema, index: usize) -> bool {
         let (column, kind) = (&table.types.columns[index], table.stream_types.get(index));
         let Some(place) =
@@ -120,7 +122,8 @@ impl Described {
         self.catalog.as_ref().is_none_or(is_same)
     }
 
-    /// Whether it is this table, and rows are told apart in the same way, as far as that is known.
+    /// Returns whether it describes a table: the same name and, if the catalog is known, the same
+    /// key.
     fn is_of(&self, table: &TableSchema) -> bool {
         let is_kept = |catalog: &Catalog| {
             (&catalog.key, catalog.key_is_deferrable) == (&key(table), table.key_is_deferrable)
@@ -160,7 +163,7 @@ impl Group {
     pub(super) fn add(&mut self, member: Member) {
         self.index.add(member.shape.id, member.shape.filter.as_ref(), &self.table.types);
         self.members.insert(member.shape.id, member);
-        // It was made without knowing what the stream says of the table.
+        // The new shape's table wasn't compared with the stream's description yet.
         self.columns.0 = 0;
         self.known.clear();
     }
@@ -171,7 +174,8 @@ impl Group {
         }
     }
 
-    /// A change of a row goes to the shapes that it concerns; to `scratch.unfit`, those that it can't be told.
+    /// Applies a row change to the shapes that it concerns. Adds the unfit shapes to
+    /// `scratch.unfit`.
     pub(super) fn change(
         &mut self,
         described: &Described,
@@ -226,7 +230,7 @@ impl Group {
                 Ok(None) => true,
                 Ok(Some(effect)) => {
                     if self.table.key.is_empty() {
-                        // The same for all shapes of the table.
+                        // Equal for all shapes of the table.
                         let keys = keys.get_or_insert_with(|| row_keys(&member.shape, rows));
                         transaction.note_keys(shape, effect, keys);
                     }
@@ -240,7 +244,7 @@ impl Group {
         }
     }
 
-    /// Hashes of the key that a row leaves, and of the one that it gets.
+    /// Returns hashes of the key that a row leaves and of the key that it gets.
     fn rekeyed<'a>(&self, old: Option<&Values<'a>>, new: Option<&Values<'a>>) -> (Option<u64>, Option<u64>) {
         let key =
             |row: &Values<'a>| -> Values<'a> { self.table.key.iter().map(|index| row[*index]).collect() };
@@ -248,13 +252,14 @@ impl Group {
         if old == new {
             return (None, None);
         }
-        // Of this group: another may have another key.
+        // The group is hashed, too: another group of the table may have another key.
         let group = Arc::as_ptr(&self.table).addr();
         let hash = |key| HASHES.hash_one((group, key));
         (old.map(hash), new.map(hash))
     }
 
-    /// The next change is of this relation. To `scratch.unfit`, the shapes that it doesn't fit.
+    /// Selects the column mapping of a relation. Adds the shapes that don't fit it to
+    /// `scratch.unfit`.
     fn locate(&mut self, described: &Described, scratch: &mut Scratch) {
         if let Some(places) = self.known.get(&described.version) {
             self.columns = (described.version, Arc::clone(places));
@@ -273,8 +278,9 @@ impl Group {
         scratch.unfit.extend(self.unfit(described));
     }
 
-    /// The shapes that can't go on with the table as it is now: another name, another key, another type or order, a column gone, or one more
-    /// where all are shown.
+    /// Returns the shapes that are incorrect for a description of the table. Causes: another name
+    /// or key, another type or collation of a needed column, a missing column, or a new one if the
+    /// shape has all columns.
     pub(super) fn unfit(&self, described: &Described) -> Vec<u64> {
         let is_same_table = described.is_of(&self.table);
         let is_same = |index: usize| described.has(&self.table, index);
@@ -294,7 +300,8 @@ impl Group {
         members.filter(|(_, member)| !is_same_table || !goes_on(member)).map(|(id, _)| *id).collect()
     }
 
-    /// A row in the order of the table's columns; `None`: some value isn't told.
+    /// Returns a row in the order of the table's columns; `None`: the stream doesn't contain all
+    /// values.
     fn values<'a>(&self, tuple: Tuple<'a>, before: Option<Tuple<'a>>) -> Option<Values<'a>> {
         let told: Vec<_> = tuple.iter().collect();
         let before = |place: usize| match before?.get(place)? {
@@ -312,7 +319,7 @@ impl Group {
     }
 }
 
-/// Hashes of the keys of both rows, as they stand in messages.
+/// Returns hashes of the keys of both rows, in the form that messages have.
 fn row_keys(shape: &Shape, (old, new): (Option<&Values<'_>>, Option<&Values<'_>>)) -> RowChangeKeys {
     let mut text = Vec::new();
     let mut key = |row: &Values<'_>| {
@@ -323,7 +330,8 @@ fn row_keys(shape: &Shape, (old, new): (Option<&Values<'_>>, Option<&Values<'_>>
     RowChangeKeys { old: old.map(&mut key), new: new.map(key) }
 }
 
-/// What a change is for a shape, of which one of the rows or both may be.
+/// Returns the effect of a change on a shape. `was` and `is` are the index's candidates for the old
+/// and the new row.
 fn effect(
     shape: &Shape,
     (was, is): (Option<&Candidate>, Option<&Candidate>),

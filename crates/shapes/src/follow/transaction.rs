@@ -1,7 +1,7 @@
-//! A transaction while it is taken in: what was written of it, and for whom.
+//! Open transaction: the messages encoded so far, and the shapes that get them.
 //!
-//! Invariant: its text stays below what a record can hold. Kept by: it is given to the store in parts, and a message that is too large isn't
-//! kept.
+//! Invariant: its text is smaller than `MAX_TEXT`, the maximum of a record.
+//! Enforced by: it is queued in parts, and a message that is too large is discarded.
 
 use std::collections::{HashMap, HashSet};
 use std::mem;
@@ -17,55 +17,61 @@ use crate::row_keys::KeyChange;
 use crate::shape::Shape;
 use crate::store::record::{Changes, MAX_TEXT, Range, Touch};
 
-/// A part hasn't more ranges, but for those of its last change.
+/// Maximum number of ranges of a part, not counting those of its last change.
 const PART_RANGES: usize = 1 << 16;
 
-/// Bound of the keys that are remembered of a transaction, 8 bytes each and room to grow: 32 MiB.
+/// Maximum number of deferrable keys that are remembered for a transaction. With spare capacity,
+/// they take 32 MiB.
 const MAX_ENTERED: usize = 1 << 20;
 
-/// Bound of the keys of rows that wait for the commit, 16 bytes each: 16 MiB.
+/// Maximum number of key changes that wait for the commit. A change takes 16 bytes: 16 MiB.
 const MAX_KEY_CHANGES: usize = 1 << 20;
 
-/// A row, in the order of its table's columns.
+/// Values of a row, in the order of its table's columns.
 pub(super) type Values<'a> = Vec<Option<&'a [u8]>>;
 
+/// Transaction that is being applied.
 #[derive(Debug)]
 pub(super) struct Transaction {
+    /// Position of its commit.
     pub(super) lsn: u64,
     pub(super) xid: u32,
-    /// Whether the store has it.
+    /// Whether the store already has it. Then its changes are skipped.
     pub(super) is_known: bool,
-    /// The number of the change that is being taken in.
+    /// Number of the current change.
     pub(super) op: u64,
-    /// The tables that it changes.
+    /// Oids of the tables that it changes.
     pub(super) oids: Vec<u32>,
-    /// The versions of relations whose relatives it is known to concern, and the last of them.
+    /// Versions of changed relations that have relatives: the last one, and all of them.
     met: (u64, HashSet<u64>),
-    /// Hashes of keys of tables with deferrable ones: those that rows got in it.
+    /// Hashes of the keys that rows got in this transaction, for tables with a deferrable key.
     entered: HashSet<u64>,
-    /// Of shapes whose tables have no primary key, by their ids: keys of rows, in order.
+    /// Changes of row keys in order, by shape id, for tables without a primary key.
     key_changes: HashMap<u64, Vec<KeyChange>>,
-    /// How many those are.
+    /// Number of all entries in `key_changes`.
     keys: usize,
     part_bytes: usize,
     message_bytes: usize,
     has_parts: bool,
+    /// Messages since the last part.
     text: Vec<u8>,
+    /// Ranges of `text`, by shape.
     touches: Vec<Touch>,
+    /// Number of ranges in `touches`.
     ranges: usize,
-    /// Where a shape is among the touches.
+    /// Index into `touches` by shape id.
     places: HashMap<u64, usize>,
-    /// Shapes that were touched by parts.
+    /// Ids of the shapes that earlier parts touched.
     earlier: HashSet<u64>,
 }
 
-/// What a change is for a shape.
+/// Effect of a row change on a shape.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Effect {
     Insert,
     Update,
     Delete,
-    /// The same row, in the shape before and after, under another key.
+    /// The row is in the shape before and after, with another key.
     Rekey,
 }
 
@@ -76,7 +82,7 @@ pub(super) struct RowChangeKeys {
     pub(super) new: Option<u64>,
 }
 
-/// A change as it was written for all shapes with one layout, which is told by its address.
+/// Change encoded for all shapes with one row encoder, which is identified by its address.
 #[derive(Debug)]
 pub(super) struct Written {
     layout: usize,
@@ -84,9 +90,10 @@ pub(super) struct Written {
     message: Encoded,
 }
 
+/// Result of encoding a change.
 #[derive(Debug, Clone, Copy)]
 enum Encoded {
-    /// Nothing that is shown has changed.
+    /// No shown column has changed.
     Nothing,
     At(Range),
     TooLarge,
@@ -115,7 +122,8 @@ impl Transaction {
         }
     }
 
-    /// Writes the message, unless another shape with the same layout has had it written, and gives it to the shape; `false`: it is too large.
+    /// Adds a change to a shape. Encodes it, unless a shape with the same row encoder has done so.
+    /// Returns `false` if the message is too large.
     pub(super) fn write(
         &mut self,
         shape: &Shape,
@@ -204,14 +212,14 @@ impl Transaction {
         }
     }
 
-    /// It changes a table.
+    /// Adds a table to those that the transaction changes.
     pub(super) fn concerns(&mut self, oid: u32) {
         if !self.oids.contains(&oid) {
             self.oids.push(oid);
         }
     }
 
-    /// It changes a relation with relatives; `true`: for the first time.
+    /// Adds a changed relation that has relatives. Returns `true` the first time.
     pub(super) fn meets(&mut self, relation: &StreamRelation) -> bool {
         let version = relation.described.version;
         if self.met.0 == version {
@@ -225,13 +233,13 @@ impl Transaction {
         is_first
     }
 
-    /// In a table whose key is deferrable, a row leaves a key and gets one. Returns whether clients
-    /// can be told.
+    /// Moves a row from one key to another, in a table whose key is deferrable. Returns `false` if
+    /// clients can't apply the change exactly.
     ///
-    /// Within a transaction two rows may have one key, and a client knows only the key. Of the two,
-    /// one got the key in this transaction, and one has to leave it before the commit. So if no key
-    /// is left that was entered before, no two rows ever had one key, and the messages are exact.
-    /// If one is left, it isn't known whose row the client would lose.
+    /// Within a transaction, two rows may have the same key, and a client identifies a row by its
+    /// key. One of the two got the key in this transaction, and one must leave it before the
+    /// commit. So if no row leaves a key that was entered before, no two rows had the same key, and
+    /// the messages are exact. Otherwise it is unknown which row the client would lose.
     pub(super) fn rekey(&mut self, left: Option<u64>, entered: Option<u64>) -> bool {
         let is_crossed = left.is_some_and(|key| self.entered.contains(&key));
         let has_room = self.entered.len() < MAX_ENTERED;
@@ -239,8 +247,7 @@ impl Transaction {
         !is_crossed && (has_room || entered.is_none())
     }
 
-    /// Takes note of the keys of rows that enter a shape, or leave it. Its table has no primary
-    /// key.
+    /// Adds the keys of rows that enter or leave a shape, whose table has no primary key.
     pub(super) fn note_keys(&mut self, shape: u64, effect: Effect, keys: &RowChangeKeys) {
         if effect == Effect::Update {
             return;
@@ -256,8 +263,8 @@ impl Transaction {
         self.keys += changes.len() - before;
     }
 
-    /// Whether the keys of rows have to be counted before the commit. Should the stream be cut
-    /// then, some are counted twice, which may end a shape too early.
+    /// Returns whether row keys must be counted before the commit. If the stream is interrupted
+    /// after that, some keys are counted twice, which may delete a shape too early.
     pub(super) fn has_many_keys(&self) -> bool {
         self.keys > MAX_KEY_CHANGES
     }
@@ -267,12 +274,13 @@ impl Transaction {
         mem::take(&mut self.key_changes)
     }
 
-    /// Whether it is time for a part.
+    /// Returns whether the current part should be queued.
     pub(super) fn is_large(&self) -> bool {
         self.text.len() >= self.part_bytes || self.ranges >= PART_RANGES
     }
 
-    /// What came since the last part, if it concerns the store by now; without what is held.
+    /// Returns the changes since the last part, without those that are held; `None`: there are
+    /// none.
     pub(super) fn part(&mut self, followed: &mut Followed) -> Option<Changes> {
         let changes = self.next_part(followed);
         (!changes.touches.is_empty()).then(|| {
@@ -286,7 +294,7 @@ impl Transaction {
         self.next_part(followed)
     }
 
-    /// Shapes that earlier parts touched, and this one doesn't.
+    /// Returns the shapes that earlier parts touched and the last part doesn't.
     pub(super) fn earlier(&mut self, last: &Changes) -> Vec<u64> {
         for touch in &last.touches {
             self.earlier.remove(&touch.shape);

@@ -1,4 +1,4 @@
-//! Finding, making and losing shapes.
+//! Tests of lookup, creation and deletion of shapes.
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ fn definition(choice: ShapeOptions) -> ShapeDefinition {
     ShapeDefinition { table: Arc::new(table(ITEMS, "items", vec![0])), choice }
 }
 
-/// The files of shapes.
+/// Returns the names of the shapes' files.
 fn files(bench: &Bench) -> Vec<String> {
     bench.disk.list("shapes").unwrap()
 }
@@ -44,7 +44,7 @@ fn a_handle_is_never_given_twice_though_the_clock_goes_back() {
     let mut handles = std::collections::HashSet::new();
     for micros in [5, 5, 3, 900, 2] {
         let (shape, creation) = bench.store.find_or_create(definition(choice(None)), micros).unwrap();
-        assert!(handles.insert(shape.handle().to_owned()), "{} was given before", shape.handle());
+        assert!(handles.insert(shape.handle().to_owned()), "{} was used before", shape.handle());
         drop(creation);
         bench.store.end_writing();
         bench.store.begin_writing().unwrap();
@@ -186,7 +186,7 @@ fn a_shape_whose_snapshot_failed_is_not_found_by_its_definition_while_it_is_stil
     let creation = bench.create(choice(None));
     let shape = Arc::clone(creation.shape());
     assert!(bench.store.find_same(shape.definition()).is_some());
-    // What `fail` does first: the failure is known to those who wait before the shape is removed.
+    // The first step of `fail`: waiting readers get the failure before the shape is removed.
     shape.end(ShapeGone::Failed(SnapshotFailure { is_refusal: false, message: "it was given up".into() }));
     assert!(bench.store.find(shape.handle()).is_some());
     assert!(bench.store.find_same(shape.definition()).is_none());
@@ -203,7 +203,7 @@ fn a_shape_that_is_deleted_before_its_creation_is_in_the_log_does_not_come_back(
     let ShapeDefinition { table, choice } = shape.definition().clone();
     let (id, handle) = (shape.id, shape.handle().to_owned());
     assert!(bench.store.delete(&handle));
-    // The writer applies the creation, and has yet to apply the deletion.
+    // The writer applies the creation, and hasn't applied the deletion yet.
     bench.store.inner.apply(&Record::Note(
         Note::Create { id, handle: handle.clone(), table: table.fingerprint(), choice },
         Bytes::new(),
@@ -220,7 +220,7 @@ fn a_snapshot_that_isnt_sealed_is_never_complete() {
     let mut creation = bench.create(choice(None));
     let shape = Arc::clone(creation.shape());
     creation.follow();
-    assert!(creation.seal().is_err(), "it hasn't begun");
+    assert!(creation.seal().is_err(), "no snapshot was taken");
     assert!(creation.begun(&snapshot_before(701), 1000));
     assert!(bench.runtime.block_on(creation.complete()).is_err());
     assert!(shape.gone().is_some());
@@ -241,7 +241,7 @@ fn a_shape_that_is_deleted_while_it_is_made_leaves_no_file() {
     assert_eq!(files(&bench), [""; 0]);
 }
 
-/// Counts what it hears of.
+/// Listener that counts bytes and ends. Detaches itself after 500 bytes.
 #[derive(Debug, Default)]
 struct Counting(std::sync::Mutex<(usize, usize)>);
 
@@ -267,10 +267,10 @@ fn a_listener_hears_until_it_wants_no_more_or_has_to_read() {
     bench.transact(std::slice::from_ref(&insert));
     let (heard, end) = attach();
     assert_eq!(heard, (end.to as usize, 0));
-    // It has had enough: another begins from nothing.
+    // It has detached itself: the next one starts from zero.
     (0..3).for_each(|_| bench.transact(std::slice::from_ref(&insert)));
     assert_eq!(attach().0, (0, 0));
-    // A transaction that was written before it was published is read, not heard.
+    // A transaction that was written to the file before it was published must be read there.
     bench.transact(&vec![insert; 10]);
     assert_eq!(attach().0, (0, 0));
     assert!(bench.store.delete(shape.handle()));
@@ -293,7 +293,7 @@ fn progress_is_heard_of() {
     assert!(bench.store.is_beyond(Offset::new(11, 0)) && !bench.store.is_beyond(Offset::new(10, 0)));
 }
 
-/// A table as the catalog has it after so many VACUUM FULL, and in this publication.
+/// Returns the table with a filenode and a publication.
 fn in_state(filenode: u32, publication: &str) -> TableSchema {
     let publication = publication.to_owned();
     let state = CatalogState { filenode, publication, ..CatalogState::default() };
@@ -319,7 +319,7 @@ fn a_table_that_differs_only_in_its_state_is_the_same() {
 fn shapes_end_with_a_state_in_which_they_arent_right() {
     let mut bench = Bench::new();
     let other = bench.create_of(table(300, "log", vec![0]), choice(None));
-    // One of the release before: no state is known.
+    // A shape of an earlier release: its state is unknown.
     let shape = bench.shape(choice(None));
     assert_eq!(bench.store.state(ITEMS), None);
     bench.store.refit(&in_state(1, "a"));
@@ -328,12 +328,12 @@ fn shapes_end_with_a_state_in_which_they_arent_right() {
     assert_eq!((bench.store.state(ITEMS), shape.gone()), (in_state(2, "a").state, None));
     bench.store.refit(&table(ITEMS, "items", vec![0]));
     assert_eq!((bench.store.state(ITEMS), shape.gone()), (in_state(2, "a").state, None));
-    // One that isn't followed yet goes as well.
+    // A shape that isn't followed yet is deleted, too.
     let creation = bench.create_of(in_state(2, "a"), choice(Some("qty > 5")));
     bench.store.refit(&in_state(2, "b"));
     assert_eq!((shape.gone(), creation.shape().gone()), (Some(ShapeGone::Deleted), Some(ShapeGone::Deleted)));
     assert_eq!((bench.store.state(ITEMS), other.shape().gone()), (None, None));
-    // Without shapes there is nothing to be right.
+    // A table without shapes has no baseline.
     bench.store.refit(&in_state(2, "b"));
     assert_eq!(bench.store.state(ITEMS), None);
 }
@@ -363,7 +363,7 @@ fn a_baseline_survives_with_and_without_a_checkpoint() {
         let mut bench = Bench::new();
         shape_in(&mut bench, &in_state(1, "a"), choice(None));
         if with_gap {
-            // Its table is known to the log by now, and the baseline is gone with the last shape.
+            // The log has the table already, and the baseline was dropped with the last shape.
             bench.store.delete_table(ITEMS);
             shape_in(&mut bench, &in_state(2, "a"), choice(None));
         }
@@ -392,7 +392,7 @@ fn a_reader_keeps_the_state_before_until_the_log_has_the_deletions() {
     let mut bench = Bench::new();
     let shape = shape_in(&mut bench, &in_state(1, "a"), choice(None));
     let before = bench.disk.clone();
-    // Nothing of this comes to the log: after a crash, the state is the one before.
+    // The queue is held, so nothing reaches the log: after a crash, the old state applies.
     bench.store.inner.queue().hold();
     bench.store.refit(&in_state(1, "b"));
     let reader = Shapes::on(Arc::new(before), StoreConfig::new("/nowhere")).unwrap();

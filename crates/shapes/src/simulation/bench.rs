@@ -1,4 +1,4 @@
-//! A store that follows a stream of which each test writes the messages.
+//! Follow bench: a store that follows a stream of messages written by a test.
 
 use std::sync::Arc;
 
@@ -17,9 +17,10 @@ use crate::shape::Shape;
 use crate::shapes::Shapes;
 use crate::store::disk::SimulatedDisk;
 
+/// Oid of the table that the bench describes.
 pub(crate) const ITEMS: u32 = 100;
 
-/// A store that follows a stream of which each test writes the messages.
+/// Store on a simulated disk, with a follower for messages written by a test.
 pub(crate) struct Bench {
     pub(crate) disk: SimulatedDisk,
     pub(crate) store: Shapes,
@@ -46,7 +47,7 @@ pub(crate) fn of_columns(clause: Option<&str>, columns: &[&str]) -> ShapeOptions
     ShapeOptions { columns: Some(columns.iter().map(|&name| name.to_owned()).collect()), ..choice(clause) }
 }
 
-/// Sees everything before this transaction and nothing else.
+/// Returns a snapshot that sees all transactions before `xid`, and no others.
 pub(crate) fn snapshot_before(xid: u32) -> Snapshot {
     Snapshot { xmin: xid.into(), xmax: xid.into(), xip: Vec::new() }
 }
@@ -83,7 +84,7 @@ impl Bench {
         Wire::commit(self.lsn, self.lsn + 8)
     }
 
-    /// A transaction with these messages.
+    /// Sends a transaction with these messages, and waits until it is written.
     pub(crate) fn transact(&mut self, messages: &[Wire]) {
         let begin = self.begin();
         self.send(&[begin]);
@@ -94,14 +95,14 @@ impl Bench {
 
     pub(crate) fn create_of(&mut self, table: TableSchema, choice: ShapeOptions) -> ShapeCreation {
         let definition = ShapeDefinition { table: Arc::new(table), choice };
-        self.store.find_or_create(definition, 1).unwrap().1.expect("it is new")
+        self.store.find_or_create(definition, 1).unwrap().1.expect("the shape is new")
     }
 
     pub(crate) fn create(&mut self, choice: ShapeOptions) -> ShapeCreation {
         self.create_of(table(ITEMS, "items", vec![0]), choice)
     }
 
-    /// A shape whose snapshot has seen nothing and has no rows.
+    /// Creates a complete shape. Its snapshot sees all transactions so far, and has no rows.
     pub(crate) fn shape(&mut self, choice: ShapeOptions) -> Arc<Shape> {
         let creation = self.create(choice);
         creation.follow();
@@ -128,7 +129,7 @@ impl Drop for Bench {
     }
 }
 
-/// The messages of a log.
+/// Returns the messages of a log.
 pub(crate) fn log(shape: &Shape) -> Vec<Value> {
     let page = shape.log_after(Offset::SNAPSHOT_END).unwrap();
     assert!(page.is_end);
@@ -137,7 +138,7 @@ pub(crate) fn log(shape: &Shape) -> Vec<Value> {
     lines.map(|line| serde_json::from_slice(line.strip_suffix(b",\n").unwrap()).unwrap()).collect()
 }
 
-/// Of each message: what it is, its place, and its values.
+/// Returns the operation, the position and the values of each message of a log.
 pub(crate) fn brief(shape: &Shape) -> Vec<(String, u64, Value)> {
     let brief = |message: &Value| {
         let headers = &message["headers"];

@@ -6,10 +6,10 @@ use super::seeds;
 use super::world::World;
 use crate::store::disk::{Dice, SimulatedDisk};
 
-/// How much happens before the end, if nothing crashes.
+/// Number of steps of a run.
 const STEPS: usize = 200;
 
-/// What is left after a crash: of a machine, or of a process.
+/// Returns the disk after a crash of the machine or a kill of the process.
 fn left(disk: &SimulatedDisk, dice: &mut Dice) -> SimulatedDisk {
     if dice.between(0, 3) == 0 {
         disk.after_kill()
@@ -18,7 +18,8 @@ fn left(disk: &SimulatedDisk, dice: &mut Dice) -> SimulatedDisk {
     }
 }
 
-/// Lives until the disk crashes, if it does; returns the disk's calls, and how many merged logs there were.
+/// Runs a simulation through all crashes. Returns the number of disk calls, and how often a merged
+/// log was checked.
 fn live(seed: u64, mut crash: impl FnMut(&SimulatedDisk, &mut Dice)) -> (u64, usize) {
     let mut dice = Dice::new(seed ^ 0x5eed);
     let mut disk = SimulatedDisk::new(seed);
@@ -27,7 +28,7 @@ fn live(seed: u64, mut crash: impl FnMut(&SimulatedDisk, &mut Dice)) -> (u64, us
         if let Ok(world) = World::new(Arc::new(disk.clone()), seed) {
             break world;
         }
-        // It had no time to promise anything.
+        // It crashed before clients were shown anything.
         disk = left(&disk, &mut dice);
     };
     for _ in 0..STEPS {
@@ -43,7 +44,7 @@ fn live(seed: u64, mut crash: impl FnMut(&SimulatedDisk, &mut Dice)) -> (u64, us
     }
     let ops = disk.ops();
     disk.crash_at(u64::MAX);
-    world.catch_up().expect("nothing crashes any more");
+    world.catch_up().expect("no more crashes");
     world.verify();
     world.store.end_writing();
     (ops, world.merged)
@@ -63,7 +64,7 @@ fn without_a_crash_everything_is_as_promised() {
 fn a_crash_at_any_call_breaks_no_promise() {
     for seed in seeds(4) {
         let (calls, _) = live(seed, |_, _| {});
-        // All of them if somebody asked for many seeds, and otherwise some.
+        // Every call if `FOREBAY_SEEDS` is set, otherwise about 25 of them.
         let step = if std::env::var_os("FOREBAY_SEEDS").is_some() { 1 } else { calls / 25 + 1 };
         for call in (1 + seed % step..=calls).step_by(step as usize) {
             eprintln!("seed {seed}, call {call} of {calls}");

@@ -1,4 +1,4 @@
-//! A database as simple as can be: rows, and the transactions that made them.
+//! Simulated database: rows, and the transactions that changed them.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -11,18 +11,20 @@ use crate::encode::{LAST, LogPosition, MORE, ShapeChange as Encoded};
 use crate::filter::{Collation, Column, Schema};
 use crate::store::disk::Dice;
 
-/// A message isn't larger, or the shape goes.
+/// Maximum size of a message, in bytes. A larger one deletes the shape.
 pub(crate) const MESSAGE_BYTES: usize = 4000;
 
+/// Database with two tables: one with a primary key, one without.
 pub(crate) struct Database {
     pub(crate) tables: Vec<Arc<TableSchema>>,
     pub(crate) log: Vec<Transaction>,
-    /// Rows by a number that never changes, whatever their columns do.
+    /// Rows by an id that never changes, for each table.
     rows: Vec<BTreeMap<u64, Row>>,
     next_row: u64,
     pub(crate) lsn: u64,
 }
 
+/// Committed transaction.
 pub(crate) struct Transaction {
     pub(crate) lsn: u64,
     pub(crate) end: u64,
@@ -30,6 +32,7 @@ pub(crate) struct Transaction {
     pub(crate) changes: Vec<(usize, Change)>,
 }
 
+/// Change of a row, by its id.
 #[derive(Clone)]
 pub(crate) enum Change {
     Insert(u64, Row),
@@ -38,7 +41,7 @@ pub(crate) enum Change {
     Truncate,
 }
 
-/// What a shape takes: an SQL clause, and the same in Rust. `None`: it fails.
+/// Where clause in SQL, and the same in Rust. `None`: it fails on the row.
 pub(crate) type Clause = (Option<&'static str>, fn(&Row) -> Option<bool>);
 
 pub(crate) const CLAUSES: [Clause; 5] = [
@@ -55,10 +58,10 @@ pub(crate) const CLAUSES: [Clause; 5] = [
 ];
 
 fn quantity(row: &Row) -> Option<i64> {
-    row[1].as_ref().map(|text| text.parse().expect("it is a number"))
+    row[1].as_ref().map(|text| text.parse().expect("qty is a number"))
 }
 
-/// A table with the columns id, qty and note.
+/// Returns a table with the columns id, qty and note.
 pub(crate) fn table(oid: u32, name: &str, key: Vec<usize>) -> TableSchema {
     let columns =
         vec![Column::new("id", 23, "int4"), Column::new("qty", 23, "int4"), Column::new("note", 25, "text")];
@@ -83,10 +86,10 @@ pub(crate) fn table(oid: u32, name: &str, key: Vec<usize>) -> TableSchema {
     }
 }
 
-/// Any definition.
+/// Returns a random definition, and the indexes of its table and clause.
 pub(crate) fn definition(tables: &[Arc<TableSchema>], dice: &mut Dice) -> (usize, usize, ShapeDefinition) {
     let (table, clause) = (dice.between(0, tables.len() - 1), dice.between(0, CLAUSES.len() - 1));
-    // Without a key, all columns are needed.
+    // The table without a key needs all columns.
     let columns = (table == 0 && dice.coin()).then(|| vec!["id".to_owned(), "qty".to_owned()]);
     let replica = if dice.coin() { ReplicaMode::Default } else { ReplicaMode::Full };
     let choice =
@@ -101,7 +104,7 @@ impl Database {
         Database { tables, log: Vec::new(), rows, next_row: 0, lsn }
     }
 
-    /// Something happens.
+    /// Commits a random transaction.
     pub(crate) fn commit(&mut self, dice: &mut Dice) {
         let count = match dice.between(0, 9) {
             0 => 0,
@@ -113,7 +116,7 @@ impl Database {
             let table = dice.between(0, self.tables.len() - 1);
             changes.extend(self.change(table, dice).map(|change| (table, change)));
         }
-        // Often one begins where the one before ended.
+        // Often, a transaction begins where the one before ended.
         let lsn = self.lsn + if dice.coin() { 0 } else { dice.between(1, 50) as u64 };
         let xid = 700 + (self.log.len() as u32 ^ 1);
         self.lsn = lsn + 8;
@@ -130,7 +133,7 @@ impl Database {
             }
             (1..140, _) | (_, None) => {
                 self.next_row += 1;
-                // Without a key, rows may be equal.
+                // In the table without a key, rows may be equal.
                 let twin = any.filter(|_| self.tables[table].key.is_empty() && dice.between(0, 9) == 0);
                 let row = twin.map_or_else(|| row(self.next_row, dice), |id| rows[&id].clone());
                 self.rows[table].insert(self.next_row, row.clone());
@@ -139,7 +142,7 @@ impl Database {
             (140..250, Some(id)) => {
                 let old = rows.get(&id)?.clone();
                 let mut new = row(id, dice);
-                // Often the key stays, and sometimes everything does.
+                // Often the key stays, and sometimes all values do.
                 let kept = if dice.between(0, 9) == 0 { 3 } else { usize::from(dice.between(0, 4) > 0) };
                 new[..kept].clone_from_slice(&old[..kept]);
                 rows.insert(id, new.clone());
@@ -149,7 +152,7 @@ impl Database {
         }
     }
 
-    /// The rows of a table after the first `count` transactions.
+    /// Returns the rows of a table after the first `count` transactions.
     pub(crate) fn rows_after(&self, count: usize, table: usize) -> Vec<Row> {
         let mut rows = BTreeMap::new();
         let changes = self.log[..count].iter().flat_map(|transaction| &transaction.changes);
@@ -163,9 +166,9 @@ impl Database {
         rows.into_values().collect()
     }
 
-    /// What a query is told that sees the first `count` transactions, and where the log is.
+    /// Returns a snapshot that sees the first `count` transactions, and the current log position.
     pub(crate) fn snapshot(&self, count: usize, dice: &mut Dice) -> (Snapshot, u64) {
-        // The one that commits next may have begun before others that have committed.
+        // The next transaction to commit may have begun before others that have committed.
         let running = (self.log.len()..self.log.len() + 1).map(|index| 700 + (index as u64 ^ 1));
         let unseen = self.log[count..].iter().map(|transaction| u64::from(transaction.xid));
         let unseen: Vec<_> = unseen.chain(running).collect();
@@ -173,13 +176,14 @@ impl Database {
         let xmin = unseen.iter().copied().min().unwrap_or(next);
         let seen =
             self.log[..count].iter().map(|transaction| u64::from(transaction.xid)).max().unwrap_or(699);
-        // Either the unseen were running, or they hadn't begun.
+        // The unseen transactions were running, or hadn't begun.
         let xmax = if xmin > seen && dice.coin() { xmin } else { next };
         let xip = unseen.into_iter().filter(|xid| *xid < xmax).collect();
         (Snapshot { xmin: xmin.min(xmax), xmax, xip }, self.lsn)
     }
 
-    /// The messages of a transaction, as they come; of changes, those of a table before which it has to be described.
+    /// Returns the messages of a transaction. A change has the index of its table, which must be
+    /// described before it.
     pub(crate) fn messages(&self, index: usize) -> Vec<(Option<usize>, Wire)> {
         let Transaction { lsn, end, xid, changes } = &self.log[index];
         let mut messages = vec![(None, Wire::begin(*lsn, *xid))];
@@ -197,7 +201,7 @@ impl Database {
         messages
     }
 
-    /// The rows of a table without a key before a transaction.
+    /// Returns the rows of a table without a key before a transaction, if they are needed.
     fn twins(&self, index: usize, table: usize) -> Twins {
         let is_needed = self.log[index].changes.iter().any(|(other, change)| {
             *other == table && matches!(change, Change::Update(..) | Change::Delete(..))
@@ -206,7 +210,8 @@ impl Database {
         Twins(is_needed.then(|| self.rows_after(index, table)))
     }
 
-    /// What a shape's log gets of a transaction; `None`: the shape goes.
+    /// Returns the messages that a shape's log gets from a transaction; `None`: the shape is
+    /// deleted.
     pub(crate) fn told(
         &self,
         index: usize,
@@ -272,11 +277,11 @@ impl Database {
     }
 }
 
-/// Rows of which there may be several that are equal.
+/// Rows of a table without a key, some of which may be equal.
 struct Twins(Option<Vec<Row>>);
 
 impl Twins {
-    /// Whether a change takes one of several equal rows.
+    /// Applies a change. Returns whether it removes one of several equal rows.
     fn next(&mut self, change: &Change) -> bool {
         let Some(rows) = &mut self.0 else { return false };
         let is_twin = |old: &Row| rows.iter().filter(|row| *row == old).count() > 1;

@@ -1,4 +1,4 @@
-//! Shapes that are being made.
+//! Creation of shapes in a store simulation.
 
 use bytes::Bytes;
 
@@ -6,12 +6,14 @@ use super::database::{CLAUSES, definition, values};
 use super::world::{Promised, Step, World};
 use crate::creation::ShapeCreation;
 
-/// A shape whose snapshot isn't complete.
+/// Shape whose snapshot isn't complete.
 pub(super) struct Filling {
     handle: String,
     creation: ShapeCreation,
-    /// What had come when it began to be followed; the snapshot sees at least that.
+    /// Number of transactions that were sent before the shape was followed. The snapshot sees at
+    /// least these.
     followed: Option<usize>,
+    /// Rows of the snapshot that aren't appended yet.
     rows: Option<Vec<Bytes>>,
     is_sealed: bool,
 }
@@ -20,12 +22,12 @@ impl World {
     pub(super) fn create(&mut self) -> Step {
         let (table, clause, definition) = definition(&self.model.database.tables, &mut self.dice);
         self.hold();
-        // The clock stands still: nobody relies on it.
+        // The time is constant: handles must be unique anyway.
         let made = self.store.find_or_create(definition.clone(), 5);
         self.idle()?;
         if let Ok((shape, Some(creation))) = made {
             let handle = shape.handle().to_owned();
-            assert!(self.handles.insert(handle.clone()), "{handle} was given before");
+            assert!(self.handles.insert(handle.clone()), "handle {handle} was used before");
             let (seen, rows) = (0, Vec::new());
             let (is_complete, is_unwanted, read) = (false, false, 0);
             let promised = Promised { table, clause, definition, seen, rows, is_complete, is_unwanted, read };
@@ -35,7 +37,7 @@ impl World {
         Ok(())
     }
 
-    /// Brings a creation a step further.
+    /// Takes the next step of a random creation.
     pub(super) fn fill(&mut self) -> Step {
         if self.creations.is_empty() {
             return Ok(());
@@ -72,7 +74,7 @@ impl World {
                     return self.idle();
                 }
             }
-            // It isn't settled before a transaction has ended.
+            // Within a transaction, the shape can't be settled.
             _ if self.stream.1 > 0 => {}
             _ => return self.complete(filling),
         }
@@ -80,7 +82,7 @@ impl World {
         self.idle()
     }
 
-    /// `false`: the query fails.
+    /// Takes the snapshot of a creation. Returns `false` if the clause fails on a row.
     fn take_snapshot(&mut self, filling: &mut Filling, came: usize) -> bool {
         let (database, dice) = (&self.model.database, &mut self.dice);
         let promised = self.model.promised.get_mut(&filling.handle).expect("it was promised");

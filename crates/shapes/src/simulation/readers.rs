@@ -1,4 +1,4 @@
-//! Those who read beside a writer, and take over from it.
+//! Readers beside a writer, and their takeover.
 
 use std::any::Any;
 use std::io;
@@ -18,14 +18,15 @@ use crate::shape::{LogListener, Shape};
 use crate::shapes::Shapes;
 use crate::store::disk::{Dice, Disk, DiskFile, SimulatedDisk};
 
-/// A process's view of a disk that others go on using when it is killed.
+/// One process's view of a disk. The process can be killed while others continue to use the disk.
 #[derive(Debug, Clone)]
 struct Mortal {
     disk: Arc<dyn Disk>,
-    /// Calls that change something until it dies.
+    /// Number of writing calls until the process is killed.
     left: Arc<AtomicU64>,
 }
 
+/// File of a killable disk.
 #[derive(Debug)]
 struct MortalFile(Mortal, Arc<dyn DiskFile>);
 
@@ -123,7 +124,7 @@ impl DiskFile for MortalFile {
     }
 }
 
-/// What a listener has heard since it was attached.
+/// Listener that records messages since it was attached.
 #[derive(Debug, Default)]
 struct Heard(Mutex<Vec<u8>>);
 
@@ -140,16 +141,17 @@ impl LogListener for Heard {
     fn ended(&self) {}
 }
 
-/// Reads on, and hears of it: what is heard is all that came, unless it is said to have ended.
+/// Refreshes a reader. Checks that each listener gets all new messages, unless it is detached.
 fn refresh(reader: &Shapes) {
     let listen = |shape: Arc<Shape>| {
         let ((), end) = shape.attach(Heard::default, |heard| *lock(&heard.0) = Vec::new())?;
         Some((shape, end.to))
     };
     let listening: Vec<_> = reader.all().into_iter().filter_map(listen).collect();
-    reader.refresh().expect("it can be read");
+    reader.refresh().expect("the store is readable");
     for (shape, from) in listening {
-        // A listener that has ended was let go: this makes another.
+        // A detached listener is replaced by a new one here.
+        /// Refreshes a reader, and checks that it has the same bytes as the writer.
         let heard = shape.attach(|| Heard(Mutex::new(b"ended".to_vec())), |heard| lock(&heard.0).clone());
         if let Some((bytes, end)) = heard
             && bytes != b"ended"
@@ -167,10 +169,10 @@ fn agree(world: &mut World, reader: &Shapes) {
     refresh(reader);
     let (theirs, ours) = (visible(&world.store, &mut world.dice), visible(reader, &mut world.dice));
     assert_eq!(theirs.keys().collect::<Vec<_>>(), ours.keys().collect::<Vec<_>>());
-    assert!(theirs == ours, "the same shapes have other bytes");
+    assert!(theirs == ours, "the bytes of some shape differ");
     assert_eq!(world.store.position(), reader.position());
     assert_eq!(world.store.seen(), reader.seen());
-    // What is in files by now isn't in memory as well.
+    // Bytes that are in files must not stay in memory.
     let (unwritten, limit) =
         (reader.inner.files.unwritten(), 2 * config().wal_bytes + config().unwritten_bytes);
     assert!(unwritten < limit, "{unwritten} bytes are in memory");
@@ -183,18 +185,18 @@ fn a_reader_sees_what_the_writer_has_written_and_can_take_over() {
         let disk = SimulatedDisk::new(seed);
         let open = || {
             let mortal = Mortal::new(&disk);
-            let store = Shapes::on(Arc::new(mortal.clone()), config()).expect("it can be read");
+            let store = Shapes::on(Arc::new(mortal.clone()), config()).expect("the store is readable");
             (store, mortal.left)
         };
         let mortal = Mortal::new(&disk);
-        let mut world = World::new(Arc::new(mortal.clone()), seed).expect("nothing kills it");
+        let mut world = World::new(Arc::new(mortal.clone()), seed).expect("the writer isn't killed");
         let (mut left, mut is_dying) = (mortal.left, false);
         let (mut reader, mut readers_left) = open();
         for _ in 0..250 {
             if world.step().is_err() {
-                // It was killed, in the middle of anything.
+                // The writer was killed at a random call.
                 world.stop();
-                world.go_on(reader).expect("nothing kills this one");
+                world.go_on(reader).expect("the new writer isn't killed");
                 (left, is_dying) = (readers_left, false);
                 (reader, readers_left) = open();
             }
@@ -202,11 +204,11 @@ fn a_reader_sees_what_the_writer_has_written_and_can_take_over() {
                 _ if is_dying => {}
                 0..5 => agree(&mut world, &reader),
                 5 => {
-                    // It ends, and goes on as a reader.
-                    world.end().expect("nothing kills it");
+                    // The writer ends, and becomes the reader.
+                    world.end().expect("the writer isn't killed");
                     world.stop();
                     let former = std::mem::replace(&mut reader, world.store.clone());
-                    world.go_on(former).expect("nothing kills this one");
+                    world.go_on(former).expect("the new writer isn't killed");
                     (left, readers_left) = (readers_left, left);
                 }
                 6 => {
@@ -221,7 +223,7 @@ fn a_reader_sees_what_the_writer_has_written_and_can_take_over() {
             }
         }
         left.store(u64::MAX, Ordering::SeqCst);
-        world.catch_up().expect("nothing kills it");
+        world.catch_up().expect("the writer isn't killed");
         agree(&mut world, &reader);
         world.store.end_writing();
     }
@@ -233,9 +235,9 @@ fn what_was_seen_of_one_who_was_killed_while_taking_over_is_seen_of_the_next() {
         eprintln!("seed {seed}");
         let disk = SimulatedDisk::new(seed);
         let mortal = Mortal::new(&disk);
-        let mut world = World::new(Arc::new(mortal.clone()), seed).expect("nothing kills it");
+        let mut world = World::new(Arc::new(mortal.clone()), seed).expect("the writer isn't killed");
         for _ in 0..world.dice.between(20, 60) {
-            world.step().expect("nothing kills it");
+            world.step().expect("the writer isn't killed");
         }
         mortal.left.store(world.dice.between(1, 100) as u64, Ordering::SeqCst);
         while world.step().is_ok() {}
@@ -243,11 +245,11 @@ fn what_was_seen_of_one_who_was_killed_while_taking_over_is_seen_of_the_next() {
         for operations in 0.. {
             let disk = disk.after_kill();
             let mortal = Mortal::new(&disk);
-            let killed = Shapes::on(Arc::new(mortal.clone()), config()).expect("it can be read");
+            let killed = Shapes::on(Arc::new(mortal.clone()), config()).expect("the store is readable");
             mortal.left.store(operations, Ordering::SeqCst);
             let is_whole = killed.begin_writing().is_ok();
-            let next = Shapes::on(Arc::new(disk), config()).expect("it can be read");
-            assert!(next.seen() >= killed.seen(), "it goes back after {operations} operations");
+            let next = Shapes::on(Arc::new(disk), config()).expect("the store is readable");
+            assert!(next.seen() >= killed.seen(), "`seen` decreases after {operations} operations");
             if is_whole {
                 mortal.left.store(u64::MAX, Ordering::SeqCst);
                 killed.end_writing();
@@ -261,13 +263,13 @@ fn what_was_seen_of_one_who_was_killed_while_taking_over_is_seen_of_the_next() {
 fn only_one_writes_at_a_time() {
     let disk = SimulatedDisk::new(1);
     let (one, two) = (disk.clone(), disk.clone());
-    let one = Shapes::on(Arc::new(one), config()).expect("it can be read");
-    let two = Shapes::on(Arc::new(two), config()).expect("it can be read");
-    one.begin_writing().expect("nobody else writes");
+    let one = Shapes::on(Arc::new(one), config()).expect("the store is readable");
+    let two = Shapes::on(Arc::new(two), config()).expect("the store is readable");
+    one.begin_writing().expect("no other process writes");
     assert!(matches!(two.begin_writing(), Err(crate::OpenError::Locked)));
     assert!((one.is_writing(), two.is_writing()) == (true, false));
     one.end_writing();
-    two.begin_writing().expect("nobody else writes");
+    two.begin_writing().expect("no other process writes");
     two.end_writing();
 }
 
@@ -276,38 +278,38 @@ fn who_still_makes_a_shape_after_another_took_over_does_no_harm() {
     let disk = SimulatedDisk::new(1);
     let (one, two) =
         (Shapes::on(Arc::new(disk.clone()), config()), Shapes::on(Arc::new(disk.clone()), config()));
-    let (one, two) = (one.expect("it can be read"), two.expect("it can be read"));
+    let (one, two) = (one.expect("the store is readable"), two.expect("the store is readable"));
     let create = |store: &Shapes, clause: &str| {
         let table = Arc::new(super::database::table(100, "items", vec![0]));
         let definition = ShapeDefinition { table, choice: bench::choice(Some(clause)) };
-        let creation = store.find_or_create(definition, 5).expect("it writes").1.expect("it is new");
+        let creation = store.find_or_create(definition, 5).expect("this process writes").1.expect("the shape is new");
         creation.follow();
         creation
     };
     let snapshot = bench::snapshot_before(700);
-    one.begin_writing().expect("nobody else writes");
-    // Nobody ever hears of this one: the disk is full when it is made, and when the writer ends.
+    one.begin_writing().expect("no other process writes");
+    // This shape never reaches the log: the disk is full until the writer ends.
     disk.fill(0);
     let mut stale = create(&one, "qty > 5");
     assert!(stale.begun(&snapshot, 1000));
     one.end_writing();
     disk.fill(1 << 40);
-    two.begin_writing().expect("nobody else writes");
+    two.begin_writing().expect("no other process writes");
     let mut fresh = create(&two, "qty > 6");
     assert_eq!(fresh.shape().id, stale.shape().id);
     assert!(fresh.begun(&snapshot, 1000));
     let rows = Bytes::from(vec![b'x'; 2000]);
-    fresh.rows(rows.clone()).expect("it writes");
+    fresh.rows(rows.clone()).expect("this process writes");
     assert!(stale.rows(vec![b'y'; 2000].into()).is_err() && stale.seal().is_err());
     let runtime = Builder::new_current_thread().build().expect("a runtime");
-    one.refresh().expect("it can be read");
+    one.refresh().expect("the store is readable");
     drop(stale);
-    fresh.seal().expect("it writes");
+    fresh.seal().expect("this process writes");
     let shape = Arc::clone(fresh.shape());
-    runtime.block_on(fresh.complete()).expect("it is there");
-    one.refresh().expect("it can be read");
+    runtime.block_on(fresh.complete()).expect("the shape exists");
+    one.refresh().expect("the store is readable");
     let theirs = one.find(shape.handle()).expect("the reader has it");
-    assert_eq!(theirs.read_snapshot(0, 2000).expect("it can be read").concat(), rows);
+    assert_eq!(theirs.read_snapshot(0, 2000).expect("the snapshot is readable").concat(), rows);
     assert_eq!(one.all().len(), 1);
     two.end_writing();
 }
@@ -318,7 +320,7 @@ fn a_reader_beside_a_busy_writer_sees_a_beginning_of_what_is_written() {
         eprintln!("seed {seed}");
         let disk = SimulatedDisk::new(seed);
         let mut world = World::new(Arc::new(disk.clone()), seed).expect("nothing crashes");
-        let reader = Shapes::on(Arc::new(disk.read_only()), config()).expect("it can be read");
+        let reader = Shapes::on(Arc::new(disk.read_only()), config()).expect("the store is readable");
         let stop = Arc::new(AtomicU64::new(0));
         let stopped = Arc::clone(&stop);
         let beside = std::thread::spawn(move || {

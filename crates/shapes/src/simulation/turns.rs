@@ -1,4 +1,4 @@
-//! The right to write is given back, and taken, at bad moments.
+//! Writer turns: writing ends and begins at bad moments.
 
 use std::sync::Arc;
 use std::thread;
@@ -22,19 +22,20 @@ use crate::store::writer::Mode;
 
 const ROOM: u64 = 1 << 40;
 
-/// Logs of some lines are long, and what isn't in files is in memory until a checkpoint.
+/// Sets limits so small that logs of a few lines are merged, and bytes stay in memory until a
+/// checkpoint.
 fn compacting(config: &mut StoreConfig) {
     (config.chunk_bytes, config.compact_bytes, config.small_snapshot_bytes) = (200, 400, 10);
 }
 
-/// Another process's store on what is on a disk.
+/// Opens the store of another process on the same disk.
 fn open(disk: &SimulatedDisk) -> Shapes {
     let mut config = StoreConfig { waits_for_checkpoints: true, ..StoreConfig::new("/nowhere") };
     compacting(&mut config);
     Shapes::on(Arc::new(disk.clone()), config).unwrap()
 }
 
-/// A shape with a snapshot of one row that is in a file.
+/// Creates a shape whose snapshot has one row and is in a file.
 fn filled(bench: &mut Bench) -> Arc<Shape> {
     let mut creation = bench.create(choice(None));
     creation.follow();
@@ -46,7 +47,7 @@ fn filled(bench: &mut Bench) -> Arc<Shape> {
     shape
 }
 
-/// So many updates of one row, each in a transaction of its own.
+/// Sends `count` updates of one row, each in its own transaction.
 fn update(bench: &mut Bench, count: u32) {
     for number in 0..count {
         let (old, new) = (row(["1", "5", "old"]), row(["1", "5", &format!("{number}")]));
@@ -54,7 +55,7 @@ fn update(bench: &mut Bench, count: u32) {
     }
 }
 
-/// All that a client may read: the snapshot, and the lines of the log.
+/// Reads the snapshot, and the lines of the log.
 fn read(shape: &Shape) -> (Vec<u8>, Vec<String>) {
     let (mut offset, mut log) = (Offset::SNAPSHOT_END, Vec::new());
     loop {
@@ -68,7 +69,7 @@ fn read(shape: &Shape) -> (Vec<u8>, Vec<String>) {
     }
 }
 
-/// A shape, and its deletion, for which there was no room in the log before the end.
+/// Deletes a shape on a full disk, and ends writing before the deletion is in the log.
 fn deleted_without_room() -> (Bench, Arc<Shape>) {
     let mut bench = Bench::with(compacting);
     let shape = filled(&mut bench);
@@ -91,7 +92,7 @@ fn a_shape_that_was_deleted_on_a_full_disk_stays_deleted() {
     bench.store.inner.queue().release();
     let store = open(&bench.disk.after_kill());
     store.begin_writing().unwrap();
-    assert!(store.find(shape.handle()).is_none(), "it would miss what came since");
+    assert!(store.find(shape.handle()).is_none(), "the shape would miss later changes");
     store.end_writing();
     assert_eq!(bench.disk.list("shapes").unwrap(), [] as [&str; 0]);
 }
@@ -127,8 +128,9 @@ fn whoever_takes_over_keeps_the_files_that_the_last_catalog_names() {
     other.refresh().unwrap();
     bench.runtime.block_on(bench.store.checkpoint()).unwrap();
     let after = wal::segments(&bench.disk).unwrap();
-    assert!(before.last() < after.first(), "the log is short");
-    // It had come to the next segment before the old ones went, and was told of no catalog.
+    assert!(before.last() < after.first(), "the log was truncated");
+    // The reader had reached the new segment before the old ones were deleted, and never saw the
+    // catalog.
     let place = Place::start(*after.last().unwrap());
     *lock(&other.inner.mode) = Mode::Reading(Some(Reading { place, catalog: before[0] }));
     bench.store.end_writing();
@@ -138,20 +140,20 @@ fn whoever_takes_over_keeps_the_files_that_the_last_catalog_names() {
     let kept = store.find(shape.handle()).unwrap();
     let (snapshot, log) = read(&kept);
     assert!(snapshot.starts_with(b"{"));
-    assert!(log.len() < 33, "{} messages: it was made short", log.len());
+    assert!(log.len() < 33, "{} messages: the log was merged", log.len());
     other.end_writing();
 }
 
 #[test]
 fn however_little_room_there_is_for_a_checkpoint_nothing_is_lost_and_no_file_is_left_over() {
     let mut was_short = false;
-    // Less isn't enough for the note that asks for it.
+    // With less room, the record that requests the checkpoint can't be written.
     for room in (200..6000).step_by(97) {
         let mut bench = Bench::with(compacting);
         let shape = filled(&mut bench);
         update(&mut bench, 30);
         bench.disk.fill(room);
-        // It says that it is done, though there may have been no room for it.
+        // It also completes if there was no room for the checkpoint.
         let _done = bench.runtime.block_on(bench.store.checkpoint());
         bench.disk.fill(ROOM);
         let last = read(&shape).1.pop();
@@ -190,7 +192,7 @@ fn a_table_is_named_again_in_the_log_when_nobody_knows_whether_it_is_there() {
     creation.seal().unwrap();
     bench.runtime.block_on(creation.complete()).unwrap();
     let store = open(&bench.disk.after_kill());
-    assert!(store.find(made.handle()).is_some(), "its table is known");
+    assert!(store.find(made.handle()).is_some(), "the table is in the log");
     other.end_writing();
 }
 
@@ -210,7 +212,7 @@ fn a_shape_whose_file_is_lost_makes_room_for_another() {
     let (shape, other) = (filled(&mut bench), bench.shape(choice(Some("qty > 5"))));
     let error = std::io::Error::from(std::io::ErrorKind::NotFound);
     bench.store.heal(&shape, &error);
-    assert_eq!(shape.gone(), None, "all of it is there");
+    assert_eq!(shape.gone(), None, "all files exist");
     bench.store.inner.files.close(shape.id);
     let name = files::path(shape.id, files::Kind::Snapshot);
     bench.disk.remove(&name).unwrap();

@@ -1,4 +1,4 @@
-//! Whether a store keeps what was promised.
+//! Verification: compares the readable bytes of a store with the model.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -14,17 +14,18 @@ use crate::shape::{Phase, Shape, SnapshotChunk};
 use crate::shapes::Shapes;
 use crate::store::disk::Dice;
 
-/// What can be read of a store: of each complete shape, the snapshot and the log.
+/// Readable bytes of a store: snapshot and log of each complete shape, by handle.
 pub(super) type Visible = BTreeMap<String, (Vec<u8>, Vec<u8>)>;
 
-/// Reads everything, as clients do.
+/// Reads all complete shapes, as clients do.
 pub(super) fn visible(store: &Shapes, dice: &mut Dice) -> Visible {
     complete(store)
         .map(|shape| (shape.handle().to_owned(), read(&shape, dice).expect("it can be read")))
         .collect()
 }
 
-/// The same beside a writer, which may be deleting a shape, or the files that it had before its log was merged. Who reads on finds out.
+/// Reads all complete shapes beside a writer. A shape, or the old files of a merged log, may be
+/// deleted meanwhile; a refresh shows which.
 pub(super) fn visible_while_written(store: &Shapes, dice: &mut Dice) -> Visible {
     let mut visible = Visible::new();
     for shape in complete(store) {
@@ -38,7 +39,7 @@ pub(super) fn visible_while_written(store: &Shapes, dice: &mut Dice) -> Visible 
             if shape.gone().is_some() {
                 break None;
             }
-            assert!(shape.lock().log.base() > base, "a shape that is there can be read");
+            assert!(shape.lock().log.base() > base, "an existing shape is unreadable");
         };
         visible.extend(read.map(|read| (shape.handle().to_owned(), read)));
     }
@@ -53,7 +54,7 @@ fn read(shape: &Shape, dice: &mut Dice) -> io::Result<(Vec<u8>, Vec<u8>)> {
     Ok((snapshot(shape)?, log(shape, dice)?))
 }
 
-/// All chunks of the snapshot.
+/// Reads all chunks of a snapshot.
 fn snapshot(shape: &Shape) -> io::Result<Vec<u8>> {
     let (runtime, mut bytes) = (Builder::new_current_thread().build()?, Vec::new());
     for index in 0.. {
@@ -69,19 +70,19 @@ fn snapshot(shape: &Shape) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// The log from its beginning, page by page; and from some place in it, which must be the same.
+/// Reads the log page by page. Also reads it from a random offset, and compares both.
 fn log(shape: &Shape, dice: &mut Dice) -> io::Result<Vec<u8>> {
     let bytes = log_after(shape, Offset::SNAPSHOT_END)?;
     let lines: Vec<_> = bytes.split_inclusive(|byte| *byte == b'\n').collect();
     if !lines.is_empty() {
         let at = dice.between(0, lines.len() - 1);
-        let offset = place_of(lines[at]).expect("a message has a place");
+        let offset = place_of(lines[at]).expect("a message has an offset");
         for offset in
             [offset, Offset::new(offset.lsn, 0), Offset::new(offset.lsn, offset.op.saturating_sub(1))]
         {
             let first = lines.iter().position(|line| place_of(line).is_some_and(|place| place > offset));
             let expected = lines[first.unwrap_or(lines.len())..].concat();
-            // Beside a writer there may be more by now.
+            // A writer may have added messages meanwhile.
             assert!(log_after(shape, offset)?.starts_with(&expected), "after {offset}");
         }
     }
@@ -104,7 +105,7 @@ fn log_after(shape: &Shape, offset: Offset) -> io::Result<Vec<u8>> {
 }
 
 impl World {
-    /// Everything is as it was promised. Only when the store is idle.
+    /// Compares the store with the model. The store must be idle.
     pub(super) fn verify(&mut self) {
         let store = self.store.clone();
         let visible = visible(&store, &mut self.dice);
@@ -112,24 +113,24 @@ impl World {
         let model = &self.model;
         assert!(
             position >= model.acknowledged,
-            "{} was acknowledged, and it is at {position}",
+            "position {} was acknowledged, and the store is at {position}",
             model.acknowledged
         );
         for (handle, (snapshot, log)) in &visible {
-            let promised = model.promised.get(handle).unwrap_or_else(|| panic!("nobody made {handle}"));
+            let promised = model.promised.get(handle).unwrap_or_else(|| panic!("unknown handle {handle}"));
             let rows = snapshot.strip_prefix(&*promised.rows).expect("a snapshot begins with its rows");
             let end = rows.strip_suffix(b",\n").expect("a snapshot ends with a message");
-            let end: serde_json::Value = serde_json::from_slice(end).expect("it is one message");
+            let end: serde_json::Value = serde_json::from_slice(end).expect("one message follows the rows");
             assert_eq!(end["headers"]["control"], "snapshot-end");
             let told = promised.told(&model.database, position);
             let told =
-                told.unwrap_or_else(|| panic!("{handle} can't be told what happened before {position}"));
+                told.unwrap_or_else(|| panic!("{handle} should be deleted before {position}"));
             let base = store.find(handle).map_or(0, |shape| shape.lock().log.base());
             self.merged += usize::from(base > 0);
             check_log(&promised.rows, &told, base as usize, log, &mut self.dice);
             assert!(
                 told.len() as u64 >= promised.read,
-                "of {handle}, {} bytes were read before",
+                "{} bytes of {handle} were read before",
                 promised.read
             );
         }
@@ -144,26 +145,26 @@ impl World {
 }
 
 impl Promised {
-    /// The log at a position; `None`: the shape is gone by then.
+    /// Returns the expected log at a position; `None`: the shape is deleted by then.
     fn told(&self, database: &Database, position: u64) -> Option<Vec<u8>> {
         let told = (self.seen..database.log.len()).take_while(|index| database.log[*index].end <= position);
         let told = told.map(|index| database.told(index, self.table, self.clause, &self.definition));
         told.collect::<Option<Vec<_>>>().map(|told| told.concat())
     }
 
-    /// Whether one of the first transactions can't be told to it.
+    /// Returns whether one of the first `came` transactions deletes the shape.
     fn dies(&self, database: &Database, came: usize) -> bool {
         (self.seen..came)
             .any(|index| database.told(index, self.table, self.clause, &self.definition).is_none())
     }
 }
 
-/// A client that has read a log goes on with a later one.
+/// Checks that a client that has read `before` can continue with `now`, a later log.
 pub(super) fn check_goes_on(snapshot: &[u8], before: &[u8], now: &[u8]) {
     if now.starts_with(before) {
         return;
     }
-    let place = |line: &[u8]| place_of(line).expect("a message has a place");
+    let place = |line: &[u8]| place_of(line).expect("a message has an offset");
     let last = before.split_inclusive(|byte| *byte == b'\n').next_back().map_or(Offset::SNAPSHOT_END, place);
     let (mut goes_on, mut begins) = (Rows::default(), Rows::default());
     [snapshot, before].into_iter().for_each(|messages| goes_on.take(messages));
@@ -173,7 +174,8 @@ pub(super) fn check_goes_on(snapshot: &[u8], before: &[u8], now: &[u8]) {
     assert_eq!(goes_on, begins, "after {last}");
 }
 
-/// What is after the base is as it was told; what is before leads to the same rows, wherever a client is in it.
+/// Checks a log. After the base, it must have the expected bytes. Before it, reading from a random
+/// offset must lead to the same rows.
 fn check_log(snapshot: &[u8], told: &[u8], base: usize, log: &[u8], dice: &mut Dice) {
     let recent = text(&told[base..]);
     assert_eq!(text(&log[log.len() - recent.len().min(log.len())..]), recent);
@@ -187,7 +189,7 @@ fn check_log(snapshot: &[u8], told: &[u8], base: usize, log: &[u8], dice: &mut D
     rows.take(snapshot);
     rows.take(&lines[..read].concat());
     let place =
-        read.checked_sub(1).map_or(Offset::SNAPSHOT_END, |last| place_of(lines[last]).expect("a place"));
+        read.checked_sub(1).map_or(Offset::SNAPSHOT_END, |last| place_of(lines[last]).expect("an offset"));
     let mut goes_on = rows.clone();
     rows.take(&lines[read..].concat());
     let after =
@@ -196,7 +198,7 @@ fn check_log(snapshot: &[u8], told: &[u8], base: usize, log: &[u8], dice: &mut D
     assert_eq!(goes_on, rows, "after {place}, merged up to {base}");
 }
 
-/// What a client has.
+/// Rows of a client, by key.
 #[derive(Debug, Clone, Default, PartialEq)]
 struct Rows(BTreeMap<String, serde_json::Map<String, serde_json::Value>>);
 
@@ -204,20 +206,20 @@ impl Rows {
     fn take(&mut self, messages: &[u8]) {
         for line in messages.split_inclusive(|byte| *byte == b'\n') {
             let line = line.strip_suffix(b",\n").expect("a whole message");
-            let message: serde_json::Value = serde_json::from_slice(line).expect("it is JSON");
+            let message: serde_json::Value = serde_json::from_slice(line).expect("a message is JSON");
             if message["headers"].get("control").is_some() {
                 continue;
             }
             let key = message["key"].as_str().expect("a key").to_owned();
             let value = message["value"].as_object().expect("a row").clone();
             match message["headers"]["operation"].as_str() {
-                // Without a key, an equal row may be there.
+                // In the table without a key, an equal row may exist.
                 Some("insert") => {
                     let before = self.0.insert(key, value.clone());
-                    assert!(before.is_none_or(|before| before == value), "it was there");
+                    assert!(before.is_none_or(|before| before == value), "the inserted row exists");
                 }
-                Some("update") => self.0.get_mut(&key).expect("it is there").extend(value),
-                Some("delete") => assert!(self.0.remove(&key).is_some(), "it is there"),
+                Some("update") => self.0.get_mut(&key).expect("the updated row exists").extend(value),
+                Some("delete") => assert!(self.0.remove(&key).is_some(), "the deleted row is missing"),
                 other => panic!("{other:?}"),
             }
         }
@@ -225,5 +227,5 @@ impl Rows {
 }
 
 fn text(bytes: &[u8]) -> &str {
-    std::str::from_utf8(bytes).expect("it is text")
+    std::str::from_utf8(bytes).expect("messages are UTF-8")
 }

@@ -1,14 +1,14 @@
-//! Messages of the stream, as their bytes: each written field by field, in the order of the manual.
+//! Replication messages as bytes, written field by field in the order of the Postgres manual.
 
 use forebay_pgoutput::PgOutputDecoder;
 
 use crate::definition::TableSchema;
 use crate::follow::{FollowError, Follower};
 
-/// A row; `None` is NULL.
+/// Row; `None` is NULL.
 pub(crate) type Row = Vec<Option<String>>;
 
-/// A value of a row, as the stream has it.
+/// Value of a row in a message.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Told<'a> {
     Null,
@@ -16,7 +16,7 @@ pub(crate) enum Told<'a> {
     Text(&'a str),
 }
 
-/// Bytes of a message.
+/// Bytes of a replication message.
 #[derive(Debug, Clone)]
 pub(crate) struct Wire(Vec<u8>);
 
@@ -50,7 +50,8 @@ impl Wire {
         Wire::update_of(oid, Some((b'O', &told(old))), &told(new))
     }
 
-    /// The old row with its letter: `O` for all of it, `K` for its key.
+    /// Returns an update. The old row comes with its letter: `O` for the whole row, `K` for its
+    /// key.
     pub(crate) fn update_of(oid: u32, old: Option<(u8, &[Told<'_>])>, new: &[Told<'_>]) -> Self {
         let wire = Wire(vec![b'U']).u32(oid);
         old.into_iter().fold(wire, |wire, (kind, old)| wire.tuple(kind, old)).tuple(b'N', new)
@@ -68,15 +69,15 @@ impl Wire {
         oids.iter().fold(Wire(vec![b'T']).u32(oids.len() as u32).u8(0), |wire, oid| wire.u32(*oid))
     }
 
-    /// Of a transaction that isn't committed: nobody asked for those.
+    /// Returns the start of an uncommitted transaction, which isn't requested.
     pub(crate) fn stream_start() -> Self {
         Wire(vec![b'S']).u32(1).u8(1)
     }
 
-    /// Decodes it, and has it followed.
+    /// Decodes the message and passes it to a follower.
     pub(crate) fn send(&self, follower: &mut Follower) -> Result<(), FollowError> {
         let mut decoder = PgOutputDecoder::new();
-        follower.take(&decoder.decode(&self.0).expect("it is a message"))
+        follower.take(&decoder.decode(&self.0).expect("the bytes are a message"))
     }
 
     fn u8(mut self, byte: u8) -> Self {

@@ -1,4 +1,4 @@
-//! A database, a store that follows it, and what was promised.
+//! Store simulation: a database, a store that follows it, and a model of what clients may rely on.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::io::ErrorKind;
@@ -27,57 +27,58 @@ pub(super) struct Crashed;
 
 pub(super) type Step = Result<(), Crashed>;
 
+/// Random run of a store that follows a simulated database.
 pub(super) struct World {
     pub(super) dice: Dice,
     pub(super) runtime: Runtime,
     pub(super) model: Model,
-    /// What the model becomes when the store is reset, while that isn't sure.
+    /// The model after a reset that may not be durable yet.
     next: Option<Model>,
     pub(super) store: Shapes,
     follower: Follower,
-    /// The next transaction that the stream brings, and how much of it has come.
+    /// Index of the next transaction of the stream, and how many of its messages were sent.
     pub(super) stream: (usize, usize),
-    /// Tables that the stream has described.
+    /// Tables that the stream has described, by index.
     described: HashSet<usize>,
     pub(super) creations: Vec<Filling>,
     pub(super) handles: BTreeSet<String>,
-    /// What the store said to be durable.
+    /// Last position that the store reported as durable.
     acknowledged: Arc<AtomicU64>,
-    /// How many times somebody looked at a log that was merged.
+    /// Number of times a merged log was checked.
     pub(super) merged: usize,
 }
 
-/// What there is, and what clients were told.
+/// Expected state: the database, and what clients were shown.
 pub(super) struct Model {
     pub(super) origin: String,
-    /// Another name that it may have.
+    /// Another name that the store may have, while an adoption isn't durable.
     adopted: Option<String>,
     pub(super) database: Database,
-    /// How many transactions have come, at least in part.
+    /// Number of transactions that were sent, at least in part.
     pub(super) came: usize,
-    /// Shapes by their handles.
+    /// Shapes by handle.
     pub(super) promised: BTreeMap<String, Promised>,
-    /// What was said to be durable.
+    /// Last position that was reported as durable.
     pub(super) acknowledged: u64,
 }
 
-/// What is known of a shape.
+/// Expected state of a shape.
 pub(super) struct Promised {
     pub(super) table: usize,
     pub(super) clause: usize,
     pub(super) definition: ShapeDefinition,
-    /// Its snapshot sees so many transactions, once it has begun, and these are its rows.
+    /// Number of transactions that the snapshot sees, once it is taken; and its rows.
     pub(super) seen: usize,
     pub(super) rows: Vec<u8>,
-    /// Whether its creation was told that it is complete.
+    /// Whether the creation reported that the shape is complete.
     pub(super) is_complete: bool,
-    /// Whether somebody asked for its end.
+    /// Whether a deletion was requested.
     pub(super) is_unwanted: bool,
-    /// How much of its log somebody may have read.
+    /// Length of the log that a client may have read, in bytes.
     pub(super) read: u64,
 }
 
-/// Limits so small that everything happens.
+/// Returns limits so small that each of them is reached.
 pub(super) fn config() -> StoreConfig {
     StoreConfig {
         chunk_bytes: 700,
@@ -102,7 +103,7 @@ impl Model {
 }
 
 impl World {
-    /// An empty store on a disk, which may crash before it has begun.
+    /// Creates an empty store on a disk, which may crash meanwhile.
     pub(super) fn new(disk: Arc<dyn Disk>, seed: u64) -> Result<Self, Crashed> {
         let store = Shapes::on(disk, config()).map_err(crashed)?;
         let follower = store.follower();
@@ -125,7 +126,7 @@ impl World {
         Ok(world)
     }
 
-    /// Takes the right to write.
+    /// Starts to write.
     pub(super) fn begin(&mut self) -> Step {
         loop {
             match self.store.begin_writing() {
@@ -143,7 +144,7 @@ impl World {
         self.idle()
     }
 
-    /// Something happens.
+    /// Takes one random step.
     pub(super) fn step(&mut self) -> Step {
         match self.dice.between(0, 99) {
             0..25 => {
@@ -176,7 +177,7 @@ impl World {
         }
     }
 
-    /// Brings everything that has happened.
+    /// Sends the rest of the stream.
     pub(super) fn catch_up(&mut self) -> Step {
         while self.stream.0 < self.model.database.log.len() {
             self.stream_on()?;
@@ -184,7 +185,7 @@ impl World {
         Ok(())
     }
 
-    /// Brings some messages of the stream, and has them written together, or one by one.
+    /// Sends some messages of the stream, written together or one by one.
     fn stream_on(&mut self) -> Step {
         let (index, sent) = self.stream;
         if index == self.model.database.log.len() {
@@ -201,9 +202,9 @@ impl World {
                 && (self.described.insert(table) || self.dice.between(0, 9) == 0)
             {
                 let relation = Wire::relation(&self.model.database.tables[table]);
-                relation.send(&mut self.follower).expect("it makes sense");
+                relation.send(&mut self.follower).expect("the stream is consistent");
             }
-            message.send(&mut self.follower).expect("it makes sense");
+            message.send(&mut self.follower).expect("the stream is consistent");
             if one_by_one {
                 self.idle()?;
                 self.hold();
@@ -213,7 +214,7 @@ impl World {
         self.idle()
     }
 
-    /// The connection is lost, and another one begins with what isn't acknowledged, or a little before.
+    /// Reconnects the stream: it starts with the first unacknowledged transaction, or one before.
     fn restart(&mut self) {
         self.hold();
         self.follower.restart();
@@ -238,7 +239,7 @@ impl World {
         self.idle()
     }
 
-    /// Nothing concerns anybody up to where the next transaction's commit is.
+    /// Advances the position to the commit of the next transaction.
     fn advance(&mut self) -> Step {
         let (index, 0) = self.stream else { return Ok(()) };
         let database = &self.model.database;
@@ -251,25 +252,25 @@ impl World {
         let origin = format!("{}'", self.model.origin);
         self.model.adopted = Some(origin.clone());
         self.ask(|store| async move { store.adopt(origin).await.is_ok() })?;
-        self.model.origin = self.model.adopted.take().expect("it was set");
+        self.model.origin = self.model.adopted.take().expect("set above");
         Ok(())
     }
 
-    /// The database is another, with a log of its own.
+    /// Resets the store to another database.
     fn reset(&mut self, lsn: u64) -> Step {
         let origin = format!("{}+", self.model.origin);
         let next = Model::new(origin.clone(), lsn);
         self.model.acknowledged = self.acknowledged.load(Ordering::SeqCst);
         self.next = Some(next);
         self.ask(|store| async move { store.reset(origin, lsn).await.is_ok() })?;
-        self.model = self.next.take().expect("it was set");
+        self.model = self.next.take().expect("set above");
         self.hold();
         self.creations.clear();
         self.restart();
         self.idle()
     }
 
-    /// Ends the writing. Creations that are under way may find out later.
+    /// Ends writing. Open creations may be dropped, or continue and fail later.
     pub(super) fn end(&mut self) -> Step {
         self.hold();
         if self.dice.coin() {
@@ -283,13 +284,13 @@ impl World {
         Ok(())
     }
 
-    /// The disk crashed, and this is what it left.
+    /// Opens a new store on the remains of a crashed disk.
     pub(super) fn recover(&mut self, disk: Arc<dyn Disk>) -> Step {
         self.stop();
         self.go_on(Shapes::on(disk, config()).map_err(crashed)?)
     }
 
-    /// The process ends, however it does.
+    /// Ends the process, or treats it as killed.
     pub(super) fn stop(&mut self) {
         self.note_what_was_read();
         self.creations.clear();
@@ -297,7 +298,7 @@ impl World {
         self.model.acknowledged = self.model.acknowledged.max(self.acknowledged.load(Ordering::SeqCst));
     }
 
-    /// Another store takes over.
+    /// Continues with another store, which takes over.
     pub(super) fn go_on(&mut self, store: Shapes) -> Step {
         self.store = store;
         self.begin()?;
@@ -309,7 +310,7 @@ impl World {
             known.extend(files::kinds(shape.lock().log.base()).map(|kind| files::name(shape.id, kind)));
         }
         for name in self.store.inner.disk.list(files::DIR).map_err(|_| Crashed)? {
-            assert!(known.contains(&name), "nobody needs {name}");
+            assert!(known.contains(&name), "{name} is unused");
         }
         let there: HashSet<_> = self.store.all().iter().map(|shape| shape.handle().to_owned()).collect();
         self.model.promised.retain(|handle, _| there.contains(handle));
@@ -320,13 +321,13 @@ impl World {
         self.idle()
     }
 
-    /// After a crash within a reset, or within an adoption.
+    /// Finds the model that applies after a crash during a reset or an adoption.
     fn find_out_who_it_is(&mut self) {
         let position = self.store.position();
         let next = self.next.take();
         let origin = match position {
             None => {
-                assert_eq!(self.model.origin, "none", "a store forgot what it follows");
+                assert_eq!(self.model.origin, "none", "the store lost its origin");
                 return;
             }
             Some(position) => position.origin,
@@ -344,7 +345,7 @@ impl World {
         assert_eq!(self.model.origin, origin);
     }
 
-    /// Whatever the store shows now, somebody may have read.
+    /// Records the readable length of each log: a client may have read it.
     fn note_what_was_read(&mut self) {
         for shape in self.store.all() {
             let len = shape.lock().log.len();
@@ -365,17 +366,18 @@ impl World {
         self.store.inner.queue().hold();
     }
 
-    /// Waits until everything is written.
+    /// Waits until everything queued is written.
     pub(super) fn idle(&mut self) -> Step {
         self.store.inner.queue().release();
-        // A file that couldn't be removed is no reason for the store to stop, but the disk is gone all the same.
+        // A file that couldn't be removed doesn't stop the store, but shows that the disk has
+        // crashed.
         let inner = &self.store.inner;
         let has_failed = inner.failure.lock().expect("no panic").is_some() || inner.disk.list("").is_err();
         if has_failed { Err(Crashed) } else { Ok(()) }
     }
 }
 
-/// No crash makes a store that can't be read.
+/// Maps a disk error to a crash. Panics for other errors: a crash never makes a store unreadable.
 fn crashed(error: OpenError) -> Crashed {
     match error {
         OpenError::Io(_) | OpenError::Failed(_) => Crashed,

@@ -1,4 +1,4 @@
-//! What a change of a row is for shapes.
+//! Effect of row changes on shapes.
 
 use serde_json::json;
 
@@ -63,7 +63,7 @@ fn a_change_of_the_key_is_a_delete_and_an_insert_in_the_place_of_one() {
     ];
     assert_eq!(brief(&all), expected);
     assert_eq!(log(&all)[0]["headers"]["key_change_to"], "\"public\".\"items\"/\"2\"");
-    // Whoever has seen the first gets the others.
+    // A client that has the first message gets the others.
     let page = all.log_after(Offset::new(bench.lsn, 0)).unwrap();
     assert_eq!(
         all.read_log(&page, page.from, page.to)
@@ -84,7 +84,7 @@ fn a_value_that_isnt_told_again_is_the_old_one() {
     let new = [Told::Text("1"), Told::Text("4"), Told::Unchanged];
     bench.transact(&[Wire::update_of(ITEMS, Some((b'O', &old)), &new)]);
     assert_eq!(brief(&shape), [told("update", 0, json!({"id": "1", "qty": "4"}))]);
-    // Nor was it told before: nobody knows.
+    // The old row doesn't contain the value either, so it is unknown.
     let old = [Told::Text("1"), Told::Text("4"), Told::Unchanged];
     bench.transact(&[Wire::update_of(ITEMS, Some((b'O', &old)), &new)]);
     assert_eq!(shape.gone(), Some(ShapeGone::Deleted));
@@ -155,7 +155,7 @@ fn a_message_that_is_too_large_ends_the_shapes_that_would_get_it() {
     ]);
     assert_eq!(shapes.each_ref().map(|shape| shape.gone().is_some()), [true, false, false]);
     assert_eq!(brief(&shapes[2]).len(), 2);
-    // Before it is written: the row alone has too much.
+    // The row alone exceeds the limit, before it is encoded.
     bench.transact(&[Wire::insert(ITEMS, &row(["1", "7", &note.repeat(2)]))]);
     assert_eq!(shapes.each_ref().map(|shape| shape.gone().is_some()), [true, true, true]);
 }

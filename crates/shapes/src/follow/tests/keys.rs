@@ -1,4 +1,4 @@
-//! Rows that a client can't tell apart.
+//! Rows that clients can't distinguish: deferrable keys, and tables without a primary key.
 
 use std::sync::Arc;
 
@@ -32,7 +32,8 @@ fn rekey(from: &str, to: &str) -> Wire {
 fn a_deferrable_key_that_two_rows_have_for_a_while_ends_the_shapes() {
     let insert = || Wire::insert(ITEMS, &row(["3", "0", "b"]));
     let delete = || Wire::delete(ITEMS, &row(["3", "7", "a"]));
-    // UPDATE items SET id = id + 1; the other way round; and two that trade places over a third.
+    // UPDATE items SET id = id + 1, the reverse order, and two rows that swap keys over a third
+    // key.
     let cases = [
         (vec![rekey("1", "2"), rekey("2", "3")], true),
         (vec![rekey("2", "3"), rekey("1", "2")], false),
@@ -53,7 +54,7 @@ fn a_deferrable_key_that_two_rows_have_for_a_while_ends_the_shapes() {
         bench.transact(&changes);
         assert_eq!(shapes.each_ref().map(|shape| shape.gone().is_some()), [ends; 3], "case {index}");
         assert_eq!(later.gone(), None);
-        // A key that can't be shared, even for a while.
+        // A key that isn't deferrable is never shared.
         let mut bench = Bench::new();
         let shapes = choices.map(|choice| bench.shape(choice));
         bench.transact(&changes);
@@ -102,7 +103,8 @@ fn message(shape: &Shape, values: [&str; 3]) -> Vec<u8> {
     message
 }
 
-/// A shape of a table without a key, with these rows in its snapshot, that has seen nothing else.
+/// Creates a shape of a table without a key. Its snapshot has these rows, and sees all transactions
+/// so far.
 fn keyless_shape(bench: &mut Bench, choice: ShapeOptions, rows: &[[&str; 3]]) -> Arc<Shape> {
     bench.send(&[Wire::relation(&keyless())]);
     let mut creation = bench.create_of(keyless(), choice);
@@ -133,7 +135,7 @@ fn update(old: [&str; 3], new: [&str; 3]) -> Wire {
 
 type Rows = &'static [[&'static str; 3]];
 
-/// Rows of the snapshot, changes in one transaction, and whether they end the shape.
+/// Rows of the snapshot, changes of one transaction, and whether they delete the shape.
 fn cases() -> Vec<(Rows, Vec<Wire>, bool)> {
     vec![
         (&[A, B], vec![delete(A), delete(B)], false),
@@ -147,7 +149,7 @@ fn cases() -> Vec<(Rows, Vec<Wire>, bool)> {
         (&[A, B], vec![update(A, B)], false),
         (&[A, B], vec![update(A, B), delete(B)], true),
         (&[A, A], vec![update(A, A)], false),
-        // Out of the clause.
+        // The row leaves the clause.
         (&[A, A], vec![update(A, LESS)], true),
         (&[A], vec![update(A, LESS), insert(A), delete(A)], false),
         (&[A], vec![insert(LESS), insert(LESS), delete(LESS)], false),
@@ -161,7 +163,7 @@ fn a_row_that_leaves_while_there_is_an_equal_one_ends_the_shape() {
         let shape = keyless_shape(&mut bench, choice(Some("qty > 5")), rows);
         bench.transact(&changes);
         assert_eq!(shape.gone().is_some(), ends, "case {index}");
-        // One transaction for each.
+        // Each change in its own transaction.
         let mut bench = Bench::new();
         let shape = keyless_shape(&mut bench, choice(Some("qty > 5")), rows);
         changes.iter().for_each(|change| bench.transact(std::slice::from_ref(change)));
@@ -225,7 +227,8 @@ fn a_transaction_that_was_cut_is_counted_once() {
 
 #[test]
 fn rows_are_counted_again_when_another_takes_over() {
-    // Rows of the snapshot, changes before, changes after, and whether those end the shape.
+    // Rows of the snapshot, changes before and after the takeover, and whether the latter delete
+    // the shape.
     type Case = (Rows, Vec<Wire>, Vec<Wire>, bool);
     let cases: [Case; 5] = [
         (&[A], vec![], vec![delete(A)], false),
@@ -304,7 +307,7 @@ fn rows_of_subsets_arent_counted_so_any_row_that_leaves_ends_a_shape_of_changes_
         let shape = bench.store.find(&handle).unwrap();
         bench.transact(&[insert(B), update(B, B)]);
         assert_eq!(shape.gone(), None);
-        // A client may have two of these from subsets.
+        // A client may have two such rows from subsets.
         bench.transact(&[delete(A)]);
         assert_eq!(shape.gone(), Some(ShapeGone::Deleted), "rebuilt: {is_rebuilt}");
     }

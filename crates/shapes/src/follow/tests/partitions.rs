@@ -1,4 +1,4 @@
-//! Changes of partitions, under their own relation or under the partitioned table.
+//! Changes of partitions, sent under the partition or under the partitioned table.
 
 use std::sync::Arc;
 
@@ -25,17 +25,17 @@ fn shape_of(bench: &mut Bench, table: TableSchema, choice: ShapeOptions) -> Arc<
     bench.complete(creation, &snapshot_before(bench.xid + 1), bench.lsn + 8)
 }
 
-/// A partition of items.
+/// Returns the relatives of a partition of items.
 fn below_items() -> PartitionTree {
     PartitionTree { ancestors: vec![ITEMS], descendants: Vec::new() }
 }
 
-/// Items, with its partitions.
+/// Returns the relatives of items.
 fn above_leaves() -> PartitionTree {
     PartitionTree { ancestors: Vec::new(), descendants: vec![OTHER, LEAF] }
 }
 
-/// Describes one partition with the columns of items, and one with others first.
+/// Describes two partitions: one with the columns of items, one with another order of columns.
 fn describe_leaves(bench: &mut Bench) {
     bench.follower.relate(LEAF, below_items());
     bench.send(&[Wire::relation(&leaf())]);
@@ -100,7 +100,7 @@ fn a_partitioned_table_that_was_renamed_is_followed_under_its_new_name() {
     let mut bench = Bench::new();
     describe_leaves(&mut bench);
     bench.transact(&[Wire::insert(LEAF, &row(["1", "7", "a"]))]);
-    // ALTER TABLE items RENAME TO things: the stream doesn't describe its partitions again.
+    // ALTER TABLE items RENAME TO things: the stream doesn't describe the partitions again.
     let whole = shape_of(&mut bench, table(ITEMS, "things", vec![0]), choice(None));
     bench.transact(&[Wire::insert(LEAF, &row(["2", "7", "a"]))]);
     assert_eq!((whole.gone(), brief(&whole).len()), (None, 1));
@@ -139,8 +139,7 @@ fn a_change_that_comes_under_the_partitioned_table_ends_the_shapes_of_its_partit
 
 #[test]
 fn a_snapshot_has_to_see_what_came_under_a_relative_before() {
-    // Of the partitioned table, what came under a partition; and of a partition, what came under
-    // the table.
+    // A change under a partition for a shape of the partitioned table, and the reverse.
     let (items, leaf) = (|| table(ITEMS, "items", vec![0]), leaf);
     for (made, comes_under) in [(items(), LEAF), (leaf(), ITEMS), (leaf(), LEAF), (items(), ITEMS)] {
         for sees_it in [true, false] {

@@ -1,4 +1,4 @@
-//! Where a snapshot ends and the log begins.
+//! Transition from the snapshot to the log.
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ fn what_comes_before_the_snapshot_is_held_and_dropped_if_it_was_seen() {
     for id in ["1", "2", "3"] {
         bench.transact(&[Wire::insert(ITEMS, &row([id, "0", "a"]))]);
     }
-    // The second was still running.
+    // The second transaction was still running.
     let first = u64::from(bench.xid) - 2;
     let seen = Snapshot { xmin: first + 1, xmax: first + 3, xip: vec![first + 1] };
     assert_eq!(brief(creation.shape()), []);
@@ -58,7 +58,7 @@ fn what_came_before_a_shape_was_followed_must_be_in_its_snapshot() {
         creation.follow();
         let is_in_time = creation.begun(&snapshot_before(bench.xid + u32::from(sees_it)), bench.lsn + 8);
         assert_eq!(is_in_time, sees_it || !is_of_table);
-        // Another sees it in the end.
+        // A later snapshot sees it.
         let shape = bench.complete(creation, &snapshot_before(bench.xid + 1), bench.lsn + 8);
         assert_eq!(brief(&shape), []);
     }
@@ -146,7 +146,7 @@ fn a_commit_that_isnt_visible_is_missed_however_many_come_after_it() {
         bench.send(&[begin, insert.clone(), commit]);
     }
     bench.store.inner.queue().release();
-    // The first waits for its standby.
+    // The first commit waits for its standby.
     let first = u64::from(bench.xid) - 5000;
     let early = Snapshot { xmin: first, xmax: u64::from(bench.xid) + 1, xip: vec![first] };
     let mut creation = bench.create(choice(None));
@@ -165,14 +165,14 @@ fn a_snapshot_that_comes_late_is_judged_by_what_was_there_when_it_was_taken() {
     let (early, later) = (snapshot_before(bench.xid), snapshot_before(bench.xid + 1));
     let mut slow = bench.create(choice(None));
     slow.follow();
-    // Another shape of the table begins after it, and its snapshot sees everything.
+    // Another shape of the table is followed later, and its snapshot sees all transactions.
     let quick = bench.create(choice(Some("qty > 5")));
     quick.follow();
     bench.complete(quick, &later, bench.lsn + 8);
     bench.store.forget_visible(&later);
     assert!(!slow.begun(&early, bench.lsn + 8));
     assert!(slow.begun(&later, bench.lsn + 8));
-    // Now nobody waits: it can go, and with it what would be missed.
+    // No shape waits any more, so the transaction is dropped, and no longer counts as missed.
     bench.store.forget_visible(&later);
     let mut next = bench.create(choice(Some("qty > 6")));
     next.follow();

@@ -1,4 +1,4 @@
-//! Transactions in parts, cut, and come again.
+//! Transactions in parts, interrupted transactions, and repeated ones.
 
 use serde_json::json;
 
@@ -40,7 +40,7 @@ fn a_transaction_that_comes_again_is_passed_over_and_one_that_was_cut_begins_ane
     let begin = bench.begin();
     bench.send(&[begin.clone(), one.clone()]);
     bench.follower.restart();
-    // Whether or not the store has acknowledged it.
+    // Skipped whether or not the store has acknowledged it.
     bench.send(&[Wire::begin(before.0, before.1), Wire::relation(&table(ITEMS, "items", vec![0]))]);
     bench.send(&[one.clone(), two.clone(), Wire::commit(before.0, before.0 + 8)]);
     bench.store.inner.queue().release();

@@ -1,4 +1,4 @@
-//! What becomes of shapes whose table changes.
+//! Shapes of altered and truncated tables.
 
 use forebay_pgoutput::Snapshot;
 use serde_json::json;
@@ -34,7 +34,8 @@ fn a_table_with_another_column_ends_the_shapes_that_show_all() {
     bench.transact(&[Wire::described(ITEMS, "public", "items", &columns), insert]);
     assert_eq!(all.gone(), Some(ShapeGone::Deleted));
     assert_eq!(brief(&some), [told("insert", 0, json!({"id": "1", "note": "a"}))]);
-    // One that was made of the table as it was, and too late, doesn't go on either.
+    // A shape that was created with the old schema, too late for the relation message, is deleted,
+    // too.
     let late = bench.shape(choice(None));
     bench.transact(&[]);
     assert_eq!(late.gone(), None);
@@ -46,7 +47,7 @@ fn a_table_with_another_column_ends_the_shapes_that_show_all() {
 
 #[test]
 fn a_table_that_changes_ends_the_shapes_that_need_what_changed() {
-    // As it is described from now on, and which shapes go on: all columns, id only, id where qty > 5.
+    // The new description, and which shapes remain: all columns, id only, id where qty > 5.
     let items = "items";
     type Columns = &'static [(&'static str, (u32, i32))];
     let cases: [(&str, Columns, [bool; 3]); 6] = [
@@ -86,7 +87,7 @@ fn a_table_without_a_key_goes_on_only_as_it_is() {
 #[test]
 fn an_old_description_doesnt_concern_a_shape_that_has_seen_what_came_under_it() {
     let mut bench = Bench::new();
-    // The table has another column by now; the stream is behind.
+    // The table has another column by now, and the stream hasn't described it yet.
     let mut newer = table(ITEMS, "items", vec![0]);
     newer.types.columns.push(Column::new("extra", 23, "int4"));
     newer.stream_types.push((23, -1));
@@ -116,7 +117,7 @@ fn a_table_that_was_changed_without_a_word_of_the_stream_is_fitted_to() {
 
 #[test]
 fn a_table_with_another_key_another_order_or_another_past_ends_the_shapes_that_depend_on_it() {
-    // Whether shapes go on: all columns, id only, id where note > 'b'.
+    // Which shapes remain: all columns, id only, id where note > 'b'.
     type Change = fn(&mut TableSchema);
     let cases: [(Change, [bool; 3]); 5] = [
         (|now| now.key = vec![0, 1], [false, false, false]),
