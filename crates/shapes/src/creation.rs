@@ -68,11 +68,11 @@ impl ShapeCreation {
     ///
     /// Returns `false` if the snapshot was taken too early: then take another one.
     #[must_use]
-    pub fn begun(&mut self, snapshot: &Snapshot, lsn: u64) -> bool {
+    pub fn snapshot_taken(&mut self, snapshot: &Snapshot, lsn: u64) -> bool {
         let (seen, inner) = (Seen::new(snapshot, lsn), Arc::clone(&self.inner));
         // In another writer turn, another shape may have the same id. `rows` fails then.
         let Ok(_turn) = self.writes(&inner) else { return true };
-        let is_in_time = inner.followed().begun(self.shape.id, seen.clone(), &inner);
+        let is_in_time = inner.followed().snapshot_taken(self.shape.id, seen.clone(), &inner);
         if is_in_time {
             self.seen = Some(seen);
         }
@@ -176,7 +176,7 @@ impl ShapeCreation {
         if let Some(keys) = self.keys.take()
             && let Ok(_turn) = self.writes(&self.inner)
         {
-            self.inner.followed().counted(self.shape.id, keys, &self.inner);
+            self.inner.followed().set_key_counts(self.shape.id, keys, &self.inner);
         }
         let (completed, bytes) = {
             let state = self.shape.lock();
@@ -220,7 +220,7 @@ impl ShapeCreation {
         if self.writes(&self.inner).is_ok() {
             self.inner.followed().delete(self.shape.id, &self.inner);
         } else {
-            self.inner.forget_this(&self.shape);
+            self.inner.forget_if_same(&self.shape);
         }
     }
 }

@@ -99,7 +99,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn offsets_are_read_and_written_alike() {
+    fn offsets_round_trip_through_text() {
         for text in ["0_0", "0_7", "26800584_4", "26800584_inf"] {
             assert_eq!(text.parse::<Offset>().unwrap().to_string(), text);
         }
@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_offset_is_refused() {
+    fn invalid_offsets_are_refused() {
         for text in
             ["", "_", "1", "1_", "_1", "-2", "1_-1", "+1_0", "1_0_0", "1_INF", "a_b", " 1_0", "now ", "１_0"]
         {
@@ -118,13 +118,13 @@ mod tests {
     }
 
     #[test]
-    fn an_absurd_offset_is_beyond_every_log() {
+    fn an_overflowing_offset_is_beyond_every_log() {
         let absurd: Offset = "99999999999999999999999_5".parse().unwrap();
         assert!(absurd > Offset::new(u64::MAX - 1, 0));
     }
 
     #[test]
-    fn a_log_is_in_order() {
+    fn offsets_sort_in_log_order() {
         let log = ["0_0", "0_1", "5_0", "5_2", "5_inf", "6_0"].map(|text| text.parse::<Offset>().unwrap());
         assert!(log.is_sorted());
     }

@@ -19,9 +19,9 @@ use crate::creation::ShapeCreation;
 use crate::definition::{ReplicaMode, ShapeDefinition, TableSchema};
 use crate::encode::RowEncoder;
 use crate::filter::Filter;
-use crate::follow::Followed;
+use crate::follow::FollowedShapes;
 use crate::row_keys::{self, KeyBudget, KeyCounts};
-use crate::shape::{Phase, Shape, ShapeGone};
+use crate::shape::{Shape, ShapeGone, ShapePhase};
 use crate::shapes::{CreateError, StoreFailure};
 use crate::store::disk::Disk;
 use crate::store::files::{Files, Kind};
@@ -31,7 +31,7 @@ use crate::store::writer::Mode;
 use crate::store::{OpenError, StoreUnusable};
 
 /// Callback for each new durable position.
-type OnDurable = Box<dyn Fn(u64) + Send + Sync>;
+type DurableCallback = Box<dyn Fn(u64) + Send + Sync>;
 
 /// Table fingerprint, indexes of the shown columns, and whether messages contain all columns.
 type LayoutKey = (u64, Vec<usize>, bool);
@@ -43,7 +43,7 @@ pub(crate) struct StoreInner {
     pub(crate) files: Arc<Files>,
     registry: RwLock<Registry>,
     /// Shapes that are matched with changes.
-    followed: Mutex<Followed>,
+    followed: Mutex<FollowedShapes>,
     /// Row encoders, shared by shapes with equal columns.
     layouts: Mutex<HashMap<LayoutKey, Weak<RowEncoder>>>,
     /// Queue of the writer thread. Closed while this process doesn't write.
@@ -59,7 +59,7 @@ pub(crate) struct StoreInner {
     pub(crate) seen: AtomicU64,
     /// Wakes the tasks that wait for `durable` or `seen`.
     pub(crate) progressed: Notify,
-    pub(crate) on_durable: Mutex<Option<OnDurable>>,
+    pub(crate) on_durable: Mutex<Option<DurableCallback>>,
     /// Ids of the shapes that have parts of a transaction without its commit.
     pub(crate) staged: Mutex<HashSet<u64>>,
     /// Files of merged logs. The next catalog file makes them unnecessary.
@@ -140,7 +140,7 @@ impl StoreInner {
         self.registry.write().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(crate) fn followed(&self) -> MutexGuard<'_, Followed> {
+    pub(crate) fn followed(&self) -> MutexGuard<'_, FollowedShapes> {
         lock(&self.followed)
     }
 
@@ -156,9 +156,9 @@ impl StoreInner {
     /// Queues a record. The receiver completes when the record is durable, and with `checkpoint`
     /// when the checkpoint has ended.
     pub(crate) fn submit(&self, record: Record, checkpoint: bool) -> oneshot::Receiver<()> {
-        let (done, told) = oneshot::channel();
+        let (done, durable) = oneshot::channel();
         self.queue().push(Job { record, done: Some(done), checkpoint });
-        told
+        durable
     }
 
     /// Records a fatal error of the writer.
@@ -176,7 +176,7 @@ impl StoreInner {
 
     /// Marks the store unusable if the error says so. Then nothing is served any more: listeners of
     /// shapes end.
-    pub(crate) fn judge(&self, error: &OpenError) {
+    pub(crate) fn mark_unusable_if(&self, error: &OpenError) {
         let Some(which) = UNUSABLE.iter().position(|unusable| error.unusable() == Some(*unusable)) else {
             return;
         };
@@ -185,7 +185,7 @@ impl StoreInner {
         shapes.iter().for_each(|shape| shape.interrupt());
     }
 
-    pub(crate) fn usable_again(&self) {
+    pub(crate) fn mark_usable(&self) {
         self.unusable.store(0, Ordering::Release);
     }
 
@@ -204,7 +204,7 @@ impl StoreInner {
         let filter = definition.filter()?;
         // Held until the shape is registered, so that its table's state stays the baseline.
         let mut followed = self.followed();
-        followed.rebase(&definition.table, self);
+        followed.apply_catalog_state(&definition.table, self);
         let mut registry = self.registry_mut();
         if let Some(shape) = registry.same(&definition) {
             self.touch(&shape);
@@ -325,13 +325,13 @@ impl StoreInner {
     }
 
     /// Confirms that the deletion of a shape is in the log.
-    pub(crate) fn is_deleted(&self, id: u64) {
+    pub(crate) fn confirm_deletion(&self, id: u64) {
         lock(&self.deleted).remove(&id);
     }
 
     /// Returns the ids of shapes whose deletion isn't in the log: the disk was full, or writing
     /// ended. Ids that belong to another shape by now are skipped.
-    pub(crate) fn left_to_delete(&self) -> HashSet<u64> {
+    pub(crate) fn unlogged_deletions(&self) -> HashSet<u64> {
         let mut deleted = lock(&self.deleted);
         let registry = self.registry();
         deleted.retain(|id| registry.by_id(*id).is_none());
@@ -348,7 +348,7 @@ impl StoreInner {
     }
 
     /// Removes a shape from the registry, unless another shape has its id.
-    pub(crate) fn forget_this(&self, shape: &Arc<Shape>) {
+    pub(crate) fn forget_if_same(&self, shape: &Arc<Shape>) {
         if self.registry().by_id(shape.id).is_some_and(|known| Arc::ptr_eq(known, shape)) {
             self.forget(shape.id);
         }
@@ -356,7 +356,7 @@ impl StoreInner {
 
     /// Removes all shapes without a complete snapshot. Returns their ids.
     pub(crate) fn forget_incomplete(&self) -> Vec<u64> {
-        let incomplete = |shape: &&Arc<Shape>| shape.lock().phase != Phase::Complete;
+        let incomplete = |shape: &&Arc<Shape>| shape.lock().phase != ShapePhase::Complete;
         let ids: Vec<_> = self.registry().shapes().filter(incomplete).map(|shape| shape.id).collect();
         ids.iter().for_each(|id| self.forget(*id));
         ids
@@ -375,7 +375,7 @@ impl StoreInner {
                     // Written by a release that didn't count keys. Deleted as soon as this process
                     // writes.
                     lock(&self.inexact).push(shape.id);
-                    KeyCounts::unknown()
+                    KeyCounts::uncounted()
                 })
             });
             complete.push((shape, seen, keys));

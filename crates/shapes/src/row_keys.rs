@@ -19,7 +19,7 @@ use std::sync::{Arc, LazyLock};
 use std::{io, mem};
 
 use crate::definition::LogMode;
-use crate::encode::{Operation, key_change, row_key};
+use crate::encode::{RowOperation, key_change, row_key};
 use crate::offset::Offset;
 use crate::shape::Shape;
 
@@ -41,11 +41,11 @@ const MAX_READ: u64 = 64 << 20;
 pub(crate) const MAX_READ_TOTAL: u64 = 256 << 20;
 
 /// Hash state for keys. It is random for each process, so that clients can't choose colliding keys.
-pub(crate) static HASHES: LazyLock<RandomState> = LazyLock::new(RandomState::new);
+pub(crate) static HASH_STATE: LazyLock<RandomState> = LazyLock::new(RandomState::new);
 
 /// Returns the hash of a key in the form that messages have.
 pub(crate) fn hash(key: &[u8]) -> u64 {
-    HASHES.hash_one(key)
+    HASH_STATE.hash_one(key)
 }
 
 /// Change of a shape's set of rows, by the hash of the row's key.
@@ -59,16 +59,16 @@ pub(crate) enum KeyChange {
 #[derive(Debug)]
 pub(crate) enum RowKeys {
     /// The snapshot isn't complete. Key changes of later transactions wait for it.
-    Waiting(WaitingChanges),
+    Waiting(WaitingKeyChanges),
     Counted(KeyCounts),
 }
 
 /// Key changes that wait for a snapshot. At most [`MAX_WAITING`].
 #[derive(Debug, Default)]
-pub(crate) struct WaitingChanges {
+pub(crate) struct WaitingKeyChanges {
     changes: Vec<KeyChange>,
     /// The bound was exceeded, and the changes were dropped.
-    is_overfull: bool,
+    is_overflowed: bool,
     /// Some row has left the shape.
     has_left: bool,
 }
@@ -77,11 +77,11 @@ pub(crate) struct WaitingChanges {
 #[derive(Debug, Default)]
 pub(crate) struct KeyCounts {
     /// Keys that are present, once or more often.
-    once: Hashes,
+    present: KeyHashes,
     /// Keys that are or were present more than once.
-    twins: Hashes,
+    repeated: KeyHashes,
     /// Reserved set capacity; `None`: keys aren't counted.
-    room: Option<KeyRoom>,
+    reservation: Option<KeyReservation>,
 }
 
 /// Number of keys for which the sets of all shapes of a store have capacity.
@@ -90,12 +90,12 @@ pub(crate) struct KeyBudget(AtomicUsize);
 
 /// Set capacity of one shape, counted in the budget until drop.
 #[derive(Debug)]
-struct KeyRoom {
+struct KeyReservation {
     budget: Arc<KeyBudget>,
     taken: usize,
 }
 
-type Hashes = HashSet<u64, BuildHasherDefault<SameHasher>>;
+type KeyHashes = HashSet<u64, BuildHasherDefault<PassThroughHasher>>;
 
 impl RowKeys {
     /// Applies key changes of a shape that are in its log. Returns `false` if its clients can't
@@ -119,28 +119,28 @@ impl RowKeys {
             RowKeys::Waiting(waiting) => mem::take(waiting),
             RowKeys::Counted(_) => return true,
         };
-        if waiting.is_overfull {
-            counts = KeyCounts::unknown();
+        if waiting.is_overflowed {
+            counts = KeyCounts::uncounted();
         }
-        let is_exact = counts.take(&waiting.changes) && !(waiting.is_overfull && waiting.has_left);
+        let is_exact = counts.take(&waiting.changes) && !(waiting.is_overflowed && waiting.has_left);
         *self = RowKeys::Counted(counts);
         is_exact
     }
 }
 
-impl WaitingChanges {
+impl WaitingKeyChanges {
     fn take(&mut self, changes: &[KeyChange]) {
         self.has_left |= changes.iter().any(|change| matches!(change, KeyChange::Left(_)));
-        if self.is_overfull || self.changes.len() + changes.len() > MAX_WAITING {
+        if self.is_overflowed || self.changes.len() + changes.len() > MAX_WAITING {
             self.changes = Vec::new();
-            self.is_overfull = true;
+            self.is_overflowed = true;
         } else {
             self.changes.extend_from_slice(changes);
         }
     }
 }
 
-impl KeyRoom {
+impl KeyReservation {
     /// Reserves the capacity that is missing. Returns `false` if the bound of all shapes is
     /// exceeded.
     fn grow(&mut self, capacity: usize) -> bool {
@@ -153,7 +153,7 @@ impl KeyRoom {
     }
 }
 
-impl Drop for KeyRoom {
+impl Drop for KeyReservation {
     fn drop(&mut self) {
         self.budget.0.fetch_sub(self.taken, Ordering::Relaxed);
     }
@@ -164,17 +164,17 @@ impl KeyCounts {
     pub(crate) fn begin(shape: &Shape, budget: &Arc<KeyBudget>) -> Self {
         match shape.definition().choice.log {
             LogMode::Full => KeyCounts::new(budget),
-            LogMode::ChangesOnly => KeyCounts::unknown(),
+            LogMode::ChangesOnly => KeyCounts::uncounted(),
         }
     }
 
     fn new(budget: &Arc<KeyBudget>) -> Self {
-        let room = KeyRoom { budget: Arc::clone(budget), taken: 0 };
-        KeyCounts { room: Some(room), ..KeyCounts::default() }
+        let reservation = KeyReservation { budget: Arc::clone(budget), taken: 0 };
+        KeyCounts { reservation: Some(reservation), ..KeyCounts::default() }
     }
 
     /// Returns the uncounted value: every row that leaves deletes the shape.
-    pub(crate) fn unknown() -> Self {
+    pub(crate) fn uncounted() -> Self {
         KeyCounts::default()
     }
 
@@ -183,7 +183,7 @@ impl KeyCounts {
         for line in messages.split_inclusive(|byte| *byte == b'\n') {
             match row_key(line) {
                 Some(key) => self.enter(hash(key)),
-                None => *self = KeyCounts::unknown(),
+                None => *self = KeyCounts::uncounted(),
             }
         }
     }
@@ -200,21 +200,21 @@ impl KeyCounts {
     }
 
     fn enter(&mut self, key: u64) {
-        let Some(room) = &mut self.room else { return };
-        if !self.once.insert(key) {
-            self.twins.insert(key);
+        let Some(reservation) = &mut self.reservation else { return };
+        if !self.present.insert(key) {
+            self.repeated.insert(key);
         }
-        let has_room = room.grow(self.once.capacity() + self.twins.capacity());
-        if !has_room || self.once.len() + self.twins.len() > MAX_KEYS {
-            *self = KeyCounts::unknown();
+        let has_room = reservation.grow(self.present.capacity() + self.repeated.capacity());
+        if !has_room || self.present.len() + self.repeated.len() > MAX_KEYS {
+            *self = KeyCounts::uncounted();
         }
     }
 
     fn leave(&mut self, key: u64) -> bool {
-        if self.room.is_none() || self.twins.contains(&key) {
+        if self.reservation.is_none() || self.repeated.contains(&key) {
             return false;
         }
-        self.once.remove(&key);
+        self.present.remove(&key);
         true
     }
 
@@ -222,13 +222,13 @@ impl KeyCounts {
     /// line isn't a message of a shape.
     fn take_messages(&mut self, messages: &[u8]) -> bool {
         messages.split_inclusive(|byte| *byte == b'\n').all(|line| match key_change(line) {
-            Some((key, Operation::Insert)) => {
+            Some((key, RowOperation::Insert)) => {
                 self.enter(hash(key));
                 true
             }
-            Some((key, Operation::Delete)) => self.leave(hash(key)),
+            Some((key, RowOperation::Delete)) => self.leave(hash(key)),
             // The key contains all values, so an update changes no other column.
-            Some((_, Operation::Update)) => true,
+            Some((_, RowOperation::Update)) => true,
             None => false,
         })
     }
@@ -239,17 +239,17 @@ impl KeyCounts {
     /// small. Returns `None` if a row left that had an equal row.
     pub(crate) fn read(shape: &Shape, budget: &Arc<KeyBudget>, bytes: &mut u64) -> Option<Self> {
         let (mut counts, needed) = (KeyCounts::begin(shape, budget), shape.bytes());
-        if counts.room.is_none() || needed > MAX_READ || needed > *bytes {
-            return Some(KeyCounts::unknown());
+        if counts.reservation.is_none() || needed > MAX_READ || needed > *bytes {
+            return Some(KeyCounts::uncounted());
         }
         *bytes -= needed;
         match counts.read_all(shape) {
             Ok(true) => Some(counts),
-            Ok(false) if counts.room.is_none() => Some(counts),
+            Ok(false) if counts.reservation.is_none() => Some(counts),
             Ok(false) => None,
             Err(error) => {
                 tracing::warn!(handle = shape.handle(), %error, "row count of shape unavailable");
-                Some(KeyCounts::unknown())
+                Some(KeyCounts::uncounted())
             }
         }
     }
@@ -275,9 +275,9 @@ impl KeyCounts {
 
 /// Hasher that returns its only input, which is a hash already.
 #[derive(Debug, Default)]
-struct SameHasher(u64);
+struct PassThroughHasher(u64);
 
-impl Hasher for SameHasher {
+impl Hasher for PassThroughHasher {
     fn finish(&self) -> u64 {
         self.0
     }
@@ -297,13 +297,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_key_may_leave_unless_it_is_there_more_than_once() {
+    fn a_key_may_leave_unless_it_is_present_more_than_once() {
         let mut counts = KeyCounts::new(&Arc::default());
         assert!(counts.take(&[Entered(1), Entered(2), Left(1), Entered(1), Left(7)]));
         assert!(counts.take(&[Entered(2), Left(1)]));
         assert!(!counts.take(&[Left(2)]));
         assert!(
-            KeyCounts::unknown().take(&[Entered(1)]) && !KeyCounts::unknown().take(&[Entered(1), Left(1)])
+            KeyCounts::uncounted().take(&[Entered(1)])
+                && !KeyCounts::uncounted().take(&[Entered(1), Left(1)])
         );
     }
 
@@ -313,24 +314,24 @@ mod tests {
         (0..MAX_KEYS as u64).for_each(|key| counts.enter(key));
         assert!(counts.take(&[Left(5), Entered(5)]));
         counts.enter(u64::MAX);
-        assert!(counts.once.is_empty() && !counts.take(&[Left(5)]));
+        assert!(counts.present.is_empty() && !counts.take(&[Left(5)]));
     }
 
     #[test]
-    fn shapes_share_the_room_for_keys_and_give_it_back() {
+    fn shapes_share_the_key_budget_and_return_it() {
         let budget = Arc::new(KeyBudget::default());
         let taken = || budget.0.load(Ordering::Relaxed);
         let mut first = KeyCounts::new(&budget);
         assert!(first.take(&[Entered(1), Entered(1), Entered(2)]));
-        let capacity = first.once.capacity() + first.twins.capacity();
+        let capacity = first.present.capacity() + first.repeated.capacity();
         assert_eq!(taken(), capacity);
         assert!(first.take(&[Left(2)]));
         assert_eq!(taken(), capacity, "a set doesn't shrink");
-        let others = KeyRoom { budget: Arc::clone(&budget), taken: MAX_KEYS_TOTAL - capacity };
+        let others = KeyReservation { budget: Arc::clone(&budget), taken: MAX_KEYS_TOTAL - capacity };
         budget.0.fetch_add(others.taken, Ordering::Relaxed);
         let mut second = KeyCounts::new(&budget);
         second.enter(1);
-        assert!(second.once.is_empty() && !second.take(&[Left(1)]), "the budget is exhausted");
+        assert!(second.present.is_empty() && !second.take(&[Left(1)]), "the budget is exhausted");
         assert!(first.take(&[Entered(2), Left(2)]), "other shapes keep their capacity");
         assert_eq!(taken(), MAX_KEYS_TOTAL);
         drop((first, others));
@@ -338,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn what_waits_for_a_snapshot_is_taken_after_its_rows() {
+    fn waiting_key_changes_apply_after_the_snapshots_rows() {
         let rows = || {
             let mut counts = KeyCounts::new(&Arc::default());
             [1, 2, 2].into_iter().for_each(|key| counts.enter(key));
@@ -347,12 +348,12 @@ mod tests {
         for (changes, is_exact) in
             [(vec![Left(1)], true), (vec![Entered(1), Left(1)], false), (vec![Left(2)], false)]
         {
-            let mut keys = RowKeys::Waiting(WaitingChanges::default());
+            let mut keys = RowKeys::Waiting(WaitingKeyChanges::default());
             assert!(keys.take(&changes));
             assert_eq!(keys.complete(rows()), is_exact, "{changes:?}");
         }
         for (left, is_exact) in [(vec![], true), (vec![Left(7)], false)] {
-            let mut keys = RowKeys::Waiting(WaitingChanges::default());
+            let mut keys = RowKeys::Waiting(WaitingKeyChanges::default());
             assert!(
                 keys.take(&left) && keys.take(&vec![Entered(9); MAX_WAITING]) && keys.take(&[Entered(8)])
             );
@@ -362,7 +363,7 @@ mod tests {
     }
 
     #[test]
-    fn what_isnt_a_row_isnt_counted() {
+    fn a_line_that_is_not_a_row_ends_the_counting() {
         let mut counts = KeyCounts::new(&Arc::default());
         counts.take_rows(b"no row,\n");
         assert!(!counts.take(&[Left(1)]));

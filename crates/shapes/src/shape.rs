@@ -5,7 +5,7 @@
 //! used again.
 //! Enforced by: only the store's writer publishes, after a sync.
 
-pub(crate) mod keeping;
+pub(crate) mod state;
 
 use std::any::Any;
 use std::fmt;
@@ -16,13 +16,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use bytes::Bytes;
 use tokio::sync::Notify;
 
+pub(crate) use self::state::ShapePhase;
+use self::state::ShapeState;
 use crate::definition::ShapeDefinition;
 use crate::encode::RowEncoder;
 use crate::filter::Filter;
 use crate::offset::Offset;
 use crate::store::files::{self, Files, Kind};
-use crate::store::record::Seen;
-use crate::store::strand::{Chunk, Found, Sought, Strand};
+use crate::store::strand::{Found, Sought, Strand};
 
 /// Shape: a filtered view of a table. A holder can still read a shape that was removed from the
 /// store.
@@ -33,7 +34,7 @@ pub struct Shape {
     pub(crate) filter: Option<Filter>,
     pub(crate) layout: Arc<RowEncoder>,
     files: Arc<Files>,
-    state: Mutex<State>,
+    state: Mutex<ShapeState>,
     /// Wakes tasks that wait for new readable bytes or for the end of the shape.
     changed: Notify,
     /// Time of the last use, counted by the registry.
@@ -50,33 +51,6 @@ impl Drop for ShapeStreamGuard {
     fn drop(&mut self) {
         self.0.streams.fetch_sub(1, Ordering::Relaxed);
     }
-}
-
-/// Mutable state of a shape.
-#[derive(Debug)]
-pub(crate) struct State {
-    pub(crate) phase: Phase,
-    pub(crate) snapshot: Strand,
-    pub(crate) log: Strand,
-    /// Chunks of the merged part of the log, which is before the log's base.
-    pub(crate) past: Vec<Chunk>,
-    /// Transactions that the snapshot sees, once it is complete.
-    pub(crate) seen: Option<Seen>,
-    /// End of the snapshot's rows, in bytes, once it is known. The snapshot-end message follows it.
-    pub(crate) rows_end: Option<u64>,
-    /// Whether all held transactions are decided: queued for the log, or dropped because the
-    /// snapshot sees them.
-    is_settled: bool,
-    pub(crate) listener: Option<Arc<dyn LogListener>>,
-}
-
-/// Life phase of a shape.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Phase {
-    /// The snapshot isn't complete.
-    Filling,
-    Complete,
-    Gone(ShapeGone),
 }
 
 /// Why a shape can't be read.
@@ -173,8 +147,8 @@ impl Shape {
         layout: Arc<RowEncoder>,
         files: Arc<Files>,
     ) -> Self {
-        let state = State {
-            phase: Phase::Filling,
+        let state = ShapeState {
+            phase: ShapePhase::Filling,
             snapshot: Strand::default(),
             log: Strand::log(),
             past: Vec::new(),
@@ -206,8 +180,8 @@ impl Shape {
     /// Returns why the shape can't be read; `None`: it can.
     pub fn gone(&self) -> Option<ShapeGone> {
         match &self.lock().phase {
-            Phase::Filling | Phase::Complete => None,
-            Phase::Gone(gone) => Some(gone.clone()),
+            ShapePhase::Filling | ShapePhase::Complete => None,
+            ShapePhase::Gone(gone) => Some(gone.clone()),
         }
     }
 
@@ -222,7 +196,7 @@ impl Shape {
             let from = index.checked_sub(1).map_or(Some(0), |before| Some(chunks.get(before)?.end));
             match (from, chunks.get(index)) {
                 (Some(from), Some(chunk)) => Some(SnapshotChunk::Closed { from, to: chunk.end }),
-                (_, None) if state.phase == Phase::Complete => Some(SnapshotChunk::None),
+                (_, None) if state.phase == ShapePhase::Complete => Some(SnapshotChunk::None),
                 (Some(from), None) => {
                     let to = state.snapshot.len();
                     (to > from).then_some(SnapshotChunk::Open { from, to })
@@ -244,8 +218,10 @@ impl Shape {
     /// # Errors
     /// If the shape is gone.
     pub async fn snapshot_grown(&self, beyond: u64) -> Result<(), ShapeGone> {
-        self.wait(|state| (state.snapshot.len() > beyond || state.phase == Phase::Complete).then_some(()))
-            .await
+        self.wait(|state| {
+            (state.snapshot.len() > beyond || state.phase == ShapePhase::Complete).then_some(())
+        })
+        .await
     }
 
     /// Waits until the snapshot is complete.
@@ -253,7 +229,7 @@ impl Shape {
     /// # Errors
     /// If the shape is gone.
     pub async fn complete(&self) -> Result<(), ShapeGone> {
-        self.wait(|state| (state.phase == Phase::Complete).then_some(())).await
+        self.wait(|state| (state.phase == ShapePhase::Complete).then_some(())).await
     }
 
     /// Returns the page of the log after `offset`, up to the end of a chunk. May read a file.
@@ -267,7 +243,7 @@ impl Shape {
                 Ok(Some(page)) => return Ok(page),
                 // The log was merged meanwhile, and the old files may be deleted.
                 Ok(None) | Err(_) if self.lock().log.base() != base => {}
-                Ok(None) => unreachable!("a log that stays as it is has a page after each offset"),
+                Ok(None) => unreachable!("a log that was not merged meanwhile has a page after each offset"),
                 Err(error) => return Err(error),
             }
         }
@@ -380,7 +356,7 @@ impl Shape {
         with: impl FnOnce(&L) -> R,
     ) -> Option<(R, LogPage)> {
         let mut state = self.lock();
-        if matches!(state.phase, Phase::Gone(_)) {
+        if matches!(state.phase, ShapePhase::Gone(_)) {
             return None;
         }
         let current = state.listener.clone().map(|listener| listener as Arc<dyn Any + Send + Sync>);
@@ -427,32 +403,32 @@ impl Shape {
         Ok(bytes)
     }
 
-    async fn wait<T>(&self, mut ready: impl FnMut(&State) -> Option<T>) -> Result<T, ShapeGone> {
-        let mut look = || {
+    async fn wait<T>(&self, mut ready: impl FnMut(&ShapeState) -> Option<T>) -> Result<T, ShapeGone> {
+        let mut check = || {
             let state = self.lock();
             match &state.phase {
-                Phase::Gone(gone) => Some(Err(gone.clone())),
-                Phase::Filling | Phase::Complete => ready(&state).map(Ok),
+                ShapePhase::Gone(gone) => Some(Err(gone.clone())),
+                ShapePhase::Filling | ShapePhase::Complete => ready(&state).map(Ok),
             }
         };
         loop {
             // First without registering a waiter: with many waiters, registration costs more than
             // this check.
-            if let Some(found) = look() {
+            if let Some(found) = check() {
                 return found;
             }
             let changed = self.changed.notified();
             tokio::pin!(changed);
             changed.as_mut().enable();
             // From here on, no notification is missed.
-            if let Some(found) = look() {
+            if let Some(found) = check() {
                 return found;
             }
             changed.await;
         }
     }
 
-    pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
+    pub(crate) fn lock(&self) -> MutexGuard<'_, ShapeState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

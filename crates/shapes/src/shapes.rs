@@ -81,8 +81,8 @@ impl Shapes {
     /// If another process writes, the disk fails, or the directory is [unusable](Self::unusable).
     /// An unusable directory isn't changed.
     pub fn begin_writing(&self) -> Result<Option<StorePosition>, OpenError> {
-        writer::begin(&self.inner).inspect_err(|error| self.inner.judge(error))?;
-        self.inner.usable_again();
+        writer::begin(&self.inner).inspect_err(|error| self.inner.mark_unusable_if(error))?;
+        self.inner.mark_usable();
         self.inner.delete_inexact();
         Ok(self.position())
     }
@@ -99,7 +99,7 @@ impl Shapes {
     /// # Errors
     /// If the disk fails, or the directory is [unusable](Self::unusable).
     pub fn refresh(&self) -> Result<(), OpenError> {
-        reading::refresh(&self.inner).inspect_err(|error| self.inner.judge(error))
+        reading::refresh(&self.inner).inspect_err(|error| self.inner.mark_unusable_if(error))
     }
 
     /// Returns why the store must not be served: this process can't read newer records, so its data
@@ -168,8 +168,8 @@ impl Shapes {
     }
 
     /// Sets the callback that receives each new durable position.
-    pub fn on_durable(&self, tell: impl Fn(u64) + Send + Sync + 'static) {
-        *lock(&self.inner.on_durable) = Some(Box::new(tell));
+    pub fn on_durable(&self, callback: impl Fn(u64) + Send + Sync + 'static) {
+        *lock(&self.inner.on_durable) = Some(Box::new(callback));
     }
 
     /// Waits until fewer than `queued_bytes` bytes are queued.
@@ -192,7 +192,7 @@ impl Shapes {
 
     /// Returns whether a shape with an unknown handle may have been created by another process
     /// since the last [`refresh`](Self::refresh). Handles contain increasing times.
-    pub fn may_come(&self, handle: &str) -> bool {
+    pub fn may_exist_elsewhere(&self, handle: &str) -> bool {
         let registry = self.inner.registry();
         !self.is_writing() && time_of(handle).is_some_and(|time| time > registry.last_handle)
     }
@@ -370,8 +370,8 @@ impl Shapes {
     /// If this process doesn't write any more.
     pub async fn checkpoint(&self) -> Result<(), CreateError> {
         let nothing = Record::Note(Note::Advance { lsn: 0 }, Bytes::new());
-        let told = self.inner.submit(nothing, true);
-        told.await.map_err(|_| CreateError::ReadOnly)
+        let done = self.inner.submit(nothing, true);
+        done.await.map_err(|_| CreateError::ReadOnly)
     }
 }
 

@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn a_table_that_stays_or_is_vacuumed_or_gets_a_default_hasnt_changed() {
+    fn vacuum_full_or_a_new_default_is_not_a_change() {
         assert_eq!(changed(|_| {}), None);
         assert_eq!(changed(|now| now.filenode += 1), None);
         assert_eq!(changed(|now| now.columns[0].1 = 705), None);
@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rewritten_table_has_changed_whatever_is_done_to_it_since() {
+    fn a_rewritten_table_stays_changed_after_later_vacuums_and_defaults() {
         assert_eq!(changed(|now| rewrite(now, 705)), Some(CatalogChange::Rewritten));
         let then_vacuumed = |now: &mut CatalogState| {
             rewrite(now, 705);
@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fact_may_be_added_but_not_go() {
+    fn a_name_may_be_added_but_not_removed() {
         assert_eq!(changed(|now| now.facts.insert(1, 4)), None);
         assert_eq!(changed(|now| now.facts[0] = -6), Some(CatalogChange::ValuesRenamed));
     }

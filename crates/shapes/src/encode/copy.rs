@@ -166,22 +166,22 @@ mod tests {
 
     use super::*;
 
-    type Owned = Vec<Option<Vec<u8>>>;
+    type OwnedRow = Vec<Option<Vec<u8>>>;
 
-    fn read(columns: usize, line: &[u8]) -> Result<Owned, CopyError> {
+    fn read(columns: usize, line: &[u8]) -> Result<OwnedRow, CopyError> {
         owned(&mut CopyRows::new(columns), line)
     }
 
-    fn owned(rows: &mut CopyRows, line: &[u8]) -> Result<Owned, CopyError> {
+    fn owned(rows: &mut CopyRows, line: &[u8]) -> Result<OwnedRow, CopyError> {
         rows.read(line, |row| row.iter().map(|field| field.map(<[u8]>::to_vec)).collect())
     }
 
-    fn fields(texts: &[Option<&str>]) -> Result<Owned, CopyError> {
+    fn fields(texts: &[Option<&str>]) -> Result<OwnedRow, CopyError> {
         Ok(texts.iter().map(|text| text.map(|text| text.as_bytes().to_vec())).collect())
     }
 
     #[test]
-    fn a_line_is_a_row_with_or_without_its_end() {
+    fn a_line_is_a_row_with_or_without_its_line_break() {
         for line in ["1\tannie\t\\N", "1\tannie\t\\N\n"] {
             assert_eq!(read(3, line.as_bytes()), fields(&[Some("1"), Some("annie"), None]));
         }
@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_that_is_no_such_row_is_an_error() {
+    fn a_malformed_line_is_an_error() {
         let wrong = |expected, found| Err(CopyError::Fields { expected, found });
         assert_eq!(read(2, b"1\n"), wrong(2, 1));
         assert_eq!(read(2, b"1\t2\t3\t4\n"), wrong(2, 4));
@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_spoils_no_later_row() {
+    fn an_error_does_not_affect_later_rows() {
         let mut rows = CopyRows::new(2);
         for bad in [&b"\\ta"[..], b"1\t2\t3", b"a\\tb\t\\"] {
             assert!(owned(&mut rows, bad).is_err());
@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_share_one_memory() {
+    fn rows_reuse_one_allocation() {
         let mut rows = CopyRows::new(3);
         let mut places = |line: &[u8]| {
             rows.read(line, |row| (row.as_ptr().addr(), row[0].unwrap().as_ptr().addr())).unwrap()
@@ -280,7 +280,7 @@ mod tests {
         }
     }
 
-    fn line(row: &Owned, ways: &[u8]) -> Vec<u8> {
+    fn line(row: &OwnedRow, ways: &[u8]) -> Vec<u8> {
         let (mut out, mut ways) = (Vec::new(), ways.iter().cycle());
         for (index, field) in row.iter().enumerate() {
             if index > 0 {

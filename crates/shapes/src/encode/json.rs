@@ -91,14 +91,14 @@ mod tests {
 
     proptest! {
         #[test]
-        fn every_string_is_read_back_as_it_was(text in any::<String>()) {
+        fn every_string_round_trips(text in any::<String>()) {
             let mut out = Vec::new();
             value(&mut out, Some(text.as_bytes()));
             prop_assert_eq!(serde_json::from_slice::<String>(&out).unwrap(), text);
         }
 
         #[test]
-        fn every_number_is_written_as_rust_does(figure in any::<u64>()) {
+        fn every_number_is_written_like_to_string(figure in any::<u64>()) {
             let mut out = Vec::new();
             number(&mut out, figure);
             prop_assert_eq!(String::from_utf8(out).unwrap(), figure.to_string());
@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn a_byte_is_escaped_wherever_it_stands_among_others() {
+    fn a_byte_is_escaped_at_any_position() {
         for byte in 0..=u8::MAX {
             for place in 0..24 {
                 let mut bytes = [b'~'; 24];

@@ -10,8 +10,8 @@ mod merge;
 mod row_encoder;
 
 pub use self::copy::{CopyError, CopyRows};
-pub(crate) use self::merge::{Operation, key_change, merge, row_key};
-pub(crate) use self::row_encoder::place_of;
+pub(crate) use self::merge::{RowOperation, key_change, merge, row_key};
+pub(crate) use self::row_encoder::offset_of;
 pub use self::row_encoder::{
     ColumnSchema, LAST, LogPosition, MORE, RowEncoder, RowValues, SEPARATOR, ShapeChange, last_commit,
     last_offset,

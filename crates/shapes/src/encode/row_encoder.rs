@@ -70,7 +70,7 @@ pub struct RowEncoder {
     prefix: Vec<u8>,
     /// Indexes of the key's columns, in its order. All columns if the table has no primary key.
     key: Vec<usize>,
-    columns: Vec<Selected>,
+    columns: Vec<SelectedColumn>,
     /// `"relation":["schema","table"]`.
     relation: Vec<u8>,
     is_full: bool,
@@ -78,7 +78,7 @@ pub struct RowEncoder {
 
 /// Shown column.
 #[derive(Debug, Clone)]
-struct Selected {
+struct SelectedColumn {
     index: usize,
     /// `"name":`, encoded.
     name: Vec<u8>,
@@ -113,7 +113,7 @@ impl RowEncoder {
             let mut name = Vec::new();
             json::value(&mut name, Some(columns[*index].name.as_bytes()));
             name.push(b':');
-            Selected { index: *index, name, is_key: key.contains(index) }
+            SelectedColumn { index: *index, name, is_key: key.contains(index) }
         };
         RowEncoder { columns: selected.iter().map(column).collect(), prefix, key, relation, is_full }
     }
@@ -142,7 +142,7 @@ impl RowEncoder {
                     return false;
                 }
                 self.begin(out, new);
-                let differs = |column: &Selected| old[column.index] != new[column.index];
+                let differs = |column: &SelectedColumn| old[column.index] != new[column.index];
                 if self.is_full {
                     self.values(out, new, |_| true);
                     out.extend_from_slice(b"},\"old_value\":{");
@@ -197,7 +197,7 @@ impl RowEncoder {
         }
     }
 
-    fn values(&self, out: &mut Vec<u8>, row: &RowValues<'_>, is_shown: impl Fn(&Selected) -> bool) {
+    fn values(&self, out: &mut Vec<u8>, row: &RowValues<'_>, is_shown: impl Fn(&SelectedColumn) -> bool) {
         let mut separator: &[u8] = b"";
         for column in self.columns.iter().filter(|column| is_shown(column)) {
             out.extend_from_slice(separator);
@@ -235,7 +235,7 @@ impl RowEncoder {
 
 /// Returns the offset of the last of some whole messages.
 pub fn last_offset(messages: &[u8]) -> Option<Offset> {
-    place_of(&messages[last_line(messages)..])
+    offset_of(&messages[last_line(messages)..])
 }
 
 /// Returns the end of the last transaction that ends within some whole messages, and its commit
@@ -244,7 +244,7 @@ pub fn last_commit(mut messages: &[u8]) -> Option<(usize, u64)> {
     while !messages.is_empty() {
         let start = last_line(messages);
         if messages.ends_with(LAST) {
-            return Some((messages.len(), place_of(&messages[start..])?.lsn));
+            return Some((messages.len(), offset_of(&messages[start..])?.lsn));
         }
         messages = &messages[..start];
     }
@@ -258,7 +258,7 @@ fn last_line(messages: &[u8]) -> usize {
 }
 
 /// Returns the offset of a message, read from its end.
-pub(crate) fn place_of(message: &[u8]) -> Option<Offset> {
+pub(crate) fn offset_of(message: &[u8]) -> Option<Offset> {
     let end = memchr::memmem::rfind(message, b",\"txids\":[")?;
     let op = memchr::memmem::rfind(&message[..end], b"\",\"op_position\":")?;
     let lsn = memchr::memmem::rfind(&message[..op], b"\"lsn\":\"")?;
@@ -291,14 +291,14 @@ mod tests {
     fn written(layout: &RowEncoder, change: ShapeChange<'_>) -> Value {
         let mut out = Vec::new();
         assert!(layout.change(&mut out, change, PLACE));
-        assert_eq!(place_of(&out), Some(Offset::new(PLACE.lsn, PLACE.op)));
+        assert_eq!(offset_of(&out), Some(Offset::new(PLACE.lsn, PLACE.op)));
         parsed(&out)
     }
 
     fn parsed(message: &[u8]) -> Value {
         let message = message.strip_suffix(SEPARATOR).expect("a separator");
         assert!(!message.contains(&b'\n'));
-        serde_json::from_slice(message).expect("it is JSON")
+        serde_json::from_slice(message).expect("a message is JSON")
     }
 
     fn headers(operation: &str) -> Value {
@@ -306,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn a_row_of_the_snapshot_carries_only_operation_and_relation() {
+    fn a_snapshot_row_has_only_the_operation_and_relation_headers() {
         let mut out = Vec::new();
         orders(false).snapshot_row(&mut out, &row(&[Some("1"), Some("a \"b\"\n"), None]));
         let expected = json!({
@@ -318,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_tell_where_they_end_and_where_their_last_transaction_does() {
+    fn last_offset_and_last_commit_are_read_from_messages() {
         let (layout, row) = (orders(false), row(&[Some("1"), Some("],\"last\":true}},"), None]));
         let message = |lsn: u64, op: u64, is_last: bool| {
             let mut out = Vec::new();
@@ -345,7 +345,7 @@ mod tests {
     }
 
     #[test]
-    fn an_update_shows_the_key_and_what_changed() {
+    fn an_update_has_the_key_and_the_changed_columns() {
         let (old, new) = (row(&[Some("1"), Some("a"), Some("2")]), row(&[Some("1"), Some("b"), Some("2")]));
         let message = written(&orders(false), ShapeChange::Update { old: &old, new: &new });
         assert_eq!(message["value"], json!({"id": "1", "note": "b"}));
@@ -354,7 +354,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_update_shows_the_row_and_the_old_values_of_what_changed() {
+    fn a_full_update_has_the_whole_row_and_the_changed_old_values() {
         let (old, new) = (row(&[Some("1"), Some("a"), Some("2")]), row(&[Some("1"), None, Some("2")]));
         let message = written(&orders(true), ShapeChange::Update { old: &old, new: &new });
         assert_eq!(message["value"], json!({"id": "1", "note": null, "qty": "2"}));
@@ -362,7 +362,7 @@ mod tests {
     }
 
     #[test]
-    fn an_update_of_what_isnt_shown_is_no_change() {
+    fn an_update_of_hidden_columns_writes_nothing() {
         let columns = columns(&[("id", Some(0)), ("note", None), ("qty", None)]);
         let layout = RowEncoder::new("public", "orders", &columns, &[0, 2], false);
         let (old, new) = (row(&[Some("1"), Some("a"), Some("2")]), row(&[Some("1"), Some("b"), Some("2")]));
@@ -373,7 +373,7 @@ mod tests {
     }
 
     #[test]
-    fn a_delete_shows_the_key_or_the_row() {
+    fn a_delete_has_the_key_or_the_whole_row() {
         let gone = row(&[Some("1"), Some("a"), None]);
         let message = written(&orders(false), ShapeChange::Delete { row: &gone, to: None });
         assert_eq!((&message["value"], &message["headers"]), (&json!({"id": "1"}), &headers("delete")));
@@ -382,7 +382,7 @@ mod tests {
     }
 
     #[test]
-    fn a_change_of_the_key_names_the_other_key_on_both_sides() {
+    fn both_messages_of_a_key_change_name_the_other_key() {
         let (old, new) = (row(&[Some("1"), Some("a"), None]), row(&[Some("2"), Some("a"), None]));
         let layout = orders(false);
         assert!(!layout.has_same_key(&old, &new) && layout.has_same_key(&old, &old));
@@ -393,7 +393,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_double_what_separates_their_parts() {
+    fn separators_within_a_key_are_doubled() {
         let columns = columns(&[("a/b", Some(1)), ("c", Some(0)), ("d", None)]);
         let layout = RowEncoder::new("my.schema", "a/table", &columns, &[0, 1, 2], false);
         let odd = row(&[Some("x/y\"z\""), None, Some("d")]);
@@ -413,7 +413,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_change_of_a_transaction_says_so() {
+    fn the_last_change_of_a_transaction_has_the_last_header() {
         let new = row(&[Some("1"), None, None]);
         let mut out = Vec::new();
         orders(false).change(&mut out, ShapeChange::Insert { row: &new, from: None }, PLACE);
@@ -421,6 +421,6 @@ mod tests {
         out.truncate(out.len() - MORE.len());
         out.extend_from_slice(LAST);
         assert_eq!(parsed(&out)["headers"]["last"], true);
-        assert_eq!(place_of(&out), Some(Offset::new(PLACE.lsn, PLACE.op)));
+        assert_eq!(offset_of(&out), Some(Offset::new(PLACE.lsn, PLACE.op)));
     }
 }

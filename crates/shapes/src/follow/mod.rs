@@ -15,25 +15,25 @@
 //! Order: records that are decided under the lock of [`FollowedShapes`] are queued under it, so
 //! that the store's log has them in that order.
 
-mod followed;
-mod group;
-mod recent;
-mod relation;
+mod followed_shapes;
+mod open_transaction;
+mod recent_transactions;
+mod stream_relation;
+mod table_group;
 #[cfg(test)]
 mod tests;
-mod transaction;
 
 use std::collections::HashMap;
 use std::sync::{Arc, MutexGuard};
 
 use forebay_pgoutput::{OldTuple, PgOutputMessage, Relation, Truncate};
 
-pub(crate) use self::followed::Followed;
-use self::group::{RowChange, Scratch};
-pub use self::relation::PartitionTree;
-use self::relation::StreamRelation;
+pub(crate) use self::followed_shapes::FollowedShapes;
+pub use self::stream_relation::PartitionTree;
+use self::stream_relation::StreamRelation;
+use self::table_group::{ChangeScratch, RowChange};
 
-use self::transaction::Transaction;
+use self::open_transaction::OpenTransaction;
 use crate::registry::StoreInner;
 use crate::store::record::{Commit, Record};
 
@@ -70,15 +70,15 @@ pub struct Follower {
     relatives: HashMap<u32, PartitionTree>,
     /// Number of relation messages so far. Each one gets the next number as its version.
     versions: u64,
-    transaction: Option<Transaction>,
-    scratch: Scratch,
+    transaction: Option<OpenTransaction>,
+    scratch: ChangeScratch,
 }
 
 impl Follower {
     pub(crate) fn new(inner: Arc<StoreInner>) -> Self {
         let generation = inner.followed().generation();
         let (relations, relatives) = (HashMap::new(), HashMap::new());
-        let (transaction, scratch) = (None, Scratch::default());
+        let (transaction, scratch) = (None, ChangeScratch::default());
         Follower { inner, generation, relations, relatives, versions: 0, transaction, scratch }
     }
 
@@ -95,8 +95,8 @@ impl Follower {
     /// Sets a table's ancestors and descendants in its partition tree. They apply from the next
     /// [`Relation`](PgOutputMessage::Relation) message of the table on, so call this right before
     /// it.
-    pub fn relate(&mut self, oid: u32, relatives: PartitionTree) {
-        self.inner.followed().relate(oid, &relatives.descendants);
+    pub fn set_partition_tree(&mut self, oid: u32, relatives: PartitionTree) {
+        self.inner.followed().set_descendants(oid, &relatives.descendants);
         if relatives == PartitionTree::default() {
             self.relatives.remove(&oid);
         } else {
@@ -119,8 +119,8 @@ impl Follower {
         match message {
             PgOutputMessage::Begin(begin) => {
                 let (lsn, xid) = (begin.final_lsn.0, begin.xid);
-                let is_known = !self.followed()?.begin(lsn, xid, &self.inner);
-                self.transaction = Some(Transaction::new(lsn, xid, is_known, &self.inner.config));
+                let is_duplicate = !self.followed()?.begin(lsn, xid, &self.inner);
+                self.transaction = Some(OpenTransaction::new(lsn, xid, is_duplicate, &self.inner.config));
                 Ok(())
             }
             PgOutputMessage::Commit(commit) => self.commit(commit.end_lsn.0),
@@ -132,14 +132,14 @@ impl Follower {
             PgOutputMessage::Update(update) => {
                 let change = match update.old {
                     Some(OldTuple::Full(old)) => RowChange::Update(old, update.new),
-                    Some(OldTuple::Key(_)) | None => RowChange::Untold,
+                    Some(OldTuple::Key(_)) | None => RowChange::Incomplete,
                 };
                 self.change(update.relation, change)
             }
             PgOutputMessage::Delete(delete) => {
                 let change = match delete.old {
                     OldTuple::Full(old) => RowChange::Delete(old),
-                    OldTuple::Key(_) => RowChange::Untold,
+                    OldTuple::Key(_) => RowChange::Incomplete,
                 };
                 self.change(delete.relation, change)
             }
@@ -158,11 +158,11 @@ impl Follower {
 
     fn change(&mut self, oid: u32, change: RowChange<'_>) -> Result<(), FollowError> {
         let transaction = self.transaction.as_mut().ok_or(FollowError::NoTransaction)?;
-        if transaction.is_known {
+        if transaction.is_duplicate {
             return Ok(());
         }
         let relation = self.relations.get(&oid).ok_or(FollowError::NoRelation { oid })?;
-        transaction.concerns(oid);
+        transaction.add_table(oid);
         let mut followed = current(&self.inner, self.generation)?;
         for group in followed.groups(oid) {
             group.change(&relation.described, change, transaction, &mut self.scratch);
@@ -172,55 +172,55 @@ impl Follower {
         }
         transaction.op += 2;
         for shape in self.scratch.unfit.drain(..) {
-            followed.unfit(shape, transaction, &self.inner);
+            followed.mark_unfit(shape, transaction, &self.inner);
         }
         if transaction.has_many_keys() {
             followed.count_keys(transaction, &self.inner);
         }
-        if transaction.is_large() {
+        if transaction.is_part_full() {
             if let Some(changes) = transaction.part(&mut followed) {
                 self.inner.enqueue(Record::Part(changes));
             }
-            followed.fail_overfull(&self.inner);
+            followed.delete_overfull(&self.inner);
         }
         Ok(())
     }
 
     fn truncate(&mut self, truncate: &Truncate<'_>) -> Result<(), FollowError> {
         let transaction = self.transaction.as_mut().ok_or(FollowError::NoTransaction)?;
-        if transaction.is_known {
+        if transaction.is_duplicate {
             return Ok(());
         }
         let mut followed = current(&self.inner, self.generation)?;
         for oid in truncate.relations.iter() {
-            transaction.concerns(oid);
+            transaction.add_table(oid);
             let mut unfit = followed.shapes_of(oid);
             for ancestor in self.relations.get(&oid).into_iter().flat_map(|relation| &relation.ancestors) {
-                transaction.concerns(*ancestor);
+                transaction.add_table(*ancestor);
                 unfit.extend(followed.shapes_of(*ancestor));
             }
             let descendants = self.relations.get(&oid).map_or(&[][..], |relation| &relation.descendants);
             unfit.extend(followed.shapes_of_any(descendants));
-            unfit.into_iter().for_each(|shape| followed.unfit(shape, transaction, &self.inner));
+            unfit.into_iter().for_each(|shape| followed.mark_unfit(shape, transaction, &self.inner));
         }
         Ok(())
     }
 
     fn commit(&mut self, end: u64) -> Result<(), FollowError> {
         let mut transaction = self.transaction.take().ok_or(FollowError::NoTransaction)?;
-        if transaction.is_known {
+        if transaction.is_duplicate {
             return Ok(());
         }
         let mut followed = self.followed()?;
         followed.count_keys(&mut transaction, &self.inner);
         let changes = transaction.last_part(&mut followed);
-        let earlier = transaction.earlier(&changes);
+        let earlier = transaction.shapes_of_earlier_parts(&changes);
         self.inner.enqueue(Record::Commit(changes, Commit { end, earlier }));
         followed.commit(&transaction, end, &self.inner);
         Ok(())
     }
 
-    fn followed(&self) -> Result<MutexGuard<'_, Followed>, FollowError> {
+    fn followed(&self) -> Result<MutexGuard<'_, FollowedShapes>, FollowError> {
         current(&self.inner, self.generation)
     }
 }
@@ -231,11 +231,11 @@ impl Follower {
 fn change_relatives(
     relation: &StreamRelation,
     change: RowChange<'_>,
-    transaction: &mut Transaction,
-    followed: &mut Followed,
-    scratch: &mut Scratch,
+    transaction: &mut OpenTransaction,
+    followed: &mut FollowedShapes,
+    scratch: &mut ChangeScratch,
 ) {
-    if transaction.meets(relation) {
+    if transaction.add_relation(relation) {
         // Once for each transaction is enough: the snapshot of a shape that is followed later must
         // see the whole transaction.
         scratch.unfit.extend(followed.shapes_of_any(&relation.descendants));
@@ -248,7 +248,7 @@ fn change_relatives(
 }
 
 /// Locks the followed shapes. Fails if they were cleared after the stream started.
-fn current(inner: &StoreInner, generation: u64) -> Result<MutexGuard<'_, Followed>, FollowError> {
+fn current(inner: &StoreInner, generation: u64) -> Result<MutexGuard<'_, FollowedShapes>, FollowError> {
     let followed = inner.followed();
     if followed.generation() == generation { Ok(followed) } else { Err(FollowError::Stale) }
 }

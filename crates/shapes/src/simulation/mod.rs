@@ -4,17 +4,17 @@
 //! clients may rely on. It takes random steps until the disk crashes. Then a new store is opened on
 //! the disk's remains, and must satisfy the model.
 
-pub(crate) mod bench;
 mod crashes;
-pub(crate) mod database;
 mod faults;
-mod making;
-mod many;
+pub(crate) mod follow_bench;
+mod many_shapes;
+pub(crate) mod message_bytes;
 mod readers;
+mod simulated_creation;
+pub(crate) mod simulated_database;
+mod store_simulation;
 mod turns;
-mod verdict;
-pub(crate) mod wire;
-mod world;
+mod verification;
 
 /// Returns the seeds of a test: `FOREBAY_SEEDS` of them if it is set, otherwise `few`.
 fn seeds(few: u64) -> std::ops::Range<u64> {

@@ -5,9 +5,9 @@ use std::thread;
 
 use bytes::Bytes;
 
-use super::bench::{Bench, ITEMS, choice, row, snapshot_before};
-use super::database::table;
-use super::wire::Wire;
+use super::follow_bench::{FollowBench, ITEMS, choice, row, snapshot_before};
+use super::message_bytes::MessageBytes;
+use super::simulated_database::table;
 use crate::config::StoreConfig;
 use crate::definition::ShapeDefinition;
 use crate::offset::Offset;
@@ -36,10 +36,10 @@ fn open(disk: &SimulatedDisk) -> Shapes {
 }
 
 /// Creates a shape whose snapshot has one row and is in a file.
-fn filled(bench: &mut Bench) -> Arc<Shape> {
+fn filled(bench: &mut FollowBench) -> Arc<Shape> {
     let mut creation = bench.create(choice(None));
     creation.follow();
-    assert!(creation.begun(&snapshot_before(bench.xid + 1), bench.lsn + 8));
+    assert!(creation.snapshot_taken(&snapshot_before(bench.xid + 1), bench.lsn + 8));
     creation.rows(Bytes::from_static(b"{\"key\":\"a row of the snapshot\"},\n")).unwrap();
     creation.seal().unwrap();
     let shape = Arc::clone(creation.shape());
@@ -48,10 +48,10 @@ fn filled(bench: &mut Bench) -> Arc<Shape> {
 }
 
 /// Sends `count` updates of one row, each in its own transaction.
-fn update(bench: &mut Bench, count: u32) {
+fn update(bench: &mut FollowBench, count: u32) {
     for number in 0..count {
         let (old, new) = (row(["1", "5", "old"]), row(["1", "5", &format!("{number}")]));
-        bench.transact(&[Wire::update(ITEMS, &old, &new)]);
+        bench.transact(&[MessageBytes::update(ITEMS, &old, &new)]);
     }
 }
 
@@ -70,8 +70,8 @@ fn read(shape: &Shape) -> (Vec<u8>, Vec<String>) {
 }
 
 /// Deletes a shape on a full disk, and ends writing before the deletion is in the log.
-fn deleted_without_room() -> (Bench, Arc<Shape>) {
-    let mut bench = Bench::with(compacting);
+fn deleted_without_room() -> (FollowBench, Arc<Shape>) {
+    let mut bench = FollowBench::with(compacting);
     let shape = filled(&mut bench);
     update(&mut bench, 3);
     bench.disk.fill(0);
@@ -85,7 +85,7 @@ fn deleted_without_room() -> (Bench, Arc<Shape>) {
 }
 
 #[test]
-fn a_shape_that_was_deleted_on_a_full_disk_stays_deleted() {
+fn a_shape_deleted_on_a_full_disk_stays_deleted() {
     let (bench, shape) = deleted_without_room();
     assert!(bench.store.find(shape.handle()).is_none());
     bench.store.begin_writing().unwrap();
@@ -98,7 +98,7 @@ fn a_shape_that_was_deleted_on_a_full_disk_stays_deleted() {
 }
 
 #[test]
-fn until_a_deletion_is_in_the_log_the_shape_is_whole() {
+fn a_shape_stays_complete_until_its_deletion_is_in_the_log() {
     for calls in 1.. {
         let (bench, shape) = deleted_without_room();
         bench.disk.crash_at(bench.disk.ops() + calls);
@@ -118,8 +118,8 @@ fn until_a_deletion_is_in_the_log_the_shape_is_whole() {
 }
 
 #[test]
-fn whoever_takes_over_keeps_the_files_that_the_last_catalog_names() {
-    let mut bench = Bench::with(compacting);
+fn a_takeover_keeps_the_files_that_the_last_catalog_names() {
+    let mut bench = FollowBench::with(compacting);
     let shape = filled(&mut bench);
     update(&mut bench, 3);
     let other = open(&bench.disk);
@@ -145,11 +145,11 @@ fn whoever_takes_over_keeps_the_files_that_the_last_catalog_names() {
 }
 
 #[test]
-fn however_little_room_there_is_for_a_checkpoint_nothing_is_lost_and_no_file_is_left_over() {
+fn a_checkpoint_on_an_almost_full_disk_loses_nothing_and_leaves_no_stray_file() {
     let mut was_short = false;
     // With less room, the record that requests the checkpoint can't be written.
     for room in (200..6000).step_by(97) {
-        let mut bench = Bench::with(compacting);
+        let mut bench = FollowBench::with(compacting);
         let shape = filled(&mut bench);
         update(&mut bench, 30);
         bench.disk.fill(room);
@@ -174,8 +174,8 @@ fn however_little_room_there_is_for_a_checkpoint_nothing_is_lost_and_no_file_is_
 }
 
 #[test]
-fn a_table_is_named_again_in_the_log_when_nobody_knows_whether_it_is_there() {
-    let mut bench = Bench::new();
+fn after_a_takeover_a_table_without_shapes_is_logged_again() {
+    let mut bench = FollowBench::new();
     let shape = bench.shape(choice(None));
     let other = open(&bench.disk);
     assert!(other.find(shape.handle()).is_some());
@@ -188,7 +188,7 @@ fn a_table_is_named_again_in_the_log_when_nobody_knows_whether_it_is_there() {
     let (made, creation) = other.find_or_create(definition, 9).unwrap();
     let mut creation = creation.unwrap();
     creation.follow();
-    assert!(creation.begun(&snapshot_before(900), 5000));
+    assert!(creation.snapshot_taken(&snapshot_before(900), 5000));
     creation.seal().unwrap();
     bench.runtime.block_on(creation.complete()).unwrap();
     let store = open(&bench.disk.after_kill());
@@ -197,8 +197,8 @@ fn a_table_is_named_again_in_the_log_when_nobody_knows_whether_it_is_there() {
 }
 
 #[test]
-fn nothing_is_held_for_a_shape_that_was_begun_before_the_last_end() {
-    let mut bench = Bench::new();
+fn a_creation_from_an_earlier_writer_turn_is_not_followed() {
+    let mut bench = FollowBench::new();
     let creation = bench.create(choice(None));
     bench.store.end_writing();
     bench.store.begin_writing().unwrap();
@@ -207,8 +207,8 @@ fn nothing_is_held_for_a_shape_that_was_begun_before_the_last_end() {
 }
 
 #[test]
-fn a_shape_whose_file_is_lost_makes_room_for_another() {
-    let mut bench = Bench::with(compacting);
+fn heal_deletes_a_shape_whose_files_are_lost() {
+    let mut bench = FollowBench::with(compacting);
     let (shape, other) = (filled(&mut bench), bench.shape(choice(Some("qty > 5"))));
     let error = std::io::Error::from(std::io::ErrorKind::NotFound);
     bench.store.heal(&shape, &error);

@@ -14,8 +14,8 @@ use super::files;
 use super::record::{CatalogHead, Kept};
 use super::wal;
 use crate::registry::{StoreInner, lock};
-use crate::shape::keeping::Part;
-use crate::shape::{Phase, Shape};
+use crate::shape::state::SequenceKind;
+use crate::shape::{Shape, ShapePhase};
 
 /// Everything as it was when a segment began.
 pub(crate) struct Checkpoint {
@@ -112,7 +112,7 @@ pub(crate) fn relieve(inner: &StoreInner, may_write: bool) -> io::Result<()> {
     Ok(())
 }
 
-const PARTS: [Part; 2] = [Part::Snapshot, Part::Log];
+const PARTS: [SequenceKind; 2] = [SequenceKind::Snapshot, SequenceKind::Log];
 
 /// Writes what a shape has in memory to its files, up to these lengths.
 fn spill(inner: &StoreInner, shape: &Shape, snapshot: u64, log: u64) -> io::Result<()> {
@@ -120,8 +120,8 @@ fn spill(inner: &StoreInner, shape: &Shape, snapshot: u64, log: u64) -> io::Resu
         let (kind, base, (from, pieces)) = {
             let state = shape.lock();
             match (&state.phase, part) {
-                (Phase::Gone(_), _) | (Phase::Filling, Part::Snapshot) => continue,
-                (Phase::Filling | Phase::Complete, _) => {
+                (ShapePhase::Gone(_), _) | (ShapePhase::Filling, SequenceKind::Snapshot) => continue,
+                (ShapePhase::Filling | ShapePhase::Complete, _) => {
                     let strand = state.strand(part);
                     (state.kind(part), strand.base(), strand.unwritten(up_to))
                 }
@@ -146,7 +146,7 @@ fn spill(inner: &StoreInner, shape: &Shape, snapshot: u64, log: u64) -> io::Resu
 }
 
 /// Lets go of what is in a file, byte for byte.
-fn find_written(inner: &StoreInner, shape: &Shape, part: Part) {
+fn find_written(inner: &StoreInner, shape: &Shape, part: SequenceKind) {
     let (kind, base, (mut at, pieces)) = {
         let state = shape.lock();
         let strand = state.strand(part);

@@ -16,7 +16,7 @@ use super::files::{self, Kind};
 use super::record::{Kept, KeptLog};
 use super::strand::Chunk;
 use crate::config::StoreConfig;
-use crate::encode::{LAST, MORE, merge, place_of};
+use crate::encode::{LAST, MORE, merge, offset_of};
 use crate::offset::Offset;
 use crate::registry::{StoreInner, lock};
 use crate::shape::Shape;
@@ -164,7 +164,7 @@ impl Past {
     fn merge(&mut self, window: &mut Vec<u8>) -> io::Result<()> {
         let Some(end) = memchr::memrchr(b'\n', window) else { return Ok(()) };
         for message in merge(&window[..=end]).ok_or(io::ErrorKind::InvalidData)? {
-            let place = place_of(&message).ok_or(io::ErrorKind::InvalidData)?;
+            let place = offset_of(&message).ok_or(io::ErrorKind::InvalidData)?;
             if let Some((before, mut held)) = self.held.replace((place, message.into_owned())) {
                 if before.lsn != place.lsn && held.ends_with(MORE) {
                     held.truncate(held.len() - MORE.len());

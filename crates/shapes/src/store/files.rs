@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::disk::{Disk, DiskFile};
-use crate::encode::place_of;
+use crate::encode::offset_of;
 use crate::offset::Offset;
 
 /// Which of a shape's files.
@@ -172,7 +172,7 @@ pub(crate) fn seek(file: &dyn DiskFile, mut from: u64, to: u64, offset: Offset) 
             continue;
         }
         let end = line_end(file, start, to)?;
-        let place = place_of(&read(file, start.max(end.saturating_sub(PLACE_BYTES)), end)?);
+        let place = offset_of(&read(file, start.max(end.saturating_sub(PLACE_BYTES)), end)?);
         if place.is_some_and(|place| place <= offset) {
             from = end;
         } else {

@@ -13,7 +13,7 @@ use std::collections::VecDeque;
 use bytes::Bytes;
 
 use super::record::{Completed, KeptLog};
-use crate::encode::{LAST, MORE, place_of};
+use crate::encode::{LAST, MORE, offset_of};
 use crate::offset::Offset;
 
 #[derive(Debug, Default)]
@@ -153,7 +153,7 @@ impl Strand {
         self.push(bytes.clone(), last);
         while let Some(end) = self.chunk_end(start, &bytes, chunk_bytes) {
             let line_start = memchr::memrchr(b'\n', &bytes[..end - 1]).map_or(0, |at| at + 1);
-            let place = place_of(&bytes[line_start..end]).unwrap_or(last);
+            let place = offset_of(&bytes[line_start..end]).unwrap_or(last);
             self.chunks.push(Chunk { end: start + end as u64, last: place });
         }
     }
@@ -312,7 +312,7 @@ fn skip(bytes: &[u8], offset: Offset) -> usize {
     let mut at = 0;
     while at < bytes.len() {
         let end = memchr::memchr(b'\n', &bytes[at..]).map_or(bytes.len(), |end| at + end + 1);
-        if place_of(&bytes[at..end]).is_none_or(|place| place > offset) {
+        if offset_of(&bytes[at..end]).is_none_or(|place| place > offset) {
             break;
         }
         at = end;

@@ -77,7 +77,7 @@ pub(crate) fn begin(inner: &Arc<StoreInner>) -> Result<(), OpenError> {
     inner.abandon();
     let incomplete = inner.forget_incomplete();
     inner.registry_mut().forget_unused_tables();
-    let deleted = inner.left_to_delete();
+    let deleted = inner.unlogged_deletions();
     if let Some(reading) = reading {
         wal::cut(disk, reading.place)?;
     }

@@ -11,65 +11,65 @@ use std::sync::Arc;
 use bytes::Bytes;
 use forebay_pgoutput::{Snapshot, Xid};
 
-use super::group::{Described, Group};
-use super::recent::RecentTransactions;
-use super::transaction::Transaction;
+use super::open_transaction::OpenTransaction;
+use super::recent_transactions::RecentTransactions;
+use super::table_group::{DescribedTable, TableGroup};
 use crate::definition::TableSchema;
 use crate::registry::StoreInner;
-use crate::row_keys::{KeyChange, KeyCounts, RowKeys, WaitingChanges};
+use crate::row_keys::{KeyChange, KeyCounts, RowKeys, WaitingKeyChanges};
 use crate::shape::Shape;
 use crate::store::record::{Changes, Commit, MAX_TEXT, Range, Record, Seen, Touch};
 
 /// Shapes that are matched with changes.
 #[derive(Debug, Default)]
-pub(crate) struct Followed {
+pub(crate) struct FollowedShapes {
     /// Number of times the set was cleared.
     generation: u64,
     /// Position before which every commit was queued for the store.
-    taken: u64,
+    queued_to: u64,
     /// Commit position and id of the transaction that is being applied.
     transaction: Option<(u64, u32)>,
     recent: RecentTransactions,
     /// Number of shapes that were followed before their snapshot, ever.
-    follows: u64,
+    follow_count: u64,
     /// Oids of the tables below each partitioned table.
     descendants: HashMap<u32, Vec<u32>>,
     /// Shapes by table oid. A table has several groups while its schema changes.
-    groups: HashMap<u32, Vec<Group>>,
+    groups: HashMap<u32, Vec<TableGroup>>,
     /// Table oid of each shape.
     oids: HashMap<u64, u32>,
     /// Shapes whose snapshot was taken and isn't applied yet.
     unsettled: Vec<(u64, Seen)>,
     /// Shapes without a snapshot, each with the value of `follow_count` when it was followed.
     /// Transactions are held for them.
-    unknown: HashMap<u64, u64>,
+    awaiting_snapshot: HashMap<u64, u64>,
 }
 
 /// Shape that is matched with changes.
 #[derive(Debug)]
-pub(super) struct Member {
+pub(super) struct FollowedShape {
     pub(super) shape: Arc<Shape>,
-    visibility: Visibility,
+    snapshot: SnapshotPhase,
     /// Row keys, if the table has no primary key.
     keys: Option<RowKeys>,
 }
 
 /// Whether the snapshot of a shape is taken, and which transactions it sees.
 #[derive(Debug)]
-enum Visibility {
+enum SnapshotPhase {
     /// The snapshot isn't taken yet: transactions are held.
-    Unknown {
-        held: Vec<Held>,
+    Pending {
+        held: Vec<HeldTransaction>,
         /// Position from which on transactions are held. The snapshot must see all earlier ones.
         since: u64,
     },
     /// The snapshot sees these transactions.
-    Known(Seen),
+    Taken(Seen),
 }
 
 /// Transaction that is held until the snapshot of a shape is taken.
 #[derive(Debug)]
-struct Held {
+struct HeldTransaction {
     xid: u32,
     lsn: u64,
     last_op: u64,
@@ -80,13 +80,20 @@ struct Held {
     key_changes: Vec<KeyChange>,
 }
 
-impl Followed {
+impl FollowedShapes {
     /// Removes all shapes. Commits before `lsn` will be skipped. Streams that started earlier must
     /// start over.
     pub(crate) fn clear(&mut self, lsn: u64) {
-        let Followed { generation, recent, follows, descendants, .. } = mem::take(self);
+        let FollowedShapes { generation, recent, follow_count, descendants, .. } = mem::take(self);
         let generation = generation + 1;
-        *self = Followed { generation, taken: lsn, recent, follows, descendants, ..Followed::default() };
+        *self = FollowedShapes {
+            generation,
+            queued_to: lsn,
+            recent,
+            follow_count,
+            descendants,
+            ..FollowedShapes::default()
+        };
     }
 
     /// Drops the recent transactions: they are of another database, or of another process.
@@ -96,7 +103,7 @@ impl Followed {
     }
 
     /// Sets the tables below a partitioned table.
-    pub(super) fn relate(&mut self, oid: u32, descendants: &[u32]) {
+    pub(super) fn set_descendants(&mut self, oid: u32, descendants: &[u32]) {
         if descendants.is_empty() {
             self.descendants.remove(&oid);
         } else {
@@ -111,7 +118,7 @@ impl Followed {
     /// Starts a transaction. Returns `false` if it was queued for the store before.
     pub(super) fn begin(&mut self, lsn: u64, xid: u32, inner: &StoreInner) -> bool {
         self.abandon(inner);
-        let is_new = lsn >= self.taken;
+        let is_new = lsn >= self.queued_to;
         self.transaction = is_new.then_some((lsn, xid));
         is_new
     }
@@ -119,9 +126,10 @@ impl Followed {
     /// Drops the transaction that is being applied.
     pub(super) fn abandon(&mut self, inner: &StoreInner) {
         if let Some((lsn, _)) = self.transaction.take() {
-            let unknown: Vec<_> = self.unknown.keys().copied().collect();
-            for shape in unknown {
-                if let Some(Member { visibility: Visibility::Unknown { held, .. }, .. }) = self.member(shape)
+            let waiting: Vec<_> = self.awaiting_snapshot.keys().copied().collect();
+            for shape in waiting {
+                if let Some(FollowedShape { snapshot: SnapshotPhase::Pending { held, .. }, .. }) =
+                    self.followed_shape(shape)
                 {
                     held.pop_if(|held| held.lsn == lsn);
                 }
@@ -131,41 +139,49 @@ impl Followed {
     }
 
     /// Ends a transaction that was queued for the store.
-    pub(super) fn commit(&mut self, transaction: &Transaction, end: u64, inner: &StoreInner) {
+    pub(super) fn commit(&mut self, transaction: &OpenTransaction, end: u64, inner: &StoreInner) {
         self.transaction = None;
         for oid in &transaction.oids {
             self.recent.push(*oid, transaction.lsn, transaction.xid);
         }
-        self.taken = self.taken.max(end);
+        self.queued_to = self.queued_to.max(end);
         self.settle(inner);
-        self.fail_overfull(inner);
+        self.delete_overfull(inner);
     }
 
     /// Follows a shape before its snapshot is taken. From now on, transactions are held for it.
     pub(crate) fn add(&mut self, shape: Arc<Shape>) {
-        self.unknown.insert(shape.id, self.follows);
-        self.follows += 1;
-        let since = self.transaction.map_or(self.taken, |(lsn, _)| lsn.saturating_add(1));
+        self.awaiting_snapshot.insert(shape.id, self.follow_count);
+        self.follow_count += 1;
+        let since = self.transaction.map_or(self.queued_to, |(lsn, _)| lsn.saturating_add(1));
         let keys = shape.definition().table.key.is_empty();
-        let keys = keys.then(|| RowKeys::Waiting(WaitingChanges::default()));
-        self.insert(Member { shape, visibility: Visibility::Unknown { held: Vec::new(), since }, keys });
+        let keys = keys.then(|| RowKeys::Waiting(WaitingKeyChanges::default()));
+        self.insert(FollowedShape {
+            shape,
+            snapshot: SnapshotPhase::Pending { held: Vec::new(), since },
+            keys,
+        });
     }
 
     /// Follows a shape with a complete snapshot. `keys` are those of its rows, if its table has no
     /// primary key.
     pub(crate) fn add_complete(&mut self, shape: Arc<Shape>, seen: Seen, keys: Option<KeyCounts>) {
-        self.insert(Member { shape, visibility: Visibility::Known(seen), keys: keys.map(RowKeys::Counted) });
+        self.insert(FollowedShape {
+            shape,
+            snapshot: SnapshotPhase::Taken(seen),
+            keys: keys.map(RowKeys::Counted),
+        });
     }
 
-    fn insert(&mut self, member: Member) {
-        let table = &member.shape.definition().table;
-        self.oids.insert(member.shape.id, table.oid);
+    fn insert(&mut self, followed: FollowedShape) {
+        let table = &followed.shape.definition().table;
+        self.oids.insert(followed.shape.id, table.oid);
         let groups = self.groups.entry(table.oid).or_default();
         let at = groups.iter().position(|group| group.is_of(table)).unwrap_or_else(|| {
-            groups.push(Group::new(Arc::clone(table)));
+            groups.push(TableGroup::new(Arc::clone(table)));
             groups.len() - 1
         });
-        groups[at].add(member);
+        groups[at].add(followed);
     }
 
     /// Sets the transactions that a shape's snapshot sees. Within a transaction, they are applied
@@ -174,7 +190,7 @@ impl Followed {
     /// Returns `false` if the snapshot was taken too early: it doesn't see a transaction from
     /// before the shape was followed. Postgres writes a commit to its log first, and makes it
     /// visible after that, or when its synchronous standbys have it.
-    pub(crate) fn begun(&mut self, shape: u64, seen: Seen, inner: &StoreInner) -> bool {
+    pub(crate) fn snapshot_taken(&mut self, shape: u64, seen: Seen, inner: &StoreInner) -> bool {
         let oid = self.oids.get(&shape).copied();
         let is_early = self.is_early(shape, &seen);
         if !is_early {
@@ -195,12 +211,14 @@ impl Followed {
     }
 
     fn prune(&mut self, oid: Option<u32>, seen: &Seen) {
-        let oldest = self.unknown.values().copied().min().unwrap_or(u64::MAX);
-        self.recent.prune(oid, seen, self.follows, oldest);
+        let oldest = self.awaiting_snapshot.values().copied().min().unwrap_or(u64::MAX);
+        self.recent.prune(oid, seen, self.follow_count, oldest);
     }
 
     fn is_early(&mut self, shape: u64, seen: &Seen) -> bool {
-        let Some(Member { visibility: Visibility::Unknown { since, .. }, .. }) = self.member(shape) else {
+        let Some(FollowedShape { snapshot: SnapshotPhase::Pending { since, .. }, .. }) =
+            self.followed_shape(shape)
+        else {
             return false;
         };
         let since = *since;
@@ -216,38 +234,38 @@ impl Followed {
     /// the others.
     fn settle(&mut self, inner: &StoreInner) {
         for (shape, seen) in mem::take(&mut self.unsettled) {
-            self.unknown.remove(&shape);
-            let Some(member) = self.member(shape) else { continue };
-            let held = mem::replace(&mut member.visibility, Visibility::Known(seen.clone()));
-            let settled = Arc::clone(&member.shape);
-            let Visibility::Unknown { mut held, .. } = held else { continue };
+            self.awaiting_snapshot.remove(&shape);
+            let Some(followed) = self.followed_shape(shape) else { continue };
+            let held = mem::replace(&mut followed.snapshot, SnapshotPhase::Taken(seen.clone()));
+            let settled = Arc::clone(&followed.shape);
+            let SnapshotPhase::Pending { mut held, .. } = held else { continue };
             held.retain(|held| !seen.has(held.lsn, held.xid));
             if held.iter().any(|held| held.is_unfit) {
                 self.delete(shape, inner);
                 continue;
             }
-            if let Some(keys) = self.member(shape).and_then(|member| member.keys.as_mut()) {
+            if let Some(keys) = self.followed_shape(shape).and_then(|followed| followed.keys.as_mut()) {
                 // The keys are waiting for the rows of the snapshot, so no change can be inexact
                 // yet.
-                let _nothing_is_decided = held.iter().all(|held| keys.take(&held.key_changes));
+                let _always_exact = held.iter().all(|held| keys.take(&held.key_changes));
             }
             // A record without messages would set the end of the log to an offset without a
             // message.
-            let told = held.into_iter().filter(|held| !held.text.is_empty());
-            told.for_each(|held| inner.enqueue(held.record(shape)));
+            let messages = held.into_iter().filter(|held| !held.text.is_empty());
+            messages.for_each(|held| inner.enqueue(held.record(shape)));
             settled.settled();
         }
     }
 
     /// Deletes shapes without a snapshot for which more than `held_bytes` are held.
-    pub(super) fn fail_overfull(&mut self, inner: &StoreInner) {
-        if self.unknown.is_empty() {
+    pub(super) fn delete_overfull(&mut self, inner: &StoreInner) {
+        if self.awaiting_snapshot.is_empty() {
             return;
         }
         let limit = inner.config.held_bytes.min(MAX_TEXT);
-        let unknown: Vec<_> = self.unknown.keys().copied().collect();
-        for shape in unknown {
-            if self.member(shape).is_some_and(|member| member.held_bytes() > limit) {
+        let waiting: Vec<_> = self.awaiting_snapshot.keys().copied().collect();
+        for shape in waiting {
+            if self.followed_shape(shape).is_some_and(|followed| followed.held_bytes() > limit) {
                 self.delete(shape, inner);
             }
         }
@@ -255,28 +273,30 @@ impl Followed {
 
     /// Deletes a shape whose log can't represent a transaction. If its snapshot isn't taken, the
     /// decision is held.
-    pub(super) fn unfit(&mut self, shape: u64, transaction: &Transaction, inner: &StoreInner) {
-        let Some(member) = self.member(shape) else { return };
-        if member.has_seen(transaction) {
+    pub(super) fn mark_unfit(&mut self, shape: u64, transaction: &OpenTransaction, inner: &StoreInner) {
+        let Some(followed) = self.followed_shape(shape) else { return };
+        if followed.snapshot_sees(transaction) {
             return;
         }
-        match &mut member.visibility {
-            Visibility::Unknown { held, .. } => Held::of(transaction, held).is_unfit = true,
-            Visibility::Known(_) => self.delete(shape, inner),
+        match &mut followed.snapshot {
+            SnapshotPhase::Pending { held, .. } => HeldTransaction::of(transaction, held).is_unfit = true,
+            SnapshotPhase::Taken(_) => self.delete(shape, inner),
         }
     }
 
     /// Counts the row keys that a transaction adds and removes. Deletes shapes whose clients
     /// couldn't distinguish the rows.
-    pub(super) fn count_keys(&mut self, transaction: &mut Transaction, inner: &StoreInner) {
+    pub(super) fn count_keys(&mut self, transaction: &mut OpenTransaction, inner: &StoreInner) {
         for (shape, changes) in transaction.take_key_changes() {
-            let Some(Member { visibility, keys: Some(keys), .. }) = self.member(shape) else { continue };
-            let is_exact = match visibility {
-                Visibility::Unknown { held, .. } => {
-                    Held::of(transaction, held).key_changes.extend(changes);
+            let Some(FollowedShape { snapshot, keys: Some(keys), .. }) = self.followed_shape(shape) else {
+                continue;
+            };
+            let is_exact = match snapshot {
+                SnapshotPhase::Pending { held, .. } => {
+                    HeldTransaction::of(transaction, held).key_changes.extend(changes);
                     true
                 }
-                Visibility::Known(_) => keys.take(&changes),
+                SnapshotPhase::Taken(_) => keys.take(&changes),
             };
             if !is_exact {
                 self.delete(shape, inner);
@@ -286,8 +306,8 @@ impl Followed {
 
     /// Sets the row keys of a complete snapshot. Deletes the shape if changes since then are
     /// inexact.
-    pub(crate) fn counted(&mut self, shape: u64, counts: KeyCounts, inner: &StoreInner) {
-        let Some(Member { keys: Some(keys), .. }) = self.member(shape) else { return };
+    pub(crate) fn set_key_counts(&mut self, shape: u64, counts: KeyCounts, inner: &StoreInner) {
+        let Some(FollowedShape { keys: Some(keys), .. }) = self.followed_shape(shape) else { return };
         if !keys.complete(counts) {
             self.delete(shape, inner);
         }
@@ -295,12 +315,17 @@ impl Followed {
 
     /// Returns whether the changes of a shape go to the store. Otherwise they are held, or the
     /// shape is gone.
-    pub(super) fn pass_on(&mut self, touch: &Touch, text: &Bytes, transaction: &Transaction) -> bool {
-        match self.member(touch.shape).map(|member| &mut member.visibility) {
+    pub(super) fn hold_or_pass(
+        &mut self,
+        touch: &Touch,
+        text: &Bytes,
+        transaction: &OpenTransaction,
+    ) -> bool {
+        match self.followed_shape(touch.shape).map(|followed| &mut followed.snapshot) {
             None => false,
-            Some(Visibility::Known(_)) => true,
-            Some(Visibility::Unknown { held, .. }) => {
-                let held = Held::of(transaction, held);
+            Some(SnapshotPhase::Taken(_)) => true,
+            Some(SnapshotPhase::Pending { held, .. }) => {
+                let held = HeldTransaction::of(transaction, held);
                 for Range { from, to, last_op } in touch.ranges.iter().filter(|_| !held.is_unfit) {
                     held.text.extend_from_slice(&text[*from as usize..*to as usize]);
                     held.last_op = *last_op;
@@ -319,16 +344,16 @@ impl Followed {
 
     /// Compares the shapes of a table with its schema, and deletes the unfit ones.
     pub(crate) fn refit(&mut self, table: &TableSchema, inner: &StoreInner) {
-        let described = Described::of(table);
+        let described = DescribedTable::of(table);
         let groups = self.groups.get(&table.oid).into_iter().flatten();
-        let unfit: Vec<_> = groups.flat_map(|group| group.unfit(&described)).collect();
+        let unfit: Vec<_> = groups.flat_map(|group| group.unfit_shapes(&described)).collect();
         unfit.into_iter().for_each(|shape| self.delete(shape, inner));
-        self.rebase(table, inner);
+        self.apply_catalog_state(table, inner);
     }
 
     /// Makes a catalog state the baseline of its table. First deletes the table's shapes if they
     /// are incorrect for that state.
-    pub(crate) fn rebase(&mut self, table: &TableSchema, inner: &StoreInner) {
+    pub(crate) fn apply_catalog_state(&mut self, table: &TableSchema, inner: &StoreInner) {
         let Some(now) = &table.state else { return };
         let change = match inner.registry().baselines.get(table.oid) {
             Some(before) if before == now => return,
@@ -344,7 +369,7 @@ impl Followed {
         inner.set_baseline(table);
     }
 
-    pub(super) fn groups(&mut self, oid: u32) -> impl Iterator<Item = &mut Group> {
+    pub(super) fn groups(&mut self, oid: u32) -> impl Iterator<Item = &mut TableGroup> {
         self.groups.get_mut(&oid).into_iter().flatten()
     }
 
@@ -353,7 +378,7 @@ impl Followed {
     }
 
     pub(super) fn shapes_of(&self, oid: u32) -> Vec<u64> {
-        self.groups.get(&oid).into_iter().flatten().flat_map(Group::shapes).collect()
+        self.groups.get(&oid).into_iter().flatten().flat_map(TableGroup::shapes).collect()
     }
 
     /// Returns the followed shapes of several tables. `oids` is sorted. There may be thousands of
@@ -368,7 +393,7 @@ impl Followed {
     }
 
     fn remove(&mut self, shape: u64) {
-        self.unknown.remove(&shape);
+        self.awaiting_snapshot.remove(&shape);
         let Some(oid) = self.oids.remove(&shape) else { return };
         let Some(groups) = self.groups.get_mut(&oid) else { return };
         groups.iter_mut().for_each(|group| group.remove(shape));
@@ -378,43 +403,43 @@ impl Followed {
         }
     }
 
-    fn member(&mut self, shape: u64) -> Option<&mut Member> {
+    fn followed_shape(&mut self, shape: u64) -> Option<&mut FollowedShape> {
         let groups = self.groups.get_mut(self.oids.get(&shape)?)?;
-        groups.iter_mut().find_map(|group| group.member(shape))
+        groups.iter_mut().find_map(|group| group.followed_shape(shape))
     }
 }
 
 #[cfg(test)]
-impl Followed {
+impl FollowedShapes {
     pub(crate) fn is_empty(&self) -> bool {
-        self.oids.is_empty() && self.groups.is_empty() && self.unknown.is_empty()
+        self.oids.is_empty() && self.groups.is_empty() && self.awaiting_snapshot.is_empty()
     }
 }
 
-impl Member {
+impl FollowedShape {
     /// Returns whether the snapshot sees a transaction. `false` while the snapshot isn't taken.
-    pub(super) fn has_seen(&self, transaction: &Transaction) -> bool {
-        match &self.visibility {
-            Visibility::Known(seen) => seen.has(transaction.lsn, transaction.xid),
-            Visibility::Unknown { .. } => false,
+    pub(super) fn snapshot_sees(&self, transaction: &OpenTransaction) -> bool {
+        match &self.snapshot {
+            SnapshotPhase::Taken(seen) => seen.has(transaction.lsn, transaction.xid),
+            SnapshotPhase::Pending { .. } => false,
         }
     }
 
     fn held_bytes(&self) -> usize {
-        match &self.visibility {
-            Visibility::Unknown { held, .. } => held.iter().map(Held::bytes).sum(),
-            Visibility::Known(_) => 0,
+        match &self.snapshot {
+            SnapshotPhase::Pending { held, .. } => held.iter().map(HeldTransaction::bytes).sum(),
+            SnapshotPhase::Taken(_) => 0,
         }
     }
 }
 
-impl Held {
+impl HeldTransaction {
     /// Returns the entry of the transaction that is being applied. Adds it if it is missing.
-    fn of<'a>(transaction: &Transaction, held: &'a mut Vec<Held>) -> &'a mut Held {
+    fn of<'a>(transaction: &OpenTransaction, held: &'a mut Vec<HeldTransaction>) -> &'a mut HeldTransaction {
         if held.last().is_none_or(|held| held.lsn != transaction.lsn) {
-            let Transaction { lsn, xid, .. } = *transaction;
+            let OpenTransaction { lsn, xid, .. } = *transaction;
             let (text, key_changes) = (Vec::new(), Vec::new());
-            held.push(Held { xid, lsn, last_op: 0, text, is_unfit: false, key_changes });
+            held.push(HeldTransaction { xid, lsn, last_op: 0, text, is_unfit: false, key_changes });
         }
         held.last_mut().expect("an entry was pushed")
     }

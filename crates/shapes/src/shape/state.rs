@@ -1,18 +1,46 @@
 //! State of a shape: changed by the store's writer, by recovery and by shape creation.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use bytes::Bytes;
 
-use super::{LogPage, Phase, Shape, ShapeGone, State};
+use super::{LogListener, LogPage, Shape, ShapeGone};
 use crate::creation::snapshot_end;
 use crate::store::files::Kind;
-use crate::store::record::{Completed, Kept, KeptLog};
+use crate::store::record::{Completed, Kept, KeptLog, Seen};
 use crate::store::strand::{Chunk, Strand};
+
+/// Mutable state of a shape.
+#[derive(Debug)]
+pub(crate) struct ShapeState {
+    pub(crate) phase: ShapePhase,
+    pub(crate) snapshot: Strand,
+    pub(crate) log: Strand,
+    /// Chunks of the merged part of the log, which is before the log's base.
+    pub(crate) past: Vec<Chunk>,
+    /// Transactions that the snapshot sees, once it is complete.
+    pub(crate) seen: Option<Seen>,
+    /// End of the snapshot's rows, in bytes, once it is known. The snapshot-end message follows it.
+    pub(crate) rows_end: Option<u64>,
+    /// Whether all held transactions are decided: queued for the log, or dropped because the
+    /// snapshot sees them.
+    pub(super) is_settled: bool,
+    pub(crate) listener: Option<Arc<dyn LogListener>>,
+}
+
+/// Life phase of a shape.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum ShapePhase {
+    /// The snapshot isn't complete.
+    Filling,
+    Complete,
+    Gone(ShapeGone),
+}
 
 /// Append-only part of a shape.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Part {
+pub(crate) enum SequenceKind {
     Snapshot,
     Log,
 }
@@ -33,7 +61,7 @@ impl Shape {
     }
 
     /// Applies a change of the state, and updates the count of bytes that aren't in files yet.
-    pub(crate) fn change<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
+    pub(crate) fn change<T>(&self, change: impl FnOnce(&mut ShapeState) -> T) -> T {
         let mut state = self.lock();
         let before = state.waiting();
         let done = change(&mut state);
@@ -111,7 +139,7 @@ impl Shape {
     pub(crate) fn is_lost(&self) -> bool {
         let (base, expected) = {
             let state = self.lock();
-            if state.phase != Phase::Complete {
+            if state.phase != ShapePhase::Complete {
                 return false;
             }
             let (base, past) = (state.log.base(), state.past.last().map_or(0, |chunk| chunk.end));
@@ -145,7 +173,7 @@ impl Shape {
     /// Completes the snapshot. `bytes` is its content, or empty if it is in a file.
     pub(crate) fn complete_with(&self, completed: &Completed, bytes: Bytes) {
         self.change(|state| {
-            if matches!(state.phase, Phase::Gone(_)) {
+            if matches!(state.phase, ShapePhase::Gone(_)) {
                 return;
             }
             // The creation's pieces are replaced by one.
@@ -155,7 +183,7 @@ impl Shape {
             let end = snapshot_end(&completed.seen).len() as u64;
             state.rows_end = Some(completed.len.saturating_sub(end));
             state.seen = Some(completed.seen.clone());
-            state.phase = Phase::Complete;
+            state.phase = ShapePhase::Complete;
         });
         self.notify();
     }
@@ -163,8 +191,8 @@ impl Shape {
     /// Ends the shape: readers and its listener are notified.
     pub(crate) fn end(&self, gone: ShapeGone) {
         let listener = self.change(|state| {
-            if !matches!(state.phase, Phase::Gone(_)) {
-                state.phase = Phase::Gone(gone);
+            if !matches!(state.phase, ShapePhase::Gone(_)) {
+                state.phase = ShapePhase::Gone(gone);
             }
             state.listener.take()
         });
@@ -187,7 +215,7 @@ impl Shape {
         let state = self.lock();
         let mut log = state.log.keep();
         log.past = state.past.iter().copied().map(Chunk::keep).collect();
-        let snapshot = (state.phase == Phase::Complete).then(|| Completed {
+        let snapshot = (state.phase == ShapePhase::Complete).then(|| Completed {
             id: self.id,
             seen: state.seen.clone().expect("a complete snapshot has seen something"),
             len: state.snapshot.len(),
@@ -204,14 +232,14 @@ impl Shape {
     }
 }
 
-impl State {
+impl ShapeState {
     /// Returns the number of bytes that the writer must write to files. The creation writes an
     /// incomplete snapshot.
     pub(crate) fn waiting(&self) -> u64 {
         match self.phase {
-            Phase::Filling => self.log.waiting(),
-            Phase::Complete => self.log.waiting() + self.snapshot.waiting(),
-            Phase::Gone(_) => 0,
+            ShapePhase::Filling => self.log.waiting(),
+            ShapePhase::Complete => self.log.waiting() + self.snapshot.waiting(),
+            ShapePhase::Gone(_) => 0,
         }
     }
 
@@ -239,25 +267,25 @@ impl State {
         }
     }
 
-    pub(crate) fn strand(&self, part: Part) -> &Strand {
+    pub(crate) fn strand(&self, part: SequenceKind) -> &Strand {
         match part {
-            Part::Snapshot => &self.snapshot,
-            Part::Log => &self.log,
+            SequenceKind::Snapshot => &self.snapshot,
+            SequenceKind::Log => &self.log,
         }
     }
 
-    pub(crate) fn strand_mut(&mut self, part: Part) -> &mut Strand {
+    pub(crate) fn strand_mut(&mut self, part: SequenceKind) -> &mut Strand {
         match part {
-            Part::Snapshot => &mut self.snapshot,
-            Part::Log => &mut self.log,
+            SequenceKind::Snapshot => &mut self.snapshot,
+            SequenceKind::Log => &mut self.log,
         }
     }
 
     /// Returns the file to which a part is written.
-    pub(crate) fn kind(&self, part: Part) -> Kind {
+    pub(crate) fn kind(&self, part: SequenceKind) -> Kind {
         match part {
-            Part::Snapshot => Kind::Snapshot,
-            Part::Log => Kind::Log(self.log.base()),
+            SequenceKind::Snapshot => Kind::Snapshot,
+            SequenceKind::Log => Kind::Log(self.log.base()),
         }
     }
 }

@@ -6,8 +6,8 @@ use std::time::Instant;
 use forebay_pgoutput::Snapshot;
 use tokio::runtime::Builder;
 
-use super::database::table;
-use super::wire::Wire;
+use super::message_bytes::MessageBytes;
+use super::simulated_database::table;
 use crate::config::StoreConfig;
 use crate::definition::{LogMode, ReplicaMode, ShapeDefinition, ShapeOptions};
 use crate::shapes::Shapes;
@@ -15,7 +15,7 @@ use crate::shapes::Shapes;
 const SHAPES: usize = 10_000;
 
 #[test]
-fn ten_thousand_shapes_are_there_again() {
+fn ten_thousand_shapes_survive_a_restart() {
     let dir = std::env::temp_dir().join(format!("forebay-many-{}", std::process::id()));
     let _ = std::fs::remove_dir_all(&dir); // left by a killed process with the same id
     let runtime = Builder::new_current_thread().build().expect("a runtime");
@@ -32,7 +32,7 @@ fn ten_thousand_shapes_are_there_again() {
         let (_, creation) = store.find_or_create(definition, 1).expect("the shape can be created");
         let mut creation = creation.expect("the shape is new");
         creation.follow();
-        assert!(creation.begun(&Snapshot { xmin: 700, xmax: 700, xip: Vec::new() }, 1000));
+        assert!(creation.snapshot_taken(&Snapshot { xmin: 700, xmax: 700, xip: Vec::new() }, 1000));
         creation.seal().expect("the disk is writable");
         creations.push(creation);
     }
@@ -44,10 +44,14 @@ fn ten_thousand_shapes_are_there_again() {
         }
     });
     let mut follower = store.follower();
-    Wire::relation(&items).send(&mut follower).expect("the stream is consistent");
+    MessageBytes::relation(&items).send(&mut follower).expect("the stream is consistent");
     let mut transact = |lsn: u64| {
         let row = ["1", "-1", "a note of some length"].map(|text| Some(text.to_owned())).to_vec();
-        for message in [Wire::begin(lsn, 701), Wire::insert(100, &row), Wire::commit(lsn, lsn + 8)] {
+        for message in [
+            MessageBytes::begin(lsn, 701),
+            MessageBytes::insert(100, &row),
+            MessageBytes::commit(lsn, lsn + 8),
+        ] {
             message.send(&mut follower).expect("the stream is consistent");
         }
     };

@@ -6,11 +6,11 @@ use crate::definition::TableSchema;
 use crate::follow::{FollowError, Follower};
 
 /// Row; `None` is NULL.
-pub(crate) type Row = Vec<Option<String>>;
+pub(crate) type SimulatedRow = Vec<Option<String>>;
 
 /// Value of a row in a message.
 #[derive(Debug, Clone, Copy)]
-pub(crate) enum Told<'a> {
+pub(crate) enum WireValue<'a> {
     Null,
     Unchanged,
     Text(&'a str),
@@ -18,60 +18,61 @@ pub(crate) enum Told<'a> {
 
 /// Bytes of a replication message.
 #[derive(Debug, Clone)]
-pub(crate) struct Wire(Vec<u8>);
+pub(crate) struct MessageBytes(Vec<u8>);
 
-impl Wire {
+impl MessageBytes {
     pub(crate) fn begin(lsn: u64, xid: u32) -> Self {
-        Wire(vec![b'B']).u64(lsn).u64(0).u32(xid)
+        MessageBytes(vec![b'B']).u64(lsn).u64(0).u32(xid)
     }
 
     pub(crate) fn commit(lsn: u64, end: u64) -> Self {
-        Wire(vec![b'C', 0]).u64(lsn).u64(end).u64(0)
+        MessageBytes(vec![b'C', 0]).u64(lsn).u64(end).u64(0)
     }
 
     pub(crate) fn relation(table: &TableSchema) -> Self {
         let columns = table.types.columns.iter().zip(&table.stream_types);
         let columns: Vec<_> = columns.map(|(column, kind)| (column.name.as_str(), *kind)).collect();
-        Wire::described(table.oid, &table.schema, &table.name, &columns)
+        MessageBytes::described(table.oid, &table.schema, &table.name, &columns)
     }
 
     pub(crate) fn described(oid: u32, schema: &str, name: &str, columns: &[(&str, (u32, i32))]) -> Self {
-        let wire = Wire(vec![b'R']).u32(oid).text(schema).text(name).u8(b'f').u16(columns.len() as u16);
+        let wire =
+            MessageBytes(vec![b'R']).u32(oid).text(schema).text(name).u8(b'f').u16(columns.len() as u16);
         columns.iter().fold(wire, |wire, (name, (oid, modifier))| {
             wire.u8(1).text(name).u32(*oid).u32(modifier.cast_unsigned())
         })
     }
 
-    pub(crate) fn insert(oid: u32, new: &Row) -> Self {
-        Wire(vec![b'I']).u32(oid).tuple(b'N', &told(new))
+    pub(crate) fn insert(oid: u32, new: &SimulatedRow) -> Self {
+        MessageBytes(vec![b'I']).u32(oid).tuple(b'N', &wire_values(new))
     }
 
-    pub(crate) fn update(oid: u32, old: &Row, new: &Row) -> Self {
-        Wire::update_of(oid, Some((b'O', &told(old))), &told(new))
+    pub(crate) fn update(oid: u32, old: &SimulatedRow, new: &SimulatedRow) -> Self {
+        MessageBytes::update_of(oid, Some((b'O', &wire_values(old))), &wire_values(new))
     }
 
     /// Returns an update. The old row comes with its letter: `O` for the whole row, `K` for its
     /// key.
-    pub(crate) fn update_of(oid: u32, old: Option<(u8, &[Told<'_>])>, new: &[Told<'_>]) -> Self {
-        let wire = Wire(vec![b'U']).u32(oid);
+    pub(crate) fn update_of(oid: u32, old: Option<(u8, &[WireValue<'_>])>, new: &[WireValue<'_>]) -> Self {
+        let wire = MessageBytes(vec![b'U']).u32(oid);
         old.into_iter().fold(wire, |wire, (kind, old)| wire.tuple(kind, old)).tuple(b'N', new)
     }
 
-    pub(crate) fn delete(oid: u32, old: &Row) -> Self {
-        Wire::delete_of(oid, b'O', &told(old))
+    pub(crate) fn delete(oid: u32, old: &SimulatedRow) -> Self {
+        MessageBytes::delete_of(oid, b'O', &wire_values(old))
     }
 
-    pub(crate) fn delete_of(oid: u32, kind: u8, old: &[Told<'_>]) -> Self {
-        Wire(vec![b'D']).u32(oid).tuple(kind, old)
+    pub(crate) fn delete_of(oid: u32, kind: u8, old: &[WireValue<'_>]) -> Self {
+        MessageBytes(vec![b'D']).u32(oid).tuple(kind, old)
     }
 
     pub(crate) fn truncate(oids: &[u32]) -> Self {
-        oids.iter().fold(Wire(vec![b'T']).u32(oids.len() as u32).u8(0), |wire, oid| wire.u32(*oid))
+        oids.iter().fold(MessageBytes(vec![b'T']).u32(oids.len() as u32).u8(0), |wire, oid| wire.u32(*oid))
     }
 
     /// Returns the start of an uncommitted transaction, which isn't requested.
     pub(crate) fn stream_start() -> Self {
-        Wire(vec![b'S']).u32(1).u8(1)
+        MessageBytes(vec![b'S']).u32(1).u8(1)
     }
 
     /// Decodes the message and passes it to a follower.
@@ -105,12 +106,12 @@ impl Wire {
         self.u8(0)
     }
 
-    fn tuple(self, kind: u8, values: &[Told<'_>]) -> Self {
+    fn tuple(self, kind: u8, values: &[WireValue<'_>]) -> Self {
         let wire = self.u8(kind).u16(values.len() as u16);
         values.iter().fold(wire, |wire, value| match value {
-            Told::Null => wire.u8(b'n'),
-            Told::Unchanged => wire.u8(b'u'),
-            Told::Text(text) => {
+            WireValue::Null => wire.u8(b'n'),
+            WireValue::Unchanged => wire.u8(b'u'),
+            WireValue::Text(text) => {
                 let mut wire = wire.u8(b't').u32(text.len() as u32);
                 wire.0.extend(text.as_bytes());
                 wire
@@ -119,6 +120,6 @@ impl Wire {
     }
 }
 
-fn told(row: &Row) -> Vec<Told<'_>> {
-    row.iter().map(|value| value.as_deref().map_or(Told::Null, Told::Text)).collect()
+fn wire_values(row: &SimulatedRow) -> Vec<WireValue<'_>> {
+    row.iter().map(|value| value.as_deref().map_or(WireValue::Null, WireValue::Text)).collect()
 }

@@ -6,28 +6,28 @@ use std::sync::Arc;
 
 use tokio::runtime::Builder;
 
-use super::database::Database;
-use super::world::{Promised, World};
-use crate::encode::place_of;
+use super::simulated_database::SimulatedDatabase;
+use super::store_simulation::{ModelShape, StoreSimulation};
+use crate::encode::offset_of;
 use crate::offset::Offset;
-use crate::shape::{Phase, Shape, SnapshotChunk};
+use crate::shape::{Shape, ShapePhase, SnapshotChunk};
 use crate::shapes::Shapes;
 use crate::store::disk::Dice;
 
 /// Readable bytes of a store: snapshot and log of each complete shape, by handle.
-pub(super) type Visible = BTreeMap<String, (Vec<u8>, Vec<u8>)>;
+pub(super) type VisibleShapes = BTreeMap<String, (Vec<u8>, Vec<u8>)>;
 
 /// Reads all complete shapes, as clients do.
-pub(super) fn visible(store: &Shapes, dice: &mut Dice) -> Visible {
+pub(super) fn visible(store: &Shapes, dice: &mut Dice) -> VisibleShapes {
     complete(store)
-        .map(|shape| (shape.handle().to_owned(), read(&shape, dice).expect("it can be read")))
+        .map(|shape| (shape.handle().to_owned(), read(&shape, dice).expect("the shape is readable")))
         .collect()
 }
 
 /// Reads all complete shapes beside a writer. A shape, or the old files of a merged log, may be
 /// deleted meanwhile; a refresh shows which.
-pub(super) fn visible_while_written(store: &Shapes, dice: &mut Dice) -> Visible {
-    let mut visible = Visible::new();
+pub(super) fn visible_while_written(store: &Shapes, dice: &mut Dice) -> VisibleShapes {
+    let mut visible = VisibleShapes::new();
     for shape in complete(store) {
         let read = loop {
             match read(&shape, dice) {
@@ -35,7 +35,7 @@ pub(super) fn visible_while_written(store: &Shapes, dice: &mut Dice) -> Visible 
                 Err(error) => assert_eq!(error.kind(), io::ErrorKind::NotFound),
             }
             let base = shape.lock().log.base();
-            store.refresh().expect("it can be read");
+            store.refresh().expect("the store is readable");
             if shape.gone().is_some() {
                 break None;
             }
@@ -47,7 +47,7 @@ pub(super) fn visible_while_written(store: &Shapes, dice: &mut Dice) -> Visible 
 }
 
 fn complete(store: &Shapes) -> impl Iterator<Item = Arc<Shape>> {
-    store.all().into_iter().filter(|shape| shape.lock().phase == Phase::Complete)
+    store.all().into_iter().filter(|shape| shape.lock().phase == ShapePhase::Complete)
 }
 
 fn read(shape: &Shape, dice: &mut Dice) -> io::Result<(Vec<u8>, Vec<u8>)> {
@@ -76,11 +76,11 @@ fn log(shape: &Shape, dice: &mut Dice) -> io::Result<Vec<u8>> {
     let lines: Vec<_> = bytes.split_inclusive(|byte| *byte == b'\n').collect();
     if !lines.is_empty() {
         let at = dice.between(0, lines.len() - 1);
-        let offset = place_of(lines[at]).expect("a message has an offset");
+        let offset = offset_of(lines[at]).expect("a message has an offset");
         for offset in
             [offset, Offset::new(offset.lsn, 0), Offset::new(offset.lsn, offset.op.saturating_sub(1))]
         {
-            let first = lines.iter().position(|line| place_of(line).is_some_and(|place| place > offset));
+            let first = lines.iter().position(|line| offset_of(line).is_some_and(|place| place > offset));
             let expected = lines[first.unwrap_or(lines.len())..].concat();
             // A writer may have added messages meanwhile.
             assert!(log_after(shape, offset)?.starts_with(&expected), "after {offset}");
@@ -94,7 +94,7 @@ fn log_after(shape: &Shape, offset: Offset) -> io::Result<Vec<u8>> {
     loop {
         let read = shape.read_log(&page, page.from, page.to)?.concat();
         if let Some(last) = read.split_inclusive(|byte| *byte == b'\n').next_back() {
-            assert_eq!(place_of(last), Some(page.last));
+            assert_eq!(offset_of(last), Some(page.last));
         }
         bytes.extend(read);
         if page.is_end {
@@ -104,7 +104,7 @@ fn log_after(shape: &Shape, offset: Offset) -> io::Result<Vec<u8>> {
     }
 }
 
-impl World {
+impl StoreSimulation {
     /// Compares the store with the model. The store must be idle.
     pub(super) fn verify(&mut self) {
         let store = self.store.clone();
@@ -117,92 +117,92 @@ impl World {
             model.acknowledged
         );
         for (handle, (snapshot, log)) in &visible {
-            let promised = model.promised.get(handle).unwrap_or_else(|| panic!("unknown handle {handle}"));
-            let rows = snapshot.strip_prefix(&*promised.rows).expect("a snapshot begins with its rows");
+            let shape = model.shapes.get(handle).unwrap_or_else(|| panic!("unknown handle {handle}"));
+            let rows = snapshot.strip_prefix(&*shape.rows).expect("a snapshot begins with its rows");
             let end = rows.strip_suffix(b",\n").expect("a snapshot ends with a message");
             let end: serde_json::Value = serde_json::from_slice(end).expect("one message follows the rows");
             assert_eq!(end["headers"]["control"], "snapshot-end");
-            let told = promised.told(&model.database, position);
-            let told =
-                told.unwrap_or_else(|| panic!("{handle} should be deleted before {position}"));
+            let expected = shape.expected_log(&model.database, position);
+            let expected = expected.unwrap_or_else(|| panic!("{handle} should be deleted before {position}"));
             let base = store.find(handle).map_or(0, |shape| shape.lock().log.base());
             self.merged += usize::from(base > 0);
-            check_log(&promised.rows, &told, base as usize, log, &mut self.dice);
-            assert!(
-                told.len() as u64 >= promised.read,
-                "{} bytes of {handle} were read before",
-                promised.read
-            );
+            check_log(&shape.rows, &expected, base as usize, log, &mut self.dice);
+            assert!(expected.len() as u64 >= shape.read, "{} bytes of {handle} were read before", shape.read);
         }
         let waiting: u64 = store.all().iter().map(|shape| shape.lock().waiting()).sum();
         assert_eq!(store.inner.files.unwritten(), waiting);
-        for (handle, promised) in &model.promised {
-            let may_be_gone = promised.is_unwanted || promised.dies(&model.database, model.came);
+        for (handle, shape) in &model.shapes {
+            let may_be_gone =
+                shape.is_deletion_requested || shape.must_be_deleted(&model.database, model.sent);
             let is_there = visible.contains_key(handle);
-            assert!(is_there || !promised.is_complete || may_be_gone, "{handle} is gone");
+            assert!(is_there || !shape.is_complete || may_be_gone, "{handle} is gone");
         }
     }
 }
 
-impl Promised {
+impl ModelShape {
     /// Returns the expected log at a position; `None`: the shape is deleted by then.
-    fn told(&self, database: &Database, position: u64) -> Option<Vec<u8>> {
-        let told = (self.seen..database.log.len()).take_while(|index| database.log[*index].end <= position);
-        let told = told.map(|index| database.told(index, self.table, self.clause, &self.definition));
-        told.collect::<Option<Vec<_>>>().map(|told| told.concat())
+    fn expected_log(&self, database: &SimulatedDatabase, position: u64) -> Option<Vec<u8>> {
+        let indexes =
+            (self.seen..database.log.len()).take_while(|index| database.log[*index].end <= position);
+        let messages =
+            indexes.map(|index| database.expected_messages(index, self.table, self.clause, &self.definition));
+        messages.collect::<Option<Vec<_>>>().map(|messages| messages.concat())
     }
 
-    /// Returns whether one of the first `came` transactions deletes the shape.
-    fn dies(&self, database: &Database, came: usize) -> bool {
-        (self.seen..came)
-            .any(|index| database.told(index, self.table, self.clause, &self.definition).is_none())
+    /// Returns whether one of the first `sent` transactions deletes the shape.
+    fn must_be_deleted(&self, database: &SimulatedDatabase, sent: usize) -> bool {
+        (self.seen..sent).any(|index| {
+            database.expected_messages(index, self.table, self.clause, &self.definition).is_none()
+        })
     }
 }
 
 /// Checks that a client that has read `before` can continue with `now`, a later log.
-pub(super) fn check_goes_on(snapshot: &[u8], before: &[u8], now: &[u8]) {
+pub(super) fn check_continues(snapshot: &[u8], before: &[u8], now: &[u8]) {
     if now.starts_with(before) {
         return;
     }
-    let place = |line: &[u8]| place_of(line).expect("a message has an offset");
+    let place = |line: &[u8]| offset_of(line).expect("a message has an offset");
     let last = before.split_inclusive(|byte| *byte == b'\n').next_back().map_or(Offset::SNAPSHOT_END, place);
-    let (mut goes_on, mut begins) = (Rows::default(), Rows::default());
-    [snapshot, before].into_iter().for_each(|messages| goes_on.take(messages));
+    let (mut continued, mut fresh) = (ClientRows::default(), ClientRows::default());
+    [snapshot, before].into_iter().for_each(|messages| continued.take(messages));
     let after = now.split_inclusive(|byte| *byte == b'\n').filter(|line| place(line) > last);
-    after.for_each(|line| goes_on.take(line));
-    [snapshot, now].into_iter().for_each(|messages| begins.take(messages));
-    assert_eq!(goes_on, begins, "after {last}");
+    after.for_each(|line| continued.take(line));
+    [snapshot, now].into_iter().for_each(|messages| fresh.take(messages));
+    assert_eq!(continued, fresh, "after {last}");
 }
 
 /// Checks a log. After the base, it must have the expected bytes. Before it, reading from a random
 /// offset must lead to the same rows.
-fn check_log(snapshot: &[u8], told: &[u8], base: usize, log: &[u8], dice: &mut Dice) {
-    let recent = text(&told[base..]);
+fn check_log(snapshot: &[u8], expected: &[u8], base: usize, log: &[u8], dice: &mut Dice) {
+    let recent = text(&expected[base..]);
     assert_eq!(text(&log[log.len() - recent.len().min(log.len())..]), recent);
     if base == 0 {
         assert_eq!(text(log), recent);
         return;
     }
-    let lines: Vec<_> = told.split_inclusive(|byte| *byte == b'\n').collect();
+    let lines: Vec<_> = expected.split_inclusive(|byte| *byte == b'\n').collect();
     let read = dice.between(0, lines.len());
-    let mut rows = Rows::default();
+    let mut rows = ClientRows::default();
     rows.take(snapshot);
     rows.take(&lines[..read].concat());
     let place =
-        read.checked_sub(1).map_or(Offset::SNAPSHOT_END, |last| place_of(lines[last]).expect("an offset"));
-    let mut goes_on = rows.clone();
+        read.checked_sub(1).map_or(Offset::SNAPSHOT_END, |last| offset_of(lines[last]).expect("an offset"));
+    let mut continued = rows.clone();
     rows.take(&lines[read..].concat());
-    let after =
-        log.split_inclusive(|byte| *byte == b'\n').filter(|line| place_of(line).is_some_and(|it| it > place));
-    after.for_each(|line| goes_on.take(line));
-    assert_eq!(goes_on, rows, "after {place}, merged up to {base}");
+    let after = log
+        .split_inclusive(|byte| *byte == b'\n')
+        .filter(|line| offset_of(line).is_some_and(|it| it > place));
+    after.for_each(|line| continued.take(line));
+    assert_eq!(continued, rows, "after {place}, merged up to {base}");
 }
 
 /// Rows of a client, by key.
 #[derive(Debug, Clone, Default, PartialEq)]
-struct Rows(BTreeMap<String, serde_json::Map<String, serde_json::Value>>);
+struct ClientRows(BTreeMap<String, serde_json::Map<String, serde_json::Value>>);
 
-impl Rows {
+impl ClientRows {
     fn take(&mut self, messages: &[u8]) {
         for line in messages.split_inclusive(|byte| *byte == b'\n') {
             let line = line.strip_suffix(b",\n").expect("a whole message");

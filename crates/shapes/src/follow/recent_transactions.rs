@@ -34,12 +34,12 @@ pub(super) struct RecentTransactions {
 
 #[derive(Debug, Default)]
 struct TableTransactions {
-    entries: VecDeque<Entry>,
+    entries: VecDeque<RecentTransaction>,
     forgotten: Option<ForgottenTransactions>,
 }
 
 #[derive(Debug)]
-struct Entry {
+struct RecentTransaction {
     lsn: u64,
     xid: u32,
     /// Number of shapes that had been followed when a snapshot was known to see the transaction.
@@ -64,7 +64,7 @@ impl RecentTransactions {
         let table = self.tables.entry(oid).or_default();
         let is_full = table.entries.len() == MAX_ENTRIES || self.entries == MAX_ENTRIES_TOTAL;
         // If the table has no older entry, the new one is forgotten itself.
-        let entry = Entry { lsn, xid, seen_at: UNSEEN };
+        let entry = RecentTransaction { lsn, xid, seen_at: UNSEEN };
         let oldest = if is_full { table.entries.pop_front() } else { None };
         match oldest {
             None if is_full => table.forget(&entry),
@@ -109,8 +109,8 @@ impl RecentTransactions {
 }
 
 impl TableTransactions {
-    fn forget(&mut self, entry: &Entry) {
-        let Entry { xid, seen_at, .. } = *entry;
+    fn forget(&mut self, entry: &RecentTransaction) {
+        let RecentTransaction { xid, seen_at, .. } = *entry;
         let before = self.forgotten.take().unwrap_or(ForgottenTransactions { xid, seen_at });
         let xid = if is_newer(before.xid, xid) { before.xid } else { xid };
         // The entry that a snapshot sees last decides.
@@ -127,7 +127,8 @@ impl TableTransactions {
             }
             *seen_at == UNSEEN || oldest < *seen_at
         };
-        self.entries.retain_mut(|Entry { lsn, xid, seen_at }| stays(seen_at, &|| seen.has(*lsn, *xid)));
+        self.entries
+            .retain_mut(|RecentTransaction { lsn, xid, seen_at }| stays(seen_at, &|| seen.has(*lsn, *xid)));
         let is_newer = |forgotten: &ForgottenTransactions| is_newer(seen.xmin as u32, forgotten.xid);
         self.forgotten.take_if(|forgotten| {
             let is_seen = is_newer(forgotten);
@@ -147,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn an_entry_stays_until_it_is_seen_and_nobody_who_waits_was_followed_before() {
+    fn an_entry_stays_until_a_snapshot_sees_it_and_no_waiting_shape_is_older() {
         let mut recent = RecentTransactions::default();
         recent.push(1, 10, 700);
         recent.push(2, 10, 700);
@@ -166,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn what_went_for_lack_of_room_is_missed_until_a_snapshot_began_after_it() {
+    fn a_forgotten_transaction_counts_as_missed_until_xmin_is_newer() {
         let mut recent = RecentTransactions::default();
         // Ids wrap around, and skip the reserved ones.
         let ids = [u32::MAX - 1, u32::MAX].into_iter().chain(3..);
@@ -187,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_snapshot_sees_isnt_missed_after_it_went_for_lack_of_room() {
+    fn a_forgotten_transaction_that_a_snapshot_saw_is_not_missed() {
         let mut recent = RecentTransactions::default();
         recent.push(1, 10, 700);
         // A snapshot sees it, but not an older transaction that still runs. The first shape waits.
@@ -204,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn all_tables_share_the_room() {
+    fn all_tables_share_one_bound() {
         let mut recent = RecentTransactions::default();
         for xid in (0..MAX_ENTRIES_TOTAL as u32).map(|xid| xid + 3) {
             recent.push(xid % 8, 10, xid);

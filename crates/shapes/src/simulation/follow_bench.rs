@@ -6,8 +6,8 @@ use forebay_pgoutput::Snapshot;
 use serde_json::Value;
 use tokio::runtime::{Builder, Runtime};
 
-use super::database::table;
-use super::wire::{Row, Wire};
+use super::message_bytes::{MessageBytes, SimulatedRow};
+use super::simulated_database::table;
 use crate::config::StoreConfig;
 use crate::creation::ShapeCreation;
 use crate::definition::{LogMode, ReplicaMode, ShapeDefinition, ShapeOptions, TableSchema};
@@ -21,7 +21,7 @@ use crate::store::disk::SimulatedDisk;
 pub(crate) const ITEMS: u32 = 100;
 
 /// Store on a simulated disk, with a follower for messages written by a test.
-pub(crate) struct Bench {
+pub(crate) struct FollowBench {
     pub(crate) disk: SimulatedDisk,
     pub(crate) store: Shapes,
     pub(crate) follower: Follower,
@@ -30,7 +30,7 @@ pub(crate) struct Bench {
     pub(crate) xid: u32,
 }
 
-pub(crate) fn row(values: [&str; 3]) -> Row {
+pub(crate) fn row(values: [&str; 3]) -> SimulatedRow {
     values.iter().map(|value| (*value != "NULL").then(|| (*value).to_owned())).collect()
 }
 
@@ -52,9 +52,9 @@ pub(crate) fn snapshot_before(xid: u32) -> Snapshot {
     Snapshot { xmin: xid.into(), xmax: xid.into(), xip: Vec::new() }
 }
 
-impl Bench {
+impl FollowBench {
     pub(crate) fn new() -> Self {
-        Bench::with(|_| {})
+        FollowBench::with(|_| {})
     }
 
     pub(crate) fn with(change: impl FnOnce(&mut StoreConfig)) -> Self {
@@ -66,26 +66,26 @@ impl Bench {
         let runtime = Builder::new_current_thread().build().unwrap();
         runtime.block_on(store.reset("here".into(), 1000)).unwrap();
         let follower = store.follower();
-        let mut bench = Bench { disk, store, follower, runtime, lsn: 1000, xid: 700 };
-        bench.send(&[Wire::relation(&table(ITEMS, "items", vec![0]))]);
+        let mut bench = FollowBench { disk, store, follower, runtime, lsn: 1000, xid: 700 };
+        bench.send(&[MessageBytes::relation(&table(ITEMS, "items", vec![0]))]);
         bench
     }
 
-    pub(crate) fn send(&mut self, messages: &[Wire]) {
+    pub(crate) fn send(&mut self, messages: &[MessageBytes]) {
         messages.iter().for_each(|message| message.send(&mut self.follower).unwrap());
     }
 
-    pub(crate) fn begin(&mut self) -> Wire {
+    pub(crate) fn begin(&mut self) -> MessageBytes {
         (self.lsn, self.xid) = (self.lsn + 10, self.xid + 1);
-        Wire::begin(self.lsn, self.xid)
+        MessageBytes::begin(self.lsn, self.xid)
     }
 
-    pub(crate) fn commit(&self) -> Wire {
-        Wire::commit(self.lsn, self.lsn + 8)
+    pub(crate) fn commit(&self) -> MessageBytes {
+        MessageBytes::commit(self.lsn, self.lsn + 8)
     }
 
     /// Sends a transaction with these messages, and waits until it is written.
-    pub(crate) fn transact(&mut self, messages: &[Wire]) {
+    pub(crate) fn transact(&mut self, messages: &[MessageBytes]) {
         let begin = self.begin();
         self.send(&[begin]);
         self.send(messages);
@@ -116,14 +116,14 @@ impl Bench {
         lsn: u64,
     ) -> Arc<Shape> {
         let shape = Arc::clone(creation.shape());
-        assert!(creation.begun(snapshot, lsn));
+        assert!(creation.snapshot_taken(snapshot, lsn));
         creation.seal().unwrap();
         self.runtime.block_on(creation.complete()).unwrap();
         shape
     }
 }
 
-impl Drop for Bench {
+impl Drop for FollowBench {
     fn drop(&mut self) {
         self.store.end_writing();
     }
@@ -148,6 +148,6 @@ pub(crate) fn brief(shape: &Shape) -> Vec<(String, u64, Value)> {
     log(shape).iter().map(brief).collect()
 }
 
-pub(crate) fn told(operation: &str, op: u64, value: Value) -> (String, u64, Value) {
+pub(crate) fn expected(operation: &str, op: u64, value: Value) -> (String, u64, Value) {
     (operation.to_owned(), op, value)
 }

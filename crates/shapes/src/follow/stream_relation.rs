@@ -3,7 +3,7 @@
 
 use forebay_pgoutput::Relation;
 
-use super::group::Described;
+use super::table_group::DescribedTable;
 
 /// Relatives of a table in its partition tree. Empty for a table that is neither partitioned nor a
 /// partition.
@@ -18,9 +18,9 @@ pub struct PartitionTree {
 /// Relation as described by the stream, with its relatives.
 #[derive(Debug)]
 pub(super) struct StreamRelation {
-    pub(super) described: Described,
+    pub(super) described: DescribedTable,
     /// Its columns without its name. Shapes of its ancestors are compared with them.
-    pub(super) unnamed: Described,
+    pub(super) unnamed: DescribedTable,
     /// Oids of the partitioned tables above it.
     pub(super) ancestors: Vec<u32>,
     /// Oids of all tables below it, sorted.
@@ -30,7 +30,7 @@ pub(super) struct StreamRelation {
 impl StreamRelation {
     /// Returns the description of a relation. `version` must be above all earlier versions.
     pub(super) fn new(relation: &Relation<'_>, relatives: Option<&PartitionTree>, version: u64) -> Self {
-        let described = Described::new(relation, version);
+        let described = DescribedTable::new(relation, version);
         let PartitionTree { ancestors, mut descendants } = relatives.cloned().unwrap_or_default();
         descendants.sort_unstable();
         StreamRelation { unnamed: described.unnamed(), described, ancestors, descendants }
