@@ -93,7 +93,7 @@ impl Consumer for ShapesConsumer {
                     // First: whoever starts over because of it must not begin with what was known before.
                     self.described.anew();
                     let fit = self.fitting.fit(relation, self.xid).await;
-                    self.follower.relate(relation.oid, fit.map_err(ConsumerError::retry)?);
+                    self.follower.set_partition_tree(relation.oid, fit.map_err(ConsumerError::retry)?);
                 }
                 _ => {}
             }

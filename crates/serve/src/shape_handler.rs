@@ -188,10 +188,10 @@ impl ShapeHandler {
         let begun = Instant::now();
         loop {
             // First: what comes in between is found.
-            let may_come = self.shapes.may_come(handle);
+            let may_exist_elsewhere = self.shapes.may_exist_elsewhere(handle);
             match self.shapes.find(handle) {
-                None if may_come && begun.elapsed() < NEWS => sleep(REFRESH / 2).await,
-                None if may_come => {
+                None if may_exist_elsewhere && begun.elapsed() < NEWS => sleep(REFRESH / 2).await,
+                None if may_exist_elsewhere => {
                     let message =
                         "this instance hasn't heard of the shape yet: another one may have just made it";
                     return Err(Refusal::NotReady { message: message.into() });

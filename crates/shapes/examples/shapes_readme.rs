@@ -1,6 +1,6 @@
-//! The example of the README, compiled and run; `tests/readme.rs` makes sure that they are the same.
+//! The example of the README. `tests/readme.rs` checks that both are equal.
 
-#![allow(clippy::print_stdout, reason = "an example shows what it does")]
+#![allow(clippy::print_stdout, reason = "an example prints its result")]
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use forebay_shapes::{
     LogMode, Offset, ReplicaMode, ShapeDefinition, ShapeOptions, Shapes, StoreConfig, TableSchema,
 };
 
-/// `INSERT INTO orders VALUES (2, 'open'), (3, 'paid')`, as Postgres' logical replication tells it.
+/// `INSERT INTO orders VALUES (2, 'open'), (3, 'paid')`, as pgoutput messages.
 const MESSAGES: [&[u8]; 5] = [
     b"B\0\0\0\0\0\0\x07\xD0\0\0\0\0\0\0\0\0\0\0\x02\xBD",
     b"R\0\0\x40\0public\0orders\0f\0\x02\x01id\0\0\0\0\x17\xFF\xFF\xFF\xFF\x01state\0\0\0\0\x19\xFF\xFF\xFF\xFF",
@@ -26,10 +26,10 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
 
     let store = Shapes::open(StoreConfig::new(&dir))?;
     if store.begin_writing()?.is_none() {
-        store.reset("this database".into(), 1_000).await?; // a first start: where the stream begins
+        store.reset("this database".into(), 1_000).await?; // first start: follow from LSN 1000 on
     }
 
-    // A shape: the rows that are open, and whatever becomes of them.
+    // A shape of the open orders.
     let clause = Filter::parse("state = $1", &["open"], &table.types)?;
     let choice = ShapeOptions {
         clause: Some(clause.canonical().to_owned()),
@@ -39,9 +39,9 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     };
     let (shape, creation) = store.find_or_create(ShapeDefinition { table, choice }, 1)?;
     if let Some(mut creation) = creation {
-        creation.follow(); // from before its snapshot is taken, so that nothing falls between
+        creation.follow(); // before the snapshot is taken, so that no change is missed
         let snapshot: Snapshot = "700:701:".parse()?; // pg_current_snapshot()
-        assert!(creation.begun(&snapshot, 1_500));
+        assert!(creation.snapshot_taken(&snapshot, 1_500));
         let mut rows = Vec::new();
         shape.layout().snapshot_row(&mut rows, &[Some(b"1"), Some(b"open")]);
         creation.rows(rows.into())?;
@@ -49,7 +49,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         creation.complete().await?; // durable
     }
 
-    // The stream: each change is matched, encoded once, and durable before anybody sees it.
+    // The stream: each change is matched, encoded once, and durable before a client can read it.
     let (mut decoder, mut follower) = (PgOutputDecoder::new(), store.follower());
     for message in MESSAGES {
         follower.take(&decoder.decode(message)?)?;
@@ -57,7 +57,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     shape.log_beyond(Offset::SNAPSHOT_END).await?;
     let page = shape.log_after(Offset::SNAPSHOT_END)?;
     for bytes in shape.read_log(&page, page.from, page.to)? {
-        print!("{}", str::from_utf8(&bytes)?); // the insert of 2, as clients get it
+        print!("{}", str::from_utf8(&bytes)?); // the insert of 2, as clients receive it
     }
 
     let log = shape.read_log(&page, page.from, page.to)?.concat();
@@ -68,7 +68,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// `CREATE TABLE orders (id int PRIMARY KEY, state text)`, as the catalog has it.
+/// `CREATE TABLE orders (id int PRIMARY KEY, state text)`, as described by the catalog.
 fn orders() -> Arc<TableSchema> {
     let columns = vec![Column::new("id", 23, "int4"), Column::new("state", 25, "text")];
     let types = Schema {

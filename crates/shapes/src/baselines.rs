@@ -1,10 +1,10 @@
-//! Catalog states as of which the shapes of each table are right.
+//! Catalog baselines: for each table, the catalog state for which its shapes are correct.
 //!
-//! Invariant: all complete shapes of a table are right as of its baseline, in memory and after a
+//! Invariant: all complete shapes of a table are correct for its baseline, in memory and after a
 //! crash.
-//! Enforced by: shapes that aren't right as of a state are deleted before it becomes the baseline,
-//! and the store's log has both in that order. The catalog gets the baselines that the log had up
-//! to its segment.
+//! Enforced by: shapes that are incorrect for a state are deleted before the state becomes the
+//! baseline. The store's log has both records in that order. The catalog file gets the baselines
+//! that the log had up to its segment.
 //! Bound: a table has a baseline only while it has shapes.
 
 use std::collections::HashMap;
@@ -22,16 +22,17 @@ struct Baseline {
     /// Id of the newest shape of the table. Ids only increase.
     newest_shape: u64,
     state: Option<CatalogState>,
-    /// The last one that the log has. Behind `state` while its record is queued.
+    /// Newest state in the log. It is older than `state` while the record is queued.
     logged: Option<CatalogState>,
 }
 
 impl Baselines {
+    /// Returns the baseline of a table.
     pub(crate) fn get(&self, oid: u32) -> Option<&CatalogState> {
         self.0.get(&oid)?.state.as_ref()
     }
 
-    /// The tables that have shapes.
+    /// Returns the oids of the tables that have shapes.
     pub(crate) fn oids(&self) -> impl Iterator<Item = u32> {
         self.0.iter().filter(|(_, baseline)| baseline.shapes > 0).map(|(oid, _)| *oid)
     }
@@ -46,7 +47,7 @@ impl Baselines {
         self.0.get(&oid).is_some_and(|baseline| baseline.shapes > 0)
     }
 
-    /// Counts a shape. The state that its table has becomes the baseline if there is none.
+    /// Counts a new shape. If the table has no baseline, `state` becomes the baseline.
     pub(crate) fn add_shape(&mut self, oid: u32, id: u64, state: Option<&CatalogState>) {
         let baseline = self.0.entry(oid).or_default();
         baseline.shapes += 1;
@@ -69,8 +70,8 @@ impl Baselines {
         self.0.entry(oid).or_default().state = Some(state.clone());
     }
 
-    /// Takes a state from the log. `is_writing`: the baseline was set when the record was queued,
-    /// and may be newer by now.
+    /// Stores a state read from the log. With `is_writing`, the baseline was already set when the
+    /// record was queued, and may be newer by now.
     pub(crate) fn log(&mut self, oid: u32, state: &CatalogState, is_writing: bool) {
         let baseline = self.0.entry(oid).or_default();
         baseline.logged = Some(state.clone());
@@ -79,12 +80,12 @@ impl Baselines {
         }
     }
 
-    /// Takes the states of a catalog whose shapes were counted.
+    /// Loads the states of a catalog file. The shapes of that file must be counted already.
     pub(crate) fn load(&mut self, states: &[(u32, CatalogState)]) {
         states.iter().for_each(|(oid, state)| self.log(*oid, state, false));
     }
 
-    /// Returns the states for a catalog.
+    /// Returns the states to write into a catalog file.
     pub(crate) fn keep(&mut self) -> Vec<(u32, CatalogState)> {
         self.0.retain(|_, baseline| baseline.shapes > 0);
         let logged = |(oid, baseline): (&u32, &Baseline)| Some((*oid, baseline.logged.clone()?));

@@ -1,44 +1,53 @@
-//! How a store is kept.
+//! Settings of a store.
 
 use std::path::PathBuf;
 
-/// How a store is kept.
+/// Settings of a store.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct StoreConfig {
-    /// Where. Made if it isn't there.
+    /// Directory of the store. Created if it doesn't exist.
     pub dir: PathBuf,
-    /// A chunk closes with the message that reaches this size: 10 MiB, as clients and caches expect.
+    /// Minimum size of a closed chunk, in bytes: it closes with the message that reaches it. 10
+    /// MiB, which clients and caches expect.
     pub chunk_bytes: u64,
-    /// How many shapes there may be; the least recently used goes for another. 100,000.
+    /// Maximum number of shapes. Beyond it, the least recently used shape is deleted. 100,000.
     pub max_shapes: usize,
-    /// How much they may take on disk together; the least recently used go. `None`: as much as there is.
+    /// Maximum size of all shapes on disk, in bytes. Beyond it, the least recently used shapes are
+    /// deleted. `None`: unbounded.
     pub max_bytes: Option<u64>,
-    /// A change that is larger, as a message, can't be told to its shapes, which are deleted: 256 MiB.
+    /// Maximum size of a message, in bytes. A larger change deletes the shapes that it concerns.
+    /// 256 MiB.
     pub message_bytes: usize,
-    /// Messages that are only in memory and in the log are written to the shapes' files beyond this: 64 MiB.
+    /// Maximum size of messages that are only in memory and in the log, in bytes. Beyond it, they
+    /// are written to the shapes' files. 64 MiB.
     pub unwritten_bytes: u64,
-    /// The log is made short beyond this: 256 MiB, which are read again in a second or two.
+    /// Size of the log that starts a checkpoint, in bytes. 256 MiB, which a start reads in a second
+    /// or two.
     pub wal_bytes: u64,
-    /// When so much of a shape's log is older than its last two chunks, and no less than what was merged before, then of several changes of a row
-    /// only the last is kept there: 64 MiB. 0: never.
+    /// Minimum size of the old part of a shape's log to be merged, in bytes. The old part is older
+    /// than the last two chunks, and must be no smaller than the part merged before. Merging keeps
+    /// only the last of several updates of a row. 64 MiB. 0: never.
     pub compact_bytes: u64,
-    /// How many of the shapes' files are open at once: 512.
+    /// Maximum number of open files of shapes. 512.
     pub open_files: usize,
-    /// A snapshot up to this size goes through the log, and needs no sync of its own: 256 KiB.
+    /// Maximum size of a snapshot that is written to the log instead of a file of its own, in
+    /// bytes. It needs no separate sync. 256 KiB.
     pub small_snapshot_bytes: usize,
-    /// How much of the stream is held for a shape whose snapshot is about to begin: 16 MiB. With more, it is given up.
+    /// Maximum size of the changes held for a shape until its snapshot is taken, in bytes. Beyond
+    /// it, the shape is deleted. 16 MiB.
     pub held_bytes: usize,
-    /// How much waits to be written: 16 MiB. With more, the stream waits.
+    /// Queued bytes beyond which [`Shapes::room`](crate::Shapes::room) waits. 16 MiB.
     pub queued_bytes: usize,
-    /// A transaction is written in parts of this size, so that none is too large for memory: 1 MiB.
+    /// Size of the parts in which a transaction is queued, in bytes. It bounds the memory of a
+    /// transaction. 1 MiB.
     pub(crate) part_bytes: usize,
-    /// Whether the writer waits for its checkpoints, so that a test sees the same order each time.
+    /// Whether the writer waits for its checkpoints, so that tests are deterministic.
     pub(crate) waits_for_checkpoints: bool,
 }
 
 impl StoreConfig {
-    /// In this directory, with everything else as documented.
+    /// Returns the documented defaults for a directory.
     pub fn new(dir: impl Into<PathBuf>) -> Self {
         StoreConfig {
             dir: dir.into(),

@@ -1,4 +1,4 @@
-//! Making a shape: its snapshot, from nothing to complete.
+//! Shape creation: fills a new shape with its snapshot and makes it durable.
 
 use std::io;
 use std::sync::{Arc, RwLockReadGuard};
@@ -14,20 +14,22 @@ use crate::store::disk::DiskFile;
 use crate::store::record::{CompletedSnapshot, MAX_TEXT, Note, Record, SnapshotVisibility};
 use crate::store::shape_files::{DIR, FileKind};
 
-/// The duty to fill a shape. Dropped before its time, the shape is gone.
+/// Obligation to fill a shape with its snapshot. If dropped before [`complete`](Self::complete)
+/// succeeds, the shape is removed.
 #[derive(Debug)]
-#[must_use = "dropped, the shape is gone"]
+#[must_use = "if dropped, the shape is removed"]
 pub struct ShapeCreation {
     inner: Arc<StoreInner>,
     shape: Arc<Shape>,
-    /// When it was begun.
+    /// Writer turn in which the creation started.
     turn: u64,
+    /// Transactions that the snapshot sees, once it is taken.
     seen: Option<SnapshotVisibility>,
-    /// Once the snapshot isn't small.
+    /// Snapshot file. `None` while the snapshot is small enough for the log.
     file: Option<Arc<dyn DiskFile>>,
     is_sealed: bool,
     is_over: bool,
-    /// The keys of all rows by now, if the table has no primary key.
+    /// Keys of all rows so far, if the table has no primary key.
     keys: Option<KeyCounts>,
 }
 
@@ -38,18 +40,22 @@ impl ShapeCreation {
         ShapeCreation { inner, shape, turn, seen: None, file: None, is_sealed: false, is_over: false, keys }
     }
 
-    /// The shape.
+    /// Returns the shape.
     pub fn shape(&self) -> &Arc<Shape> {
         &self.shape
     }
 
-    /// From now on, what the stream says of the shape is held for it: right before the snapshot is taken.
+    /// Starts to hold the stream's changes for the shape. Call it right before the snapshot is
+    /// taken.
     ///
-    /// What the stream has brought of the table by now, the snapshot must see: [`begun`](Self::begun) says whether it does.
+    /// The snapshot must see every change of the table that the stream has sent before;
+    /// [`snapshot_taken`](Self::snapshot_taken) verifies that.
     ///
-    /// Nothing is held for one that is gone, or was begun before another process wrote.
+    /// Does nothing if the shape is gone, or if another writer turn has begun since the creation
+    /// started.
     pub fn follow(&self) {
-        // The turn comes first, as everywhere: whoever waits to end it would stand between two who take both the other way round.
+        // Lock order: `turn` before `followed`. The reverse order deadlocks with the end of
+        // writing.
         if let Ok(_turn) = self.writes(&self.inner)
             && self.shape.gone().is_none()
         {
@@ -57,26 +63,29 @@ impl ShapeCreation {
         }
     }
 
-    /// The snapshot is taken: it sees these transactions, and none whose commit isn't before `lsn`, which is where the log was then.
-    /// `false`: it was taken too early, and another is to be taken in its place.
+    /// Sets the transactions that the snapshot sees. It sees none whose commit position is `lsn` or
+    /// above; `lsn` is the position of Postgres' log when the snapshot was taken.
+    ///
+    /// Returns `false` if the snapshot was taken too early: then take another one.
     #[must_use]
-    pub fn begun(&mut self, snapshot: &Snapshot, lsn: u64) -> bool {
+    pub fn snapshot_taken(&mut self, snapshot: &Snapshot, lsn: u64) -> bool {
         let (seen, inner) = (SnapshotVisibility::new(snapshot, lsn), Arc::clone(&self.inner));
-        // In another turn its number may be another shape's. Its rows are refused then.
+        // In another writer turn, another shape may have the same id. `rows` fails then.
         let Ok(_turn) = self.writes(&inner) else { return true };
-        let is_in_time = inner.followed().begun(self.shape.id, seen.clone(), &inner);
+        let is_in_time = inner.followed().snapshot_taken(self.shape.id, seen.clone(), &inner);
         if is_in_time {
             self.seen = Some(seen);
         }
         is_in_time
     }
 
-    /// Whether [`rows`](Self::rows) of so many bytes go to the disk: few stay in memory, and need no thread that may block.
+    /// Returns whether [`rows`](Self::rows) with this many bytes writes to disk. Otherwise it
+    /// doesn't block.
     pub fn rows_block(&self, bytes: usize) -> bool {
         self.needs_file(self.shape.lock().snapshot.len(), bytes)
     }
 
-    /// The same of [`seal`](Self::seal), before its time.
+    /// Returns whether [`seal`](Self::seal) will write to disk.
     pub fn seal_blocks(&self) -> bool {
         self.rows_block(self.seen.as_ref().map_or(0, |seen| snapshot_end(seen).len()))
     }
@@ -86,15 +95,16 @@ impl ShapeCreation {
         self.file.is_some() || so_far + more as u64 > small
     }
 
-    /// Whether all of it is there.
+    /// Returns whether the whole snapshot is written.
     pub fn is_sealed(&self) -> bool {
         self.is_sealed
     }
 
-    /// Rows, as messages, each with its separator. They can be read at once. Blocks for the disk, once there are many.
+    /// Appends rows: messages, each with its separator. Clients can read them at once. Blocks on
+    /// disk if the snapshot isn't small.
     ///
     /// # Errors
-    /// When the disk fails, or this process doesn't write any more.
+    /// If the disk fails, or this process doesn't write to the store any more.
     pub fn rows(&mut self, messages: Bytes) -> io::Result<()> {
         let inner = Arc::clone(&self.inner);
         let _turn = self.writes(&inner)?;
@@ -126,16 +136,17 @@ impl ShapeCreation {
         Ok(())
     }
 
-    /// All rows are there. Blocks for the disk, if there are many.
+    /// Appends the end of the snapshot. Blocks on disk if the snapshot isn't small.
     ///
     /// # Errors
-    /// When the disk fails, or this process doesn't write any more.
+    /// If the disk fails, no snapshot was taken, or this process doesn't write to the store any
+    /// more.
     pub fn seal(&mut self) -> io::Result<()> {
         let seen = self.seen.as_ref().ok_or_else(|| io::Error::other("the snapshot hasn't begun"))?;
         let end = snapshot_end(seen);
         let inner = Arc::clone(&self.inner);
         let _turn = self.writes(&inner)?;
-        // First: whoever sees the end knows that it is no row.
+        // Set before the end is appended: a reader that sees the end must not take it for a row.
         self.shape.change(|state| state.rows_end = Some(state.snapshot.len()));
         self.append(end.into())?;
         self.shape.change(|state| state.snapshot.close_chunk());
@@ -148,23 +159,24 @@ impl ShapeCreation {
         Ok(())
     }
 
-    /// While this is held, the files are this process's to write.
+    /// Returns a guard of the creation's writer turn. While it is held, this process may write
+    /// files.
     fn writes<'a>(&self, inner: &'a StoreInner) -> io::Result<RwLockReadGuard<'a, u64>> {
         let turn = inner.turn().filter(|turn| **turn == self.turn);
         turn.ok_or_else(|| io::Error::other("this process doesn't write to the store any more"))
     }
 
-    /// Waits until the shape is durable: from then on it survives. Only after it was [sealed](Self::seal).
+    /// Waits until the shape is durable. The creation must be [sealed](Self::seal).
     ///
     /// # Errors
-    /// When it went meanwhile.
+    /// If the shape was deleted meanwhile.
     pub async fn complete(mut self) -> Result<(), ShapeGone> {
         let Some(seen) = self.seen.clone().filter(|_| self.is_sealed) else { return Err(ShapeGone::Deleted) };
         self.shape.until_settled().await?;
         if let Some(keys) = self.keys.take()
             && let Ok(_turn) = self.writes(&self.inner)
         {
-            self.inner.followed().counted(self.shape.id, keys, &self.inner);
+            self.inner.followed().set_key_counts(self.shape.id, keys, &self.inner);
         }
         let (completed, bytes) = {
             let state = self.shape.lock();
@@ -186,17 +198,18 @@ impl ShapeCreation {
         }
     }
 
-    /// A large snapshot is in its file, and never in the log that checkpoints make short.
+    /// Evicts other shapes if `max_bytes` is exceeded. A large snapshot is in its own file and
+    /// doesn't count for the size of the log, so no checkpoint would follow soon.
     fn make_room(&self) {
         let Some(limit) = self.inner.config.max_bytes else { return };
         if let Ok(_turn) = self.writes(&self.inner) {
-            // Somebody waited for it until now.
+            // A client waited for this shape until now, so it counts as used.
             self.inner.touch(&self.shape);
             self.inner.evict_bytes(limit);
         }
     }
 
-    /// The snapshot failed: the shape is gone, and whoever waits for it is told why.
+    /// Removes the shape and passes the failure to its waiting readers.
     pub fn fail(mut self, failure: SnapshotFailure) {
         self.give_up(failure);
     }
@@ -207,12 +220,12 @@ impl ShapeCreation {
         if self.writes(&self.inner).is_ok() {
             self.inner.followed().delete(self.shape.id, &self.inner);
         } else {
-            self.inner.forget_this(&self.shape);
+            self.inner.forget_if_same(&self.shape);
         }
     }
 }
 
-/// The last message of a snapshot, with its separator.
+/// Returns the last message of a snapshot, with its separator.
 pub(crate) fn snapshot_end(seen: &SnapshotVisibility) -> Vec<u8> {
     let message = serde_json::json!({"headers": {
         "control": "snapshot-end",
@@ -232,7 +245,7 @@ impl Drop for ShapeCreation {
             && self.shape.gone().is_some()
             && let Ok(_turn) = self.writes(&self.inner)
         {
-            // It may have been deleted before the file was made.
+            // The shape may have been deleted before the file was created.
             self.inner.files.remove(self.shape.id);
         }
     }

@@ -1,4 +1,5 @@
-//! What a shape is, and when two are the same.
+//! Shape definitions: a table, a where clause, columns and modes. Shapes with equal definitions are
+//! one shape.
 
 mod state;
 
@@ -12,37 +13,43 @@ pub use self::state::{CatalogChange, CatalogState};
 use crate::encode::{self, RowEncoder};
 use crate::filter::{Filter, FilterError, Schema};
 
-/// A table, as shapes depend on it.
+/// Properties of a table on which its shapes depend.
 ///
 /// Tables that differ only in `state` are equal.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct TableSchema {
     /// pg_class.oid.
     pub oid: u32,
-    /// Its schema's name.
+    /// Name of its schema.
     pub schema: String,
     /// Its name.
     pub name: String,
-    /// Its columns, in the order in which rows have their values, and what decides how they compare.
+    /// Columns in the order of the values in rows, and the settings that decide comparisons.
     pub types: Schema,
-    /// Which entry of the publication has it. After another one, changes are missing.
+    /// Oid of the table's entry in the publication. If the entry was replaced, changes may be
+    /// missing.
     pub membership: u32,
-    /// The columns' types and their modifiers as the stream tells them: pg_attribute's atttypid and atttypmod.
+    /// Type oid and modifier of each column, as the stream describes them: pg_attribute's atttypid
+    /// and atttypmod.
     pub stream_types: Vec<(u32, i32)>,
-    /// Which column each is, whatever it is called: pg_attribute.attnum. One that was dropped and added again is another.
+    /// pg_attribute.attnum of each column. A column that was dropped and added again has another
+    /// number.
     #[serde(default)]
     pub numbers: Vec<i32>,
-    /// The primary key's columns by their places, in the key's order; none: all columns tell rows apart.
+    /// Indexes of the primary key's columns, in the key's order. Empty: all columns together are
+    /// the key.
     pub key: Vec<usize>,
-    /// What else must stay as it is, in its maker's words: under another, messages would be wrong though names, types and key are the same.
+    /// Other properties that must not change, as a text of the caller. If it differs, messages
+    /// would be wrong although names, types and key are equal.
     #[serde(default)]
     pub lineage: String,
-    /// Whatever its maker wants to know of each column again.
+    /// Text of the caller for each column. The store only keeps it.
     pub notes: Vec<String>,
-    /// Whether the primary key is DEFERRABLE: within a transaction, two rows may have the same key.
+    /// Whether the primary key is DEFERRABLE. Within a transaction, two rows may have the same
+    /// value of such a key.
     #[serde(default)]
     pub key_is_deferrable: bool,
-    /// What the catalog said when the table was described; `None`: not known. See
+    /// Catalog state when the table was described; `None`: unknown. See
     /// [`Shapes::refit`](crate::Shapes::refit).
     #[serde(default)]
     pub state: Option<CatalogState>,
@@ -56,8 +63,8 @@ impl PartialEq for TableSchema {
 
 impl Eq for TableSchema {}
 
-/// Stays what it is from version to version: the log names tables by it, and instances of two
-/// versions read one log.
+/// Invariant: the hash is the same in every release. The log refers to tables by it, and processes
+/// of two releases read one log.
 impl Hash for TableSchema {
     fn hash<H: Hasher>(&self, hasher: &mut H) {
         self.identity().hash(hasher);
@@ -67,54 +74,55 @@ impl Hash for TableSchema {
     }
 }
 
-/// A view of a table that clients can follow.
+/// Definition of a shape: a table, and the options of the view.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct ShapeDefinition {
-    /// Of which table.
+    /// The table.
     pub table: Arc<TableSchema>,
-    /// What of it.
+    /// The rows and columns, and the form of the messages.
     pub choice: ShapeOptions,
 }
 
-/// What a shape takes of its table, and how it tells it.
+/// Options of a shape: which rows and columns it has, and the form of its messages.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct ShapeOptions {
-    /// Which rows: a where clause in its one form ([`Filter::canonical`]); `None`: all.
+    /// Where clause in canonical form ([`Filter::canonical`]); `None`: all rows.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub clause: Option<String>,
-    /// Which columns, by name; `None`: all that the table has, so that another column makes it another shape.
+    /// Names of the columns; `None`: all columns of the table. Then a new column makes it another
+    /// shape.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub columns: Option<Vec<String>>,
-    /// How much of a row a change shows.
+    /// Columns that a change contains.
     pub replica: ReplicaMode,
-    /// Whether the log begins with what is there already.
+    /// Whether the log begins with a snapshot.
     pub log: LogMode,
 }
 
-/// How much of a row a change shows.
+/// Columns that the message of a change contains.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ReplicaMode {
-    /// The key, and what changed.
+    /// The key and the changed columns.
     #[default]
     Default,
-    /// The whole row, and the old values of what changed.
+    /// All columns, and the old values of the changed columns.
     Full,
 }
 
-/// Whether the log begins with what is there already.
+/// Whether a log begins with a snapshot of the rows.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum LogMode {
-    /// With the rows as they are.
+    /// With a snapshot of the existing rows.
     #[default]
     Full,
-    /// With what changes from now on.
+    /// Without a snapshot: only changes.
     ChangesOnly,
 }
 
 impl TableSchema {
-    /// The columns, as they are encoded.
+    /// Returns the columns for the encoder.
     pub fn columns(&self) -> Vec<encode::ColumnSchema> {
         let place = |index: usize| self.key.iter().position(|key| *key == index);
         let columns = self.types.columns.iter().enumerate();
@@ -126,7 +134,7 @@ impl TableSchema {
             .collect()
     }
 
-    /// Everything but the state.
+    /// Returns all fields that decide equality, except `key_is_deferrable`.
     fn identity(&self) -> impl Hash + PartialEq {
         let TableSchema {
             oid,
@@ -144,7 +152,7 @@ impl TableSchema {
         (oid, schema, name, types, membership, stream_types, numbers, key, lineage, notes)
     }
 
-    /// Tells tables apart, and versions of one.
+    /// Returns a hash that identifies this version of the table.
     pub(crate) fn fingerprint(&self) -> u64 {
         let mut hasher = DefaultHasher::new();
         self.hash(&mut hasher);
@@ -157,14 +165,14 @@ impl TableSchema {
 }
 
 impl ShapeDefinition {
-    /// The first part of a handle.
+    /// Returns the first part of the shape's handle.
     pub(crate) fn fingerprint(&self) -> u64 {
         let mut hasher = DefaultHasher::new();
         self.hash(&mut hasher);
         hasher.finish()
     }
 
-    /// The columns that are shown, by their places.
+    /// Returns the indexes of the shown columns, ascending.
     pub fn selected(&self) -> Vec<usize> {
         match &self.choice.columns {
             None => (0..self.table.types.columns.len()).collect(),
@@ -182,7 +190,7 @@ impl ShapeDefinition {
         self.choice.clause.as_deref().map(parse).transpose()
     }
 
-    /// How its rows are written. Shapes with equal ones share what is written.
+    /// Returns the encoder of the shape's rows. Shapes with equal encoders share encoded messages.
     pub(crate) fn layout(&self) -> RowEncoder {
         let TableSchema { schema, name, .. } = &*self.table;
         let is_full = self.choice.replica == ReplicaMode::Full;

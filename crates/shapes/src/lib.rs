@@ -1,21 +1,217 @@
-//! Shapes: filtered views of Postgres tables.
+//! Shapes: filtered views of Postgres tables, each with a durable log.
 //!
-//! A shape is a table, a where clause and a choice of columns. [`Shapes`] keeps a durable log for each: a [`ShapeCreation`] fills it with a snapshot,
-//! the [`Follower`] matches every committed transaction against all of them and writes what it means for each, once, in exactly the bytes that
-//! clients get; whoever serves clients reads them from a [`Shape`]. A clause is a predicate by itself, too:
+//! A shape is a table, a where clause and a selection of columns. A [`ShapeCreation`] fills its log
+//! with a snapshot. The [`Follower`] matches every committed transaction with all shapes, and
+//! appends its messages to their logs, in exactly the bytes that clients receive. An HTTP server
+//! reads those bytes from a [`Shape`]. This crate has no sockets and no database connection.
 //!
 //! ```
-//! use forebay_shapes::filter::{Collation, Column, Filter, Schema};
+//! # use std::sync::Arc;
+//! # use forebay_shapes::filter::{Collation, Column, Schema};
+//! # use forebay_shapes::{LogMode, ReplicaMode, ShapeDefinition, ShapeOptions, TableSchema};
+//! use forebay_shapes::pgoutput::PgOutputDecoder;
+//! use forebay_shapes::{Offset, Shapes, StoreConfig};
 //!
-//! let columns = vec![Column::new("id", 23, "int4"), Column::new("state", 25, "text")];
-//! let schema = Schema { table: None, columns, database_collation: Collation::C, server_version: 18 };
-//! let open = Filter::parse("state IN ('open', $1) AND id > 5", &["paid"], &schema)?;
-//! assert_eq!(open.matches(&[Some(&b"7"[..]), Some(&b"paid"[..])])?, Some(true));
-//! assert_eq!(open.matches(&[Some(&b"7"[..]), None])?, None); // NULL, as in Postgres
-//! let refused = Filter::parse("state = (SELECT 'open')", &[], &schema);
-//! assert!(refused.unwrap_err().to_string().contains("subqueries"));
-//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let dir = std::env::temp_dir().join(format!("forebay-shapes-lib-{}", std::process::id()));
+//! # let messages: [&[u8]; 4] = [
+//! #     b"B\0\0\0\0\0\0\x07\xD0\0\0\0\0\0\0\0\0\0\0\x02\xBD",
+//! #     b"R\0\0\x40\0public\0orders\0f\0\x01\x01id\0\0\0\0\x17\xFF\xFF\xFF\xFF",
+//! #     b"I\0\0\x40\0N\0\x01t\0\0\0\x012",
+//! #     b"C\0\0\0\0\0\0\0\x07\xD0\0\0\0\0\0\0\x07\xE0\0\0\0\0\0\0\0\0",
+//! # ];
+//! # let types = Schema {
+//! #     table: Some("orders".into()),
+//! #     columns: vec![Column::new("id", 23, "int4")],
+//! #     database_collation: Collation::C,
+//! #     server_version: 18,
+//! # };
+//! # let table = Arc::new(TableSchema {
+//! #     oid: 0x4000,
+//! #     schema: "public".into(),
+//! #     name: "orders".into(),
+//! #     types,
+//! #     membership: 1,
+//! #     stream_types: vec![(23, -1)],
+//! #     key: vec![0],
+//! #     numbers: Vec::new(),
+//! #     lineage: String::new(),
+//! #     key_is_deferrable: false,
+//! #     state: None,
+//! #     notes: Vec::new(),
+//! # });
+//! # let choice = ShapeOptions {
+//! #     clause: None,
+//! #     columns: None,
+//! #     replica: ReplicaMode::Default,
+//! #     log: LogMode::Full,
+//! # };
+//! # let definition = ShapeDefinition { table, choice };
+//! let store = Shapes::open(StoreConfig::new(&dir))?;
+//! store.begin_writing()?;
+//! store.reset("shop".into(), 1_000).await?; // follow the database "shop" from LSN 1000 on
+//!
+//! let (shape, creation) = store.find_or_create(definition, 1)?;
+//! let mut creation = creation.expect("a new shape");
+//! creation.follow(); // before the snapshot is taken
+//! assert!(creation.snapshot_taken(&"700:701:".parse()?, 1_500)); // pg_current_snapshot()
+//! creation.seal()?; // a snapshot without rows
+//! creation.complete().await?; // durable
+//!
+//! let (mut decoder, mut follower) = (PgOutputDecoder::new(), store.follower());
+//! for message in messages {
+//!     follower.take(&decoder.decode(message)?)?; // BEGIN, INSERT INTO orders VALUES (2), COMMIT
+//! }
+//! shape.log_beyond(Offset::SNAPSHOT_END).await?; // durable and readable
+//! let page = shape.log_after(Offset::SNAPSHOT_END)?;
+//! let log = shape.read_log(&page, page.from, page.to)?.concat();
+//! assert!(str::from_utf8(&log)?.contains(r#""value":{"id":"2"}"#));
+//! # store.end_writing();
+//! # std::fs::remove_dir_all(dir)?;
+//! # Ok(())
+//! # }
 //! ```
+//!
+//! The README has a longer example, with a where clause and rows in the snapshot. Where clauses and
+//! the index of all clauses are in [`filter`], the crate `forebay-filter`.
+//!
+//! # Picture
+//!
+//! ```text
+//!  replication messages                                         rows of COPY
+//!      │                                                            │
+//!      ▼                                                            ▼
+//!  Follower (follow/) ── filter index, encode/            ShapeCreation (creation.rs)
+//!      │ records                                                    │ one record: snapshot complete
+//!      ▼                                                            │ rows: log, or a file if large
+//!  store queue ◀────────────────────────────────────────────────────┘
+//!      │
+//!      ▼
+//!  writer thread ── append, sync ──▶ store log (wal/)
+//!      │ after the sync                  │ checkpoint: shapes' files, catalog
+//!      ▼                                 ▼
+//!  Shape (shape.rs) ◀── read ─────── shapes/*.log, shapes/*.snapshot
+//!      │
+//!      ├──▶ readers: log_after, read_log, snapshot_chunk
+//!      └──▶ LogListener: each published transaction
+//! ```
+//!
+//! - A transaction is encoded once for each selection of columns. Its record has the text, and for
+//!   each shape the ranges that belong to it. Live streams and the shapes' files get the same bytes.
+//! - The writer, recovery and a process that reads beside the writer apply the same records with
+//!   the same function. A takeover reads to the end of the log and runs a checkpoint.
+//! - Committed changes are synced at once. Records of shapes that are created at the same time are
+//!   collected for up to 5 ms, because a sync costs more than the rest of a creation.
+//! - The messages of a log are sorted by offset, one in each line. So an offset is found by
+//!   bisection, and only the ends of closed chunks are stored separately.
+//! - A checkpoint merges the part of a long log that is older than the last two chunks: an update
+//!   is combined with the next update of the same row. Positions don't change, so readers continue.
+//!   The old files are kept for one more checkpoint. Inserts and deletes are kept, because the
+//!   position of a client may be between them.
+//! - A shape is followed before its snapshot is taken. Transactions are held until the snapshot's
+//!   visibility is known. Then those that the snapshot sees are dropped.
+//! - A client identifies a row by its key. If two rows may have one key (a deferrable key within a
+//!   transaction, equal rows of a table without a key), the log continues while that has no effect.
+//!   The change in which it has one deletes the shape.
+//! - Each table has a *baseline*: the catalog state for which its shapes are correct. It has the
+//!   filenode, `xmin` of its rows in pg_attribute, labels and attributes of its types, and its
+//!   publication. A state that existing shapes can't represent deletes them, and then becomes the
+//!   baseline, in memory and in the log.
+//!
+//! # Invariants and their tests
+//!
+//! - Every committed transaction reaches every shape that it concerns once, whole, in commit order,
+//!   starting after the snapshot.
+//!   `clients_see_what_the_table_was_between_two_commits`,
+//!   `without_a_crash_every_guarantee_holds`,
+//!   `random_filters_are_found_as_if_each_were_evaluated`
+//! - A shape whose log can't represent a change exactly is deleted, and its clients start over.
+//!   `an_altered_table_deletes_the_shapes_that_need_the_altered_columns`,
+//!   `a_clause_that_fails_on_a_row_deletes_its_shape`,
+//!   `a_missing_old_row_deletes_the_tables_shapes`,
+//!   `two_rows_with_one_deferrable_key_in_a_transaction_delete_the_shapes`,
+//!   `a_row_that_leaves_while_an_equal_row_remains_deletes_the_shape`
+//! - A snapshot that misses an earlier transaction of the stream is refused.
+//!   `transactions_from_before_a_shape_was_followed_must_be_in_its_snapshot`,
+//!   `an_invisible_commit_is_detected_however_many_commits_follow`
+//! - Once a snapshot is complete, the readable bytes of its shape survive a kill and a power cut.
+//!   Positions that were acknowledged to Postgres are durable.
+//!   `a_crash_at_any_disk_call_breaks_no_guarantee`, `repeated_crashes_break_no_guarantee`,
+//!   `shapes_survive_a_restart_and_a_kill`
+//! - A deleted shape never reappears, not even after a crash.
+//!   `a_shape_deleted_on_a_full_disk_stays_deleted`,
+//!   `a_shape_stays_complete_until_its_deletion_is_in_the_log`
+//! - At most one process writes. A reader sees a prefix of the writer's log, and can take over.
+//!   `only_one_process_writes_at_a_time`,
+//!   `a_reader_beside_a_busy_writer_sees_a_prefix_of_the_log`,
+//!   `a_reader_sees_the_writers_records_and_can_take_over`
+//! - On a full disk, nothing is acknowledged, existing bytes can be read, and nothing is lost.
+//!   `on_a_full_disk_nothing_is_acknowledged_and_reads_succeed`,
+//!   `a_full_disk_pauses_the_store_until_there_is_space`
+//! - From any offset, the merged log leads to the same rows.
+//!   `reading_the_merged_log_from_any_offset_leads_to_the_same_rows`,
+//!   `a_long_log_is_merged_and_clients_read_on_from_wherever_they_are`
+//! - A handle is used for one shape only.
+//!   `a_handle_is_never_reused_even_if_the_clock_goes_back`
+//! - Only a torn end of the store's log is cut. Records of a newer release are refused and left
+//!   unchanged, and a process that finds them never takes over.
+//!   `a_server_refuses_what_a_newer_version_wrote_and_leaves_it_alone`,
+//!   `an_instance_that_reads_beside_a_newer_one_refuses_and_never_takes_over`
+//!
+//! # Bounds
+//!
+//! | what | bound | beyond it |
+//! |---|---|---|
+//! | shapes | `max_shapes`, 100,000 | the least recently used shape is deleted |
+//! | bytes on disk | `max_bytes`, checked at checkpoints and completed snapshots | the least recently used shapes are deleted |
+//! | queued records | `queued_bytes`, 16 MiB, plus one batch of the stream | [`Shapes::room`] waits |
+//! | messages that are in no shape's file | `unwritten_bytes`, 64 MiB | they are written |
+//! | size of the store's log | `wal_bytes`, 256 MiB | a checkpoint starts |
+//! | a transaction in memory | parts of 1 MiB | the part is queued |
+//! | one message | `message_bytes`, 256 MiB | the shapes that would get it are deleted |
+//! | changes held for a shape without a snapshot | `held_bytes`, 16 MiB | the shape is deleted |
+//! | open files of shapes | `open_files`, 512 | the least recently used file is closed |
+//! | recent transactions of one table; of all | 1,048,576 (24 MiB); 4,194,304 (96 MiB) | the oldest is forgotten, and a new shape waits for a snapshot with a newer `xmin` |
+//! | deferrable keys that rows get in one transaction | 1,048,576 | the table's shapes are deleted |
+//! | counted rows of a shape without a primary key; of all | 2,097,152; 16,777,216 (165 MiB) | not counted: any row that leaves deletes the shape |
+//! | key changes that wait for a snapshot; for a commit | 262,144; 1,048,576 | not counted; counted before the commit |
+//! | files read to count rows when writing begins | 64 MiB of one shape, 256 MiB of all | not counted |
+//! | column mappings of one table | 1,024 relations | all are computed again |
+//!
+//! Tests: `a_transaction_of_300_megabytes_that_a_hundred_shapes_match_is_never_in_memory`,
+//! `the_least_recently_used_shape_is_deleted_for_a_new_one`,
+//! `shapes_beyond_max_bytes_are_deleted_at_a_checkpoint`,
+//! `shapes_beyond_max_bytes_are_deleted_when_a_snapshot_completes`,
+//! `held_bytes_are_bounded_within_a_transaction_and_across_many`, `all_tables_share_one_bound`,
+//! `an_idle_shape_takes_less_than_five_kilobytes`.
+//!
+//! # Lock order
+//!
+//! `turn`, then `followed`, then `registry`, then the lock of a shape. `turn` is held for reading by
+//! each write outside the writer thread, and for writing when writing begins and ends. Deletions
+//! and matched changes are queued under `followed`, so that the store's log has them in the order
+//! of the decisions, and a shape can't reappear with a gap after a crash.
+//!
+//! # Where to look
+//!
+//! | topic | file |
+//! |---|---|
+//! | shape definitions and their equality | `definition.rs` |
+//! | encoding of rows; COPY rows | `encode/row_encoder.rs`; `encode/copy.rs` |
+//! | effect of a row change on a shape | `follow/table_group.rs` |
+//! | held transactions; altered tables | `follow/followed_shapes.rs` |
+//! | parts of a transaction | `follow/open_transaction.rs` |
+//! | changes of partitions | `follow/stream_relation.rs` |
+//! | commits that aren't visible yet | `follow/recent_transactions.rs` |
+//! | catalog changes that the stream doesn't describe | `definition/state.rs`, `baselines.rs` |
+//! | equal rows of a table without a primary key | `row_keys.rs` |
+//! | a snapshot, from its start until it is durable | `creation.rs` |
+//! | readers and listeners | `shape.rs`; its state, `shape/state.rs` |
+//! | lookup, creation, eviction, deletion | `shapes.rs` (public), `registry.rs` |
+//! | records, log, catalog, files, recovery, checkpoint | `store/`, explained in `store/mod.rs` |
+//! | merge of long logs | `encode/merge.rs`, `store/compaction.rs` |
+//! | crashes, readers beside a writer, ten thousand shapes | `simulation/` |
 
 #![forbid(unsafe_code)]
 

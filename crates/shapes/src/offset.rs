@@ -1,50 +1,51 @@
-//! Where a client is in a log.
+//! Offsets: positions in the log of a shape.
 //!
-//! Invariant: offsets of one log are ordered as its messages are. Those of the snapshot are `0_k`, the log's are the commit's position
-//! and the number of the change in its transaction.
+//! Invariant: the messages of a log are ordered by offset. The snapshot has the offsets `0_k`. A
+//! change has the commit position of its transaction and its number in the transaction.
 
 use std::fmt;
 use std::num::IntErrorKind;
 use std::str::FromStr;
 
-/// A place in a log: everything up to it was seen.
+/// Position in the log of a shape: a client has read everything up to it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Offset {
-    /// The commit's log position; 0: the snapshot.
+    /// Commit position (LSN) of the transaction; 0: the snapshot.
     pub lsn: u64,
-    /// The change in that transaction, or the chunk of the snapshot; `u64::MAX`: all of them (`inf`).
+    /// Number of the change in the transaction, or of the snapshot chunk; `u64::MAX`: all of them
+    /// (`inf`).
     pub op: u64,
 }
 
-/// What a request asks for.
+/// Offset of a request: where the response starts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum StartOffset {
-    /// `-1`: from the beginning.
+    /// `-1`: at the beginning.
     Beginning,
-    /// `now`: only what is yet to come.
+    /// `now`: after the end of the log.
     Now,
-    /// After this.
+    /// After an offset.
     After(Offset),
 }
 
-/// It isn't an offset.
+/// The text isn't an offset.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("has invalid format")]
 pub struct OffsetError;
 
 impl Offset {
-    /// The first chunk of the snapshot.
+    /// Offset of the first chunk of the snapshot.
     pub const FIRST: Offset = Offset { lsn: 0, op: 0 };
 
-    /// After all chunks of the snapshot, and before the log.
+    /// Offset after all chunks of the snapshot and before the log.
     pub const SNAPSHOT_END: Offset = Offset { lsn: 0, op: u64::MAX };
 
-    /// A change of a transaction.
+    /// Returns the offset of a change.
     pub const fn new(lsn: u64, op: u64) -> Self {
         Offset { lsn, op }
     }
 
-    /// Whether it is in the snapshot.
+    /// Returns whether the offset is in the snapshot.
     pub fn is_snapshot(self) -> bool {
         self.lsn == 0
     }
@@ -81,7 +82,8 @@ impl FromStr for StartOffset {
     }
 }
 
-/// Digits only: `+1` and the like are no offsets. What is beyond all numbers is beyond every log, too.
+/// Parses digits only: `+1` isn't an offset. A number above `u64::MAX` becomes `u64::MAX`, which is
+/// beyond every log.
 fn number(text: &str) -> Result<u64, OffsetError> {
     if !text.bytes().all(|byte| byte.is_ascii_digit()) {
         return Err(OffsetError);
@@ -97,7 +99,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn offsets_are_read_and_written_alike() {
+    fn offsets_round_trip_through_text() {
         for text in ["0_0", "0_7", "26800584_4", "26800584_inf"] {
             assert_eq!(text.parse::<Offset>().unwrap().to_string(), text);
         }
@@ -107,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_offset_is_refused() {
+    fn invalid_offsets_are_refused() {
         for text in
             ["", "_", "1", "1_", "_1", "-2", "1_-1", "+1_0", "1_0_0", "1_INF", "a_b", " 1_0", "now ", "１_0"]
         {
@@ -116,13 +118,13 @@ mod tests {
     }
 
     #[test]
-    fn an_absurd_offset_is_beyond_every_log() {
+    fn an_overflowing_offset_is_beyond_every_log() {
         let absurd: Offset = "99999999999999999999999_5".parse().unwrap();
         assert!(absurd > Offset::new(u64::MAX - 1, 0));
     }
 
     #[test]
-    fn a_log_is_in_order() {
+    fn offsets_sort_in_log_order() {
         let log = ["0_0", "0_1", "5_0", "5_2", "5_inf", "6_0"].map(|text| text.parse::<Offset>().unwrap());
         assert!(log.is_sorted());
     }

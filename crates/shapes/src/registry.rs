@@ -1,7 +1,9 @@
-//! The shapes that there are: found, made, let go.
+//! Registry of the shapes of a store: lookup, creation, eviction and deletion.
 //!
-//! Invariant: a handle is given once. Kept by: its time is above that of every one before, of which the store's log has the last.
-//! Order of locks: the turn, then what is followed, then the registry, then a shape.
+//! Invariant: a handle is used for one shape only.
+//! Enforced by: the time in a new handle is above the time in all earlier ones. The store's log has
+//! the newest time.
+//! Lock order: `turn`, then `followed`, then `registry`, then the lock of a shape.
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
@@ -17,9 +19,9 @@ use crate::creation::ShapeCreation;
 use crate::definition::{ReplicaMode, ShapeDefinition, TableSchema};
 use crate::encode::RowEncoder;
 use crate::filter::Filter;
-use crate::follow::Followed;
+use crate::follow::FollowedShapes;
 use crate::row_keys::{self, KeyBudget, KeyCounts};
-use crate::shape::{Phase, Shape, ShapeGone};
+use crate::shape::{Shape, ShapeGone, ShapePhase};
 use crate::shapes::{CreateError, StoreFailure};
 use crate::store::disk::Disk;
 use crate::store::record::{Note, Record};
@@ -28,63 +30,73 @@ use crate::store::write_queue::{WriteJob, WriteQueue};
 use crate::store::writer::StoreMode;
 use crate::store::{OpenError, StoreUnusable};
 
-type OnDurable = Box<dyn Fn(u64) + Send + Sync>;
+/// Callback for each new durable position.
+type DurableCallback = Box<dyn Fn(u64) + Send + Sync>;
 
-/// The table, the columns that are shown, and whether rows are shown in full.
+/// Table fingerprint, indexes of the shown columns, and whether messages contain all columns.
 type LayoutKey = (u64, Vec<usize>, bool);
 
-/// What all who have to do with a store share.
+/// State of a store, shared by its handles, its creations and its writer thread.
 pub(crate) struct StoreInner {
     pub(crate) config: StoreConfig,
     pub(crate) disk: Arc<dyn Disk>,
     pub(crate) files: Arc<ShapeFiles>,
     registry: RwLock<Registry>,
-    followed: Mutex<Followed>,
+    /// Shapes that are matched with changes.
+    followed: Mutex<FollowedShapes>,
+    /// Row encoders, shared by shapes with equal columns.
     layouts: Mutex<HashMap<LayoutKey, Weak<RowEncoder>>>,
-    /// Where the writer takes from; closed while nobody writes.
+    /// Queue of the writer thread. Closed while this process doesn't write.
     pub(crate) queue: RwLock<Arc<WriteQueue>>,
     pub(crate) mode: Mutex<StoreMode>,
     pub(crate) is_writing: AtomicBool,
-    /// How many times this process has begun to write. Whoever writes beside the writer holds it, so that nobody does after the end.
+    /// Writer turn: how many times this process has begun to write. Any write outside the writer
+    /// thread holds a read guard; the end of writing waits for all guards.
     pub(crate) turn: RwLock<u64>,
+    /// Position up to which everything is durable.
     pub(crate) durable: AtomicU64,
-    /// The offset `<seen>_0` is after everything visible, and before whatever comes.
+    /// The offset `<seen>_0` is after everything visible and before every later change.
     pub(crate) seen: AtomicU64,
+    /// Wakes the tasks that wait for `durable` or `seen`.
     pub(crate) progressed: Notify,
-    pub(crate) on_durable: Mutex<Option<OnDurable>>,
-    /// Shapes that have parts of a transaction whose commit is yet to come.
+    pub(crate) on_durable: Mutex<Option<DurableCallback>>,
+    /// Ids of the shapes that have parts of a transaction without its commit.
     pub(crate) staged: Mutex<HashSet<u64>>,
-    /// Files of logs that were merged: needed until another catalog is there.
+    /// Files of merged logs. The next catalog file makes them unnecessary.
     pub(crate) garbage: Mutex<Vec<(u64, FileKind)>>,
-    /// Shapes that were deleted, though the log doesn't say so yet.
+    /// Ids of deleted shapes whose deletion isn't in the log yet.
     pub(crate) deleted: Mutex<HashSet<u64>>,
-    /// Shapes that turned out to be wrong before anything could be written.
+    /// Ids of shapes that were found incorrect before this process could write.
     inexact: Mutex<Vec<u64>>,
     pub(crate) key_budget: Arc<KeyBudget>,
-    /// Held while the files of shapes are written beside a checkpoint.
+    /// Held while shapes' files are written outside a checkpoint.
     pub(crate) relieving: Mutex<()>,
+    /// Whether the disk is full.
     pub(crate) is_full: AtomicBool,
     pub(crate) failure: Mutex<Option<StoreFailure>>,
     pub(crate) failed: Notify,
-    /// Which of [`UNUSABLE`] holds, counted from 1; 0: none.
+    /// Index into [`UNUSABLE`] plus 1; 0: usable.
     unusable: AtomicU8,
+    /// Counts uses of shapes, to find the least recently used one.
     clock: AtomicU64,
 }
 
 const UNUSABLE: [StoreUnusable; 2] = [StoreUnusable::OtherVersion, StoreUnusable::Damaged];
 
+/// Index of all shapes of a store.
 #[derive(Debug, Default)]
 pub(crate) struct Registry {
     by_id: HashMap<u64, Arc<Shape>>,
     by_handle: HashMap<String, u64>,
-    /// By the fingerprints of their definitions, the newest last.
+    /// Ids by fingerprint of the definition, newest last.
     by_definition: HashMap<u64, Vec<u64>>,
-    /// Tables, as the log names them.
+    /// Tables by fingerprint, as the log refers to them.
     pub(crate) tables: HashMap<u64, Arc<TableSchema>>,
     pub(crate) baselines: Baselines,
+    /// Name of the database that the store follows.
     pub(crate) origin: Option<String>,
     pub(crate) next_id: u64,
-    /// The time in the last handle, so that none is used twice.
+    /// Time in the newest handle, in microseconds.
     pub(crate) last_handle: u64,
 }
 
@@ -128,7 +140,7 @@ impl StoreInner {
         self.registry.write().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(crate) fn followed(&self) -> MutexGuard<'_, Followed> {
+    pub(crate) fn followed(&self) -> MutexGuard<'_, FollowedShapes> {
         lock(&self.followed)
     }
 
@@ -136,31 +148,35 @@ impl StoreInner {
         Arc::clone(&self.queue.read().unwrap_or_else(PoisonError::into_inner))
     }
 
+    /// Queues a record for the writer thread.
     pub(crate) fn enqueue(&self, record: Record) {
         self.queue().push(WriteJob { record, done: None, checkpoint: false });
     }
 
-    /// Tells when it is durable, and so does a checkpoint, if one is wanted.
+    /// Queues a record. The receiver completes when the record is durable, and with `checkpoint`
+    /// when the checkpoint has ended.
     pub(crate) fn submit(&self, record: Record, checkpoint: bool) -> oneshot::Receiver<()> {
-        let (done, told) = oneshot::channel();
+        let (done, durable) = oneshot::channel();
         self.queue().push(WriteJob { record, done: Some(done), checkpoint });
-        told
+        durable
     }
 
+    /// Records a fatal error of the writer.
     pub(crate) fn fail(&self, why: &str) {
-        tracing::error!(why, "the store can't be written");
+        tracing::error!(why, "store failed");
         *lock(&self.failure) = Some(StoreFailure(why.into()));
         self.failed.notify_waiters();
     }
 
+    /// Returns why the directory is unusable.
     pub(crate) fn unusable(&self) -> Option<StoreUnusable> {
         let which = usize::from(self.unusable.load(Ordering::Acquire)).checked_sub(1)?;
         UNUSABLE.get(which).copied()
     }
 
-    /// If the directory can't be used, nothing is served any more: streams that wait for changes
-    /// end.
-    pub(crate) fn judge(&self, error: &OpenError) {
+    /// Marks the store unusable if the error says so. Then nothing is served any more: listeners of
+    /// shapes end.
+    pub(crate) fn mark_unusable_if(&self, error: &OpenError) {
         let Some(which) = UNUSABLE.iter().position(|unusable| error.unusable() == Some(*unusable)) else {
             return;
         };
@@ -169,14 +185,16 @@ impl StoreInner {
         shapes.iter().for_each(|shape| shape.interrupt());
     }
 
-    pub(crate) fn usable_again(&self) {
+    pub(crate) fn mark_usable(&self) {
         self.unusable.store(0, Ordering::Release);
     }
 
+    /// Marks a shape as used now.
     pub(crate) fn touch(&self, shape: &Shape) {
         shape.touch(self.clock.fetch_add(1, Ordering::Relaxed));
     }
 
+    /// Returns the shape of a definition. Creates it if it doesn't exist.
     pub(crate) fn create(
         self: &Arc<Self>,
         definition: ShapeDefinition,
@@ -184,9 +202,9 @@ impl StoreInner {
     ) -> Result<(Arc<Shape>, Option<ShapeCreation>), CreateError> {
         let turn = *self.turn().ok_or(CreateError::ReadOnly)?;
         let filter = definition.filter()?;
-        // Held until the shape is there: its table's state stays the baseline.
+        // Held until the shape is registered, so that its table's state stays the baseline.
         let mut followed = self.followed();
-        followed.rebase(&definition.table, self);
+        followed.apply_catalog_state(&definition.table, self);
         let mut registry = self.registry_mut();
         if let Some(shape) = registry.same(&definition) {
             self.touch(&shape);
@@ -207,19 +225,20 @@ impl StoreInner {
         self.enqueue(Record::Note(Note::Create { id, handle, table, choice }, Bytes::new()));
         registry.add(Arc::clone(&shape));
         drop((registry, followed));
-        // After it is there: of several that come at once, the last sees them all.
+        // After registration: of several concurrent creations, the last one counts all shapes.
         self.evict(self.config.max_shapes.max(1));
         Ok((Arc::clone(&shape), Some(ShapeCreation::new(Arc::clone(self), shape, turn))))
     }
 
-    /// A table's state becomes its baseline, if it has shapes: all of them are right as of it.
+    /// Makes a table's state its baseline. Does nothing if the table has no shapes.
     pub(crate) fn set_baseline(&self, table: &TableSchema) {
         let mut registry = self.registry_mut();
         if let Some(state) = &table.state
             && registry.baselines.has_shapes(table.oid)
         {
             registry.baselines.set(table.oid, state);
-            // Queued under the lock: the log has baselines in the order in which they were set.
+            // Queued under the registry lock, so that the log has baselines in the order of the
+            // calls.
             self.log_table(table);
         }
     }
@@ -229,7 +248,7 @@ impl StoreInner {
         self.enqueue(Record::Note(note, Bytes::new()));
     }
 
-    /// `filter`: the definition's.
+    /// Builds a shape without registering it. `filter` is the parsed clause of the definition.
     pub(crate) fn make(
         &self,
         id: u64,
@@ -250,7 +269,7 @@ impl StoreInner {
         Shape::new(id, handle, definition, filter, layout, Arc::clone(&self.files))
     }
 
-    /// Lets the least recently used go until there are no more than this.
+    /// Deletes the least recently used shapes until at most `count` are left.
     fn evict(&self, count: usize) {
         let mut shapes: Vec<_> = {
             let registry = self.registry();
@@ -265,10 +284,10 @@ impl StoreInner {
         shapes.iter().take(excess).for_each(|(_, shape)| followed.delete(*shape, self));
     }
 
-    /// Lets the least recently used go until the others fit in the limit.
+    /// Deletes the least recently used shapes until the others take at most `limit` bytes.
     pub(crate) fn evict_bytes(&self, limit: u64) {
         let used = |shape: &Arc<Shape>| (shape.used.load(Ordering::Relaxed), Arc::clone(shape));
-        // They are used meanwhile: what they are sorted by must stay.
+        // Copied: `used` changes meanwhile, and the sort needs stable keys.
         let mut shapes: Vec<_> = self.registry().shapes().map(used).collect();
         let mut total: u64 = shapes.iter().map(|(_, shape)| shape.bytes()).sum();
         if total <= limit {
@@ -285,40 +304,41 @@ impl StoreInner {
         }
     }
 
-    /// The shapes of a table, followed or not.
+    /// Returns the ids of all shapes of a table, followed or not.
     pub(crate) fn shapes_of(&self, oid: u32) -> Vec<u64> {
         let registry = self.registry();
         let of_table = registry.shapes().filter(|shape| shape.definition().table.oid == oid);
         of_table.map(|shape| shape.id).collect()
     }
 
-    /// The turn that this is, while it lasts; `None`: nobody writes, or somebody else.
+    /// Returns a guard of the current writer turn; `None`: this process doesn't write.
     pub(crate) fn turn(&self) -> Option<RwLockReadGuard<'_, u64>> {
         let turn = self.turn.read().unwrap_or_else(PoisonError::into_inner);
         self.is_writing.load(Ordering::Acquire).then_some(turn)
     }
 
-    /// A shape goes: for this process at once, for others and the next start when the log says so.
+    /// Deletes a shape: at once in this process, and elsewhere when the record is in the log.
     pub(crate) fn delete(&self, id: u64) {
         lock(&self.deleted).insert(id);
         self.enqueue(Record::Note(Note::Delete { id }, Bytes::new()));
         self.forget(id);
     }
 
-    /// The log says that a shape is gone.
-    pub(crate) fn is_deleted(&self, id: u64) {
+    /// Confirms that the deletion of a shape is in the log.
+    pub(crate) fn confirm_deletion(&self, id: u64) {
         lock(&self.deleted).remove(&id);
     }
 
-    /// Shapes whose deletion never came to the log, because there was no room, or nobody wrote any more. What has such a number now is another's.
-    pub(crate) fn left_to_delete(&self) -> HashSet<u64> {
+    /// Returns the ids of shapes whose deletion isn't in the log: the disk was full, or writing
+    /// ended. Ids that belong to another shape by now are skipped.
+    pub(crate) fn unlogged_deletions(&self) -> HashSet<u64> {
         let mut deleted = lock(&self.deleted);
         let registry = self.registry();
         deleted.retain(|id| registry.by_id(*id).is_none());
         deleted.clone()
     }
 
-    /// A shape can't be found any more.
+    /// Removes a shape from the registry and ends its readers.
     pub(crate) fn forget(&self, id: u64) {
         let shape = self.registry_mut().remove(id);
         if let Some(shape) = shape {
@@ -327,35 +347,35 @@ impl StoreInner {
         }
     }
 
-    /// The same, unless there is another in its place.
-    pub(crate) fn forget_this(&self, shape: &Arc<Shape>) {
+    /// Removes a shape from the registry, unless another shape has its id.
+    pub(crate) fn forget_if_same(&self, shape: &Arc<Shape>) {
         if self.registry().by_id(shape.id).is_some_and(|known| Arc::ptr_eq(known, shape)) {
             self.forget(shape.id);
         }
     }
 
-    /// Shapes whose snapshot will never be complete. Returns which they were.
+    /// Removes all shapes without a complete snapshot. Returns their ids.
     pub(crate) fn forget_incomplete(&self) -> Vec<u64> {
-        let incomplete = |shape: &&Arc<Shape>| shape.lock().phase != Phase::Complete;
+        let incomplete = |shape: &&Arc<Shape>| shape.lock().phase != ShapePhase::Complete;
         let ids: Vec<_> = self.registry().shapes().filter(incomplete).map(|shape| shape.id).collect();
         ids.iter().for_each(|id| self.forget(*id));
         ids
     }
 
-    /// Everything complete is followed; nothing else is. Blocks for the disk if there are tables
-    /// without a primary key.
+    /// Follows exactly the complete shapes. Blocks on disk if some tables have no primary key.
     pub(crate) fn follow_all(&self) {
         let shapes: Vec<_> = self.registry().shapes().cloned().collect();
         let (mut complete, mut bytes) = (Vec::new(), row_keys::MAX_READ_TOTAL);
-        // Keys that were counted before give their room back.
+        // Before keys are counted again: the old counts return their reservations.
         self.followed().clear(self.durable.load(Ordering::Acquire));
         for shape in shapes {
             let Some(seen) = shape.lock().seen.clone() else { continue };
             let keys = shape.definition().table.key.is_empty().then(|| {
                 KeyCounts::read(&shape, &self.key_budget, &mut bytes).unwrap_or_else(|| {
-                    // Of a release that didn't count. It goes as soon as something can be written.
+                    // Written by a release that didn't count keys. Deleted as soon as this process
+                    // writes.
                     lock(&self.inexact).push(shape.id);
-                    KeyCounts::unknown()
+                    KeyCounts::uncounted()
                 })
             });
             complete.push((shape, seen, keys));
@@ -365,7 +385,7 @@ impl StoreInner {
         complete.into_iter().for_each(|(shape, seen, keys)| followed.add_complete(shape, seen, keys));
     }
 
-    /// Deletes the shapes whose clients lack rows that had an equal one.
+    /// Deletes the shapes whose logs lost a row that had an equal row.
     pub(crate) fn delete_inexact(&self) {
         let inexact = std::mem::take(&mut *lock(&self.inexact));
         if self.is_writing.load(Ordering::Acquire) {
@@ -388,7 +408,8 @@ impl Registry {
         self.by_id.get(self.by_handle.get(handle)?).cloned()
     }
 
-    /// Returns the shape with this definition. One whose snapshot failed is gone before it is removed: it is left out.
+    /// Returns the shape with this definition. Skips shapes whose snapshot failed: they are gone
+    /// before they are removed.
     pub(crate) fn same(&self, definition: &ShapeDefinition) -> Option<Arc<Shape>> {
         let same = self.by_definition.get(&definition.fingerprint())?;
         let mut shapes = same.iter().rev().filter_map(|id| self.by_id.get(id));
@@ -404,7 +425,8 @@ impl Registry {
         self.by_id.insert(shape.id, shape);
     }
 
-    /// The log has to name them again for the next shape of theirs.
+    /// Removes tables without shapes. The next shape of such a table adds the table to the log
+    /// again.
     pub(crate) fn forget_unused_tables(&mut self) {
         let used: HashSet<u64> =
             self.by_id.values().map(|shape| shape.definition().table.fingerprint()).collect();
@@ -426,7 +448,7 @@ impl Registry {
     }
 }
 
-/// When a shape was made, which is the end of its handle.
+/// Returns the creation time that a handle ends with, in microseconds.
 pub(crate) fn time_of(handle: &str) -> Option<u64> {
     handle.rsplit_once('-').and_then(|(_, time)| time.parse().ok())
 }

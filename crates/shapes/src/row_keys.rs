@@ -1,15 +1,16 @@
-//! Keys of the rows of a shape whose table has no primary key.
+//! Row keys: counts the rows of shapes whose tables have no primary key.
 //!
-//! The key of such a row is all its values, so rows with the same values are one row for a client.
-//! When one of them goes, the client loses all of them. So the shape is deleted when a row leaves
-//! it of which there are several: its clients start over.
+//! The key of such a row is the list of all its values. A client can't distinguish rows with equal
+//! values: when one of them is deleted, the client deletes its only copy. So a shape is deleted
+//! when one of several equal rows leaves it, and its clients start over.
 //!
-//! Invariant: as long as a shape is there, no row has left it that had an equal one in it.
-//! Enforced by: the keys of all its rows are counted, from the rows of its snapshot on, then every
-//! change of its log, in that order. Where they aren't counted, any row that leaves ends the shape:
-//! if there are too many, and with `log=changes_only`, whose clients have rows from subsets.
-//! Keys are told by 64-bit hashes. Two keys with one hash count as one that is there twice, which
-//! may end a shape too early.
+//! Invariant: no row has left an existing shape while an equal row was in it.
+//! Enforced by: the keys of all rows are counted, first those of the snapshot, then every change of
+//! the log in order. If the keys aren't counted, every row that leaves deletes the shape. Keys
+//! aren't counted if there are too many of them, and with `log=changes_only`, whose clients have
+//! rows from subsets.
+//! Keys are compared by 64-bit hashes. Two keys with the same hash count as duplicates, which may
+//! delete a shape too early.
 
 use std::collections::HashSet;
 use std::hash::{BuildHasher, BuildHasherDefault, Hasher, RandomState};
@@ -18,84 +19,87 @@ use std::sync::{Arc, LazyLock};
 use std::{io, mem};
 
 use crate::definition::LogMode;
-use crate::encode::{Operation, key_change, row_key};
+use crate::encode::{RowOperation, key_change, row_key};
 use crate::offset::Offset;
 use crate::shape::Shape;
 
-/// Bound of the keys of one shape, which take up to 40 MiB.
+/// Maximum number of counted keys of one shape. They take up to 40 MiB.
 const MAX_KEYS: usize = 2 << 20;
 
-/// Bound of the keys of all shapes of a store that there is room for, 72/7 bytes each: 165 MiB.
+/// Maximum number of keys, in set capacity, of all shapes of a store. A key takes 72/7 bytes: 165
+/// MiB.
 const MAX_KEYS_TOTAL: usize = 16 << 20;
 
-/// Bound of the changes that wait for one snapshot, 16 bytes each: 4 MiB.
+/// Maximum number of key changes that wait for one snapshot. A change takes 16 bytes: 4 MiB.
 const MAX_WAITING: usize = 256 << 10;
 
-/// Bound of the files of one shape that are read to count its keys again, in bytes.
+/// Maximum size of the files of one shape that are read to count its keys again, in bytes.
 const MAX_READ: u64 = 64 << 20;
 
-/// Bound of the files of all shapes that are read for that when a process begins to write, in
-/// bytes.
+/// Maximum size of the files of all shapes that are read to count keys when a process begins to
+/// write, in bytes.
 pub(crate) const MAX_READ_TOTAL: u64 = 256 << 20;
 
-/// Hashes keys. Another process hashes otherwise, so that keys can't be chosen to collide.
-pub(crate) static HASHES: LazyLock<RandomState> = LazyLock::new(RandomState::new);
+/// Hash state for keys. It is random for each process, so that clients can't choose colliding keys.
+pub(crate) static HASH_STATE: LazyLock<RandomState> = LazyLock::new(RandomState::new);
 
-/// Returns the hash of a key, as it stands in messages.
+/// Returns the hash of a key in the form that messages have.
 pub(crate) fn hash(key: &[u8]) -> u64 {
-    HASHES.hash_one(key)
+    HASH_STATE.hash_one(key)
 }
 
-/// What happens to the rows of a shape, by the hashes of their keys.
+/// Change of a shape's set of rows, by the hash of the row's key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum KeyChange {
     Entered(u64),
     Left(u64),
 }
 
-/// The keys of a shape that is followed.
+/// Row keys of a followed shape.
 #[derive(Debug)]
 pub(crate) enum RowKeys {
-    /// Its snapshot isn't complete. What follows it waits.
-    Waiting(WaitingChanges),
+    /// The snapshot isn't complete. Key changes of later transactions wait for it.
+    Waiting(WaitingKeyChanges),
     Counted(KeyCounts),
 }
 
+/// Key changes that wait for a snapshot. At most [`MAX_WAITING`].
 #[derive(Debug, Default)]
-pub(crate) struct WaitingChanges {
+pub(crate) struct WaitingKeyChanges {
     changes: Vec<KeyChange>,
-    /// There were too many, and they went.
-    is_overfull: bool,
-    /// A row has left.
+    /// The bound was exceeded, and the changes were dropped.
+    is_overflowed: bool,
+    /// Some row has left the shape.
     has_left: bool,
 }
 
-/// How often each key is there.
+/// Keys of the rows of a shape, counted as once or several times.
 #[derive(Debug, Default)]
 pub(crate) struct KeyCounts {
-    once: Hashes,
-    /// More than once.
-    twins: Hashes,
-    /// `None`: they aren't counted.
-    room: Option<KeyRoom>,
+    /// Keys that are present, once or more often.
+    present: KeyHashes,
+    /// Keys that are or were present more than once.
+    repeated: KeyHashes,
+    /// Reserved set capacity; `None`: keys aren't counted.
+    reservation: Option<KeyReservation>,
 }
 
-/// How many keys there is room for in the sets of all shapes of a store.
+/// Number of keys for which the sets of all shapes of a store have capacity.
 #[derive(Debug, Default)]
 pub(crate) struct KeyBudget(AtomicUsize);
 
-/// What the sets of one shape take of the budget, until it is dropped.
+/// Set capacity of one shape, counted in the budget until drop.
 #[derive(Debug)]
-struct KeyRoom {
+struct KeyReservation {
     budget: Arc<KeyBudget>,
     taken: usize,
 }
 
-type Hashes = HashSet<u64, BuildHasherDefault<SameHasher>>;
+type KeyHashes = HashSet<u64, BuildHasherDefault<PassThroughHasher>>;
 
 impl RowKeys {
-    /// Takes changes of a shape that are in its log. Returns whether clients can be told: if not,
-    /// the shape has to go.
+    /// Applies key changes of a shape that are in its log. Returns `false` if its clients can't
+    /// apply them exactly: then the caller deletes the shape.
     #[must_use]
     pub(crate) fn take(&mut self, changes: &[KeyChange]) -> bool {
         match self {
@@ -107,36 +111,38 @@ impl RowKeys {
         }
     }
 
-    /// The snapshot is complete, with these keys. Returns whether what came since can be told.
+    /// Ends the wait with the keys of a complete snapshot. Returns `false` if clients can't apply
+    /// the changes that waited.
     #[must_use]
     pub(crate) fn complete(&mut self, mut counts: KeyCounts) -> bool {
         let waiting = match self {
             RowKeys::Waiting(waiting) => mem::take(waiting),
             RowKeys::Counted(_) => return true,
         };
-        if waiting.is_overfull {
-            counts = KeyCounts::unknown();
+        if waiting.is_overflowed {
+            counts = KeyCounts::uncounted();
         }
-        let is_exact = counts.take(&waiting.changes) && !(waiting.is_overfull && waiting.has_left);
+        let is_exact = counts.take(&waiting.changes) && !(waiting.is_overflowed && waiting.has_left);
         *self = RowKeys::Counted(counts);
         is_exact
     }
 }
 
-impl WaitingChanges {
+impl WaitingKeyChanges {
     fn take(&mut self, changes: &[KeyChange]) {
         self.has_left |= changes.iter().any(|change| matches!(change, KeyChange::Left(_)));
-        if self.is_overfull || self.changes.len() + changes.len() > MAX_WAITING {
+        if self.is_overflowed || self.changes.len() + changes.len() > MAX_WAITING {
             self.changes = Vec::new();
-            self.is_overfull = true;
+            self.is_overflowed = true;
         } else {
             self.changes.extend_from_slice(changes);
         }
     }
 }
 
-impl KeyRoom {
-    /// Takes what is missing for sets of this capacity; `false`: there isn't enough for all shapes.
+impl KeyReservation {
+    /// Reserves the capacity that is missing. Returns `false` if the bound of all shapes is
+    /// exceeded.
     fn grow(&mut self, capacity: usize) -> bool {
         let more = capacity.saturating_sub(self.taken);
         if more == 0 {
@@ -147,42 +153,42 @@ impl KeyRoom {
     }
 }
 
-impl Drop for KeyRoom {
+impl Drop for KeyReservation {
     fn drop(&mut self) {
         self.budget.0.fetch_sub(self.taken, Ordering::Relaxed);
     }
 }
 
 impl KeyCounts {
-    /// Begins to count the keys of a shape, if that is possible.
+    /// Starts to count the keys of a shape. Returns an uncounted value with `log=changes_only`.
     pub(crate) fn begin(shape: &Shape, budget: &Arc<KeyBudget>) -> Self {
         match shape.definition().choice.log {
             LogMode::Full => KeyCounts::new(budget),
-            LogMode::ChangesOnly => KeyCounts::unknown(),
+            LogMode::ChangesOnly => KeyCounts::uncounted(),
         }
     }
 
     fn new(budget: &Arc<KeyBudget>) -> Self {
-        let room = KeyRoom { budget: Arc::clone(budget), taken: 0 };
-        KeyCounts { room: Some(room), ..KeyCounts::default() }
+        let reservation = KeyReservation { budget: Arc::clone(budget), taken: 0 };
+        KeyCounts { reservation: Some(reservation), ..KeyCounts::default() }
     }
 
-    /// They aren't counted: any row that leaves ends the shape.
-    pub(crate) fn unknown() -> Self {
+    /// Returns the uncounted value: every row that leaves deletes the shape.
+    pub(crate) fn uncounted() -> Self {
         KeyCounts::default()
     }
 
-    /// Counts the rows of a snapshot, whole messages.
+    /// Counts the rows of whole snapshot messages.
     pub(crate) fn take_rows(&mut self, messages: &[u8]) {
         for line in messages.split_inclusive(|byte| *byte == b'\n') {
             match row_key(line) {
                 Some(key) => self.enter(hash(key)),
-                None => *self = KeyCounts::unknown(),
+                None => *self = KeyCounts::uncounted(),
             }
         }
     }
 
-    /// Returns whether nothing left that had an equal one.
+    /// Applies changes. Returns `false` if a row left that had an equal row.
     fn take(&mut self, changes: &[KeyChange]) -> bool {
         changes.iter().all(|change| match *change {
             KeyChange::Entered(key) => {
@@ -194,55 +200,56 @@ impl KeyCounts {
     }
 
     fn enter(&mut self, key: u64) {
-        let Some(room) = &mut self.room else { return };
-        if !self.once.insert(key) {
-            self.twins.insert(key);
+        let Some(reservation) = &mut self.reservation else { return };
+        if !self.present.insert(key) {
+            self.repeated.insert(key);
         }
-        let has_room = room.grow(self.once.capacity() + self.twins.capacity());
-        if !has_room || self.once.len() + self.twins.len() > MAX_KEYS {
-            *self = KeyCounts::unknown();
+        let has_room = reservation.grow(self.present.capacity() + self.repeated.capacity());
+        if !has_room || self.present.len() + self.repeated.len() > MAX_KEYS {
+            *self = KeyCounts::uncounted();
         }
     }
 
     fn leave(&mut self, key: u64) -> bool {
-        if self.room.is_none() || self.twins.contains(&key) {
+        if self.reservation.is_none() || self.repeated.contains(&key) {
             return false;
         }
-        self.once.remove(&key);
+        self.present.remove(&key);
         true
     }
 
-    /// Returns whether nothing left that had an equal one; `false`, too, if they aren't messages of
-    /// a shape.
+    /// Applies whole log messages. Returns `false` if a row left that had an equal row, or if a
+    /// line isn't a message of a shape.
     fn take_messages(&mut self, messages: &[u8]) -> bool {
         messages.split_inclusive(|byte| *byte == b'\n').all(|line| match key_change(line) {
-            Some((key, Operation::Insert)) => {
+            Some((key, RowOperation::Insert)) => {
                 self.enter(hash(key));
                 true
             }
-            Some((key, Operation::Delete)) => self.leave(hash(key)),
-            // The key is the row: nothing else can change.
-            Some((_, Operation::Update)) => true,
+            Some((key, RowOperation::Delete)) => self.leave(hash(key)),
+            // The key contains all values, so an update changes no other column.
+            Some((_, RowOperation::Update)) => true,
             None => false,
         })
     }
 
-    /// Counts the keys of a complete shape by reading its snapshot and its log, if that is possible
-    /// and `bytes` are enough, which become less. `None`: a row has left that had an equal one.
-    /// Blocks for the disk.
+    /// Counts the keys of a complete shape by reading its snapshot and its log. Blocks on disk.
+    ///
+    /// Subtracts the file sizes from `bytes`, and returns the uncounted value if `bytes` is too
+    /// small. Returns `None` if a row left that had an equal row.
     pub(crate) fn read(shape: &Shape, budget: &Arc<KeyBudget>, bytes: &mut u64) -> Option<Self> {
         let (mut counts, needed) = (KeyCounts::begin(shape, budget), shape.bytes());
-        if counts.room.is_none() || needed > MAX_READ || needed > *bytes {
-            return Some(KeyCounts::unknown());
+        if counts.reservation.is_none() || needed > MAX_READ || needed > *bytes {
+            return Some(KeyCounts::uncounted());
         }
         *bytes -= needed;
         match counts.read_all(shape) {
             Ok(true) => Some(counts),
-            Ok(false) if counts.room.is_none() => Some(counts),
+            Ok(false) if counts.reservation.is_none() => Some(counts),
             Ok(false) => None,
             Err(error) => {
-                tracing::warn!(handle = shape.handle(), %error, "rows of a shape not counted");
-                Some(KeyCounts::unknown())
+                tracing::warn!(handle = shape.handle(), %error, "row count of shape unavailable");
+                Some(KeyCounts::uncounted())
             }
         }
     }
@@ -266,17 +273,17 @@ impl KeyCounts {
     }
 }
 
-/// Takes a hash for what it is.
+/// Hasher that returns its only input, which is a hash already.
 #[derive(Debug, Default)]
-struct SameHasher(u64);
+struct PassThroughHasher(u64);
 
-impl Hasher for SameHasher {
+impl Hasher for PassThroughHasher {
     fn finish(&self) -> u64 {
         self.0
     }
 
     fn write(&mut self, _: &[u8]) {
-        unreachable!("hashes are numbers");
+        unreachable!("the only input is a u64");
     }
 
     fn write_u64(&mut self, hash: u64) {
@@ -290,13 +297,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_key_may_leave_unless_it_is_there_more_than_once() {
+    fn a_key_may_leave_unless_it_is_present_more_than_once() {
         let mut counts = KeyCounts::new(&Arc::default());
         assert!(counts.take(&[Entered(1), Entered(2), Left(1), Entered(1), Left(7)]));
         assert!(counts.take(&[Entered(2), Left(1)]));
         assert!(!counts.take(&[Left(2)]));
         assert!(
-            KeyCounts::unknown().take(&[Entered(1)]) && !KeyCounts::unknown().take(&[Entered(1), Left(1)])
+            KeyCounts::uncounted().take(&[Entered(1)])
+                && !KeyCounts::uncounted().take(&[Entered(1), Left(1)])
         );
     }
 
@@ -306,32 +314,32 @@ mod tests {
         (0..MAX_KEYS as u64).for_each(|key| counts.enter(key));
         assert!(counts.take(&[Left(5), Entered(5)]));
         counts.enter(u64::MAX);
-        assert!(counts.once.is_empty() && !counts.take(&[Left(5)]));
+        assert!(counts.present.is_empty() && !counts.take(&[Left(5)]));
     }
 
     #[test]
-    fn shapes_share_the_room_for_keys_and_give_it_back() {
+    fn shapes_share_the_key_budget_and_return_it() {
         let budget = Arc::new(KeyBudget::default());
         let taken = || budget.0.load(Ordering::Relaxed);
         let mut first = KeyCounts::new(&budget);
         assert!(first.take(&[Entered(1), Entered(1), Entered(2)]));
-        let capacity = first.once.capacity() + first.twins.capacity();
+        let capacity = first.present.capacity() + first.repeated.capacity();
         assert_eq!(taken(), capacity);
         assert!(first.take(&[Left(2)]));
         assert_eq!(taken(), capacity, "a set doesn't shrink");
-        let others = KeyRoom { budget: Arc::clone(&budget), taken: MAX_KEYS_TOTAL - capacity };
+        let others = KeyReservation { budget: Arc::clone(&budget), taken: MAX_KEYS_TOTAL - capacity };
         budget.0.fetch_add(others.taken, Ordering::Relaxed);
         let mut second = KeyCounts::new(&budget);
         second.enter(1);
-        assert!(second.once.is_empty() && !second.take(&[Left(1)]), "there is no room for it");
-        assert!(first.take(&[Entered(2), Left(2)]), "others go on in what they have");
+        assert!(second.present.is_empty() && !second.take(&[Left(1)]), "the budget is exhausted");
+        assert!(first.take(&[Entered(2), Left(2)]), "other shapes keep their capacity");
         assert_eq!(taken(), MAX_KEYS_TOTAL);
         drop((first, others));
         assert_eq!(taken(), 0);
     }
 
     #[test]
-    fn what_waits_for_a_snapshot_is_taken_after_its_rows() {
+    fn waiting_key_changes_apply_after_the_snapshots_rows() {
         let rows = || {
             let mut counts = KeyCounts::new(&Arc::default());
             [1, 2, 2].into_iter().for_each(|key| counts.enter(key));
@@ -340,22 +348,22 @@ mod tests {
         for (changes, is_exact) in
             [(vec![Left(1)], true), (vec![Entered(1), Left(1)], false), (vec![Left(2)], false)]
         {
-            let mut keys = RowKeys::Waiting(WaitingChanges::default());
+            let mut keys = RowKeys::Waiting(WaitingKeyChanges::default());
             assert!(keys.take(&changes));
             assert_eq!(keys.complete(rows()), is_exact, "{changes:?}");
         }
         for (left, is_exact) in [(vec![], true), (vec![Left(7)], false)] {
-            let mut keys = RowKeys::Waiting(WaitingChanges::default());
+            let mut keys = RowKeys::Waiting(WaitingKeyChanges::default());
             assert!(
                 keys.take(&left) && keys.take(&vec![Entered(9); MAX_WAITING]) && keys.take(&[Entered(8)])
             );
             assert_eq!(keys.complete(rows()), is_exact);
-            assert!(!keys.take(&[Left(1)]), "the order is lost, and so are the counts");
+            assert!(!keys.take(&[Left(1)]), "the dropped changes make the counts unknown");
         }
     }
 
     #[test]
-    fn what_isnt_a_row_isnt_counted() {
+    fn a_line_that_is_not_a_row_ends_the_counting() {
         let mut counts = KeyCounts::new(&Arc::default());
         counts.take_rows(b"no row,\n");
         assert!(!counts.take(&[Left(1)]));

@@ -1,10 +1,11 @@
-//! A shape: what it is, and what clients can read of it.
+//! Shape: the readers' view of a snapshot and a log.
 //!
-//! Invariant: what can be read never changes and is durable, except of a snapshot that isn't complete: should the process end before it is,
-//! the shape is gone, and its handle with it.
-//! Kept by: only the store's writer publishes, after it has synced.
+//! Invariant: readable bytes never change and are durable, except those of an incomplete snapshot.
+//! If the process ends before the snapshot is complete, the shape is removed and its handle isn't
+//! used again.
+//! Enforced by: only the store's writer publishes, after a sync.
 
-pub(crate) mod keeping;
+pub(crate) mod state;
 
 use std::any::Any;
 use std::fmt;
@@ -15,15 +16,17 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use bytes::Bytes;
 use tokio::sync::Notify;
 
+pub(crate) use self::state::ShapePhase;
+use self::state::ShapeState;
 use crate::definition::ShapeDefinition;
 use crate::encode::RowEncoder;
 use crate::filter::Filter;
 use crate::offset::Offset;
-use crate::store::message_sequence::{ByteLocation, ClosedChunk, MessageSequence, SeekResult};
-use crate::store::record::SnapshotVisibility;
+use crate::store::message_sequence::{ByteLocation, MessageSequence, SeekResult};
 use crate::store::shape_files::{self, FileKind, ShapeFiles};
 
-/// A shape. Whoever holds it can read it, though it may be gone for others.
+/// Shape: a filtered view of a table. A holder can still read a shape that was removed from the
+/// store.
 pub struct Shape {
     pub(crate) id: u64,
     handle: String,
@@ -31,15 +34,16 @@ pub struct Shape {
     pub(crate) filter: Option<Filter>,
     pub(crate) layout: Arc<RowEncoder>,
     files: Arc<ShapeFiles>,
-    state: Mutex<State>,
+    state: Mutex<ShapeState>,
+    /// Wakes tasks that wait for new readable bytes or for the end of the shape.
     changed: Notify,
-    /// When it was last asked for, as the registry counts.
+    /// Time of the last use, counted by the registry.
     pub(crate) used: AtomicU64,
-    /// Streams that wait for its changes.
+    /// Number of open streams that wait for changes.
     streams: AtomicU32,
 }
 
-/// A stream of a shape, which counts until it is dropped.
+/// Open stream of a shape. The shape counts it until drop.
 #[derive(Debug)]
 pub struct ShapeStreamGuard(Arc<Shape>);
 
@@ -49,46 +53,23 @@ impl Drop for ShapeStreamGuard {
     }
 }
 
-#[derive(Debug)]
-pub(crate) struct State {
-    pub(crate) phase: Phase,
-    pub(crate) snapshot: MessageSequence,
-    pub(crate) log: MessageSequence,
-    /// What the log has before its base, merged.
-    pub(crate) past: Vec<ClosedChunk>,
-    pub(crate) seen: Option<SnapshotVisibility>,
-    /// Where the rows of the snapshot end, once that is known: what follows says so.
-    pub(crate) rows_end: Option<u64>,
-    /// Whether it is decided what of the stream its snapshot has seen.
-    is_settled: bool,
-    pub(crate) listener: Option<Arc<dyn LogListener>>,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Phase {
-    /// Its snapshot isn't complete.
-    Filling,
-    Complete,
-    Gone(ShapeGone),
-}
-
 /// Why a shape can't be read.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ShapeGone {
-    /// It was deleted, or rotated: clients start over with another.
+    /// It was deleted: clients start over with a new shape.
     #[error("the shape was deleted")]
     Deleted,
-    /// Its snapshot failed.
+    /// The snapshot failed.
     #[error("its snapshot failed: {0}")]
     Failed(SnapshotFailure),
 }
 
-/// What happened to a snapshot.
+/// Error of a snapshot.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SnapshotFailure {
-    /// Whether it would fail again: the clause is to blame.
+    /// Whether a retry would fail again, because the clause causes the error.
     pub is_refusal: bool,
-    /// In words for whoever asked.
+    /// Text for the client.
     pub message: Arc<str>,
 }
 
@@ -98,60 +79,62 @@ impl fmt::Display for SnapshotFailure {
     }
 }
 
-/// A chunk of the snapshot.
+/// Chunk of a snapshot, in byte positions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SnapshotChunk {
-    /// It begins here; what there is of it ends there, and more is to come.
+    /// The chunk is incomplete: more rows follow.
     Open {
-        /// Its first byte.
+        /// Position of its first byte.
         from: u64,
-        /// How far it can be read by now.
+        /// End of its readable bytes.
         to: u64,
     },
-    /// It is from here to there.
+    /// The chunk is complete.
     Closed {
-        /// Its first byte.
+        /// Position of its first byte.
         from: u64,
-        /// The one after its last.
+        /// Position after its last byte.
         to: u64,
     },
-    /// There is none of that number: the log follows.
+    /// The snapshot has no chunk with this index: the log follows.
     None,
 }
 
-/// A part of the log.
+/// Page of a log: whole messages up to the end of a chunk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LogPage {
-    /// In which file its positions are.
+    /// File that the positions refer to.
     place: FileKind,
-    /// Its first byte.
+    /// Position of its first byte.
     pub from: u64,
-    /// The one after its last.
+    /// Position after its last byte.
     pub to: u64,
-    /// The offset of its last message; of an empty page, where the log ends.
+    /// Offset of its last message; of an empty page, the end of the log.
     pub last: Offset,
-    /// Whether the log ends here, for now.
+    /// Whether the log currently ends here.
     pub is_end: bool,
-    /// Of a page of the merged part of the log, where that part ends. Of several updates of a row
-    /// it has only the last: before its end, a client may have rows that the table never had at
-    /// once.
+    /// For a page of the merged part of the log: the end of that part. It contains only the last of
+    /// several updates of a row. Before that end, a client may have rows that the table never had
+    /// at the same time.
     pub merged_to: Option<Offset>,
 }
 
 impl LogPage {
-    /// Nothing, after this offset.
+    /// Returns an empty page after an offset.
     pub fn empty(last: Offset) -> Self {
         LogPage { place: FileKind::Log(0), from: 0, to: 0, last, is_end: true, merged_to: None }
     }
 }
 
-/// Hears of what becomes visible in a log, in order and without a gap, until it is told that it has ended. Called under the shape's lock: it
-/// must be quick.
+/// Receives new messages of a log, in order and without gaps, until [`ended`](Self::ended). Called
+/// under the shape's lock, so it must be fast.
 pub trait LogListener: Any + Send + Sync + fmt::Debug {
-    /// Whole transactions. `seen`: the offset `<seen>_0` is after all of them, and before whatever comes. Returns whether it wants to hear more.
+    /// Receives whole transactions. The offset `<seen>_0` is after all of them and before every
+    /// later one. Returns `false` to be detached.
     fn published(&self, messages: &[Bytes], last: Offset, seen: u64) -> bool;
 
-    /// It hears no more: the shape is gone, or what comes next is only in its file, and has to be read there.
+    /// Notifies that no more messages follow: the shape is gone, or the next messages are only in
+    /// its file and must be read there.
     fn ended(&self);
 }
 
@@ -164,8 +147,8 @@ impl Shape {
         layout: Arc<RowEncoder>,
         files: Arc<ShapeFiles>,
     ) -> Self {
-        let state = State {
-            phase: Phase::Filling,
+        let state = ShapeState {
+            phase: ShapePhase::Filling,
             snapshot: MessageSequence::default(),
             log: MessageSequence::empty_log(),
             past: Vec::new(),
@@ -179,33 +162,33 @@ impl Shape {
         Shape { id, handle, definition, filter, layout, files, state, changed, used, streams }
     }
 
-    /// Names it for ever.
+    /// Returns the handle, which identifies the shape forever.
     pub fn handle(&self) -> &str {
         &self.handle
     }
 
-    /// What it is.
+    /// Returns the definition.
     pub fn definition(&self) -> &ShapeDefinition {
         &self.definition
     }
 
-    /// How its rows are written.
+    /// Returns the encoder of its rows.
     pub fn layout(&self) -> &RowEncoder {
         &self.layout
     }
 
-    /// Why it can't be read, if so.
+    /// Returns why the shape can't be read; `None`: it can.
     pub fn gone(&self) -> Option<ShapeGone> {
         match &self.lock().phase {
-            Phase::Filling | Phase::Complete => None,
-            Phase::Gone(gone) => Some(gone.clone()),
+            ShapePhase::Filling | ShapePhase::Complete => None,
+            ShapePhase::Gone(gone) => Some(gone.clone()),
         }
     }
 
-    /// A chunk of the snapshot, once it has begun.
+    /// Waits until a chunk of the snapshot has begun, and returns it.
     ///
     /// # Errors
-    /// When the shape is gone.
+    /// If the shape is gone.
     pub async fn snapshot_chunk(&self, index: u64) -> Result<SnapshotChunk, ShapeGone> {
         self.wait(|state| {
             let chunks = state.snapshot.chunks();
@@ -213,7 +196,7 @@ impl Shape {
             let from = index.checked_sub(1).map_or(Some(0), |before| Some(chunks.get(before)?.end));
             match (from, chunks.get(index)) {
                 (Some(from), Some(chunk)) => Some(SnapshotChunk::Closed { from, to: chunk.end }),
-                (_, None) if state.phase == Phase::Complete => Some(SnapshotChunk::None),
+                (_, None) if state.phase == ShapePhase::Complete => Some(SnapshotChunk::None),
                 (Some(from), None) => {
                     let to = state.snapshot.len();
                     (to > from).then_some(SnapshotChunk::Open { from, to })
@@ -224,7 +207,8 @@ impl Shape {
         .await
     }
 
-    /// Whether a chunk of the snapshot that begins here has rows, and not only the snapshot's end.
+    /// Returns whether the chunk that begins at `from` contains rows, not only the snapshot-end
+    /// message.
     pub fn has_rows(&self, from: u64) -> bool {
         self.lock().rows_end.is_none_or(|end| from < end)
     }
@@ -232,38 +216,40 @@ impl Shape {
     /// Waits until the snapshot can be read beyond a position, or is complete.
     ///
     /// # Errors
-    /// When the shape is gone.
+    /// If the shape is gone.
     pub async fn snapshot_grown(&self, beyond: u64) -> Result<(), ShapeGone> {
-        self.wait(|state| (state.snapshot.len() > beyond || state.phase == Phase::Complete).then_some(()))
-            .await
+        self.wait(|state| {
+            (state.snapshot.len() > beyond || state.phase == ShapePhase::Complete).then_some(())
+        })
+        .await
     }
 
     /// Waits until the snapshot is complete.
     ///
     /// # Errors
-    /// When the shape is gone.
+    /// If the shape is gone.
     pub async fn complete(&self) -> Result<(), ShapeGone> {
-        self.wait(|state| (state.phase == Phase::Complete).then_some(())).await
+        self.wait(|state| (state.phase == ShapePhase::Complete).then_some(())).await
     }
 
-    /// The part of the log after `offset`, up to the end of a chunk. Reads the file if it must.
+    /// Returns the page of the log after `offset`, up to the end of a chunk. May read a file.
     ///
     /// # Errors
-    /// When the file can't be read.
+    /// If the file can't be read.
     pub fn log_after(&self, offset: Offset) -> io::Result<LogPage> {
         loop {
             let (base, page) = self.try_log_after(offset);
             match page {
                 Ok(Some(page)) => return Ok(page),
-                // What was before is merged by now, and its files may be gone.
+                // The log was merged meanwhile, and the old files may be deleted.
                 Ok(None) | Err(_) if self.lock().log.base() != base => {}
-                Ok(None) => unreachable!("a log that stays as it is has a page after each offset"),
+                Ok(None) => unreachable!("a log that was not merged meanwhile has a page after each offset"),
                 Err(error) => return Err(error),
             }
         }
     }
 
-    /// As [`log_after`](Self::log_after), if no file has to be read for it.
+    /// Returns the page as [`log_after`](Self::log_after) does; `None`: a file must be read for it.
     pub fn log_after_at_once(&self, offset: Offset) -> Option<LogPage> {
         let state = self.lock();
         if state.past.last().is_some_and(|past| past.last > offset) {
@@ -275,7 +261,7 @@ impl Shape {
         }
     }
 
-    /// With the log's base, for which it holds.
+    /// Returns the page, and the log's base for which it is valid.
     fn try_log_after(&self, offset: Offset) -> (u64, io::Result<Option<LogPage>>) {
         let (base, past, merged_to, sought) = {
             let state = self.lock();
@@ -307,37 +293,37 @@ impl Shape {
         (base, page)
     }
 
-    /// How far the snapshot can be read.
+    /// Returns the readable length of the snapshot, in bytes.
     pub fn snapshot_end(&self) -> u64 {
         self.lock().snapshot.len()
     }
 
-    /// Where the log ends: its last offset.
+    /// Returns the offset of the last message of the log.
     pub fn log_end(&self) -> Offset {
         self.lock().log.last()
     }
 
-    /// Waits until the log goes beyond `offset`.
+    /// Waits until the log has a message after `offset`.
     ///
     /// # Errors
-    /// When the shape is gone.
+    /// If the shape is gone.
     pub async fn log_beyond(&self, offset: Offset) -> Result<(), ShapeGone> {
         self.wait(|state| (state.log.last() > offset).then_some(())).await
     }
 
-    /// Reads a part of the snapshot. Blocks for the disk.
+    /// Reads a byte range of the snapshot. Blocks on disk.
     ///
     /// # Errors
-    /// When the file can't be read.
+    /// If the file can't be read.
     pub fn read_snapshot(&self, from: u64, to: u64) -> io::Result<Vec<Bytes>> {
         let found = self.lock().snapshot.locate(from, to);
         self.read(FileKind::Snapshot, 0, found)
     }
 
-    /// Reads a part of a page of the log. Blocks for the disk.
+    /// Reads a byte range of a page of the log. Blocks on disk.
     ///
     /// # Errors
-    /// When the file can't be read.
+    /// If the file can't be read.
     pub fn read_log(&self, page: &LogPage, from: u64, to: u64) -> io::Result<Vec<Bytes>> {
         let FileKind::Log(before) = page.place else {
             return self.read(page.place, 0, ByteLocation { file: Some((from, to)), pieces: Vec::new() });
@@ -345,7 +331,7 @@ impl Shape {
         let state = self.lock();
         let base = state.log.base();
         if from < base && from < to {
-            // What was merged since is still where it was, for a while.
+            // The old file of a log that was merged since is kept until the next checkpoint.
             drop(state);
             return self.read(
                 page.place,
@@ -358,22 +344,23 @@ impl Shape {
         self.read(FileKind::Log(base), base, found)
     }
 
-    /// Returns whether the log was merged since a page of it was found: the page's file may be
-    /// gone.
+    /// Returns whether the log was merged after `page` was found. Then the page's file may be
+    /// deleted.
     pub fn is_merged_since(&self, page: &LogPage) -> bool {
         let base = self.lock().log.base();
         !matches!(page.place, FileKind::Log(before) | FileKind::Past(before) if before == base)
     }
 
-    /// Attaches a listener: makes it unless there is one, and calls `with` on it. It hears of all
-    /// that comes after the end of the log, which is returned. `None`: the shape is gone.
+    /// Attaches a listener: uses the current one, or creates one, and calls `with` on it. The
+    /// listener receives everything after the end of the log, which is returned. `None`: the shape
+    /// is gone.
     pub fn attach<L: LogListener, R>(
         &self,
         make: impl FnOnce() -> L,
         with: impl FnOnce(&L) -> R,
     ) -> Option<(R, LogPage)> {
         let mut state = self.lock();
-        if matches!(state.phase, Phase::Gone(_)) {
+        if matches!(state.phase, ShapePhase::Gone(_)) {
             return None;
         }
         let current = state.listener.clone().map(|listener| listener as Arc<dyn Any + Send + Sync>);
@@ -391,25 +378,26 @@ impl Shape {
         Some((with(&listener), end))
     }
 
-    /// Counts one that waits for its changes, for as long as the answer lives.
+    /// Counts an open stream until the guard is dropped.
     pub fn watch(self: &Arc<Self>) -> ShapeStreamGuard {
         self.streams.fetch_add(1, Ordering::Relaxed);
         ShapeStreamGuard(Arc::clone(self))
     }
 
-    /// How many wait for its changes.
+    /// Returns the number of open streams.
     pub fn streams(&self) -> u32 {
         self.streams.load(Ordering::Relaxed)
     }
 
-    /// How many bytes it has on disk, or will have.
+    /// Returns the size on disk in bytes, including bytes that are yet to be written.
     pub fn bytes(&self) -> u64 {
         let state = self.lock();
         let past = state.past.last().map_or(0, |chunk| chunk.end);
         state.snapshot.len() + past + state.log.len() - state.log.base()
     }
 
-    /// `base`: the position that the file begins with.
+    /// Reads the parts of a range from file and memory. `base` is the log position at which the
+    /// file begins.
     fn read(&self, kind: FileKind, base: u64, found: ByteLocation) -> io::Result<Vec<Bytes>> {
         let mut bytes = Vec::with_capacity(found.pieces.len() + 1);
         if let Some((from, to)) = found.file {
@@ -421,31 +409,32 @@ impl Shape {
         Ok(bytes)
     }
 
-    async fn wait<T>(&self, mut ready: impl FnMut(&State) -> Option<T>) -> Result<T, ShapeGone> {
-        let mut look = || {
+    async fn wait<T>(&self, mut ready: impl FnMut(&ShapeState) -> Option<T>) -> Result<T, ShapeGone> {
+        let mut check = || {
             let state = self.lock();
             match &state.phase {
-                Phase::Gone(gone) => Some(Err(gone.clone())),
-                Phase::Filling | Phase::Complete => ready(&state).map(Ok),
+                ShapePhase::Gone(gone) => Some(Err(gone.clone())),
+                ShapePhase::Filling | ShapePhase::Complete => ready(&state).map(Ok),
             }
         };
         loop {
-            // Whoever needn't wait needn't join those who do: with many of them, that costs more than the look.
-            if let Some(found) = look() {
+            // First without registering a waiter: with many waiters, registration costs more than
+            // this check.
+            if let Some(found) = check() {
                 return found;
             }
             let changed = self.changed.notified();
             tokio::pin!(changed);
             changed.as_mut().enable();
-            // From here on no change is missed.
-            if let Some(found) = look() {
+            // From here on, no notification is missed.
+            if let Some(found) = check() {
                 return found;
             }
             changed.await;
         }
     }
 
-    pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
+    pub(crate) fn lock(&self) -> MutexGuard<'_, ShapeState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

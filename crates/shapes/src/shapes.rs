@@ -1,4 +1,4 @@
-//! All shapes of a store, as those see them who use it.
+//! Public handle of a store: finds, creates and deletes shapes, and starts and ends writing.
 
 #[cfg(test)]
 mod tests;
@@ -24,43 +24,43 @@ use crate::store::disk::{Disk, RealDisk};
 use crate::store::record::{Note, Record};
 use crate::store::{OpenError, StoreUnusable, replay, writer};
 
-/// All shapes of a store. Cheap to clone.
+/// Handle of a store and all its shapes. Cheap to clone.
 #[derive(Clone)]
 pub struct Shapes {
     pub(crate) inner: Arc<StoreInner>,
 }
 
-/// What a store follows, and how far it has come.
+/// Position of a store in the history that it follows.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StorePosition {
-    /// As it was given to [`Shapes::reset`] or [`Shapes::adopt`].
+    /// Name of that history, set by [`Shapes::reset`] or [`Shapes::adopt`].
     pub origin: String,
-    /// Everything up to here is durable.
+    /// Position (LSN) up to which everything is durable.
     pub lsn: u64,
 }
 
-/// Why a shape can't be made.
+/// Why a shape can't be created.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CreateError {
-    /// Somebody else writes to the store, or nobody does.
+    /// This process doesn't write to the store.
     #[error("this instance doesn't write to the store")]
     ReadOnly,
-    /// Its clause can't be used.
+    /// The where clause is invalid or not supported.
     #[error(transparent)]
     Clause(#[from] FilterError),
 }
 
-/// The store can't be written, and so nothing goes on.
+/// Fatal error: the store can't be written any more.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("the store can't be written: {0}")]
 pub struct StoreFailure(pub(crate) Arc<str>);
 
 impl Shapes {
-    /// Opens a store to read what is there. Blocks for the disk.
+    /// Opens a store for reading. Blocks on disk.
     ///
     /// # Errors
-    /// When it isn't one that this program can read.
+    /// If this release can't read the directory.
     pub fn open(config: StoreConfig) -> Result<Self, OpenError> {
         let disk = RealDisk::open(config.dir.clone(), false)?;
         Shapes::on(Arc::new(disk), config)
@@ -72,60 +72,65 @@ impl Shapes {
         Ok(Shapes { inner })
     }
 
-    /// Takes the right to write: whatever the log has is recovered, and shapes without a whole snapshot go. Blocks for the disk. Returns how far
-    /// the store has come; `None`: it has followed nothing yet.
+    /// Starts to write. Applies the whole log, and removes shapes without a complete snapshot.
+    /// Blocks on disk.
+    ///
+    /// Returns the position of the store; `None`: it has followed nothing yet.
     ///
     /// # Errors
-    /// When another process writes, the disk fails, or the directory is [unusable](Self::unusable).
+    /// If another process writes, the disk fails, or the directory is [unusable](Self::unusable).
     /// An unusable directory isn't changed.
     pub fn begin_writing(&self) -> Result<Option<StorePosition>, OpenError> {
-        writer::begin(&self.inner).inspect_err(|error| self.inner.judge(error))?;
-        self.inner.usable_again();
+        writer::begin(&self.inner).inspect_err(|error| self.inner.mark_unusable_if(error))?;
+        self.inner.mark_usable();
         self.inner.delete_inexact();
         Ok(self.position())
     }
 
-    /// Gives the right to write back, once what is queued is durable. Blocks for the disk. Goes on to read.
+    /// Waits until everything queued is durable, then stops writing. The store can still be read.
+    /// Blocks on disk.
     pub fn end_writing(&self) {
         writer::end(&self.inner);
     }
 
-    /// Reads what another process has written meanwhile. Blocks for the disk. Does nothing while this one writes.
+    /// Reads the records that another process has written since. Blocks on disk. Does nothing while
+    /// this process writes.
     ///
     /// # Errors
-    /// When the disk fails, or the directory is [unusable](Self::unusable).
+    /// If the disk fails, or the directory is [unusable](Self::unusable).
     pub fn refresh(&self) -> Result<(), OpenError> {
-        replay::refresh(&self.inner).inspect_err(|error| self.inner.judge(error))
+        replay::refresh(&self.inner).inspect_err(|error| self.inner.mark_unusable_if(error))
     }
 
-    /// Why nothing of the store may be served: what this process has read is old, and it can't read
-    /// on. Holds until the process begins to write.
+    /// Returns why the store must not be served: this process can't read newer records, so its data
+    /// is stale. Reset when the process begins to write.
     pub fn unusable(&self) -> Option<StoreUnusable> {
         self.inner.unusable()
     }
 
-    /// How far it has come.
+    /// Returns the position of the store; `None`: it has followed nothing yet.
     pub fn position(&self) -> Option<StorePosition> {
         let origin = self.inner.registry().origin.clone()?;
         Some(StorePosition { origin, lsn: self.inner.durable.load(Ordering::Acquire) })
     }
 
-    /// The offset `<seen>_0` is after everything that can be read, and before whatever comes.
+    /// Returns the position such that the offset `<seen>_0` is after every readable change and
+    /// before every later one.
     pub fn seen(&self) -> u64 {
         self.inner.seen()
     }
 
-    /// Whether an offset lies beyond everything that can be read.
+    /// Returns whether an offset is after everything that can be read.
     pub fn is_beyond(&self, offset: Offset) -> bool {
         offset.lsn > self.inner.durable.load(Ordering::Acquire).max(self.seen())
     }
 
-    /// Waits until an offset no longer lies beyond everything that can be read.
+    /// Waits until an offset isn't after everything that can be read any more.
     pub async fn reaches(&self, offset: Offset) {
         while self.is_beyond(offset) {
             let progressed = self.inner.progressed.notified();
             tokio::pin!(progressed);
-            // From here on no progress is missed.
+            // From here on, no notification is missed.
             progressed.as_mut().enable();
             if !self.is_beyond(offset) {
                 return;
@@ -134,10 +139,10 @@ impl Shapes {
         }
     }
 
-    /// Forgets everything, and follows `origin` from `lsn` on. Returns when that is durable.
+    /// Deletes all shapes, and follows `origin` from `lsn` on. Returns when that is durable.
     ///
     /// # Errors
-    /// When nobody writes any more.
+    /// If this process doesn't write any more.
     pub async fn reset(&self, origin: String, lsn: u64) -> Result<(), CreateError> {
         let done = {
             let mut followed = self.inner.followed();
@@ -148,68 +153,69 @@ impl Shapes {
         done.await.map_err(|_| CreateError::ReadOnly)
     }
 
-    /// Follows the same history under another name. Returns when that is durable.
+    /// Renames the history that the store follows. Returns when that is durable.
     ///
     /// # Errors
-    /// When nobody writes any more.
+    /// If this process doesn't write any more.
     pub async fn adopt(&self, origin: String) -> Result<(), CreateError> {
         let done = self.inner.submit(Record::Note(Note::Adopt { origin }, Bytes::new()), false);
         done.await.map_err(|_| CreateError::ReadOnly)
     }
 
-    /// Nothing concerns any shape up to here.
+    /// Advances the position: no shape is concerned by anything up to `lsn`.
     pub fn advance(&self, lsn: u64) {
         self.inner.enqueue(Record::Note(Note::Advance { lsn }, Bytes::new()));
     }
 
-    /// Whoever is to hear what is durable.
-    pub fn on_durable(&self, tell: impl Fn(u64) + Send + Sync + 'static) {
-        *lock(&self.inner.on_durable) = Some(Box::new(tell));
+    /// Sets the callback that receives each new durable position.
+    pub fn on_durable(&self, callback: impl Fn(u64) + Send + Sync + 'static) {
+        *lock(&self.inner.on_durable) = Some(Box::new(callback));
     }
 
-    /// Waits until there is room for more.
+    /// Waits until fewer than `queued_bytes` bytes are queued.
     pub async fn room(&self) {
         let queue = self.inner.queue();
         queue.wait_for_room(self.inner.config.queued_bytes).await;
     }
 
-    /// Who takes the stream in. One at a time.
+    /// Returns a follower, which applies the replication stream. At most one may be in use.
     pub fn follower(&self) -> Follower {
         Follower::new(Arc::clone(&self.inner))
     }
 
-    /// The shape with this handle.
+    /// Returns the shape with a handle, and marks it as used.
     pub fn find(&self, handle: &str) -> Option<Arc<Shape>> {
         let shape = self.inner.registry().by_handle(handle)?;
         self.inner.touch(&shape);
         Some(shape)
     }
 
-    /// Whether a shape of this handle, if it can't be found, may be one that somebody else has made since this process last looked. Handles are
-    /// given in the order of their times.
-    pub fn may_come(&self, handle: &str) -> bool {
+    /// Returns whether a shape with an unknown handle may have been created by another process
+    /// since the last [`refresh`](Self::refresh). Handles contain increasing times.
+    pub fn may_exist_elsewhere(&self, handle: &str) -> bool {
         let registry = self.inner.registry();
         !self.is_writing() && time_of(handle).is_some_and(|time| time > registry.last_handle)
     }
 
-    /// The shape that is defined so.
+    /// Returns the shape with a definition, and marks it as used.
     pub fn find_same(&self, definition: &ShapeDefinition) -> Option<Arc<Shape>> {
         let shape = self.inner.registry().same(definition)?;
         self.inner.touch(&shape);
         Some(shape)
     }
 
-    /// The shape that is defined so, and, if it was made for that, the duty to fill it. `micros`: the time since 1970, for its handle.
+    /// Returns the shape with a definition. If it doesn't exist, creates it and also returns the
+    /// obligation to fill it. `micros` is the Unix time in microseconds, for the handle.
     ///
     /// # Errors
-    /// When it can't be made.
+    /// If the shape can't be created.
     pub fn find_or_create(
         &self,
         definition: ShapeDefinition,
         micros: u64,
     ) -> Result<(Arc<Shape>, Option<ShapeCreation>), CreateError> {
         let now = definition.table.state.as_ref();
-        // In another catalog state, the shape may have to go first.
+        // In another catalog state, `create` may have to delete the shape first.
         let is_known = now.is_none_or(|now| self.state(definition.table.oid).as_ref() == Some(now));
         if (is_known || !self.is_writing())
             && let Some(shape) = self.find_same(&definition)
@@ -219,27 +225,29 @@ impl Shapes {
         self.inner.create(definition, micros)
     }
 
-    /// Deletes a shape, for good. `false`: it was gone, or somebody else writes.
+    /// Deletes a shape permanently. Returns `false` if it doesn't exist, or this process doesn't
+    /// write.
     pub fn delete(&self, handle: &str) -> bool {
         if !self.is_writing() {
             return false;
         }
-        // The lock comes first: what is decided under it is queued in its order.
+        // Locked before the lookup: decisions under this lock are queued in its order.
         let mut followed = self.inner.followed();
         let Some(shape) = self.inner.registry().by_handle(handle) else { return false };
         followed.delete(shape.id, &self.inner);
         true
     }
 
-    /// A shape can't be read: if that is because its files are lost, it is deleted, so that another takes its place. Blocks for the disk.
+    /// Deletes a shape that can't be read if files of it are lost, so that a new shape replaces it.
+    /// Blocks on disk.
     pub fn heal(&self, shape: &Arc<Shape>, why: &io::Error) {
         let is_missing = matches!(why.kind(), ErrorKind::NotFound | ErrorKind::UnexpectedEof);
         if is_missing && self.is_writing() && shape.is_lost() && self.delete(shape.handle()) {
-            tracing::error!(handle = shape.handle(), "a shape starts over: some of its files are lost");
+            tracing::error!(handle = shape.handle(), "shape deleted: files lost");
         }
     }
 
-    /// Deletes the shapes of a table, unless somebody else writes.
+    /// Deletes all shapes of a table. Does nothing if this process doesn't write.
     pub fn delete_table(&self, oid: u32) {
         if self.is_writing() {
             let mut followed = self.inner.followed();
@@ -247,38 +255,38 @@ impl Shapes {
         }
     }
 
-    /// Compares the shapes of a table with what the catalog says of it now, and deletes those that
-    /// can't go on. Does nothing while another process writes.
+    /// Compares the shapes of a table with its current schema, and deletes those that are incorrect
+    /// for it. Does nothing if this process doesn't write.
     ///
-    /// If the table has a [`state`](Table::state), it is compared with the one as of which all its
-    /// shapes are right ([`CatalogState::change_since`]), and takes its place. A table without such
-    /// a state adopts it.
+    /// If the table has a [`state`](TableSchema::state), it is compared with the baseline of the
+    /// table ([`CatalogState::change_since`]) and becomes the baseline. If the table has no
+    /// baseline, the state becomes the baseline.
     pub fn refit(&self, table: &TableSchema) {
         if self.is_writing() {
             self.inner.followed().refit(table, &self.inner);
         }
     }
 
-    /// Whether there are shapes that follow a table.
+    /// Returns whether any followed shape belongs to a table.
     pub fn follows(&self, oid: u32) -> bool {
         self.inner.followed().has_table(oid)
     }
 
-    /// Forgets the recent transactions that a snapshot of the database sees, which was taken just
-    /// now. To be called every few seconds: a shape that is made meanwhile must be told if its own
-    /// snapshot is too early ([`ShapeCreation::begun`]), and what is remembered for that takes memory.
+    /// Drops recent transactions that a snapshot taken just now sees. Call it every few seconds:
+    /// the transactions take memory. They are kept so that [`ShapeCreation::snapshot_taken`] can
+    /// detect a snapshot that was taken too early.
     pub fn forget_visible(&self, snapshot: &Snapshot) {
         self.inner.followed().forget_visible(snapshot);
     }
 
-    /// Returns the catalog state as of which all shapes of a table are right; `None`: it has no
-    /// shapes, or no state was told.
+    /// Returns the catalog state for which all shapes of a table are correct; `None`: the table has
+    /// no shapes, or no state was set.
     pub fn state(&self, oid: u32) -> Option<CatalogState> {
         self.inner.registry().baselines.get(oid).cloned()
     }
 
-    /// Changes the catalog states as of which shapes are right, where a change of the catalog is
-    /// known to leave all shapes right. Does nothing while another process writes.
+    /// Updates the baselines of all tables after a catalog change that affects no shape. Does
+    /// nothing if this process doesn't write.
     pub fn update_states(&self, update: impl Fn(&mut CatalogState)) {
         if !self.is_writing() {
             return;
@@ -299,13 +307,13 @@ impl Shapes {
         self.inner.registry().baselines.oids().collect()
     }
 
-    /// Returns the id of the newest shape of each table that has shapes, by the table's oid. It
-    /// differs from an earlier one if the table got a shape since.
+    /// Returns the id of the newest shape of each table that has shapes, by table oid. It changes
+    /// when the table gets a new shape.
     pub fn newest_shapes(&self) -> HashMap<u32, u64> {
         self.inner.registry().baselines.newest_shapes().collect()
     }
 
-    /// Returns the tables that have shapes, each oid once.
+    /// Returns the tables that have shapes, one for each oid.
     pub fn tables(&self) -> Vec<Arc<TableSchema>> {
         let tables: HashMap<u32, Arc<TableSchema>> = {
             let registry = self.inner.registry();
@@ -315,32 +323,34 @@ impl Shapes {
         tables.into_values().collect()
     }
 
-    /// All shapes, in no order.
+    /// Returns all shapes, unordered.
     pub fn all(&self) -> Vec<Arc<Shape>> {
         self.inner.registry().shapes().cloned().collect()
     }
 
-    /// Whether the disk is full: nothing is acknowledged, and what is there is served.
+    /// Returns whether the disk is full. Then nothing is acknowledged, and existing data is served.
     pub fn is_full(&self) -> bool {
         self.inner.is_full.load(Ordering::Relaxed)
     }
 
-    /// How many bytes of all shapes are only in memory and in the write-ahead log.
+    /// Returns the number of bytes of all shapes that are only in memory and in the store's log.
     pub fn unwritten_bytes(&self) -> u64 {
         self.inner.files.unwritten()
     }
 
-    /// Returns how many times this process has begun to write; `None`: it doesn't write now.
+    /// Returns the writer turn: how many times this process has begun to write. `None`: it doesn't
+    /// write.
     pub fn turn(&self) -> Option<u64> {
         self.inner.turn().map(|turn| *turn)
     }
 
-    /// Whether this process writes.
+    /// Returns whether this process writes to the store.
     pub fn is_writing(&self) -> bool {
         self.inner.is_writing.load(Ordering::Acquire)
     }
 
-    /// Waits until the store fails for good: then the process should end, since nobody knows what is on its disk.
+    /// Waits until the store fails permanently. Then the process should end, because the contents
+    /// of the disk are unknown.
     pub async fn failed(&self) -> StoreFailure {
         loop {
             let failed = self.inner.failed.notified();
@@ -353,14 +363,15 @@ impl Shapes {
         }
     }
 
-    /// Makes the next start quick: returns when the log is short. Inside of a transaction, or without room on the disk, it stays as it is.
+    /// Runs a checkpoint, which makes the log short and the next start fast. Skips it within a
+    /// transaction and on a full disk.
     ///
     /// # Errors
-    /// When nobody writes any more.
+    /// If this process doesn't write any more.
     pub async fn checkpoint(&self) -> Result<(), CreateError> {
         let nothing = Record::Note(Note::Advance { lsn: 0 }, Bytes::new());
-        let told = self.inner.submit(nothing, true);
-        told.await.map_err(|_| CreateError::ReadOnly)
+        let done = self.inner.submit(nothing, true);
+        done.await.map_err(|_| CreateError::ReadOnly)
     }
 }
 

@@ -1,4 +1,4 @@
-//! How much memory a shape takes that nobody reads.
+//! Memory of a shape without readers.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::Arc;
@@ -10,35 +10,36 @@ use forebay_shapes::{
     LogMode, ReplicaMode, ShapeCreation, ShapeDefinition, ShapeOptions, Shapes, StoreConfig, TableSchema,
 };
 
-/// What the process has of the system.
-static HELD: AtomicUsize = AtomicUsize::new(0);
+/// Number of allocated bytes of the process.
+static ALLOCATED_BYTES: AtomicUsize = AtomicUsize::new(0);
 
-struct Counting;
+/// System allocator that counts allocated bytes.
+struct CountingAllocator;
 
-// SAFETY: it passes everything on to the system's allocator, and only counts.
-unsafe impl GlobalAlloc for Counting {
+// SAFETY: all calls are passed to the system allocator unchanged.
+unsafe impl GlobalAlloc for CountingAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        HELD.fetch_add(layout.size(), Ordering::Relaxed);
-        // SAFETY: the caller keeps to the contract, which is the same.
+        ALLOCATED_BYTES.fetch_add(layout.size(), Ordering::Relaxed);
+        // SAFETY: the caller satisfies the same contract.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        HELD.fetch_sub(layout.size(), Ordering::Relaxed);
-        // SAFETY: the caller keeps to the contract, which is the same.
+        ALLOCATED_BYTES.fetch_sub(layout.size(), Ordering::Relaxed);
+        // SAFETY: the caller satisfies the same contract.
         unsafe { System.dealloc(pointer, layout) }
     }
 }
 
 #[global_allocator]
-static ALLOCATOR: Counting = Counting;
+static ALLOCATOR: CountingAllocator = CountingAllocator;
 
 const SHAPES: usize = 2_000;
 
 #[test]
-fn a_shape_takes_less_than_five_kilobytes() {
+fn an_idle_shape_takes_less_than_five_kilobytes() {
     let dir = std::env::temp_dir().join(format!("forebay-memory-{}", std::process::id()));
-    let _ = std::fs::remove_dir_all(&dir); // of a killed process that had our number
+    let _ = std::fs::remove_dir_all(&dir); // left by a killed process with the same id
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
     let store = Shapes::open(StoreConfig::new(&dir)).unwrap();
     store.begin_writing().unwrap();
@@ -67,7 +68,7 @@ fn a_shape_takes_less_than_five_kilobytes() {
         let (_, creation) = store.find_or_create(definition, 1).unwrap();
         let mut creation = creation.unwrap();
         creation.follow();
-        assert!(creation.begun(&Snapshot { xmin: 700, xmax: 720, xip: (701..711).collect() }, 1000));
+        assert!(creation.snapshot_taken(&Snapshot { xmin: 700, xmax: 720, xip: (701..711).collect() }, 1000));
         creation.seal().unwrap();
         creation
     };
@@ -80,13 +81,13 @@ fn a_shape_takes_less_than_five_kilobytes() {
             }
         });
     };
-    // What all of them share.
+    // The first shape also allocates what all shapes share.
     complete(vec![make(SHAPES)]);
     runtime.block_on(store.checkpoint()).unwrap();
-    let before = HELD.load(Ordering::Relaxed);
+    let before = ALLOCATED_BYTES.load(Ordering::Relaxed);
     complete((0..SHAPES).map(make).collect());
     runtime.block_on(store.checkpoint()).unwrap();
-    let each = (HELD.load(Ordering::Relaxed) - before) / SHAPES;
+    let each = (ALLOCATED_BYTES.load(Ordering::Relaxed) - before) / SHAPES;
     eprintln!("a shape takes {each} bytes");
     assert!(each < 5_000, "{each} bytes");
     store.end_writing();

@@ -1,4 +1,4 @@
-//! The README shows only code that `examples/shapes_readme.rs` runs.
+//! Every code block of the README is part of `examples/shapes_readme.rs`.
 
 use forebay_testkit::readme_blocks_run;
 

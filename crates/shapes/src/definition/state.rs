@@ -1,49 +1,48 @@
 //! Catalog state of a table: detects changes that the replication stream doesn't describe.
 //!
-//! Out of scope: names, types, key and columns of a table. Those are in [`TableSchema`](super::TableSchema) and
-//! compared one by one.
+//! Out of scope: names, types, key and columns of a table. They are in
+//! [`TableSchema`](super::TableSchema) and compared one by one.
 
 use std::fmt;
 
 use forebay_pgoutput::Xid;
 use serde::{Deserialize, Serialize};
 
-/// What the catalog says of a table. Shapes are right as of one such state.
+/// State of a table in the catalog. Shapes are correct for one such state.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CatalogState {
     /// `pg_class.relfilenode`.
     pub filenode: u32,
     /// `attnum` and `xmin` of each row in pg_attribute, without dropped columns.
     pub columns: Vec<(i32, u32)>,
-    /// Hashes of what values are written with: labels of enums, attributes of composite types.
+    /// Hashes of the names that are part of values: labels of enums, attributes of composite types.
     /// Sorted.
     pub facts: Vec<i64>,
-    /// The rows of pg_publication and pg_publication_rel that publish the table.
+    /// Rows of pg_publication and pg_publication_rel that publish the table.
     pub publication: String,
 }
 
-/// Why the shapes of a table can't go on.
+/// Catalog change after which the shapes of a table are incorrect.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum CatalogChange {
-    /// An ALTER TABLE wrote all rows anew. The stream has no change for any of them.
+    /// An ALTER TABLE rewrote all rows. The stream contains no changes for it.
     Rewritten,
-    /// An enum label or an attribute of a composite type has another name. Rows are written
-    /// otherwise.
+    /// An enum label or an attribute of a composite type was renamed. The text of rows changed.
     ValuesRenamed,
     /// The publication, or the table's entry in it, was altered. Changes may be missing.
     PublicationChanged,
 }
 
 impl CatalogState {
-    /// Returns what happened since `before` that the shapes of that time can't show.
+    /// Returns the change since `before` that makes the shapes of that state incorrect.
     ///
     /// VACUUM FULL and CLUSTER change only the filenode; SET DEFAULT and SET STATISTICS change only
-    /// pg_attribute. An ALTER TABLE that rewrites the table changes both. So does a VACUUM FULL
-    /// beside a SET DEFAULT between two looks at the catalog, which can't be told from it.
+    /// pg_attribute. An ALTER TABLE that rewrites the table changes both. A VACUUM FULL and a SET
+    /// DEFAULT between two catalog queries change both, too, and count as a rewrite.
     ///
-    /// A column that `before` doesn't have is passed over: it was added since. Shapes that show all
-    /// columns go by the comparison of the columns, and the others don't show it.
+    /// A column that `before` doesn't have is skipped: it was added since. Shapes of all columns
+    /// are deleted by the comparison of columns, and other shapes don't contain it.
     pub fn change_since(&self, before: &CatalogState) -> Option<CatalogChange> {
         if self.publication != before.publication {
             return Some(CatalogChange::PublicationChanged);
@@ -60,7 +59,7 @@ impl CatalogState {
     }
 }
 
-/// Whether a transaction id was given after another. They wrap around.
+/// Returns whether a transaction id was assigned after another one. Ids wrap around.
 pub(crate) fn is_newer(xid: u32, than: u32) -> bool {
     Xid(than).precedes(Xid(xid))
 }
@@ -102,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn a_table_that_stays_or_is_vacuumed_or_gets_a_default_hasnt_changed() {
+    fn vacuum_full_or_a_new_default_is_not_a_change() {
         assert_eq!(changed(|_| {}), None);
         assert_eq!(changed(|now| now.filenode += 1), None);
         assert_eq!(changed(|now| now.columns[0].1 = 705), None);
@@ -110,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rewritten_table_has_changed_whatever_is_done_to_it_since() {
+    fn a_rewritten_table_stays_changed_after_later_vacuums_and_defaults() {
         assert_eq!(changed(|now| rewrite(now, 705)), Some(CatalogChange::Rewritten));
         let then_vacuumed = |now: &mut CatalogState| {
             rewrite(now, 705);
@@ -122,7 +121,7 @@ mod tests {
             now.columns[1].1 = 706;
         };
         assert_eq!(changed(then_defaulted), Some(CatalogChange::Rewritten));
-        // A column that is new, or was dropped, was in no shape that is still there.
+        // A new or dropped column was in no shape that still exists.
         let with_another = |now: &mut CatalogState| {
             now.filenode += 1;
             now.columns = vec![(1, 700), (3, 705)];
@@ -131,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fact_may_be_added_but_not_go() {
+    fn a_name_may_be_added_but_not_removed() {
         assert_eq!(changed(|now| now.facts.insert(1, 4)), None);
         assert_eq!(changed(|now| now.facts[0] = -6), Some(CatalogChange::ValuesRenamed));
     }

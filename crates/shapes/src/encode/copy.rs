@@ -1,9 +1,9 @@
-//! Rows as `COPY … TO STDOUT` writes them in its text format.
+//! Rows in the text format of `COPY … TO STDOUT`.
 //!
-//! Invariant: a line has one field for each column, each as the type's output function wrote it, or it is an error; and no bytes
-//! panic. Nothing is allocated for a row that is no longer than one before it.
-//! Kept by: a field is a slice of the line, or of one buffer that is used again if it has escapes.
-//! Not here: what bytes mean; a field is UTF-8 if the server wrote UTF-8.
+//! Invariant: a row has one field for each column, unescaped, or reading it fails. No input panics.
+//! Reading a row allocates only if the row is longer than all earlier ones.
+//! Enforced by: a field is a slice of the line, or of one reused buffer if it has escapes.
+//! Out of scope: the encoding. A field is UTF-8 if the server sends UTF-8.
 
 use std::mem;
 
@@ -11,47 +11,49 @@ use memchr::{memchr, memchr3_iter};
 
 use super::RowValues;
 
-/// Reads rows, one line after the other.
+/// Reader of rows, one line at a time.
 #[derive(Debug)]
 pub struct CopyRows {
+    /// Number of columns.
     columns: usize,
-    /// Which fields of the line have escapes.
+    /// Indexes of the line's fields that have escapes.
     escaped: Vec<usize>,
-    /// Those fields without them. It only grows, so that it isn't zeroed for each row.
+    /// Buffer for those fields without escapes. It only grows, so that it isn't zeroed for each
+    /// row.
     plain: Vec<u8>,
-    /// The memory of the fields that were lent last; empty.
+    /// Reused memory for the fields. Empty between calls.
     fields: Vec<Option<&'static [u8]>>,
 }
 
-/// Why a line isn't a row. It holds nothing of the row.
+/// Why a line isn't a row. Contains no data of the row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum CopyError {
-    /// It has more or fewer fields than the table has columns.
+    /// The number of fields differs from the number of columns.
     #[error("a row of {found} fields where {expected} are expected")]
     Fields {
-        /// As many as there are columns.
+        /// Number of columns.
         expected: usize,
-        /// As many as there are.
+        /// Number of fields.
         found: usize,
     },
-    /// It has a line break in it.
+    /// The line contains a line break.
     #[error("a line that goes on after its end")]
     LineBreak,
-    /// It ends with half an escape.
+    /// The line ends within an escape.
     #[error("a row that ends with a backslash")]
     Unfinished,
 }
 
 impl CopyRows {
-    /// Of rows with this many columns.
+    /// Returns a reader of rows with this many columns.
     pub fn new(columns: usize) -> Self {
         CopyRows { columns, escaped: Vec::new(), plain: Vec::new(), fields: Vec::with_capacity(columns) }
     }
 
-    /// Reads a line, with or without its line break, and lends the row.
+    /// Reads a line, with or without its line break, and passes the row to `lend`.
     ///
     /// # Errors
-    /// When it isn't a row of as many columns.
+    /// If the line isn't a row with that many columns.
     pub fn read<T>(&mut self, line: &[u8], lend: impl FnOnce(&RowValues<'_>) -> T) -> Result<T, CopyError> {
         let line = line.strip_suffix(b"\n").unwrap_or(line);
         let mut fields = emptied(mem::take(&mut self.fields));
@@ -61,7 +63,7 @@ impl CopyRows {
             let mut room = self.plain.as_mut_slice();
             for index in &self.escaped {
                 let field = fields[*index].unwrap_or_default();
-                // Without escapes it is shorter, never longer.
+                // The unescaped field is never longer.
                 let (own, rest) = room.split_at_mut(field.len());
                 let length = unescape(field, own)?;
                 fields[*index] = Some(&own[..length]);
@@ -73,14 +75,14 @@ impl CopyRows {
         Ok(lent)
     }
 
-    /// The fields as they stand in the line, and which of them have escapes.
+    /// Splits a line into fields, still escaped, and collects the indexes of those with escapes.
     fn split<'l>(&mut self, line: &'l [u8], fields: &mut Vec<Option<&'l [u8]>>) -> Result<(), CopyError> {
         self.escaped.clear();
         if line.is_empty() && self.columns == 0 {
             return Ok(());
         }
         let (mut start, mut is_escaped, mut found) = (0, false, 1);
-        // The byte after a backslash is no delimiter, whatever it is.
+        // Index of the byte after a backslash. It is never a delimiter.
         let mut taken = None;
         for at in memchr3_iter(b'\t', b'\\', b'\n', line) {
             match line[at] {
@@ -112,13 +114,13 @@ impl CopyRows {
     }
 }
 
-/// The same memory for slices of another line: the standard library collects in place.
+/// Returns the same memory for slices of another line. The standard library collects in place.
 fn emptied<'a>(mut fields: Vec<Option<&[u8]>>) -> Vec<Option<&'a [u8]>> {
     fields.clear();
     fields.into_iter().map(|_| None).collect()
 }
 
-/// Writes what a field stands for, and returns how long that is: as COPY FROM reads it.
+/// Writes a field without its escapes, by the rules of COPY FROM. Returns the length.
 fn unescape(field: &[u8], out: &mut [u8]) -> Result<usize, CopyError> {
     let (mut rest, mut length) = (field, 0);
     while let Some(at) = memchr(b'\\', rest) {
@@ -132,7 +134,7 @@ fn unescape(field: &[u8], out: &mut [u8]) -> Result<usize, CopyError> {
     Ok(length + rest.len())
 }
 
-/// The byte that the bytes after a backslash stand for, and how many of them do.
+/// Returns the byte that an escape denotes, and the number of bytes after the backslash.
 fn escape(after: &[u8]) -> Option<(u8, usize)> {
     let first = *after.first()?;
     Some(match first {
@@ -151,10 +153,10 @@ fn escape(after: &[u8]) -> Option<(u8, usize)> {
     })
 }
 
-/// A byte written in digits, and how many there are.
+/// Parses a byte from digits. Returns it and the number of digits.
 fn number(digits: &[u8], radix: u32, most: usize) -> (u8, usize) {
     let values = digits.iter().take(most).map_while(|digit| char::from(*digit).to_digit(radix));
-    // Of `\777`, Postgres takes the low bits.
+    // For `\777`, Postgres keeps the low bits.
     values.fold((0, 0), |(byte, used), value| ((byte as u32 * radix + value) as u8, used + 1))
 }
 
@@ -164,22 +166,22 @@ mod tests {
 
     use super::*;
 
-    type Owned = Vec<Option<Vec<u8>>>;
+    type OwnedRow = Vec<Option<Vec<u8>>>;
 
-    fn read(columns: usize, line: &[u8]) -> Result<Owned, CopyError> {
+    fn read(columns: usize, line: &[u8]) -> Result<OwnedRow, CopyError> {
         owned(&mut CopyRows::new(columns), line)
     }
 
-    fn owned(rows: &mut CopyRows, line: &[u8]) -> Result<Owned, CopyError> {
+    fn owned(rows: &mut CopyRows, line: &[u8]) -> Result<OwnedRow, CopyError> {
         rows.read(line, |row| row.iter().map(|field| field.map(<[u8]>::to_vec)).collect())
     }
 
-    fn fields(texts: &[Option<&str>]) -> Result<Owned, CopyError> {
+    fn fields(texts: &[Option<&str>]) -> Result<OwnedRow, CopyError> {
         Ok(texts.iter().map(|text| text.map(|text| text.as_bytes().to_vec())).collect())
     }
 
     #[test]
-    fn a_line_is_a_row_with_or_without_its_end() {
+    fn a_line_is_a_row_with_or_without_its_line_break() {
         for line in ["1\tannie\t\\N", "1\tannie\t\\N\n"] {
             assert_eq!(read(3, line.as_bytes()), fields(&[Some("1"), Some("annie"), None]));
         }
@@ -216,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_that_is_no_such_row_is_an_error() {
+    fn a_malformed_line_is_an_error() {
         let wrong = |expected, found| Err(CopyError::Fields { expected, found });
         assert_eq!(read(2, b"1\n"), wrong(2, 1));
         assert_eq!(read(2, b"1\t2\t3\t4\n"), wrong(2, 4));
@@ -226,12 +228,12 @@ mod tests {
         assert_eq!(read(1, b"a\nb\n"), Err(CopyError::LineBreak));
         assert_eq!(read(1, b"a\n\n"), Err(CopyError::LineBreak));
         assert_eq!(read(1, b"a\\"), Err(CopyError::Unfinished));
-        // The line break was its line's end, and isn't what the backslash escapes.
+        // The line break ends the line; the backslash doesn't escape it.
         assert_eq!(read(2, b"a\tb\\\n"), Err(CopyError::Unfinished));
     }
 
     #[test]
-    fn an_error_spoils_no_later_row() {
+    fn an_error_does_not_affect_later_rows() {
         let mut rows = CopyRows::new(2);
         for bad in [&b"\\ta"[..], b"1\t2\t3", b"a\\tb\t\\"] {
             assert!(owned(&mut rows, bad).is_err());
@@ -240,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_share_one_memory() {
+    fn rows_reuse_one_allocation() {
         let mut rows = CopyRows::new(3);
         let mut places = |line: &[u8]| {
             rows.read(line, |row| (row.as_ptr().addr(), row[0].unwrap().as_ptr().addr())).unwrap()
@@ -251,7 +253,7 @@ mod tests {
         }
     }
 
-    /// A way to write a byte, as the documentation of COPY allows it; `next` is what is written after it.
+    /// Writes a byte in one of the ways that COPY allows. `next` is the byte after it.
     fn write(out: &mut Vec<u8>, byte: u8, way: u8, next: Option<u8>) {
         let letter = match byte {
             0x08 => Some(b'b'),
@@ -270,7 +272,7 @@ mod tests {
                 out.extend(format!("\\{byte:o}").bytes());
             }
             (3, Some(letter)) => out.extend([b'\\', letter]),
-            // Other characters stand for themselves behind a backslash, too.
+            // A backslash before other characters is ignored.
             (4, None) if !byte.is_ascii_alphanumeric() => out.extend([b'\\', byte]),
             (_, Some(letter)) if must => out.extend([b'\\', letter]),
             _ if must => out.extend([b'\\', byte]),
@@ -278,7 +280,7 @@ mod tests {
         }
     }
 
-    fn line(row: &Owned, ways: &[u8]) -> Vec<u8> {
+    fn line(row: &OwnedRow, ways: &[u8]) -> Vec<u8> {
         let (mut out, mut ways) = (Vec::new(), ways.iter().cycle());
         for (index, field) in row.iter().enumerate() {
             if index > 0 {

@@ -1,6 +1,7 @@
-//! JSON strings.
+//! JSON strings and numbers.
 
-/// What stands in a string for each byte below 0x20, for the quote and for the backslash; 0: itself.
+/// Letter after the backslash for each byte that must be escaped: bytes below 0x20, the quote and
+/// the backslash. 0: not escaped.
 const ESCAPES: [u8; 256] = {
     let mut escapes = [0; 256];
     let mut byte = 0;
@@ -18,7 +19,7 @@ const ESCAPES: [u8; 256] = {
     escapes
 };
 
-/// A value as Postgres wrote it; `None` is null.
+/// Appends a value: a quoted string, or `null` for `None`.
 pub(super) fn value(out: &mut Vec<u8>, value: Option<&[u8]>) {
     match value {
         None => out.extend_from_slice(b"null"),
@@ -30,7 +31,7 @@ pub(super) fn value(out: &mut Vec<u8>, value: Option<&[u8]>) {
     }
 }
 
-/// The inside of a string.
+/// Appends the inside of a string.
 pub(super) fn escaped(out: &mut Vec<u8>, bytes: &[u8]) {
     let mut rest = bytes;
     while let Some(at) = first_escaped(rest) {
@@ -48,13 +49,15 @@ pub(super) fn escaped(out: &mut Vec<u8>, bytes: &[u8]) {
     out.extend_from_slice(rest);
 }
 
-/// Where the first byte is that can't stand for itself. Eight are looked at together, and most texts have none.
+/// Returns the index of the first byte that must be escaped. Checks eight bytes at a time, because
+/// most texts have none.
 fn first_escaped(bytes: &[u8]) -> Option<usize> {
     const ONES: u64 = u64::from_ne_bytes([1; 8]);
     const TOPS: u64 = ONES << 7;
     let is_plain = |word: &[u8; 8]| {
         let word = u64::from_ne_bytes(*word);
-        // A byte's top bit is set if it is below 0x20, the quote, or the backslash; one after such a byte may be, too.
+        // The top bit of a byte is set if it is below 0x20, the quote or the backslash. The byte
+        // after such a byte may be a false positive.
         let below = |bytes: u64, least: u8| bytes.wrapping_sub(ONES * u64::from(least)) & !bytes;
         let same = |byte: u8| below(word ^ (ONES * u64::from(byte)), 1);
         (below(word, 0x20) | same(b'"') | same(b'\\')) & TOPS == 0
@@ -65,7 +68,7 @@ fn first_escaped(bytes: &[u8]) -> Option<usize> {
     Some(plain + found)
 }
 
-/// A number that needs no quotes.
+/// Appends a number without quotes.
 pub(super) fn number(out: &mut Vec<u8>, number: u64) {
     let mut digits = [0; 20];
     let (mut at, mut rest) = (digits.len(), number);
@@ -88,14 +91,14 @@ mod tests {
 
     proptest! {
         #[test]
-        fn every_string_is_read_back_as_it_was(text in any::<String>()) {
+        fn every_string_round_trips(text in any::<String>()) {
             let mut out = Vec::new();
             value(&mut out, Some(text.as_bytes()));
             prop_assert_eq!(serde_json::from_slice::<String>(&out).unwrap(), text);
         }
 
         #[test]
-        fn every_number_is_written_as_rust_does(figure in any::<u64>()) {
+        fn every_number_is_written_like_to_string(figure in any::<u64>()) {
             let mut out = Vec::new();
             number(&mut out, figure);
             prop_assert_eq!(String::from_utf8(out).unwrap(), figure.to_string());
@@ -103,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn a_byte_is_escaped_wherever_it_stands_among_others() {
+    fn a_byte_is_escaped_at_any_position() {
         for byte in 0..=u8::MAX {
             for place in 0..24 {
                 let mut bytes = [b'~'; 24];

@@ -1,26 +1,27 @@
-//! Of many changes of a row, those that a client needs.
+//! Log merging: combines updates of the same row.
 //!
-//! Invariant: whoever has read a log up to any place in it, and from there on the merged one, has the same rows at its end as with the whole
-//! one; no row is inserted that is there, and none is changed or deleted that isn't.
-//! Kept by: only updates go, each for the next update of the same row, which then says what both did.
+//! Invariant: a client that has read the original log up to any offset, and reads the merged log
+//! from there, ends with the same rows. No existing row is inserted, and no missing row is updated
+//! or deleted.
+//! Enforced by: only updates are removed. Each is combined into the next update of the same row.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
 
-/// A message, in parts.
-struct Message<'a> {
+/// Fields of a message, unparsed.
+struct ParsedMessage<'a> {
     key: &'a [u8],
-    /// Fields, as they stand between the braces.
+    /// Text between the braces.
     value: &'a [u8],
     old: Option<&'a [u8]>,
-    operation: Operation,
-    /// From `,"headers"` to the end.
+    operation: RowOperation,
+    /// Text from `,"headers"` to the end.
     rest: &'a [u8],
 }
 
-/// What a message does to a row.
+/// Operation of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Operation {
+pub(crate) enum RowOperation {
     Insert,
     Update,
     Delete,
@@ -29,20 +30,21 @@ pub(crate) enum Operation {
 const VALUE: &[u8] = b",\"value\":{";
 const OLD: &[u8] = b",\"old_value\":{";
 
-/// Merges whole messages of a log; each has the place of the last one of those that it stands for. `None`: they aren't messages of a log.
+/// Merges whole messages of a log. A combined message has the offset of the last original. Returns
+/// `None` if the bytes aren't messages of a log.
 pub(crate) fn merge(messages: &[u8]) -> Option<Vec<Cow<'_, [u8]>>> {
     let mut merged: Vec<Cow<'_, [u8]>> = Vec::new();
-    // The last update of each row that nothing follows.
+    // Last update of each row, unless an insert or a delete follows it.
     let mut updates: HashMap<&[u8], usize> = HashMap::new();
     for line in messages.split_inclusive(|byte| *byte == b'\n') {
         let message = parse(line)?;
         let mut kept = Cow::Borrowed(line);
-        if message.operation != Operation::Update {
-            // What comes is another row.
+        if message.operation != RowOperation::Update {
+            // Later messages with this key are about another row.
             updates.remove(message.key);
         } else if let Some(before) = updates.insert(message.key, merged.len()) {
             let before = std::mem::take(&mut merged[before]);
-            kept = Cow::Owned(both(&parse(&before)?, &message)?);
+            kept = Cow::Owned(merge_updates(&parse(&before)?, &message)?);
         }
         merged.push(kept);
     }
@@ -50,8 +52,8 @@ pub(crate) fn merge(messages: &[u8]) -> Option<Vec<Cow<'_, [u8]>>> {
     Some(merged)
 }
 
-/// The one update that does what two do.
-fn both(older: &Message<'_>, newer: &Message<'_>) -> Option<Vec<u8>> {
+/// Returns one update with the effect of two.
+fn merge_updates(older: &ParsedMessage<'_>, newer: &ParsedMessage<'_>) -> Option<Vec<u8>> {
     let mut out = [b"{\"key\":\"", newer.key, b"\"", VALUE].concat();
     match (older.old, newer.old) {
         (Some(older), Some(newer_old)) => {
@@ -67,7 +69,7 @@ fn both(older: &Message<'_>, newer: &Message<'_>) -> Option<Vec<u8>> {
     Some(out)
 }
 
-/// The fields of both; where both have one, that of `above`.
+/// Appends the fields of both; a field of `above` replaces the same field of `below`.
 fn overlay(out: &mut Vec<u8>, below: &[u8], above: &[u8]) -> Option<()> {
     let above: Vec<_> = fields(above).collect::<Option<_>>()?;
     for field in fields(below) {
@@ -85,17 +87,17 @@ fn overlay(out: &mut Vec<u8>, below: &[u8], above: &[u8]) -> Option<()> {
     Some(())
 }
 
-/// Returns the key of a message, as it stands there.
+/// Returns the key of a message, still escaped.
 pub(crate) fn row_key(line: &[u8]) -> Option<&[u8]> {
     string(line.strip_prefix(b"{\"key\":\"")?).map(|(key, _)| key)
 }
 
-/// Returns the key of a message, as it stands there, and what it does to that row.
-pub(crate) fn key_change(line: &[u8]) -> Option<(&[u8], Operation)> {
+/// Returns the key of a message, still escaped, and the operation.
+pub(crate) fn key_change(line: &[u8]) -> Option<(&[u8], RowOperation)> {
     parse(line).map(|message| (message.key, message.operation))
 }
 
-fn parse(line: &[u8]) -> Option<Message<'_>> {
+fn parse(line: &[u8]) -> Option<ParsedMessage<'_>> {
     let (key, rest) = string(line.strip_prefix(b"{\"key\":\"")?)?;
     let (value, rest) = object(rest.strip_prefix(VALUE)?)?;
     let (old, rest) = match rest.strip_prefix(OLD) {
@@ -104,15 +106,15 @@ fn parse(line: &[u8]) -> Option<Message<'_>> {
     };
     let operation = rest.strip_prefix(b",\"headers\":{\"operation\":\"")?;
     let operation = match operation.get(..7)? {
-        b"insert\"" => Operation::Insert,
-        b"update\"" => Operation::Update,
-        b"delete\"" => Operation::Delete,
+        b"insert\"" => RowOperation::Insert,
+        b"update\"" => RowOperation::Update,
+        b"delete\"" => RowOperation::Delete,
         _ => return None,
     };
-    Some(Message { key, value, old, operation, rest })
+    Some(ParsedMessage { key, value, old, operation, rest })
 }
 
-/// What stands before the closing brace, and what after it.
+/// Returns the text before and the text after the closing brace of an object.
 fn object(text: &[u8]) -> Option<(&[u8], &[u8])> {
     let mut rest = text;
     while rest.first() != Some(&b'}') {
@@ -128,7 +130,7 @@ fn object(text: &[u8]) -> Option<(&[u8], &[u8])> {
     Some((&text[..len], &rest[1..]))
 }
 
-/// Each with its name.
+/// Returns the fields of an object, each as its name and its whole text.
 fn fields(mut object: &[u8]) -> impl Iterator<Item = Option<(&[u8], &[u8])>> {
     std::iter::from_fn(move || {
         if object.is_empty() {
@@ -143,7 +145,7 @@ fn fields(mut object: &[u8]) -> impl Iterator<Item = Option<(&[u8], &[u8])>> {
     })
 }
 
-/// A name and its value, all of it, and what follows.
+/// Returns the name and the whole text of the first field, and the text after it.
 fn field(text: &[u8]) -> Option<(&[u8], &[u8], &[u8])> {
     let (name, rest) = string(text.strip_prefix(b"\"")?)?;
     let rest = rest.strip_prefix(b":")?;
@@ -154,7 +156,7 @@ fn field(text: &[u8]) -> Option<(&[u8], &[u8], &[u8])> {
     Some((name, &text[..text.len() - after.len()], after))
 }
 
-/// The inside of a string whose quote was opened, and what follows the one that closes it.
+/// Returns the inside of a string whose opening quote is consumed, and the text after its end.
 fn string(text: &[u8]) -> Option<(&[u8], &[u8])> {
     let mut at = 0;
     loop {
@@ -174,20 +176,20 @@ mod tests {
     use serde_json::{Map, Value};
 
     use super::*;
-    use crate::encode::{ColumnSchema, LogPosition, RowEncoder, ShapeChange, place_of};
+    use crate::encode::{ColumnSchema, LogPosition, RowEncoder, ShapeChange, offset_of};
     use crate::offset::Offset;
 
-    type Rows = BTreeMap<String, Map<String, Value>>;
+    type MergeRows = BTreeMap<String, Map<String, Value>>;
 
-    /// What a client does with a message, and what it can't be told.
-    fn take(rows: &mut Rows, message: &[u8], is_full: bool) {
+    /// Applies a message to a client's rows. Panics if a client couldn't apply it.
+    fn take(rows: &mut MergeRows, message: &[u8], is_full: bool) {
         let message: Value = serde_json::from_slice(message.strip_suffix(b",\n").unwrap()).unwrap();
         let key = message["key"].as_str().unwrap().to_owned();
         let value = message["value"].as_object().unwrap().clone();
         match message["headers"]["operation"].as_str().unwrap() {
-            "insert" => assert_eq!(rows.insert(key, value), None, "it was there"),
+            "insert" => assert_eq!(rows.insert(key, value), None, "the inserted row exists"),
             "update" => {
-                let row = rows.get_mut(&key).expect("it is there");
+                let row = rows.get_mut(&key).expect("the updated row exists");
                 if is_full {
                     for (name, old) in message["old_value"].as_object().unwrap() {
                         assert!(row.contains_key(name), "{old}");
@@ -196,12 +198,12 @@ mod tests {
                 }
                 row.extend(value);
             }
-            "delete" => assert!(rows.remove(&key).is_some(), "it is there"),
+            "delete" => assert!(rows.remove(&key).is_some(), "the deleted row is missing"),
             other => panic!("{other}"),
         }
     }
 
-    /// A log of random changes of few rows, with odd names and values.
+    /// Returns a log of random changes of few rows, with special characters in names and values.
     fn log(steps: &[(u8, u8, Option<String>)], is_full: bool) -> Vec<u8> {
         let column = |name: &str, key_index| ColumnSchema { name: name.into(), key_index };
         let columns = [column("id", Some(0)), column("a\"}", None), column("b\\", None)];
@@ -244,25 +246,25 @@ mod tests {
 
     proptest! {
         #[test]
-        fn from_any_place_on_the_merged_log_leads_to_the_same_rows(
+        fn reading_the_merged_log_from_any_offset_leads_to_the_same_rows(
             steps in proptest::collection::vec((any::<u8>(), any::<u8>(), any::<Option<String>>()), 0..40),
             is_full: bool,
         ) {
             let whole = log(&steps, is_full);
-            let merged = merge(&whole).expect("they are messages");
+            let merged = merge(&whole).expect("the bytes are messages");
             let lines: Vec<_> = whole.split_inclusive(|byte| *byte == b'\n').collect();
             prop_assert!(merged.len() <= lines.len());
-            let mut known = Rows::new();
+            let mut known = MergeRows::new();
             let mut places = vec![Offset::SNAPSHOT_END];
-            places.extend(lines.iter().map(|line| place_of(line).unwrap()));
-            let mut end = Rows::new();
+            places.extend(lines.iter().map(|line| offset_of(line).unwrap()));
+            let mut end = MergeRows::new();
             lines.iter().for_each(|line| take(&mut end, line, is_full));
             for (read, place) in places.into_iter().enumerate() {
                 if read > 0 {
                     take(&mut known, lines[read - 1], is_full);
                 }
                 let mut rows = known.clone();
-                for message in merged.iter().filter(|message| place_of(message).unwrap() > place) {
+                for message in merged.iter().filter(|message| offset_of(message).unwrap() > place) {
                     take(&mut rows, message, is_full);
                 }
                 prop_assert_eq!(&rows, &end, "after {}", place);
@@ -270,13 +272,13 @@ mod tests {
         }
 
         #[test]
-        fn noise_is_refused(noise: Vec<u8>) {
+        fn random_bytes_are_refused(noise: Vec<u8>) {
             prop_assert!(noise.is_empty() || merge(&noise).is_none());
         }
     }
 
     #[test]
-    fn a_row_that_changes_all_the_time_is_told_once() {
+    fn many_updates_of_one_row_become_few_messages() {
         let steps: Vec<_> =
             (0..1000).map(|index| (1, 1 + index as u8 % 4, Some(index.to_string()))).collect();
         let whole = log(&steps, false);
@@ -285,13 +287,13 @@ mod tests {
             merged.iter().filter(|message| message.windows(8).any(|part| part == b"\"delete\"")).count();
         assert!(merged.len() <= 2 + 3 * deletes && merged.len() < 1000, "{} messages", merged.len());
         assert_eq!(
-            place_of(merged.last().unwrap()),
-            place_of(whole.split_inclusive(|byte| *byte == b'\n').next_back().unwrap())
+            offset_of(merged.last().unwrap()),
+            offset_of(whole.split_inclusive(|byte| *byte == b'\n').next_back().unwrap())
         );
     }
 
     #[test]
-    fn the_old_values_of_a_full_update_are_those_before_the_first_one() {
+    fn a_merged_full_update_has_the_old_values_of_the_first() {
         let steps =
             [(1, 1, Some("a".to_owned())), (1, 1, Some("b".into())), (1, 2, Some("c".into())), (1, 1, None)];
         let whole = log(&steps, true);

@@ -1,89 +1,93 @@
-//! How the rows of one table are written for shapes with the same columns.
+//! Row encoder: writes the rows of one table for shapes with the same columns.
 
 use super::json;
 use crate::offset::Offset;
 
-/// A row as Postgres wrote it, one value for each column of the table; `None` is NULL.
+/// Values of a row in the order of the table's columns, as texts that Postgres sent; `None` is
+/// NULL.
 pub type RowValues<'a> = [Option<&'a [u8]>];
 
 /// A column of a table.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ColumnSchema {
-    /// Its name.
+    /// Name.
     pub name: String,
-    /// Its place in the primary key, if it is in there.
+    /// Position in the primary key, if it is part of it.
     pub key_index: Option<usize>,
 }
 
-/// Where a change stands in the log.
+/// Position of a change in the log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LogPosition {
-    /// The commit's position.
+    /// Position (LSN) of the commit.
     pub lsn: u64,
-    /// The change in the transaction.
+    /// Number of the change in the transaction.
     pub op: u64,
-    /// The transaction.
+    /// Transaction id.
     pub xid: u32,
 }
 
-/// What stands between two messages. A message has no line break in it.
+/// Text between two messages. A message contains no line break.
 pub const SEPARATOR: &[u8] = b",\n";
 
-/// How a change ends that isn't its transaction's last one of a shape, with the separator.
+/// End of a message, with the separator. The last message of a transaction in a shape ends with
+/// [`LAST`] instead.
 pub const MORE: &[u8] = b"]}},\n";
 
-/// How the last change of a transaction ends, in place of [`MORE`].
+/// End of the last message of a transaction in a shape, with the separator.
 pub const LAST: &[u8] = b"],\"last\":true}},\n";
 
-/// What happened to a row of a shape.
+/// Change of a row in a shape.
 #[derive(Debug, Clone, Copy)]
 pub enum ShapeChange<'a> {
-    /// It is new to the shape.
+    /// The row enters the shape.
     Insert {
         /// The row.
         row: &'a RowValues<'a>,
-        /// The row under its old key, if that is what changed.
+        /// The row with its old key, if the key changed.
         from: Option<&'a RowValues<'a>>,
     },
-    /// It has other values, and the same key.
+    /// Other values changed, not the key.
     Update {
-        /// Before.
+        /// Values before.
         old: &'a RowValues<'a>,
-        /// After.
+        /// Values after.
         new: &'a RowValues<'a>,
     },
-    /// It left the shape.
+    /// The row leaves the shape.
     Delete {
         /// The row.
         row: &'a RowValues<'a>,
-        /// The row under its new key, if that is what changed.
+        /// The row with its new key, if the key changed.
         to: Option<&'a RowValues<'a>>,
     },
 }
 
-/// Writes rows of one table with one choice of columns.
+/// Encodes the rows of one table with one selection of columns.
 #[derive(Debug, Clone)]
 pub struct RowEncoder {
     /// `{"key":"` and the table's name, escaped.
     prefix: Vec<u8>,
-    /// Columns of the key, in its order: all columns where the table has no primary key.
+    /// Indexes of the key's columns, in its order. All columns if the table has no primary key.
     key: Vec<usize>,
-    columns: Vec<Selected>,
+    columns: Vec<SelectedColumn>,
     /// `"relation":["schema","table"]`.
     relation: Vec<u8>,
     is_full: bool,
 }
 
+/// Shown column.
 #[derive(Debug, Clone)]
-struct Selected {
+struct SelectedColumn {
     index: usize,
-    /// `"name":`.
+    /// `"name":`, encoded.
     name: Vec<u8>,
     is_key: bool,
 }
 
 impl RowEncoder {
-    /// `selected`: which columns are shown, in the table's order. `is_full`: whether updates and deletes show the whole row.
+    /// Returns an encoder. `selected` are the indexes of the shown columns, in the table's order.
+    /// With `is_full`, updates and deletes contain the whole row.
     pub fn new(
         schema: &str,
         table: &str,
@@ -109,12 +113,12 @@ impl RowEncoder {
             let mut name = Vec::new();
             json::value(&mut name, Some(columns[*index].name.as_bytes()));
             name.push(b':');
-            Selected { index: *index, name, is_key: key.contains(index) }
+            SelectedColumn { index: *index, name, is_key: key.contains(index) }
         };
         RowEncoder { columns: selected.iter().map(column).collect(), prefix, key, relation, is_full }
     }
 
-    /// A row of the initial snapshot, with the separator.
+    /// Appends a row of the snapshot, with the separator.
     pub fn snapshot_row(&self, out: &mut Vec<u8>, row: &RowValues<'_>) {
         self.begin(out, row);
         self.values(out, row, |_| true);
@@ -124,7 +128,8 @@ impl RowEncoder {
         out.extend_from_slice(SEPARATOR);
     }
 
-    /// A change of the log; it ends with [`MORE`]. `false`: nothing that is shown has changed, and nothing was written.
+    /// Appends a change, which ends with [`MORE`]. Appends nothing and returns `false` if no shown
+    /// column has changed.
     pub fn change(&self, out: &mut Vec<u8>, change: ShapeChange<'_>, place: LogPosition) -> bool {
         match change {
             ShapeChange::Insert { row, from } => {
@@ -137,7 +142,7 @@ impl RowEncoder {
                     return false;
                 }
                 self.begin(out, new);
-                let differs = |column: &Selected| old[column.index] != new[column.index];
+                let differs = |column: &SelectedColumn| old[column.index] != new[column.index];
                 if self.is_full {
                     self.values(out, new, |_| true);
                     out.extend_from_slice(b"},\"old_value\":{");
@@ -156,14 +161,14 @@ impl RowEncoder {
         true
     }
 
-    /// Whether two rows are the same one.
+    /// Returns whether two rows have the same key.
     pub fn has_same_key(&self, a: &RowValues<'_>, b: &RowValues<'_>) -> bool {
         self.key.iter().all(|index| a[*index] == b[*index])
     }
 
-    /// Writes the key of a row, as it stands in its messages.
+    /// Appends the key of a row, in the form that messages have.
     pub(crate) fn key(&self, out: &mut Vec<u8>, row: &RowValues<'_>) {
-        // The table's name, without what opens a message.
+        // The table's name, without the start of a message.
         out.extend_from_slice(&self.prefix[b"{\"key\":\"".len()..]);
         self.key_values(out, row);
     }
@@ -174,7 +179,7 @@ impl RowEncoder {
         out.extend_from_slice(b"\",\"value\":{");
     }
 
-    /// The key's values, inside a JSON string: `/"1"/_/"a//b"`.
+    /// Appends the values of the key, for the inside of a JSON string: `/"1"/_/"a//b"`.
     fn key_values(&self, out: &mut Vec<u8>, row: &RowValues<'_>) {
         for index in &self.key {
             let Some(value) = row[*index] else {
@@ -192,7 +197,7 @@ impl RowEncoder {
         }
     }
 
-    fn values(&self, out: &mut Vec<u8>, row: &RowValues<'_>, is_shown: impl Fn(&Selected) -> bool) {
+    fn values(&self, out: &mut Vec<u8>, row: &RowValues<'_>, is_shown: impl Fn(&SelectedColumn) -> bool) {
         let mut separator: &[u8] = b"";
         for column in self.columns.iter().filter(|column| is_shown(column)) {
             out.extend_from_slice(separator);
@@ -228,32 +233,32 @@ impl RowEncoder {
     }
 }
 
-/// Returns the offset of the last of whole messages of a log.
+/// Returns the offset of the last of some whole messages.
 pub fn last_offset(messages: &[u8]) -> Option<Offset> {
-    place_of(&messages[last_line(messages)..])
+    offset_of(&messages[last_line(messages)..])
 }
 
-/// Returns where the last transaction ends that ends within whole messages of a log, and the
-/// position of its commit.
+/// Returns the end of the last transaction that ends within some whole messages, and its commit
+/// position.
 pub fn last_commit(mut messages: &[u8]) -> Option<(usize, u64)> {
     while !messages.is_empty() {
         let start = last_line(messages);
         if messages.ends_with(LAST) {
-            return Some((messages.len(), place_of(&messages[start..])?.lsn));
+            return Some((messages.len(), offset_of(&messages[start..])?.lsn));
         }
         messages = &messages[..start];
     }
     None
 }
 
-/// Where the last message begins.
+/// Returns the start of the last message.
 fn last_line(messages: &[u8]) -> usize {
     let before = &messages[..messages.len().saturating_sub(1)];
     memchr::memrchr(b'\n', before).map_or(0, |end| end + 1)
 }
 
-/// Where a change of the log stands, read from the end of its message.
-pub(crate) fn place_of(message: &[u8]) -> Option<Offset> {
+/// Returns the offset of a message, read from its end.
+pub(crate) fn offset_of(message: &[u8]) -> Option<Offset> {
     let end = memchr::memmem::rfind(message, b",\"txids\":[")?;
     let op = memchr::memmem::rfind(&message[..end], b"\",\"op_position\":")?;
     let lsn = memchr::memmem::rfind(&message[..op], b"\"lsn\":\"")?;
@@ -286,14 +291,14 @@ mod tests {
     fn written(layout: &RowEncoder, change: ShapeChange<'_>) -> Value {
         let mut out = Vec::new();
         assert!(layout.change(&mut out, change, PLACE));
-        assert_eq!(place_of(&out), Some(Offset::new(PLACE.lsn, PLACE.op)));
+        assert_eq!(offset_of(&out), Some(Offset::new(PLACE.lsn, PLACE.op)));
         parsed(&out)
     }
 
     fn parsed(message: &[u8]) -> Value {
         let message = message.strip_suffix(SEPARATOR).expect("a separator");
         assert!(!message.contains(&b'\n'));
-        serde_json::from_slice(message).expect("it is JSON")
+        serde_json::from_slice(message).expect("a message is JSON")
     }
 
     fn headers(operation: &str) -> Value {
@@ -301,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn a_row_of_the_snapshot_carries_only_operation_and_relation() {
+    fn a_snapshot_row_has_only_the_operation_and_relation_headers() {
         let mut out = Vec::new();
         orders(false).snapshot_row(&mut out, &row(&[Some("1"), Some("a \"b\"\n"), None]));
         let expected = json!({
@@ -313,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_tell_where_they_end_and_where_their_last_transaction_does() {
+    fn last_offset_and_last_commit_are_read_from_messages() {
         let (layout, row) = (orders(false), row(&[Some("1"), Some("],\"last\":true}},"), None]));
         let message = |lsn: u64, op: u64, is_last: bool| {
             let mut out = Vec::new();
@@ -340,7 +345,7 @@ mod tests {
     }
 
     #[test]
-    fn an_update_shows_the_key_and_what_changed() {
+    fn an_update_has_the_key_and_the_changed_columns() {
         let (old, new) = (row(&[Some("1"), Some("a"), Some("2")]), row(&[Some("1"), Some("b"), Some("2")]));
         let message = written(&orders(false), ShapeChange::Update { old: &old, new: &new });
         assert_eq!(message["value"], json!({"id": "1", "note": "b"}));
@@ -349,7 +354,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_update_shows_the_row_and_the_old_values_of_what_changed() {
+    fn a_full_update_has_the_whole_row_and_the_changed_old_values() {
         let (old, new) = (row(&[Some("1"), Some("a"), Some("2")]), row(&[Some("1"), None, Some("2")]));
         let message = written(&orders(true), ShapeChange::Update { old: &old, new: &new });
         assert_eq!(message["value"], json!({"id": "1", "note": null, "qty": "2"}));
@@ -357,7 +362,7 @@ mod tests {
     }
 
     #[test]
-    fn an_update_of_what_isnt_shown_is_no_change() {
+    fn an_update_of_hidden_columns_writes_nothing() {
         let columns = columns(&[("id", Some(0)), ("note", None), ("qty", None)]);
         let layout = RowEncoder::new("public", "orders", &columns, &[0, 2], false);
         let (old, new) = (row(&[Some("1"), Some("a"), Some("2")]), row(&[Some("1"), Some("b"), Some("2")]));
@@ -368,7 +373,7 @@ mod tests {
     }
 
     #[test]
-    fn a_delete_shows_the_key_or_the_row() {
+    fn a_delete_has_the_key_or_the_whole_row() {
         let gone = row(&[Some("1"), Some("a"), None]);
         let message = written(&orders(false), ShapeChange::Delete { row: &gone, to: None });
         assert_eq!((&message["value"], &message["headers"]), (&json!({"id": "1"}), &headers("delete")));
@@ -377,7 +382,7 @@ mod tests {
     }
 
     #[test]
-    fn a_change_of_the_key_names_the_other_key_on_both_sides() {
+    fn both_messages_of_a_key_change_name_the_other_key() {
         let (old, new) = (row(&[Some("1"), Some("a"), None]), row(&[Some("2"), Some("a"), None]));
         let layout = orders(false);
         assert!(!layout.has_same_key(&old, &new) && layout.has_same_key(&old, &old));
@@ -388,7 +393,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_double_what_separates_their_parts() {
+    fn separators_within_a_key_are_doubled() {
         let columns = columns(&[("a/b", Some(1)), ("c", Some(0)), ("d", None)]);
         let layout = RowEncoder::new("my.schema", "a/table", &columns, &[0, 1, 2], false);
         let odd = row(&[Some("x/y\"z\""), None, Some("d")]);
@@ -408,7 +413,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_change_of_a_transaction_says_so() {
+    fn the_last_change_of_a_transaction_has_the_last_header() {
         let new = row(&[Some("1"), None, None]);
         let mut out = Vec::new();
         orders(false).change(&mut out, ShapeChange::Insert { row: &new, from: None }, PLACE);
@@ -416,6 +421,6 @@ mod tests {
         out.truncate(out.len() - MORE.len());
         out.extend_from_slice(LAST);
         assert_eq!(parsed(&out)["headers"]["last"], true);
-        assert_eq!(place_of(&out), Some(Offset::new(PLACE.lsn, PLACE.op)));
+        assert_eq!(offset_of(&out), Some(Offset::new(PLACE.lsn, PLACE.op)));
     }
 }

@@ -1,82 +1,88 @@
-//! From the stream of changes to the logs of shapes.
+//! Follower: matches the replication stream with all shapes, and queues the messages for their
+//! logs.
 //!
-//! Invariant: each committed transaction goes to each shape that it concerns exactly once, whole, in the order of the commits, unless the
-//! shape's snapshot has seen it.
-//! Kept by: a shape is followed from before its snapshot is taken; what comes before it is known what the snapshot has seen is held. A
-//! transaction that the store has been given is passed over when it comes again; one that was cut is begun anew. A shape of which a change can't
-//! be told (its table is another, its clause fails, its row is huge) is deleted: its clients start over.
-//! Partitions: a publication sends the change of a partition's row either under the partition or
-//! under the partitioned table that is published. Under the partition it goes to the shapes of the
-//! partition and of all its ancestors. Under an ancestor it can't be known whose row it is, so
-//! shapes of the partitions below are deleted.
-//! Order: whatever is decided under the lock of [`Followed`] is queued for the store under it, so that the store's log has it in that order.
+//! Invariant: each committed transaction reaches each shape that it concerns exactly once, whole,
+//! in commit order, unless the shape's snapshot sees it.
+//! Enforced by: a shape is followed before its snapshot is taken. Changes are held for the shape
+//! until the transactions that its snapshot sees are known. A transaction that was queued for the
+//! store is skipped when the stream repeats it. A transaction that was interrupted starts over. A
+//! shape is deleted if its log can't represent a change exactly: its table was altered, its clause
+//! fails, or the row is too large. Then its clients start over. Such a shape is called *unfit*.
+//! Partitions: a publication sends the change of a partition's row under the partition, or under
+//! the published partitioned table. Under the partition, it goes to the shapes of the partition and
+//! of all its ancestors. Under an ancestor, the partition is unknown, so the shapes of the
+//! partitions below are deleted.
+//! Order: records that are decided under the lock of [`FollowedShapes`] are queued under it, so
+//! that the store's log has them in that order.
 
-mod followed;
-mod group;
-mod recent;
-mod relation;
+mod followed_shapes;
+mod open_transaction;
+mod recent_transactions;
+mod stream_relation;
+mod table_group;
 #[cfg(test)]
 mod tests;
-mod transaction;
 
 use std::collections::HashMap;
 use std::sync::{Arc, MutexGuard};
 
 use forebay_pgoutput::{OldTuple, PgOutputMessage, Relation, Truncate};
 
-pub(crate) use self::followed::Followed;
-use self::group::{RowChange, Scratch};
-pub use self::relation::PartitionTree;
-use self::relation::StreamRelation;
+pub(crate) use self::followed_shapes::FollowedShapes;
+pub use self::stream_relation::PartitionTree;
+use self::stream_relation::StreamRelation;
+use self::table_group::{ChangeScratch, RowChange};
 
-use self::transaction::Transaction;
+use self::open_transaction::OpenTransaction;
 use crate::registry::StoreInner;
 use crate::store::record::{CommitRecord, Record};
 
-/// The stream makes no sense.
+/// Error of the replication stream: it must start over.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum FollowError {
-    /// A change, or a commit, outside of a transaction.
+    /// A change or a commit outside a transaction.
     #[error("the stream has a change outside of a transaction")]
     NoTransaction,
-    /// A change of a table that wasn't described.
+    /// A change of a table without a preceding relation message.
     #[error("the stream has a change of table {oid}, which it hasn't described")]
     NoRelation {
-        /// The table's.
+        /// Oid of the table.
         oid: u32,
     },
-    /// A kind of message that wasn't asked for.
+    /// A message of a kind that isn't used.
     #[error("the stream has a message that wasn't asked for")]
     Unexpected,
-    /// The store was opened anew or reset since the stream began: what came in between is lost.
+    /// The store was opened or reset after the stream started, so changes in between are missing.
     #[error("the stream began before the store did")]
     Stale,
 }
 
-/// Takes the stream in, message by message.
+/// Applies the replication stream to the shapes of a store, message by message.
 #[derive(Debug)]
 pub struct Follower {
     inner: Arc<StoreInner>,
-    /// Since when: see [`Followed::clear`].
+    /// Generation of the followed shapes when the stream started; see [`FollowedShapes::clear`].
     generation: u64,
+    /// Relations that the stream has described, by oid.
     relations: HashMap<u32, StreamRelation>,
-    /// Of tables that have any.
+    /// Partition trees of tables that have ancestors or descendants, by oid.
     relatives: HashMap<u32, PartitionTree>,
+    /// Number of relation messages so far. Each one gets the next number as its version.
     versions: u64,
-    transaction: Option<Transaction>,
-    scratch: Scratch,
+    transaction: Option<OpenTransaction>,
+    scratch: ChangeScratch,
 }
 
 impl Follower {
     pub(crate) fn new(inner: Arc<StoreInner>) -> Self {
         let generation = inner.followed().generation();
         let (relations, relatives) = (HashMap::new(), HashMap::new());
-        let (transaction, scratch) = (None, Scratch::default());
+        let (transaction, scratch) = (None, ChangeScratch::default());
         Follower { inner, generation, relations, relatives, versions: 0, transaction, scratch }
     }
 
-    /// Another stream begins: what wasn't committed comes again, and what was may.
+    /// Prepares for a new stream: it repeats transactions without a commit, and may repeat others.
     pub fn restart(&mut self) {
         self.relations.clear();
         self.relatives.clear();
@@ -86,11 +92,11 @@ impl Follower {
         self.generation = followed.generation();
     }
 
-    /// Sets the place of a table in its tree of partitions, for the description of it that comes
-    /// next, and in place of what was set before. To be called right before its
-    /// [`Relation`](PgOutputMessage::Relation) is taken.
-    pub fn relate(&mut self, oid: u32, relatives: PartitionTree) {
-        self.inner.followed().relate(oid, &relatives.descendants);
+    /// Sets a table's ancestors and descendants in its partition tree. They apply from the next
+    /// [`Relation`](PgOutputMessage::Relation) message of the table on, so call this right before
+    /// it.
+    pub fn set_partition_tree(&mut self, oid: u32, relatives: PartitionTree) {
+        self.inner.followed().set_descendants(oid, &relatives.descendants);
         if relatives == PartitionTree::default() {
             self.relatives.remove(&oid);
         } else {
@@ -98,23 +104,23 @@ impl Follower {
         }
     }
 
-    /// Returns whether changes of a relation are also those of partitioned tables above it.
+    /// Returns whether changes of a relation also concern partitioned tables above it.
     pub fn has_ancestors(&self, oid: u32) -> bool {
         !self.relatives.is_empty()
             && self.relations.get(&oid).is_some_and(|relation| !relation.ancestors.is_empty())
     }
 
-    /// Takes a message. What it means for shapes is on its way to the store when this returns; whoever calls waits for
-    /// [`room`](crate::Shapes::room) there now and then.
+    /// Applies a message. Its records are queued for the store when this returns. The caller must
+    /// wait for [`room`](crate::Shapes::room) from time to time.
     ///
     /// # Errors
-    /// When the stream makes no sense: it has to begin again.
+    /// If the stream is inconsistent: it must start over.
     pub fn take(&mut self, message: &PgOutputMessage<'_>) -> Result<(), FollowError> {
         match message {
             PgOutputMessage::Begin(begin) => {
                 let (lsn, xid) = (begin.final_lsn.0, begin.xid);
-                let is_known = !self.followed()?.begin(lsn, xid, &self.inner);
-                self.transaction = Some(Transaction::new(lsn, xid, is_known, &self.inner.config));
+                let is_duplicate = !self.followed()?.begin(lsn, xid, &self.inner);
+                self.transaction = Some(OpenTransaction::new(lsn, xid, is_duplicate, &self.inner.config));
                 Ok(())
             }
             PgOutputMessage::Commit(commit) => self.commit(commit.end_lsn.0),
@@ -126,14 +132,14 @@ impl Follower {
             PgOutputMessage::Update(update) => {
                 let change = match update.old {
                     Some(OldTuple::Full(old)) => RowChange::Update(old, update.new),
-                    Some(OldTuple::Key(_)) | None => RowChange::Untold,
+                    Some(OldTuple::Key(_)) | None => RowChange::Incomplete,
                 };
                 self.change(update.relation, change)
             }
             PgOutputMessage::Delete(delete) => {
                 let change = match delete.old {
                     OldTuple::Full(old) => RowChange::Delete(old),
-                    OldTuple::Key(_) => RowChange::Untold,
+                    OldTuple::Key(_) => RowChange::Incomplete,
                 };
                 self.change(delete.relation, change)
             }
@@ -143,6 +149,7 @@ impl Follower {
         }
     }
 
+    /// Stores the description of a relation under a new version.
     fn describe(&mut self, relation: &Relation<'_>) {
         self.versions += 1;
         let relatives = self.relatives.get(&relation.oid);
@@ -151,11 +158,11 @@ impl Follower {
 
     fn change(&mut self, oid: u32, change: RowChange<'_>) -> Result<(), FollowError> {
         let transaction = self.transaction.as_mut().ok_or(FollowError::NoTransaction)?;
-        if transaction.is_known {
+        if transaction.is_duplicate {
             return Ok(());
         }
         let relation = self.relations.get(&oid).ok_or(FollowError::NoRelation { oid })?;
-        transaction.concerns(oid);
+        transaction.add_table(oid);
         let mut followed = current(&self.inner, self.generation)?;
         for group in followed.groups(oid) {
             group.change(&relation.described, change, transaction, &mut self.scratch);
@@ -165,71 +172,72 @@ impl Follower {
         }
         transaction.op += 2;
         for shape in self.scratch.unfit.drain(..) {
-            followed.unfit(shape, transaction, &self.inner);
+            followed.mark_unfit(shape, transaction, &self.inner);
         }
         if transaction.has_many_keys() {
             followed.count_keys(transaction, &self.inner);
         }
-        if transaction.is_large() {
+        if transaction.is_part_full() {
             if let Some(changes) = transaction.part(&mut followed) {
                 self.inner.enqueue(Record::Part(changes));
             }
-            followed.fail_overfull(&self.inner);
+            followed.delete_overfull(&self.inner);
         }
         Ok(())
     }
 
     fn truncate(&mut self, truncate: &Truncate<'_>) -> Result<(), FollowError> {
         let transaction = self.transaction.as_mut().ok_or(FollowError::NoTransaction)?;
-        if transaction.is_known {
+        if transaction.is_duplicate {
             return Ok(());
         }
         let mut followed = current(&self.inner, self.generation)?;
         for oid in truncate.relations.iter() {
-            transaction.concerns(oid);
+            transaction.add_table(oid);
             let mut unfit = followed.shapes_of(oid);
             for ancestor in self.relations.get(&oid).into_iter().flat_map(|relation| &relation.ancestors) {
-                transaction.concerns(*ancestor);
+                transaction.add_table(*ancestor);
                 unfit.extend(followed.shapes_of(*ancestor));
             }
             let descendants = self.relations.get(&oid).map_or(&[][..], |relation| &relation.descendants);
             unfit.extend(followed.shapes_of_any(descendants));
-            unfit.into_iter().for_each(|shape| followed.unfit(shape, transaction, &self.inner));
+            unfit.into_iter().for_each(|shape| followed.mark_unfit(shape, transaction, &self.inner));
         }
         Ok(())
     }
 
     fn commit(&mut self, end: u64) -> Result<(), FollowError> {
         let mut transaction = self.transaction.take().ok_or(FollowError::NoTransaction)?;
-        if transaction.is_known {
+        if transaction.is_duplicate {
             return Ok(());
         }
         let mut followed = self.followed()?;
         followed.count_keys(&mut transaction, &self.inner);
         let changes = transaction.last_part(&mut followed);
-        let earlier = transaction.earlier(&changes);
+        let earlier = transaction.shapes_of_earlier_parts(&changes);
         self.inner.enqueue(Record::Commit(changes, CommitRecord { end, earlier }));
         followed.commit(&transaction, end, &self.inner);
         Ok(())
     }
 
-    fn followed(&self) -> Result<MutexGuard<'_, Followed>, FollowError> {
+    fn followed(&self) -> Result<MutexGuard<'_, FollowedShapes>, FollowError> {
         current(&self.inner, self.generation)
     }
 }
 
-/// A change of a partition is one of its ancestors, too. Of a partitioned table's row it isn't
-/// known in which partition it is.
+/// Applies a change to the relatives of its relation. The change of a partition concerns the shapes
+/// of its ancestors. The change of a partitioned table concerns an unknown partition, so the shapes
+/// of all its partitions are unfit.
 fn change_relatives(
     relation: &StreamRelation,
     change: RowChange<'_>,
-    transaction: &mut Transaction,
-    followed: &mut Followed,
-    scratch: &mut Scratch,
+    transaction: &mut OpenTransaction,
+    followed: &mut FollowedShapes,
+    scratch: &mut ChangeScratch,
 ) {
-    if transaction.meets(relation) {
-        // Once is enough: the snapshot of a shape that is followed later has to see the whole
-        // transaction.
+    if transaction.add_relation(relation) {
+        // Once for each transaction is enough: the snapshot of a shape that is followed later must
+        // see the whole transaction.
         scratch.unfit.extend(followed.shapes_of_any(&relation.descendants));
     }
     for oid in &relation.ancestors {
@@ -239,8 +247,8 @@ fn change_relatives(
     }
 }
 
-/// What is followed, if it is what the stream began with.
-fn current(inner: &StoreInner, generation: u64) -> Result<MutexGuard<'_, Followed>, FollowError> {
+/// Locks the followed shapes. Fails if they were cleared after the stream started.
+fn current(inner: &StoreInner, generation: u64) -> Result<MutexGuard<'_, FollowedShapes>, FollowError> {
     let followed = inner.followed();
     if followed.generation() == generation { Ok(followed) } else { Err(FollowError::Stale) }
 }

@@ -1,4 +1,4 @@
-//! Finding, making and losing shapes.
+//! Tests of lookup, creation and deletion of shapes.
 
 use std::sync::Arc;
 
@@ -7,9 +7,9 @@ use bytes::Bytes;
 use super::*;
 use crate::definition::ShapeOptions;
 use crate::shape::{LogListener, ShapeGone, SnapshotChunk, SnapshotFailure};
-use crate::simulation::bench::{Bench, ITEMS, choice, row, snapshot_before};
-use crate::simulation::database::table;
-use crate::simulation::wire::Wire;
+use crate::simulation::follow_bench::{FollowBench, ITEMS, choice, row, snapshot_before};
+use crate::simulation::message_bytes::MessageBytes;
+use crate::simulation::simulated_database::table;
 use crate::store::disk::Disk;
 use crate::store::record::{Note, Record};
 use crate::store::wal::{self, WalRecords};
@@ -18,14 +18,14 @@ fn definition(choice: ShapeOptions) -> ShapeDefinition {
     ShapeDefinition { table: Arc::new(table(ITEMS, "items", vec![0])), choice }
 }
 
-/// The files of shapes.
-fn files(bench: &Bench) -> Vec<String> {
+/// Returns the names of the shapes' files.
+fn files(bench: &FollowBench) -> Vec<String> {
     bench.disk.list("shapes").unwrap()
 }
 
 #[test]
-fn a_shape_that_is_defined_the_same_is_the_same() {
-    let mut bench = Bench::new();
+fn equal_definitions_find_the_same_shape() {
+    let mut bench = FollowBench::new();
     let shape = bench.shape(choice(Some("qty > 5")));
     let (found, creation) = bench.store.find_or_create(definition(choice(Some("qty > 5"))), 9).unwrap();
     assert!(Arc::ptr_eq(&found, &shape) && creation.is_none());
@@ -39,12 +39,12 @@ fn a_shape_that_is_defined_the_same_is_the_same() {
 }
 
 #[test]
-fn a_handle_is_never_given_twice_though_the_clock_goes_back() {
-    let bench = Bench::new();
+fn a_handle_is_never_reused_even_if_the_clock_goes_back() {
+    let bench = FollowBench::new();
     let mut handles = std::collections::HashSet::new();
     for micros in [5, 5, 3, 900, 2] {
         let (shape, creation) = bench.store.find_or_create(definition(choice(None)), micros).unwrap();
-        assert!(handles.insert(shape.handle().to_owned()), "{} was given before", shape.handle());
+        assert!(handles.insert(shape.handle().to_owned()), "{} was used before", shape.handle());
         drop(creation);
         bench.store.end_writing();
         bench.store.begin_writing().unwrap();
@@ -54,8 +54,8 @@ fn a_handle_is_never_given_twice_though_the_clock_goes_back() {
 }
 
 #[test]
-fn who_only_reads_neither_makes_nor_deletes() {
-    let mut bench = Bench::new();
+fn a_reader_neither_creates_nor_deletes_shapes() {
+    let mut bench = FollowBench::new();
     let shape = bench.shape(choice(None));
     bench.store.end_writing();
     let made = bench.store.find_or_create(definition(choice(Some("qty > 5"))), 9);
@@ -71,8 +71,8 @@ fn who_only_reads_neither_makes_nor_deletes() {
 }
 
 #[test]
-fn the_least_recently_used_goes_for_another() {
-    let mut bench = Bench::with(|config| config.max_shapes = 3);
+fn the_least_recently_used_shape_is_deleted_for_a_new_one() {
+    let mut bench = FollowBench::with(|config| config.max_shapes = 3);
     let shapes = ["qty > 1", "qty > 2", "qty > 3"].map(|clause| bench.shape(choice(Some(clause))));
     bench.store.find(shapes[0].handle()).unwrap();
     let another = bench.shape(choice(None));
@@ -82,10 +82,10 @@ fn the_least_recently_used_goes_for_another() {
 }
 
 #[test]
-fn what_takes_too_much_of_the_disk_goes_at_a_checkpoint() {
-    let mut bench = Bench::with(|config| config.max_bytes = Some(3000));
+fn shapes_beyond_max_bytes_are_deleted_at_a_checkpoint() {
+    let mut bench = FollowBench::with(|config| config.max_bytes = Some(3000));
     let (large, small) = (bench.shape(choice(None)), bench.shape(choice(Some("qty = 1"))));
-    bench.transact(&[Wire::insert(ITEMS, &row(["1", "0", &"a".repeat(4000)]))]);
+    bench.transact(&[MessageBytes::insert(ITEMS, &row(["1", "0", &"a".repeat(4000)]))]);
     assert_eq!(large.gone(), None);
     bench.runtime.block_on(bench.store.checkpoint()).unwrap();
     assert_eq!((large.gone(), small.gone()), (Some(ShapeGone::Deleted), None));
@@ -94,12 +94,13 @@ fn what_takes_too_much_of_the_disk_goes_at_a_checkpoint() {
 }
 
 #[test]
-fn what_takes_too_much_of_the_disk_goes_when_a_snapshot_is_complete() {
-    let mut bench = Bench::with(|config| (config.max_bytes, config.small_snapshot_bytes) = (Some(3000), 100));
-    let large = |bench: &mut Bench, clause| {
+fn shapes_beyond_max_bytes_are_deleted_when_a_snapshot_completes() {
+    let mut bench =
+        FollowBench::with(|config| (config.max_bytes, config.small_snapshot_bytes) = (Some(3000), 100));
+    let large = |bench: &mut FollowBench, clause| {
         let mut creation = bench.create(choice(Some(clause)));
         creation.follow();
-        assert!(creation.begun(&snapshot_before(701), 1000));
+        assert!(creation.snapshot_taken(&snapshot_before(701), 1000));
         creation.rows(Bytes::from("a".repeat(1200) + ",\n")).unwrap();
         creation.seal().unwrap();
         let shape = Arc::clone(creation.shape());
@@ -114,12 +115,12 @@ fn what_takes_too_much_of_the_disk_goes_when_a_snapshot_is_complete() {
 }
 
 #[test]
-fn the_end_of_a_snapshot_is_no_row() {
-    let mut bench = Bench::with(|config| config.chunk_bytes = 30);
+fn the_snapshot_end_message_is_not_a_row() {
+    let mut bench = FollowBench::with(|config| config.chunk_bytes = 30);
     let empty = bench.shape(choice(None));
     let mut creation = bench.create(choice(Some("qty = 1")));
     creation.follow();
-    assert!(creation.begun(&snapshot_before(701), 1000));
+    assert!(creation.snapshot_taken(&snapshot_before(701), 1000));
     creation.rows(Bytes::from("a".repeat(40) + ",\n")).unwrap();
     let some = Arc::clone(creation.shape());
     assert!(some.has_rows(0));
@@ -138,13 +139,13 @@ fn the_end_of_a_snapshot_is_no_row() {
 
 #[test]
 fn a_snapshot_can_be_read_while_it_is_written() {
-    let mut bench = Bench::with(|config| (config.small_snapshot_bytes, config.chunk_bytes) = (20, 30));
+    let mut bench = FollowBench::with(|config| (config.small_snapshot_bytes, config.chunk_bytes) = (20, 30));
     let mut creation = bench.create(choice(None));
     let shape = Arc::clone(creation.shape());
-    let chunk = |bench: &Bench, index| bench.runtime.block_on(shape.snapshot_chunk(index)).unwrap();
+    let chunk = |bench: &FollowBench, index| bench.runtime.block_on(shape.snapshot_chunk(index)).unwrap();
     let read = |from, to| shape.read_snapshot(from, to).unwrap().concat();
     creation.follow();
-    assert!(creation.begun(&snapshot_before(701), 1000));
+    assert!(creation.snapshot_taken(&snapshot_before(701), 1000));
     assert!(!creation.rows_block(20) && creation.rows_block(21));
     creation.rows(Bytes::from_static(b"first row,\n")).unwrap();
     assert_eq!(chunk(&bench, 0), SnapshotChunk::Open { from: 0, to: 11 });
@@ -165,8 +166,8 @@ fn a_snapshot_can_be_read_while_it_is_written() {
 }
 
 #[test]
-fn whoever_waits_for_a_snapshot_that_fails_is_told_why() {
-    let mut bench = Bench::new();
+fn readers_of_a_failed_snapshot_get_the_reason() {
+    let mut bench = FollowBench::new();
     let creation = bench.create(choice(None));
     let shape = Arc::clone(creation.shape());
     let failure = SnapshotFailure { is_refusal: true, message: "division by zero".into() };
@@ -182,11 +183,11 @@ fn whoever_waits_for_a_snapshot_that_fails_is_told_why() {
 
 #[test]
 fn a_shape_whose_snapshot_failed_is_not_found_by_its_definition_while_it_is_still_registered() {
-    let mut bench = Bench::new();
+    let mut bench = FollowBench::new();
     let creation = bench.create(choice(None));
     let shape = Arc::clone(creation.shape());
     assert!(bench.store.find_same(shape.definition()).is_some());
-    // What `fail` does first: the failure is known to those who wait before the shape is removed.
+    // The first step of `fail`: waiting readers get the failure before the shape is removed.
     shape.end(ShapeGone::Failed(SnapshotFailure { is_refusal: false, message: "it was given up".into() }));
     assert!(bench.store.find(shape.handle()).is_some());
     assert!(bench.store.find_same(shape.definition()).is_none());
@@ -195,15 +196,15 @@ fn a_shape_whose_snapshot_failed_is_not_found_by_its_definition_while_it_is_stil
 }
 
 #[test]
-fn a_shape_that_is_deleted_before_its_creation_is_in_the_log_does_not_come_back() {
-    let mut bench = Bench::new();
+fn a_shape_deleted_before_its_creation_is_logged_does_not_reappear() {
+    let mut bench = FollowBench::new();
     bench.store.inner.queue().hold();
     let creation = bench.create(choice(None));
     let shape = Arc::clone(creation.shape());
     let ShapeDefinition { table, choice } = shape.definition().clone();
     let (id, handle) = (shape.id, shape.handle().to_owned());
     assert!(bench.store.delete(&handle));
-    // The writer applies the creation, and has yet to apply the deletion.
+    // The writer applies the creation, and hasn't applied the deletion yet.
     bench.store.inner.apply(&Record::Note(
         Note::Create { id, handle: handle.clone(), table: table.fingerprint(), choice },
         Bytes::new(),
@@ -215,23 +216,23 @@ fn a_shape_that_is_deleted_before_its_creation_is_in_the_log_does_not_come_back(
 }
 
 #[test]
-fn a_snapshot_that_isnt_sealed_is_never_complete() {
-    let mut bench = Bench::new();
+fn an_unsealed_snapshot_never_completes() {
+    let mut bench = FollowBench::new();
     let mut creation = bench.create(choice(None));
     let shape = Arc::clone(creation.shape());
     creation.follow();
-    assert!(creation.seal().is_err(), "it hasn't begun");
-    assert!(creation.begun(&snapshot_before(701), 1000));
+    assert!(creation.seal().is_err(), "no snapshot was taken");
+    assert!(creation.snapshot_taken(&snapshot_before(701), 1000));
     assert!(bench.runtime.block_on(creation.complete()).is_err());
     assert!(shape.gone().is_some());
 }
 
 #[test]
-fn a_shape_that_is_deleted_while_it_is_made_leaves_no_file() {
-    let mut bench = Bench::with(|config| config.small_snapshot_bytes = 5);
+fn a_shape_deleted_during_its_creation_leaves_no_file() {
+    let mut bench = FollowBench::with(|config| config.small_snapshot_bytes = 5);
     let mut creation = bench.create(choice(None));
     creation.follow();
-    assert!(creation.begun(&snapshot_before(701), 1000));
+    assert!(creation.snapshot_taken(&snapshot_before(701), 1000));
     assert!(bench.store.delete(creation.shape().handle()));
     bench.store.inner.queue().release();
     creation.rows(Bytes::from_static(b"a row that comes late,\n")).unwrap();
@@ -241,11 +242,11 @@ fn a_shape_that_is_deleted_while_it_is_made_leaves_no_file() {
     assert_eq!(files(&bench), [""; 0]);
 }
 
-/// Counts what it hears of.
+/// Listener that counts bytes and ends. Detaches itself after 500 bytes.
 #[derive(Debug, Default)]
-struct Counting(std::sync::Mutex<(usize, usize)>);
+struct LimitedListener(std::sync::Mutex<(usize, usize)>);
 
-impl LogListener for Counting {
+impl LogListener for LimitedListener {
     fn published(&self, messages: &[Bytes], _: Offset, _: u64) -> bool {
         lock(&self.0).0 += messages.iter().map(Bytes::len).sum::<usize>();
         lock(&self.0).0 < 500
@@ -257,29 +258,29 @@ impl LogListener for Counting {
 }
 
 #[test]
-fn a_listener_hears_until_it_wants_no_more_or_has_to_read() {
-    let mut bench = Bench::with(|config| (config.part_bytes, config.unwritten_bytes) = (300, 300));
+fn a_listener_receives_messages_until_it_detaches_or_must_read_a_file() {
+    let mut bench = FollowBench::with(|config| (config.part_bytes, config.unwritten_bytes) = (300, 300));
     let shape = bench.shape(choice(None));
-    let insert = Wire::insert(ITEMS, &row(["1", "0", "a"]));
-    let attach = || shape.attach(Counting::default, |counting| *lock(&counting.0)).unwrap();
+    let insert = MessageBytes::insert(ITEMS, &row(["1", "0", "a"]));
+    let attach = || shape.attach(LimitedListener::default, |counting| *lock(&counting.0)).unwrap();
     let (heard, end) = attach();
     assert_eq!((heard, end.to), ((0, 0), 0));
     bench.transact(std::slice::from_ref(&insert));
     let (heard, end) = attach();
     assert_eq!(heard, (end.to as usize, 0));
-    // It has had enough: another begins from nothing.
+    // It has detached itself: the next one starts from zero.
     (0..3).for_each(|_| bench.transact(std::slice::from_ref(&insert)));
     assert_eq!(attach().0, (0, 0));
-    // A transaction that was written before it was published is read, not heard.
+    // A transaction that was written to the file before it was published must be read there.
     bench.transact(&vec![insert; 10]);
     assert_eq!(attach().0, (0, 0));
     assert!(bench.store.delete(shape.handle()));
-    assert!(shape.attach(Counting::default, |_| ()).is_none());
+    assert!(shape.attach(LimitedListener::default, |_| ()).is_none());
 }
 
 #[test]
-fn progress_is_heard_of() {
-    let bench = Bench::new();
+fn waiting_for_an_offset_ends_when_the_position_advances() {
+    let bench = FollowBench::new();
     assert!(bench.store.is_beyond(Offset::new(1500, 0)));
     bench.store.advance(1500);
     bench.runtime.block_on(bench.store.reaches(Offset::new(1500, 0)));
@@ -293,21 +294,21 @@ fn progress_is_heard_of() {
     assert!(bench.store.is_beyond(Offset::new(11, 0)) && !bench.store.is_beyond(Offset::new(10, 0)));
 }
 
-/// A table as the catalog has it after so many VACUUM FULL, and in this publication.
+/// Returns the table with a filenode and a publication.
 fn in_state(filenode: u32, publication: &str) -> TableSchema {
     let publication = publication.to_owned();
     let state = CatalogState { filenode, publication, ..CatalogState::default() };
     TableSchema { state: Some(state), ..table(ITEMS, "items", vec![0]) }
 }
 
-fn shape_in(bench: &mut Bench, table: &TableSchema, choice: ShapeOptions) -> Arc<Shape> {
+fn shape_in(bench: &mut FollowBench, table: &TableSchema, choice: ShapeOptions) -> Arc<Shape> {
     let creation = bench.create_of(table.clone(), choice);
     creation.follow();
     bench.complete(creation, &snapshot_before(bench.xid + 1), bench.lsn + 8)
 }
 
 #[test]
-fn a_table_that_differs_only_in_its_state_is_the_same() {
+fn tables_that_differ_only_in_catalog_state_are_equal() {
     assert_eq!(in_state(1, "a"), in_state(2, "b"));
     assert_eq!(in_state(1, "a").fingerprint(), table(ITEMS, "items", vec![0]).fingerprint());
     let deferrable = TableSchema { key_is_deferrable: true, ..in_state(1, "a") };
@@ -316,10 +317,10 @@ fn a_table_that_differs_only_in_its_state_is_the_same() {
 }
 
 #[test]
-fn shapes_end_with_a_state_in_which_they_arent_right() {
-    let mut bench = Bench::new();
+fn a_catalog_state_deletes_the_shapes_that_are_incorrect_for_it() {
+    let mut bench = FollowBench::new();
     let other = bench.create_of(table(300, "log", vec![0]), choice(None));
-    // One of the release before: no state is known.
+    // A shape of an earlier release: its state is unknown.
     let shape = bench.shape(choice(None));
     assert_eq!(bench.store.state(ITEMS), None);
     bench.store.refit(&in_state(1, "a"));
@@ -328,19 +329,19 @@ fn shapes_end_with_a_state_in_which_they_arent_right() {
     assert_eq!((bench.store.state(ITEMS), shape.gone()), (in_state(2, "a").state, None));
     bench.store.refit(&table(ITEMS, "items", vec![0]));
     assert_eq!((bench.store.state(ITEMS), shape.gone()), (in_state(2, "a").state, None));
-    // One that isn't followed yet goes as well.
+    // A shape that isn't followed yet is deleted, too.
     let creation = bench.create_of(in_state(2, "a"), choice(Some("qty > 5")));
     bench.store.refit(&in_state(2, "b"));
     assert_eq!((shape.gone(), creation.shape().gone()), (Some(ShapeGone::Deleted), Some(ShapeGone::Deleted)));
     assert_eq!((bench.store.state(ITEMS), other.shape().gone()), (None, None));
-    // Without shapes there is nothing to be right.
+    // A table without shapes has no baseline.
     bench.store.refit(&in_state(2, "b"));
     assert_eq!(bench.store.state(ITEMS), None);
 }
 
 #[test]
-fn a_shape_that_is_made_in_another_state_ends_those_before() {
-    let mut bench = Bench::new();
+fn a_shape_created_in_another_catalog_state_replaces_earlier_ones() {
+    let mut bench = FollowBench::new();
     let first = shape_in(&mut bench, &in_state(1, "a"), choice(None));
     let found = bench
         .store
@@ -360,10 +361,10 @@ fn a_shape_that_is_made_in_another_state_ends_those_before() {
 #[test]
 fn a_baseline_survives_with_and_without_a_checkpoint() {
     for (with_checkpoint, with_gap) in [(true, false), (false, false), (true, true), (false, true)] {
-        let mut bench = Bench::new();
+        let mut bench = FollowBench::new();
         shape_in(&mut bench, &in_state(1, "a"), choice(None));
         if with_gap {
-            // Its table is known to the log by now, and the baseline is gone with the last shape.
+            // The log has the table already, and the baseline was dropped with the last shape.
             bench.store.delete_table(ITEMS);
             shape_in(&mut bench, &in_state(2, "a"), choice(None));
         }
@@ -388,11 +389,11 @@ fn a_baseline_survives_with_and_without_a_checkpoint() {
 }
 
 #[test]
-fn a_reader_keeps_the_state_before_until_the_log_has_the_deletions() {
-    let mut bench = Bench::new();
+fn a_reader_keeps_the_old_baseline_until_the_log_has_the_deletions() {
+    let mut bench = FollowBench::new();
     let shape = shape_in(&mut bench, &in_state(1, "a"), choice(None));
     let before = bench.disk.clone();
-    // Nothing of this comes to the log: after a crash, the state is the one before.
+    // The queue is held, so nothing reaches the log: after a crash, the old state applies.
     bench.store.inner.queue().hold();
     bench.store.refit(&in_state(1, "b"));
     let reader = Shapes::on(Arc::new(before), StoreConfig::new("/nowhere")).unwrap();
@@ -404,8 +405,8 @@ fn a_reader_keeps_the_state_before_until_the_log_has_the_deletions() {
 }
 
 #[test]
-fn the_log_has_deletions_then_the_state_that_called_for_them_then_the_new_shape() {
-    let mut bench = Bench::new();
+fn the_log_has_the_deletions_before_the_new_baseline_and_the_new_shape() {
+    let mut bench = FollowBench::new();
     let first = shape_in(&mut bench, &in_state(1, "a"), choice(None));
     let creation = bench.create_of(in_state(1, "b"), choice(None));
     bench.store.inner.queue().release();
@@ -427,8 +428,8 @@ fn the_log_has_deletions_then_the_state_that_called_for_them_then_the_new_shape(
 }
 
 #[test]
-fn tables_are_known_by_their_shapes() {
-    let mut bench = Bench::new();
+fn tables_lists_each_table_with_shapes_once() {
+    let mut bench = FollowBench::new();
     let shapes = [choice(None), choice(Some("qty > 5"))].map(|choice| bench.shape(choice));
     let other = bench.create_of(table(300, "log", vec![0]), choice(None));
     let mut oids: Vec<_> = bench.store.tables().iter().map(|table| table.oid).collect();

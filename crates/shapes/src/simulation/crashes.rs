@@ -3,14 +3,14 @@
 use std::sync::Arc;
 
 use super::seeds;
-use super::world::World;
+use super::store_simulation::StoreSimulation;
 use crate::store::disk::{SimulatedDisk, SimulatedRng};
 
-/// How much happens before the end, if nothing crashes.
+/// Number of steps of a run.
 const STEPS: usize = 200;
 
-/// What is left after a crash: of a machine, or of a process.
-fn left(disk: &SimulatedDisk, dice: &mut SimulatedRng) -> SimulatedDisk {
+/// Returns the disk after a crash of the machine or a kill of the process.
+fn disk_after_crash(disk: &SimulatedDisk, dice: &mut SimulatedRng) -> SimulatedDisk {
     if dice.between(0, 3) == 0 {
         disk.after_kill()
     } else {
@@ -18,24 +18,25 @@ fn left(disk: &SimulatedDisk, dice: &mut SimulatedRng) -> SimulatedDisk {
     }
 }
 
-/// Lives until the disk crashes, if it does; returns the disk's calls, and how many merged logs there were.
-fn live(seed: u64, mut crash: impl FnMut(&SimulatedDisk, &mut SimulatedRng)) -> (u64, usize) {
+/// Runs a simulation through all crashes. Returns the number of disk calls, and how often a merged
+/// log was checked.
+fn run(seed: u64, mut crash: impl FnMut(&SimulatedDisk, &mut SimulatedRng)) -> (u64, usize) {
     let mut dice = SimulatedRng::new(seed ^ 0x5eed);
     let mut disk = SimulatedDisk::new(seed);
     crash(&disk, &mut dice);
-    let mut world = loop {
-        if let Ok(world) = World::new(Arc::new(disk.clone()), seed) {
-            break world;
+    let mut simulation = loop {
+        if let Ok(simulation) = StoreSimulation::new(Arc::new(disk.clone()), seed) {
+            break simulation;
         }
-        // It had no time to promise anything.
-        disk = left(&disk, &mut dice);
+        // It crashed before clients were shown anything.
+        disk = disk_after_crash(&disk, &mut dice);
     };
     for _ in 0..STEPS {
-        if world.step().is_err() {
+        if simulation.step().is_err() {
             loop {
-                disk = left(&disk, &mut dice);
+                disk = disk_after_crash(&disk, &mut dice);
                 crash(&disk, &mut dice);
-                if world.recover(Arc::new(disk.clone())).is_ok() {
+                if simulation.recover(Arc::new(disk.clone())).is_ok() {
                     break;
                 }
             }
@@ -43,32 +44,32 @@ fn live(seed: u64, mut crash: impl FnMut(&SimulatedDisk, &mut SimulatedRng)) -> 
     }
     let ops = disk.ops();
     disk.crash_at(u64::MAX);
-    world.catch_up().expect("nothing crashes any more");
-    world.verify();
-    world.store.end_writing();
-    (ops, world.merged)
+    simulation.catch_up().expect("no more crashes");
+    simulation.verify();
+    simulation.store.end_writing();
+    (ops, simulation.merged)
 }
 
 #[test]
-fn without_a_crash_everything_is_as_promised() {
+fn without_a_crash_every_guarantee_holds() {
     let mut merged = 0;
     for seed in seeds(10) {
         eprintln!("seed {seed}");
-        merged += live(seed, |_, _| {}).1;
+        merged += run(seed, |_, _| {}).1;
     }
     assert!(merged > 0, "no log was long enough to be merged");
 }
 
 #[test]
-fn a_crash_at_any_call_breaks_no_promise() {
+fn a_crash_at_any_disk_call_breaks_no_guarantee() {
     for seed in seeds(4) {
-        let (calls, _) = live(seed, |_, _| {});
-        // All of them if somebody asked for many seeds, and otherwise some.
+        let (calls, _) = run(seed, |_, _| {});
+        // Every call if `FOREBAY_SEEDS` is set, otherwise about 25 of them.
         let step = if std::env::var_os("FOREBAY_SEEDS").is_some() { 1 } else { calls / 25 + 1 };
         for call in (1 + seed % step..=calls).step_by(step as usize) {
             eprintln!("seed {seed}, call {call} of {calls}");
             let mut has_crashed = false;
-            live(seed, |disk, _| {
+            run(seed, |disk, _| {
                 if !std::mem::replace(&mut has_crashed, true) {
                     disk.crash_at(call);
                 }
@@ -78,10 +79,10 @@ fn a_crash_at_any_call_breaks_no_promise() {
 }
 
 #[test]
-fn crash_after_crash_breaks_no_promise() {
+fn repeated_crashes_break_no_guarantee() {
     for seed in seeds(40) {
         eprintln!("seed {seed}");
-        live(seed, |disk, dice| {
+        run(seed, |disk, dice| {
             let soon = [12, 80, 400][dice.between(0, 2)];
             disk.crash_at(dice.between(1, soon) as u64);
         });

@@ -1,4 +1,4 @@
-//! Disks that are full, and disks that don't sync.
+//! Disk faults: full disks and failing syncs.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -6,7 +6,7 @@ use std::time::Duration;
 use std::{fs, thread};
 
 use super::seeds;
-use super::world::{World, config};
+use super::store_simulation::{StoreSimulation, config};
 use crate::shapes::Shapes;
 use crate::store::OpenError;
 use crate::store::disk::SimulatedDisk;
@@ -14,55 +14,56 @@ use crate::store::disk::SimulatedDisk;
 const ROOM: u64 = 1 << 40;
 
 #[test]
-fn a_full_disk_stops_the_world_until_there_is_room() {
+fn a_full_disk_pauses_the_store_until_there_is_space() {
     for seed in seeds(6) {
         eprintln!("seed {seed}");
         let mut disk = SimulatedDisk::new(seed);
-        let mut world = World::new(Arc::new(disk.clone()), seed).expect("nothing crashes");
+        let mut simulation = StoreSimulation::new(Arc::new(disk.clone()), seed).expect("nothing crashes");
         for step in 0..200 {
-            let is_full = world.dice.between(0, 9) == 0;
+            let is_full = simulation.dice.between(0, 9) == 0;
             let room = is_full.then(|| {
-                disk.fill(world.dice.between(0, 600) as u64);
+                disk.fill(simulation.dice.between(0, 600) as u64);
                 let disk = disk.clone();
                 thread::spawn(move || {
                     thread::sleep(Duration::from_millis(5));
                     disk.fill(ROOM);
                 })
             });
-            world.step().unwrap_or_else(|_| panic!("a full disk is no failure (step {step})"));
+            simulation.step().unwrap_or_else(|_| panic!("a full disk must not fail the store (step {step})"));
             room.into_iter().for_each(|room| room.join().expect("no panic"));
-            if is_full && world.dice.between(0, 2) == 0 {
-                let seed = world.dice.between(0, 1 << 20) as u64;
-                disk = if world.dice.coin() { disk.after_crash(seed) } else { disk.after_kill() };
-                world.recover(Arc::new(disk.clone())).expect("nothing crashes again");
+            if is_full && simulation.dice.between(0, 2) == 0 {
+                let seed = simulation.dice.between(0, 1 << 20) as u64;
+                disk = if simulation.dice.coin() { disk.after_crash(seed) } else { disk.after_kill() };
+                simulation.recover(Arc::new(disk.clone())).expect("nothing crashes again");
             }
         }
-        world.catch_up().expect("nothing crashes");
-        world.verify();
-        world.recover(Arc::new(disk.after_crash(seed))).expect("nothing crashes");
-        world.store.end_writing();
+        simulation.catch_up().expect("nothing crashes");
+        simulation.verify();
+        simulation.recover(Arc::new(disk.after_crash(seed))).expect("nothing crashes");
+        simulation.store.end_writing();
     }
 }
 
 #[test]
-fn on_a_full_disk_nothing_is_acknowledged_and_everything_is_read() {
+fn on_a_full_disk_nothing_is_acknowledged_and_reads_succeed() {
     let disk = SimulatedDisk::new(1);
-    let mut world = World::new(Arc::new(disk.clone()), 1).expect("nothing crashes");
-    (0..100).try_for_each(|_| world.step()).expect("nothing crashes");
-    world.catch_up().expect("nothing crashes");
-    let (store, before) = (world.store.clone(), world.store.position().expect("it follows").lsn);
+    let mut simulation = StoreSimulation::new(Arc::new(disk.clone()), 1).expect("nothing crashes");
+    (0..100).try_for_each(|_| simulation.step()).expect("nothing crashes");
+    simulation.catch_up().expect("nothing crashes");
+    let (store, before) =
+        (simulation.store.clone(), simulation.store.position().expect("the store has an origin").lsn);
     disk.fill(10);
     store.advance(before + 100);
     while !store.is_full() {
         thread::yield_now();
     }
-    world.verify();
-    assert_eq!(store.position().expect("it follows").lsn, before);
+    simulation.verify();
+    assert_eq!(store.position().expect("the store has an origin").lsn, before);
     disk.fill(ROOM);
-    world.idle().expect("nothing crashes");
-    assert_eq!(store.position().expect("it follows").lsn, before + 100);
+    simulation.idle().expect("nothing crashes");
+    assert_eq!(store.position().expect("the store has an origin").lsn, before + 100);
     assert!(!store.is_full());
-    // Whoever ends it while it is full loses what wasn't acknowledged, and all that came after it.
+    // If writing ends on a full disk, unacknowledged records are lost, and all records after them.
     disk.fill(10);
     store.advance(before + 200);
     while !store.is_full() {
@@ -71,74 +72,78 @@ fn on_a_full_disk_nothing_is_acknowledged_and_everything_is_read() {
     store.advance(before + 300);
     store.end_writing();
     disk.fill(ROOM);
-    assert_eq!(store.begin_writing().expect("there is room").expect("it follows").lsn, before + 100);
+    assert_eq!(
+        store.begin_writing().expect("the disk has room").expect("the store has an origin").lsn,
+        before + 100
+    );
     store.end_writing();
 }
 
 #[test]
-fn a_sync_that_fails_is_the_end() {
+fn a_failed_sync_is_a_permanent_failure() {
     for seed in seeds(20) {
         eprintln!("seed {seed}");
         let disk = SimulatedDisk::new(seed);
-        let mut world = World::new(Arc::new(disk.clone()), seed).expect("nothing crashes");
-        (0..60).try_for_each(|_| world.step()).expect("nothing crashes");
-        let (store, before) = (world.store.clone(), world.store.position());
-        let said = Arc::new(AtomicU64::new(0));
-        let heard = Arc::clone(&said);
-        store.on_durable(move |_| heard.store(1, Ordering::SeqCst));
+        let mut simulation = StoreSimulation::new(Arc::new(disk.clone()), seed).expect("nothing crashes");
+        (0..60).try_for_each(|_| simulation.step()).expect("nothing crashes");
+        let (store, before) = (simulation.store.clone(), simulation.store.position());
+        let reported = Arc::new(AtomicU64::new(0));
+        let is_reported = Arc::clone(&reported);
+        store.on_durable(move |_| is_reported.store(1, Ordering::SeqCst));
         disk.fail_sync();
-        while world.catch_up().is_ok() {
-            world.model.database.commit(&mut world.dice);
+        while simulation.catch_up().is_ok() {
+            simulation.model.database.commit(&mut simulation.dice);
         }
-        let failure = world.runtime.block_on(store.failed());
+        let failure = simulation.runtime.block_on(store.failed());
         assert!(failure.to_string().starts_with("the store can't be written"), "{failure}");
-        // Nobody waits for what will never be.
-        assert!(world.runtime.block_on(store.reset("another".into(), 5)).is_err());
-        assert!(world.runtime.block_on(store.checkpoint()).is_err());
-        world.runtime.block_on(store.room());
-        assert_eq!((store.position(), said.load(Ordering::SeqCst)), (before, 0));
+        // No caller waits for records that will never be durable.
+        assert!(simulation.runtime.block_on(store.reset("another".into(), 5)).is_err());
+        assert!(simulation.runtime.block_on(store.checkpoint()).is_err());
+        simulation.runtime.block_on(store.room());
+        assert_eq!((store.position(), reported.load(Ordering::SeqCst)), (before, 0));
         assert!(matches!(store.begin_writing(), Err(OpenError::Failed(_))));
         store.end_writing();
         assert!(matches!(store.begin_writing(), Err(OpenError::Failed(_))));
-        world.verify();
+        simulation.verify();
         let left = if seed % 2 == 0 { disk.after_kill() } else { disk.after_crash(seed) };
-        // What could be read, but wasn't on the disk, is there or isn't; what is shown after that stays.
+        // Readable records that weren't synced may be lost or not. After the first recovery, the
+        // outcome must not change.
         left.crash_at(1 + seed);
-        let mut left = (left.clone(), world.recover(Arc::new(left)));
+        let mut left = (left.clone(), simulation.recover(Arc::new(left)));
         while left.1.is_err() {
             let next = left.0.after_crash(seed);
-            left = (next.clone(), world.recover(Arc::new(next)));
+            left = (next.clone(), simulation.recover(Arc::new(next)));
         }
-        world.store.end_writing();
+        simulation.store.end_writing();
     }
 }
 
 #[test]
-fn whoever_panics_while_writing_is_found_out() {
-    let world = World::new(Arc::new(SimulatedDisk::new(1)), 1).expect("nothing crashes");
-    world.store.on_durable(|_| panic!("as a test"));
-    world.store.advance(5000);
-    let failure = world.runtime.block_on(world.store.failed());
+fn a_panic_of_the_writer_is_a_permanent_failure() {
+    let simulation = StoreSimulation::new(Arc::new(SimulatedDisk::new(1)), 1).expect("nothing crashes");
+    simulation.store.on_durable(|_| panic!("injected by the test"));
+    simulation.store.advance(5000);
+    let failure = simulation.runtime.block_on(simulation.store.failed());
     assert_eq!(failure.to_string(), "the store can't be written: its writer panicked");
-    assert!(world.runtime.block_on(world.store.checkpoint()).is_err());
-    world.store.end_writing();
+    assert!(simulation.runtime.block_on(simulation.store.checkpoint()).is_err());
+    simulation.store.end_writing();
 }
 
 #[test]
 fn a_damaged_store_is_refused_with_a_reason() {
     let dir = std::env::temp_dir().join(format!("forebay-damaged-{}", std::process::id()));
-    let _ = fs::remove_dir_all(&dir); // of a killed process that had our number
+    let _ = fs::remove_dir_all(&dir); // left by a killed process with the same id
     let open = || Shapes::open(crate::StoreConfig { dir: dir.clone(), ..config() });
-    let store = open().expect("an empty directory is fine");
-    store.begin_writing().expect("nobody else writes");
+    let store = open().expect("an empty directory can be opened");
+    store.begin_writing().expect("no other process writes");
     store.advance(7);
     store.end_writing();
-    let catalog = fs::read(dir.join("catalog")).expect("there is a catalog");
-    fs::write(dir.join("catalog"), &catalog[..catalog.len() - 1]).expect("it can be written");
+    let catalog = fs::read(dir.join("catalog")).expect("the catalog exists");
+    fs::write(dir.join("catalog"), &catalog[..catalog.len() - 1]).expect("the catalog is writable");
     assert!(matches!(open(), Err(OpenError::Damaged { file: "catalog" })));
-    fs::remove_file(dir.join("catalog")).expect("it is there");
+    fs::remove_file(dir.join("catalog")).expect("the catalog exists");
     assert!(matches!(open(), Err(OpenError::Damaged { file: "catalog" })));
     let newer = String::from_utf8_lossy(&catalog).into_owned();
     assert!(newer.contains("\"format\":1"));
-    fs::remove_dir_all(&dir).expect("it is there");
+    fs::remove_dir_all(&dir).expect("the directory exists");
 }

@@ -1,22 +1,23 @@
-//! The whole store against a model of it, on a disk that fails.
+//! Simulation: compares a whole store with a model, on a disk that fails.
 //!
-//! A [`World`] is a database, what clients were promised, and a store that follows the one to keep the other. It takes random steps until its
-//! disk crashes; then a new store is opened on what the crash left, and has to keep every promise.
+//! A [`StoreSimulation`] has a simulated database, a store that follows it, and a model of what
+//! clients may rely on. It takes random steps until the disk crashes. Then a new store is opened on
+//! the disk's remains, and must satisfy the model.
 
-pub(crate) mod bench;
 mod crashes;
-pub(crate) mod database;
 mod faults;
-mod making;
-mod many;
+pub(crate) mod follow_bench;
+mod many_shapes;
+pub(crate) mod message_bytes;
 mod readers;
+mod simulated_creation;
+pub(crate) mod simulated_database;
+mod store_simulation;
 mod turns;
-mod verdict;
-pub(crate) mod wire;
-mod world;
+mod verification;
 
-/// How many seeds a test tries: a few, or as many as the environment says.
+/// Returns the seeds of a test: `FOREBAY_SEEDS` of them if it is set, otherwise `few`.
 fn seeds(few: u64) -> std::ops::Range<u64> {
-    let asked = std::env::var("FOREBAY_SEEDS").ok().and_then(|count| count.parse().ok());
-    0..asked.unwrap_or(few)
+    let requested = std::env::var("FOREBAY_SEEDS").ok().and_then(|count| count.parse().ok());
+    0..requested.unwrap_or(few)
 }

@@ -1,4 +1,4 @@
-//! Those who read beside a writer, and take over from it.
+//! Readers beside a writer, and their takeover.
 
 use std::any::Any;
 use std::io;
@@ -8,9 +8,9 @@ use std::sync::{Arc, Mutex};
 use bytes::Bytes;
 use tokio::runtime::Builder;
 
-use super::verdict::{self, visible};
-use super::world::{World, config};
-use super::{bench, seeds};
+use super::store_simulation::{StoreSimulation, config};
+use super::verification::{self, visible};
+use super::{follow_bench, seeds};
 use crate::definition::ShapeDefinition;
 use crate::offset::Offset;
 use crate::registry::lock;
@@ -18,20 +18,21 @@ use crate::shape::{LogListener, Shape};
 use crate::shapes::Shapes;
 use crate::store::disk::{Disk, DiskFile, SimulatedDisk, SimulatedRng};
 
-/// A process's view of a disk that others go on using when it is killed.
+/// One process's view of a disk. The process can be killed while others continue to use the disk.
 #[derive(Debug, Clone)]
-struct Mortal {
+struct KillableDisk {
     disk: Arc<dyn Disk>,
-    /// Calls that change something until it dies.
+    /// Number of writing calls until the process is killed.
     left: Arc<AtomicU64>,
 }
 
+/// File of a killable disk.
 #[derive(Debug)]
-struct MortalFile(Mortal, Arc<dyn DiskFile>);
+struct KillableFile(KillableDisk, Arc<dyn DiskFile>);
 
-impl Mortal {
+impl KillableDisk {
     fn new(disk: &SimulatedDisk) -> Self {
-        Mortal { disk: Arc::new(disk.clone()), left: Arc::new(AtomicU64::new(u64::MAX)) }
+        KillableDisk { disk: Arc::new(disk.clone()), left: Arc::new(AtomicU64::new(u64::MAX)) }
     }
 
     fn alive(&self) -> io::Result<()> {
@@ -45,11 +46,11 @@ impl Mortal {
     }
 
     fn file(&self, file: Arc<dyn DiskFile>) -> Arc<dyn DiskFile> {
-        Arc::new(MortalFile(self.clone(), file))
+        Arc::new(KillableFile(self.clone(), file))
     }
 }
 
-impl Disk for Mortal {
+impl Disk for KillableDisk {
     fn create(&self, path: &str) -> io::Result<Arc<dyn DiskFile>> {
         self.spend()?;
         self.disk.create(path).map(|file| self.file(file))
@@ -96,7 +97,7 @@ impl Disk for Mortal {
     }
 }
 
-impl DiskFile for MortalFile {
+impl DiskFile for KillableFile {
     fn read_at(&self, buffer: &mut [u8], at: u64) -> io::Result<usize> {
         self.0.alive()?;
         self.1.read_at(buffer, at)
@@ -123,15 +124,16 @@ impl DiskFile for MortalFile {
     }
 }
 
-/// What a listener has heard since it was attached.
+/// Listener that records messages since it was attached.
 #[derive(Debug, Default)]
-struct Heard(Mutex<Vec<u8>>);
+struct RecordingListener(Mutex<Vec<u8>>);
 
-impl LogListener for Heard {
+impl LogListener for RecordingListener {
     fn published(&self, messages: &[Bytes], last: Offset, seen: u64) -> bool {
         let bytes = messages.concat();
-        let line = bytes.split_inclusive(|byte| *byte == b'\n').next_back().expect("there is a message");
-        assert_eq!(crate::encode::place_of(line), Some(last));
+        let line =
+            bytes.split_inclusive(|byte| *byte == b'\n').next_back().expect("the transaction has a message");
+        assert_eq!(crate::encode::offset_of(line), Some(last));
         assert!(last < Offset::new(seen, 0));
         lock(&self.0).extend(bytes);
         true
@@ -140,21 +142,25 @@ impl LogListener for Heard {
     fn ended(&self) {}
 }
 
-/// Reads on, and hears of it: what is heard is all that came, unless it is said to have ended.
+/// Refreshes a reader. Checks that each listener gets all new messages, unless it is detached.
 fn refresh(reader: &Shapes) {
     let listen = |shape: Arc<Shape>| {
-        let ((), end) = shape.attach(Heard::default, |heard| *lock(&heard.0) = Vec::new())?;
+        let ((), end) =
+            shape.attach(RecordingListener::default, |listener| *lock(&listener.0) = Vec::new())?;
         Some((shape, end.to))
     };
     let listening: Vec<_> = reader.all().into_iter().filter_map(listen).collect();
-    reader.refresh().expect("it can be read");
+    reader.refresh().expect("the store is readable");
     for (shape, from) in listening {
-        // A listener that has ended was let go: this makes another.
-        let heard = shape.attach(|| Heard(Mutex::new(b"ended".to_vec())), |heard| lock(&heard.0).clone());
-        if let Some((bytes, end)) = heard
+        // A detached listener is replaced by a new one here.
+        let received = shape.attach(
+            || RecordingListener(Mutex::new(b"ended".to_vec())),
+            |listener| lock(&listener.0).clone(),
+        );
+        if let Some((bytes, end)) = received
             && bytes != b"ended"
         {
-            assert_eq!(from + bytes.len() as u64, end.to, "there is a gap");
+            assert_eq!(from + bytes.len() as u64, end.to, "messages are missing");
             if let Ok(read) = shape.read_log(&end, from, end.to) {
                 assert_eq!(read.concat(), bytes);
             }
@@ -162,94 +168,97 @@ fn refresh(reader: &Shapes) {
     }
 }
 
-/// A reader that has read on has what the writer has.
-fn agree(world: &mut World, reader: &Shapes) {
+/// Refreshes a reader, and checks that it has the same bytes as the writer.
+fn check_reader_agrees(simulation: &mut StoreSimulation, reader: &Shapes) {
     refresh(reader);
-    let (theirs, ours) = (visible(&world.store, &mut world.dice), visible(reader, &mut world.dice));
+    let (theirs, ours) =
+        (visible(&simulation.store, &mut simulation.dice), visible(reader, &mut simulation.dice));
     assert_eq!(theirs.keys().collect::<Vec<_>>(), ours.keys().collect::<Vec<_>>());
-    assert!(theirs == ours, "the same shapes have other bytes");
-    assert_eq!(world.store.position(), reader.position());
-    assert_eq!(world.store.seen(), reader.seen());
-    // What is in files by now isn't in memory as well.
+    assert!(theirs == ours, "the bytes of some shape differ");
+    assert_eq!(simulation.store.position(), reader.position());
+    assert_eq!(simulation.store.seen(), reader.seen());
+    // Bytes that are in files must not stay in memory.
     let (unwritten, limit) =
         (reader.inner.files.unwritten(), 2 * config().wal_bytes + config().unwritten_bytes);
     assert!(unwritten < limit, "{unwritten} bytes are in memory");
 }
 
 #[test]
-fn a_reader_sees_what_the_writer_has_written_and_can_take_over() {
+fn a_reader_sees_the_writers_records_and_can_take_over() {
     for seed in seeds(12) {
         eprintln!("seed {seed}");
         let disk = SimulatedDisk::new(seed);
         let open = || {
-            let mortal = Mortal::new(&disk);
-            let store = Shapes::on(Arc::new(mortal.clone()), config()).expect("it can be read");
-            (store, mortal.left)
+            let process_disk = KillableDisk::new(&disk);
+            let store = Shapes::on(Arc::new(process_disk.clone()), config()).expect("the store is readable");
+            (store, process_disk.left)
         };
-        let mortal = Mortal::new(&disk);
-        let mut world = World::new(Arc::new(mortal.clone()), seed).expect("nothing kills it");
-        let (mut left, mut is_dying) = (mortal.left, false);
+        let process_disk = KillableDisk::new(&disk);
+        let mut simulation =
+            StoreSimulation::new(Arc::new(process_disk.clone()), seed).expect("the writer isn't killed");
+        let (mut left, mut is_dying) = (process_disk.left, false);
         let (mut reader, mut readers_left) = open();
         for _ in 0..250 {
-            if world.step().is_err() {
-                // It was killed, in the middle of anything.
-                world.stop();
-                world.go_on(reader).expect("nothing kills this one");
+            if simulation.step().is_err() {
+                // The writer was killed at a random call.
+                simulation.stop();
+                simulation.take_over(reader).expect("the new writer isn't killed");
                 (left, is_dying) = (readers_left, false);
                 (reader, readers_left) = open();
             }
-            match world.dice.between(0, 19) {
+            match simulation.dice.between(0, 19) {
                 _ if is_dying => {}
-                0..5 => agree(&mut world, &reader),
+                0..5 => check_reader_agrees(&mut simulation, &reader),
                 5 => {
-                    // It ends, and goes on as a reader.
-                    world.end().expect("nothing kills it");
-                    world.stop();
-                    let former = std::mem::replace(&mut reader, world.store.clone());
-                    world.go_on(former).expect("nothing kills this one");
+                    // The writer ends, and becomes the reader.
+                    simulation.end().expect("the writer isn't killed");
+                    simulation.stop();
+                    let former = std::mem::replace(&mut reader, simulation.store.clone());
+                    simulation.take_over(former).expect("the new writer isn't killed");
                     (left, readers_left) = (readers_left, left);
                 }
                 6 => {
                     (reader, readers_left) = open();
-                    agree(&mut world, &reader);
+                    check_reader_agrees(&mut simulation, &reader);
                 }
-                7 if world.dice.coin() => {
-                    left.store(world.dice.between(1, 100) as u64, Ordering::SeqCst);
+                7 if simulation.dice.coin() => {
+                    left.store(simulation.dice.between(1, 100) as u64, Ordering::SeqCst);
                     is_dying = true;
                 }
                 _ => {}
             }
         }
         left.store(u64::MAX, Ordering::SeqCst);
-        world.catch_up().expect("nothing kills it");
-        agree(&mut world, &reader);
-        world.store.end_writing();
+        simulation.catch_up().expect("the writer isn't killed");
+        check_reader_agrees(&mut simulation, &reader);
+        simulation.store.end_writing();
     }
 }
 
 #[test]
-fn what_was_seen_of_one_who_was_killed_while_taking_over_is_seen_of_the_next() {
+fn a_process_killed_during_takeover_never_shows_more_than_the_next_one() {
     for seed in seeds(12) {
         eprintln!("seed {seed}");
         let disk = SimulatedDisk::new(seed);
-        let mortal = Mortal::new(&disk);
-        let mut world = World::new(Arc::new(mortal.clone()), seed).expect("nothing kills it");
-        for _ in 0..world.dice.between(20, 60) {
-            world.step().expect("nothing kills it");
+        let process_disk = KillableDisk::new(&disk);
+        let mut simulation =
+            StoreSimulation::new(Arc::new(process_disk.clone()), seed).expect("the writer isn't killed");
+        for _ in 0..simulation.dice.between(20, 60) {
+            simulation.step().expect("the writer isn't killed");
         }
-        mortal.left.store(world.dice.between(1, 100) as u64, Ordering::SeqCst);
-        while world.step().is_ok() {}
-        world.stop();
+        process_disk.left.store(simulation.dice.between(1, 100) as u64, Ordering::SeqCst);
+        while simulation.step().is_ok() {}
+        simulation.stop();
         for operations in 0.. {
             let disk = disk.after_kill();
-            let mortal = Mortal::new(&disk);
-            let killed = Shapes::on(Arc::new(mortal.clone()), config()).expect("it can be read");
-            mortal.left.store(operations, Ordering::SeqCst);
+            let process_disk = KillableDisk::new(&disk);
+            let killed = Shapes::on(Arc::new(process_disk.clone()), config()).expect("the store is readable");
+            process_disk.left.store(operations, Ordering::SeqCst);
             let is_whole = killed.begin_writing().is_ok();
-            let next = Shapes::on(Arc::new(disk), config()).expect("it can be read");
-            assert!(next.seen() >= killed.seen(), "it goes back after {operations} operations");
+            let next = Shapes::on(Arc::new(disk), config()).expect("the store is readable");
+            assert!(next.seen() >= killed.seen(), "`seen` decreases after {operations} operations");
             if is_whole {
-                mortal.left.store(u64::MAX, Ordering::SeqCst);
+                process_disk.left.store(u64::MAX, Ordering::SeqCst);
                 killed.end_writing();
                 break;
             }
@@ -258,89 +267,90 @@ fn what_was_seen_of_one_who_was_killed_while_taking_over_is_seen_of_the_next() {
 }
 
 #[test]
-fn only_one_writes_at_a_time() {
+fn only_one_process_writes_at_a_time() {
     let disk = SimulatedDisk::new(1);
     let (one, two) = (disk.clone(), disk.clone());
-    let one = Shapes::on(Arc::new(one), config()).expect("it can be read");
-    let two = Shapes::on(Arc::new(two), config()).expect("it can be read");
-    one.begin_writing().expect("nobody else writes");
+    let one = Shapes::on(Arc::new(one), config()).expect("the store is readable");
+    let two = Shapes::on(Arc::new(two), config()).expect("the store is readable");
+    one.begin_writing().expect("no other process writes");
     assert!(matches!(two.begin_writing(), Err(crate::OpenError::Locked)));
     assert!((one.is_writing(), two.is_writing()) == (true, false));
     one.end_writing();
-    two.begin_writing().expect("nobody else writes");
+    two.begin_writing().expect("no other process writes");
     two.end_writing();
 }
 
 #[test]
-fn who_still_makes_a_shape_after_another_took_over_does_no_harm() {
+fn a_shape_creation_from_before_a_takeover_writes_nothing() {
     let disk = SimulatedDisk::new(1);
     let (one, two) =
         (Shapes::on(Arc::new(disk.clone()), config()), Shapes::on(Arc::new(disk.clone()), config()));
-    let (one, two) = (one.expect("it can be read"), two.expect("it can be read"));
+    let (one, two) = (one.expect("the store is readable"), two.expect("the store is readable"));
     let create = |store: &Shapes, clause: &str| {
-        let table = Arc::new(super::database::table(100, "items", vec![0]));
-        let definition = ShapeDefinition { table, choice: bench::choice(Some(clause)) };
-        let creation = store.find_or_create(definition, 5).expect("it writes").1.expect("it is new");
+        let table = Arc::new(super::simulated_database::table(100, "items", vec![0]));
+        let definition = ShapeDefinition { table, choice: follow_bench::choice(Some(clause)) };
+        let creation =
+            store.find_or_create(definition, 5).expect("this process writes").1.expect("the shape is new");
         creation.follow();
         creation
     };
-    let snapshot = bench::snapshot_before(700);
-    one.begin_writing().expect("nobody else writes");
-    // Nobody ever hears of this one: the disk is full when it is made, and when the writer ends.
+    let snapshot = follow_bench::snapshot_before(700);
+    one.begin_writing().expect("no other process writes");
+    // This shape never reaches the log: the disk is full until the writer ends.
     disk.fill(0);
     let mut stale = create(&one, "qty > 5");
-    assert!(stale.begun(&snapshot, 1000));
+    assert!(stale.snapshot_taken(&snapshot, 1000));
     one.end_writing();
     disk.fill(1 << 40);
-    two.begin_writing().expect("nobody else writes");
+    two.begin_writing().expect("no other process writes");
     let mut fresh = create(&two, "qty > 6");
     assert_eq!(fresh.shape().id, stale.shape().id);
-    assert!(fresh.begun(&snapshot, 1000));
+    assert!(fresh.snapshot_taken(&snapshot, 1000));
     let rows = Bytes::from(vec![b'x'; 2000]);
-    fresh.rows(rows.clone()).expect("it writes");
+    fresh.rows(rows.clone()).expect("this process writes");
     assert!(stale.rows(vec![b'y'; 2000].into()).is_err() && stale.seal().is_err());
     let runtime = Builder::new_current_thread().build().expect("a runtime");
-    one.refresh().expect("it can be read");
+    one.refresh().expect("the store is readable");
     drop(stale);
-    fresh.seal().expect("it writes");
+    fresh.seal().expect("this process writes");
     let shape = Arc::clone(fresh.shape());
-    runtime.block_on(fresh.complete()).expect("it is there");
-    one.refresh().expect("it can be read");
+    runtime.block_on(fresh.complete()).expect("the shape exists");
+    one.refresh().expect("the store is readable");
     let theirs = one.find(shape.handle()).expect("the reader has it");
-    assert_eq!(theirs.read_snapshot(0, 2000).expect("it can be read").concat(), rows);
+    assert_eq!(theirs.read_snapshot(0, 2000).expect("the snapshot is readable").concat(), rows);
     assert_eq!(one.all().len(), 1);
     two.end_writing();
 }
 
 #[test]
-fn a_reader_beside_a_busy_writer_sees_a_beginning_of_what_is_written() {
+fn a_reader_beside_a_busy_writer_sees_a_prefix_of_the_log() {
     for seed in seeds(3) {
         eprintln!("seed {seed}");
         let disk = SimulatedDisk::new(seed);
-        let mut world = World::new(Arc::new(disk.clone()), seed).expect("nothing crashes");
-        let reader = Shapes::on(Arc::new(disk.read_only()), config()).expect("it can be read");
+        let mut simulation = StoreSimulation::new(Arc::new(disk.clone()), seed).expect("nothing crashes");
+        let reader = Shapes::on(Arc::new(disk.read_only()), config()).expect("the store is readable");
         let stop = Arc::new(AtomicU64::new(0));
         let stopped = Arc::clone(&stop);
         let beside = std::thread::spawn(move || {
-            let (mut dice, mut before) = (SimulatedRng::new(seed), verdict::Visible::new());
+            let (mut dice, mut before) = (SimulatedRng::new(seed), verification::VisibleShapes::new());
             while stopped.load(Ordering::SeqCst) == 0 {
                 refresh(&reader);
-                let now = verdict::visible_while_written(&reader, &mut dice);
+                let now = verification::visible_while_written(&reader, &mut dice);
                 for (handle, (snapshot, log)) in &now {
                     if let Some((old_snapshot, old_log)) = before.get(handle) {
                         assert!(snapshot == old_snapshot, "{handle} changed");
-                        verdict::check_goes_on(snapshot, old_log, log);
+                        verification::check_continues(snapshot, old_log, log);
                     }
                 }
                 before = now;
             }
             reader
         });
-        (0..400).try_for_each(|_| world.step()).expect("nothing crashes");
-        world.catch_up().expect("nothing crashes");
+        (0..400).try_for_each(|_| simulation.step()).expect("nothing crashes");
+        simulation.catch_up().expect("nothing crashes");
         stop.store(1, Ordering::SeqCst);
         let reader = beside.join().expect("no panic");
-        agree(&mut world, &reader);
-        world.store.end_writing();
+        check_reader_agrees(&mut simulation, &reader);
+        simulation.store.end_writing();
     }
 }

@@ -1,13 +1,13 @@
-//! The right to write is given back, and taken, at bad moments.
+//! Writer turns: writing ends and begins at bad moments.
 
 use std::sync::Arc;
 use std::thread;
 
 use bytes::Bytes;
 
-use super::bench::{Bench, ITEMS, choice, row, snapshot_before};
-use super::database::table;
-use super::wire::Wire;
+use super::follow_bench::{FollowBench, ITEMS, choice, row, snapshot_before};
+use super::message_bytes::MessageBytes;
+use super::simulated_database::table;
 use crate::config::StoreConfig;
 use crate::definition::ShapeDefinition;
 use crate::offset::Offset;
@@ -22,23 +22,24 @@ use crate::store::writer::StoreMode;
 
 const ROOM: u64 = 1 << 40;
 
-/// Logs of some lines are long, and what isn't in files is in memory until a checkpoint.
+/// Sets limits so small that logs of a few lines are merged, and bytes stay in memory until a
+/// checkpoint.
 fn compacting(config: &mut StoreConfig) {
     (config.chunk_bytes, config.compact_bytes, config.small_snapshot_bytes) = (200, 400, 10);
 }
 
-/// Another process's store on what is on a disk.
+/// Opens the store of another process on the same disk.
 fn open(disk: &SimulatedDisk) -> Shapes {
     let mut config = StoreConfig { waits_for_checkpoints: true, ..StoreConfig::new("/nowhere") };
     compacting(&mut config);
     Shapes::on(Arc::new(disk.clone()), config).unwrap()
 }
 
-/// A shape with a snapshot of one row that is in a file.
-fn filled(bench: &mut Bench) -> Arc<Shape> {
+/// Creates a shape whose snapshot has one row and is in a file.
+fn filled(bench: &mut FollowBench) -> Arc<Shape> {
     let mut creation = bench.create(choice(None));
     creation.follow();
-    assert!(creation.begun(&snapshot_before(bench.xid + 1), bench.lsn + 8));
+    assert!(creation.snapshot_taken(&snapshot_before(bench.xid + 1), bench.lsn + 8));
     creation.rows(Bytes::from_static(b"{\"key\":\"a row of the snapshot\"},\n")).unwrap();
     creation.seal().unwrap();
     let shape = Arc::clone(creation.shape());
@@ -46,15 +47,15 @@ fn filled(bench: &mut Bench) -> Arc<Shape> {
     shape
 }
 
-/// So many updates of one row, each in a transaction of its own.
-fn update(bench: &mut Bench, count: u32) {
+/// Sends `count` updates of one row, each in its own transaction.
+fn update(bench: &mut FollowBench, count: u32) {
     for number in 0..count {
         let (old, new) = (row(["1", "5", "old"]), row(["1", "5", &format!("{number}")]));
-        bench.transact(&[Wire::update(ITEMS, &old, &new)]);
+        bench.transact(&[MessageBytes::update(ITEMS, &old, &new)]);
     }
 }
 
-/// All that a client may read: the snapshot, and the lines of the log.
+/// Reads the snapshot, and the lines of the log.
 fn read(shape: &Shape) -> (Vec<u8>, Vec<String>) {
     let (mut offset, mut log) = (Offset::SNAPSHOT_END, Vec::new());
     loop {
@@ -68,9 +69,9 @@ fn read(shape: &Shape) -> (Vec<u8>, Vec<String>) {
     }
 }
 
-/// A shape, and its deletion, for which there was no room in the log before the end.
-fn deleted_without_room() -> (Bench, Arc<Shape>) {
-    let mut bench = Bench::with(compacting);
+/// Deletes a shape on a full disk, and ends writing before the deletion is in the log.
+fn deleted_without_room() -> (FollowBench, Arc<Shape>) {
+    let mut bench = FollowBench::with(compacting);
     let shape = filled(&mut bench);
     update(&mut bench, 3);
     bench.disk.fill(0);
@@ -84,20 +85,20 @@ fn deleted_without_room() -> (Bench, Arc<Shape>) {
 }
 
 #[test]
-fn a_shape_that_was_deleted_on_a_full_disk_stays_deleted() {
+fn a_shape_deleted_on_a_full_disk_stays_deleted() {
     let (bench, shape) = deleted_without_room();
     assert!(bench.store.find(shape.handle()).is_none());
     bench.store.begin_writing().unwrap();
     bench.store.inner.queue().release();
     let store = open(&bench.disk.after_kill());
     store.begin_writing().unwrap();
-    assert!(store.find(shape.handle()).is_none(), "it would miss what came since");
+    assert!(store.find(shape.handle()).is_none(), "the shape would miss later changes");
     store.end_writing();
     assert_eq!(bench.disk.list("shapes").unwrap(), [] as [&str; 0]);
 }
 
 #[test]
-fn until_a_deletion_is_in_the_log_the_shape_is_whole() {
+fn a_shape_stays_complete_until_its_deletion_is_in_the_log() {
     for calls in 1.. {
         let (bench, shape) = deleted_without_room();
         bench.disk.crash_at(bench.disk.ops() + calls);
@@ -117,8 +118,8 @@ fn until_a_deletion_is_in_the_log_the_shape_is_whole() {
 }
 
 #[test]
-fn whoever_takes_over_keeps_the_files_that_the_last_catalog_names() {
-    let mut bench = Bench::with(compacting);
+fn a_takeover_keeps_the_files_that_the_last_catalog_names() {
+    let mut bench = FollowBench::with(compacting);
     let shape = filled(&mut bench);
     update(&mut bench, 3);
     let other = open(&bench.disk);
@@ -127,11 +128,11 @@ fn whoever_takes_over_keeps_the_files_that_the_last_catalog_names() {
     other.refresh().unwrap();
     bench.runtime.block_on(bench.store.checkpoint()).unwrap();
     let after = wal::segments(&bench.disk).unwrap();
-    assert!(before.last() < after.first(), "the log is short");
-    // It had come to the next segment before the old ones went, and was told of no catalog.
-    let place = WalPosition::start(*after.last().unwrap());
-    *lock(&other.inner.mode) =
-        StoreMode::Reading(Some(ReplayPosition { position: place, catalog: before[0] }));
+    assert!(before.last() < after.first(), "the log was truncated");
+    // The reader had reached the new segment before the old ones were deleted, and never saw the
+    // catalog.
+    let position = WalPosition::start(*after.last().unwrap());
+    *lock(&other.inner.mode) = StoreMode::Reading(Some(ReplayPosition { position, catalog: before[0] }));
     bench.store.end_writing();
     other.begin_writing().unwrap();
 
@@ -139,20 +140,20 @@ fn whoever_takes_over_keeps_the_files_that_the_last_catalog_names() {
     let kept = store.find(shape.handle()).unwrap();
     let (snapshot, log) = read(&kept);
     assert!(snapshot.starts_with(b"{"));
-    assert!(log.len() < 33, "{} messages: it was made short", log.len());
+    assert!(log.len() < 33, "{} messages: the log was merged", log.len());
     other.end_writing();
 }
 
 #[test]
-fn however_little_room_there_is_for_a_checkpoint_nothing_is_lost_and_no_file_is_left_over() {
+fn a_checkpoint_on_an_almost_full_disk_loses_nothing_and_leaves_no_stray_file() {
     let mut was_short = false;
-    // Less isn't enough for the note that asks for it.
+    // With less room, the record that requests the checkpoint can't be written.
     for room in (200..6000).step_by(97) {
-        let mut bench = Bench::with(compacting);
+        let mut bench = FollowBench::with(compacting);
         let shape = filled(&mut bench);
         update(&mut bench, 30);
         bench.disk.fill(room);
-        // It says that it is done, though there may have been no room for it.
+        // It also completes if there was no room for the checkpoint.
         let _done = bench.runtime.block_on(bench.store.checkpoint());
         bench.disk.fill(ROOM);
         let last = read(&shape).1.pop();
@@ -173,8 +174,8 @@ fn however_little_room_there_is_for_a_checkpoint_nothing_is_lost_and_no_file_is_
 }
 
 #[test]
-fn a_table_is_named_again_in_the_log_when_nobody_knows_whether_it_is_there() {
-    let mut bench = Bench::new();
+fn after_a_takeover_a_table_without_shapes_is_logged_again() {
+    let mut bench = FollowBench::new();
     let shape = bench.shape(choice(None));
     let other = open(&bench.disk);
     assert!(other.find(shape.handle()).is_some());
@@ -187,17 +188,17 @@ fn a_table_is_named_again_in_the_log_when_nobody_knows_whether_it_is_there() {
     let (made, creation) = other.find_or_create(definition, 9).unwrap();
     let mut creation = creation.unwrap();
     creation.follow();
-    assert!(creation.begun(&snapshot_before(900), 5000));
+    assert!(creation.snapshot_taken(&snapshot_before(900), 5000));
     creation.seal().unwrap();
     bench.runtime.block_on(creation.complete()).unwrap();
     let store = open(&bench.disk.after_kill());
-    assert!(store.find(made.handle()).is_some(), "its table is known");
+    assert!(store.find(made.handle()).is_some(), "the table is in the log");
     other.end_writing();
 }
 
 #[test]
-fn nothing_is_held_for_a_shape_that_was_begun_before_the_last_end() {
-    let mut bench = Bench::new();
+fn a_creation_from_an_earlier_writer_turn_is_not_followed() {
+    let mut bench = FollowBench::new();
     let creation = bench.create(choice(None));
     bench.store.end_writing();
     bench.store.begin_writing().unwrap();
@@ -206,12 +207,12 @@ fn nothing_is_held_for_a_shape_that_was_begun_before_the_last_end() {
 }
 
 #[test]
-fn a_shape_whose_file_is_lost_makes_room_for_another() {
-    let mut bench = Bench::with(compacting);
+fn heal_deletes_a_shape_whose_files_are_lost() {
+    let mut bench = FollowBench::with(compacting);
     let (shape, other) = (filled(&mut bench), bench.shape(choice(Some("qty > 5"))));
     let error = std::io::Error::from(std::io::ErrorKind::NotFound);
     bench.store.heal(&shape, &error);
-    assert_eq!(shape.gone(), None, "all of it is there");
+    assert_eq!(shape.gone(), None, "all files exist");
     bench.store.inner.files.close(shape.id);
     let name = shape_files::file_path(shape.id, shape_files::FileKind::Snapshot);
     bench.disk.remove(&name).unwrap();

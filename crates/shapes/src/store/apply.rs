@@ -109,7 +109,7 @@ impl StoreInner {
             }
             Note::Delete { id } => {
                 self.forget_with_files(*id);
-                self.is_deleted(*id);
+                self.confirm_deletion(*id);
             }
             Note::Reset { origin, lsn, below } => {
                 self.abandon_staged();

@@ -87,7 +87,7 @@ impl StoreCatalog {
 mod tests {
     use super::*;
     use crate::definition::{CatalogState, LogMode, ReplicaMode, ShapeOptions};
-    use crate::simulation::database::table;
+    use crate::simulation::simulated_database::table;
     use crate::store::disk::SimulatedDisk;
     use crate::store::record::{CatalogLog, CompletedSnapshot, SnapshotVisibility};
 

@@ -16,8 +16,8 @@ use super::record::{CatalogHeader, CatalogShape};
 use super::shape_files;
 use super::wal;
 use crate::registry::{StoreInner, lock};
-use crate::shape::keeping::Part;
-use crate::shape::{Phase, Shape};
+use crate::shape::state::SequenceKind;
+use crate::shape::{Shape, ShapePhase};
 
 /// State of the store as of the start of a WAL segment.
 pub(crate) struct StoreCheckpoint {
@@ -127,7 +127,7 @@ pub(crate) fn free_memory(inner: &StoreInner, may_write: bool) -> io::Result<()>
     Ok(())
 }
 
-const PARTS: [Part; 2] = [Part::Snapshot, Part::Log];
+const PARTS: [SequenceKind; 2] = [SequenceKind::Snapshot, SequenceKind::Log];
 
 /// Writes a shape's messages to its files, up to these lengths.
 fn spill(inner: &StoreInner, shape: &Shape, snapshot: u64, log: u64) -> io::Result<()> {
@@ -135,8 +135,8 @@ fn spill(inner: &StoreInner, shape: &Shape, snapshot: u64, log: u64) -> io::Resu
         let (kind, base, (from, pieces)) = {
             let state = shape.lock();
             match (&state.phase, part) {
-                (Phase::Gone(_), _) | (Phase::Filling, Part::Snapshot) => continue,
-                (Phase::Filling | Phase::Complete, _) => {
+                (ShapePhase::Gone(_), _) | (ShapePhase::Filling, SequenceKind::Snapshot) => continue,
+                (ShapePhase::Filling | ShapePhase::Complete, _) => {
                     let sequence = state.sequence(part);
                     (state.kind(part), sequence.base(), sequence.unwritten(up_to))
                 }
@@ -161,7 +161,7 @@ fn spill(inner: &StoreInner, shape: &Shape, snapshot: u64, log: u64) -> io::Resu
 }
 
 /// Releases messages from memory that are in a shape's file, after it compared the bytes.
-fn release_written(inner: &StoreInner, shape: &Shape, part: Part) {
+fn release_written(inner: &StoreInner, shape: &Shape, part: SequenceKind) {
     let (kind, base, (mut at, pieces)) = {
         let state = shape.lock();
         let sequence = state.sequence(part);

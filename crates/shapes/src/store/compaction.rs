@@ -19,7 +19,7 @@ use super::message_sequence::ClosedChunk;
 use super::record::{CatalogLog, CatalogShape};
 use super::shape_files::{self, FileKind};
 use crate::config::StoreConfig;
-use crate::encode::{LAST, MORE, merge, place_of};
+use crate::encode::{LAST, MORE, merge, offset_of};
 use crate::offset::Offset;
 use crate::registry::{StoreInner, lock};
 use crate::shape::Shape;
@@ -182,7 +182,7 @@ impl PastWriter {
     fn merge(&mut self, window: &mut Vec<u8>) -> io::Result<()> {
         let Some(end) = memchr::memrchr(b'\n', window) else { return Ok(()) };
         for message in merge(&window[..=end]).ok_or(io::ErrorKind::InvalidData)? {
-            let offset = place_of(&message).ok_or(io::ErrorKind::InvalidData)?;
+            let offset = offset_of(&message).ok_or(io::ErrorKind::InvalidData)?;
             if let Some((before, mut pending)) = self.pending.replace((offset, message.into_owned())) {
                 if before.lsn != offset.lsn && pending.ends_with(MORE) {
                     pending.truncate(pending.len() - MORE.len());

@@ -15,7 +15,7 @@ use std::collections::VecDeque;
 use bytes::Bytes;
 
 use super::record::{CatalogLog, CompletedSnapshot};
-use crate::encode::{LAST, MORE, place_of};
+use crate::encode::{LAST, MORE, offset_of};
 use crate::offset::Offset;
 
 /// Messages of a snapshot or a log.
@@ -177,7 +177,7 @@ impl MessageSequence {
         self.push(bytes.clone(), last);
         while let Some(end) = self.chunk_end(start, &bytes, chunk_bytes) {
             let line_start = memchr::memrchr(b'\n', &bytes[..end - 1]).map_or(0, |at| at + 1);
-            let chunk_last = place_of(&bytes[line_start..end]).unwrap_or(last);
+            let chunk_last = offset_of(&bytes[line_start..end]).unwrap_or(last);
             self.chunks.push(ClosedChunk { end: start + end as u64, last: chunk_last });
         }
     }
@@ -339,7 +339,7 @@ fn skip(bytes: &[u8], offset: Offset) -> usize {
     let mut at = 0;
     while at < bytes.len() {
         let end = memchr::memchr(b'\n', &bytes[at..]).map_or(bytes.len(), |end| at + end + 1);
-        if place_of(&bytes[at..end]).is_none_or(|found| found > offset) {
+        if offset_of(&bytes[at..end]).is_none_or(|found| found > offset) {
             break;
         }
         at = end;

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::disk::{Disk, DiskFile};
-use crate::encode::place_of;
+use crate::encode::offset_of;
 use crate::offset::Offset;
 
 /// Kind of a shape's file.
@@ -189,7 +189,7 @@ pub(crate) fn seek(file: &dyn DiskFile, mut from: u64, to: u64, offset: Offset) 
             continue;
         }
         let end = line_end(file, start, to)?;
-        let found = place_of(&read_range(file, start.max(end.saturating_sub(OFFSET_BYTES)), end)?);
+        let found = offset_of(&read_range(file, start.max(end.saturating_sub(OFFSET_BYTES)), end)?);
         if found.is_some_and(|found| found <= offset) {
             from = end;
         } else {

@@ -83,7 +83,7 @@ pub(crate) fn begin(inner: &Arc<StoreInner>) -> Result<(), OpenError> {
     inner.abandon_staged();
     let incomplete = inner.forget_incomplete();
     inner.registry_mut().forget_unused_tables();
-    let deleted = inner.left_to_delete();
+    let deleted = inner.unlogged_deletions();
     if let Some(replayed) = replayed {
         wal::truncate_after(disk, replayed.position)?;
     }

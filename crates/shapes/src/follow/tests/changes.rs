@@ -1,23 +1,26 @@
-//! What a change of a row is for shapes.
+//! Effect of row changes on shapes.
 
 use serde_json::json;
 
 use crate::offset::Offset;
 use crate::shape::ShapeGone;
-use crate::simulation::bench::{Bench, ITEMS, brief, choice, log, of_columns, row, snapshot_before, told};
-use crate::simulation::database::table;
-use crate::simulation::wire::{Told, Wire};
+use crate::simulation::follow_bench::{
+    FollowBench, ITEMS, brief, choice, expected, log, of_columns, row, snapshot_before,
+};
+use crate::simulation::message_bytes::{MessageBytes, WireValue};
+use crate::simulation::simulated_database::table;
 
 #[test]
-fn a_change_goes_to_the_shapes_that_it_concerns_and_to_no_other() {
-    let mut bench = Bench::new();
+fn a_change_reaches_exactly_the_shapes_that_it_concerns() {
+    let mut bench = FollowBench::new();
     let (all, few) = (bench.shape(choice(None)), bench.shape(choice(Some("qty > 5"))));
     let (first, second) = (row(["1", "3", "a"]), row(["2", "9", "b"]));
-    bench.transact(&[Wire::insert(ITEMS, &first), Wire::insert(ITEMS, &second)]);
-    bench.transact(&[Wire::delete(ITEMS, &first), Wire::delete(ITEMS, &second)]);
-    let insert =
-        |op, id: &str, qty: &str, note: &str| told("insert", op, json!({"id": id, "qty": qty, "note": note}));
-    let delete = |op, id: &str| told("delete", op, json!({"id": id}));
+    bench.transact(&[MessageBytes::insert(ITEMS, &first), MessageBytes::insert(ITEMS, &second)]);
+    bench.transact(&[MessageBytes::delete(ITEMS, &first), MessageBytes::delete(ITEMS, &second)]);
+    let insert = |op, id: &str, qty: &str, note: &str| {
+        expected("insert", op, json!({"id": id, "qty": qty, "note": note}))
+    };
+    let delete = |op, id: &str| expected("delete", op, json!({"id": id}));
     assert_eq!(
         brief(&all),
         [insert(0, "1", "3", "a"), insert(2, "2", "9", "b"), delete(0, "1"), delete(2, "2")]
@@ -33,37 +36,37 @@ fn a_change_goes_to_the_shapes_that_it_concerns_and_to_no_other() {
 
 #[test]
 fn an_update_that_crosses_the_clauses_boundary_is_an_insert_or_a_delete() {
-    let mut bench = Bench::new();
+    let mut bench = FollowBench::new();
     let few = bench.shape(choice(Some("qty > 5")));
     let (out, within, still) = (row(["1", "3", "a"]), row(["1", "7", "a"]), row(["1", "8", "a"]));
     bench.transact(&[
-        Wire::update(ITEMS, &out, &within),
-        Wire::update(ITEMS, &within, &still),
-        Wire::update(ITEMS, &still, &out),
-        Wire::update(ITEMS, &out, &row(["1", "NULL", "a"])),
+        MessageBytes::update(ITEMS, &out, &within),
+        MessageBytes::update(ITEMS, &within, &still),
+        MessageBytes::update(ITEMS, &still, &out),
+        MessageBytes::update(ITEMS, &out, &row(["1", "NULL", "a"])),
     ]);
     let expected = [
-        told("insert", 0, json!({"id": "1", "qty": "7", "note": "a"})),
-        told("update", 2, json!({"id": "1", "qty": "8"})),
-        told("delete", 4, json!({"id": "1"})),
+        expected("insert", 0, json!({"id": "1", "qty": "7", "note": "a"})),
+        expected("update", 2, json!({"id": "1", "qty": "8"})),
+        expected("delete", 4, json!({"id": "1"})),
     ];
     assert_eq!(brief(&few), expected);
 }
 
 #[test]
-fn a_change_of_the_key_is_a_delete_and_an_insert_in_the_place_of_one() {
-    let mut bench = Bench::new();
+fn a_key_change_becomes_a_delete_and_an_insert() {
+    let mut bench = FollowBench::new();
     let all = bench.shape(choice(None));
     let (old, new) = (row(["1", "3", "a"]), row(["2", "3", "a"]));
-    bench.transact(&[Wire::update(ITEMS, &old, &new), Wire::delete(ITEMS, &new)]);
+    bench.transact(&[MessageBytes::update(ITEMS, &old, &new), MessageBytes::delete(ITEMS, &new)]);
     let expected = [
-        told("delete", 0, json!({"id": "1"})),
-        told("insert", 1, json!({"id": "2", "qty": "3", "note": "a"})),
-        told("delete", 2, json!({"id": "2"})),
+        expected("delete", 0, json!({"id": "1"})),
+        expected("insert", 1, json!({"id": "2", "qty": "3", "note": "a"})),
+        expected("delete", 2, json!({"id": "2"})),
     ];
     assert_eq!(brief(&all), expected);
     assert_eq!(log(&all)[0]["headers"]["key_change_to"], "\"public\".\"items\"/\"2\"");
-    // Whoever has seen the first gets the others.
+    // A client that has the first message gets the others.
     let page = all.log_after(Offset::new(bench.lsn, 0)).unwrap();
     assert_eq!(
         all.read_log(&page, page.from, page.to)
@@ -77,36 +80,42 @@ fn a_change_of_the_key_is_a_delete_and_an_insert_in_the_place_of_one() {
 }
 
 #[test]
-fn a_value_that_isnt_told_again_is_the_old_one() {
-    let mut bench = Bench::new();
+fn an_unchanged_value_is_taken_from_the_old_row() {
+    let mut bench = FollowBench::new();
     let shape = bench.shape(choice(Some("note = 'long'")));
-    let old = [Told::Text("1"), Told::Text("3"), Told::Text("long")];
-    let new = [Told::Text("1"), Told::Text("4"), Told::Unchanged];
-    bench.transact(&[Wire::update_of(ITEMS, Some((b'O', &old)), &new)]);
-    assert_eq!(brief(&shape), [told("update", 0, json!({"id": "1", "qty": "4"}))]);
-    // Nor was it told before: nobody knows.
-    let old = [Told::Text("1"), Told::Text("4"), Told::Unchanged];
-    bench.transact(&[Wire::update_of(ITEMS, Some((b'O', &old)), &new)]);
+    let old = [WireValue::Text("1"), WireValue::Text("3"), WireValue::Text("long")];
+    let new = [WireValue::Text("1"), WireValue::Text("4"), WireValue::Unchanged];
+    bench.transact(&[MessageBytes::update_of(ITEMS, Some((b'O', &old)), &new)]);
+    assert_eq!(brief(&shape), [expected("update", 0, json!({"id": "1", "qty": "4"}))]);
+    // The old row doesn't contain the value either, so it is unknown.
+    let old = [WireValue::Text("1"), WireValue::Text("4"), WireValue::Unchanged];
+    bench.transact(&[MessageBytes::update_of(ITEMS, Some((b'O', &old)), &new)]);
     assert_eq!(shape.gone(), Some(ShapeGone::Deleted));
 }
 
 #[test]
-fn a_change_that_a_shape_doesnt_show_isnt_told() {
-    let mut bench = Bench::new();
+fn a_change_of_columns_that_a_shape_lacks_sends_nothing() {
+    let mut bench = FollowBench::new();
     let (narrow, same) = (bench.shape(of_columns(None, &["id", "qty"])), bench.shape(choice(None)));
     let old = row(["1", "3", "a"]);
-    bench.transact(&[Wire::update(ITEMS, &old, &row(["1", "3", "b"])), Wire::update(ITEMS, &old, &old)]);
+    bench.transact(&[
+        MessageBytes::update(ITEMS, &old, &row(["1", "3", "b"])),
+        MessageBytes::update(ITEMS, &old, &old),
+    ]);
     assert_eq!(brief(&narrow), []);
-    assert_eq!(brief(&same), [told("update", 0, json!({"id": "1", "note": "b"}))]);
+    assert_eq!(brief(&same), [expected("update", 0, json!({"id": "1", "note": "b"}))]);
     assert_eq!(log(&same)[0]["headers"]["last"], true);
 }
 
 #[test]
-fn shapes_that_show_the_same_columns_share_the_bytes() {
-    let mut bench = Bench::new();
+fn shapes_with_equal_columns_share_the_encoded_bytes() {
+    let mut bench = FollowBench::new();
     let shapes =
         [choice(None), choice(Some("qty > 1")), choice(Some("qty > 2"))].map(|choice| bench.shape(choice));
-    bench.transact(&[Wire::insert(ITEMS, &row(["1", "3", "a"])), Wire::insert(ITEMS, &row(["2", "3", "a"]))]);
+    bench.transact(&[
+        MessageBytes::insert(ITEMS, &row(["1", "3", "a"])),
+        MessageBytes::insert(ITEMS, &row(["2", "3", "a"])),
+    ]);
     let pieces = shapes.each_ref().map(|shape| {
         let page = shape.log_after(Offset::SNAPSHOT_END).unwrap();
         shape.read_log(&page, page.from, page.to).unwrap()
@@ -116,15 +125,15 @@ fn shapes_that_show_the_same_columns_share_the_bytes() {
 }
 
 #[test]
-fn an_old_row_that_isnt_told_ends_the_tables_shapes() {
-    let key = [Told::Text("1"), Told::Null, Told::Null];
-    let new = [Told::Text("1"), Told::Text("7"), Told::Text("a")];
+fn a_missing_old_row_deletes_the_tables_shapes() {
+    let key = [WireValue::Text("1"), WireValue::Null, WireValue::Null];
+    let new = [WireValue::Text("1"), WireValue::Text("7"), WireValue::Text("a")];
     for untold in [
-        Wire::update_of(ITEMS, None, &new),
-        Wire::update_of(ITEMS, Some((b'K', &key)), &new),
-        Wire::delete_of(ITEMS, b'K', &key),
+        MessageBytes::update_of(ITEMS, None, &new),
+        MessageBytes::update_of(ITEMS, Some((b'K', &key)), &new),
+        MessageBytes::delete_of(ITEMS, b'K', &key),
     ] {
-        let mut bench = Bench::new();
+        let mut bench = FollowBench::new();
         let (shape, other) =
             (bench.shape(choice(None)), bench.create_of(table(300, "log", vec![0]), choice(None)));
         other.follow();
@@ -135,27 +144,30 @@ fn an_old_row_that_isnt_told_ends_the_tables_shapes() {
 }
 
 #[test]
-fn a_clause_that_fails_on_a_row_ends_its_shape() {
-    let mut bench = Bench::new();
+fn a_clause_that_fails_on_a_row_deletes_its_shape() {
+    let mut bench = FollowBench::new();
     let (failing, other) = (bench.shape(choice(Some("10 / qty > 1"))), bench.shape(choice(Some("qty >= 0"))));
-    bench.transact(&[Wire::insert(ITEMS, &row(["1", "5", "a"])), Wire::insert(ITEMS, &row(["2", "0", "a"]))]);
+    bench.transact(&[
+        MessageBytes::insert(ITEMS, &row(["1", "5", "a"])),
+        MessageBytes::insert(ITEMS, &row(["2", "0", "a"])),
+    ]);
     assert_eq!(failing.gone(), Some(ShapeGone::Deleted));
     assert_eq!(brief(&other).len(), 2);
 }
 
 #[test]
-fn a_message_that_is_too_large_ends_the_shapes_that_would_get_it() {
-    let mut bench = Bench::with(|config| config.message_bytes = 1000);
+fn a_message_above_the_limit_deletes_the_shapes_that_would_get_it() {
+    let mut bench = FollowBench::with(|config| config.message_bytes = 1000);
     let shapes =
         [choice(None), choice(Some("qty > 5")), of_columns(None, &["id"])].map(|choice| bench.shape(choice));
     let note = "a".repeat(900);
     bench.transact(&[
-        Wire::insert(ITEMS, &row(["1", "0", &note])),
-        Wire::insert(ITEMS, &row(["2", "0", "a"])),
+        MessageBytes::insert(ITEMS, &row(["1", "0", &note])),
+        MessageBytes::insert(ITEMS, &row(["2", "0", "a"])),
     ]);
     assert_eq!(shapes.each_ref().map(|shape| shape.gone().is_some()), [true, false, false]);
     assert_eq!(brief(&shapes[2]).len(), 2);
-    // Before it is written: the row alone has too much.
-    bench.transact(&[Wire::insert(ITEMS, &row(["1", "7", &note.repeat(2)]))]);
+    // The row alone exceeds the limit, before it is encoded.
+    bench.transact(&[MessageBytes::insert(ITEMS, &row(["1", "7", &note.repeat(2)]))]);
     assert_eq!(shapes.each_ref().map(|shape| shape.gone().is_some()), [true, true, true]);
 }

@@ -1,4 +1,4 @@
-//! Rows that a client can't tell apart.
+//! Rows that clients can't distinguish: deferrable keys, and tables without a primary key.
 
 use std::sync::Arc;
 
@@ -9,12 +9,12 @@ use crate::definition::{LogMode, ShapeOptions, TableSchema};
 use crate::encode::{LogPosition, ShapeChange};
 use crate::offset::Offset;
 use crate::shape::{Shape, ShapeGone};
-use crate::simulation::bench::{Bench, ITEMS, brief, choice, row, snapshot_before, told};
-use crate::simulation::database::table;
-use crate::simulation::wire::Wire;
+use crate::simulation::follow_bench::{FollowBench, ITEMS, brief, choice, expected, row, snapshot_before};
+use crate::simulation::message_bytes::MessageBytes;
+use crate::simulation::simulated_database::table;
 use crate::store::record::{CommitRecord, MessageRange, Record, ShapeTouch, TransactionPart};
 
-fn shape_of(bench: &mut Bench, table: &TableSchema, choice: ShapeOptions) -> Arc<Shape> {
+fn shape_of(bench: &mut FollowBench, table: &TableSchema, choice: ShapeOptions) -> Arc<Shape> {
     let creation = bench.create_of(table.clone(), choice);
     creation.follow();
     bench.complete(creation, &snapshot_before(bench.xid + 1), bench.lsn + 8)
@@ -24,25 +24,26 @@ fn deferrable() -> TableSchema {
     TableSchema { key_is_deferrable: true, ..table(ITEMS, "items", vec![0]) }
 }
 
-fn rekey(from: &str, to: &str) -> Wire {
-    Wire::update(ITEMS, &row([from, "7", "a"]), &row([to, "7", "a"]))
+fn rekey(from: &str, to: &str) -> MessageBytes {
+    MessageBytes::update(ITEMS, &row([from, "7", "a"]), &row([to, "7", "a"]))
 }
 
 #[test]
-fn a_deferrable_key_that_two_rows_have_for_a_while_ends_the_shapes() {
-    let insert = || Wire::insert(ITEMS, &row(["3", "0", "b"]));
-    let delete = || Wire::delete(ITEMS, &row(["3", "7", "a"]));
-    // UPDATE items SET id = id + 1; the other way round; and two that trade places over a third.
+fn two_rows_with_one_deferrable_key_in_a_transaction_delete_the_shapes() {
+    let insert = || MessageBytes::insert(ITEMS, &row(["3", "0", "b"]));
+    let delete = || MessageBytes::delete(ITEMS, &row(["3", "7", "a"]));
+    // UPDATE items SET id = id + 1, the reverse order, and two rows that swap keys over a third
+    // key.
     let cases = [
         (vec![rekey("1", "2"), rekey("2", "3")], true),
         (vec![rekey("2", "3"), rekey("1", "2")], false),
         (vec![rekey("1", "9"), rekey("2", "1"), rekey("9", "2")], true),
         (vec![insert(), delete()], true),
         (vec![delete(), insert()], false),
-        (vec![insert(), Wire::update(ITEMS, &row(["3", "0", "b"]), &row(["3", "1", "b"]))], false),
+        (vec![insert(), MessageBytes::update(ITEMS, &row(["3", "0", "b"]), &row(["3", "1", "b"]))], false),
     ];
     for (index, (changes, ends)) in cases.into_iter().enumerate() {
-        let mut bench = Bench::new();
+        let mut bench = FollowBench::new();
         let choices = [choice(None), choice(Some("qty > 5")), choice(Some("qty = 99"))];
         let shapes = choices.clone().map(|choice| shape_of(&mut bench, &deferrable(), choice));
         let creation = bench.create_of(deferrable(), choice(Some("qty > 1")));
@@ -53,8 +54,8 @@ fn a_deferrable_key_that_two_rows_have_for_a_while_ends_the_shapes() {
         bench.transact(&changes);
         assert_eq!(shapes.each_ref().map(|shape| shape.gone().is_some()), [ends; 3], "case {index}");
         assert_eq!(later.gone(), None);
-        // A key that can't be shared, even for a while.
-        let mut bench = Bench::new();
+        // A key that isn't deferrable is never shared.
+        let mut bench = FollowBench::new();
         let shapes = choices.map(|choice| bench.shape(choice));
         bench.transact(&changes);
         assert!(shapes.iter().all(|shape| shape.gone().is_none()));
@@ -62,29 +63,29 @@ fn a_deferrable_key_that_two_rows_have_for_a_while_ends_the_shapes() {
 }
 
 #[test]
-fn each_transaction_has_its_own_deferred_keys_and_one_that_was_cut_begins_anew() {
-    let mut bench = Bench::new();
+fn deferrable_keys_are_tracked_per_transaction_and_an_interrupted_one_starts_over() {
+    let mut bench = FollowBench::new();
     let shape = shape_of(&mut bench, &deferrable(), choice(None));
     bench.transact(&[rekey("1", "2")]);
     bench.transact(&[rekey("2", "3")]);
     let begin = bench.begin();
     bench.send(&[begin.clone(), rekey("3", "4")]);
     bench.follower.restart();
-    bench.send(&[Wire::relation(&deferrable()), begin, rekey("3", "4"), bench.commit()]);
+    bench.send(&[MessageBytes::relation(&deferrable()), begin, rekey("3", "4"), bench.commit()]);
     bench.transact(&[rekey("4", "5")]);
     assert_eq!(shape.gone(), None);
-    let last = told("insert", 1, json!({"id": "5", "qty": "7", "note": "a"}));
+    let last = expected("insert", 1, json!({"id": "5", "qty": "7", "note": "a"}));
     assert_eq!(brief(&shape).last(), Some(&last));
 }
 
 #[test]
-fn a_deferrable_key_of_a_snapshot_that_begins_later_counts_if_it_doesnt_see_it() {
+fn a_held_deferrable_key_conflict_counts_only_if_the_snapshot_misses_it() {
     for sees_it in [true, false] {
-        let mut bench = Bench::new();
+        let mut bench = FollowBench::new();
         let mut creation = bench.create_of(deferrable(), choice(None));
         creation.follow();
         bench.transact(&[rekey("1", "2"), rekey("2", "3")]);
-        assert!(creation.begun(&snapshot_before(bench.xid + u32::from(sees_it)), bench.lsn + 8));
+        assert!(creation.snapshot_taken(&snapshot_before(bench.xid + u32::from(sees_it)), bench.lsn + 8));
         let gone = if sees_it { None } else { Some(ShapeGone::Deleted) };
         assert_eq!(creation.shape().gone(), gone);
     }
@@ -102,13 +103,14 @@ fn message(shape: &Shape, values: [&str; 3]) -> Vec<u8> {
     message
 }
 
-/// A shape of a table without a key, with these rows in its snapshot, that has seen nothing else.
-fn keyless_shape(bench: &mut Bench, choice: ShapeOptions, rows: &[[&str; 3]]) -> Arc<Shape> {
-    bench.send(&[Wire::relation(&keyless())]);
+/// Creates a shape of a table without a key. Its snapshot has these rows, and sees all transactions
+/// so far.
+fn keyless_shape(bench: &mut FollowBench, choice: ShapeOptions, rows: &[[&str; 3]]) -> Arc<Shape> {
+    bench.send(&[MessageBytes::relation(&keyless())]);
     let mut creation = bench.create_of(keyless(), choice);
     creation.follow();
     let shape = Arc::clone(creation.shape());
-    assert!(creation.begun(&snapshot_before(bench.xid + 1), bench.lsn + 8));
+    assert!(creation.snapshot_taken(&snapshot_before(bench.xid + 1), bench.lsn + 8));
     rows.iter().for_each(|values| creation.rows(message(&shape, *values).into()).unwrap());
     creation.seal().unwrap();
     bench.runtime.block_on(creation.complete()).unwrap();
@@ -119,22 +121,22 @@ const A: [&str; 3] = ["1", "7", "a"];
 const B: [&str; 3] = ["2", "7", "b"];
 const LESS: [&str; 3] = ["1", "3", "a"];
 
-fn insert(values: [&str; 3]) -> Wire {
-    Wire::insert(LOG, &row(values))
+fn insert(values: [&str; 3]) -> MessageBytes {
+    MessageBytes::insert(LOG, &row(values))
 }
 
-fn delete(values: [&str; 3]) -> Wire {
-    Wire::delete(LOG, &row(values))
+fn delete(values: [&str; 3]) -> MessageBytes {
+    MessageBytes::delete(LOG, &row(values))
 }
 
-fn update(old: [&str; 3], new: [&str; 3]) -> Wire {
-    Wire::update(LOG, &row(old), &row(new))
+fn update(old: [&str; 3], new: [&str; 3]) -> MessageBytes {
+    MessageBytes::update(LOG, &row(old), &row(new))
 }
 
-type Rows = &'static [[&'static str; 3]];
+type SnapshotRows = &'static [[&'static str; 3]];
 
-/// Rows of the snapshot, changes in one transaction, and whether they end the shape.
-fn cases() -> Vec<(Rows, Vec<Wire>, bool)> {
+/// Rows of the snapshot, changes of one transaction, and whether they delete the shape.
+fn cases() -> Vec<(SnapshotRows, Vec<MessageBytes>, bool)> {
     vec![
         (&[A, B], vec![delete(A), delete(B)], false),
         (&[A, A], vec![delete(A)], true),
@@ -147,7 +149,7 @@ fn cases() -> Vec<(Rows, Vec<Wire>, bool)> {
         (&[A, B], vec![update(A, B)], false),
         (&[A, B], vec![update(A, B), delete(B)], true),
         (&[A, A], vec![update(A, A)], false),
-        // Out of the clause.
+        // The row leaves the clause.
         (&[A, A], vec![update(A, LESS)], true),
         (&[A], vec![update(A, LESS), insert(A), delete(A)], false),
         (&[A], vec![insert(LESS), insert(LESS), delete(LESS)], false),
@@ -155,14 +157,14 @@ fn cases() -> Vec<(Rows, Vec<Wire>, bool)> {
 }
 
 #[test]
-fn a_row_that_leaves_while_there_is_an_equal_one_ends_the_shape() {
+fn a_row_that_leaves_while_an_equal_row_remains_deletes_the_shape() {
     for (index, (rows, changes, ends)) in cases().into_iter().enumerate() {
-        let mut bench = Bench::new();
+        let mut bench = FollowBench::new();
         let shape = keyless_shape(&mut bench, choice(Some("qty > 5")), rows);
         bench.transact(&changes);
         assert_eq!(shape.gone().is_some(), ends, "case {index}");
-        // One transaction for each.
-        let mut bench = Bench::new();
+        // Each change in its own transaction.
+        let mut bench = FollowBench::new();
         let shape = keyless_shape(&mut bench, choice(Some("qty > 5")), rows);
         changes.iter().for_each(|change| bench.transact(std::slice::from_ref(change)));
         assert_eq!(shape.gone().is_some(), ends, "case {index}, one by one");
@@ -170,20 +172,20 @@ fn a_row_that_leaves_while_there_is_an_equal_one_ends_the_shape() {
 }
 
 #[test]
-fn what_comes_before_the_snapshot_is_complete_counts_after_its_rows() {
+fn key_changes_before_the_snapshot_completes_count_after_its_rows() {
     for is_held in [true, false] {
         for (index, (rows, changes, ends)) in cases().into_iter().enumerate() {
-            let mut bench = Bench::new();
-            bench.send(&[Wire::relation(&keyless())]);
+            let mut bench = FollowBench::new();
+            bench.send(&[MessageBytes::relation(&keyless())]);
             let mut creation = bench.create_of(keyless(), choice(Some("qty > 5")));
             let shape = Arc::clone(creation.shape());
             creation.follow();
             let snapshot = snapshot_before(bench.xid + 1);
             if is_held {
                 bench.transact(&changes);
-                assert!(creation.begun(&snapshot, bench.lsn));
+                assert!(creation.snapshot_taken(&snapshot, bench.lsn));
             } else {
-                assert!(creation.begun(&snapshot, bench.lsn));
+                assert!(creation.snapshot_taken(&snapshot, bench.lsn));
                 bench.transact(&changes);
             }
             rows.iter().for_each(|values| creation.rows(message(&shape, *values).into()).unwrap());
@@ -196,14 +198,14 @@ fn what_comes_before_the_snapshot_is_complete_counts_after_its_rows() {
 }
 
 #[test]
-fn what_the_snapshot_has_seen_isnt_counted_again() {
-    let mut bench = Bench::new();
-    bench.send(&[Wire::relation(&keyless())]);
+fn transactions_that_the_snapshot_sees_are_not_counted_again() {
+    let mut bench = FollowBench::new();
+    bench.send(&[MessageBytes::relation(&keyless())]);
     let mut creation = bench.create_of(keyless(), choice(None));
     let shape = Arc::clone(creation.shape());
     creation.follow();
     bench.transact(&[insert(A)]);
-    assert!(creation.begun(&snapshot_before(bench.xid + 1), bench.lsn + 8));
+    assert!(creation.snapshot_taken(&snapshot_before(bench.xid + 1), bench.lsn + 8));
     creation.rows(message(&shape, A).into()).unwrap();
     creation.seal().unwrap();
     bench.runtime.block_on(creation.complete()).unwrap();
@@ -212,21 +214,22 @@ fn what_the_snapshot_has_seen_isnt_counted_again() {
 }
 
 #[test]
-fn a_transaction_that_was_cut_is_counted_once() {
-    let mut bench = Bench::with(|config| config.part_bytes = 1);
+fn an_interrupted_transaction_is_counted_once() {
+    let mut bench = FollowBench::with(|config| config.part_bytes = 1);
     let shape = keyless_shape(&mut bench, choice(None), &[]);
     let begin = bench.begin();
     bench.send(&[begin.clone(), insert(A)]);
     bench.follower.restart();
-    bench.send(&[Wire::relation(&keyless()), begin, insert(A), bench.commit()]);
+    bench.send(&[MessageBytes::relation(&keyless()), begin, insert(A), bench.commit()]);
     bench.transact(&[delete(A)]);
     assert_eq!((shape.gone(), brief(&shape).len()), (None, 2));
 }
 
 #[test]
-fn rows_are_counted_again_when_another_takes_over() {
-    // Rows of the snapshot, changes before, changes after, and whether those end the shape.
-    type Case = (Rows, Vec<Wire>, Vec<Wire>, bool);
+fn rows_are_counted_again_after_a_takeover() {
+    // Rows of the snapshot, changes before and after the takeover, and whether the latter delete
+    // the shape.
+    type Case = (SnapshotRows, Vec<MessageBytes>, Vec<MessageBytes>, bool);
     let cases: [Case; 5] = [
         (&[A], vec![], vec![delete(A)], false),
         (&[A, A], vec![], vec![delete(A)], true),
@@ -237,7 +240,7 @@ fn rows_are_counted_again_when_another_takes_over() {
     for (index, (rows, before, after, ends)) in cases.into_iter().enumerate() {
         for with_checkpoint in [true, false] {
             let mut bench =
-                Bench::with(|config| (config.chunk_bytes, config.small_snapshot_bytes) = (10, 10));
+                FollowBench::with(|config| (config.chunk_bytes, config.small_snapshot_bytes) = (10, 10));
             let handle = keyless_shape(&mut bench, choice(None), rows).handle().to_owned();
             bench.transact(&before);
             if with_checkpoint {
@@ -246,7 +249,7 @@ fn rows_are_counted_again_when_another_takes_over() {
             bench.store.end_writing();
             bench.store.begin_writing().unwrap();
             bench.follower = bench.store.follower();
-            bench.send(&[Wire::relation(&keyless())]);
+            bench.send(&[MessageBytes::relation(&keyless())]);
             let shape = bench.store.find(&handle).unwrap();
             bench.transact(&after);
             assert_eq!(shape.gone().is_some(), ends, "case {index}");
@@ -255,8 +258,8 @@ fn rows_are_counted_again_when_another_takes_over() {
 }
 
 #[test]
-fn a_shape_of_a_release_that_didnt_count_goes_when_its_log_took_one_of_two() {
-    let mut bench = Bench::new();
+fn a_shape_of_a_release_without_counts_is_deleted_if_its_log_removed_one_of_two_equal_rows() {
+    let mut bench = FollowBench::new();
     let shapes =
         [choice(None), choice(Some("qty > 5"))].map(|choice| keyless_shape(&mut bench, choice, &[A, A]));
     let (mut text, place) = (Vec::new(), LogPosition { lsn: bench.lsn + 100, op: 0, xid: 900 });
@@ -277,14 +280,14 @@ fn a_shape_of_a_release_that_didnt_count_goes_when_its_log_took_one_of_two() {
 }
 
 #[test]
-fn a_change_that_changes_nothing_isnt_held_for_a_snapshot() {
-    let mut bench = Bench::new();
-    bench.send(&[Wire::relation(&keyless())]);
+fn an_update_without_a_change_is_not_held_for_a_snapshot() {
+    let mut bench = FollowBench::new();
+    bench.send(&[MessageBytes::relation(&keyless())]);
     let mut creation = bench.create_of(keyless(), choice(None));
     let shape = Arc::clone(creation.shape());
     creation.follow();
     bench.transact(&[update(A, A)]);
-    assert!(creation.begun(&snapshot_before(bench.xid), bench.lsn));
+    assert!(creation.snapshot_taken(&snapshot_before(bench.xid), bench.lsn));
     creation.rows(message(&shape, A).into()).unwrap();
     creation.seal().unwrap();
     bench.runtime.block_on(creation.complete()).unwrap();
@@ -293,21 +296,21 @@ fn a_change_that_changes_nothing_isnt_held_for_a_snapshot() {
 }
 
 #[test]
-fn rows_of_subsets_arent_counted_so_any_row_that_leaves_ends_a_shape_of_changes_only() {
+fn any_row_that_leaves_deletes_a_changes_only_shape_without_a_key() {
     let changes_only = || ShapeOptions { log: LogMode::ChangesOnly, ..choice(None) };
     for is_rebuilt in [false, true] {
-        let mut bench = Bench::new();
+        let mut bench = FollowBench::new();
         let handle = keyless_shape(&mut bench, changes_only(), &[]).handle().to_owned();
         if is_rebuilt {
             bench.store.end_writing();
             bench.store.begin_writing().unwrap();
             bench.follower = bench.store.follower();
-            bench.send(&[Wire::relation(&keyless())]);
+            bench.send(&[MessageBytes::relation(&keyless())]);
         }
         let shape = bench.store.find(&handle).unwrap();
         bench.transact(&[insert(B), update(B, B)]);
         assert_eq!(shape.gone(), None);
-        // A client may have two of these from subsets.
+        // A client may have two such rows from subsets.
         bench.transact(&[delete(A)]);
         assert_eq!(shape.gone(), Some(ShapeGone::Deleted), "rebuilt: {is_rebuilt}");
     }

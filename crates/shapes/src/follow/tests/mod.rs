@@ -1,4 +1,4 @@
-//! What messages of the stream do to the logs of shapes.
+//! Tests of the follower: the effect of replication messages on the logs of shapes.
 
 mod changes;
 mod keys;

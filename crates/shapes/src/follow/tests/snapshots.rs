@@ -1,43 +1,43 @@
-//! Where a snapshot ends and the log begins.
+//! Transition from the snapshot to the log.
 
 use std::sync::Arc;
 
 use forebay_pgoutput::Snapshot;
 
 use crate::shape::ShapeGone;
-use crate::simulation::bench::{Bench, ITEMS, brief, choice, log, row, snapshot_before};
-use crate::simulation::database::table;
-use crate::simulation::wire::Wire;
+use crate::simulation::follow_bench::{FollowBench, ITEMS, brief, choice, log, row, snapshot_before};
+use crate::simulation::message_bytes::MessageBytes;
+use crate::simulation::simulated_database::table;
 
 #[test]
-fn what_comes_before_the_snapshot_is_held_and_dropped_if_it_was_seen() {
-    let mut bench = Bench::new();
+fn transactions_before_the_snapshot_are_held_and_dropped_if_it_sees_them() {
+    let mut bench = FollowBench::new();
     let creation = bench.create(choice(None));
     creation.follow();
     for id in ["1", "2", "3"] {
-        bench.transact(&[Wire::insert(ITEMS, &row([id, "0", "a"]))]);
+        bench.transact(&[MessageBytes::insert(ITEMS, &row([id, "0", "a"]))]);
     }
-    // The second was still running.
+    // The second transaction was still running.
     let first = u64::from(bench.xid) - 2;
     let seen = Snapshot { xmin: first + 1, xmax: first + 3, xip: vec![first + 1] };
     assert_eq!(brief(creation.shape()), []);
     let shape = bench.complete(creation, &seen, bench.lsn + 5);
-    bench.transact(&[Wire::insert(ITEMS, &row(["4", "0", "a"]))]);
+    bench.transact(&[MessageBytes::insert(ITEMS, &row(["4", "0", "a"]))]);
     let ids: Vec<_> = log(&shape).iter().map(|message| message["value"]["id"].clone()).collect();
     assert_eq!(ids, ["2", "4"]);
     assert!(log(&shape).iter().all(|message| message["headers"]["last"] == true));
 }
 
 #[test]
-fn a_snapshot_that_begins_inside_of_a_transaction_is_settled_after_it() {
-    let mut bench = Bench::with(|config| config.part_bytes = 1);
+fn a_snapshot_taken_within_a_transaction_is_settled_after_it() {
+    let mut bench = FollowBench::with(|config| config.part_bytes = 1);
     let mut creation = bench.create(choice(None));
     let shape = Arc::clone(creation.shape());
     creation.follow();
     let begin = bench.begin();
-    bench.send(&[begin, Wire::insert(ITEMS, &row(["1", "0", "a"]))]);
-    assert!(creation.begun(&snapshot_before(bench.xid), bench.lsn + 5));
-    bench.send(&[Wire::insert(ITEMS, &row(["2", "0", "a"]))]);
+    bench.send(&[begin, MessageBytes::insert(ITEMS, &row(["1", "0", "a"]))]);
+    assert!(creation.snapshot_taken(&snapshot_before(bench.xid), bench.lsn + 5));
+    bench.send(&[MessageBytes::insert(ITEMS, &row(["2", "0", "a"]))]);
     creation.seal().unwrap();
     bench.send(&[bench.commit()]);
     bench.runtime.block_on(creation.complete()).unwrap();
@@ -48,35 +48,36 @@ fn a_snapshot_that_begins_inside_of_a_transaction_is_settled_after_it() {
 }
 
 #[test]
-fn what_came_before_a_shape_was_followed_must_be_in_its_snapshot() {
+fn transactions_from_before_a_shape_was_followed_must_be_in_its_snapshot() {
     for (sees_it, is_of_table) in [(true, true), (false, true), (false, false)] {
-        let mut bench = Bench::new();
+        let mut bench = FollowBench::new();
         bench.shape(choice(Some("qty = 0")));
-        bench.send(&[Wire::relation(&table(300, "log", vec![0]))]);
-        bench.transact(&[Wire::insert(if is_of_table { ITEMS } else { 300 }, &row(["1", "0", "a"]))]);
+        bench.send(&[MessageBytes::relation(&table(300, "log", vec![0]))]);
+        bench.transact(&[MessageBytes::insert(if is_of_table { ITEMS } else { 300 }, &row(["1", "0", "a"]))]);
         let mut creation = bench.create(choice(None));
         creation.follow();
-        let is_in_time = creation.begun(&snapshot_before(bench.xid + u32::from(sees_it)), bench.lsn + 8);
+        let is_in_time =
+            creation.snapshot_taken(&snapshot_before(bench.xid + u32::from(sees_it)), bench.lsn + 8);
         assert_eq!(is_in_time, sees_it || !is_of_table);
-        // Another sees it in the end.
+        // A later snapshot sees it.
         let shape = bench.complete(creation, &snapshot_before(bench.xid + 1), bench.lsn + 8);
         assert_eq!(brief(&shape), []);
     }
 }
 
 #[test]
-fn a_transaction_of_which_the_first_half_came_before_must_be_in_the_snapshot_as_a_whole() {
+fn a_transaction_that_began_before_a_shape_was_followed_must_be_in_its_snapshot() {
     for is_over in [true, false] {
-        let mut bench = Bench::new();
+        let mut bench = FollowBench::new();
         let mut creation = bench.create(choice(None));
         let begin = bench.begin();
-        bench.send(&[begin, Wire::insert(ITEMS, &row(["1", "0", "a"]))]);
+        bench.send(&[begin, MessageBytes::insert(ITEMS, &row(["1", "0", "a"]))]);
         creation.follow();
-        bench.send(&[Wire::insert(ITEMS, &row(["2", "0", "a"]))]);
+        bench.send(&[MessageBytes::insert(ITEMS, &row(["2", "0", "a"]))]);
         if is_over {
             bench.send(&[bench.commit()]);
         }
-        assert!(!creation.begun(&snapshot_before(bench.xid), bench.lsn + 8));
+        assert!(!creation.snapshot_taken(&snapshot_before(bench.xid), bench.lsn + 8));
         if !is_over {
             bench.send(&[bench.commit()]);
         }
@@ -86,25 +87,25 @@ fn a_transaction_of_which_the_first_half_came_before_must_be_in_the_snapshot_as_
 }
 
 #[test]
-fn what_cant_be_told_is_held_as_well_and_matters_only_unseen() {
+fn an_unfit_held_transaction_deletes_the_shape_only_if_the_snapshot_misses_it() {
     for (has_seen, xip) in [(true, vec![]), (false, vec![701])] {
-        let mut bench = Bench::new();
+        let mut bench = FollowBench::new();
         let mut creation = bench.create(choice(None));
         let shape = Arc::clone(creation.shape());
         creation.follow();
-        bench.transact(&[Wire::truncate(&[ITEMS])]);
-        bench.transact(&[Wire::insert(ITEMS, &row(["1", "0", "a"]))]);
+        bench.transact(&[MessageBytes::truncate(&[ITEMS])]);
+        bench.transact(&[MessageBytes::insert(ITEMS, &row(["1", "0", "a"]))]);
         assert_eq!(shape.gone(), None);
-        assert!(creation.begun(&Snapshot { xmin: 701, xmax: 702, xip }, bench.lsn));
+        assert!(creation.snapshot_taken(&Snapshot { xmin: 701, xmax: 702, xip }, bench.lsn));
         assert_eq!(shape.gone().is_none(), has_seen);
     }
 }
 
 #[test]
-fn what_is_held_is_bounded_within_a_transaction_and_over_many() {
-    let insert = Wire::insert(ITEMS, &row(["1", "0", &"a".repeat(100)]));
+fn held_bytes_are_bounded_within_a_transaction_and_across_many() {
+    let insert = MessageBytes::insert(ITEMS, &row(["1", "0", &"a".repeat(100)]));
     for is_one in [true, false] {
-        let mut bench = Bench::with(|config| (config.held_bytes, config.part_bytes) = (2000, 500));
+        let mut bench = FollowBench::with(|config| (config.held_bytes, config.part_bytes) = (2000, 500));
         let creation = bench.create(choice(None));
         creation.follow();
         if is_one {
@@ -119,16 +120,16 @@ fn what_is_held_is_bounded_within_a_transaction_and_over_many() {
 }
 
 #[test]
-fn what_was_held_of_a_transaction_that_was_cut_comes_again() {
-    let mut bench = Bench::with(|config| config.part_bytes = 1);
+fn a_held_transaction_that_was_interrupted_is_held_once() {
+    let mut bench = FollowBench::with(|config| config.part_bytes = 1);
     let creation = bench.create(choice(None));
     creation.follow();
     let begin = bench.begin();
-    let inserts = ["1", "2"].map(|id| Wire::insert(ITEMS, &row([id, "0", "a"])));
+    let inserts = ["1", "2"].map(|id| MessageBytes::insert(ITEMS, &row([id, "0", "a"])));
     bench.send(std::slice::from_ref(&begin));
     bench.send(&inserts);
     bench.follower.restart();
-    bench.send(&[Wire::relation(&table(ITEMS, "items", vec![0])), begin]);
+    bench.send(&[MessageBytes::relation(&table(ITEMS, "items", vec![0])), begin]);
     bench.send(&inserts);
     bench.send(&[bench.commit()]);
     let shape = bench.complete(creation, &snapshot_before(bench.xid), bench.lsn + 5);
@@ -136,9 +137,9 @@ fn what_was_held_of_a_transaction_that_was_cut_comes_again() {
 }
 
 #[test]
-fn a_commit_that_isnt_visible_is_missed_however_many_come_after_it() {
-    let mut bench = Bench::new();
-    let insert = Wire::insert(ITEMS, &row(["1", "0", "a"]));
+fn an_invisible_commit_is_detected_however_many_commits_follow() {
+    let mut bench = FollowBench::new();
+    let insert = MessageBytes::insert(ITEMS, &row(["1", "0", "a"]));
     bench.store.inner.queue().hold();
     for _ in 0..5001 {
         let begin = bench.begin();
@@ -146,35 +147,35 @@ fn a_commit_that_isnt_visible_is_missed_however_many_come_after_it() {
         bench.send(&[begin, insert.clone(), commit]);
     }
     bench.store.inner.queue().release();
-    // The first waits for its standby.
+    // The first commit waits for its standby.
     let first = u64::from(bench.xid) - 5000;
     let early = Snapshot { xmin: first, xmax: u64::from(bench.xid) + 1, xip: vec![first] };
     let mut creation = bench.create(choice(None));
     creation.follow();
-    assert!(!creation.begun(&early, bench.lsn + 8));
+    assert!(!creation.snapshot_taken(&early, bench.lsn + 8));
     bench.store.forget_visible(&early);
-    assert!(!creation.begun(&early, bench.lsn + 8));
+    assert!(!creation.snapshot_taken(&early, bench.lsn + 8));
     let shape = bench.complete(creation, &snapshot_before(bench.xid + 1), bench.lsn + 8);
     assert_eq!(brief(&shape), []);
 }
 
 #[test]
-fn a_snapshot_that_comes_late_is_judged_by_what_was_there_when_it_was_taken() {
-    let mut bench = Bench::new();
-    bench.transact(&[Wire::insert(ITEMS, &row(["1", "0", "a"]))]);
+fn a_slow_snapshot_is_checked_against_the_transactions_from_when_it_was_taken() {
+    let mut bench = FollowBench::new();
+    bench.transact(&[MessageBytes::insert(ITEMS, &row(["1", "0", "a"]))]);
     let (early, later) = (snapshot_before(bench.xid), snapshot_before(bench.xid + 1));
     let mut slow = bench.create(choice(None));
     slow.follow();
-    // Another shape of the table begins after it, and its snapshot sees everything.
+    // Another shape of the table is followed later, and its snapshot sees all transactions.
     let quick = bench.create(choice(Some("qty > 5")));
     quick.follow();
     bench.complete(quick, &later, bench.lsn + 8);
     bench.store.forget_visible(&later);
-    assert!(!slow.begun(&early, bench.lsn + 8));
-    assert!(slow.begun(&later, bench.lsn + 8));
-    // Now nobody waits: it can go, and with it what would be missed.
+    assert!(!slow.snapshot_taken(&early, bench.lsn + 8));
+    assert!(slow.snapshot_taken(&later, bench.lsn + 8));
+    // No shape waits any more, so the transaction is dropped, and no longer counts as missed.
     bench.store.forget_visible(&later);
     let mut next = bench.create(choice(Some("qty > 6")));
     next.follow();
-    assert!(next.begun(&early, bench.lsn + 8));
+    assert!(next.snapshot_taken(&early, bench.lsn + 8));
 }

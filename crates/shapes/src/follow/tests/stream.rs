@@ -1,20 +1,20 @@
-//! Transactions in parts, cut, and come again.
+//! Transactions in parts, interrupted transactions, and repeated ones.
 
 use serde_json::json;
 
 use crate::follow::FollowError;
-use crate::simulation::bench::{Bench, ITEMS, brief, choice, log, of_columns, row};
-use crate::simulation::database::table;
-use crate::simulation::wire::Wire;
+use crate::simulation::follow_bench::{FollowBench, ITEMS, brief, choice, log, of_columns, row};
+use crate::simulation::message_bytes::MessageBytes;
+use crate::simulation::simulated_database::table;
 
 #[test]
-fn a_large_transaction_comes_in_parts_and_is_visible_at_once() {
-    let mut bench = Bench::with(|config| config.part_bytes = 500);
+fn a_large_transaction_is_queued_in_parts_and_becomes_visible_at_once() {
+    let mut bench = FollowBench::with(|config| config.part_bytes = 500);
     let (all, first) = (bench.shape(choice(None)), bench.shape(choice(Some("qty = 1"))));
     let begin = bench.begin();
-    bench.send(&[begin, Wire::insert(ITEMS, &row(["0", "1", "a"]))]);
+    bench.send(&[begin, MessageBytes::insert(ITEMS, &row(["0", "1", "a"]))]);
     for id in 1..50 {
-        bench.send(&[Wire::insert(ITEMS, &row([&id.to_string(), "2", "a"]))]);
+        bench.send(&[MessageBytes::insert(ITEMS, &row([&id.to_string(), "2", "a"]))]);
     }
     bench.store.inner.queue().hold();
     bench.store.inner.queue().release();
@@ -31,18 +31,24 @@ fn a_large_transaction_comes_in_parts_and_is_visible_at_once() {
 }
 
 #[test]
-fn a_transaction_that_comes_again_is_passed_over_and_one_that_was_cut_begins_anew() {
-    let mut bench = Bench::with(|config| config.part_bytes = 1);
+fn a_repeated_transaction_is_skipped_and_an_interrupted_one_starts_over() {
+    let mut bench = FollowBench::with(|config| config.part_bytes = 1);
     let shape = bench.shape(choice(None));
-    let (one, two) = (Wire::insert(ITEMS, &row(["1", "0", "a"])), Wire::insert(ITEMS, &row(["2", "0", "a"])));
+    let (one, two) = (
+        MessageBytes::insert(ITEMS, &row(["1", "0", "a"])),
+        MessageBytes::insert(ITEMS, &row(["2", "0", "a"])),
+    );
     bench.transact(std::slice::from_ref(&one));
     let (before, first) = ((bench.lsn, bench.xid), log(&shape));
     let begin = bench.begin();
     bench.send(&[begin.clone(), one.clone()]);
     bench.follower.restart();
-    // Whether or not the store has acknowledged it.
-    bench.send(&[Wire::begin(before.0, before.1), Wire::relation(&table(ITEMS, "items", vec![0]))]);
-    bench.send(&[one.clone(), two.clone(), Wire::commit(before.0, before.0 + 8)]);
+    // Skipped whether or not the store has acknowledged it.
+    bench.send(&[
+        MessageBytes::begin(before.0, before.1),
+        MessageBytes::relation(&table(ITEMS, "items", vec![0])),
+    ]);
+    bench.send(&[one.clone(), two.clone(), MessageBytes::commit(before.0, before.0 + 8)]);
     bench.store.inner.queue().release();
     assert_eq!(log(&shape), first);
     bench.send(&[begin, one, two, bench.commit()]);
@@ -52,17 +58,17 @@ fn a_transaction_that_comes_again_is_passed_over_and_one_that_was_cut_begins_ane
 }
 
 #[test]
-fn a_transaction_that_was_cut_may_be_smaller_when_it_comes_again() {
-    let mut bench = Bench::with(|config| config.part_bytes = 300);
+fn an_interrupted_transaction_may_be_smaller_when_repeated() {
+    let mut bench = FollowBench::with(|config| config.part_bytes = 300);
     let (shape, other) = (bench.shape(choice(Some("qty = 0"))), bench.shape(of_columns(None, &["id"])));
     let begin = bench.begin();
-    let messages = [begin, Wire::insert(ITEMS, &row(["1", "0", "a"]))];
+    let messages = [begin, MessageBytes::insert(ITEMS, &row(["1", "0", "a"]))];
     bench.send(&messages);
     bench.store.inner.queue().release();
     assert!(bench.store.inner.is_inside_transaction());
     bench.store.delete(other.handle());
     bench.follower.restart();
-    bench.send(&[Wire::relation(&table(ITEMS, "items", vec![0]))]);
+    bench.send(&[MessageBytes::relation(&table(ITEMS, "items", vec![0]))]);
     bench.send(&messages);
     bench.send(&[bench.commit()]);
     bench.store.inner.queue().release();
@@ -70,16 +76,16 @@ fn a_transaction_that_was_cut_may_be_smaller_when_it_comes_again() {
 }
 
 #[test]
-fn a_stream_that_makes_no_sense_is_refused() {
-    let mut bench = Bench::new();
-    let insert = Wire::insert(ITEMS, &row(["1", "0", "a"]));
+fn an_inconsistent_stream_is_refused() {
+    let mut bench = FollowBench::new();
+    let insert = MessageBytes::insert(ITEMS, &row(["1", "0", "a"]));
     assert_eq!(insert.send(&mut bench.follower), Err(FollowError::NoTransaction));
-    assert_eq!(Wire::truncate(&[ITEMS]).send(&mut bench.follower), Err(FollowError::NoTransaction));
+    assert_eq!(MessageBytes::truncate(&[ITEMS]).send(&mut bench.follower), Err(FollowError::NoTransaction));
     assert_eq!(bench.commit().send(&mut bench.follower), Err(FollowError::NoTransaction));
     let begin = bench.begin();
     bench.send(&[begin]);
-    assert_eq!(Wire::stream_start().send(&mut bench.follower), Err(FollowError::Unexpected));
-    let unknown = Wire::insert(5, &row(["1", "0", "a"]));
+    assert_eq!(MessageBytes::stream_start().send(&mut bench.follower), Err(FollowError::Unexpected));
+    let unknown = MessageBytes::insert(5, &row(["1", "0", "a"]));
     assert_eq!(unknown.send(&mut bench.follower), Err(FollowError::NoRelation { oid: 5 }));
     bench.follower.restart();
     assert_eq!(insert.send(&mut bench.follower), Err(FollowError::NoTransaction));
@@ -88,7 +94,7 @@ fn a_stream_that_makes_no_sense_is_refused() {
 #[test]
 fn a_stream_from_before_the_store_was_opened_or_reset_is_refused() {
     for is_reset in [true, false] {
-        let mut bench = Bench::new();
+        let mut bench = FollowBench::new();
         let begin = bench.begin();
         bench.send(std::slice::from_ref(&begin));
         if is_reset {
@@ -97,7 +103,7 @@ fn a_stream_from_before_the_store_was_opened_or_reset_is_refused() {
             bench.store.end_writing();
             bench.store.begin_writing().unwrap();
         }
-        let insert = Wire::insert(ITEMS, &row(["1", "0", "a"]));
+        let insert = MessageBytes::insert(ITEMS, &row(["1", "0", "a"]));
         assert_eq!(insert.send(&mut bench.follower), Err(FollowError::Stale));
         assert_eq!(bench.commit().send(&mut bench.follower), Err(FollowError::Stale));
         assert_eq!(begin.send(&mut bench.follower), Err(FollowError::Stale));

@@ -1,4 +1,4 @@
-//! What becomes of shapes whose table changes.
+//! Shapes of altered and truncated tables.
 
 use forebay_pgoutput::Snapshot;
 use serde_json::json;
@@ -6,47 +6,52 @@ use serde_json::json;
 use crate::definition::TableSchema;
 use crate::filter::{Collation, Column};
 use crate::shape::ShapeGone;
-use crate::simulation::bench::{Bench, ITEMS, brief, choice, of_columns, row, snapshot_before, told};
-use crate::simulation::database::table;
-use crate::simulation::wire::Wire;
+use crate::simulation::follow_bench::{
+    FollowBench, ITEMS, brief, choice, expected, of_columns, row, snapshot_before,
+};
+use crate::simulation::message_bytes::MessageBytes;
+use crate::simulation::simulated_database::table;
 
 #[test]
-fn a_truncated_table_has_no_shapes_but_those_that_have_seen_it_so() {
-    let mut bench = Bench::new();
+fn truncate_deletes_all_shapes_except_those_whose_snapshot_sees_it() {
+    let mut bench = FollowBench::new();
     let before = bench.shape(choice(None));
     let creation = bench.create(choice(Some("qty > 5")));
     creation.follow();
     let seen = Snapshot { xmin: u64::from(bench.xid) + 2, xmax: u64::from(bench.xid) + 2, xip: Vec::new() };
     let after = bench.complete(creation, &seen, bench.lsn + 50);
-    bench.transact(&[Wire::truncate(&[5, ITEMS])]);
+    bench.transact(&[MessageBytes::truncate(&[5, ITEMS])]);
     assert_eq!(before.gone(), Some(ShapeGone::Deleted));
     assert_eq!(after.gone(), None);
-    bench.transact(&[Wire::insert(ITEMS, &row(["1", "7", "a"]))]);
+    bench.transact(&[MessageBytes::insert(ITEMS, &row(["1", "7", "a"]))]);
     assert_eq!(brief(&after).len(), 1);
 }
 
 #[test]
-fn a_table_with_another_column_ends_the_shapes_that_show_all() {
-    let mut bench = Bench::new();
+fn a_new_column_deletes_the_shapes_of_all_columns() {
+    let mut bench = FollowBench::new();
     let (all, some) = (bench.shape(choice(None)), bench.shape(of_columns(Some("qty > 5"), &["id", "note"])));
     let columns = [("extra", (23, -1)), ("id", (23, -1)), ("qty", (23, -1)), ("note", (25, -1))];
-    let insert = Wire::insert(ITEMS, &["0", "1", "7", "a"].map(|text| Some(text.to_owned())).to_vec());
-    bench.transact(&[Wire::described(ITEMS, "public", "items", &columns), insert]);
+    let insert =
+        MessageBytes::insert(ITEMS, &["0", "1", "7", "a"].map(|text| Some(text.to_owned())).to_vec());
+    bench.transact(&[MessageBytes::described(ITEMS, "public", "items", &columns), insert]);
     assert_eq!(all.gone(), Some(ShapeGone::Deleted));
-    assert_eq!(brief(&some), [told("insert", 0, json!({"id": "1", "note": "a"}))]);
-    // One that was made of the table as it was, and too late, doesn't go on either.
+    assert_eq!(brief(&some), [expected("insert", 0, json!({"id": "1", "note": "a"}))]);
+    // A shape that was created with the old schema, too late for the relation message, is deleted,
+    // too.
     let late = bench.shape(choice(None));
     bench.transact(&[]);
     assert_eq!(late.gone(), None);
-    let insert = Wire::insert(ITEMS, &["0", "2", "7", "a"].map(|text| Some(text.to_owned())).to_vec());
+    let insert =
+        MessageBytes::insert(ITEMS, &["0", "2", "7", "a"].map(|text| Some(text.to_owned())).to_vec());
     bench.transact(&[insert]);
     assert_eq!(late.gone(), Some(ShapeGone::Deleted));
     assert_eq!(brief(&some).len(), 2);
 }
 
 #[test]
-fn a_table_that_changes_ends_the_shapes_that_need_what_changed() {
-    // As it is described from now on, and which shapes go on: all columns, id only, id where qty > 5.
+fn an_altered_table_deletes_the_shapes_that_need_the_altered_columns() {
+    // The new description, and which shapes remain: all columns, id only, id where qty > 5.
     let items = "items";
     type Columns = &'static [(&'static str, (u32, i32))];
     let cases: [(&str, Columns, [bool; 3]); 6] = [
@@ -58,35 +63,38 @@ fn a_table_that_changes_ends_the_shapes_that_need_what_changed() {
         ("goods", &[("id", (23, -1)), ("qty", (23, -1)), ("note", (25, -1))], [false, false, false]),
     ];
     for (name, columns, goes_on) in cases {
-        let mut bench = Bench::new();
+        let mut bench = FollowBench::new();
         let choices = [choice(None), of_columns(None, &["id"]), of_columns(Some("qty > 5"), &["id"])];
         let shapes = choices.map(|choice| bench.shape(choice));
         let mut values = vec![Some("7".to_owned()); columns.len()];
         values[0] = Some("1".to_owned());
-        bench.transact(&[Wire::described(ITEMS, "public", name, columns), Wire::insert(ITEMS, &values)]);
+        bench.transact(&[
+            MessageBytes::described(ITEMS, "public", name, columns),
+            MessageBytes::insert(ITEMS, &values),
+        ]);
         assert_eq!(shapes.each_ref().map(|shape| shape.gone().is_none()), goes_on, "{name}: {columns:?}");
     }
 }
 
 #[test]
-fn a_table_without_a_key_goes_on_only_as_it_is() {
-    let mut bench = Bench::new();
+fn any_alteration_deletes_the_shapes_of_a_table_without_a_key() {
+    let mut bench = FollowBench::new();
     let definition = table(300, "log", Vec::new());
     let creation = bench.create_of(definition.clone(), of_columns(None, &["id", "qty"]));
     creation.follow();
     let shape = bench.complete(creation, &snapshot_before(bench.xid + 1), bench.lsn);
-    bench.transact(&[Wire::relation(&definition), Wire::insert(300, &row(["1", "2", "a"]))]);
+    bench.transact(&[MessageBytes::relation(&definition), MessageBytes::insert(300, &row(["1", "2", "a"]))]);
     assert_eq!(brief(&shape).len(), 1);
     let columns = [("id", (23, -1)), ("qty", (23, -1))];
-    let insert = Wire::insert(300, &vec![Some("1".to_owned()); 2]);
-    bench.transact(&[Wire::described(300, "public", "log", &columns), insert]);
+    let insert = MessageBytes::insert(300, &vec![Some("1".to_owned()); 2]);
+    bench.transact(&[MessageBytes::described(300, "public", "log", &columns), insert]);
     assert_eq!(shape.gone(), Some(ShapeGone::Deleted));
 }
 
 #[test]
-fn an_old_description_doesnt_concern_a_shape_that_has_seen_what_came_under_it() {
-    let mut bench = Bench::new();
-    // The table has another column by now; the stream is behind.
+fn an_old_relation_message_does_not_affect_a_shape_whose_snapshot_sees_its_changes() {
+    let mut bench = FollowBench::new();
+    // The table has another column by now, and the stream hasn't described it yet.
     let mut newer = table(ITEMS, "items", vec![0]);
     newer.types.columns.push(Column::new("extra", 23, "int4"));
     newer.stream_types.push((23, -1));
@@ -94,16 +102,20 @@ fn an_old_description_doesnt_concern_a_shape_that_has_seen_what_came_under_it() 
     creation.follow();
     let seen = Snapshot { xmin: u64::from(bench.xid) + 2, xmax: u64::from(bench.xid) + 2, xip: Vec::new() };
     let shape = bench.complete(creation, &seen, bench.lsn + 15);
-    bench.transact(&[Wire::insert(ITEMS, &row(["1", "7", "a"]))]);
+    bench.transact(&[MessageBytes::insert(ITEMS, &row(["1", "7", "a"]))]);
     assert_eq!(shape.gone(), None);
-    let insert = Wire::insert(ITEMS, &["1", "7", "a", "5"].map(|text| Some(text.to_owned())).to_vec());
-    bench.transact(&[Wire::relation(&newer), insert]);
-    assert_eq!(brief(&shape), [told("insert", 0, json!({"id": "1", "qty": "7", "note": "a", "extra": "5"}))]);
+    let insert =
+        MessageBytes::insert(ITEMS, &["1", "7", "a", "5"].map(|text| Some(text.to_owned())).to_vec());
+    bench.transact(&[MessageBytes::relation(&newer), insert]);
+    assert_eq!(
+        brief(&shape),
+        [expected("insert", 0, json!({"id": "1", "qty": "7", "note": "a", "extra": "5"}))]
+    );
 }
 
 #[test]
-fn a_table_that_was_changed_without_a_word_of_the_stream_is_fitted_to() {
-    let mut bench = Bench::new();
+fn refit_deletes_shapes_after_an_alteration_that_the_stream_did_not_describe() {
+    let mut bench = FollowBench::new();
     let (all, some) = (bench.shape(choice(None)), bench.shape(of_columns(None, &["id", "qty"])));
     let mut now = table(ITEMS, "items", vec![0]);
     bench.store.refit(&now);
@@ -115,8 +127,8 @@ fn a_table_that_was_changed_without_a_word_of_the_stream_is_fitted_to() {
 }
 
 #[test]
-fn a_table_with_another_key_another_order_or_another_past_ends_the_shapes_that_depend_on_it() {
-    // Whether shapes go on: all columns, id only, id where note > 'b'.
+fn another_key_collation_or_lineage_deletes_the_shapes_that_depend_on_it() {
+    // Which shapes remain: all columns, id only, id where note > 'b'.
     type Change = fn(&mut TableSchema);
     let cases: [(Change, [bool; 3]); 5] = [
         (|now| now.key = vec![0, 1], [false, false, false]),
@@ -126,7 +138,7 @@ fn a_table_with_another_key_another_order_or_another_past_ends_the_shapes_that_d
         (|now| now.types.columns[2].column_type.collation = Some(Collation::Builtin), [false, true, false]),
     ];
     for (index, (change, goes_on)) in cases.into_iter().enumerate() {
-        let mut bench = Bench::new();
+        let mut bench = FollowBench::new();
         let choices = [choice(None), of_columns(None, &["id"]), of_columns(Some("note > 'b'"), &["id"])];
         let shapes = choices.map(|choice| bench.shape(choice));
         let mut now = table(ITEMS, "items", vec![0]);

@@ -6,19 +6,19 @@ use serde_json::Value;
 use crate::offset::Offset;
 use crate::shape::{LogPage, Shape};
 use crate::shapes::Shapes;
-use crate::simulation::bench::{Bench, ITEMS, choice, row};
-use crate::simulation::wire::Wire;
+use crate::simulation::follow_bench::{FollowBench, ITEMS, choice, row};
+use crate::simulation::message_bytes::MessageBytes;
 use crate::store::disk::Disk;
 
-fn bench() -> Bench {
-    Bench::with(|config| (config.chunk_bytes, config.compact_bytes) = (600, 1200))
+fn bench() -> FollowBench {
+    FollowBench::with(|config| (config.chunk_bytes, config.compact_bytes) = (600, 1200))
 }
 
 /// Updates one row `times` times.
-fn change(bench: &mut Bench, times: usize) {
+fn change(bench: &mut FollowBench, times: usize) {
     for time in 0..times {
         let (old, new) = (time.to_string(), (time + 1).to_string());
-        bench.transact(&[Wire::update(ITEMS, &row(["1", &old, "a"]), &row(["1", &new, "a"]))]);
+        bench.transact(&[MessageBytes::update(ITEMS, &row(["1", &old, "a"]), &row(["1", &new, "a"]))]);
     }
 }
 
@@ -55,7 +55,10 @@ fn rows(messages: &[Value]) -> BTreeMap<String, serde_json::Map<String, Value>> 
 fn a_long_log_is_merged_and_pages_found_before_stay_readable() {
     let mut bench = bench();
     let shape = bench.shape(choice(None));
-    bench.transact(&[Wire::insert(ITEMS, &row(["1", "0", "a"])), Wire::insert(ITEMS, &row(["2", "0", "b"]))]);
+    bench.transact(&[
+        MessageBytes::insert(ITEMS, &row(["1", "0", "a"])),
+        MessageBytes::insert(ITEMS, &row(["2", "0", "b"])),
+    ]);
     change(&mut bench, 60);
     let (before, bytes) = (pages(&shape, Offset::SNAPSHOT_END), shape.bytes());
     let whole = read(&shape, &before);
@@ -113,7 +116,7 @@ fn a_long_log_is_merged_and_pages_found_before_stay_readable() {
 fn the_files_of_a_merged_log_are_removed_with_its_shape() {
     let mut bench = bench();
     let shape = bench.shape(choice(None));
-    bench.transact(&[Wire::insert(ITEMS, &row(["1", "0", "a"]))]);
+    bench.transact(&[MessageBytes::insert(ITEMS, &row(["1", "0", "a"]))]);
     change(&mut bench, 60);
     bench.runtime.block_on(bench.store.checkpoint()).unwrap();
     assert!(bench.disk.list("shapes").unwrap().iter().any(|name| name.ends_with(".past")));
@@ -126,7 +129,7 @@ fn the_files_of_a_merged_log_are_removed_with_its_shape() {
 fn on_a_full_disk_a_long_log_is_not_merged_and_stays_readable() {
     let mut bench = bench();
     let shape = bench.shape(choice(None));
-    bench.transact(&[Wire::insert(ITEMS, &row(["1", "0", "a"]))]);
+    bench.transact(&[MessageBytes::insert(ITEMS, &row(["1", "0", "a"]))]);
     change(&mut bench, 60);
     let whole = read(&shape, &pages(&shape, Offset::SNAPSHOT_END));
     bench.store.end_writing();

@@ -17,9 +17,9 @@ use crate::definition::{LogMode, ReplicaMode, ShapeOptions, TableSchema};
 use crate::offset::Offset;
 use crate::shape::Shape;
 use crate::shapes::Shapes;
-use crate::simulation::bench::{Bench, ITEMS, choice, of_columns, row, snapshot_before};
-use crate::simulation::database::table;
-use crate::simulation::wire::Wire;
+use crate::simulation::follow_bench::{FollowBench, ITEMS, choice, of_columns, row, snapshot_before};
+use crate::simulation::message_bytes::MessageBytes;
+use crate::simulation::simulated_database::table;
 use crate::store::disk::{Disk, SimulatedDisk};
 use crate::store::frame::framed_payload;
 use crate::store::{OpenError, StoreSummary, shape_files};
@@ -89,15 +89,25 @@ fn rows(name: &str, ids: std::ops::Range<u32>) -> Bytes {
 }
 
 /// Returns a shape whose snapshot has these rows.
-fn complete_shape(bench: &mut Bench, table: TableSchema, choice: ShapeOptions, rows: Bytes) -> Arc<Shape> {
+fn complete_shape(
+    bench: &mut FollowBench,
+    table: TableSchema,
+    choice: ShapeOptions,
+    rows: Bytes,
+) -> Arc<Shape> {
     let creation = bench.create_of(table, choice);
     creation.follow();
     complete_snapshot(bench, creation, rows, bench.xid + 1)
 }
 
 /// Completes a snapshot. `unseen` is the first transaction that it doesn't see.
-fn complete_snapshot(bench: &Bench, mut creation: ShapeCreation, rows: Bytes, unseen: u32) -> Arc<Shape> {
-    assert!(creation.begun(&snapshot_before(unseen), bench.lsn + 8));
+fn complete_snapshot(
+    bench: &FollowBench,
+    mut creation: ShapeCreation,
+    rows: Bytes,
+    unseen: u32,
+) -> Arc<Shape> {
+    assert!(creation.snapshot_taken(&snapshot_before(unseen), bench.lsn + 8));
     if !rows.is_empty() {
         creation.rows(rows).unwrap();
     }
@@ -107,19 +117,19 @@ fn complete_snapshot(bench: &Bench, mut creation: ShapeCreation, rows: Bytes, un
     shape
 }
 
-fn inserts(oid: u32, ids: std::ops::Range<u32>) -> Vec<Wire> {
-    ids.map(|id| Wire::insert(oid, &row([&id.to_string(), "7", "added"]))).collect()
+fn inserts(oid: u32, ids: std::ops::Range<u32>) -> Vec<MessageBytes> {
+    ids.map(|id| MessageBytes::insert(oid, &row([&id.to_string(), "7", "added"]))).collect()
 }
 
-fn update(bench: &mut Bench, times: std::ops::Range<u32>) {
+fn update(bench: &mut FollowBench, times: std::ops::Range<u32>) {
     for time in times {
         let (old, new) = (time.to_string(), (time + 1).to_string());
-        bench.transact(&[Wire::update(ITEMS, &row(["1", &old, "a"]), &row(["1", &new, "a"]))]);
+        bench.transact(&[MessageBytes::update(ITEMS, &row(["1", &old, "a"]), &row(["1", &new, "a"]))]);
     }
 }
 
 /// The transaction of which a fixture has only some parts.
-fn unfinished() -> Vec<Wire> {
+fn unfinished() -> Vec<MessageBytes> {
     [inserts(ITEMS, 300..306), inserts(EVENTS, 300..306)].concat()
 }
 
@@ -147,10 +157,10 @@ fn read_shape(shape: &Shape) -> ExpectedShape {
 
 /// Writes every kind of record and file. Returns what clients were served, and the creations that
 /// must live until the directory is copied.
-fn write_everything() -> (Bench, ExpectedStore, Vec<ShapeCreation>) {
-    let mut bench = Bench::with(set_low_limits);
+fn write_everything() -> (FollowBench, ExpectedStore, Vec<ShapeCreation>) {
+    let mut bench = FollowBench::with(set_low_limits);
     bench.runtime.block_on(bench.store.adopt(ORIGIN.to_owned())).unwrap();
-    bench.send(&[Wire::relation(&items()), Wire::relation(&events())]);
+    bench.send(&[MessageBytes::relation(&items()), MessageBytes::relation(&events())]);
     let changes_only = ShapeOptions { log: LogMode::ChangesOnly, ..choice(None) };
     let full = ShapeOptions { replica: ReplicaMode::Full, ..choice(Some("note LIKE 'a%'")) };
     let mut shapes = vec![
@@ -182,7 +192,7 @@ fn write_everything() -> (Bench, ExpectedStore, Vec<ShapeCreation>) {
     late.follow();
     bench.transact(&[inserts(EVENTS, 110..112), inserts(ITEMS, 110..112)].concat());
     shapes.push(complete_snapshot(&bench, late, rows("events", 1..2), bench.xid));
-    let delete = Wire::delete(EVENTS, &row(["110", "7", "added"]));
+    let delete = MessageBytes::delete(EVENTS, &row(["110", "7", "added"]));
     bench.transact(&[inserts(ITEMS, 200..206), inserts(EVENTS, 200..206), vec![delete]].concat());
     bench.store.advance(bench.lsn + 9);
     let incomplete_later = bench.create_of(items(), choice(Some("qty = 4")));
@@ -289,11 +299,11 @@ fn assert_served(store: &Shapes, expected: &ExpectedStore) {
 }
 
 /// Returns a bench that continues the stream after the fixture's last transaction.
-fn continue_stream(store: Shapes, expected: &ExpectedStore) -> Bench {
+fn continue_stream(store: Shapes, expected: &ExpectedStore) -> FollowBench {
     let (follower, runtime) = (store.follower(), Builder::new_current_thread().build().unwrap());
     let (lsn, xid) = (expected.lsn, expected.xid);
-    let mut bench = Bench { disk: SimulatedDisk::new(0), store, follower, runtime, lsn, xid };
-    bench.send(&[Wire::relation(&items()), Wire::relation(&events())]);
+    let mut bench = FollowBench { disk: SimulatedDisk::new(0), store, follower, runtime, lsn, xid };
+    bench.send(&[MessageBytes::relation(&items()), MessageBytes::relation(&events())]);
     bench
 }
 

@@ -11,8 +11,8 @@ use crate::offset::Offset;
 use crate::registry::lock;
 use crate::shape::LogListener;
 use crate::shapes::Shapes;
-use crate::simulation::bench::{Bench, ITEMS, choice, row};
-use crate::simulation::wire::Wire;
+use crate::simulation::follow_bench::{FollowBench, ITEMS, choice, row};
+use crate::simulation::message_bytes::MessageBytes;
 use crate::store::catalog::{self, FORMAT};
 use crate::store::disk::{Disk, SimulatedDisk};
 use crate::store::frame::{self, framed_payload};
@@ -23,12 +23,12 @@ use crate::store::{OpenError, StoreUnusable, shape_files};
 
 /// Returns a disk with a shape, a checkpoint, and three records of changes after it.
 fn written() -> SimulatedDisk {
-    let mut bench = Bench::new();
+    let mut bench = FollowBench::new();
     let _shape = bench.shape(choice(None));
-    bench.transact(&[Wire::insert(ITEMS, &row(["1", "5", "a"]))]);
+    bench.transact(&[MessageBytes::insert(ITEMS, &row(["1", "5", "a"]))]);
     bench.runtime.block_on(bench.store.checkpoint()).unwrap();
     for id in ["2", "3", "4"] {
-        bench.transact(&[Wire::insert(ITEMS, &row([id, "5", "a"]))]);
+        bench.transact(&[MessageBytes::insert(ITEMS, &row([id, "5", "a"]))]);
     }
     bench.disk.after_kill()
 }

@@ -1,56 +1,57 @@
-//! Recent transactions: commits that the stream has brought and that a snapshot may not see yet.
+//! Recent transactions: commits that the stream has sent and that a snapshot may not see yet.
 //!
-//! Postgres writes a commit to its log, where the stream reads it, and makes it visible only then,
-//! or when its synchronous standbys have it. A shape that begins to be followed in between gets
+//! Postgres writes a commit to its log, where the stream reads it. It makes the commit visible
+//! after that, or when its synchronous standbys have it. A shape that is followed in between gets
 //! such a commit neither from the stream nor in its snapshot, unless the snapshot is taken again.
 //!
-//! Invariant: an entry goes only when every snapshot that may still come sees its transaction.
-//! Enforced by: some snapshot sees it, so all that are taken later do; and every shape that waits
-//! for its own snapshot was followed after that, so that its snapshot is later. When a table has
-//! too many entries, or all tables have, the oldest of the table goes for
-//! [`ForgottenTransactions`], which are judged by the snapshot's `xmin` alone.
+//! Invariant: an entry is dropped only when every later snapshot sees its transaction.
+//! Enforced by: some snapshot sees it, so all later snapshots do. Every shape that waits for its
+//! own snapshot was followed after that, so its snapshot is later. When one table, or all tables,
+//! have too many entries, the oldest entry of the table is replaced by [`ForgottenTransactions`],
+//! which are compared only with the snapshot's `xmin`.
 
 use std::collections::{HashMap, VecDeque};
 
 use crate::definition::is_newer;
 use crate::store::record::SnapshotVisibility;
 
-/// Bound of the entries of one table, 24 bytes each: 24 MiB.
+/// Maximum number of entries of one table. An entry takes 24 bytes: 24 MiB.
 const MAX_ENTRIES: usize = 1 << 20;
 
-/// Bound of the entries of all tables: 96 MiB.
+/// Maximum number of entries of all tables: 96 MiB.
 const MAX_ENTRIES_TOTAL: usize = 4 << 20;
 
-/// Of an entry that no snapshot is known to see.
+/// `seen_at` of an entry that no snapshot is known to see.
 const UNSEEN: u64 = u64::MAX;
 
 /// Recent transactions by table oid.
 #[derive(Debug, Default)]
 pub(super) struct RecentTransactions {
     tables: HashMap<u32, TableTransactions>,
-    /// The number of entries of all tables.
+    /// Number of entries of all tables.
     entries: usize,
 }
 
 #[derive(Debug, Default)]
 struct TableTransactions {
-    entries: VecDeque<Entry>,
+    entries: VecDeque<RecentTransaction>,
     forgotten: Option<ForgottenTransactions>,
 }
 
 #[derive(Debug)]
-struct Entry {
+struct RecentTransaction {
     lsn: u64,
     xid: u32,
-    /// How many shapes had been followed when a snapshot was known to see it.
+    /// Number of shapes that had been followed when a snapshot was known to see the transaction.
     seen_at: u64,
 }
 
-/// Entries that went for lack of room.
+/// Entries that were dropped because of the bounds.
 #[derive(Debug)]
 struct ForgottenTransactions {
-    /// The newest transaction id among them.
+    /// Newest transaction id among them.
     xid: u32,
+    /// Maximum of their `seen_at`.
     seen_at: u64,
 }
 
@@ -62,8 +63,8 @@ impl RecentTransactions {
     pub(super) fn push(&mut self, oid: u32, lsn: u64, xid: u32) {
         let table = self.tables.entry(oid).or_default();
         let is_full = table.entries.len() == MAX_ENTRIES || self.entries == MAX_ENTRIES_TOTAL;
-        // Without an older one, it is forgotten itself.
-        let entry = Entry { lsn, xid, seen_at: UNSEEN };
+        // If the table has no older entry, the new one is forgotten itself.
+        let entry = RecentTransaction { lsn, xid, seen_at: UNSEEN };
         let oldest = if is_full { table.entries.pop_front() } else { None };
         match oldest {
             None if is_full => table.forget(&entry),
@@ -78,7 +79,7 @@ impl RecentTransactions {
         }
     }
 
-    /// Returns whether a snapshot may not see a transaction that changed a table and was committed
+    /// Returns whether a snapshot may miss a transaction that changed a table and was committed
     /// before `since`.
     pub(super) fn is_missed(&self, oid: u32, since: u64, seen: &SnapshotVisibility) -> bool {
         let Some(table) = self.tables.get(&oid) else { return false };
@@ -86,10 +87,10 @@ impl RecentTransactions {
             || table.entries.iter().any(|entry| entry.lsn < since && !seen.has(entry.lsn, entry.xid))
     }
 
-    /// Takes note of what a snapshot sees: of one table, or of all.
+    /// Records what a snapshot sees, for one table or for all, and drops entries.
     ///
-    /// `follows`: how many shapes have been followed by now. `oldest`: the number of the first
-    /// shape that waits for its snapshot; `u64::MAX`: none does.
+    /// `follows` is the number of shapes followed so far. `oldest` is the number of the first shape
+    /// that waits for its snapshot; `u64::MAX`: none.
     pub(super) fn prune(&mut self, oid: Option<u32>, seen: &SnapshotVisibility, follows: u64, oldest: u64) {
         let entries = &mut self.entries;
         let mut prune = |table: &mut TableTransactions| {
@@ -108,16 +109,16 @@ impl RecentTransactions {
 }
 
 impl TableTransactions {
-    fn forget(&mut self, entry: &Entry) {
-        let Entry { xid, seen_at, .. } = *entry;
+    fn forget(&mut self, entry: &RecentTransaction) {
+        let RecentTransaction { xid, seen_at, .. } = *entry;
         let before = self.forgotten.take().unwrap_or(ForgottenTransactions { xid, seen_at });
         let xid = if is_newer(before.xid, xid) { before.xid } else { xid };
-        // The last that is seen decides.
+        // The entry that a snapshot sees last decides.
         let seen_at = before.seen_at.max(seen_at);
         self.forgotten = Some(ForgottenTransactions { xid, seen_at });
     }
 
-    /// Returns how many entries went.
+    /// Returns how many entries were dropped.
     fn prune(&mut self, seen: &SnapshotVisibility, follows: u64, oldest: u64) -> usize {
         let before = self.entries.len();
         let stays = |seen_at: &mut u64, is_seen: &dyn Fn() -> bool| {
@@ -126,7 +127,8 @@ impl TableTransactions {
             }
             *seen_at == UNSEEN || oldest < *seen_at
         };
-        self.entries.retain_mut(|Entry { lsn, xid, seen_at }| stays(seen_at, &|| seen.has(*lsn, *xid)));
+        self.entries
+            .retain_mut(|RecentTransaction { lsn, xid, seen_at }| stays(seen_at, &|| seen.has(*lsn, *xid)));
         let is_newer = |forgotten: &ForgottenTransactions| is_newer(seen.xmin as u32, forgotten.xid);
         self.forgotten.take_if(|forgotten| {
             let is_seen = is_newer(forgotten);
@@ -140,13 +142,13 @@ impl TableTransactions {
 mod tests {
     use super::*;
 
-    /// Sees all transactions before this one.
+    /// Returns a snapshot that sees all transactions before this one.
     fn before(xid: u64) -> SnapshotVisibility {
         SnapshotVisibility { xmin: xid, xmax: xid, xip: Vec::new(), lsn: u64::MAX }
     }
 
     #[test]
-    fn an_entry_stays_until_it_is_seen_and_nobody_who_waits_was_followed_before() {
+    fn an_entry_stays_until_a_snapshot_sees_it_and_no_waiting_shape_is_older() {
         let mut recent = RecentTransactions::default();
         recent.push(1, 10, 700);
         recent.push(2, 10, 700);
@@ -154,10 +156,10 @@ mod tests {
         assert!(!recent.is_missed(1, 10, &before(700)) && !recent.is_missed(3, 11, &before(700)));
         recent.prune(None, &before(700), 5, u64::MAX);
         assert!(recent.is_missed(1, 11, &before(700)));
-        // The fourth waits since before it was seen, and may come with an older snapshot.
+        // Shape 4 was followed before the entry was seen, and may have an older snapshot.
         recent.prune(None, &before(701), 5, 4);
         assert!(recent.is_missed(1, 11, &before(700)));
-        // Whoever waits now began after it was seen.
+        // All waiting shapes were followed after the entry was seen.
         recent.prune(Some(1), &before(600), 9, 5);
         assert!(!recent.is_missed(1, 11, &before(700)) && recent.is_missed(2, 11, &before(700)));
         recent.prune(None, &before(600), 9, 9);
@@ -165,9 +167,9 @@ mod tests {
     }
 
     #[test]
-    fn what_went_for_lack_of_room_is_missed_until_a_snapshot_began_after_it() {
+    fn a_forgotten_transaction_counts_as_missed_until_xmin_is_newer() {
         let mut recent = RecentTransactions::default();
-        // Ids wrap around, past those that no transaction has.
+        // Ids wrap around, and skip the reserved ones.
         let ids = [u32::MAX - 1, u32::MAX].into_iter().chain(3..);
         for (lsn, xid) in (10..).zip(ids).take(MAX_ENTRIES + 5) {
             recent.push(1, lsn, xid);
@@ -186,10 +188,10 @@ mod tests {
     }
 
     #[test]
-    fn what_a_snapshot_sees_isnt_missed_after_it_went_for_lack_of_room() {
+    fn a_forgotten_transaction_that_a_snapshot_saw_is_not_missed() {
         let mut recent = RecentTransactions::default();
         recent.push(1, 10, 700);
-        // A snapshot sees it beside an older transaction, which runs on; the first shape waits.
+        // A snapshot sees it, but not an older transaction that still runs. The first shape waits.
         let sees_it = SnapshotVisibility { xmin: 650, xmax: 701, xip: vec![650], lsn: u64::MAX };
         recent.prune(None, &sees_it, 1, 0);
         let last = 701 + MAX_ENTRIES as u32;
@@ -203,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn all_tables_share_the_room() {
+    fn all_tables_share_one_bound() {
         let mut recent = RecentTransactions::default();
         for xid in (0..MAX_ENTRIES_TOTAL as u32).map(|xid| xid + 3) {
             recent.push(xid % 8, 10, xid);
@@ -211,7 +213,7 @@ mod tests {
         let next = MAX_ENTRIES_TOTAL as u32 + 3;
         let end = SnapshotVisibility { xmin: next.into(), ..before(u64::from(next) + 2) };
         assert!(!recent.is_missed(0, 11, &end));
-        // One that takes the place of the oldest of its table, and one without an older.
+        // The first replaces the oldest entry of its table; the second has no older entry.
         recent.push(0, 10, next);
         recent.push(9, 10, next + 1);
         assert_eq!(recent.entries, MAX_ENTRIES_TOTAL);

@@ -1,4 +1,4 @@
-//! A database, a store that follows it, and what was promised.
+//! Store simulation: a database, a store that follows it, and a model of what clients may rely on.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::io::ErrorKind;
@@ -9,9 +9,9 @@ use std::time::Duration;
 
 use tokio::runtime::{Builder, Runtime};
 
-use super::database::{Database, MESSAGE_BYTES};
-use super::making::Filling;
-use super::wire::Wire;
+use super::message_bytes::MessageBytes;
+use super::simulated_creation::SimulatedCreation;
+use super::simulated_database::{MESSAGE_BYTES, SimulatedDatabase};
 use crate::config::StoreConfig;
 use crate::definition::ShapeDefinition;
 use crate::follow::Follower;
@@ -23,61 +23,62 @@ use crate::store::shape_files;
 
 /// The disk crashed.
 #[derive(Debug)]
-pub(super) struct Crashed;
+pub(super) struct DiskCrashed;
 
-pub(super) type Step = Result<(), Crashed>;
+pub(super) type StepResult = Result<(), DiskCrashed>;
 
-pub(super) struct World {
+/// Random run of a store that follows a simulated database.
+pub(super) struct StoreSimulation {
     pub(super) dice: SimulatedRng,
     pub(super) runtime: Runtime,
-    pub(super) model: Model,
-    /// What the model becomes when the store is reset, while that isn't sure.
-    next: Option<Model>,
+    pub(super) model: SimulationModel,
+    /// The model after a reset that may not be durable yet.
+    next: Option<SimulationModel>,
     pub(super) store: Shapes,
     follower: Follower,
-    /// The next transaction that the stream brings, and how much of it has come.
+    /// Index of the next transaction of the stream, and how many of its messages were sent.
     pub(super) stream: (usize, usize),
-    /// Tables that the stream has described.
+    /// Tables that the stream has described, by index.
     described: HashSet<usize>,
-    pub(super) creations: Vec<Filling>,
+    pub(super) creations: Vec<SimulatedCreation>,
     pub(super) handles: BTreeSet<String>,
-    /// What the store said to be durable.
+    /// Last position that the store reported as durable.
     acknowledged: Arc<AtomicU64>,
-    /// How many times somebody looked at a log that was merged.
+    /// Number of times a merged log was checked.
     pub(super) merged: usize,
 }
 
-/// What there is, and what clients were told.
-pub(super) struct Model {
+/// Expected state: the database, and what clients were shown.
+pub(super) struct SimulationModel {
     pub(super) origin: String,
-    /// Another name that it may have.
+    /// Another name that the store may have, while an adoption isn't durable.
     adopted: Option<String>,
-    pub(super) database: Database,
-    /// How many transactions have come, at least in part.
-    pub(super) came: usize,
-    /// Shapes by their handles.
-    pub(super) promised: BTreeMap<String, Promised>,
-    /// What was said to be durable.
+    pub(super) database: SimulatedDatabase,
+    /// Number of transactions that were sent, at least in part.
+    pub(super) sent: usize,
+    /// Shapes by handle.
+    pub(super) shapes: BTreeMap<String, ModelShape>,
+    /// Last position that was reported as durable.
     pub(super) acknowledged: u64,
 }
 
-/// What is known of a shape.
-pub(super) struct Promised {
+/// Expected state of a shape.
+pub(super) struct ModelShape {
     pub(super) table: usize,
     pub(super) clause: usize,
     pub(super) definition: ShapeDefinition,
-    /// Its snapshot sees so many transactions, once it has begun, and these are its rows.
+    /// Number of transactions that the snapshot sees, once it is taken; and its rows.
     pub(super) seen: usize,
     pub(super) rows: Vec<u8>,
-    /// Whether its creation was told that it is complete.
+    /// Whether the creation reported that the shape is complete.
     pub(super) is_complete: bool,
-    /// Whether somebody asked for its end.
-    pub(super) is_unwanted: bool,
-    /// How much of its log somebody may have read.
+    /// Whether a deletion was requested.
+    pub(super) is_deletion_requested: bool,
+    /// Length of the log that a client may have read, in bytes.
     pub(super) read: u64,
 }
 
-/// Limits so small that everything happens.
+/// Returns limits so small that each of them is reached.
 pub(super) fn config() -> StoreConfig {
     StoreConfig {
         chunk_bytes: 700,
@@ -94,22 +95,22 @@ pub(super) fn config() -> StoreConfig {
     }
 }
 
-impl Model {
+impl SimulationModel {
     fn new(origin: String, lsn: u64) -> Self {
-        let (database, promised) = (Database::new(lsn), BTreeMap::new());
-        Model { origin, adopted: None, database, came: 0, promised, acknowledged: lsn }
+        let (database, shapes) = (SimulatedDatabase::new(lsn), BTreeMap::new());
+        SimulationModel { origin, adopted: None, database, sent: 0, shapes, acknowledged: lsn }
     }
 }
 
-impl World {
-    /// An empty store on a disk, which may crash before it has begun.
-    pub(super) fn new(disk: Arc<dyn Disk>, seed: u64) -> Result<Self, Crashed> {
+impl StoreSimulation {
+    /// Creates an empty store on a disk, which may crash meanwhile.
+    pub(super) fn new(disk: Arc<dyn Disk>, seed: u64) -> Result<Self, DiskCrashed> {
         let store = Shapes::on(disk, config()).map_err(crashed)?;
         let follower = store.follower();
-        let mut world = World {
+        let mut simulation = StoreSimulation {
             dice: SimulatedRng::new(seed),
             runtime: Builder::new_current_thread().build().expect("a runtime"),
-            model: Model::new("none".into(), 0),
+            model: SimulationModel::new("none".into(), 0),
             next: None,
             store,
             follower,
@@ -120,13 +121,13 @@ impl World {
             acknowledged: Arc::default(),
             merged: 0,
         };
-        world.begin()?;
-        world.reset(1000)?;
-        Ok(world)
+        simulation.begin()?;
+        simulation.reset(1000)?;
+        Ok(simulation)
     }
 
-    /// Takes the right to write.
-    pub(super) fn begin(&mut self) -> Step {
+    /// Starts to write.
+    pub(super) fn begin(&mut self) -> StepResult {
         loop {
             match self.store.begin_writing() {
                 Ok(_) => break,
@@ -143,23 +144,23 @@ impl World {
         self.idle()
     }
 
-    /// Something happens.
-    pub(super) fn step(&mut self) -> Step {
+    /// Takes one random step.
+    pub(super) fn step(&mut self) -> StepResult {
         match self.dice.between(0, 99) {
             0..25 => {
                 self.model.database.commit(&mut self.dice);
                 Ok(())
             }
-            25..60 => self.stream_on(),
+            25..60 => self.send_messages(),
             60..63 => {
                 self.restart();
                 self.idle()
             }
             63..70 => self.create(),
-            70..88 => (0..self.dice.between(1, 6)).try_for_each(|_| self.fill()),
+            70..88 => (0..self.dice.between(1, 6)).try_for_each(|_| self.advance_creation()),
             88 => self.delete(),
             89..91 => self.advance(),
-            91 => self.ask(|store| async move { store.checkpoint().await.is_ok() }),
+            91 => self.wait_for(|store| async move { store.checkpoint().await.is_ok() }),
             92 => self.adopt(),
             93..95 => {
                 self.end()?;
@@ -176,16 +177,16 @@ impl World {
         }
     }
 
-    /// Brings everything that has happened.
-    pub(super) fn catch_up(&mut self) -> Step {
+    /// Sends the rest of the stream.
+    pub(super) fn catch_up(&mut self) -> StepResult {
         while self.stream.0 < self.model.database.log.len() {
-            self.stream_on()?;
+            self.send_messages()?;
         }
         Ok(())
     }
 
-    /// Brings some messages of the stream, and has them written together, or one by one.
-    fn stream_on(&mut self) -> Step {
+    /// Sends some messages of the stream, written together or one by one.
+    fn send_messages(&mut self) -> StepResult {
         let (index, sent) = self.stream;
         if index == self.model.database.log.len() {
             return Ok(());
@@ -194,16 +195,16 @@ impl World {
         let whole = messages.len() - sent;
         let count = if self.dice.between(0, 3) == 0 { self.dice.between(1, whole) } else { whole };
         let one_by_one = self.dice.between(0, 3) == 0;
-        self.model.came = self.model.came.max(index + 1);
+        self.model.sent = self.model.sent.max(index + 1);
         self.hold();
         for (table, message) in &messages[sent..sent + count] {
             if let Some(table) = *table
                 && (self.described.insert(table) || self.dice.between(0, 9) == 0)
             {
-                let relation = Wire::relation(&self.model.database.tables[table]);
-                relation.send(&mut self.follower).expect("it makes sense");
+                let relation = MessageBytes::relation(&self.model.database.tables[table]);
+                relation.send(&mut self.follower).expect("the stream is consistent");
             }
-            message.send(&mut self.follower).expect("it makes sense");
+            message.send(&mut self.follower).expect("the stream is consistent");
             if one_by_one {
                 self.idle()?;
                 self.hold();
@@ -213,7 +214,7 @@ impl World {
         self.idle()
     }
 
-    /// The connection is lost, and another one begins with what isn't acknowledged, or a little before.
+    /// Reconnects the stream: it starts with the first unacknowledged transaction, or one before.
     fn restart(&mut self) {
         self.hold();
         self.follower.restart();
@@ -223,23 +224,23 @@ impl World {
         self.stream = (next.saturating_sub(self.dice.between(0, 1)), 0);
     }
 
-    fn delete(&mut self) -> Step {
-        let (count, promised) = (self.model.promised.len(), &mut self.model.promised);
-        let any = promised.iter_mut().nth(self.dice.between(0, count.max(1) - 1));
+    fn delete(&mut self) -> StepResult {
+        let (count, expected) = (self.model.shapes.len(), &mut self.model.shapes);
+        let any = expected.iter_mut().nth(self.dice.between(0, count.max(1) - 1));
         self.store.inner.queue().hold();
         if self.dice.between(0, 3) == 0 {
-            let of_table = promised.values_mut().filter(|promised| promised.table == 1);
-            of_table.for_each(|promised| promised.is_unwanted = true);
+            let of_table = expected.values_mut().filter(|expected| expected.table == 1);
+            of_table.for_each(|expected| expected.is_deletion_requested = true);
             self.store.delete_table(self.model.database.tables[1].oid);
-        } else if let Some((handle, promised)) = any {
-            promised.is_unwanted = true;
+        } else if let Some((handle, expected)) = any {
+            expected.is_deletion_requested = true;
             self.store.delete(handle);
         }
         self.idle()
     }
 
-    /// Nothing concerns anybody up to where the next transaction's commit is.
-    fn advance(&mut self) -> Step {
+    /// Advances the position to the commit of the next transaction.
+    fn advance(&mut self) -> StepResult {
         let (index, 0) = self.stream else { return Ok(()) };
         let database = &self.model.database;
         let lsn = database.log.get(index).map_or(database.lsn, |next| next.lsn);
@@ -247,30 +248,30 @@ impl World {
         self.idle()
     }
 
-    fn adopt(&mut self) -> Step {
+    fn adopt(&mut self) -> StepResult {
         let origin = format!("{}'", self.model.origin);
         self.model.adopted = Some(origin.clone());
-        self.ask(|store| async move { store.adopt(origin).await.is_ok() })?;
-        self.model.origin = self.model.adopted.take().expect("it was set");
+        self.wait_for(|store| async move { store.adopt(origin).await.is_ok() })?;
+        self.model.origin = self.model.adopted.take().expect("set above");
         Ok(())
     }
 
-    /// The database is another, with a log of its own.
-    fn reset(&mut self, lsn: u64) -> Step {
+    /// Resets the store to another database.
+    fn reset(&mut self, lsn: u64) -> StepResult {
         let origin = format!("{}+", self.model.origin);
-        let next = Model::new(origin.clone(), lsn);
+        let next = SimulationModel::new(origin.clone(), lsn);
         self.model.acknowledged = self.acknowledged.load(Ordering::SeqCst);
         self.next = Some(next);
-        self.ask(|store| async move { store.reset(origin, lsn).await.is_ok() })?;
-        self.model = self.next.take().expect("it was set");
+        self.wait_for(|store| async move { store.reset(origin, lsn).await.is_ok() })?;
+        self.model = self.next.take().expect("set above");
         self.hold();
         self.creations.clear();
         self.restart();
         self.idle()
     }
 
-    /// Ends the writing. Creations that are under way may find out later.
-    pub(super) fn end(&mut self) -> Step {
+    /// Ends writing. Open creations may be dropped, or continue and fail later.
+    pub(super) fn end(&mut self) -> StepResult {
         self.hold();
         if self.dice.coin() {
             self.creations.clear();
@@ -278,30 +279,30 @@ impl World {
         self.idle()?;
         self.store.end_writing();
         if self.store.inner.failure.lock().expect("no panic").is_some() {
-            return Err(Crashed);
+            return Err(DiskCrashed);
         }
         Ok(())
     }
 
-    /// The disk crashed, and this is what it left.
-    pub(super) fn recover(&mut self, disk: Arc<dyn Disk>) -> Step {
+    /// Opens a new store on the remains of a crashed disk.
+    pub(super) fn recover(&mut self, disk: Arc<dyn Disk>) -> StepResult {
         self.stop();
-        self.go_on(Shapes::on(disk, config()).map_err(crashed)?)
+        self.take_over(Shapes::on(disk, config()).map_err(crashed)?)
     }
 
-    /// The process ends, however it does.
+    /// Ends the process, or treats it as killed.
     pub(super) fn stop(&mut self) {
-        self.note_what_was_read();
+        self.record_read_lengths();
         self.creations.clear();
         self.store.end_writing();
         self.model.acknowledged = self.model.acknowledged.max(self.acknowledged.load(Ordering::SeqCst));
     }
 
-    /// Another store takes over.
-    pub(super) fn go_on(&mut self, store: Shapes) -> Step {
+    /// Continues with another store, which takes over.
+    pub(super) fn take_over(&mut self, store: Shapes) -> StepResult {
         self.store = store;
         self.begin()?;
-        self.find_out_who_it_is();
+        self.match_origin();
         self.verify();
         let mut known: HashSet<_> = lock(&self.store.inner.garbage)
             .iter()
@@ -313,25 +314,25 @@ impl World {
                     .map(|kind| shape_files::file_name(shape.id, kind)),
             );
         }
-        for name in self.store.inner.disk.list(shape_files::DIR).map_err(|_| Crashed)? {
-            assert!(known.contains(&name), "nobody needs {name}");
+        for name in self.store.inner.disk.list(shape_files::DIR).map_err(|_| DiskCrashed)? {
+            assert!(known.contains(&name), "{name} is unused");
         }
         let there: HashSet<_> = self.store.all().iter().map(|shape| shape.handle().to_owned()).collect();
-        self.model.promised.retain(|handle, _| there.contains(handle));
-        self.model.promised.values_mut().for_each(|promised| promised.is_complete = true);
+        self.model.shapes.retain(|handle, _| there.contains(handle));
+        self.model.shapes.values_mut().for_each(|expected| expected.is_complete = true);
         self.model.acknowledged = self.store.position().map_or(0, |position| position.lsn);
         self.acknowledged.store(self.model.acknowledged, Ordering::SeqCst);
         self.restart();
         self.idle()
     }
 
-    /// After a crash within a reset, or within an adoption.
-    fn find_out_who_it_is(&mut self) {
+    /// Finds the model that applies after a crash during a reset or an adoption.
+    fn match_origin(&mut self) {
         let position = self.store.position();
         let next = self.next.take();
         let origin = match position {
             None => {
-                assert_eq!(self.model.origin, "none", "a store forgot what it follows");
+                assert_eq!(self.model.origin, "none", "the store lost its origin");
                 return;
             }
             Some(position) => position.origin,
@@ -349,41 +350,42 @@ impl World {
         assert_eq!(self.model.origin, origin);
     }
 
-    /// Whatever the store shows now, somebody may have read.
-    fn note_what_was_read(&mut self) {
+    /// Records the readable length of each log: a client may have read it.
+    fn record_read_lengths(&mut self) {
         for shape in self.store.all() {
             let len = shape.lock().log.len();
-            if let Some(promised) = self.model.promised.get_mut(shape.handle()) {
-                promised.read = promised.read.max(len);
+            if let Some(expected) = self.model.shapes.get_mut(shape.handle()) {
+                expected.read = expected.read.max(len);
             }
         }
     }
 
-    fn ask<F: Future<Output = bool>>(&mut self, ask: impl FnOnce(Shapes) -> F) -> Step {
+    fn wait_for<F: Future<Output = bool>>(&mut self, call: impl FnOnce(Shapes) -> F) -> StepResult {
         self.idle()?;
-        let told = self.runtime.block_on(ask(self.store.clone()));
+        let succeeded = self.runtime.block_on(call(self.store.clone()));
         self.idle()?;
-        if told { Ok(()) } else { Err(Crashed) }
+        if succeeded { Ok(()) } else { Err(DiskCrashed) }
     }
 
     pub(super) fn hold(&self) {
         self.store.inner.queue().hold();
     }
 
-    /// Waits until everything is written.
-    pub(super) fn idle(&mut self) -> Step {
+    /// Waits until everything queued is written.
+    pub(super) fn idle(&mut self) -> StepResult {
         self.store.inner.queue().release();
-        // A file that couldn't be removed is no reason for the store to stop, but the disk is gone all the same.
+        // A file that couldn't be removed doesn't stop the store, but shows that the disk has
+        // crashed.
         let inner = &self.store.inner;
         let has_failed = inner.failure.lock().expect("no panic").is_some() || inner.disk.list("").is_err();
-        if has_failed { Err(Crashed) } else { Ok(()) }
+        if has_failed { Err(DiskCrashed) } else { Ok(()) }
     }
 }
 
-/// No crash makes a store that can't be read.
-fn crashed(error: OpenError) -> Crashed {
+/// Maps a disk error to a crash. Panics for other errors: a crash never makes a store unreadable.
+fn crashed(error: OpenError) -> DiskCrashed {
     match error {
-        OpenError::Io(_) | OpenError::Failed(_) => Crashed,
+        OpenError::Io(_) | OpenError::Failed(_) => DiskCrashed,
         error => panic!("{error}"),
     }
 }

@@ -1,47 +1,50 @@
-//! A database as simple as can be: rows, and the transactions that made them.
+//! Simulated database: rows, and the transactions that changed them.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use forebay_pgoutput::Snapshot;
 
-use super::wire::{Row, Wire};
+use super::message_bytes::{MessageBytes, SimulatedRow};
 use crate::definition::{LogMode, ReplicaMode, ShapeDefinition, ShapeOptions, TableSchema};
-use crate::encode::{LAST, LogPosition, MORE, ShapeChange as Encoded};
+use crate::encode::{LAST, LogPosition, MORE, ShapeChange};
 use crate::filter::{Collation, Column, Schema};
 use crate::store::disk::SimulatedRng;
 
-/// A message isn't larger, or the shape goes.
+/// Maximum size of a message, in bytes. A larger one deletes the shape.
 pub(crate) const MESSAGE_BYTES: usize = 4000;
 
-pub(crate) struct Database {
+/// Database with two tables: one with a primary key, one without.
+pub(crate) struct SimulatedDatabase {
     pub(crate) tables: Vec<Arc<TableSchema>>,
-    pub(crate) log: Vec<Transaction>,
-    /// Rows by a number that never changes, whatever their columns do.
-    rows: Vec<BTreeMap<u64, Row>>,
+    pub(crate) log: Vec<SimulatedTransaction>,
+    /// Rows by an id that never changes, for each table.
+    rows: Vec<BTreeMap<u64, SimulatedRow>>,
     next_row: u64,
     pub(crate) lsn: u64,
 }
 
-pub(crate) struct Transaction {
+/// Committed transaction.
+pub(crate) struct SimulatedTransaction {
     pub(crate) lsn: u64,
     pub(crate) end: u64,
     pub(crate) xid: u32,
-    pub(crate) changes: Vec<(usize, Change)>,
+    pub(crate) changes: Vec<(usize, SimulatedChange)>,
 }
 
+/// Change of a row, by its id.
 #[derive(Clone)]
-pub(crate) enum Change {
-    Insert(u64, Row),
-    Update(u64, Row, Row),
-    Delete(u64, Row),
+pub(crate) enum SimulatedChange {
+    Insert(u64, SimulatedRow),
+    Update(u64, SimulatedRow, SimulatedRow),
+    Delete(u64, SimulatedRow),
     Truncate,
 }
 
-/// What a shape takes: an SQL clause, and the same in Rust. `None`: it fails.
-pub(crate) type Clause = (Option<&'static str>, fn(&Row) -> Option<bool>);
+/// Where clause in SQL, and the same in Rust. `None`: it fails on the row.
+pub(crate) type SimulatedClause = (Option<&'static str>, fn(&SimulatedRow) -> Option<bool>);
 
-pub(crate) const CLAUSES: [Clause; 5] = [
+pub(crate) const CLAUSES: [SimulatedClause; 5] = [
     (None, |_| Some(true)),
     (Some("qty > 5"), |row| Some(quantity(row).is_some_and(|quantity| quantity > 5))),
     (Some("qty = 3 OR qty = 4"), |row| {
@@ -54,11 +57,11 @@ pub(crate) const CLAUSES: [Clause; 5] = [
     }),
 ];
 
-fn quantity(row: &Row) -> Option<i64> {
-    row[1].as_ref().map(|text| text.parse().expect("it is a number"))
+fn quantity(row: &SimulatedRow) -> Option<i64> {
+    row[1].as_ref().map(|text| text.parse().expect("qty is a number"))
 }
 
-/// A table with the columns id, qty and note.
+/// Returns a table with the columns id, qty and note.
 pub(crate) fn table(oid: u32, name: &str, key: Vec<usize>) -> TableSchema {
     let columns =
         vec![Column::new("id", 23, "int4"), Column::new("qty", 23, "int4"), Column::new("note", 25, "text")];
@@ -83,13 +86,13 @@ pub(crate) fn table(oid: u32, name: &str, key: Vec<usize>) -> TableSchema {
     }
 }
 
-/// Any definition.
+/// Returns a random definition, and the indexes of its table and clause.
 pub(crate) fn definition(
     tables: &[Arc<TableSchema>],
     dice: &mut SimulatedRng,
 ) -> (usize, usize, ShapeDefinition) {
     let (table, clause) = (dice.between(0, tables.len() - 1), dice.between(0, CLAUSES.len() - 1));
-    // Without a key, all columns are needed.
+    // The table without a key needs all columns.
     let columns = (table == 0 && dice.coin()).then(|| vec!["id".to_owned(), "qty".to_owned()]);
     let replica = if dice.coin() { ReplicaMode::Default } else { ReplicaMode::Full };
     let choice =
@@ -97,14 +100,14 @@ pub(crate) fn definition(
     (table, clause, ShapeDefinition { table: Arc::clone(&tables[table]), choice })
 }
 
-impl Database {
+impl SimulatedDatabase {
     pub(crate) fn new(lsn: u64) -> Self {
         let tables = vec![Arc::new(table(100, "items", vec![0])), Arc::new(table(200, "events", vec![]))];
         let rows = vec![BTreeMap::new(); tables.len()];
-        Database { tables, log: Vec::new(), rows, next_row: 0, lsn }
+        SimulatedDatabase { tables, log: Vec::new(), rows, next_row: 0, lsn }
     }
 
-    /// Something happens.
+    /// Commits a random transaction.
     pub(crate) fn commit(&mut self, dice: &mut SimulatedRng) {
         let count = match dice.between(0, 9) {
             0 => 0,
@@ -116,59 +119,61 @@ impl Database {
             let table = dice.between(0, self.tables.len() - 1);
             changes.extend(self.change(table, dice).map(|change| (table, change)));
         }
-        // Often one begins where the one before ended.
+        // Often, a transaction begins where the one before ended.
         let lsn = self.lsn + if dice.coin() { 0 } else { dice.between(1, 50) as u64 };
         let xid = 700 + (self.log.len() as u32 ^ 1);
         self.lsn = lsn + 8;
-        self.log.push(Transaction { lsn, end: self.lsn, xid, changes });
+        self.log.push(SimulatedTransaction { lsn, end: self.lsn, xid, changes });
     }
 
-    fn change(&mut self, table: usize, dice: &mut SimulatedRng) -> Option<Change> {
+    fn change(&mut self, table: usize, dice: &mut SimulatedRng) -> Option<SimulatedChange> {
         let rows = &mut self.rows[table];
         let any = rows.keys().copied().nth(dice.between(0, rows.len().max(1) - 1));
         match (dice.between(0, 299), any) {
             (0, _) => {
                 rows.clear();
-                Some(Change::Truncate)
+                Some(SimulatedChange::Truncate)
             }
             (1..140, _) | (_, None) => {
                 self.next_row += 1;
-                // Without a key, rows may be equal.
+                // In the table without a key, rows may be equal.
                 let twin = any.filter(|_| self.tables[table].key.is_empty() && dice.between(0, 9) == 0);
                 let row = twin.map_or_else(|| row(self.next_row, dice), |id| rows[&id].clone());
                 self.rows[table].insert(self.next_row, row.clone());
-                Some(Change::Insert(self.next_row, row))
+                Some(SimulatedChange::Insert(self.next_row, row))
             }
             (140..250, Some(id)) => {
                 let old = rows.get(&id)?.clone();
                 let mut new = row(id, dice);
-                // Often the key stays, and sometimes everything does.
+                // Often the key stays, and sometimes all values do.
                 let kept = if dice.between(0, 9) == 0 { 3 } else { usize::from(dice.between(0, 4) > 0) };
                 new[..kept].clone_from_slice(&old[..kept]);
                 rows.insert(id, new.clone());
-                Some(Change::Update(id, old, new))
+                Some(SimulatedChange::Update(id, old, new))
             }
-            (_, Some(id)) => rows.remove(&id).map(|old| Change::Delete(id, old)),
+            (_, Some(id)) => rows.remove(&id).map(|old| SimulatedChange::Delete(id, old)),
         }
     }
 
-    /// The rows of a table after the first `count` transactions.
-    pub(crate) fn rows_after(&self, count: usize, table: usize) -> Vec<Row> {
+    /// Returns the rows of a table after the first `count` transactions.
+    pub(crate) fn rows_after(&self, count: usize, table: usize) -> Vec<SimulatedRow> {
         let mut rows = BTreeMap::new();
         let changes = self.log[..count].iter().flat_map(|transaction| &transaction.changes);
         for (_, change) in changes.filter(|(other, _)| *other == table) {
             match change.clone() {
-                Change::Insert(id, new) | Change::Update(id, _, new) => drop(rows.insert(id, new)),
-                Change::Delete(id, _) => drop(rows.remove(&id)),
-                Change::Truncate => rows.clear(),
+                SimulatedChange::Insert(id, new) | SimulatedChange::Update(id, _, new) => {
+                    drop(rows.insert(id, new))
+                }
+                SimulatedChange::Delete(id, _) => drop(rows.remove(&id)),
+                SimulatedChange::Truncate => rows.clear(),
             }
         }
         rows.into_values().collect()
     }
 
-    /// What a query is told that sees the first `count` transactions, and where the log is.
+    /// Returns a snapshot that sees the first `count` transactions, and the current log position.
     pub(crate) fn snapshot(&self, count: usize, dice: &mut SimulatedRng) -> (Snapshot, u64) {
-        // The one that commits next may have begun before others that have committed.
+        // The next transaction to commit may have begun before others that have committed.
         let running = (self.log.len()..self.log.len() + 1).map(|index| 700 + (index as u64 ^ 1));
         let unseen = self.log[count..].iter().map(|transaction| u64::from(transaction.xid));
         let unseen: Vec<_> = unseen.chain(running).collect();
@@ -176,41 +181,43 @@ impl Database {
         let xmin = unseen.iter().copied().min().unwrap_or(next);
         let seen =
             self.log[..count].iter().map(|transaction| u64::from(transaction.xid)).max().unwrap_or(699);
-        // Either the unseen were running, or they hadn't begun.
+        // The unseen transactions were running, or hadn't begun.
         let xmax = if xmin > seen && dice.coin() { xmin } else { next };
         let xip = unseen.into_iter().filter(|xid| *xid < xmax).collect();
         (Snapshot { xmin: xmin.min(xmax), xmax, xip }, self.lsn)
     }
 
-    /// The messages of a transaction, as they come; of changes, those of a table before which it has to be described.
-    pub(crate) fn messages(&self, index: usize) -> Vec<(Option<usize>, Wire)> {
-        let Transaction { lsn, end, xid, changes } = &self.log[index];
-        let mut messages = vec![(None, Wire::begin(*lsn, *xid))];
+    /// Returns the messages of a transaction. A change has the index of its table, which must be
+    /// described before it.
+    pub(crate) fn messages(&self, index: usize) -> Vec<(Option<usize>, MessageBytes)> {
+        let SimulatedTransaction { lsn, end, xid, changes } = &self.log[index];
+        let mut messages = vec![(None, MessageBytes::begin(*lsn, *xid))];
         messages.extend(changes.iter().map(|(table, change)| {
             let oid = self.tables[*table].oid;
             let message = match change {
-                Change::Insert(_, new) => Wire::insert(oid, new),
-                Change::Update(_, old, new) => Wire::update(oid, old, new),
-                Change::Delete(_, old) => Wire::delete(oid, old),
-                Change::Truncate => Wire::truncate(&[oid]),
+                SimulatedChange::Insert(_, new) => MessageBytes::insert(oid, new),
+                SimulatedChange::Update(_, old, new) => MessageBytes::update(oid, old, new),
+                SimulatedChange::Delete(_, old) => MessageBytes::delete(oid, old),
+                SimulatedChange::Truncate => MessageBytes::truncate(&[oid]),
             };
             (Some(*table), message)
         }));
-        messages.push((None, Wire::commit(*lsn, *end)));
+        messages.push((None, MessageBytes::commit(*lsn, *end)));
         messages
     }
 
-    /// The rows of a table without a key before a transaction.
-    fn twins(&self, index: usize, table: usize) -> Twins {
+    /// Returns the rows of a table without a key before a transaction, if they are needed.
+    fn equal_rows(&self, index: usize, table: usize) -> EqualRows {
         let is_needed = self.log[index].changes.iter().any(|(other, change)| {
-            *other == table && matches!(change, Change::Update(..) | Change::Delete(..))
+            *other == table && matches!(change, SimulatedChange::Update(..) | SimulatedChange::Delete(..))
         });
         let is_needed = is_needed && self.tables[table].key.is_empty();
-        Twins(is_needed.then(|| self.rows_after(index, table)))
+        EqualRows(is_needed.then(|| self.rows_after(index, table)))
     }
 
-    /// What a shape's log gets of a transaction; `None`: the shape goes.
-    pub(crate) fn told(
+    /// Returns the messages that a shape's log gets from a transaction; `None`: the shape is
+    /// deleted.
+    pub(crate) fn expected_messages(
         &self,
         index: usize,
         table: usize,
@@ -219,25 +226,25 @@ impl Database {
     ) -> Option<Vec<u8>> {
         let (mut out, mut op, layout) = (Vec::new(), 0, definition.layout());
         let transaction = &self.log[index];
-        let mut twins = self.twins(index, table);
+        let mut equal_rows = self.equal_rows(index, table);
         for (other, change) in &transaction.changes {
             let (old, new) = match change {
-                Change::Insert(_, new) => (None, Some(new)),
-                Change::Update(_, old, new) => (Some(old), Some(new)),
-                Change::Delete(_, old) => (Some(old), None),
-                Change::Truncate if *other == table => return None,
-                Change::Truncate => continue,
+                SimulatedChange::Insert(_, new) => (None, Some(new)),
+                SimulatedChange::Update(_, old, new) => (Some(old), Some(new)),
+                SimulatedChange::Delete(_, old) => (Some(old), None),
+                SimulatedChange::Truncate if *other == table => return None,
+                SimulatedChange::Truncate => continue,
             };
             op += 2;
             if *other != table {
                 continue;
             }
-            let within = |row: Option<&Row>| row.map_or(Some(false), CLAUSES[clause].1);
+            let within = |row: Option<&SimulatedRow>| row.map_or(Some(false), CLAUSES[clause].1);
             let place = |op: u64| LogPosition { lsn: transaction.lsn, op, xid: transaction.xid };
             let (here, next) = (place(op - 2), place(op - 1));
             let (old, new) = (old.map(values), new.map(values));
             let (was, is) = (within(change.before())?, within(change.after())?);
-            if twins.next(change) && was && !(is && change.before() == change.after()) {
+            if equal_rows.next(change) && was && !(is && change.before() == change.after()) {
                 return None;
             }
             let size = |row: &Option<Vec<Option<&[u8]>>>| -> usize {
@@ -250,17 +257,17 @@ impl Database {
             match (was.then_some(old).flatten(), is.then_some(new).flatten()) {
                 (None, None) => {}
                 (None, Some(row)) => {
-                    layout.change(&mut out, Encoded::Insert { row: &row, from: None }, here);
+                    layout.change(&mut out, ShapeChange::Insert { row: &row, from: None }, here);
                 }
                 (Some(row), None) => {
-                    layout.change(&mut out, Encoded::Delete { row: &row, to: None }, here);
+                    layout.change(&mut out, ShapeChange::Delete { row: &row, to: None }, here);
                 }
                 (Some(old), Some(new)) if layout.has_same_key(&old, &new) => {
-                    layout.change(&mut out, Encoded::Update { old: &old, new: &new }, here);
+                    layout.change(&mut out, ShapeChange::Update { old: &old, new: &new }, here);
                 }
                 (Some(old), Some(new)) => {
-                    layout.change(&mut out, Encoded::Delete { row: &old, to: Some(&new) }, here);
-                    layout.change(&mut out, Encoded::Insert { row: &new, from: Some(&old) }, next);
+                    layout.change(&mut out, ShapeChange::Delete { row: &old, to: Some(&new) }, here);
+                    layout.change(&mut out, ShapeChange::Insert { row: &new, from: Some(&old) }, next);
                 }
             }
             if out.len() - before > MESSAGE_BYTES {
@@ -275,44 +282,44 @@ impl Database {
     }
 }
 
-/// Rows of which there may be several that are equal.
-struct Twins(Option<Vec<Row>>);
+/// Rows of a table without a key, some of which may be equal.
+struct EqualRows(Option<Vec<SimulatedRow>>);
 
-impl Twins {
-    /// Whether a change takes one of several equal rows.
-    fn next(&mut self, change: &Change) -> bool {
+impl EqualRows {
+    /// Applies a change. Returns whether it removes one of several equal rows.
+    fn next(&mut self, change: &SimulatedChange) -> bool {
         let Some(rows) = &mut self.0 else { return false };
-        let is_twin = |old: &Row| rows.iter().filter(|row| *row == old).count() > 1;
-        let takes_twin = change.before().is_some_and(is_twin);
+        let has_equal = |old: &SimulatedRow| rows.iter().filter(|row| *row == old).count() > 1;
+        let removes_equal = change.before().is_some_and(has_equal);
         if let Some(at) = change.before().and_then(|old| rows.iter().position(|row| row == old)) {
             rows.swap_remove(at);
         }
         rows.extend(change.after().cloned());
-        takes_twin
+        removes_equal
     }
 }
 
-impl Change {
-    fn before(&self) -> Option<&Row> {
+impl SimulatedChange {
+    fn before(&self) -> Option<&SimulatedRow> {
         match self {
-            Change::Update(_, old, _) | Change::Delete(_, old) => Some(old),
-            Change::Insert(..) | Change::Truncate => None,
+            SimulatedChange::Update(_, old, _) | SimulatedChange::Delete(_, old) => Some(old),
+            SimulatedChange::Insert(..) | SimulatedChange::Truncate => None,
         }
     }
 
-    fn after(&self) -> Option<&Row> {
+    fn after(&self) -> Option<&SimulatedRow> {
         match self {
-            Change::Insert(_, new) | Change::Update(_, _, new) => Some(new),
-            Change::Delete(..) | Change::Truncate => None,
+            SimulatedChange::Insert(_, new) | SimulatedChange::Update(_, _, new) => Some(new),
+            SimulatedChange::Delete(..) | SimulatedChange::Truncate => None,
         }
     }
 }
 
-pub(crate) fn values(row: &Row) -> Vec<Option<&[u8]>> {
+pub(crate) fn values(row: &SimulatedRow) -> Vec<Option<&[u8]>> {
     row.iter().map(|value| value.as_ref().map(String::as_bytes)).collect()
 }
 
-fn row(id: u64, dice: &mut SimulatedRng) -> Row {
+fn row(id: u64, dice: &mut SimulatedRng) -> SimulatedRow {
     let quantity = (dice.between(0, 9) > 0).then(|| dice.between(0, 60).min(11).to_string());
     let quantity = quantity.filter(|text| text != "0" || dice.between(0, 9) == 0);
     let width = match dice.between(0, 499) {

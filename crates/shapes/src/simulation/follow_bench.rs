@@ -1,4 +1,4 @@
-//! A store that follows a stream of which each test writes the messages.
+//! Follow bench: a store that follows a stream of messages written by a test.
 
 use std::sync::Arc;
 
@@ -6,8 +6,8 @@ use forebay_pgoutput::Snapshot;
 use serde_json::Value;
 use tokio::runtime::{Builder, Runtime};
 
-use super::database::table;
-use super::wire::{Row, Wire};
+use super::message_bytes::{MessageBytes, SimulatedRow};
+use super::simulated_database::table;
 use crate::config::StoreConfig;
 use crate::creation::ShapeCreation;
 use crate::definition::{LogMode, ReplicaMode, ShapeDefinition, ShapeOptions, TableSchema};
@@ -17,10 +17,11 @@ use crate::shape::Shape;
 use crate::shapes::Shapes;
 use crate::store::disk::SimulatedDisk;
 
+/// Oid of the table that the bench describes.
 pub(crate) const ITEMS: u32 = 100;
 
-/// A store that follows a stream of which each test writes the messages.
-pub(crate) struct Bench {
+/// Store on a simulated disk, with a follower for messages written by a test.
+pub(crate) struct FollowBench {
     pub(crate) disk: SimulatedDisk,
     pub(crate) store: Shapes,
     pub(crate) follower: Follower,
@@ -29,7 +30,7 @@ pub(crate) struct Bench {
     pub(crate) xid: u32,
 }
 
-pub(crate) fn row(values: [&str; 3]) -> Row {
+pub(crate) fn row(values: [&str; 3]) -> SimulatedRow {
     values.iter().map(|value| (*value != "NULL").then(|| (*value).to_owned())).collect()
 }
 
@@ -46,14 +47,14 @@ pub(crate) fn of_columns(clause: Option<&str>, columns: &[&str]) -> ShapeOptions
     ShapeOptions { columns: Some(columns.iter().map(|&name| name.to_owned()).collect()), ..choice(clause) }
 }
 
-/// Sees everything before this transaction and nothing else.
+/// Returns a snapshot that sees all transactions before `xid`, and no others.
 pub(crate) fn snapshot_before(xid: u32) -> Snapshot {
     Snapshot { xmin: xid.into(), xmax: xid.into(), xip: Vec::new() }
 }
 
-impl Bench {
+impl FollowBench {
     pub(crate) fn new() -> Self {
-        Bench::with(|_| {})
+        FollowBench::with(|_| {})
     }
 
     pub(crate) fn with(change: impl FnOnce(&mut StoreConfig)) -> Self {
@@ -65,26 +66,26 @@ impl Bench {
         let runtime = Builder::new_current_thread().build().unwrap();
         runtime.block_on(store.reset("here".into(), 1000)).unwrap();
         let follower = store.follower();
-        let mut bench = Bench { disk, store, follower, runtime, lsn: 1000, xid: 700 };
-        bench.send(&[Wire::relation(&table(ITEMS, "items", vec![0]))]);
+        let mut bench = FollowBench { disk, store, follower, runtime, lsn: 1000, xid: 700 };
+        bench.send(&[MessageBytes::relation(&table(ITEMS, "items", vec![0]))]);
         bench
     }
 
-    pub(crate) fn send(&mut self, messages: &[Wire]) {
+    pub(crate) fn send(&mut self, messages: &[MessageBytes]) {
         messages.iter().for_each(|message| message.send(&mut self.follower).unwrap());
     }
 
-    pub(crate) fn begin(&mut self) -> Wire {
+    pub(crate) fn begin(&mut self) -> MessageBytes {
         (self.lsn, self.xid) = (self.lsn + 10, self.xid + 1);
-        Wire::begin(self.lsn, self.xid)
+        MessageBytes::begin(self.lsn, self.xid)
     }
 
-    pub(crate) fn commit(&self) -> Wire {
-        Wire::commit(self.lsn, self.lsn + 8)
+    pub(crate) fn commit(&self) -> MessageBytes {
+        MessageBytes::commit(self.lsn, self.lsn + 8)
     }
 
-    /// A transaction with these messages.
-    pub(crate) fn transact(&mut self, messages: &[Wire]) {
+    /// Sends a transaction with these messages, and waits until it is written.
+    pub(crate) fn transact(&mut self, messages: &[MessageBytes]) {
         let begin = self.begin();
         self.send(&[begin]);
         self.send(messages);
@@ -94,14 +95,14 @@ impl Bench {
 
     pub(crate) fn create_of(&mut self, table: TableSchema, choice: ShapeOptions) -> ShapeCreation {
         let definition = ShapeDefinition { table: Arc::new(table), choice };
-        self.store.find_or_create(definition, 1).unwrap().1.expect("it is new")
+        self.store.find_or_create(definition, 1).unwrap().1.expect("the shape is new")
     }
 
     pub(crate) fn create(&mut self, choice: ShapeOptions) -> ShapeCreation {
         self.create_of(table(ITEMS, "items", vec![0]), choice)
     }
 
-    /// A shape whose snapshot has seen nothing and has no rows.
+    /// Creates a complete shape. Its snapshot sees all transactions so far, and has no rows.
     pub(crate) fn shape(&mut self, choice: ShapeOptions) -> Arc<Shape> {
         let creation = self.create(choice);
         creation.follow();
@@ -115,20 +116,20 @@ impl Bench {
         lsn: u64,
     ) -> Arc<Shape> {
         let shape = Arc::clone(creation.shape());
-        assert!(creation.begun(snapshot, lsn));
+        assert!(creation.snapshot_taken(snapshot, lsn));
         creation.seal().unwrap();
         self.runtime.block_on(creation.complete()).unwrap();
         shape
     }
 }
 
-impl Drop for Bench {
+impl Drop for FollowBench {
     fn drop(&mut self) {
         self.store.end_writing();
     }
 }
 
-/// The messages of a log.
+/// Returns the messages of a log.
 pub(crate) fn log(shape: &Shape) -> Vec<Value> {
     let page = shape.log_after(Offset::SNAPSHOT_END).unwrap();
     assert!(page.is_end);
@@ -137,7 +138,7 @@ pub(crate) fn log(shape: &Shape) -> Vec<Value> {
     lines.map(|line| serde_json::from_slice(line.strip_suffix(b",\n").unwrap()).unwrap()).collect()
 }
 
-/// Of each message: what it is, its place, and its values.
+/// Returns the operation, the position and the values of each message of a log.
 pub(crate) fn brief(shape: &Shape) -> Vec<(String, u64, Value)> {
     let brief = |message: &Value| {
         let headers = &message["headers"];
@@ -147,6 +148,6 @@ pub(crate) fn brief(shape: &Shape) -> Vec<(String, u64, Value)> {
     log(shape).iter().map(brief).collect()
 }
 
-pub(crate) fn told(operation: &str, op: u64, value: Value) -> (String, u64, Value) {
+pub(crate) fn expected(operation: &str, op: u64, value: Value) -> (String, u64, Value) {
     (operation.to_owned(), op, value)
 }

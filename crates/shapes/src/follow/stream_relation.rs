@@ -3,34 +3,34 @@
 
 use forebay_pgoutput::Relation;
 
-use super::group::Described;
+use super::table_group::DescribedTable;
 
-/// Where a table stands in a tree of partitions. Empty for one that isn't partitioned and no
+/// Relatives of a table in its partition tree. Empty for a table that is neither partitioned nor a
 /// partition.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PartitionTree {
-    /// The oids of the partitioned tables that it is a part of.
+    /// Oids of the partitioned tables above it.
     pub ancestors: Vec<u32>,
-    /// The oids of all tables below it.
+    /// Oids of all tables below it.
     pub descendants: Vec<u32>,
 }
 
-/// A relation as the stream describes it, and for whom its changes are.
+/// Relation as described by the stream, with its relatives.
 #[derive(Debug)]
 pub(super) struct StreamRelation {
-    pub(super) described: Described,
-    /// Its columns without its name: what a change of it has for the shapes of its ancestors.
-    pub(super) unnamed: Described,
-    /// Oids.
+    pub(super) described: DescribedTable,
+    /// Its columns without its name. Shapes of its ancestors are compared with them.
+    pub(super) unnamed: DescribedTable,
+    /// Oids of the partitioned tables above it.
     pub(super) ancestors: Vec<u32>,
-    /// Oids, sorted.
+    /// Oids of all tables below it, sorted.
     pub(super) descendants: Vec<u32>,
 }
 
 impl StreamRelation {
-    /// `version`: above those of all before.
+    /// Returns the description of a relation. `version` must be above all earlier versions.
     pub(super) fn new(relation: &Relation<'_>, relatives: Option<&PartitionTree>, version: u64) -> Self {
-        let described = Described::new(relation, version);
+        let described = DescribedTable::new(relation, version);
         let PartitionTree { ancestors, mut descendants } = relatives.cloned().unwrap_or_default();
         descendants.sort_unstable();
         StreamRelation { unnamed: described.unnamed(), described, ancestors, descendants }

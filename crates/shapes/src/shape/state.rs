@@ -1,24 +1,52 @@
-//! What the store does to a shape.
+//! State of a shape: changed by the store's writer, by recovery and by shape creation.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use bytes::Bytes;
 
-use super::{LogPage, Phase, Shape, ShapeGone, State};
+use super::{LogListener, LogPage, Shape, ShapeGone};
 use crate::creation::snapshot_end;
 use crate::store::message_sequence::{ClosedChunk, MessageSequence};
-use crate::store::record::{CatalogLog, CatalogShape, CompletedSnapshot};
+use crate::store::record::{CatalogLog, CatalogShape, CompletedSnapshot, SnapshotVisibility};
 use crate::store::shape_files::FileKind;
 
-/// What only gets more.
+/// Mutable state of a shape.
+#[derive(Debug)]
+pub(crate) struct ShapeState {
+    pub(crate) phase: ShapePhase,
+    pub(crate) snapshot: MessageSequence,
+    pub(crate) log: MessageSequence,
+    /// Chunks of the merged part of the log, which is before the log's base.
+    pub(crate) past: Vec<ClosedChunk>,
+    /// Transactions that the snapshot sees, once it is complete.
+    pub(crate) seen: Option<SnapshotVisibility>,
+    /// End of the snapshot's rows, in bytes, once it is known. The snapshot-end message follows it.
+    pub(crate) rows_end: Option<u64>,
+    /// Whether all held transactions are decided: queued for the log, or dropped because the
+    /// snapshot sees them.
+    pub(super) is_settled: bool,
+    pub(crate) listener: Option<Arc<dyn LogListener>>,
+}
+
+/// Life phase of a shape.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum ShapePhase {
+    /// The snapshot isn't complete.
+    Filling,
+    Complete,
+    Gone(ShapeGone),
+}
+
+/// Append-only part of a shape.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Part {
+pub(crate) enum SequenceKind {
     Snapshot,
     Log,
 }
 
 impl Shape {
-    /// As a catalog has it.
+    /// Loads the state that a catalog file has.
     pub(crate) fn load(&self, kept: &CatalogShape) {
         self.change(|state| state.log = MessageSequence::from_catalog(&kept.log));
         self.merged(&kept.log);
@@ -27,21 +55,21 @@ impl Shape {
         }
     }
 
-    /// Something can be read that couldn't before.
+    /// Wakes all waiting readers.
     pub(crate) fn notify(&self) {
         self.changed.notify_waiters();
     }
 
-    /// Changes what it has, and takes note of how much of it isn't in its files.
-    pub(crate) fn change<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
+    /// Applies a change of the state, and updates the count of bytes that aren't in files yet.
+    pub(crate) fn change<T>(&self, change: impl FnOnce(&mut ShapeState) -> T) -> T {
         let mut state = self.lock();
-        let before = state.waiting();
+        let before = state.unwritten_bytes();
         let done = change(&mut state);
-        self.files.update_unwritten(before, state.waiting());
+        self.files.update_unwritten(before, state.unwritten_bytes());
         done
     }
 
-    /// What was staged is a transaction, and becomes visible.
+    /// Makes the staged messages visible. They are a whole transaction.
     pub(crate) fn publish(&self, seen: u64, chunk_bytes: u64) {
         self.change(|state| {
             let from = state.log.len();
@@ -50,7 +78,8 @@ impl Shape {
             if let Some(listener) = state.listener.take_if(|_| state.log.len() > from) {
                 let found = state.log.locate(from, state.log.len());
                 if found.file.is_some() {
-                    // Only a huge transaction was written before it was published.
+                    // Only a transaction larger than `unwritten_bytes` is in a file before it is
+                    // published.
                     listener.ended();
                 } else if listener.published(&found.pieces, state.log.last(), seen) {
                     state.listener = Some(listener);
@@ -60,7 +89,8 @@ impl Shape {
         self.notify();
     }
 
-    /// The files have more than was read: it goes on from there. `false`: they have less, and so they aren't this shape's.
+    /// Moves to the state of a catalog file that is ahead. Returns `false` if that log is shorter:
+    /// then it belongs to another shape.
     pub(crate) fn skip_to(&self, kept: &CatalogShape) -> bool {
         let listener = self.change(|state| {
             if state.log.len() > kept.log.len {
@@ -81,7 +111,7 @@ impl Shape {
         true
     }
 
-    /// So much of it is in its files.
+    /// Marks the bytes that are in files now.
     pub(crate) fn wrote(&self, kept: &CatalogShape) {
         self.change(|state| {
             state.log.mark_written(kept.log.len);
@@ -90,7 +120,7 @@ impl Shape {
         self.merged(&kept.log);
     }
 
-    /// What is old of its log is merged, as far as it is.
+    /// Applies the merge state of a log.
     pub(crate) fn merged(&self, log: &CatalogLog) {
         self.lock().merged(log);
         if log.base > 0 {
@@ -98,18 +128,18 @@ impl Shape {
         }
     }
 
-    /// Where the chunks of the snapshot end, without its last message, which is no row.
+    /// Returns the ends of the snapshot's chunks, without the snapshot-end message.
     pub(crate) fn row_chunks(&self) -> Vec<u64> {
         let state = self.lock();
         let end = state.rows_end.unwrap_or(u64::MAX);
         state.snapshot.chunks().iter().map(|chunk| chunk.end.min(end)).collect()
     }
 
-    /// Whether its files haven't all that was written to them.
+    /// Returns whether files miss bytes that were written to them. Blocks on disk.
     pub(crate) fn is_lost(&self) -> bool {
         let (base, expected) = {
             let state = self.lock();
-            if state.phase != Phase::Complete {
+            if state.phase != ShapePhase::Complete {
                 return false;
             }
             let (base, past) = (state.log.base(), state.past.last().map_or(0, |chunk| chunk.end));
@@ -125,41 +155,44 @@ impl Shape {
             self.files.open(self.id, kind).and_then(|file| file.len()).is_ok_and(|len| len >= bytes)
         };
         let is_lost = expected.into_iter().any(|(kind, bytes)| bytes > 0 && !has(kind, bytes));
-        // It may have been merged, or deleted, while we looked.
+        // The shape may have been merged or deleted during the check.
         is_lost && self.lock().log.base() == base && self.gone().is_none()
     }
 
+    /// Marks all held transactions as decided, and wakes the creation.
     pub(crate) fn settled(&self) {
         self.lock().is_settled = true;
         self.notify();
     }
 
+    /// Waits until all held transactions are decided.
     pub(crate) async fn until_settled(&self) -> Result<(), ShapeGone> {
         self.wait(|state| state.is_settled.then_some(())).await
     }
 
-    /// Its snapshot is complete. `bytes`: it, unless it is in its file.
+    /// Completes the snapshot. `bytes` is its content, or empty if it is in a file.
     pub(crate) fn complete_with(&self, completed: &CompletedSnapshot, bytes: Bytes) {
         self.change(|state| {
-            if matches!(state.phase, Phase::Gone(_)) {
+            if matches!(state.phase, ShapePhase::Gone(_)) {
                 return;
             }
-            // What it was made of may be in many pieces; this is one.
+            // The creation's pieces are replaced by one.
             if state.snapshot.len() != completed.len || !bytes.is_empty() {
                 state.snapshot = MessageSequence::from_snapshot(completed, bytes);
             }
             let end = snapshot_end(&completed.seen).len() as u64;
             state.rows_end = Some(completed.len.saturating_sub(end));
             state.seen = Some(completed.seen.clone());
-            state.phase = Phase::Complete;
+            state.phase = ShapePhase::Complete;
         });
         self.notify();
     }
 
+    /// Ends the shape: readers and its listener are notified.
     pub(crate) fn end(&self, gone: ShapeGone) {
         let listener = self.change(|state| {
-            if !matches!(state.phase, Phase::Gone(_)) {
-                state.phase = Phase::Gone(gone);
+            if !matches!(state.phase, ShapePhase::Gone(_)) {
+                state.phase = ShapePhase::Gone(gone);
             }
             state.listener.take()
         });
@@ -167,7 +200,7 @@ impl Shape {
         self.notify();
     }
 
-    /// Its listener hears no more.
+    /// Detaches the listener.
     pub(crate) fn interrupt(&self) {
         let listener = self.change(|state| state.listener.take());
         listener.into_iter().for_each(|listener| listener.ended());
@@ -177,12 +210,12 @@ impl Shape {
         self.used.fetch_max(clock, Ordering::Relaxed);
     }
 
-    /// As the catalog keeps it.
+    /// Returns the state for a catalog file.
     pub(crate) fn keep(&self) -> CatalogShape {
         let state = self.lock();
         let mut log = state.log.to_catalog();
         log.past = state.past.iter().copied().map(ClosedChunk::to_catalog).collect();
-        let snapshot = (state.phase == Phase::Complete).then(|| CompletedSnapshot {
+        let snapshot = (state.phase == ShapePhase::Complete).then(|| CompletedSnapshot {
             id: self.id,
             seen: state.seen.clone().expect("a complete snapshot has seen something"),
             len: state.snapshot.len(),
@@ -199,17 +232,19 @@ impl Shape {
     }
 }
 
-impl State {
-    /// How many bytes are to be written to its files. The snapshot's are its creation's concern until it is complete.
-    pub(crate) fn waiting(&self) -> u64 {
+impl ShapeState {
+    /// Returns the number of bytes that the writer must write to files. The creation writes an
+    /// incomplete snapshot.
+    pub(crate) fn unwritten_bytes(&self) -> u64 {
         match self.phase {
-            Phase::Filling => self.log.unwritten_bytes(),
-            Phase::Complete => self.log.unwritten_bytes() + self.snapshot.unwritten_bytes(),
-            Phase::Gone(_) => 0,
+            ShapePhase::Filling => self.log.unwritten_bytes(),
+            ShapePhase::Complete => self.log.unwritten_bytes() + self.snapshot.unwritten_bytes(),
+            ShapePhase::Gone(_) => 0,
         }
     }
 
-    /// The part of the log from a position on, up to the end of a chunk; `None`: that was merged.
+    /// Returns the page of the log at a position, up to the end of a chunk; `None`: the position
+    /// was merged.
     pub(crate) fn log_page(&self, from: u64) -> Option<LogPage> {
         let (base, len) = (self.log.base(), self.log.len());
         if from < base {
@@ -232,25 +267,25 @@ impl State {
         }
     }
 
-    pub(crate) fn sequence(&self, part: Part) -> &MessageSequence {
+    pub(crate) fn sequence(&self, part: SequenceKind) -> &MessageSequence {
         match part {
-            Part::Snapshot => &self.snapshot,
-            Part::Log => &self.log,
+            SequenceKind::Snapshot => &self.snapshot,
+            SequenceKind::Log => &self.log,
         }
     }
 
-    pub(crate) fn sequence_mut(&mut self, part: Part) -> &mut MessageSequence {
+    pub(crate) fn sequence_mut(&mut self, part: SequenceKind) -> &mut MessageSequence {
         match part {
-            Part::Snapshot => &mut self.snapshot,
-            Part::Log => &mut self.log,
+            SequenceKind::Snapshot => &mut self.snapshot,
+            SequenceKind::Log => &mut self.log,
         }
     }
 
-    /// Which file a part is written to.
-    pub(crate) fn kind(&self, part: Part) -> FileKind {
+    /// Returns the file to which a part is written.
+    pub(crate) fn kind(&self, part: SequenceKind) -> FileKind {
         match part {
-            Part::Snapshot => FileKind::Snapshot,
-            Part::Log => FileKind::Log(self.log.base()),
+            SequenceKind::Snapshot => FileKind::Snapshot,
+            SequenceKind::Log => FileKind::Log(self.log.base()),
         }
     }
 }

@@ -1,0 +1,485 @@
+//! Followed shapes: the shapes that are matched with changes, and the transactions held for them.
+//!
+//! Invariant: between transactions, no changes are held for a shape whose snapshot is taken.
+//! Enforced by: only [`settle`](FollowedShapes::settle) applies a taken snapshot, and it runs
+//! between transactions.
+
+use std::collections::HashMap;
+use std::mem;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use forebay_pgoutput::{Snapshot, Xid};
+
+use super::open_transaction::OpenTransaction;
+use super::recent_transactions::RecentTransactions;
+use super::table_group::{DescribedTable, TableGroup};
+use crate::definition::TableSchema;
+use crate::registry::StoreInner;
+use crate::row_keys::{KeyChange, KeyCounts, RowKeys, WaitingKeyChanges};
+use crate::shape::Shape;
+use crate::store::record::{
+    CommitRecord, MAX_TEXT, MessageRange, Record, ShapeTouch, SnapshotVisibility, TransactionPart,
+};
+
+/// Shapes that are matched with changes.
+#[derive(Debug, Default)]
+pub(crate) struct FollowedShapes {
+    /// Number of times the set was cleared.
+    generation: u64,
+    /// Position before which every commit was queued for the store.
+    queued_to: u64,
+    /// Commit position and id of the transaction that is being applied.
+    transaction: Option<(u64, u32)>,
+    recent: RecentTransactions,
+    /// Number of shapes that were followed before their snapshot, ever.
+    follow_count: u64,
+    /// Oids of the tables below each partitioned table.
+    descendants: HashMap<u32, Vec<u32>>,
+    /// Shapes by table oid. A table has several groups while its schema changes.
+    groups: HashMap<u32, Vec<TableGroup>>,
+    /// Table oid of each shape.
+    oids: HashMap<u64, u32>,
+    /// Shapes whose snapshot was taken and isn't applied yet.
+    unsettled: Vec<(u64, SnapshotVisibility)>,
+    /// Shapes without a snapshot, each with the value of `follow_count` when it was followed.
+    /// Transactions are held for them.
+    awaiting_snapshot: HashMap<u64, u64>,
+}
+
+/// Shape that is matched with changes.
+#[derive(Debug)]
+pub(super) struct FollowedShape {
+    pub(super) shape: Arc<Shape>,
+    snapshot: SnapshotPhase,
+    /// Row keys, if the table has no primary key.
+    keys: Option<RowKeys>,
+}
+
+/// Whether the snapshot of a shape is taken, and which transactions it sees.
+#[derive(Debug)]
+enum SnapshotPhase {
+    /// The snapshot isn't taken yet: transactions are held.
+    Pending {
+        held: Vec<HeldTransaction>,
+        /// Position from which on transactions are held. The snapshot must see all earlier ones.
+        since: u64,
+    },
+    /// The snapshot sees these transactions.
+    Taken(SnapshotVisibility),
+}
+
+/// Transaction that is held until the snapshot of a shape is taken.
+#[derive(Debug)]
+struct HeldTransaction {
+    xid: u32,
+    lsn: u64,
+    last_op: u64,
+    text: Vec<u8>,
+    /// The log can't represent the transaction. Unless the snapshot sees it, the shape is deleted.
+    is_unfit: bool,
+    /// Changes of row keys, if the table has no primary key.
+    key_changes: Vec<KeyChange>,
+}
+
+impl FollowedShapes {
+    /// Removes all shapes. Commits before `lsn` will be skipped. Streams that started earlier must
+    /// start over.
+    pub(crate) fn clear(&mut self, lsn: u64) {
+        let FollowedShapes { generation, recent, follow_count, descendants, .. } = mem::take(self);
+        let generation = generation + 1;
+        *self = FollowedShapes {
+            generation,
+            queued_to: lsn,
+            recent,
+            follow_count,
+            descendants,
+            ..FollowedShapes::default()
+        };
+    }
+
+    /// Drops the recent transactions: they are of another database, or of another process.
+    pub(crate) fn forget_recent(&mut self) {
+        self.recent.clear();
+        self.descendants.clear();
+    }
+
+    /// Sets the tables below a partitioned table.
+    pub(super) fn set_descendants(&mut self, oid: u32, descendants: &[u32]) {
+        if descendants.is_empty() {
+            self.descendants.remove(&oid);
+        } else {
+            self.descendants.insert(oid, descendants.to_vec());
+        }
+    }
+
+    pub(super) fn generation(&self) -> u64 {
+        self.generation
+    }
+
+    /// Starts a transaction. Returns `false` if it was queued for the store before.
+    pub(super) fn begin(&mut self, lsn: u64, xid: u32, inner: &StoreInner) -> bool {
+        self.abandon(inner);
+        let is_new = lsn >= self.queued_to;
+        self.transaction = is_new.then_some((lsn, xid));
+        is_new
+    }
+
+    /// Drops the transaction that is being applied.
+    pub(super) fn abandon(&mut self, inner: &StoreInner) {
+        if let Some((lsn, _)) = self.transaction.take() {
+            let waiting: Vec<_> = self.awaiting_snapshot.keys().copied().collect();
+            for shape in waiting {
+                if let Some(FollowedShape { snapshot: SnapshotPhase::Pending { held, .. }, .. }) =
+                    self.followed_shape(shape)
+                {
+                    held.pop_if(|held| held.lsn == lsn);
+                }
+            }
+        }
+        self.settle(inner);
+    }
+
+    /// Ends a transaction that was queued for the store.
+    pub(super) fn commit(&mut self, transaction: &OpenTransaction, end: u64, inner: &StoreInner) {
+        self.transaction = None;
+        for oid in &transaction.oids {
+            self.recent.push(*oid, transaction.lsn, transaction.xid);
+        }
+        self.queued_to = self.queued_to.max(end);
+        self.settle(inner);
+        self.delete_overfull(inner);
+    }
+
+    /// Follows a shape before its snapshot is taken. From now on, transactions are held for it.
+    pub(crate) fn add(&mut self, shape: Arc<Shape>) {
+        self.awaiting_snapshot.insert(shape.id, self.follow_count);
+        self.follow_count += 1;
+        let since = self.transaction.map_or(self.queued_to, |(lsn, _)| lsn.saturating_add(1));
+        let keys = shape.definition().table.key.is_empty();
+        let keys = keys.then(|| RowKeys::Waiting(WaitingKeyChanges::default()));
+        self.insert(FollowedShape {
+            shape,
+            snapshot: SnapshotPhase::Pending { held: Vec::new(), since },
+            keys,
+        });
+    }
+
+    /// Follows a shape with a complete snapshot. `keys` are those of its rows, if its table has no
+    /// primary key.
+    pub(crate) fn add_complete(
+        &mut self,
+        shape: Arc<Shape>,
+        seen: SnapshotVisibility,
+        keys: Option<KeyCounts>,
+    ) {
+        self.insert(FollowedShape {
+            shape,
+            snapshot: SnapshotPhase::Taken(seen),
+            keys: keys.map(RowKeys::Counted),
+        });
+    }
+
+    fn insert(&mut self, followed: FollowedShape) {
+        let table = &followed.shape.definition().table;
+        self.oids.insert(followed.shape.id, table.oid);
+        let groups = self.groups.entry(table.oid).or_default();
+        let at = groups.iter().position(|group| group.is_of(table)).unwrap_or_else(|| {
+            groups.push(TableGroup::new(Arc::clone(table)));
+            groups.len() - 1
+        });
+        groups[at].add(followed);
+    }
+
+    /// Sets the transactions that a shape's snapshot sees. Within a transaction, they are applied
+    /// after it.
+    ///
+    /// Returns `false` if the snapshot was taken too early: it doesn't see a transaction from
+    /// before the shape was followed. Postgres writes a commit to its log first, and makes it
+    /// visible after that, or when its synchronous standbys have it.
+    pub(crate) fn snapshot_taken(
+        &mut self,
+        shape: u64,
+        seen: SnapshotVisibility,
+        inner: &StoreInner,
+    ) -> bool {
+        let oid = self.oids.get(&shape).copied();
+        let is_early = self.is_early(shape, &seen);
+        if !is_early {
+            self.unsettled.push((shape, seen.clone()));
+            if self.transaction.is_none() {
+                self.settle(inner);
+            }
+        }
+        if oid.is_some() {
+            self.prune(oid, &seen);
+        }
+        !is_early
+    }
+
+    /// Drops recent transactions that a new snapshot sees: all later snapshots see them, too.
+    pub(crate) fn forget_visible(&mut self, snapshot: &Snapshot) {
+        self.prune(None, &SnapshotVisibility::new(snapshot, u64::MAX));
+    }
+
+    fn prune(&mut self, oid: Option<u32>, seen: &SnapshotVisibility) {
+        let oldest = self.awaiting_snapshot.values().copied().min().unwrap_or(u64::MAX);
+        self.recent.prune(oid, seen, self.follow_count, oldest);
+    }
+
+    fn is_early(&mut self, shape: u64, seen: &SnapshotVisibility) -> bool {
+        let Some(FollowedShape { snapshot: SnapshotPhase::Pending { since, .. }, .. }) =
+            self.followed_shape(shape)
+        else {
+            return false;
+        };
+        let since = *since;
+        let Some(oid) = self.oids.get(&shape) else { return false };
+        // A change under a partitioned table may concern any table below it.
+        let above = self.descendants.iter().filter(|(_, below)| below.contains(oid)).map(|(above, _)| above);
+        let now = self.transaction.filter(|(lsn, _)| *lsn < since);
+        now.is_some_and(|(lsn, xid)| !seen.has(lsn, xid))
+            || above.chain([oid]).any(|oid| self.recent.is_missed(*oid, since, seen))
+    }
+
+    /// Applies taken snapshots: queues the held transactions that a snapshot doesn't see, and drops
+    /// the others.
+    fn settle(&mut self, inner: &StoreInner) {
+        for (shape, seen) in mem::take(&mut self.unsettled) {
+            self.awaiting_snapshot.remove(&shape);
+            let Some(followed) = self.followed_shape(shape) else { continue };
+            let held = mem::replace(&mut followed.snapshot, SnapshotPhase::Taken(seen.clone()));
+            let settled = Arc::clone(&followed.shape);
+            let SnapshotPhase::Pending { mut held, .. } = held else { continue };
+            held.retain(|held| !seen.has(held.lsn, held.xid));
+            if held.iter().any(|held| held.is_unfit) {
+                self.delete(shape, inner);
+                continue;
+            }
+            if let Some(keys) = self.followed_shape(shape).and_then(|followed| followed.keys.as_mut()) {
+                // The keys are waiting for the rows of the snapshot, so no change can be inexact
+                // yet.
+                let _always_exact = held.iter().all(|held| keys.take(&held.key_changes));
+            }
+            // A record without messages would set the end of the log to an offset without a
+            // message.
+            let messages = held.into_iter().filter(|held| !held.text.is_empty());
+            messages.for_each(|held| inner.enqueue(held.record(shape)));
+            settled.settled();
+        }
+    }
+
+    /// Deletes shapes without a snapshot for which more than `held_bytes` are held.
+    pub(super) fn delete_overfull(&mut self, inner: &StoreInner) {
+        if self.awaiting_snapshot.is_empty() {
+            return;
+        }
+        let limit = inner.config.held_bytes.min(MAX_TEXT);
+        let waiting: Vec<_> = self.awaiting_snapshot.keys().copied().collect();
+        for shape in waiting {
+            if self.followed_shape(shape).is_some_and(|followed| followed.held_bytes() > limit) {
+                self.delete(shape, inner);
+            }
+        }
+    }
+
+    /// Deletes a shape whose log can't represent a transaction. If its snapshot isn't taken, the
+    /// decision is held.
+    pub(super) fn mark_unfit(&mut self, shape: u64, transaction: &OpenTransaction, inner: &StoreInner) {
+        let Some(followed) = self.followed_shape(shape) else { return };
+        if followed.snapshot_sees(transaction) {
+            return;
+        }
+        match &mut followed.snapshot {
+            SnapshotPhase::Pending { held, .. } => HeldTransaction::of(transaction, held).is_unfit = true,
+            SnapshotPhase::Taken(_) => self.delete(shape, inner),
+        }
+    }
+
+    /// Counts the row keys that a transaction adds and removes. Deletes shapes whose clients
+    /// couldn't distinguish the rows.
+    pub(super) fn count_keys(&mut self, transaction: &mut OpenTransaction, inner: &StoreInner) {
+        for (shape, changes) in transaction.take_key_changes() {
+            let Some(FollowedShape { snapshot, keys: Some(keys), .. }) = self.followed_shape(shape) else {
+                continue;
+            };
+            let is_exact = match snapshot {
+                SnapshotPhase::Pending { held, .. } => {
+                    HeldTransaction::of(transaction, held).key_changes.extend(changes);
+                    true
+                }
+                SnapshotPhase::Taken(_) => keys.take(&changes),
+            };
+            if !is_exact {
+                self.delete(shape, inner);
+            }
+        }
+    }
+
+    /// Sets the row keys of a complete snapshot. Deletes the shape if changes since then are
+    /// inexact.
+    pub(crate) fn set_key_counts(&mut self, shape: u64, counts: KeyCounts, inner: &StoreInner) {
+        let Some(FollowedShape { keys: Some(keys), .. }) = self.followed_shape(shape) else { return };
+        if !keys.complete(counts) {
+            self.delete(shape, inner);
+        }
+    }
+
+    /// Returns whether the changes of a shape go to the store. Otherwise they are held, or the
+    /// shape is gone.
+    pub(super) fn hold_or_pass(
+        &mut self,
+        touch: &ShapeTouch,
+        text: &Bytes,
+        transaction: &OpenTransaction,
+    ) -> bool {
+        match self.followed_shape(touch.shape).map(|followed| &mut followed.snapshot) {
+            None => false,
+            Some(SnapshotPhase::Taken(_)) => true,
+            Some(SnapshotPhase::Pending { held, .. }) => {
+                let held = HeldTransaction::of(transaction, held);
+                for MessageRange { from, to, last_op } in touch.ranges.iter().filter(|_| !held.is_unfit) {
+                    held.text.extend_from_slice(&text[*from as usize..*to as usize]);
+                    held.last_op = *last_op;
+                }
+                false
+            }
+        }
+    }
+
+    /// Deletes a shape permanently.
+    pub(crate) fn delete(&mut self, shape: u64, inner: &StoreInner) {
+        self.remove(shape);
+        // Queued under the lock, so that no later record in the store's log concerns the shape.
+        inner.delete(shape);
+    }
+
+    /// Compares the shapes of a table with its schema, and deletes the unfit ones.
+    pub(crate) fn refit(&mut self, table: &TableSchema, inner: &StoreInner) {
+        let described = DescribedTable::of(table);
+        let groups = self.groups.get(&table.oid).into_iter().flatten();
+        let unfit: Vec<_> = groups.flat_map(|group| group.unfit_shapes(&described)).collect();
+        unfit.into_iter().for_each(|shape| self.delete(shape, inner));
+        self.apply_catalog_state(table, inner);
+    }
+
+    /// Makes a catalog state the baseline of its table. First deletes the table's shapes if they
+    /// are incorrect for that state.
+    pub(crate) fn apply_catalog_state(&mut self, table: &TableSchema, inner: &StoreInner) {
+        let Some(now) = &table.state else { return };
+        let change = match inner.registry().baselines.get(table.oid) {
+            Some(before) if before == now => return,
+            Some(before) => now.change_since(before),
+            None => None,
+        };
+        if let Some(change) = change {
+            let TableSchema { schema, name, oid, .. } = table;
+            tracing::info!(schema, name, oid, %change, "table shapes deleted: catalog changed");
+            inner.shapes_of(*oid).into_iter().for_each(|shape| self.delete(shape, inner));
+        }
+        // After the deletions, in memory and in the log: a crash in between must not lose them.
+        inner.set_baseline(table);
+    }
+
+    pub(super) fn groups(&mut self, oid: u32) -> impl Iterator<Item = &mut TableGroup> {
+        self.groups.get_mut(&oid).into_iter().flatten()
+    }
+
+    pub(crate) fn has_table(&self, oid: u32) -> bool {
+        self.groups.contains_key(&oid)
+    }
+
+    pub(super) fn shapes_of(&self, oid: u32) -> Vec<u64> {
+        self.groups.get(&oid).into_iter().flatten().flat_map(TableGroup::shapes).collect()
+    }
+
+    /// Returns the followed shapes of several tables. `oids` is sorted. There may be thousands of
+    /// oids, and few of them have shapes.
+    pub(super) fn shapes_of_any(&self, oids: &[u32]) -> Vec<u64> {
+        let is_among = |oid: &&u32| oids.binary_search(oid).is_ok();
+        if self.groups.len() < oids.len() {
+            self.groups.keys().filter(is_among).flat_map(|oid| self.shapes_of(*oid)).collect()
+        } else {
+            oids.iter().flat_map(|oid| self.shapes_of(*oid)).collect()
+        }
+    }
+
+    fn remove(&mut self, shape: u64) {
+        self.awaiting_snapshot.remove(&shape);
+        let Some(oid) = self.oids.remove(&shape) else { return };
+        let Some(groups) = self.groups.get_mut(&oid) else { return };
+        groups.iter_mut().for_each(|group| group.remove(shape));
+        groups.retain(|group| !group.is_empty());
+        if groups.is_empty() {
+            self.groups.remove(&oid);
+        }
+    }
+
+    fn followed_shape(&mut self, shape: u64) -> Option<&mut FollowedShape> {
+        let groups = self.groups.get_mut(self.oids.get(&shape)?)?;
+        groups.iter_mut().find_map(|group| group.followed_shape(shape))
+    }
+}
+
+#[cfg(test)]
+impl FollowedShapes {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.oids.is_empty() && self.groups.is_empty() && self.awaiting_snapshot.is_empty()
+    }
+}
+
+impl FollowedShape {
+    /// Returns whether the snapshot sees a transaction. `false` while the snapshot isn't taken.
+    pub(super) fn snapshot_sees(&self, transaction: &OpenTransaction) -> bool {
+        match &self.snapshot {
+            SnapshotPhase::Taken(seen) => seen.has(transaction.lsn, transaction.xid),
+            SnapshotPhase::Pending { .. } => false,
+        }
+    }
+
+    fn held_bytes(&self) -> usize {
+        match &self.snapshot {
+            SnapshotPhase::Pending { held, .. } => held.iter().map(HeldTransaction::bytes).sum(),
+            SnapshotPhase::Taken(_) => 0,
+        }
+    }
+}
+
+impl HeldTransaction {
+    /// Returns the entry of the transaction that is being applied. Adds it if it is missing.
+    fn of<'a>(transaction: &OpenTransaction, held: &'a mut Vec<HeldTransaction>) -> &'a mut HeldTransaction {
+        if held.last().is_none_or(|held| held.lsn != transaction.lsn) {
+            let OpenTransaction { lsn, xid, .. } = *transaction;
+            let (text, key_changes) = (Vec::new(), Vec::new());
+            held.push(HeldTransaction { xid, lsn, last_op: 0, text, is_unfit: false, key_changes });
+        }
+        held.last_mut().expect("an entry was pushed")
+    }
+
+    fn bytes(&self) -> usize {
+        self.text.len() + self.key_changes.len() * size_of::<KeyChange>()
+    }
+
+    /// Returns the record of a separate transaction. It follows all records that were queued
+    /// meanwhile.
+    fn record(self, shape: u64) -> Record {
+        let to = u32::try_from(self.text.len()).expect("held bytes are bounded");
+        let ranges = vec![MessageRange { from: 0, to, last_op: self.last_op }];
+        let touches = vec![ShapeTouch { shape, ranges }];
+        let changes = TransactionPart { lsn: self.lsn, is_first: true, touches, text: self.text.into() };
+        Record::Commit(changes, CommitRecord::default())
+    }
+}
+
+impl SnapshotVisibility {
+    pub(crate) fn new(snapshot: &Snapshot, lsn: u64) -> Self {
+        SnapshotVisibility { xmin: snapshot.xmin, xmax: snapshot.xmax, xip: snapshot.xip.clone(), lsn }
+    }
+
+    /// Returns whether the snapshot sees a transaction.
+    pub(super) fn has(&self, lsn: u64, xid: u32) -> bool {
+        // The same rule as `Snapshot::sees`, without a copy of the list.
+        let full = Xid(xid).widen(self.xmax);
+        lsn < self.lsn && (full < self.xmin || full < self.xmax && !self.xip.contains(&full))
+    }
+}

@@ -1,0 +1,316 @@
+//! Open transaction: the messages encoded so far, and the shapes that get them.
+//!
+//! Invariant: its text is smaller than `MAX_TEXT`, the maximum of a record.
+//! Enforced by: it is queued in parts, and a message that is too large is discarded.
+
+use std::collections::{HashMap, HashSet};
+use std::mem;
+use std::sync::Arc;
+
+use bytes::Bytes;
+
+use super::followed_shapes::FollowedShapes;
+use super::stream_relation::StreamRelation;
+use crate::config::StoreConfig;
+use crate::encode::{LogPosition, RowEncoder, ShapeChange};
+use crate::row_keys::KeyChange;
+use crate::shape::Shape;
+use crate::store::record::{MAX_TEXT, MessageRange, ShapeTouch, TransactionPart};
+
+/// Maximum number of ranges of a part, not counting those of its last change.
+const PART_RANGES: usize = 1 << 16;
+
+/// Maximum number of deferrable keys that are remembered for a transaction. With spare capacity,
+/// they take 32 MiB.
+const MAX_ENTERED: usize = 1 << 20;
+
+/// Maximum number of key changes that wait for the commit. A change takes 16 bytes: 16 MiB.
+const MAX_KEY_CHANGES: usize = 1 << 20;
+
+/// Values of a row, in the order of its table's columns.
+pub(super) type DecodedRow<'a> = Vec<Option<&'a [u8]>>;
+
+/// Transaction that is being applied.
+#[derive(Debug)]
+pub(super) struct OpenTransaction {
+    /// Position of its commit.
+    pub(super) lsn: u64,
+    pub(super) xid: u32,
+    /// Whether the store already has it. Then its changes are skipped.
+    pub(super) is_duplicate: bool,
+    /// Number of the current change.
+    pub(super) op: u64,
+    /// Oids of the tables that it changes.
+    pub(super) oids: Vec<u32>,
+    /// Versions of changed relations that have relatives: the last one, and all of them.
+    related: (u64, HashSet<u64>),
+    /// Hashes of the keys that rows got in this transaction, for tables with a deferrable key.
+    entered_keys: HashSet<u64>,
+    /// Changes of row keys in order, by shape id, for tables without a primary key.
+    key_changes: HashMap<u64, Vec<KeyChange>>,
+    /// Number of all entries in `key_changes`.
+    key_change_count: usize,
+    part_bytes: usize,
+    message_bytes: usize,
+    has_parts: bool,
+    /// Messages since the last part.
+    text: Vec<u8>,
+    /// Ranges of `text`, by shape.
+    touches: Vec<ShapeTouch>,
+    /// Number of ranges in `touches`.
+    range_count: usize,
+    /// Index into `touches` by shape id.
+    touch_indexes: HashMap<u64, usize>,
+    /// Ids of the shapes that earlier parts touched.
+    touched_by_parts: HashSet<u64>,
+}
+
+/// Effect of a row change on a shape.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum RowEffect {
+    Insert,
+    Update,
+    Delete,
+    /// The row is in the shape before and after, with another key.
+    Rekey,
+}
+
+/// Hashes of the keys of a row before and after a change.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct RowChangeKeys {
+    pub(super) old: Option<u64>,
+    pub(super) new: Option<u64>,
+}
+
+/// Change encoded for all shapes with one row encoder, which is identified by its address.
+#[derive(Debug)]
+pub(super) struct EncodedChange {
+    layout: usize,
+    effect: RowEffect,
+    message: EncodeOutcome,
+}
+
+/// Result of encoding a change.
+#[derive(Debug, Clone, Copy)]
+enum EncodeOutcome {
+    /// No shown column has changed.
+    Nothing,
+    At(MessageRange),
+    TooLarge,
+}
+
+impl OpenTransaction {
+    pub(super) fn new(lsn: u64, xid: u32, is_duplicate: bool, config: &StoreConfig) -> Self {
+        OpenTransaction {
+            lsn,
+            xid,
+            is_duplicate,
+            op: 0,
+            oids: Vec::new(),
+            related: (0, HashSet::new()),
+            entered_keys: HashSet::new(),
+            key_changes: HashMap::new(),
+            key_change_count: 0,
+            part_bytes: config.part_bytes.min(MAX_TEXT),
+            message_bytes: config.message_bytes.min(MAX_TEXT),
+            has_parts: false,
+            text: Vec::new(),
+            touches: Vec::new(),
+            range_count: 0,
+            touch_indexes: HashMap::new(),
+            touched_by_parts: HashSet::new(),
+        }
+    }
+
+    /// Adds a change to a shape. Encodes it, unless a shape with the same row encoder has done so.
+    /// Returns `false` if the message is too large.
+    pub(super) fn write(
+        &mut self,
+        shape: &Shape,
+        effect: RowEffect,
+        rows: (Option<&DecodedRow<'_>>, Option<&DecodedRow<'_>>),
+        encoded: &mut Vec<EncodedChange>,
+    ) -> bool {
+        let layout = Arc::as_ptr(&shape.layout).addr();
+        let before = encoded.iter().find(|encoded| encoded.layout == layout && encoded.effect == effect);
+        let message = match before {
+            Some(encoded) => encoded.message,
+            None => {
+                let message = self.encode(&shape.layout, effect, rows);
+                encoded.push(EncodedChange { layout, effect, message });
+                message
+            }
+        };
+        match message {
+            EncodeOutcome::Nothing => true,
+            EncodeOutcome::At(range) => {
+                self.touch(shape.id, range);
+                true
+            }
+            EncodeOutcome::TooLarge => false,
+        }
+    }
+
+    fn encode(
+        &mut self,
+        layout: &RowEncoder,
+        effect: RowEffect,
+        rows: (Option<&DecodedRow<'_>>, Option<&DecodedRow<'_>>),
+    ) -> EncodeOutcome {
+        let values = [rows.0, rows.1].into_iter().flatten().flatten().flatten();
+        if values.map(|value| value.len()).sum::<usize>() > self.message_bytes {
+            return EncodeOutcome::TooLarge;
+        }
+        let place = |op: u64| LogPosition { lsn: self.lsn, op, xid: self.xid };
+        let (here, next) = (place(self.op), place(self.op + 1));
+        let from = self.text.len();
+        let text = &mut self.text;
+        let is_written = match (effect, rows) {
+            (RowEffect::Insert, (_, Some(row))) => {
+                layout.change(text, ShapeChange::Insert { row, from: None }, here)
+            }
+            (RowEffect::Update, (Some(old), Some(new))) => {
+                layout.change(text, ShapeChange::Update { old, new }, here)
+            }
+            (RowEffect::Delete, (Some(row), _)) => {
+                layout.change(text, ShapeChange::Delete { row, to: None }, here)
+            }
+            (RowEffect::Rekey, (Some(old), Some(new))) => {
+                layout.change(text, ShapeChange::Delete { row: old, to: Some(new) }, here)
+                    && layout.change(text, ShapeChange::Insert { row: new, from: Some(old) }, next)
+            }
+            _ => false,
+        };
+        if !is_written {
+            return EncodeOutcome::Nothing;
+        }
+        match (u32::try_from(from), u32::try_from(text.len())) {
+            (Ok(from), Ok(to)) if text.len() <= MAX_TEXT && (to - from) as usize <= self.message_bytes => {
+                let last_op = if effect == RowEffect::Rekey { next.op } else { here.op };
+                EncodeOutcome::At(MessageRange { from, to, last_op })
+            }
+            _ => {
+                text.truncate(from);
+                text.shrink_to(self.part_bytes);
+                EncodeOutcome::TooLarge
+            }
+        }
+    }
+
+    fn touch(&mut self, shape: u64, range: MessageRange) {
+        let next = self.touches.len();
+        let at = *self.touch_indexes.entry(shape).or_insert(next);
+        if at == next {
+            self.touches.push(ShapeTouch { shape, ranges: Vec::with_capacity(1) });
+        }
+        match self.touches[at].ranges.last_mut() {
+            Some(last) if last.to == range.from => (last.to, last.last_op) = (range.to, range.last_op),
+            Some(_) | None => {
+                self.touches[at].ranges.push(range);
+                self.range_count += 1;
+            }
+        }
+    }
+
+    /// Adds a table to those that the transaction changes.
+    pub(super) fn add_table(&mut self, oid: u32) {
+        if !self.oids.contains(&oid) {
+            self.oids.push(oid);
+        }
+    }
+
+    /// Adds a changed relation that has relatives. Returns `true` the first time.
+    pub(super) fn add_relation(&mut self, relation: &StreamRelation) -> bool {
+        let version = relation.described.version;
+        if self.related.0 == version {
+            return false;
+        }
+        self.related.0 = version;
+        let is_first = self.related.1.insert(version);
+        if is_first {
+            relation.ancestors.iter().for_each(|oid| self.add_table(*oid));
+        }
+        is_first
+    }
+
+    /// Moves a row from one key to another, in a table whose key is deferrable. Returns `false` if
+    /// clients can't apply the change exactly.
+    ///
+    /// Within a transaction, two rows may have the same key, and a client identifies a row by its
+    /// key. One of the two got the key in this transaction, and one must leave it before the
+    /// commit. So if no row leaves a key that was entered before, no two rows had the same key, and
+    /// the messages are exact. Otherwise it is unknown which row the client would lose.
+    pub(super) fn move_deferrable_key(&mut self, left: Option<u64>, entered: Option<u64>) -> bool {
+        let is_crossed = left.is_some_and(|key| self.entered_keys.contains(&key));
+        let has_room = self.entered_keys.len() < MAX_ENTERED;
+        self.entered_keys.extend(entered.filter(|_| has_room));
+        !is_crossed && (has_room || entered.is_none())
+    }
+
+    /// Adds the keys of rows that enter or leave a shape, whose table has no primary key.
+    pub(super) fn add_key_changes(&mut self, shape: u64, effect: RowEffect, keys: &RowChangeKeys) {
+        if effect == RowEffect::Update {
+            return;
+        }
+        let changes = self.key_changes.entry(shape).or_default();
+        let before = changes.len();
+        if let (RowEffect::Delete | RowEffect::Rekey, Some(old)) = (effect, keys.old) {
+            changes.push(KeyChange::Left(old));
+        }
+        if let (RowEffect::Insert | RowEffect::Rekey, Some(new)) = (effect, keys.new) {
+            changes.push(KeyChange::Entered(new));
+        }
+        self.key_change_count += changes.len() - before;
+    }
+
+    /// Returns whether row keys must be counted before the commit. If the stream is interrupted
+    /// after that, some keys are counted twice, which may delete a shape too early.
+    pub(super) fn has_many_keys(&self) -> bool {
+        self.key_change_count > MAX_KEY_CHANGES
+    }
+
+    pub(super) fn take_key_changes(&mut self) -> HashMap<u64, Vec<KeyChange>> {
+        self.key_change_count = 0;
+        mem::take(&mut self.key_changes)
+    }
+
+    /// Returns whether the current part should be queued.
+    pub(super) fn is_part_full(&self) -> bool {
+        self.text.len() >= self.part_bytes || self.range_count >= PART_RANGES
+    }
+
+    /// Returns the changes since the last part, without those that are held; `None`: there are
+    /// none.
+    pub(super) fn part(&mut self, followed: &mut FollowedShapes) -> Option<TransactionPart> {
+        let changes = self.next_part(followed);
+        (!changes.touches.is_empty()).then(|| {
+            self.has_parts = true;
+            self.touched_by_parts.extend(changes.touches.iter().map(|touch| touch.shape));
+            changes
+        })
+    }
+
+    pub(super) fn last_part(&mut self, followed: &mut FollowedShapes) -> TransactionPart {
+        self.next_part(followed)
+    }
+
+    /// Returns the shapes that earlier parts touched and the last part doesn't.
+    pub(super) fn shapes_of_earlier_parts(&mut self, last: &TransactionPart) -> Vec<u64> {
+        for touch in &last.touches {
+            self.touched_by_parts.remove(&touch.shape);
+        }
+        self.touched_by_parts.drain().collect()
+    }
+
+    fn next_part(&mut self, followed: &mut FollowedShapes) -> TransactionPart {
+        self.touch_indexes.clear();
+        self.range_count = 0;
+        let mut text = Bytes::from(mem::take(&mut self.text));
+        let mut touches = mem::take(&mut self.touches);
+        touches.retain(|touch| followed.hold_or_pass(touch, &text, self));
+        if touches.is_empty() {
+            text = Bytes::new();
+        }
+        TransactionPart { lsn: self.lsn, is_first: !self.has_parts, touches, text }
+    }
+}
