@@ -95,7 +95,7 @@ impl Database {
     /// All rows of a table, as messages.
     pub(crate) async fn rows(&self, table: &str, clause: Option<&str>) -> Vec<Value> {
         let table = self.describe(table).await;
-        let all = table.all();
+        let all = table.all_columns();
         let mut sink = Collected::default();
         self.read(&query(&table, &all, clause), &mut sink).await.unwrap();
         sink.messages()
@@ -153,7 +153,7 @@ impl Collected {
 impl RowSink for Collected {
     type Error = Infallible;
 
-    async fn begun(&mut self, snapshot: &Snapshot, lsn: Lsn) -> Result<(), Infallible> {
+    async fn begin(&mut self, snapshot: &Snapshot, lsn: Lsn) -> Result<(), Infallible> {
         assert!(self.pieces.is_empty(), "rows came first");
         self.begun = Some((snapshot.clone(), lsn));
         Ok(())

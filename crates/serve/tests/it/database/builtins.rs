@@ -1,6 +1,6 @@
 //! What clauses of clients may use of Postgres itself.
 
-use forebay_serve::database::{Builtins, NotAllowed};
+use forebay_serve::database::{Builtins, DisallowedBuiltin};
 use forebay_shapes::filter::{Collation, Column, Expression, Schema};
 
 use super::Database;
@@ -28,7 +28,7 @@ const REFUSED_TYPES: &str = "regclass regtype regrole regproc regnamespace regco
 
 async fn ask(database: &Database) -> Builtins {
     let client = database.client().await;
-    Builtins::ask(&client).await.unwrap()
+    Builtins::load(&client).await.unwrap()
 }
 
 fn expression(clause: &str) -> Expression {
@@ -53,7 +53,7 @@ async fn only_functions_that_read_nothing_but_their_arguments_are_allowed() {
         for name in REFUSED_FUNCTIONS.split_whitespace() {
             for arguments in 0..5 {
                 let call = format!("\"{name}\"({}) IS NULL", vec!["a"; arguments].join(", "));
-                let refused = NotAllowed::Function { name: name.to_owned(), arguments };
+                let refused = DisallowedBuiltin::Function { name: name.to_owned(), arguments };
                 assert_eq!(allows(&call), Err(refused), "{version}: {call}");
             }
         }
@@ -72,7 +72,7 @@ async fn only_types_whose_texts_are_read_without_the_catalog_are_allowed() {
             assert_eq!(allows(format!("a::{name} IS NULL")), Ok(()), "{version}: {name}");
         }
         for name in REFUSED_TYPES.split_whitespace() {
-            let refused = NotAllowed::Type(name.to_owned());
+            let refused = DisallowedBuiltin::Type(name.to_owned());
             assert_eq!(allows(format!("a::{name} IS NULL")), Err(refused.clone()), "{version}: {name}");
             assert_eq!(allows(format!("a::{name}[] IS NULL")), Err(refused), "{version}: {name}[]");
         }
@@ -82,7 +82,7 @@ async fn only_types_whose_texts_are_read_without_the_catalog_are_allowed() {
             assert_eq!(allows(clause.to_owned()), Ok(()), "{version}: {clause}");
         }
         for name in ["<~~>", "@@", "@?"] {
-            assert_eq!(allows(format!("a {name} a")), Err(NotAllowed::Operator(name.to_owned())));
+            assert_eq!(allows(format!("a {name} a")), Err(DisallowedBuiltin::Operator(name.to_owned())));
         }
         for clause in ["a::timestamptz > a::date", "a::interval + a::timestamptz IS NULL", "a || 1 = ''"] {
             assert_eq!(allows(clause.to_owned()), Ok(()), "{version}: {clause}");
@@ -119,6 +119,6 @@ async fn a_cast_of_the_database_s_own_between_types_of_postgres_leaves_nothing_a
         "CREATE FUNCTION own(int4) RETURNS text LANGUAGE sql IMMUTABLE AS 'SELECT NULL::text';
          CREATE CAST (int4 AS text) WITH FUNCTION own(int4) AS IMPLICIT",
     );
-    let refused = Err(NotAllowed::Cast("integer to text".to_owned()));
+    let refused = Err(DisallowedBuiltin::Cast("integer to text".to_owned()));
     assert_eq!(ask(&database).await.check(&clause), refused);
 }

@@ -1,12 +1,12 @@
 //! What Postgres says of where clauses.
 
-use forebay_serve::database::{ClauseRejection, ValidateError, validate};
+use forebay_serve::database::{ClauseRejection, ValidateError, validate_clause};
 
 use super::{Database, name};
 
 async fn refused(database: &Database, clause: &str) -> ClauseRejection {
     let client = database.client().await;
-    match validate(&client, &name("Items"), clause).await {
+    match validate_clause(&client, &name("Items"), clause).await {
         Err(ValidateError::Refused(refusal)) => refusal,
         other => panic!("{clause}: {other:?}"),
     }
@@ -32,7 +32,9 @@ async fn a_clause_is_read_and_not_run() {
         "1 / id = 1",
         "id = 1 -- ok",
     ] {
-        validate(&client, &name("Items"), clause).await.unwrap_or_else(|error| panic!("{clause}: {error}"));
+        validate_clause(&client, &name("Items"), clause)
+            .await
+            .unwrap_or_else(|error| panic!("{clause}: {error}"));
     }
     let refusal = refused(&database, "true; DELETE FROM \"Items\"").await;
     assert_eq!(refusal.to_string(), "cannot insert multiple commands into a prepared statement");
@@ -43,7 +45,7 @@ async fn a_clause_is_read_and_not_run() {
 #[tokio::test]
 async fn errors_are_postgres_own_with_their_place_in_the_clause() {
     let database = items();
-    for (clause, sqlstate, location, words) in [
+    for (clause, sqlstate, location, message) in [
         ("id = ", "42601", Some(20), "At location 20: syntax error at end of input"),
         ("id x", "42601", Some(18), "At location 18: syntax error at or near \"x\""),
         ("é = 'a' AND é x", "42601", Some(29), "At location 29: syntax error at or near \"x\""),
@@ -60,7 +62,7 @@ async fn errors_are_postgres_own_with_their_place_in_the_clause() {
         let refusal = refused(&database, clause).await;
         assert_eq!(
             (refusal.sqlstate.as_str(), refusal.location, refusal.to_string().as_str()),
-            (sqlstate, location, words),
+            (sqlstate, location, message),
             "{clause}"
         );
     }
@@ -71,11 +73,11 @@ async fn a_missing_table_and_a_lost_connection_are_no_refusals() {
     let database = items();
     let client = database.client().await;
     for table in ["items", "nowhere.items"] {
-        let error = validate(&client, &name(table), "true").await.unwrap_err();
+        let error = validate_clause(&client, &name(table), "true").await.unwrap_err();
         assert!(matches!(error, ValidateError::NotFound { .. }), "{error}");
     }
     let pid: i32 = client.query_one("SELECT pg_backend_pid()", &[]).await.unwrap().get(0);
     database.run(&format!("SELECT pg_terminate_backend({pid}, 5000)"));
-    let error = validate(&client, &name("Items"), "true").await.unwrap_err();
+    let error = validate_clause(&client, &name("Items"), "true").await.unwrap_err();
     assert!(matches!(error, ValidateError::Database(_)), "{error}");
 }

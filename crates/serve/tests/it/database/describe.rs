@@ -1,7 +1,9 @@
 //! Tables as the catalog has them.
 
 use forebay_replication::TableName;
-use forebay_serve::database::{ChoiceError, ColumnDescription, DescribeError, ReplicaIdentity, describe};
+use forebay_serve::database::{
+    ColumnDescription, ColumnSelectionError, DescribeError, ReplicaIdentity, describe,
+};
 use forebay_shapes::filter::{Collation, Filter, TypeKind};
 
 use super::{Database, name};
@@ -32,7 +34,7 @@ async fn a_table_is_described_as_the_catalog_has_it() {
         assert_eq!((table.replica_identity, table.is_partitioned), (ReplicaIdentity::Full, false));
         assert_eq!(table.database_collation, Collation::C);
         let shown: Vec<_> = table
-            .shown(&table.all())
+            .header_columns(&table.all_columns())
             .into_iter()
             .map(|column| (column.name, column.type_name, column.type_modifier, column.dims))
             .collect();
@@ -59,7 +61,9 @@ async fn a_table_is_described_as_the_catalog_has_it() {
         let filtered: Vec<_> = table
             .columns
             .iter()
-            .map(|column| (column.filtered.name.as_str(), column.filtered.typmod, column.filtered.kind))
+            .map(|column| {
+                (column.filter_type.name.as_str(), column.filter_type.typmod, column.filter_type.kind)
+            })
             .skip(4)
             .take(9)
             .collect();
@@ -79,8 +83,8 @@ async fn a_table_is_described_as_the_catalog_has_it() {
         assert_eq!((keys, table.key()), (vec![Some(0), None, Some(1)], vec![0, 2]));
         let not_null = |column: &&ColumnDescription| column.is_not_null;
         assert_eq!(table.columns.iter().filter(not_null).count(), 2, "the key's");
-        assert_eq!(table.shown(&[0, 2])[1].pk_index, Some(1));
-        assert_eq!(database.describe("made").await.shown(&[0])[0].dims, 1);
+        assert_eq!(table.header_columns(&[0, 2])[1].pk_index, Some(1));
+        assert_eq!(database.describe("made").await.header_columns(&[0])[0].dims, 1);
     }
 }
 
@@ -131,7 +135,7 @@ async fn a_partitioned_table_is_one_and_so_is_one_without_columns_or_key() {
     );
     assert!(database.describe("parts").await.is_partitioned);
     let bare = database.describe("bare").await;
-    assert!(bare.columns.is_empty() && bare.key().is_empty() && bare.choose::<&str>(&[]) == Ok(vec![]));
+    assert!(bare.columns.is_empty() && bare.key().is_empty() && bare.select::<&str>(&[]) == Ok(vec![]));
     assert!(database.describe("keyless").await.key().is_empty());
     // Until each partition has one, nothing says that rows differ in it.
     assert!(database.describe("half").await.key().is_empty());
@@ -204,17 +208,17 @@ async fn generated_columns_are_there_where_the_stream_has_them() {
         CREATE TABLE k (a int, twice int GENERATED ALWAYS AS (a * 2) STORED PRIMARY KEY)";
     let old = Database::new(15, sql);
     let table = old.describe("t").await;
-    assert_eq!((table.columns.len(), table.left_out.as_slice()), (3, &["twice".to_owned()][..]));
-    assert_eq!(table.choose(&["id", "twice"]), Err(ChoiceError::Generated("twice".to_owned())));
-    assert_eq!(table.choose(&["id", "b"]), Ok(vec![0, 2]));
+    assert_eq!((table.columns.len(), table.excluded.as_slice()), (3, &["twice".to_owned()][..]));
+    assert_eq!(table.select(&["id", "twice"]), Err(ColumnSelectionError::Generated("twice".to_owned())));
+    assert_eq!(table.select(&["id", "b"]), Ok(vec![0, 2]));
     let error = refusal(&old, "k").await;
     assert!(matches!(&error, DescribeError::GeneratedKey { column, .. } if column == "twice"), "{error}");
 
     let new = Database::new(18, sql);
     new.run("ALTER TABLE t ADD COLUMN thrice int GENERATED ALWAYS AS (a * 3) VIRTUAL");
     let table = new.describe("t").await;
-    assert_eq!(table.choose(&["id", "twice"]), Ok(vec![0, 2]));
-    assert!(table.columns[2].is_generated && table.left_out == ["thrice"]);
+    assert_eq!(table.select(&["id", "twice"]), Ok(vec![0, 2]));
+    assert!(table.columns[2].is_generated && table.excluded == ["thrice"]);
     assert_eq!(new.describe("k").await.key(), [1]);
 }
 
@@ -237,7 +241,7 @@ async fn collations_are_the_column_s_or_the_database_s() {
         let table = database.describe("t").await;
         assert_eq!(table.database_collation, database_collation, "{version} {options}");
         let collations: Vec<_> =
-            table.columns.iter().map(|column| column.filtered.collation.clone()).collect();
+            table.columns.iter().map(|column| column.filter_type.collation.clone()).collect();
         let own = [
             None,
             None,

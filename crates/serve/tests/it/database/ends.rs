@@ -36,17 +36,17 @@ async fn failure(database: &Database, query: &SnapshotQuery<'_>) -> Failure {
 async fn a_clause_that_postgres_refuses_is_named_with_its_place() {
     let database = items(15);
     let table = database.describe("t").await;
-    for (clause, sqlstate, location, words) in [
+    for (clause, sqlstate, location, message) in [
         ("(\"id\" = 1) AND (\"nope\" = 1)", "42703", Some(31), "column \"nope\" does not exist"),
         ("\"id\" = \"a\"", "42883", Some(20), "operator does not exist: integer = text"),
         ("\"id\" = = 1", "42601", Some(22), "At location 22: syntax error at or near \"=\""),
         ("\"other\".\"id\" = 1", "42P01", Some(15), "missing FROM-clause entry for table \"other\""),
-        // On a row: its words hold what the row holds.
+        // On a row: its message hold what the row holds.
         ("1 / \"id\" = 1", "22012", None, "the where clause fails on a row of the table (22012)"),
         ("\"a\"::\"int4\" = 1", "22P02", None, "the where clause fails on a row of the table (22P02)"),
     ] {
         let error = failure(&database, &query(&table, &[0], Some(clause))).await;
-        assert_eq!(error.to_string(), words, "{clause}");
+        assert_eq!(error.to_string(), message, "{clause}");
         assert!(!error.is_temporary());
         let SnapshotError::Refused(refusal) = error else { panic!("{clause}: {error:?}") };
         assert_eq!((refusal.sqlstate.as_str(), refusal.location), (sqlstate, location), "{clause}");
@@ -58,17 +58,17 @@ async fn a_clause_that_postgres_refuses_is_named_with_its_place() {
 async fn a_clause_that_is_analysed_first_shows_words_of_its_own_constants_and_none_of_rows() {
     let database = items(15);
     let table = database.describe("t").await;
-    for (clause, words) in [
+    for (clause, message) in [
         ("\"id\" = 'x'", "invalid input syntax for type integer: \"x\""),
         ("\"nope\" = 1", "column \"nope\" does not exist"),
         ("\"id\"", "argument of WHERE must be type boolean, not type integer"),
         ("\"a\"::\"int4\" = 1", "the where clause fails on a row of the table (22P02)"),
-        // Its code is a syntax error's, and its words hold the row's text.
+        // Its code is a syntax error's, and its message hold the row's text.
         ("(\"a\" || ' x')::\"tsquery\" IS NULL", "the where clause fails on a row of the table (42601)"),
     ] {
         let query = SnapshotQuery { analyses: true, ..query(&table, &[0], Some(clause)) };
         let error = failure(&database, &query).await;
-        assert_eq!(error.to_string(), words, "{clause}");
+        assert_eq!(error.to_string(), message, "{clause}");
         assert!(matches!(error, SnapshotError::Refused(_)), "{clause}: {error:?}");
     }
     let fits = SnapshotQuery { analyses: true, ..query(&table, &[0], Some("length(\"a\") > 0")) };
@@ -110,7 +110,7 @@ async fn who_may_not_read_all_rows_reads_none() {
         "CREATE TABLE t (id int PRIMARY KEY); INSERT INTO t VALUES (1), (2); GRANT SELECT ON t TO reader_no_more",
     );
     let table = database.describe("t").await;
-    for (change, words) in [
+    for (change, message) in [
         (
             "CREATE POLICY p ON t USING (id = 1); ALTER TABLE t ENABLE ROW LEVEL SECURITY",
             "policies hide rows of it from",
@@ -123,7 +123,7 @@ async fn who_may_not_read_all_rows_reads_none() {
         database.run(change);
         let error = failure(&database, &query(&table, &[0], None)).await;
         assert!(matches!(error, SnapshotError::NoPermission { .. }), "{error:?}");
-        assert!(error.to_string().contains(words), "{error}");
+        assert!(error.to_string().contains(message), "{error}");
     }
 }
 
@@ -174,7 +174,7 @@ struct Stubborn {
 impl RowSink for Stubborn {
     type Error = Full;
 
-    async fn begun(&mut self, _snapshot: &Snapshot, _lsn: Lsn) -> Result<(), Full> {
+    async fn begin(&mut self, _snapshot: &Snapshot, _lsn: Lsn) -> Result<(), Full> {
         Ok(())
     }
 
@@ -205,7 +205,7 @@ async fn a_sink_that_fails_ends_the_snapshot_and_the_copy() {
     let database = large();
     let table = database.describe("t").await;
     let mut client = database.client().await;
-    let all = table.all();
+    let all = table.all_columns();
     let outcome =
         snapshot(&mut client, &query(&table, &all, None), &mut Stubborn { pieces: 0, fails: true }).await;
     let error = outcome.unwrap_err();
@@ -224,7 +224,7 @@ async fn a_slow_sink_slows_the_server_and_dropping_the_snapshot_stops_it() {
     let table = database.describe("t").await;
     let mut client = database.client().await;
     let pid: i32 = client.query_one("SELECT pg_backend_pid()", &[]).await.unwrap().get(0);
-    let (all, mut sink) = (table.all(), Stubborn { pieces: 0, fails: false });
+    let (all, mut sink) = (table.all_columns(), Stubborn { pieces: 0, fails: false });
     let query = query(&table, &all, None);
     let waiting = until("the server waits for us", async || {
         tokio::time::sleep(Duration::from_millis(1)).await;
@@ -290,7 +290,7 @@ struct Intruder<'a> {
 impl RowSink for Intruder<'_> {
     type Error = Infallible;
 
-    async fn begun(&mut self, _: &Snapshot, _: Lsn) -> Result<(), Infallible> {
+    async fn begin(&mut self, _: &Snapshot, _: Lsn) -> Result<(), Infallible> {
         self.database.run(self.sql);
         Ok(())
     }

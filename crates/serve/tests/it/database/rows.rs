@@ -208,10 +208,10 @@ struct Meddler<'d> {
 impl RowSink for Meddler<'_> {
     type Error = Infallible;
 
-    async fn begun(&mut self, snapshot: &Snapshot, lsn: Lsn) -> Result<(), Infallible> {
+    async fn begin(&mut self, snapshot: &Snapshot, lsn: Lsn) -> Result<(), Infallible> {
         let write = "INSERT INTO t VALUES (2) RETURNING txid_current()";
         self.after = self.database.ask(write).parse().unwrap();
-        self.sink.begun(snapshot, lsn).await
+        self.sink.begin(snapshot, lsn).await
     }
 
     async fn rows(&mut self, messages: Bytes) -> Result<(), Infallible> {
@@ -240,7 +240,7 @@ async fn rows_come_in_pieces_of_whole_messages() {
         INSERT INTO t SELECT i, repeat('x', 200) FROM generate_series(1, 5000) i; INSERT INTO t VALUES (0, repeat('y', 3000000))");
     let table = database.describe("t").await;
     let mut sink = Collected::default();
-    let summary = database.read(&query(&table, &table.all(), None), &mut sink).await.unwrap();
+    let summary = database.read(&query(&table, &table.all_columns(), None), &mut sink).await.unwrap();
     assert_eq!((summary.rows, sink.messages().len()), (5001, 5001));
     let lengths: Vec<_> = sink.pieces.iter().map(Bytes::len).collect();
     assert_eq!(summary.bytes, lengths.iter().sum::<usize>() as u64);

@@ -15,7 +15,7 @@ struct Counter(u64);
 impl RowSink for Counter {
     type Error = Infallible;
 
-    async fn begun(&mut self, _snapshot: &Snapshot, _lsn: Lsn) -> Result<(), Infallible> {
+    async fn begin(&mut self, _snapshot: &Snapshot, _lsn: Lsn) -> Result<(), Infallible> {
         Ok(())
     }
 
@@ -41,7 +41,7 @@ async fn a_million_rows() {
          FROM generate_series(1, {rows}) i"
     ));
     let table = database.describe("t").await;
-    let all = table.all();
+    let all = table.all_columns();
     let length = database.ask("SELECT avg(length(t::text)) FROM t");
     for _ in 0..3 {
         let (mut sink, begun, before) = (Counter(0), Instant::now(), cpu());

@@ -79,10 +79,10 @@ async fn the_error_says_how_many_are_open_and_for_how_long() {
     let error = wait(&database, "t", SHORT).await.unwrap_err();
     let WritersError::Open { open: 1, oldest: Some(oldest), waited } = &error else { panic!("{error:?}") };
     assert!(*oldest > Duration::from_secs(1) && *waited >= SHORT && waited < oldest, "{error:?}");
-    let words = error.to_string();
+    let message = error.to_string();
     let before =
         "1 transaction has written to the table and been open since before it was published, the oldest for";
-    assert!(words.starts_with(&format!("{before} {} s: waited ", oldest.as_secs())), "{words}");
+    assert!(message.starts_with(&format!("{before} {} s: waited ", oldest.as_secs())), "{message}");
 }
 
 #[tokio::test]

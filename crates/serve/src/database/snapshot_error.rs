@@ -1,4 +1,4 @@
-//! Why there is no snapshot.
+//! Snapshot errors: why a snapshot failed, and whether its connection can be used again.
 
 use std::error::Error;
 use std::time::Duration;
@@ -8,99 +8,99 @@ use forebay_replication::reservoir::tokio_postgres;
 use forebay_replication::reservoir::tokio_postgres::error::{DbError, Severity, SqlState};
 use forebay_shapes::encode::CopyError;
 
-use super::clause::{ClauseRejection, is_about_clauses, is_about_values, is_gone};
+use super::clause_rejection::{ClauseRejection, is_clause_error, is_missing_table, is_value_error};
 use super::describe::DescribeError;
-use super::words;
+use super::server_message;
 
-/// Why there is no snapshot. `E` is what the sink fails with.
+/// Why a snapshot failed. `E` is the error of the sink.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SnapshotError<E: Error + 'static> {
-    /// Postgres doesn't accept the clause, or it fails on a row.
+    /// Postgres rejects the clause, or the clause fails on a row.
     #[error("{0}")]
     Refused(ClauseRejection),
-    /// The table is gone.
+    /// The table doesn't exist.
     #[error("there is no table {table}")]
     NotFound {
         /// Its name.
         table: TableName,
     },
-    /// The table isn't what was described.
+    /// The table was altered since its description.
     #[error("{table} was changed: describe it again")]
     Changed {
         /// Its name.
         table: TableName,
     },
-    /// We may not read all of it.
+    /// The role may not read all of it.
     #[error("{table} can't be read: {said}")]
     NoPermission {
         /// Its name.
         table: TableName,
-        /// Postgres' words, or what to do about it.
+        /// Postgres' message, or the statement that grants it.
         said: String,
     },
-    /// The server stopped it: a timeout, or somebody who cancelled it.
-    #[error("the server stopped the snapshot: {}", words(.0))]
+    /// The server cancelled it: by a timeout, or by `pg_cancel_backend`.
+    #[error("the server stopped the snapshot: {}", server_message(.0))]
     Cancelled(#[source] tokio_postgres::Error),
-    /// It took longer than it may.
+    /// It exceeded the timeout that was set for it.
     #[error("Postgres took longer than the {} ms that it may (statement_timeout)", .limit.as_millis())]
     TimedOut {
-        /// How long it may take.
+        /// The timeout.
         limit: Duration,
     },
-    /// The connection is gone.
-    #[error("the connection was lost: {}", words(.0))]
+    /// The connection was lost.
+    #[error("the connection was lost: {}", server_message(.0))]
     Lost(#[source] tokio_postgres::Error),
-    /// The server failed at it.
-    #[error("{}", words(.0))]
+    /// The server returned another error.
+    #[error("{}", server_message(.0))]
     Database(#[source] tokio_postgres::Error),
-    /// What came wasn't what COPY writes.
+    /// The data isn't in COPY's format.
     #[error("the server sent {0}")]
     Malformed(#[from] CopyError),
-    /// What came wasn't a snapshot and a place in the log.
+    /// The reply has no snapshot or no WAL position.
     #[error("the server didn't say which transactions the snapshot sees")]
     NoSnapshot,
-    /// The rows couldn't be put away.
+    /// The sink failed.
     #[error("{0}")]
     Sink(#[source] E),
 }
 
-/// What failed.
+/// The statement that failed.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Attempt<'a> {
+pub(super) struct StatementContext<'a> {
     pub(super) table: &'a TableName,
-    /// The clause, and what stood before it; none where no clause was read yet.
+    /// The text before the clause, and the clause. `None`: the statement has no clause.
     pub(super) clause: Option<(&'a str, &'a str)>,
     /// The statement_timeout that was set for it.
     pub(super) timeout: Option<Duration>,
-    pub(super) stage: Stage,
+    pub(super) stage: ClauseStage,
 }
 
-/// How much Postgres has said of the clause: it decides what an error may be about.
+/// How far Postgres has processed the clause. It decides what an error can be caused by.
 #[derive(Debug, Clone, Copy)]
-pub(super) enum Stage {
-    /// It reads the clause, and no row.
+pub(super) enum ClauseStage {
+    /// Postgres analyses the clause, and reads no row.
     Analysing,
-    /// It has accepted the clause: whatever fails is a row.
+    /// Postgres has accepted the clause: any error is caused by a row.
     Analysed,
-    /// It reads the clause and rows at once.
+    /// Postgres analyses the clause and reads rows in one statement.
     Unanalysed,
 }
 
-impl Stage {
-    /// Whether the words of an error may hold a row's values.
-    fn is_about_rows(self, code: &SqlState) -> bool {
+impl ClauseStage {
+    /// Returns whether an error's message may contain a row's values.
+    fn is_row_error(self, code: &SqlState) -> bool {
         match self {
-            Stage::Analysing => false,
-            Stage::Analysed => true,
-            Stage::Unanalysed => is_about_values(code),
+            ClauseStage::Analysing => false,
+            ClauseStage::Analysed => true,
+            ClauseStage::Unanalysed => is_value_error(code),
         }
     }
 }
 
 impl<E: Error> SnapshotError<E> {
-    /// Whether the same snapshot may work later. A refused clause, a missing table or right stay so until somebody acts, and a changed
-    /// table must be described again.
+    /// Returns whether the same snapshot may succeed later. A rejected clause, a missing table or a
+    /// missing privilege lasts until a person acts, and an altered table must be described again.
     pub fn is_temporary(&self) -> bool {
         match self {
             SnapshotError::Cancelled(_)
@@ -117,8 +117,9 @@ impl<E: Error> SnapshotError<E> {
         }
     }
 
-    /// Whether the server has nothing more to send, so that the session can go on after a ROLLBACK.
-    pub(super) fn leaves_the_session(&self) -> bool {
+    /// Returns whether the server has nothing more to send, so that the session is usable after a
+    /// ROLLBACK.
+    pub(super) fn leaves_session_usable(&self) -> bool {
         match self {
             SnapshotError::Refused(_)
             | SnapshotError::NotFound { .. }
@@ -127,7 +128,7 @@ impl<E: Error> SnapshotError<E> {
             | SnapshotError::Cancelled(_)
             | SnapshotError::TimedOut { .. }
             | SnapshotError::Database(_) => true,
-            // In the middle of the rows.
+            // Rows may still be in transit.
             SnapshotError::Lost(_)
             | SnapshotError::Malformed(_)
             | SnapshotError::NoSnapshot
@@ -135,42 +136,42 @@ impl<E: Error> SnapshotError<E> {
         }
     }
 
-    pub(super) fn described(error: DescribeError, attempt: Attempt<'_>) -> Self {
-        let table = attempt.table.clone();
+    pub(super) fn described(error: DescribeError, statement: StatementContext<'_>) -> Self {
+        let table = statement.table.clone();
         match error {
             DescribeError::NotFound { .. } => SnapshotError::NotFound { table },
             DescribeError::NotATable { .. } | DescribeError::GeneratedKey { .. } => {
                 SnapshotError::Changed { table }
             }
             DescribeError::NoPermission { remedy, .. } => SnapshotError::NoPermission { table, said: remedy },
-            DescribeError::Database(error) => SnapshotError::database(error, attempt),
+            DescribeError::Database(error) => SnapshotError::database(error, statement),
         }
     }
 
-    pub(super) fn database(error: tokio_postgres::Error, attempt: Attempt<'_>) -> Self {
-        let Some(said) = error.as_db_error() else { return SnapshotError::Lost(error) };
-        let table = attempt.table.clone();
-        if is_the_end(said) {
+    pub(super) fn database(error: tokio_postgres::Error, statement: StatementContext<'_>) -> Self {
+        let Some(db_error) = error.as_db_error() else { return SnapshotError::Lost(error) };
+        let table = statement.table.clone();
+        if ends_connection(db_error) {
             return SnapshotError::Lost(error);
         }
-        let code = said.code();
-        if let (Some(limit), true) = (attempt.timeout, *code == SqlState::QUERY_CANCELED) {
+        let code = db_error.code();
+        if let (Some(limit), true) = (statement.timeout, *code == SqlState::QUERY_CANCELED) {
             return SnapshotError::TimedOut { limit };
         }
-        match attempt.clause {
+        match statement.clause {
             _ if *code == SqlState::INSUFFICIENT_PRIVILEGE => {
-                SnapshotError::NoPermission { table, said: said.message().to_owned() }
+                SnapshotError::NoPermission { table, said: db_error.message().to_owned() }
             }
             _ if [SqlState::QUERY_CANCELED, SqlState::LOCK_NOT_AVAILABLE].contains(code) => {
                 SnapshotError::Cancelled(error)
             }
-            None if is_gone(code) => SnapshotError::NotFound { table },
-            Some((before, clause)) if is_about_clauses(code) || is_about_values(code) => {
+            None if is_missing_table(code) => SnapshotError::NotFound { table },
+            Some((before, clause)) if is_clause_error(code) || is_value_error(code) => {
                 SnapshotError::Refused(ClauseRejection::new(
-                    said,
+                    db_error,
                     before,
                     clause,
-                    attempt.stage.is_about_rows(code),
+                    statement.stage.is_row_error(code),
                 ))
             }
             None | Some(_) => SnapshotError::Database(error),
@@ -178,11 +179,11 @@ impl<E: Error> SnapshotError<E> {
     }
 }
 
-/// Whether the server has ended the connection with it.
-fn is_the_end(said: &DbError) -> bool {
-    match said.parsed_severity() {
+/// Returns whether the server closed the connection with this error.
+fn ends_connection(db_error: &DbError) -> bool {
+    match db_error.parsed_severity() {
         Some(severity) => matches!(severity, Severity::Fatal | Severity::Panic),
-        // Servers before 9.6 say it in their own language only.
-        None => said.code().code().starts_with("57P"),
+        // Servers before 9.6 send only a localized severity.
+        None => db_error.code().code().starts_with("57P"),
     }
 }
