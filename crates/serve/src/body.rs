@@ -100,7 +100,7 @@ struct PartReader {
 /// receives every row that was read.
 type BodyEncoder = GzEncoder<Vec<u8>>;
 
-/// ShapePart part of a shape is read.
+/// Which part of a shape is read.
 #[derive(Debug, Clone, Copy)]
 enum ShapePart {
     /// The snapshot's chunk of this index. It may still grow.
@@ -237,8 +237,8 @@ impl PartReader {
         }))
     }
 
-    /// Reads the next pieces; the last ones include the end. The separator after the last message is
-    /// omitted unless a control message follows.
+    /// Reads the next pieces; the last ones include the end. The separator after the last message
+    /// is omitted unless a control message follows.
     async fn next(mut self) -> (Self, io::Result<Vec<Bytes>>) {
         let read = self.read().await;
         (self, read)

@@ -100,8 +100,8 @@ impl CatalogWatch {
         Arc::new(CatalogWatch { publication, unpublish_after, ..CatalogWatch::default() })
     }
 
-    /// Waits for the end of the removal of a table's entry in the publication, if one is in progress.
-    /// Returns whether the entry was removed.
+    /// Waits for the end of the removal of a table's entry in the publication, if one is in
+    /// progress. Returns whether the entry was removed.
     pub(super) async fn is_retired(&self, table: &TableSchema) -> bool {
         loop {
             let removal = lock(&self.retired).get(&(table.oid, table.membership)).copied();
@@ -252,8 +252,8 @@ impl ShapeFactory {
 
     /// Removes a table that no shape needs from the publication.
     ///
-    /// Race: a shape may be created meanwhile with the entry that is removed. Either this deletes it,
-    /// or [`ShapeFactory::write_snapshot`] fails it, depending on which comes last.
+    /// Race: a shape may be created meanwhile with the entry that is removed. Either this deletes
+    /// it, or [`ShapeFactory::write_snapshot`] fails it, depending on which comes last.
     async fn unpublish_one(&self, table: &TableName, entry: (u32, u32)) {
         lock(&self.watch.retired).insert(entry, RemovalState::InProgress);
         self.invalidate_table(table);
@@ -264,7 +264,7 @@ impl ShapeFactory {
         match self.manager.remove_table(table).await {
             Ok(()) => info!(
                 %table,
-                "table removed from the publication: no shape needs it; its REPLICA IDENTITY stays as it is"
+                "table removed from the publication: no shape needs it; its REPLICA IDENTITY is unchanged"
             ),
             Err(error) => {
                 // The next search tries again. Unless the reply was lost, the entry still exists.

@@ -1,10 +1,10 @@
 //! Catch-up: reads a shape's log for one event stream, up to where its subscription begins.
 //!
-//! Invariant: every message after the client's offset is sent once, in order. At each up-to-date the
-//! client has rows that the table had between two commits.
-//! Enforced by: up-to-date follows only the end of a transaction, and none is sent within the merged
-//! part of the log. Merging moves updates to later ones, so only the end of that part is a state of
-//! the table. A goal that has come to lie within it is replaced by a later one.
+//! Invariant: every message after the client's offset is sent once, in order. At each up-to-date
+//! the client has rows that the table had between two commits.
+//! Enforced by: up-to-date follows only the end of a transaction, and none is sent within the
+//! merged part of the log. Merging moves updates to later ones, so only the end of that part is a
+//! state of the table. A goal that has come to lie within it is replaced by a later one.
 //! Progress: a slow client gets an up-to-date about every [`UP_TO_DATE_INTERVAL`], where the log
 //! allows one. So a client whose stream is cut has still made progress.
 

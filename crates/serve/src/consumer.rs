@@ -99,7 +99,8 @@ impl Consumer for ShapesConsumer {
             match &message {
                 PgOutputMessage::Begin(begin) => self.xid = Some(begin.xid),
                 PgOutputMessage::Relation(relation) => {
-                    // Before shapes are deleted: requests that start over must not use cached tables.
+                    // Before shapes are deleted: requests that start over must not use cached
+                    // tables.
                     self.schema_epoch.advance();
                     let tree = self.schema_monitor.compare_relation(relation, self.xid).await;
                     self.follower.relate(relation.oid, tree.map_err(ConsumerError::retry)?);

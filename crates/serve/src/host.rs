@@ -1,6 +1,7 @@
 //! Host header check: protects a local address against DNS rebinding.
 //!
-//! Invariant: a web page whose own domain resolves to this machine isn't accepted as a local client.
+//! Invariant: a web page whose own domain resolves to this machine isn't accepted as a local
+//! client.
 //! Enforced by: the browser sends the page's domain as the host, and a script can't change that.
 //! Names below `localhost` can't be registered (RFC 6761). A name without a dot can't be a public
 //! domain either, and nginx sends one for an `upstream`.

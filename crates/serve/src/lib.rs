@@ -50,10 +50,11 @@
 //! - **An event stream.** It subscribes to the shape's topic first and reads the log second, so
 //!   nothing falls in between. A stream that falls behind, or meets a transaction too large for the
 //!   topic, reads the log again, and delays no other stream.
-//! - **The published client** resumes at the offset of the response head until its first up-to-date,
-//!   and drops messages that no up-to-date followed. So the head has the offset that the client
-//!   sent, a stream ends only after an up-to-date, and a slow client gets one about every second.
-//!   None is sent within the merged part of a log: only its end is a state that the table had.
+//! - **The published client** resumes at the offset of the response head until its first
+//!   up-to-date, and drops messages that no up-to-date followed. So the head has the offset that
+//!   the client sent, a stream ends only after an up-to-date, and a slow client gets one about
+//!   every second. None is sent within the merged part of a log: only its end is a state that the
+//!   table had.
 //! - **An altered table.** The stream has no primary keys and no collations. But Postgres describes
 //!   a table again before its first row after any alteration. There the stream waits until the
 //!   catalog was read with a snapshot that sees that transaction; at most 15 s, then it ends and
@@ -70,8 +71,8 @@
 //!   when it begins; they are compared before and after it, and a difference fails the snapshot.
 //! - **Several instances** share the store. The one with the lock writes. The others read the store
 //!   every 50 ms, serve it, live requests included, and create no shapes.
-//! - **After each start** the tables of all shapes are published again. Shapes whose table was out of
-//!   the publication meanwhile are deleted.
+//! - **After each start** the tables of all shapes are published again. Shapes whose table was out
+//!   of the publication meanwhile are deleted.
 //!
 //! # Invariants and their tests
 //!
@@ -102,7 +103,8 @@
 //!   `no_clause_of_a_client_matches_a_row_outside_the_grant`,
 //!   `a_clause_that_fails_on_a_row_fails_only_where_the_grant_is_true`
 //! - No response is waited for, and no stream lasts, beyond the token's expiry.
-//!   `no_wait_outlasts_the_token`, `a_stream_ends_with_its_token_though_there_is_always_more_to_read`
+//!   `no_wait_outlasts_the_token`,
+//!   `a_stream_ends_with_its_token_though_there_is_always_more_to_read`
 //! - A subset's clause reads nothing but its row.
 //!   `only_functions_that_read_nothing_but_their_arguments_are_allowed`,
 //!   `no_clause_gets_out_of_the_row`

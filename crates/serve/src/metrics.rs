@@ -51,8 +51,8 @@ pub fn describe() {
     );
 }
 
-/// Counts responses by route and status. Each counter is looked up once, because a lookup costs more
-/// than an increment.
+/// Counts responses by route and status. Each counter is looked up once, because a lookup costs
+/// more than an increment.
 #[derive(Default)]
 pub(crate) struct ResponseCounters {
     counters: [[OnceLock<Counter>; STATUSES.len()]; ROUTES],

@@ -8,14 +8,15 @@
 //! Shapes that don't fit are deleted.
 //!
 //! Partitions: with `publish_via_partition_root = false`, a partition's changes come under its own
-//! name, and belong to the shapes of its ancestors, too. [`SchemaMonitor::compare_relation`] returns
-//! the ancestors. The lineage of an ancestor's shapes contains its list of partitions. So an attach
-//! or detach since the change replaces those shapes, and the current catalog is right for every
-//! shape that remains.
+//! name, and belong to the shapes of its ancestors, too. [`SchemaMonitor::compare_relation`]
+//! returns the ancestors. The lineage of an ancestor's shapes contains its list of partitions. So
+//! an attach or detach since the change replaces those shapes, and the current catalog is right for
+//! every shape that remains.
 //! Out of scope: altered tables whose rows don't change; see `catalog_watch.rs`.
+//!
 //! While the catalog can't be read, nothing is read from the stream, but status updates are still
-//! sent. This lasts at most [`CATALOG_TIMEOUT`]. A server that shuts down accepts no new connections
-//! and waits for the walsender; so the stream ends then, and later resumes from the same position.
+//! sent. At most [`CATALOG_TIMEOUT`]. A server that shuts down accepts no new connections and waits
+//! for the walsender; so the stream ends then, and later resumes from the same position.
 
 use std::collections::HashMap;
 use std::error::Error;
@@ -226,8 +227,8 @@ impl SchemaMonitor {
         Ok(Some(tree))
     }
 
-    /// Deletes the shapes that don't fit their table any more. Returns whether all remaining ones fit
-    /// the entry.
+    /// Deletes the shapes that don't fit their table any more. Returns whether all remaining ones
+    /// fit the entry.
     async fn compare(&self, client: &PostgresClient, entry: &CatalogEntry) -> Result<bool, CompareError> {
         let Some(table) = self.shapes.tables().into_iter().find(|table| table.oid == entry.oid) else {
             return Ok(false);

@@ -1,9 +1,9 @@
 //! Shape event stream: a shape's log as server-sent events.
 //!
-//! Invariant: a stream sends every message after the requested offset, once, in order. Up-to-date is
-//! sent only between transactions, and its position is after everything sent and before everything
-//! that follows. A stream ends only after an up-to-date, or before its first message. Any other end
-//! aborts it: the client drops messages that no up-to-date followed.
+//! Invariant: a stream sends every message after the requested offset, once, in order. Up-to-date
+//! is sent only between transactions, and its position is after everything sent and before
+//! everything that follows. A stream ends only after an up-to-date, or before its first message.
+//! Any other end aborts it: the client drops messages that no up-to-date followed.
 //! Enforced by: a stream subscribes before it reads the log (`catch_up.rs`); later messages come
 //! from its subscription. A stream that falls behind reads the log again. At its timeout, a stream
 //! ends with the next up-to-date; the expiry of its token aborts it.

@@ -77,6 +77,7 @@ impl ShapeHandler {
         })
     }
 
+    /// Returns whether shapes can be served.
     pub(crate) fn health(&self) -> Health {
         let status = self.manager.status();
         match status.step {
@@ -88,6 +89,8 @@ impl ShapeHandler {
         }
     }
 
+    /// Handles a request for a shape. `posted` is the query of a POST, which is parsed again with
+    /// the body.
     pub(crate) async fn shape<B: RequestBody>(
         &self,
         parts: &Parts,
@@ -163,8 +166,8 @@ impl ShapeHandler {
         Ok(body.map_err(|_| Refusal::BodyTooLarge)?.to_bytes())
     }
 
-    /// Wakes the manager, and keeps it awake while the guard lives. The shape may have changed while
-    /// the manager slept.
+    /// Wakes the manager, and keeps it awake while the guard lives. The shape may have changed
+    /// while the manager slept.
     async fn wake(&self) -> Option<AwakeGuard> {
         match self.manager.keep_awake() {
             Some(awake) => Some(awake),
@@ -232,6 +235,7 @@ impl ShapeHandler {
         }
     }
 
+    /// Responds with a chunk of the snapshot, or with the log if there is no such chunk.
     async fn snapshot(&self, context: &RequestContext<'_>, shape: &Arc<Shape>, index: u64) -> HandlerResult {
         let request = context.request;
         match while_valid(request.bearer.as_ref(), shape.snapshot_chunk(index)).await? {
@@ -263,6 +267,7 @@ impl ShapeHandler {
         self.respond_log(context, shape, page, seen, None)
     }
 
+    /// Responds with the log after an offset; a live request without messages waits for one.
     async fn log(&self, context: &RequestContext<'_>, shape: &Arc<Shape>, offset: Offset) -> HandlerResult {
         let request = context.request;
         let bearer = request.bearer.as_ref();
@@ -302,6 +307,7 @@ impl ShapeHandler {
         }
     }
 
+    /// Responds with an event stream.
     async fn events(
         &self,
         context: &RequestContext<'_>,
@@ -334,6 +340,7 @@ impl ShapeHandler {
         reached.map_err(|_| Refusal::out_of_bounds())
     }
 
+    /// Returns the page of the log after an offset. Reads the disk in a blocking task if necessary.
     async fn page(&self, shape: &Arc<Shape>, offset: Offset) -> Result<LogPage, Refusal> {
         if let Some(page) = shape.log_after_at_once(offset) {
             return Ok(page);
@@ -350,6 +357,7 @@ impl ShapeHandler {
         MessageSource { shapes: self.shapes.clone(), shape: Arc::clone(shape) }
     }
 
+    /// Deletes the shape of the handle, or the one that the request selects.
     async fn delete(&self, request: &ShapeRequest) -> HandlerResult {
         let _awake = self.wake().await;
         let handle = match &request.handle {
@@ -371,8 +379,8 @@ impl ShapeHandler {
     }
 }
 
-/// Returns the refusal for a client whose shape was removed, and for whose request `handle` would be
-/// served now.
+/// Returns the refusal for a client whose shape was removed, and for whose request `handle` would
+/// be served now.
 fn refetch_refusal(handle: &str, asked: Option<&str>) -> Refusal {
     if asked == Some(handle) {
         // The shape was removed when this instance stopped writing, and restored from the log,

@@ -162,9 +162,9 @@ fn invalid_clause(error: &dyn std::fmt::Display) -> Refusal {
 /// Parses a clause that the filter can't evaluate as Postgres does.
 ///
 /// Postgres evaluates it, so it may use only functions that read nothing but the row
-/// ([`Builtins`]). Columns of types that are neither built in nor enums are refused: their operators
-/// are in other schemas, and Postgres would resolve to different ones. Enums with casts that call
-/// functions are refused, too.
+/// ([`Builtins`]). Columns of types that are neither built in nor enums are refused: their
+/// operators are in other schemas, and Postgres would resolve to different ones. Enums with casts
+/// that call functions are refused, too.
 fn postgres_expression(
     text: &str,
     params: &[&str],

@@ -2,8 +2,8 @@
 //!
 //! Invariant: a clause that uses only these reads nothing but its row: no table, catalog, file or
 //! setting. It changes nothing.
-//! Enforced by: only objects that come with Postgres count (`oid < 16384`, in `pg_catalog`, which is
-//! the whole search_path of such a statement).
+//! Enforced by: only objects that come with Postgres count (`oid < 16384`, in `pg_catalog`, which
+//! is the whole search_path of such a statement).
 //! - A function is allowed if it is one of [`FUNCTIONS`], and if every function of that name and
 //!   number of arguments is immutable, no aggregate, returns no set, and takes plain types.
 //! - An operator is allowed if all operators of its name are immutable, except those of times.
@@ -11,8 +11,8 @@
 //! - If the database has its own cast function between two of Postgres' types, nothing is allowed:
 //!   Postgres calls it implicitly.
 //!
-//! Functions whose result may be many times as long as their arguments are excluded: Postgres has no
-//! limit for a statement's memory.
+//! Functions whose result may be many times as long as their arguments are excluded: Postgres has
+//! no limit for a statement's memory.
 
 use std::collections::{HashMap, HashSet};
 
@@ -26,9 +26,9 @@ const BY_SETTINGS: &str = "date,time,timetz,timestamp,timestamptz,interval,money
 const FUNCTIONS_BY_SETTINGS: &str =
     "concat,date,date_part,date_trunc,extract,timezone,to_char,to_date,to_number,to_timestamp";
 
-/// Functions whose result is about as long as their arguments at most, or of fixed length. Functions
-/// of later versions are excluded until they are reviewed. Also excluded are `regexp_match`, which
-/// copies its text for each group, and functions that take a jsonpath.
+/// Functions whose result is about as long as their arguments at most, or of fixed length.
+/// Functions of later versions are excluded until they are reviewed. Also excluded are
+/// `regexp_match`, which copies its text for each group, and functions that take a jsonpath.
 const FUNCTIONS: &str = "\
     ascii,bit_count,bit_length,btrim,casefold,char_length,character_length,chr,concat,crc32,crc32c,decode,get_bit,get_byte,\
     initcap,left,length,like_escape,lower,ltrim,md5,octet_length,overlay,position,regexp_count,regexp_instr,regexp_like,\
@@ -49,8 +49,8 @@ const FUNCTIONS: &str = "\
     daterange,int4range,int8range,isempty,lower_inc,lower_inf,numrange,range_merge,tsrange,tstzrange,upper_inc,upper_inf,\
     area,bound_box,box,center,circle,diagonal,diameter,height,isclosed,isopen,line,lseg,npoints,point,radius,slope,width";
 
-/// Operators that take a jsonpath. Postgres holds all selected values at once, and `[0,0]` selects a
-/// value twice.
+/// Operators that take a jsonpath. Postgres holds all selected values at once, and `[0,0]` selects
+/// a value twice.
 const OPERATORS_OF_PATHS: &str = "@?,@@";
 
 /// Polymorphic argument types.

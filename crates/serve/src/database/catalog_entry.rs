@@ -70,8 +70,8 @@ UNION SELECT hashtextextended(concat_ws(' ', 'composite', t.oid, (
 )), 0) FROM types JOIN pg_type t ON t.oid = types.oid WHERE t.typrelid <> 0
 ORDER BY 1) ELSE '{}'::int8[] END";
 
-/// Selects the versions of the catalog rows that publish table `c`. ALTER PUBLICATION replaces one of
-/// them.
+/// Selects the versions of the catalog rows that publish table `c`. ALTER PUBLICATION replaces one
+/// of them.
 const PUBLICATION: &str = "
 (SELECT concat_ws(' ', p.oid, p.xmin,
     (SELECT concat_ws(' ', 'table', r.oid, r.xmin) FROM pg_publication_rel r WHERE r.prpubid = p.oid AND r.prrelid = c.oid),

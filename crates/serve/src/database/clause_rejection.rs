@@ -1,6 +1,7 @@
 //! Clause rejection: why Postgres rejects a where clause.
 //!
-//! Invariant: validation never runs a clause. A message that may contain a row's values isn't shown.
+//! Invariant: validation never runs a clause. A message that may contain a row's values isn't
+//! shown.
 
 use std::fmt;
 
@@ -60,7 +61,7 @@ pub enum ValidateError {
 
 /// Has Postgres parse a clause and check its names and types. One round trip; nothing is run.
 ///
-/// Postgres infers the type of `$1` from its context and doesn't know its value. So parameters should
+/// Postgres infers the type of `$1` from its context, without a value. So parameters should
 /// be replaced by their values first (`Filter::canonical`). The filter checks that the text is only
 /// a clause, without an `ORDER BY` after it.
 ///

@@ -80,13 +80,13 @@ concat_ws(' ', c.oid, c.xmin,
 /// Selects the lineage of table `c`, which differs between tables that otherwise look the same.
 ///
 /// It has the primary key's constraint: a key that was dropped and added again is a new constraint,
-/// and in between, rows may have shared a key. It has the partitions: attaching or detaching one adds
-/// or removes rows without changes in the stream.
+/// and in between, rows may have shared a key. It has the partitions: attaching or detaching one
+/// adds or removes rows without changes in the stream.
 const LINEAGE: &str = "
 concat_ws(' ', (SELECT k.oid FROM pg_constraint k WHERE k.conrelid = c.oid AND k.contype = 'p'), PARTITIONS)";
 
-/// Selects a hash of the partitions of table `c`: their oids, the versions of their attachments, and
-/// their files, which TRUNCATE replaces. NULL without partitions.
+/// Selects a hash of the partitions of table `c`: their oids, the versions of their attachments,
+/// and their files, which TRUNCATE replaces. NULL without partitions.
 pub(super) const PARTITIONS: &str = "
 (WITH RECURSIVE tree AS (
     SELECT i.inhrelid, i.xmin AS since FROM pg_inherits i WHERE i.inhparent = c.oid AND c.relkind = 'p'

@@ -49,7 +49,7 @@ fn quote_identifier(name: &str) -> String {
 /// Returns the server's message. The error's own text is just "db error".
 fn server_message(error: &tokio_postgres::Error) -> String {
     match (error.as_db_error(), error.source()) {
-        (Some(said), _) => PostgresServerError::from(said).to_string(),
+        (Some(db_error), _) => PostgresServerError::from(db_error).to_string(),
         (None, Some(source)) => format!("{error}: {source}"),
         (None, None) => error.to_string(),
     }

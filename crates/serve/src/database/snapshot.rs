@@ -2,12 +2,12 @@
 //!
 //! Invariant: the sink receives the snapshot's visibility before the first row. All rows are of one
 //! snapshot, of the table as described. A connection that was abandoned halfway is never reused.
-//! Enforced by: one REPEATABLE READ transaction, which locks the table before it takes its snapshot.
-//! Then it compares the edition, and if that differs, describes the table again. [`SessionGuard`]
-//! marks the connection bad unless everything was read.
+//! Enforced by: one REPEATABLE READ transaction, which locks the table before it takes its
+//! snapshot. Then it compares the edition, and if that differs, describes the table again.
+//! [`SessionGuard`] marks the connection bad unless everything was read.
 //! Out of scope: transactions that wrote before the table was published; see `writers.rs`.
-//! At most one piece of about 128 KiB (or one row, if longer) is in memory, and about 8 KiB that the
-//! connection reads ahead. A slow sink slows the server down.
+//! At most one piece of about 128 KiB (or one row, if longer) is in memory, and about 8 KiB that
+//! the connection reads ahead. A slow sink slows the server down.
 
 use std::error::Error;
 use std::fmt::{self, Write as _};
@@ -37,8 +37,8 @@ const PIECE_BYTES: usize = 128 * 1024;
 /// Extra capacity for the row that fills a piece.
 const ROW_BYTES: usize = 16 * 1024;
 
-/// Settings that decide how a clause is read, that make hidden rows an error, and that bound the wait
-/// for a locked table, during which other snapshots wait for a permit.
+/// Settings that decide how a clause is read, that make hidden rows an error, and that bound the
+/// wait for a locked table, during which other snapshots wait for a permit.
 const READING_SETTINGS: &[(&str, &str)] = &[
     ("lock_timeout", "5s"),
     ("standard_conforming_strings", "on"),
@@ -242,9 +242,9 @@ async fn read_rows<S: RowSink>(
 /// sees them.
 ///
 /// COPY reads the partitions and files that exist when it begins. ATTACH, and TRUNCATE of a
-/// partition, may have changed them since the snapshot, because they don't conflict with the lock on
-/// the table. So they are read with the snapshot and again after the transaction, without a lock on
-/// any partition.
+/// partition, may have changed them since the snapshot, because they don't conflict with the lock
+/// on the table. So they are read with the snapshot and again after the transaction, without a lock
+/// on any partition.
 fn partitions_of(oid: u32) -> String {
     format!("(SELECT {PARTITIONS} FROM pg_class c WHERE c.oid = {oid})")
 }

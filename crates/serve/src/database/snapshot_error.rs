@@ -32,12 +32,12 @@ pub enum SnapshotError<E: Error + 'static> {
         table: TableName,
     },
     /// The role may not read all of it.
-    #[error("{table} can't be read: {said}")]
+    #[error("{table} can't be read: {message}")]
     NoPermission {
         /// Its name.
         table: TableName,
         /// Postgres' message, or the statement that grants it.
-        said: String,
+        message: String,
     },
     /// The server cancelled it: by a timeout, or by `pg_cancel_backend`.
     #[error("the server stopped the snapshot: {}", server_message(.0))]
@@ -143,7 +143,9 @@ impl<E: Error> SnapshotError<E> {
             DescribeError::NotATable { .. } | DescribeError::GeneratedKey { .. } => {
                 SnapshotError::Changed { table }
             }
-            DescribeError::NoPermission { remedy, .. } => SnapshotError::NoPermission { table, said: remedy },
+            DescribeError::NoPermission { remedy, .. } => {
+                SnapshotError::NoPermission { table, message: remedy }
+            }
             DescribeError::Database(error) => SnapshotError::database(error, statement),
         }
     }
@@ -160,7 +162,7 @@ impl<E: Error> SnapshotError<E> {
         }
         match statement.clause {
             _ if *code == SqlState::INSUFFICIENT_PRIVILEGE => {
-                SnapshotError::NoPermission { table, said: db_error.message().to_owned() }
+                SnapshotError::NoPermission { table, message: db_error.message().to_owned() }
             }
             _ if [SqlState::QUERY_CANCELED, SqlState::LOCK_NOT_AVAILABLE].contains(code) => {
                 SnapshotError::Cancelled(error)

@@ -159,8 +159,8 @@ impl TableDescription {
         columns.map(header_column).collect()
     }
 
-    /// Returns the primary key's columns in the key's order. Without a primary key, it is empty, and
-    /// all columns together identify a row.
+    /// Returns the primary key's columns in the key's order. Without a primary key, it is empty,
+    /// and all columns together identify a row.
     pub fn key(&self) -> Vec<usize> {
         let mut key: Vec<usize> = (0..self.columns.len()).collect();
         key.retain(|index| self.columns[*index].key_index.is_some());

@@ -36,8 +36,8 @@ WHERE l.locktype = 'relation' AND l.mode IN ('RowExclusiveLock', 'AccessExclusiv
     AND l.relation IN (SELECT oid FROM tree)
     AND l.pid IS DISTINCT FROM pg_backend_pid()";
 
-/// Selects a row if an open transaction holds a lock on a table or a partition of it that changes of
-/// rows don't take. Every ALTER takes one.
+/// Selects a row if an open transaction holds a lock on a table or a partition of it that changes
+/// of rows don't take. Every ALTER takes one.
 const ALTERING: &str = "
 WITH RECURSIVE tree AS (
     SELECT $1::oid AS oid UNION
@@ -86,8 +86,8 @@ pub enum WritersError {
     Database(#[from] tokio_postgres::Error),
 }
 
-/// Waits until every transaction has ended that now holds a writer's lock on the table or a partition
-/// of it. Must not be called in a transaction.
+/// Waits until every transaction has ended that now holds a writer's lock on the table or a
+/// partition of it. Must not be called in a transaction.
 ///
 /// # Errors
 /// Fails if some are open at the deadline, or a query fails.
