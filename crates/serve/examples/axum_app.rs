@@ -1,8 +1,10 @@
-//! An axum app that serves live tables of its database beside a route of its own: `cargo run -p forebay-serve --example axum_app`.
+//! An axum app with a route of its own that also serves live tables of its database:
+//! `cargo run -p forebay-serve --example axum_app`.
 //!
-//! Without `DATABASE_URL` it starts a throwaway Postgres. `tests/readme.rs` makes sure that the README shows this code.
+//! Without `DATABASE_URL` it starts a throwaway Postgres. `tests/readme.rs` checks that the README
+//! shows this code.
 
-#![allow(clippy::print_stdout, reason = "an example shows what it does")]
+#![allow(clippy::print_stdout, reason = "an example prints its result")]
 
 use std::net::SocketAddr;
 use std::sync::{Arc, RwLock};
@@ -40,8 +42,8 @@ async fn main() -> Result<()> {
     let backend = ShapeBackend::start(shapes, following, Config::default())?;
     backend.manager().ready().await?;
 
-    let admission = Admission::builder().total(10_000).build(Quota::local()); // of live requests
-    let access = Arc::new(RwLock::new(Access::default())); // nothing has to be shown
+    let admission = Admission::builder().total(10_000).build(Quota::local()); // live requests
+    let access = Arc::new(RwLock::new(Access::default())); // no secret, no tokens
     let shapes = backend.service(admission, Identify::new(), access);
     let app = Router::new().route("/", get("an app")).route_service("/v1/shape", shapes);
 
@@ -65,11 +67,11 @@ async fn main() -> Result<()> {
     serving.await??;
     client.batch_execute("DROP TABLE axum_app_items").await?;
     drop(client);
-    backend.shutdown_and_drop().await; // leaves no slot behind; an app that comes again says shutdown()
+    backend.shutdown_and_drop().await; // drops the slot; an app that restarts calls shutdown()
     Ok(())
 }
 
-/// The whole response to a GET.
+/// Returns the whole response to a GET.
 async fn fetch(address: SocketAddr, target: &str) -> Result<String> {
     let mut socket = TcpStream::connect(address).await?;
     socket.write_all(format!("GET {target} HTTP/1.0\r\n\r\n").as_bytes()).await?;

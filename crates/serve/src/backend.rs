@@ -1,8 +1,9 @@
-//! Shape backend: a store of shapes that follows one database, and the tasks beside it.
+//! Shape backend: a store of shapes that follows one database, and its background tasks.
 //!
-//! The tasks publish tables again after each reconnection, watch the catalog, and read what another
-//! instance writes.
-//! Out of scope: sockets, signals, settings files; whoever mounts [`ServeService`] has those.
+//! The tasks publish tables again after each reconnection, watch the catalog, and refresh the store
+//! while another instance writes.
+//! Out of scope: sockets, signals and settings files; they belong to the program that mounts
+//! [`ServeService`].
 
 use std::fmt;
 use std::sync::{Arc, RwLock};
@@ -23,29 +24,29 @@ use super::metrics;
 use super::protocol::Access;
 use super::protocol::answers::Health;
 use super::protocol::caching::CacheTimes;
-use super::recent::Recent;
+use super::response_cache::ResponseCache;
 use super::schema_monitor::SchemaEpoch;
 use super::service::ServeService;
 use super::shape_factory::ShapeFactory;
 use super::shape_handler::ShapeHandler;
-use super::tokens::Tokens;
+use super::token_verifier::TokenVerifier;
 
-/// How often an instance that waits looks what the other has written.
-pub(super) const REFRESH: Duration = Duration::from_millis(50);
+/// Interval at which a waiting instance reads what the writing instance has stored.
+pub(super) const REFRESH_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Shapes of one database, ready to be served; cheap to clone. Dropping it ends nothing: see
+/// Shapes of one database, ready to be served; cheap to clone. Dropping it stops nothing: call
 /// [`ShapeBackend::shutdown`].
 #[derive(Clone)]
 pub struct ShapeBackend {
-    answering: Arc<ShapeHandler>,
+    handler: Arc<ShapeHandler>,
     tasks: Arc<[AbortHandle]>,
     tokens_claim: Option<Arc<str>>,
 }
 
 impl ShapeBackend {
-    /// Begins to follow the database into this store. Needs a tokio runtime.
+    /// Starts to follow the database into this store. Needs a tokio runtime.
     ///
-    /// A database that can't be reached is no error: the manager tries again until it can.
+    /// An unreachable database is no error: the manager retries until it is reachable.
     ///
     /// # Errors
     /// Fails if the manager's settings can't be used.
@@ -55,34 +56,35 @@ impl ShapeBackend {
         config: Config,
     ) -> Result<ShapeBackend, ManagerConfigError> {
         let watch = CatalogWatch::new(following.outline().publication, config.unpublish_after);
-        let described = SchemaEpoch::default();
-        let manager = Manager::start(following, ShapesConsumer::new(shapes.clone(), described.clone()))?;
-        let making = ShapeFactory::new(shapes.clone(), manager.clone(), described, watch, config.snapshots);
-        let times = CacheTimes {
+        let schema_epoch = SchemaEpoch::default();
+        let manager = Manager::start(following, ShapesConsumer::new(shapes.clone(), schema_epoch.clone()))?;
+        let factory =
+            ShapeFactory::new(shapes.clone(), manager.clone(), schema_epoch, watch, config.snapshots);
+        let cache_times = CacheTimes {
             max_age_s: config.max_age_s,
             stale_age_s: config.stale_age_s,
             events_s: u32::try_from(config.sse_timeout.as_secs()).unwrap_or(u32::MAX),
         };
         let tasks = [
-            tokio::spawn(republish(Arc::clone(&making), manager.clone())),
-            tokio::spawn(Arc::clone(&making).watch_catalog()),
+            tokio::spawn(republish(Arc::clone(&factory), manager.clone())),
+            tokio::spawn(Arc::clone(&factory).watch_catalog()),
             tokio::spawn(refresh(shapes.clone())),
         ];
-        let answering = ShapeHandler {
+        let handler = ShapeHandler {
             shapes,
-            making,
+            factory,
             manager,
-            times,
+            cache_times,
             long_poll: config.long_poll,
             sse_keep_alive: config.sse_keep_alive,
             sse_timeout: config.sse_timeout,
             body_timeout: config.body_timeout,
             started: Instant::now(),
-            recent: Recent::default(),
+            response_cache: ResponseCache::default(),
             home: config.home,
         };
         Ok(ShapeBackend {
-            answering: Arc::new(answering),
+            handler: Arc::new(handler),
             tasks: tasks.map(|task| task.abort_handle()).into(),
             tokens_claim: config.tokens_claim.map(Into::into),
         })
@@ -96,34 +98,34 @@ impl ShapeBackend {
         identify: Identify,
         access: Arc<RwLock<Access>>,
     ) -> ServeService {
-        let tokens = Tokens::new(identify.clone(), self.tokens_claim.as_deref());
+        let tokens = TokenVerifier::new(identify.clone(), self.tokens_claim.as_deref());
         let layer = AdmissionLayer::new(admission, identify);
-        ServeService::new(layer, Arc::clone(&self.answering), access, tokens)
+        ServeService::new(layer, Arc::clone(&self.handler), access, tokens)
     }
 
     /// Returns the store. After [`Shapes::failed`] has returned, the process must end: nothing more
     /// is written.
     pub fn shapes(&self) -> &Shapes {
-        &self.answering.shapes
+        &self.handler.shapes
     }
 
-    /// Returns what follows the database.
+    /// Returns the manager that follows the database.
     pub fn manager(&self) -> &Manager {
-        &self.answering.manager
+        &self.handler.manager
     }
 
     /// Returns whether shapes can be served.
     pub fn health(&self) -> Health {
-        self.answering.health()
+        self.handler.health()
     }
 
     /// Sets the gauges that are measured only on request.
     pub fn measure(&self) {
-        let (running, waiting) = self.answering.making.snapshots();
-        metrics::measure(&self.answering.shapes, running, waiting);
+        let (running, waiting) = self.handler.factory.snapshot_counts();
+        metrics::measure(&self.handler.shapes, running, waiting);
     }
 
-    /// Ends the tasks beside the manager: the first step of a shutdown.
+    /// Ends the background tasks: the first step of a shutdown.
     pub fn end_tasks(&self) {
         self.tasks.iter().for_each(AbortHandle::abort);
     }
@@ -132,34 +134,33 @@ impl ShapeBackend {
     /// writer. Call it after the HTTP server has ended.
     pub async fn shutdown(&self) {
         self.end_tasks();
-        self.answering.manager.shutdown().await;
+        self.handler.manager.shutdown().await;
         self.end_writing().await;
     }
 
-    /// Does the same, and drops the slot and the publication: what the store holds is of no use
-    /// after that.
+    /// Does the same, and drops the slot and the publication. The store can't be continued after
+    /// that.
     pub async fn shutdown_and_drop(&self) {
         self.end_tasks();
-        self.answering.manager.shutdown_and_drop().await;
+        self.handler.manager.shutdown_and_drop().await;
         self.end_writing().await;
     }
 
     /// Ends the store's writer: the last step of a shutdown.
     pub async fn end_writing(&self) {
-        let shapes = self.answering.shapes.clone();
+        let shapes = self.handler.shapes.clone();
         let _ended = spawn_blocking(move || shapes.end_writing()).await;
     }
 }
 
 impl fmt::Debug for ShapeBackend {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ShapeBackend").field("shapes", &self.answering.shapes).finish_non_exhaustive()
+        f.debug_struct("ShapeBackend").field("shapes", &self.handler.shapes).finish_non_exhaustive()
     }
 }
 
-/// Each time that the database is followed anew, the tables of all shapes are published, or their
-/// shapes start over.
-async fn republish(making: Arc<ShapeFactory>, manager: Manager) {
+/// Publishes the tables of all shapes each time that replication starts.
+async fn republish(factory: Arc<ShapeFactory>, manager: Manager) {
     let mut events = manager.events();
     let mut is_due = manager.status().is_ready();
     loop {
@@ -169,14 +170,14 @@ async fn republish(making: Arc<ShapeFactory>, manager: Manager) {
                 Ok(_) => {}
                 Err(RecvError::Closed) => return,
             },
-            () = making.republish(), if is_due => is_due = false,
+            () = factory.republish(), if is_due => is_due = false,
         }
     }
 }
 
-/// While another instance writes, what it writes is read. An error that lasts is logged once.
+/// Reads what another instance writes. An error that lasts is logged once.
 async fn refresh(shapes: Shapes) {
-    let (mut ticks, mut logged) = (interval(REFRESH), None);
+    let (mut ticks, mut logged) = (interval(REFRESH_INTERVAL), None);
     loop {
         ticks.tick().await;
         if shapes.is_writing() || shapes.unusable().is_some() {
@@ -188,12 +189,12 @@ async fn refresh(shapes: Shapes) {
             logged = None;
             continue;
         };
-        let said = error.to_string();
+        let message = error.to_string();
         if error.unusable().is_some() {
             error!(%error, "storage unusable: requests for shapes are refused");
-        } else if logged.as_ref() != Some(&said) {
-            warn!(%error, "the store can't be read");
+        } else if logged.as_ref() != Some(&message) {
+            warn!(%error, "store not refreshed");
         }
-        logged = Some(said);
+        logged = Some(message);
     }
 }

@@ -1,7 +1,7 @@
-//! Bodies of answers: read as they are written out, never held whole.
+//! Response bodies: read from a shape's files while they are sent, never held as a whole.
 //!
-//! Invariant: a body that can't be read to its end breaks off; it never looks complete. At most a piece of it is in memory,
-//! and less where many are (`counted.rs`).
+//! Invariant: a body that can't be read to its end is aborted. It never looks complete.
+//! At most one piece of a body is in memory; its size depends on the total (`buffered_bytes.rs`).
 
 use std::collections::VecDeque;
 use std::error::Error;
@@ -20,145 +20,165 @@ use forebay_shapes::{LogPage, Shape, Shapes, SnapshotChunk};
 use http_body::{Body, Frame, SizeHint};
 use tokio::task::spawn_blocking;
 
-use super::counted::{self, Counted};
-use super::events::Events;
+use super::buffered_bytes::{self, BufferedBytes};
+use super::shape_event_stream::ShapeEventStream;
 
-/// What is this small is read on the spot: it is in memory, or in the page cache.
-const SMALL: u64 = 64 * 1024;
+/// Largest body, in bytes, that is read at once on the calling thread. It is in memory or in the
+/// page cache.
+const MAX_INLINE_BYTES: u64 = 64 * 1024;
 
-/// What is this short is copied together: that costs less than to have each piece written.
-const JOINED: usize = 2048;
+/// Largest body, in bytes, whose pieces are copied into one. Separate writes would cost more.
+const MAX_JOINED_BYTES: usize = 2048;
 
 pub(crate) type BoxError = Box<dyn Error + Send + Sync>;
 
 /// Body of a response to a client.
 #[derive(Debug)]
-pub struct ShapeBody(pub(crate) Answer);
+pub struct ShapeBody(pub(crate) BodyContent);
 
-/// The body of an answer.
-pub(crate) enum Answer {
-    /// All of it.
+/// Content of a response body.
+pub(crate) enum BodyContent {
+    /// The whole body.
     Whole(Bytes),
-    /// All of it, in pieces.
+    /// The whole body, in pieces.
     Pieces(VecDeque<Bytes>),
     /// A part of a shape, read piece by piece.
-    Part(Box<Part>),
+    Streamed(Box<StreamedMessages>),
     /// Server-sent events.
-    Events(Box<Events>),
+    Events(Box<ShapeEventStream>),
 }
 
-/// A part of a shape as an array of messages.
-pub(crate) struct Part {
+/// A part of a shape as a JSON array of messages, read piece by piece.
+pub(crate) struct StreamedMessages {
     state: State,
+    /// Pieces that were read and not sent.
     ready: VecDeque<Bytes>,
-    is_packed: bool,
+    is_gzip: bool,
 }
 
 enum State {
-    Reading(Reading),
-    Over,
+    Reading(PendingRead),
+    Ended,
 }
 
-/// The reader, and what it has read.
-type Reading = Pin<Box<dyn Future<Output = (Reader, io::Result<Vec<Bytes>>)> + Send>>;
+/// A read in flight. Returns the reader and the pieces.
+type PendingRead = Pin<Box<dyn Future<Output = (PartReader, io::Result<Vec<Bytes>>)> + Send>>;
 
-/// Where messages are read.
+/// The shape whose messages a body contains.
 #[derive(Debug, Clone)]
-pub(crate) struct Source {
+pub(crate) struct MessageSource {
     pub(crate) shapes: Shapes,
     pub(crate) shape: Arc<Shape>,
 }
 
-impl Source {
-    fn read(&self, from: Which, at: u64, until: u64) -> io::Result<Vec<Bytes>> {
+impl MessageSource {
+    fn read(&self, from: ShapePart, at: u64, until: u64) -> io::Result<Vec<Bytes>> {
         let read = match from {
-            Which::Snapshot(_) => self.shape.read_snapshot(at, until),
-            Which::Log(page) => self.shape.read_log(&page, at, until),
+            ShapePart::Snapshot(_) => self.shape.read_snapshot(at, until),
+            ShapePart::Log(page) => self.shape.read_log(&page, at, until),
         };
         read.inspect_err(|error| self.shapes.heal(&self.shape, error))
     }
 }
 
 /// Reads a part of a shape.
-struct Reader {
-    source: Source,
-    from: Which,
+struct PartReader {
+    source: MessageSource,
+    from: ShapePart,
+    /// Position of the next byte.
     at: u64,
-    /// Where it ends, once that is known.
+    /// Position of the end. `None`: the snapshot is still being written.
     to: Option<u64>,
-    /// What follows the messages.
+    /// Bytes after the messages.
     end: Bytes,
-    /// What packs it, if it is packed.
-    packer: Option<Packer>,
+    /// Compresses the body, if the client accepts gzip.
+    encoder: Option<BodyEncoder>,
     is_over: bool,
 }
 
-/// Packs a body piece by piece, and keeps nothing of them back: whoever waits for a snapshot that grows sees what is there.
-type Packer = GzEncoder<Vec<u8>>;
+/// Compresses a body, and flushes after each piece: a client that waits for a growing snapshot
+/// receives every row that was read.
+type BodyEncoder = GzEncoder<Vec<u8>>;
 
+/// Which part of a shape is read.
 #[derive(Debug, Clone, Copy)]
-enum Which {
-    /// A chunk of the snapshot, which may be growing still.
+enum ShapePart {
+    /// The snapshot's chunk of this index. It may still grow.
     Snapshot(u64),
     Log(LogPage),
 }
 
-impl Answer {
-    /// Nothing.
+impl BodyContent {
     pub(crate) fn empty() -> Self {
-        Answer::Whole(Bytes::new())
+        BodyContent::Whole(Bytes::new())
     }
 
     pub(crate) fn whole(bytes: impl Into<Bytes>) -> Self {
-        Answer::Whole(bytes.into())
+        BodyContent::Whole(bytes.into())
     }
 
-    /// Whether it is gzip.
-    pub(crate) fn is_packed(&self) -> bool {
-        matches!(self, Answer::Part(part) if part.is_packed)
+    /// Returns whether the content is compressed.
+    pub(crate) fn is_gzip(&self) -> bool {
+        matches!(self, BodyContent::Streamed(messages) if messages.is_gzip)
     }
 
-    /// A chunk of the snapshot; packed, if the client takes that.
-    pub(crate) fn snapshot(source: Source, index: u64, chunk: SnapshotChunk, gzip: bool) -> io::Result<Self> {
+    /// Returns a chunk of the snapshot, compressed if `gzip`.
+    pub(crate) fn snapshot(
+        source: MessageSource,
+        index: u64,
+        chunk: SnapshotChunk,
+        gzip: bool,
+    ) -> io::Result<Self> {
         let (at, to) = match chunk {
             SnapshotChunk::Open { from, .. } => (from, None),
             SnapshotChunk::Closed { from, to } => (from, Some(to)),
             SnapshotChunk::None => (0, Some(0)),
         };
-        let (from, end) = (Which::Snapshot(index), Bytes::from_static(b"]"));
-        match to.filter(|to| to - at <= SMALL && !gzip) {
-            Some(to) => Answer::read(&source, from, (at, to), end),
+        let (from, end) = (ShapePart::Snapshot(index), Bytes::from_static(b"]"));
+        match to.filter(|to| to - at <= MAX_INLINE_BYTES && !gzip) {
+            Some(to) => BodyContent::read(&source, from, (at, to), end),
             None => {
-                Ok(Reader { source, from, at, to, end, packer: gzip.then(packer), is_over: false }.answer())
+                let encoder = gzip.then(body_encoder);
+                Ok(PartReader { source, from, at, to, end, encoder, is_over: false }.into_content())
             }
         }
     }
 
-    /// Messages of the log, and one after them. Few aren't packed: it would take longer than to send them.
-    pub(crate) fn log(source: Source, page: LogPage, after: Option<Bytes>, gzip: bool) -> io::Result<Self> {
+    /// Returns messages of the log, followed by `after`. A small page isn't compressed: that would
+    /// take longer than sending it.
+    pub(crate) fn log(
+        source: MessageSource,
+        page: LogPage,
+        after: Option<Bytes>,
+        gzip: bool,
+    ) -> io::Result<Self> {
         let LogPage { from: at, to, .. } = page;
         let end = end_with(after);
-        if to - at > SMALL {
-            let (from, to, packer) = (Which::Log(page), Some(to), gzip.then(packer));
-            return Ok(Reader { source, from, at, to, end, packer, is_over: false }.answer());
+        if to - at > MAX_INLINE_BYTES {
+            let (from, to, encoder) = (ShapePart::Log(page), Some(to), gzip.then(body_encoder));
+            return Ok(PartReader { source, from, at, to, end, encoder, is_over: false }.into_content());
         }
-        Answer::read(&source, Which::Log(page), (at, to), end)
+        BodyContent::read(&source, ShapePart::Log(page), (at, to), end)
     }
 
-    /// The bytes of an answer that is to be shared; see [`Answer::log`].
-    pub(crate) fn log_bytes(source: &Source, page: LogPage, after: Option<Bytes>) -> io::Result<Bytes> {
-        Ok(join(&pieces(source, Which::Log(page), (page.from, page.to), end_with(after))?))
+    /// Returns the bytes of [`BodyContent::log`], for the response cache.
+    pub(crate) fn log_bytes(
+        source: &MessageSource,
+        page: LogPage,
+        after: Option<Bytes>,
+    ) -> io::Result<Bytes> {
+        Ok(join(&pieces(source, ShapePart::Log(page), (page.from, page.to), end_with(after))?))
     }
 
-    /// All messages from here to there, on the spot.
-    fn read(source: &Source, from: Which, (at, to): (u64, u64), end: Bytes) -> io::Result<Self> {
+    /// Reads all messages of a range on the calling thread.
+    fn read(source: &MessageSource, from: ShapePart, (at, to): (u64, u64), end: Bytes) -> io::Result<Self> {
         let pieces = pieces(source, from, (at, to), end)?;
-        let is_short = pieces.iter().map(Bytes::len).sum::<usize>() <= JOINED;
-        Ok(if is_short { Answer::Whole(join(&pieces)) } else { Answer::Pieces(pieces) })
+        let is_short = pieces.iter().map(Bytes::len).sum::<usize>() <= MAX_JOINED_BYTES;
+        Ok(if is_short { BodyContent::Whole(join(&pieces)) } else { BodyContent::Pieces(pieces) })
     }
 }
 
-/// What follows the messages: another one, if there is one, and the end.
+/// Returns the bytes after the messages: the control message, if any, and the closing bracket.
 fn end_with(after: Option<Bytes>) -> Bytes {
     match after {
         None => Bytes::from_static(b"]"),
@@ -166,8 +186,13 @@ fn end_with(after: Option<Bytes>) -> Bytes {
     }
 }
 
-/// All messages from here to there as an array.
-fn pieces(source: &Source, from: Which, (at, to): (u64, u64), end: Bytes) -> io::Result<VecDeque<Bytes>> {
+/// Reads the messages of a range, as a JSON array.
+fn pieces(
+    source: &MessageSource,
+    from: ShapePart,
+    (at, to): (u64, u64),
+    end: Bytes,
+) -> io::Result<VecDeque<Bytes>> {
     let mut pieces: VecDeque<_> = source.read(from, at, to)?.into();
     pieces.push_front(Bytes::from_static(b"["));
     if end.len() == 1 {
@@ -183,7 +208,7 @@ fn join(pieces: &VecDeque<Bytes>) -> Bytes {
     joined.into()
 }
 
-/// Takes the last separator off; it may lie across pieces.
+/// Removes the last separator, which may span two pieces.
 fn strip_separator(pieces: &mut VecDeque<Bytes>) {
     let mut left = SEPARATOR.len();
     while left > 0
@@ -201,14 +226,19 @@ fn strip_separator(pieces: &mut VecDeque<Bytes>) {
     }
 }
 
-impl Reader {
-    fn answer(self) -> Answer {
-        let (is_packed, opening) = (self.packer.is_some(), Bytes::from_static(b"["));
-        let ready = if is_packed { VecDeque::new() } else { [opening].into() };
-        Answer::Part(Box::new(Part { state: State::Reading(Box::pin(self.next())), ready, is_packed }))
+impl PartReader {
+    fn into_content(self) -> BodyContent {
+        let (is_gzip, opening) = (self.encoder.is_some(), Bytes::from_static(b"["));
+        let ready = if is_gzip { VecDeque::new() } else { [opening].into() };
+        BodyContent::Streamed(Box::new(StreamedMessages {
+            state: State::Reading(Box::pin(self.next())),
+            ready,
+            is_gzip,
+        }))
     }
 
-    /// The next pieces; the last ones with the end. The separator after the last message is left out, unless something follows.
+    /// Reads the next pieces; the last ones include the end. The separator after the last message
+    /// is omitted unless a control message follows.
     async fn next(mut self) -> (Self, io::Result<Vec<Bytes>>) {
         let read = self.read().await;
         (self, read)
@@ -219,8 +249,8 @@ impl Reader {
         loop {
             let readable = match (self.to, self.from) {
                 (Some(to), _) => to,
-                (None, Which::Log(_)) => self.at,
-                (None, Which::Snapshot(index)) => {
+                (None, ShapePart::Log(_)) => self.at,
+                (None, ShapePart::Snapshot(index)) => {
                     match self.source.shape.snapshot_chunk(index).await.map_err(io::Error::other)? {
                         SnapshotChunk::Closed { to, .. } => {
                             self.to = Some(to);
@@ -231,30 +261,31 @@ impl Reader {
                     }
                 }
             };
-            let until = readable.saturating_sub(held_back).max(self.at).min(self.at + counted::piece());
+            let until =
+                readable.saturating_sub(held_back).max(self.at).min(self.at + buffered_bytes::read_size());
             if until > self.at {
                 let (source, from, at) = (self.source.clone(), self.from, self.at);
-                let mut packer = self.packer.take();
+                let mut encoder = self.encoder.take();
                 let read = move || {
                     let pieces = source.read(from, at, until)?;
-                    let pieces = match &mut packer {
-                        Some(packer) => pack(packer, &pieces)?,
+                    let pieces = match &mut encoder {
+                        Some(encoder) => compress(encoder, &pieces)?,
                         None => pieces,
                     };
-                    let pieces: Vec<_> = pieces.into_iter().map(Counted::bytes).collect();
-                    io::Result::Ok((pieces, packer))
+                    let pieces: Vec<_> = pieces.into_iter().map(BufferedBytes::count).collect();
+                    io::Result::Ok((pieces, encoder))
                 };
-                let (pieces, packer) = spawn_blocking(read).await.map_err(io::Error::other)??;
-                (self.at, self.packer) = (until, packer);
+                let (pieces, encoder) = spawn_blocking(read).await.map_err(io::Error::other)??;
+                (self.at, self.encoder) = (until, encoder);
                 return Ok(pieces);
             }
             if self.to.is_some() {
                 self.is_over = true;
-                return match self.packer.take() {
+                return match self.encoder.take() {
                     None => Ok(vec![self.end.clone()]),
-                    Some(mut packer) => {
-                        packer.write_all(&self.end)?;
-                        Ok(vec![packer.finish()?.into()])
+                    Some(mut encoder) => {
+                        encoder.write_all(&self.end)?;
+                        Ok(vec![encoder.finish()?.into()])
                     }
                 };
             }
@@ -263,22 +294,23 @@ impl Reader {
     }
 }
 
-/// With the opening in it. The fastest level: four fifths of what the best one saves, at a fraction of its time.
-fn packer() -> Packer {
-    let mut packer = GzEncoder::new(Vec::new(), Compression::fast());
-    packer.write_all(b"[").expect("memory takes what is written");
-    packer
+/// Returns an encoder that has the opening bracket. The fastest level saves four fifths of the best
+/// level's bytes in a fraction of its time.
+fn body_encoder() -> BodyEncoder {
+    let mut encoder = GzEncoder::new(Vec::new(), Compression::fast());
+    encoder.write_all(b"[").expect("a Vec accepts every write");
+    encoder
 }
 
-fn pack(packer: &mut Packer, pieces: &[Bytes]) -> io::Result<Vec<Bytes>> {
+fn compress(encoder: &mut BodyEncoder, pieces: &[Bytes]) -> io::Result<Vec<Bytes>> {
     for piece in pieces {
-        packer.write_all(piece)?;
+        encoder.write_all(piece)?;
     }
-    packer.flush()?;
-    Ok(vec![std::mem::take(packer.get_mut()).into()])
+    encoder.flush()?;
+    Ok(vec![std::mem::take(encoder.get_mut()).into()])
 }
 
-impl Part {
+impl StreamedMessages {
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<io::Result<Bytes>>> {
         loop {
             if let Some(piece) = self.ready.pop_front() {
@@ -287,7 +319,7 @@ impl Part {
             let State::Reading(reading) = &mut self.state else { return Poll::Ready(None) };
             let (reader, read) = ready!(reading.as_mut().poll(cx));
             self.state = match reader.is_over || read.is_err() {
-                true => State::Over,
+                true => State::Ended,
                 false => State::Reading(Box::pin(reader.next())),
             };
             match read {
@@ -300,7 +332,7 @@ impl Part {
 
 impl ShapeBody {
     pub(crate) fn whole(bytes: Bytes) -> Self {
-        ShapeBody(Answer::whole(bytes))
+        ShapeBody(BodyContent::whole(bytes))
     }
 }
 
@@ -327,7 +359,7 @@ impl Body for ShapeBody {
     }
 }
 
-impl Body for Answer {
+impl Body for BodyContent {
     type Data = Bytes;
     type Error = BoxError;
 
@@ -336,40 +368,42 @@ impl Body for Answer {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
         let frame = match self.get_mut() {
-            Answer::Whole(bytes) => Some(std::mem::take(bytes)).filter(|bytes| !bytes.is_empty()).map(Ok),
-            Answer::Pieces(pieces) => pieces.pop_front().map(Ok),
-            Answer::Part(part) => ready!(part.poll(cx)).map(|piece| piece.map_err(BoxError::from)),
-            Answer::Events(events) => ready!(events.poll(cx)).map(|piece| piece.map_err(BoxError::from)),
+            BodyContent::Whole(bytes) => {
+                Some(std::mem::take(bytes)).filter(|bytes| !bytes.is_empty()).map(Ok)
+            }
+            BodyContent::Pieces(pieces) => pieces.pop_front().map(Ok),
+            BodyContent::Streamed(part) => ready!(part.poll(cx)).map(|piece| piece.map_err(BoxError::from)),
+            BodyContent::Events(events) => ready!(events.poll(cx)).map(|piece| piece.map_err(BoxError::from)),
         };
         Poll::Ready(frame.map(|frame| frame.map(Frame::data)))
     }
 
     fn is_end_stream(&self) -> bool {
         match self {
-            Answer::Whole(bytes) => bytes.is_empty(),
-            Answer::Pieces(pieces) => pieces.is_empty(),
-            Answer::Part(_) | Answer::Events(_) => false,
+            BodyContent::Whole(bytes) => bytes.is_empty(),
+            BodyContent::Pieces(pieces) => pieces.is_empty(),
+            BodyContent::Streamed(_) | BodyContent::Events(_) => false,
         }
     }
 
     fn size_hint(&self) -> SizeHint {
         match self {
-            Answer::Whole(bytes) => SizeHint::with_exact(bytes.len() as u64),
-            Answer::Pieces(pieces) => {
+            BodyContent::Whole(bytes) => SizeHint::with_exact(bytes.len() as u64),
+            BodyContent::Pieces(pieces) => {
                 SizeHint::with_exact(pieces.iter().map(|piece| piece.len() as u64).sum())
             }
-            Answer::Part(_) | Answer::Events(_) => SizeHint::default(),
+            BodyContent::Streamed(_) | BodyContent::Events(_) => SizeHint::default(),
         }
     }
 }
 
-impl fmt::Debug for Answer {
+impl fmt::Debug for BodyContent {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Answer::Whole(_) => "Whole",
-            Answer::Pieces(_) => "Pieces",
-            Answer::Part(_) => "Part",
-            Answer::Events(_) => "Events",
+            BodyContent::Whole(_) => "Whole",
+            BodyContent::Pieces(_) => "Pieces",
+            BodyContent::Streamed(_) => "Streamed",
+            BodyContent::Events(_) => "Events",
         })
     }
 }

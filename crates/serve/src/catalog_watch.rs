@@ -1,13 +1,14 @@
-//! Looks at the catalog every few seconds: finds tables that were changed while no row of them was,
-//! and publications that others changed, and takes tables that no shape needs out of the publication.
+//! Catalog watch: scans the catalog every few seconds for altered tables and publications, and
+//! removes tables that no shape needs from the publication.
 //!
-//! Invariant: shapes of a table that was rewritten, whose enum labels were renamed, or whose place in
-//! the publication was changed are replaced within 5 s.
-//! Enforced by: every [`INTERVAL`], the instance that writes looks at the tables that have shapes,
-//! with one query: streams of a shape may be open on other instances. A look that differs from the
-//! last one has the table described, and its shapes compared. With more than [`MAX_TABLES`] tables
-//! it takes longer, except for shapes that are asked for here: see `ShapeFactory::look_again`.
-//! Out of scope: changes of tables that the replication stream describes; see `fitting.rs`.
+//! Invariant: shapes are replaced within 5 s after their table was rewritten, labels of its enums
+//! were renamed, or its entry in the publication was changed.
+//! Enforced by: every [`SCAN_INTERVAL`], the writing instance scans the entries of all tables with
+//! shapes in one query. It scans all of them, because streams may be open on other instances. A
+//! table whose entry differs from the last one is described, and its shapes are compared. With more
+//! than [`MAX_TABLES`] tables a round takes several scans, except for shapes requested on this
+//! instance: see `ShapeFactory::recheck_table`.
+//! Out of scope: alterations that the replication stream describes; see `schema_monitor.rs`.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -24,69 +25,72 @@ use tracing::{debug, info, warn};
 use super::database::{self, CatalogEntry, CatalogError, TableSelection};
 use super::shape_factory::{ShapeFactory, lock};
 
-/// Time between two looks. Twice this, and what it takes to describe a table, is below 5 s.
-const INTERVAL: Duration = Duration::from_secs(2);
-/// Time that a look may take.
-const ANSWER: Duration = Duration::from_secs(10);
-/// Time between two looks whether a removal has ended. It takes 2 s for a lock at most.
-const PAUSE: Duration = Duration::from_millis(50);
-/// Most tables that one look has. With more, they take turns.
+/// Time between two scans. Twice this, plus the description of a table, is below 5 s.
+const SCAN_INTERVAL: Duration = Duration::from_secs(2);
+/// Maximum duration of a scan and the comparisons after it.
+const SCAN_TIMEOUT: Duration = Duration::from_secs(10);
+/// Interval of checks whether a removal has ended. It waits at most 2 s for a lock.
+const REMOVAL_POLL: Duration = Duration::from_millis(50);
+/// Maximum number of tables in one scan. With more, scans take turns.
 const MAX_TABLES: usize = 500;
-/// Longest time between two looks for tables that no shape needs.
-const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+/// Maximum time between two searches for tables that no shape needs.
+const MAX_UNNEEDED_INTERVAL: Duration = Duration::from_secs(60);
 
-/// What the looks at the catalog go by.
+/// State of the catalog scans.
 #[derive(Debug, Default)]
 pub(crate) struct CatalogWatch {
-    /// Its name.
+    /// Name of the publication.
     publication: String,
     /// How long a table stays in the publication after its last shape; `None`: for ever.
     unpublish_after: Option<Duration>,
-    /// The last look at each table that has shapes.
-    looks: Mutex<HashMap<u32, ComparedLook>>,
-    /// Changes of the publication as a whole by this process: how many are under way, and how many
-    /// have ended.
+    /// By oid: the last compared entry of each table with shapes.
+    compared: Mutex<HashMap<u32, ComparedEntry>>,
+    /// Number of changes of the whole publication by this process that are in progress.
     changing: AtomicU64,
+    /// Number of such changes that have ended.
     changed: AtomicU64,
-    /// Entries of the publication, as (table, entry), that this process removes, or has removed.
-    retired: Mutex<HashMap<(u32, u32), Removal>>,
+    /// Entries of the publication that this process removes or has removed, by oid of the table and
+    /// of the entry.
+    retired: Mutex<HashMap<(u32, u32), RemovalState>>,
 }
 
-/// A look at a table that its shapes were compared with, and fit.
+/// A catalog entry that the shapes of its table were compared with, and fit.
 ///
-/// A table may change and change back between two looks, such as by ATTACH and DETACH. A shape that
-/// was made in between doesn't fit, though the looks are equal.
+/// A table may change and change back between two scans, for instance by ATTACH and DETACH. A shape
+/// created in between doesn't fit, although the entries are equal.
 #[derive(Debug, Clone)]
-pub(super) struct ComparedLook {
-    pub(super) look: CatalogEntry,
-    /// Id of the table's newest shape before the look. Shapes that are newer weren't compared.
+pub(super) struct ComparedEntry {
+    pub(super) entry: CatalogEntry,
+    /// Id of the table's newest shape before the scan. Newer shapes weren't compared.
     pub(super) newest_shape: Option<u64>,
 }
 
-impl ComparedLook {
+impl ComparedEntry {
     /// Returns whether neither the table nor its shapes have changed since the comparison.
-    pub(super) fn equals(&self, look: &CatalogEntry, newest_shape: Option<u64>) -> bool {
-        self.newest_shape == newest_shape && self.look == *look
+    pub(super) fn equals(&self, entry: &CatalogEntry, newest_shape: Option<u64>) -> bool {
+        self.newest_shape == newest_shape && self.entry == *entry
     }
 }
 
-/// How far the removal of a table from the publication is.
+/// State of the removal of a table from the publication.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Removal {
-    UnderWay,
-    /// Done, or its answer was lost.
+pub(super) enum RemovalState {
+    InProgress,
+    /// The entry was removed, or the server's reply was lost.
     Done,
 }
 
-/// The result of a look.
+/// The result of a scan.
 #[derive(Debug)]
-pub(super) struct CatalogLook {
-    pub(super) seen: Snapshot,
-    pub(super) looks: Vec<CatalogEntry>,
-    /// Id of the newest shape of each table before the look. Newer ones are compared with the next.
+pub(super) struct CatalogScan {
+    /// The snapshot that the entries were read with.
+    pub(super) snapshot: Snapshot,
+    pub(super) entries: Vec<CatalogEntry>,
+    /// By oid: id of the newest shape of each table before the scan. Newer shapes are compared with
+    /// the next scan.
     pub(super) newest_shapes: HashMap<u32, u64>,
-    /// Whether this process didn't change the publication meanwhile. If it did, the looks have the
-    /// publication as the shapes' baselines have it.
+    /// Whether this process didn't change the publication during the scan. If it did, the entries
+    /// have the publication of the shapes' baselines instead.
     pub(super) is_settled: bool,
 }
 
@@ -96,20 +100,20 @@ impl CatalogWatch {
         Arc::new(CatalogWatch { publication, unpublish_after, ..CatalogWatch::default() })
     }
 
-    /// Waits for the end of the removal of a table's entry in the publication, if one is under way.
-    /// Returns whether the entry is gone.
+    /// Waits for the end of the removal of a table's entry in the publication, if one is in
+    /// progress. Returns whether the entry was removed.
     pub(super) async fn is_retired(&self, table: &TableSchema) -> bool {
         loop {
             let removal = lock(&self.retired).get(&(table.oid, table.membership)).copied();
             match removal {
                 None => return false,
-                Some(Removal::Done) => return true,
-                Some(Removal::UnderWay) => sleep(PAUSE).await,
+                Some(RemovalState::Done) => return true,
+                Some(RemovalState::InProgress) => sleep(REMOVAL_POLL).await,
             }
         }
     }
 
-    /// The number of changes so far, unless one is under way.
+    /// Returns the number of changes so far. `None`: one is in progress.
     fn settled(&self) -> Option<u64> {
         let changed = self.changed.load(Ordering::Acquire);
         (self.changing.load(Ordering::Acquire) == 0).then_some(changed)
@@ -117,37 +121,39 @@ impl CatalogWatch {
 }
 
 impl ShapeFactory {
-    /// Looks at tables, as the returned snapshot sees them.
-    pub(super) async fn look(
+    /// Reads the catalog entries of tables with one snapshot.
+    pub(super) async fn scan_catalog(
         &self,
         client: &PostgresClient,
         tables: TableSelection<'_>,
-    ) -> Result<CatalogLook, CatalogError> {
+    ) -> Result<CatalogScan, CatalogError> {
         let (before, newest_shapes) = (self.watch.settled(), self.shapes.newest_shapes());
-        let (seen, mut looks) = database::look(client, &self.watch.publication, tables).await?;
+        let (snapshot, mut entries) = database::read_entries(client, &self.watch.publication, tables).await?;
         let is_settled = before.is_some() && before == self.watch.settled();
-        for look in looks.iter_mut().filter(|_| !is_settled) {
-            if let Some(CatalogState { publication, .. }) = self.shapes.state(look.oid) {
-                look.state.publication = publication;
+        for entry in entries.iter_mut().filter(|_| !is_settled) {
+            if let Some(CatalogState { publication, .. }) = self.shapes.state(entry.oid) {
+                entry.state.publication = publication;
             }
         }
-        Ok(CatalogLook { seen, looks, newest_shapes, is_settled })
+        Ok(CatalogScan { snapshot, entries, newest_shapes, is_settled })
     }
 
-    /// Has partitions published under their own names, which changes the publication's row: the
-    /// baselines of all shapes follow. Shapes of partitions from before may have missed changes that
-    /// came under an ancestor's name, and go. Runs to its end, though the caller may leave.
+    /// Publishes partitions under their own names. This changes the publication's row, so the
+    /// baselines of all shapes are updated.
+    ///
+    /// Existing shapes of partitions are deleted: they may have missed changes that came under an
+    /// ancestor's name. Runs to completion even if the caller is dropped.
     pub(super) async fn publish_partitions(&self, table: &TableName) -> Result<(), PublishError> {
-        let (table, described) = (table.clone(), self.described.clone());
+        let (table, schema_epoch) = (table.clone(), self.schema_epoch.clone());
         let (manager, shapes, watch) = (self.manager.clone(), self.shapes.clone(), Arc::clone(&self.watch));
         let changing = tokio::spawn(async move {
             let _changing = PublicationChangeGuard::begin(&watch);
-            // Before the change: should this fail after it, it wouldn't be tried again.
+            // Before the change: if this failed after it, there would be no second attempt.
             delete_partitions(&manager, &shapes).await?;
             let changed = manager.publish_partitions(&table).await;
             if let Ok(Some(versions)) = &changed {
-                shapes.update_states(|state| follow(&mut state.publication, *versions));
-                described.anew();
+                shapes.update_states(|state| update_version(&mut state.publication, *versions));
+                schema_epoch.advance();
                 info!(publication = watch.publication, "partitions published under their own names");
             }
             changed.map(drop)
@@ -155,19 +161,18 @@ impl ShapeFactory {
         changing.await.unwrap_or(Err(PublishError::Timeout))
     }
 
-    /// Looks at the tables that have shapes, and for tables that no shape needs, for as long as the
-    /// process lives.
+    /// Scans the tables with shapes, and searches for tables that no shape needs. Never returns.
     pub(crate) async fn watch_catalog(self: Arc<Self>) {
-        let mut ticks = interval(INTERVAL);
+        let mut ticks = interval(SCAN_INTERVAL);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let (mut unneeded, mut turn, mut next) = (UnneededTables::default(), None, 0);
         loop {
             ticks.tick().await;
             if self.shapes.turn() != turn {
-                // Another process may have written in between, and made other shapes.
+                // Another process may have written in between and created other shapes.
                 turn = self.shapes.turn();
                 unneeded = UnneededTables::default();
-                lock(&self.watch.looks).clear();
+                lock(&self.watch.compared).clear();
             }
             if turn.is_none() {
                 continue;
@@ -177,10 +182,10 @@ impl ShapeFactory {
             let from = if next < tables.len() { next } else { 0 };
             next = from + MAX_TABLES;
             let some = &tables[from..next.min(tables.len())];
-            match timeout(ANSWER, self.look_at(some)).await {
+            match timeout(SCAN_TIMEOUT, self.compare_tables(some)).await {
                 Ok(Ok(())) => {}
-                Ok(Err(error)) => debug!(%error, "catalog not looked at"),
-                Err(_) => debug!("catalog not looked at: no answer"),
+                Ok(Err(error)) => debug!(%error, "catalog scan failed"),
+                Err(_) => debug!("catalog scan timed out"),
             }
             if let Some(after) = self.watch.unpublish_after {
                 self.unpublish(&mut unneeded, after, turn).await;
@@ -189,88 +194,95 @@ impl ShapeFactory {
     }
 
     /// Compares the shapes of all tables with the catalog.
-    pub(super) async fn look_at_all(&self) {
-        if let Err(error) = self.look_at(&self.shapes.table_oids()).await {
+    pub(super) async fn compare_all_tables(&self) {
+        if let Err(error) = self.compare_tables(&self.shapes.table_oids()).await {
             warn!(%error, "tables not compared with the catalog");
         }
     }
 
-    async fn look_at(&self, oids: &[u32]) -> Result<(), LookError> {
+    /// Scans these tables, and compares the shapes of those whose entry or shapes have changed.
+    async fn compare_tables(&self, oids: &[u32]) -> Result<(), ScanError> {
         let (tables, partitioned) = (self.shapes.tables(), &[]);
-        let looked = {
+        let scan = {
             let client = self.connection().await?;
-            self.look(&client, TableSelection::Listed { all: oids, partitioned }).await?
+            self.scan_catalog(&client, TableSelection::Listed { all: oids, partitioned }).await?
         };
-        self.shapes.forget_visible(&looked.seen);
+        self.shapes.forget_visible(&scan.snapshot);
         let current = self.shapes.table_oids();
-        lock(&self.watch.looks).retain(|oid, _| current.contains(oid));
-        let looks: HashMap<u32, &CatalogEntry> = looked.looks.iter().map(|look| (look.oid, look)).collect();
+        lock(&self.watch.compared).retain(|oid, _| current.contains(oid));
+        let entries: HashMap<u32, &CatalogEntry> =
+            scan.entries.iter().map(|entry| (entry.oid, entry)).collect();
         let oids: HashSet<u32> = oids.iter().copied().collect();
         for table in tables.iter().filter(|table| oids.contains(&table.oid)) {
-            let look = looks.get(&table.oid).copied();
-            let newest_shape = looked.newest_shapes.get(&table.oid).copied();
-            let last = lock(&self.watch.looks).get(&table.oid).cloned();
-            if look.zip(last).is_some_and(|(look, last)| last.equals(look, newest_shape)) {
+            let entry = entries.get(&table.oid).copied();
+            let newest_shape = scan.newest_shapes.get(&table.oid).copied();
+            let last = lock(&self.watch.compared).get(&table.oid).cloned();
+            if entry.zip(last).is_some_and(|(entry, last)| last.equals(entry, newest_shape)) {
                 continue;
             }
-            let is_compared = self.check(table.oid, &TableName::new(&table.schema, &table.name)).await;
-            // Should it have changed in between, the next look differs.
-            if let Some(look) = look.filter(|_| looked.is_settled && is_compared) {
-                let compared = ComparedLook { look: look.clone(), newest_shape };
-                lock(&self.watch.looks).insert(table.oid, compared);
+            let name = TableName::new(&table.schema, &table.name);
+            let is_compared = self.compare_table(table.oid, &name).await;
+            // If the table changed after the scan, the next scan differs.
+            if let Some(entry) = entry.filter(|_| scan.is_settled && is_compared) {
+                let compared = ComparedEntry { entry: entry.clone(), newest_shape };
+                lock(&self.watch.compared).insert(table.oid, compared);
             }
         }
         Ok(())
     }
 
+    /// Removes the tables from the publication that no shape has needed for `after`.
     async fn unpublish(&self, unneeded: &mut UnneededTables, after: Duration, turn: Option<u64>) {
         let now = Instant::now();
-        if unneeded.looked.is_some_and(|looked| now < looked + (after / 4).min(LONGEST_PAUSE)) {
+        let pause = (after / 4).min(MAX_UNNEEDED_INTERVAL);
+        if unneeded.searched.is_some_and(|searched| now < searched + pause) {
             return;
         }
-        unneeded.looked = Some(now);
+        unneeded.searched = Some(now);
         let Ok(tables) = self.manager.unneeded_tables(&self.shapes.table_oids()).await else { return };
         unneeded.since.retain(|table, _| tables.contains_key(table));
-        for (table, place) in tables {
+        for (table, entry) in tables {
             let since = *unneeded.since.entry(table.clone()).or_insert(now);
-            // Another process may write by now, and need it.
+            // Another process may have become the writer, and need the table.
             if now >= since + after && self.shapes.turn() == turn {
-                self.unpublish_one(&table, place).await;
+                self.unpublish_one(&table, entry).await;
             }
         }
     }
 
-    /// Takes a table out of the publication that no shape needs. A shape that is made meanwhile with
-    /// the entry that goes is deleted here or given up in [`ShapeFactory::fill`], whichever comes last.
-    async fn unpublish_one(&self, table: &TableName, place: (u32, u32)) {
-        lock(&self.watch.retired).insert(place, Removal::UnderWay);
-        self.forget_known(table);
-        if self.shapes.table_oids().contains(&place.0) {
-            lock(&self.watch.retired).remove(&place);
+    /// Removes a table that no shape needs from the publication.
+    ///
+    /// Race: a shape may be created meanwhile with the entry that is removed. Either this deletes
+    /// it, or [`ShapeFactory::write_snapshot`] fails it, depending on which comes last.
+    async fn unpublish_one(&self, table: &TableName, entry: (u32, u32)) {
+        lock(&self.watch.retired).insert(entry, RemovalState::InProgress);
+        self.invalidate_table(table);
+        if self.shapes.table_oids().contains(&entry.0) {
+            lock(&self.watch.retired).remove(&entry);
             return;
         }
         match self.manager.remove_table(table).await {
             Ok(()) => info!(
                 %table,
-                "table removed from the publication: no shape needs it; its REPLICA IDENTITY stays as it is"
+                "table removed from the publication: no shape needs it; its REPLICA IDENTITY is unchanged"
             ),
             Err(error) => {
-                // The next look tries again. Unless the answer was lost, the entry is still there.
+                // The next search tries again. Unless the reply was lost, the entry still exists.
                 let is_refused = matches!(&error, PublishError::Busy { .. } | PublishError::Pool(_))
                     || matches!(&error, PublishError::Server(error) if error.code().is_some());
                 warn!(%table, %error, "table not removed from the publication");
                 if is_refused {
-                    lock(&self.watch.retired).remove(&place);
+                    lock(&self.watch.retired).remove(&entry);
                     return;
                 }
             }
         }
-        lock(&self.watch.retired).insert(place, Removal::Done);
-        self.leave_stale(table, None);
+        lock(&self.watch.retired).insert(entry, RemovalState::Done);
+        self.delete_stale_shapes(table, None);
     }
 }
 
-/// A change of the publication as a whole by this process, from here to its drop.
+/// Marks a change of the whole publication by this process, until it is dropped.
 struct PublicationChangeGuard<'a>(&'a CatalogWatch);
 
 impl<'a> PublicationChangeGuard<'a> {
@@ -291,8 +303,8 @@ impl Drop for PublicationChangeGuard<'_> {
 async fn delete_partitions(manager: &Manager, shapes: &Shapes) -> Result<(), PublishError> {
     let client = manager.admin().await?;
     for oid in shapes.table_oids() {
-        match database::relatives(&client, oid).await {
-            Ok(relatives) if relatives.ancestors.is_empty() => {}
+        match database::partition_tree(&client, oid).await {
+            Ok(tree) if tree.ancestors.is_empty() => {}
             Ok(_) => shapes.delete_table(oid),
             Err(CatalogError::Database(error)) => return Err(error.into()),
             Err(CatalogError::NoAnswer) => return Err(PublishError::Timeout),
@@ -301,24 +313,27 @@ async fn delete_partitions(manager: &Manager, shapes: &Shapes) -> Result<(), Pub
     Ok(())
 }
 
-/// Tables in the publication that no shape needs, and since when.
+/// Tables in the publication that no shape needs.
 #[derive(Debug, Default)]
 struct UnneededTables {
-    looked: Option<Instant>,
+    /// Time of the last search.
+    searched: Option<Instant>,
+    /// When each table was first found unneeded.
     since: HashMap<TableName, Instant>,
 }
 
-/// Why the catalog wasn't looked at.
+/// Why a scan failed.
 #[derive(Debug, thiserror::Error)]
-enum LookError {
+enum ScanError {
     #[error(transparent)]
     Pool(#[from] forebay_replication::PoolError),
     #[error(transparent)]
     Catalog(#[from] CatalogError),
 }
 
-/// A publication's words begin with its oid and the xmin of its row.
-fn follow(publication: &mut String, versions: PublicationVersions) {
+/// Replaces the version in a [`CatalogState::publication`], if it is the one before the change. Its
+/// first two words are the publication's oid and the xmin of its row.
+fn update_version(publication: &mut String, versions: PublicationVersions) {
     let mut words: Vec<_> = publication.split(' ').map(str::to_owned).collect();
     if let Some(version) = words.get_mut(1).filter(|version| **version == versions.before.to_string()) {
         *version = versions.after.to_string();
@@ -331,15 +346,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_change_of_our_own_is_followed_and_no_other() {
-        let follow = |publication: &str| {
+    fn only_the_version_before_our_own_change_is_updated() {
+        let update = |publication: &str| {
             let mut publication = publication.to_owned();
-            super::follow(&mut publication, PublicationVersions { before: 7, after: 9 });
+            update_version(&mut publication, PublicationVersions { before: 7, after: 9 });
             publication
         };
-        assert_eq!(follow("16400 7 table 5 7"), "16400 9 table 5 7");
-        assert_eq!(follow("16400 8 table 5 7"), "16400 8 table 5 7");
-        assert_eq!(follow("7"), "7");
-        assert_eq!(follow(""), "");
+        assert_eq!(update("16400 7 table 5 7"), "16400 9 table 5 7");
+        assert_eq!(update("16400 8 table 5 7"), "16400 8 table 5 7");
+        assert_eq!(update("7"), "7");
+        assert_eq!(update(""), "");
     }
 }

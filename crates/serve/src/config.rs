@@ -1,4 +1,4 @@
-//! Runtime settings of the shape protocol, checked by the caller.
+//! Settings of a shape backend. The caller validates them.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use http::Response;
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Config {
-    /// Snapshots taken at once: fewer than the manager's pool has connections. 16.
+    /// Snapshots that run at once; must be below the size of the manager's pool. 16.
     pub snapshots: usize,
     /// How long a table stays in the publication after its last shape; `None`: for ever. 10
     /// minutes.
@@ -20,16 +20,16 @@ pub struct Config {
     pub sse_keep_alive: Duration,
     /// When an event stream ends. 60 s.
     pub sse_timeout: Duration,
-    /// How long a cache may serve a response that is not live without asking, in seconds. 60.
+    /// How long a cache may serve a response that isn't live without revalidation, in seconds. 60.
     pub max_age_s: u32,
-    /// How much longer it may serve it while it asks, in seconds. 300.
+    /// How much longer a cache may serve it while it revalidates, in seconds. 300.
     pub stale_age_s: u32,
-    /// How long the whole body of a request may take. 2 minutes.
+    /// Maximum duration of the whole body of a request. 2 minutes.
     pub body_timeout: Duration,
     /// The claim with the grants of a token, if [`Access::tokens`](crate::protocol::Access::tokens)
     /// is set.
     pub tokens_claim: Option<String>,
-    /// Makes the response at `/`; `None`: an empty one.
+    /// Builds the response at `/`; `None`: an empty one.
     pub home: Option<fn() -> Response<Bytes>>,
 }
 

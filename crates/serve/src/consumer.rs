@@ -1,4 +1,8 @@
-//! Between the manager and the shapes: takes the stream in, and says what is durable.
+//! Shapes consumer: passes the replication stream to the store, and reports durable positions.
+//!
+//! Invariant: before a change of a row is stored, its table was compared with the catalog.
+//! Enforced by: [`SchemaMonitor`], at each Relation message, and once per batch before the first
+//! change of a partition.
 
 use forebay_replication::pgoutput::{Lsn, PgOutputMessage};
 use forebay_replication::{
@@ -12,28 +16,29 @@ use tracing::{info, warn};
 
 use super::schema_monitor::{SchemaEpoch, SchemaMonitor};
 
-/// The shapes, as the manager sees them.
+/// The manager's consumer: the store of shapes.
 pub(crate) struct ShapesConsumer {
     shapes: Shapes,
     follower: Follower,
-    described: SchemaEpoch,
-    fitting: SchemaMonitor,
-    /// The transaction that comes.
+    schema_epoch: SchemaEpoch,
+    schema_monitor: SchemaMonitor,
+    /// The transaction that is being received.
     xid: Option<u32>,
 }
 
-/// What the store keeps of what it follows, beside how far it has come.
+/// Where the store's changes come from; the store keeps it as JSON next to its position.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-struct Origin {
+struct StoreOrigin {
     timeline: Timeline,
+    /// pg_publication.oid.
     publication: u32,
 }
 
 impl ShapesConsumer {
-    pub(crate) fn new(shapes: Shapes, described: SchemaEpoch) -> Self {
+    pub(crate) fn new(shapes: Shapes, schema_epoch: SchemaEpoch) -> Self {
         let follower = shapes.follower();
-        let fitting = SchemaMonitor::new(shapes.clone(), described.clone());
-        ShapesConsumer { shapes, follower, described, fitting, xid: None }
+        let schema_monitor = SchemaMonitor::new(shapes.clone(), schema_epoch.clone());
+        ShapesConsumer { shapes, follower, schema_epoch, schema_monitor, xid: None }
     }
 }
 
@@ -46,35 +51,39 @@ impl Consumer for ShapesConsumer {
             None => ConsumerError::retry(error),
         })?;
         let Some(StorePosition { origin, lsn }) = position else { return Ok(None) };
-        let Origin { timeline, publication } = serde_json::from_str(&origin).map_err(ConsumerError::fatal)?;
+        let StoreOrigin { timeline, publication } =
+            serde_json::from_str(&origin).map_err(ConsumerError::fatal)?;
         Ok(Some(Bookmark { timeline, publication, durable: Lsn(lsn) }))
     }
 
     async fn reset(&mut self, reason: ResetReason, begin: Bookmark) -> Result<(), ConsumerError> {
         let shapes = self.shapes.all().len();
         match reason {
-            ResetReason::First => info!("the store begins"),
-            _ => warn!(?reason, shapes, "all shapes start over: the database isn't what they were made of"),
+            ResetReason::First => info!("store initialized"),
+            _ => warn!(
+                ?reason,
+                shapes, "all shapes deleted: the stream doesn't continue from the store's position"
+            ),
         }
         let Bookmark { timeline, publication, durable } = begin;
-        let origin = words(&Origin { timeline, publication });
-        self.shapes.reset(origin, durable.0).await.map_err(ended)
+        let origin = to_json(&StoreOrigin { timeline, publication });
+        self.shapes.reset(origin, durable.0).await.map_err(store_ended)
     }
 
     async fn adopt(&mut self, timeline: Timeline) -> Result<(), ConsumerError> {
         let Some(StorePosition { origin, .. }) = self.shapes.position() else { return Ok(()) };
-        let origin: Origin = serde_json::from_str(&origin).map_err(ConsumerError::fatal)?;
-        self.shapes.adopt(words(&Origin { timeline, ..origin })).await.map_err(ended)
+        let origin: StoreOrigin = serde_json::from_str(&origin).map_err(ConsumerError::fatal)?;
+        self.shapes.adopt(to_json(&StoreOrigin { timeline, ..origin })).await.map_err(store_ended)
     }
 
     fn start(&mut self, durable: DurablePosition) {
         self.follower.restart();
-        self.fitting.restart();
+        self.schema_monitor.restart();
         self.shapes.on_durable(move |lsn| durable.advance(Lsn(lsn)));
     }
 
     async fn receive(&mut self, batch: &mut MessageBatch<'_>) -> Result<(), ConsumerError> {
-        // Once for all that has come: what was done to a table before that is visible by now.
+        // One comparison covers the batch: schema changes from before it are visible by now.
         let mut is_compared = false;
         while let Some(message) = batch.next() {
             let changed = match &message {
@@ -84,16 +93,17 @@ impl Consumer for ShapesConsumer {
                 _ => None,
             };
             if !is_compared && changed.is_some_and(|oid| self.follower.has_ancestors(oid)) {
-                self.fitting.fit_partitioned().await.map_err(ConsumerError::retry)?;
+                self.schema_monitor.compare_partitioned().await.map_err(ConsumerError::retry)?;
                 is_compared = true;
             }
             match &message {
                 PgOutputMessage::Begin(begin) => self.xid = Some(begin.xid),
                 PgOutputMessage::Relation(relation) => {
-                    // First: whoever starts over because of it must not begin with what was known before.
-                    self.described.anew();
-                    let fit = self.fitting.fit(relation, self.xid).await;
-                    self.follower.set_partition_tree(relation.oid, fit.map_err(ConsumerError::retry)?);
+                    // Before shapes are deleted: requests that start over must not use cached
+                    // tables.
+                    self.schema_epoch.advance();
+                    let tree = self.schema_monitor.compare_relation(relation, self.xid).await;
+                    self.follower.set_partition_tree(relation.oid, tree.map_err(ConsumerError::retry)?);
                 }
                 _ => {}
             }
@@ -109,8 +119,8 @@ impl Consumer for ShapesConsumer {
     }
 
     async fn table_changed(&mut self, table: &TableName, change: TableChange) -> Result<(), ConsumerError> {
-        warn!(%table, ?change, "the shapes of a table start over: it was changed behind our back");
-        self.described.anew();
+        warn!(%table, ?change, "shapes of a table deleted: the table or its publication was changed");
+        self.schema_epoch.advance();
         for shape in self.shapes.all() {
             let of = &shape.definition().table;
             if (&*of.schema, &*of.name) == (&*table.schema, &*table.name) {
@@ -122,19 +132,19 @@ impl Consumer for ShapesConsumer {
 
     async fn stop(&mut self) {
         let shapes = self.shapes.clone();
-        // It can only fail by a panic, and then it doesn't write any more either.
+        // The task fails only by a panic, and then nothing is written any more either.
         let _ended = spawn_blocking(move || shapes.end_writing()).await;
     }
 
     async fn checkpoint(&mut self) -> Result<(), ConsumerError> {
-        self.shapes.checkpoint().await.map_err(ended)
+        self.shapes.checkpoint().await.map_err(store_ended)
     }
 }
 
-fn words(origin: &Origin) -> String {
+fn to_json(origin: &StoreOrigin) -> String {
     serde_json::to_string(origin).expect("an origin is plain data")
 }
 
-fn ended(error: CreateError) -> ConsumerError {
+fn store_ended(error: CreateError) -> ConsumerError {
     ConsumerError::retry(error)
 }

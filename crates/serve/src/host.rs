@@ -1,8 +1,10 @@
-//! By which name this machine was asked.
+//! Host header check: protects a local address against DNS rebinding.
 //!
-//! Invariant: a web page that makes a name of its own point here (DNS rebinding) is not taken for somebody on this machine: its browser says that
-//! name, and can't be made to say another. Names below `localhost` are nobody else's (RFC 6761); one without a dot is no stranger's either, and
-//! is what nginx says of an `upstream`.
+//! Invariant: a web page whose own domain resolves to this machine isn't accepted as a local
+//! client.
+//! Enforced by: the browser sends the page's domain as the host, and a script can't change that.
+//! Names below `localhost` can't be registered (RFC 6761). A name without a dot can't be a public
+//! domain either, and nginx sends one for an `upstream`.
 
 use std::net::IpAddr;
 
@@ -10,10 +12,11 @@ use http::Request;
 use http::header::HOST;
 use http::uri::Authority;
 
-/// What is said to those who ask by another name.
+/// Body of the refusal for other hosts.
 pub const OWN_NAMES: &str = "This address answers to 127.0.0.1, [::1] and localhost only";
 
-/// Whether a request names this machine by a name that no stranger can have. HTTP/1.0 may name none.
+/// Returns whether a request's host is a loopback address or a name that can't be a public domain.
+/// An HTTP/1.0 request without a host is local, too.
 pub fn is_local<B>(request: &Request<B>) -> bool {
     let host = request.headers().get(HOST).and_then(|host| host.to_str().ok()?.parse::<Authority>().ok());
     let Some(authority) = request.uri().authority().cloned().or(host) else {
@@ -32,8 +35,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_page_elsewhere_can_not_ask_through_a_browser() {
-        let asked = |host: &str| is_local(&Request::builder().header(HOST, host).body(()).unwrap());
+    fn a_web_page_of_another_domain_is_not_local() {
+        let is_local_host = |host: &str| is_local(&Request::builder().header(HOST, host).body(()).unwrap());
         for host in [
             "127.0.0.1:8081",
             "localhost:8081",
@@ -43,7 +46,7 @@ mod tests {
             "app.localhost:3000",
             "backend",
         ] {
-            assert!(asked(host), "{host}");
+            assert!(is_local_host(host), "{host}");
         }
         for host in [
             "rebound.example:8081",
@@ -55,7 +58,7 @@ mod tests {
             "rebound.example.",
             "no host at all",
         ] {
-            assert!(!asked(host), "{host}");
+            assert!(!is_local_host(host), "{host}");
         }
         assert!(is_local(&Request::new(())), "HTTP/1.0 names no host");
     }

@@ -1,41 +1,191 @@
-//! The shape protocol: shapes of a Postgres database over HTTP, as a tower service that an axum app
-//! can mount.
+//! Serves shapes of one Postgres database over HTTP, as a tower service that an axum app can mount.
 //!
-//! | to find | look in |
+//! A *shape* is the rows of a table that match a clause, with some or all of its columns. A client
+//! loads the shape's snapshot, then reads its log, then waits for changes: by long-polling or by
+//! server-sent events. The protocol is that of `@electric-sql/client`.
+//!
+//! ```no_run
+//! use std::sync::{Arc, RwLock};
+//!
+//! use axum::Router;
+//! use forebay_admission::{Admission, Identify};
+//! use forebay_quota::Quota;
+//! use forebay_replication::{ManagerConfig, reservoir::PostgresConnect};
+//! use forebay_serve::{Config, ShapeBackend, protocol::Access};
+//! use forebay_shapes::{Shapes, StoreConfig};
+//!
+//! # async fn app() -> Result<(), Box<dyn std::error::Error>> {
+//! let store = Shapes::open(StoreConfig::new("/var/lib/app"))?;
+//! let database = ManagerConfig::new(PostgresConnect::new("postgres://app@db.internal/shop")?);
+//! let backend = ShapeBackend::start(store, database, Config::default())?;
+//! backend.manager().ready().await?;
+//! let admission = Admission::builder().total(10_000).build(Quota::local()); // live requests
+//! let access = Arc::new(RwLock::new(Access::default())); // no secret, no tokens
+//! let service = backend.service(admission, Identify::new(), access);
+//! let app = Router::<()>::new().route_service("/v1/shape", service);
+//! # drop(app);
+//! backend.shutdown().await; // after the HTTP server has ended
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # Picture
+//!
+//! ```text
+//! client ─▶ ServeService ─▶ AdmissionLayer ─▶ ShapeHandler ─▶ bodies, event streams ─▶ Shape
+//!           host, secret,   a permit for      │ no such shape                          ▲ files,
+//!           token, grants   live requests     ▼                                        │ topics
+//!                                        ShapeFactory ─▶ database/ ─▶ snapshot ────────┤
+//!                                          ▲ publishes the table, waits for writers    │
+//!                                          │ connections                               │
+//! Postgres ─▶ Manager ─▶ ShapesConsumer ─▶ SchemaMonitor ─▶ Follower ─▶ log ───────────┘
+//!                        CatalogWatch: scans the catalog every 2 s
+//! ```
+//!
+//! - **A new shape.** The table is described and added to the publication. Transactions that wrote
+//!   to it earlier have to end. Then the store holds the stream's changes for the shape, and the
+//!   snapshot is taken. Small snapshots need two round trips and no disk: one script locks the
+//!   table, takes the snapshot and reads the table's edition, with the COPY prepared behind it;
+//!   then the COPY runs, with its COMMIT behind it.
+//! - **An event stream.** It subscribes to the shape's topic first and reads the log second, so
+//!   nothing falls in between. A stream that falls behind, or meets a transaction too large for the
+//!   topic, reads the log again, and delays no other stream.
+//! - **The published client** resumes at the offset of the response head until its first
+//!   up-to-date, and drops messages that no up-to-date followed. So the head has the offset that
+//!   the client sent, a stream ends only after an up-to-date, and a slow client gets one about
+//!   every second. None is sent within the merged part of a log: only its end is a state that the
+//!   table had.
+//! - **An altered table.** The stream has no primary keys and no collations. But Postgres describes
+//!   a table again before its first row after any alteration. There the stream waits until the
+//!   catalog was read with a snapshot that sees that transaction; at most 15 s, then it ends and
+//!   resumes. A server that shuts down accepts no connections and waits for the stream.
+//! - **An alteration without rows** isn't in the stream. For each table the store keeps a baseline
+//!   (`CatalogState`): its file, the versions of its columns' catalog rows, labels of enums,
+//!   attributes of composite types, and the rows that publish it. The writing instance compares all
+//!   baselines every 2 s with one query. A change that the log can't show deletes the shapes and
+//!   moves the baseline.
+//! - **Partitions.** Once a shape of a partition was requested, changes come under the partition's
+//!   name (`publish_via_partition_root = false`); before, under the topmost published ancestor's.
+//!   Either way, they reach the shapes of both. The lineage of a partitioned table has its list of
+//!   partitions, so an attach or detach replaces its shapes. COPY reads the partitions that exist
+//!   when it begins; they are compared before and after it, and a difference fails the snapshot.
+//! - **Several instances** share the store. The one with the lock writes. The others read the store
+//!   every 50 ms, serve it, live requests included, and create no shapes.
+//! - **After each start** the tables of all shapes are published again. Shapes whose table was out
+//!   of the publication meanwhile are deleted.
+//!
+//! # Invariants and their tests
+//!
+//! - Restarts, kills and lost connections lose nothing and deliver nothing twice.
+//!   `kills_restarts_and_cuts_change_nothing_for_clients`, `shapes_survive_a_restart_and_a_kill`
+//! - In a rolling deploy clients miss nothing. After a kill, another instance takes over.
+//!   `a_rolling_restart_under_a_thousand_streams_loses_no_change_and_admits_nobody_wrongly`,
+//!   `an_instance_that_waits_serves_what_is_there_and_takes_over`
+//! - At each up-to-date the client has rows that the table had between two commits.
+//!   `clients_see_what_the_table_was_between_two_commits`,
+//!   `a_slow_client_is_up_to_date_only_between_commits_though_its_log_is_made_short`
+//! - An event stream that ends after messages without an up-to-date is aborted: it never looks
+//!   complete. `a_stream_breaks_when_its_token_ends_in_the_middle_of_a_transaction`,
+//!   `a_stream_whose_time_is_over_goes_on_to_its_next_up_to_date`
+//! - Snapshot and log meet without gap and overlap.
+//!   `a_writer_that_is_open_across_the_table_s_publication_is_in_the_snapshot`,
+//!   `a_commit_that_waits_for_its_standby_is_in_a_new_shape_all_the_same`
+//! - Snapshot and log write a value as the same text.
+//!   `values_are_the_same_text_in_snapshot_and_log`,
+//!   `every_value_is_the_text_that_postgres_writes`
+//! - No change reaches a shape whose table was different when the row changed.
+//!   `a_table_that_is_changed_by_a_commit_that_waits_for_its_standby_ends_its_shape_before_the_row`,
+//!   `a_shape_made_between_an_attach_and_a_detach_is_replaced`
+//! - An alteration that the stream doesn't show replaces the shapes within 5 s.
+//!   `a_table_that_changed_without_a_row_is_soon_seen_as_it_is`,
+//!   `labels_of_an_enum_are_renamed_wherever_it_is_used`
+//! - A bearer sees no row and no column outside its grant, not even by an error.
+//!   `no_clause_of_a_client_matches_a_row_outside_the_grant`,
+//!   `a_clause_that_fails_on_a_row_fails_only_where_the_grant_is_true`
+//! - No response is waited for, and no stream lasts, beyond the token's expiry.
+//!   `no_wait_outlasts_the_token`,
+//!   `a_stream_ends_with_its_token_though_there_is_always_more_to_read`
+//! - A subset's clause reads nothing but its row.
+//!   `only_functions_that_read_nothing_but_their_arguments_are_allowed`,
+//!   `no_clause_gets_out_of_the_row`
+//! - A live response without changes is never confirmed by its ETag.
+//!   `heads_tags_and_compression_are_as_http_has_them`
+//!
+//! # Bounds
+//!
+//! | resource | limit | beyond it |
+//! |---|---|---|
+//! | snapshots at once | [`Config::snapshots`] | shapes wait |
+//! | shapes and subsets that wait for a snapshot, or have one running | 1,000 | 503 with Retry-After |
+//! | wait for earlier writers of a table | 30 s | 503 |
+//! | transactions of a topic | 64, and 1 MiB | the stream reads the log |
+//! | one transaction in a topic | 256 KiB | streams read the log |
+//! | bytes kept for streams or being sent, of all shapes | 256 MiB for topics | streams read the log; from half of it on, reads are 16 KiB instead of 256 KiB |
+//! | cached long-poll responses | 64 of 16 KiB | the oldest of the slot is evicted |
+//! | one subset | 64 MiB | 400 |
+//! | all subsets | 256 MiB | 503 with Retry-After |
+//! | a subset's clause that only Postgres can evaluate | 5 s | 400 |
+//! | tables in one scan of the catalog | 500 | scans take turns |
+//! | lines of failed requests in the log | 10 per second | counted in the next line |
+//!
+//! # Lock order
+//!
+//! - No two locks of this crate are held together. Standard mutexes are never held across an await.
+//! - A shape's lock (`forebay_shapes`) comes before its topic's: the store calls `ShapeTopic` while
+//!   it publishes.
+//! - Permits and connections are taken in this order: queue permit, snapshot permit, `AwakeGuard`,
+//!   admin connection (returned), snapshot connection.
+//! - The replication stream never waits for a task that changes the publication: it takes an admin
+//!   connection, and if there is none, a snapshot connection.
+//!
+//! # Shutdown
+//!
+//! [`ShapeBackend::shutdown`] ends the background tasks, then the manager, which acknowledges the
+//! durable position, then the store's writer. Call it after the HTTP server has ended.
+//!
+//! # Where to look
+//!
+//! | topic | file |
 //! |---|---|
-//! | who may pass, and who needs a permit | `service.rs` |
-//! | parameters, headers, errors | `protocol/` |
-//! | which answer a request gets | `answering.rs`, `subset.rs` |
-//! | long bodies; server-sent events | `body.rs`; `events.rs`, `catch_up.rs` |
-//! | how a shape is found or made | `making.rs`, with `database/` for tables and snapshots |
-//! | the stream from Postgres | `consumer.rs`; tables that change in it, `fitting.rs`; tables that change beside it, `catalog_watch.rs` |
+//! | access, tokens, permits, CORS, request ids | `service.rs`, `token_verifier.rs` |
+//! | rows and columns of a grant | `grant_scope.rs` |
+//! | parameters, headers, cache rules, refusals; all pure | `protocol/` |
+//! | from a request to a response | `shape_handler.rs`, `request_context.rs`, `subset.rs` |
+//! | equal responses to long-polls | `response_cache.rs` |
+//! | bodies; server-sent events; reading the log first | `body.rs`; `shape_event_stream.rs`; `catch_up.rs` |
+//! | memory of responses | `buffered_bytes.rs` |
+//! | finding and creating shapes | `shape_factory/` |
+//! | tables, clauses and snapshots in Postgres | `database/` |
+//! | from the stream to the store | `consumer.rs` |
+//! | altered tables: in the stream; outside of it | `schema_monitor.rs`; `catalog_watch.rs` |
 //! | settings; start and shutdown | `config.rs`; `backend.rs` |
-//! | what operators see | `metrics.rs`, `failures.rs` |
-//! | by which name this machine was asked | `host.rs` |
+//! | metrics; failed requests | `metrics.rs`; `failure_log.rs` |
+//! | DNS rebinding | `host.rs` |
 
 mod backend;
 mod body;
+mod buffered_bytes;
 mod catalog_watch;
 mod catch_up;
 mod config;
 mod consumer;
-mod counted;
 pub mod database;
-mod events;
-mod failures;
-mod granted;
+mod failure_log;
+mod grant_scope;
 pub mod host;
 pub mod metrics;
 pub mod protocol;
-mod recent;
+mod request_context;
+mod response_cache;
 mod schema_monitor;
 mod service;
+mod shape_event_stream;
 mod shape_factory;
 mod shape_handler;
 mod subset;
-mod tokens;
+mod token_verifier;
 
 pub use self::backend::ShapeBackend;
 pub use self::body::ShapeBody;
 pub use self::config::Config;
-pub use self::service::{Marked, RequestBody, Responding, ServeService};
+pub use self::service::{BoxResponseFuture, RequestBody, ServeResponseFuture, ServeService};

@@ -1,4 +1,4 @@
-//! What is counted of shapes and those who read them.
+//! Metrics of shapes, their snapshots and the responses to clients.
 
 use std::sync::OnceLock;
 use std::time::Duration;
@@ -11,9 +11,9 @@ use metrics::{
 
 use super::protocol::Route;
 
-const ANSWERS: &str = "forebay_serve_answers_total";
+const RESPONSES: &str = "forebay_serve_answers_total";
 const SNAPSHOTS: &str = "forebay_serve_snapshots_total";
-/// The histogram of a snapshot's time.
+/// Histogram of the duration of snapshots.
 pub const SNAPSHOT_SECONDS: &str = "forebay_serve_snapshot_seconds";
 const SNAPSHOTS_RUNNING: &str = "forebay_serve_snapshots_running";
 const SNAPSHOTS_WAITING: &str = "forebay_serve_snapshots_waiting";
@@ -23,40 +23,44 @@ const WRITING: &str = "forebay_store_writing";
 const FULL: &str = "forebay_store_disk_full";
 const UNWRITTEN: &str = "forebay_store_unwritten_bytes";
 
-/// From a few rows to a large table.
+/// Upper bounds of the histogram's buckets, in seconds: from a few rows to a large table.
 pub const SNAPSHOT_BUCKETS: [f64; 9] = [0.01, 0.05, 0.25, 1.0, 5.0, 15.0, 60.0, 300.0, 1_800.0];
 
-/// Describes all of them to the recorder.
+/// Describes all metrics to the recorder.
 pub fn describe() {
-    describe_counter!(ANSWERS, "Answers to clients, admission's refusals included, by route and status.");
-    describe_counter!(SNAPSHOTS, "Snapshots of shapes, by how they ended.");
+    describe_counter!(
+        RESPONSES,
+        "Responses to clients, including refusals by admission, by route and status."
+    );
+    describe_counter!(SNAPSHOTS, "Snapshots of shapes, by outcome.");
     describe_histogram!(
         SNAPSHOT_SECONDS,
         Unit::Seconds,
-        "From the request for a shape to its durable snapshot, the wait for a turn included."
+        "Time from the request for a shape to its durable snapshot, including the wait for a permit."
     );
-    describe_gauge!(SNAPSHOTS_RUNNING, "Snapshots that are being taken.");
-    describe_gauge!(SNAPSHOTS_WAITING, "Snapshots that wait for their turn.");
-    describe_gauge!(SHAPES, "Shapes that there are.");
-    describe_gauge!(SHAPE_BYTES, Unit::Bytes, "What they take on disk, snapshots and logs.");
-    describe_gauge!(WRITING, "1 if this instance writes the store; 0 if it reads along.");
-    describe_gauge!(FULL, "1 while the disk is full and nothing is taken from the database.");
+    describe_gauge!(SNAPSHOTS_RUNNING, "Snapshots that are running.");
+    describe_gauge!(SNAPSHOTS_WAITING, "Snapshots that wait for a permit.");
+    describe_gauge!(SHAPES, "Shapes in the store.");
+    describe_gauge!(SHAPE_BYTES, Unit::Bytes, "Size of all shapes on disk: snapshots and logs.");
+    describe_gauge!(WRITING, "1 if this instance writes to the store; 0 if it only reads.");
+    describe_gauge!(FULL, "1 while the disk is full and nothing is read from the database.");
     describe_gauge!(
         UNWRITTEN,
         Unit::Bytes,
-        "What of the shapes is only in memory and in the write-ahead log."
+        "Bytes of shapes that are only in memory and in the write-ahead log."
     );
 }
 
-/// Answers by route and status. Each counter is looked up when it is first needed: every answer is counted, and a lookup costs more than that.
+/// Counts responses by route and status. Each counter is looked up once, because a lookup costs
+/// more than an increment.
 #[derive(Default)]
-pub(crate) struct Answers {
+pub(crate) struct ResponseCounters {
     counters: [[OnceLock<Counter>; STATUSES.len()]; ROUTES],
 }
 
 const ROUTES: usize = Route::NotFound as usize + 1;
 
-/// What a counter's label says; the last stands for all others.
+/// Values of the label `status`; the last denotes all other codes.
 const STATUSES: [(u16, &str); 16] = [
     (200, "200"),
     (202, "202"),
@@ -76,33 +80,34 @@ const STATUSES: [(u16, &str); 16] = [
     (0, "other"),
 ];
 
-impl Answers {
+impl ResponseCounters {
     pub(crate) fn count(&self, route: Route, status: StatusCode) {
-        let place = STATUSES.iter().position(|(code, _)| *code == status.as_u16());
-        let place = place.unwrap_or(STATUSES.len() - 1);
-        let label = STATUSES[place].1;
-        let look_up = || counter!(ANSWERS, "route" => route.as_str(), "status" => label);
-        self.counters[route as usize][place].get_or_init(look_up).increment(1);
+        let index = STATUSES.iter().position(|(code, _)| *code == status.as_u16());
+        let index = index.unwrap_or(STATUSES.len() - 1);
+        let label = STATUSES[index].1;
+        let look_up = || counter!(RESPONSES, "route" => route.as_str(), "status" => label);
+        self.counters[route as usize][index].get_or_init(look_up).increment(1);
     }
 }
 
 /// How a snapshot ended.
 #[derive(Debug, Clone, Copy)]
-pub(crate) enum Ended {
+pub(crate) enum SnapshotOutcome {
     Complete,
-    /// The shape went before it was made.
+    /// The shape was deleted before the end of its snapshot.
     Gone,
     Failed,
 }
 
-pub(crate) fn snapshot_ended(ended: Ended, after: Duration) {
-    let outcome = match ended {
-        Ended::Complete => "complete",
-        Ended::Gone => "gone",
-        Ended::Failed => "failed",
+/// Counts a snapshot, and records the duration of a complete one.
+pub(crate) fn snapshot_ended(outcome: SnapshotOutcome, after: Duration) {
+    let label = match outcome {
+        SnapshotOutcome::Complete => "complete",
+        SnapshotOutcome::Gone => "gone",
+        SnapshotOutcome::Failed => "failed",
     };
-    counter!(SNAPSHOTS, "outcome" => outcome).increment(1);
-    if let Ended::Complete = ended {
+    counter!(SNAPSHOTS, "outcome" => label).increment(1);
+    if let SnapshotOutcome::Complete = outcome {
         histogram!(SNAPSHOT_SECONDS).record(after.as_secs_f64());
     }
 }

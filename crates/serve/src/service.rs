@@ -1,4 +1,11 @@
-//! The door: who may pass, what needs a permit, and who answers.
+//! Serve service: the tower service that checks access, takes admission permits and calls the shape
+//! handler.
+//!
+//! ```text
+//! request ─▶ ServeService: route, host, secret or token ─▶ AdmissionService: permit if live
+//!                                                              │
+//! response ◀─ ServeResponseFuture: count, CORS, request id ◀─ AdmittedService ─▶ ShapeHandler
+//! ```
 
 use std::convert::Infallible;
 use std::fmt;
@@ -17,64 +24,64 @@ use pin_project_lite::pin_project;
 use tower_layer::Layer as _;
 use tower_service::Service;
 
-use super::body::{Answer, BoxError, ShapeBody};
-use super::failures::{Failures, Reason};
+use super::body::{BodyContent, BoxError, ShapeBody};
+use super::failure_log::{FailureLog, RefusalReason};
 use super::metrics;
 use super::protocol::caching::{keep_nowhere, keep_private};
 use super::protocol::{
     Access, Bearer, Invalid, MAX_QUERY_BYTES, Pass, Query, Refusal, Route, ShapeRequest, cors,
 };
-use super::shape_factory::chance;
+use super::shape_factory::random_u64;
 use super::shape_handler::ShapeHandler;
-use super::tokens::Tokens;
+use super::token_verifier::TokenVerifier;
 use crate::host::is_local;
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
-/// What each connection calls; cheap to clone.
+/// Serves shapes to each connection; cheap to clone.
 #[derive(Clone)]
 pub struct ServeService {
-    admitted: AdmissionService<Handler>,
-    door: Arc<Door>,
+    admitted: AdmissionService<AdmittedService>,
+    context: Arc<ServiceContext>,
 }
 
-/// What is needed before admission, and after it.
-struct Door {
+/// State that all clones of a service share.
+struct ServiceContext {
     access: Arc<RwLock<Access>>,
-    tokens: Tokens,
-    failures: Failures,
-    answers: metrics::Answers,
+    tokens: TokenVerifier,
+    failures: FailureLog,
+    responses: metrics::ResponseCounters,
 }
 
-/// What is behind admission.
+/// The service behind admission: calls the shape handler.
 #[derive(Clone)]
-pub(crate) struct Handler {
-    answering: Arc<ShapeHandler>,
+pub(crate) struct AdmittedService {
+    handler: Arc<ShapeHandler>,
 }
 
-/// What was seen of a request at the door.
+/// Request extension: a request's head after the access check.
 #[derive(Debug, Clone)]
-struct Sight {
+struct ParsedRequest {
     route: Route,
-    asked: Result<Asked, Refusal>,
+    target: Result<RequestTarget, Refusal>,
     pass: Pass,
-    /// Who was let in by a token.
+    /// The bearer of the token, if the route requires one.
     bearer: Option<Bearer>,
 }
 
 #[derive(Debug, Clone)]
-enum Asked {
-    /// Of a shape; a POST's body is still to be read, and with it what its query said.
+enum RequestTarget {
+    /// A shape. For a POST, the second value is the query, which is parsed again with the body.
     Shape(Result<Box<ShapeRequest>, Invalid>, Option<Arc<Query>>),
     Other,
 }
 
-impl Sight {
-    /// Only whoever waits holds something that others could want.
+impl ParsedRequest {
+    /// Returns whether the request needs an admission permit: only live requests do.
     fn takes_permit(&self) -> bool {
-        match &self.asked {
-            Ok(Asked::Shape(Ok(request), _)) => request.live,
-            Ok(Asked::Shape(Err(_), _) | Asked::Other) | Err(_) => false,
+        match &self.target {
+            Ok(RequestTarget::Shape(Ok(request), _)) => request.live,
+            Ok(RequestTarget::Shape(Err(_), _) | RequestTarget::Other) | Err(_) => false,
         }
     }
 }
@@ -82,26 +89,28 @@ impl Sight {
 impl ServeService {
     pub(crate) fn new(
         layer: AdmissionLayer,
-        answering: Arc<ShapeHandler>,
+        handler: Arc<ShapeHandler>,
         access: Arc<RwLock<Access>>,
-        tokens: Tokens,
+        tokens: TokenVerifier,
     ) -> Self {
         let layer = layer
-            .streams(|parts| parts.extensions.get::<Sight>().is_some_and(Sight::takes_permit))
+            .streams(|parts| parts.extensions.get::<ParsedRequest>().is_some_and(ParsedRequest::takes_permit))
             .peer(|extensions| extensions.get::<Peer>().map(|peer| peer.0));
-        let admitted = layer.layer(Handler { answering });
-        let (failures, answers) = (Failures::default(), metrics::Answers::default());
-        ServeService { admitted, door: Arc::new(Door { access, tokens, failures, answers }) }
+        let admitted = layer.layer(AdmittedService { handler });
+        let (failures, responses) = (FailureLog::default(), metrics::ResponseCounters::default());
+        ServeService { admitted, context: Arc::new(ServiceContext { access, tokens, failures, responses }) }
     }
 }
 
-impl Door {
-    fn see<B>(&self, request: &Request<B>) -> Sight {
+impl ServiceContext {
+    /// Parses a request's head and checks host, secret, path and method.
+    fn parse<B>(&self, request: &Request<B>) -> ParsedRequest {
         let (method, uri) = (request.method(), request.uri());
         let (path, raw) = (uri.path(), uri.query().unwrap_or_default());
         let route = Route::of(path);
         if raw.len() > MAX_QUERY_BYTES {
-            return Sight { route, asked: Err(Refusal::QueryTooLong), pass: Pass::All, bearer: None };
+            let target = Err(Refusal::QueryTooLong);
+            return ParsedRequest { route, target, pass: Pass::All, bearer: None };
         }
         let query = Query::parse(raw);
         let access = self.access.read().unwrap_or_else(PoisonError::into_inner);
@@ -111,21 +120,21 @@ impl Door {
         };
         drop(access);
         let pass = entered.as_ref().map_or(Pass::All, |(_, pass)| *pass);
-        let asked = entered.map(|(route, _)| match (route, method) {
-            (Route::Shape, &Method::OPTIONS) => Asked::Other,
+        let target = entered.map(|(route, _)| match (route, method) {
+            (Route::Shape, &Method::OPTIONS) => RequestTarget::Other,
             (Route::Shape, _) => {
                 let request = ShapeRequest::parse(method, &query, &[]).map(Box::new);
                 let query = (method == Method::POST).then(|| Arc::new(query));
-                Asked::Shape(request, query)
+                RequestTarget::Shape(request, query)
             }
-            _ => Asked::Other,
+            _ => RequestTarget::Other,
         });
-        Sight { route, asked, pass, bearer: None }
+        ParsedRequest { route, target, pass, bearer: None }
     }
 }
 
-/// A response that is being made.
-pub type Responding<R> = Pin<Box<dyn Future<Output = Result<R, Infallible>> + Send>>;
+/// Future of a response, boxed.
+pub type BoxResponseFuture<R> = Pin<Box<dyn Future<Output = Result<R, Infallible>> + Send>>;
 
 /// Body of a request: of [`forebay_stream::HttpServer`], axum or hyper.
 pub trait RequestBody: Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static {}
@@ -135,42 +144,43 @@ impl<B: Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static> RequestBody 
 impl<B: RequestBody> Service<Request<B>> for ServeService {
     type Response = Response<StreamBody<ShapeBody>>;
     type Error = Infallible;
-    type Future = Marked<Responding<Response<StreamBody<ShapeBody>>>>;
+    type Future = ServeResponseFuture<BoxResponseFuture<Response<StreamBody<ShapeBody>>>>;
 
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
         Service::<Request<B>>::poll_ready(&mut self.admitted, cx)
     }
 
     fn call(&mut self, mut request: Request<B>) -> Self::Future {
-        let sight = self.door.see(&request);
-        let (route, origins) = (sight.route, origins(request.headers()));
-        let answering = match sight.pass {
+        let parsed = self.context.parse(&request);
+        let (route, origins) = (parsed.route, origins(request.headers()));
+        let response = match parsed.pass {
             Pass::All => {
-                request.extensions_mut().insert(sight);
+                request.extensions_mut().insert(parsed);
                 self.admitted.call(request)
             }
-            Pass::Token => self.call_with_token(request, sight),
+            Pass::Token => self.call_with_token(request, parsed),
         };
-        Marked { answering, route, origins, door: Arc::clone(&self.door) }
+        ServeResponseFuture { response, route, origins, context: Arc::clone(&self.context) }
     }
 }
 
 impl ServeService {
-    /// Looks at the token before admission does: whoever may not read takes no permit.
+    /// Verifies the token before admission, so that requests without access take no permit.
     fn call_with_token<B: RequestBody>(
         &mut self,
         mut request: Request<B>,
-        mut sight: Sight,
-    ) -> Responding<Response<StreamBody<ShapeBody>>> {
-        // The one that was made ready is the one to call; a fresh clone takes its place.
+        mut parsed: ParsedRequest,
+    ) -> BoxResponseFuture<Response<StreamBody<ShapeBody>>> {
+        // `poll_ready` was called on this instance, so it serves the call; a clone replaces it.
         let fresh = self.admitted.clone();
-        let (mut admitted, door) = (std::mem::replace(&mut self.admitted, fresh), Arc::clone(&self.door));
+        let (mut admitted, context) =
+            (std::mem::replace(&mut self.admitted, fresh), Arc::clone(&self.context));
         Box::pin(async move {
-            match door.tokens.bearer(request.headers()).await {
-                Ok(bearer) => sight.bearer = Some(bearer),
-                Err(refusal) => sight.asked = Err(refusal),
+            match context.tokens.bearer(request.headers()).await {
+                Ok(bearer) => parsed.bearer = Some(bearer),
+                Err(refusal) => parsed.target = Err(refusal),
             }
-            request.extensions_mut().insert(sight);
+            request.extensions_mut().insert(parsed);
             let Ok(mut response) = admitted.call(request).await;
             keep_private(response.headers_mut());
             Ok(response)
@@ -179,17 +189,18 @@ impl ServeService {
 }
 
 pin_project! {
-    /// Every answer says what pages of other origins may read of it, admission's refusals too.
-    pub struct Marked<F> {
+    /// Future of a response. Adds CORS headers and a request id to every response, and counts it;
+    /// admission's refusals included.
+    pub struct ServeResponseFuture<F> {
         #[pin]
-        answering: F,
+        response: F,
         route: Route,
         origins: HeaderMap,
-        door: Arc<Door>,
+        context: Arc<ServiceContext>,
     }
 }
 
-impl<F, B> Future for Marked<F>
+impl<F, B> Future for ServeResponseFuture<F>
 where
     F: Future<Output = Result<Response<B>, Infallible>>,
 {
@@ -197,72 +208,72 @@ where
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<F::Output> {
         let this = self.project();
-        let Ok(mut response) = ready!(this.answering.poll(cx));
-        this.door.answers.count(*this.route, response.status());
+        let Ok(mut response) = ready!(this.response.poll(cx));
+        this.context.responses.count(*this.route, response.status());
         keep_nowhere(response.headers_mut());
         cors::write(*this.route, this.origins, response.headers_mut());
-        let id = chance();
-        this.door.failures.look_at(id, *this.route, &response);
+        let id = random_u64();
+        this.context.failures.record(id, *this.route, &response);
         response.headers_mut().insert(REQUEST_ID, request_id(id));
         Poll::Ready(Ok(response))
     }
 }
 
-/// As the log has it: sixteen digits.
+/// Returns an id as sixteen hexadecimal digits, as the failure log writes it.
 fn request_id(id: u64) -> HeaderValue {
     let digit = |at: u32| b"0123456789abcdef"[(id >> (60 - 4 * at) & 0xf) as usize];
     let text: [u8; 16] = std::array::from_fn(|at| digit(at as u32));
     HeaderValue::from_bytes(&text).unwrap_or(HeaderValue::from_static("0"))
 }
 
-/// Only those headers of a request that [`cors`] asks for; most requests have none.
+/// Returns the request headers that [`cors`] needs; most requests have none.
 fn origins(request: &HeaderMap) -> HeaderMap {
     let origins = request.get_all(ORIGIN).iter();
     origins.map(|origin| (ORIGIN, origin.clone())).collect()
 }
 
-impl<B: RequestBody> Service<Request<B>> for Handler {
+impl<B: RequestBody> Service<Request<B>> for AdmittedService {
     type Response = Response<ShapeBody>;
     type Error = Infallible;
-    type Future = Responding<Response<ShapeBody>>;
+    type Future = BoxResponseFuture<Response<ShapeBody>>;
 
     fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
         Poll::Ready(Ok(()))
     }
 
     fn call(&mut self, mut request: Request<B>) -> Self::Future {
-        let answering = Arc::clone(&self.answering);
-        let sight = request.extensions_mut().remove::<Sight>();
+        let handler = Arc::clone(&self.handler);
+        let parsed = request.extensions_mut().remove::<ParsedRequest>();
         Box::pin(async move {
-            let Some(Sight { route, asked, bearer, .. }) = sight else {
+            let Some(ParsedRequest { route, target, bearer, .. }) = parsed else {
                 return Ok(Refusal::NoRoute.response(request.method()).map(ShapeBody::whole));
             };
             let (mut parts, body) = request.into_parts();
-            // Whatever is held from here on is held by all who wait.
+            // Thousands of live requests may wait from here on: free what they don't need.
             drop(std::mem::take(&mut parts.extensions));
-            let answer = match asked {
+            let response = match target {
                 Err(refusal) => Err(refusal),
-                Ok(Asked::Other) => Ok(answering.other(route, &parts)),
-                Ok(Asked::Shape(request, query)) => {
-                    answering.shape(&parts, request, query, body, bearer).await
+                Ok(RequestTarget::Other) => Ok(handler.other_route(route, &parts)),
+                Ok(RequestTarget::Shape(request, query)) => {
+                    handler.shape(&parts, request, query, body, bearer).await
                 }
             };
-            let mut response = answer.unwrap_or_else(|refusal| {
-                let mut response = refusal.response(&parts.method).map(Answer::whole);
-                response.extensions_mut().insert(Reason(refusal.as_str()));
+            let mut response = response.unwrap_or_else(|refusal| {
+                let mut response = refusal.response(&parts.method).map(BodyContent::whole);
+                response.extensions_mut().insert(RefusalReason(refusal.as_str()));
                 response
             });
             if parts.method == Method::HEAD {
-                *response.body_mut() = Answer::empty();
+                *response.body_mut() = BodyContent::empty();
             }
             Ok(response.map(ShapeBody))
         })
     }
 }
 
-/// A whole answer.
-pub(crate) fn whole(response: Response<Bytes>) -> Response<Answer> {
-    response.map(Answer::whole)
+/// Returns the response with a body that is in memory as a whole.
+pub(crate) fn whole(response: Response<Bytes>) -> Response<BodyContent> {
+    response.map(BodyContent::whole)
 }
 
 impl fmt::Debug for ServeService {

@@ -1,12 +1,14 @@
-//! What is answered: from a request that is understood to a response.
+//! Shape handler: from a parsed request to a response.
 //!
-//! | asked | answered by |
+//! | request | method |
 //! |---|---|
 //! | `offset=-1`, `0_k` | [`ShapeHandler::snapshot`], then the log |
 //! | another offset | [`ShapeHandler::log`] |
 //! | `now` | [`ShapeHandler::now`] |
 //! | `live` | [`ShapeHandler::long_poll`], [`ShapeHandler::events`] |
-//! | a subset | [`ShapeHandler::subset`] |
+//! | a subset | [`ShapeHandler::subset`], in `subset.rs` |
+//!
+//! Headers and bodies of these responses are built in `request_context.rs`.
 
 use std::io;
 use std::sync::Arc;
@@ -15,60 +17,56 @@ use std::time::Duration;
 use bytes::Bytes;
 use forebay_replication::{AwakeGuard, Manager, ManagerPhase, ManagerStep};
 use forebay_shapes::{LogPage, Offset, Shape, ShapeGone, Shapes, SnapshotChunk, StartOffset};
-use forebay_stream::{LiveBody, spare_headers};
-use http::header::CONTENT_ENCODING;
+use forebay_stream::LiveBody;
 use http::request::Parts;
-use http::{HeaderValue, Method, Response};
+use http::{Method, Response};
 use http_body_util::{BodyExt as _, Limited};
 use tokio::time::{Instant, sleep, timeout};
 use tracing::error;
 
-use super::backend::REFRESH;
-use super::body::{Answer, Source};
-use super::events::{Events, Times, seen_with, up_to_date};
+use super::backend::REFRESH_INTERVAL;
+use super::body::{BodyContent, MessageSource};
 use super::protocol::answers::{self, Health};
-use super::protocol::caching::{CacheTimes, Caching};
-use super::protocol::headers::{AnswerHead, Body, visible};
-use super::protocol::{
-    Bearer, Invalid, MAX_BODY_BYTES, Query, Refusal, Route, ShapeRequest, cursor, encoding, etag,
-};
-use super::recent::{self, Recent};
+use super::protocol::caching::CacheTimes;
+use super::protocol::headers::Body;
+use super::protocol::{Bearer, Invalid, MAX_BODY_BYTES, Query, Refusal, Route, ShapeRequest};
+use super::request_context::RequestContext;
+use super::response_cache::ResponseCache;
 use super::service::{RequestBody, whole};
-use super::shape_factory::{ShapeFactory, chance, failed};
-use super::tokens::while_valid;
+use super::shape_event_stream::{ShapeEventStream, StreamTimeouts};
+use super::shape_factory::{ShapeFactory, gone_refusal};
+use super::token_verifier::while_valid;
 
-/// Answers.
+/// Handles requests for shapes.
 #[derive(Debug)]
 pub(crate) struct ShapeHandler {
     pub(crate) shapes: Shapes,
-    pub(crate) making: Arc<ShapeFactory>,
+    pub(crate) factory: Arc<ShapeFactory>,
     pub(crate) manager: Manager,
-    pub(crate) times: CacheTimes,
+    pub(crate) cache_times: CacheTimes,
     pub(crate) long_poll: Duration,
     pub(crate) sse_keep_alive: Duration,
     pub(crate) sse_timeout: Duration,
-    /// How long all of a request's body may take, though its client is never silent for long.
+    /// Maximum duration of a whole request body. The server's read timeout bounds only its pauses.
     pub(crate) body_timeout: Duration,
     pub(crate) started: Instant,
-    pub(crate) recent: Recent,
-    /// For people who open the clients' address.
+    pub(crate) response_cache: ResponseCache,
+    /// Builds the page at `/` for people who open the clients' address.
     pub(crate) home: Option<fn() -> Response<Bytes>>,
 }
 
-/// How long waking up may take before what is there is served.
-const WAKING: Duration = Duration::from_secs(10);
+/// Maximum wait for the manager to wake up. After it, the request is served from the store.
+const WAKE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How long a shape that another instance may have made is waited for: several looks, since one may take its time.
-const NEWS: Duration = Duration::from_secs(1);
+/// Maximum wait for a shape that another instance may have created. It spans several
+/// [`REFRESH_INTERVAL`]s, because one refresh may be slow.
+const FIND_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// An answer has about as many headers, with those of whom it passes. Room for all at once is cheaper than for each.
-const HEADERS: usize = 16;
-
-type Answered = Result<Response<Answer>, Refusal>;
+pub(super) type HandlerResult = Result<Response<BodyContent>, Refusal>;
 
 impl ShapeHandler {
-    /// What isn't about a shape.
-    pub(crate) fn other(&self, route: Route, parts: &Parts) -> Response<Answer> {
+    /// Handles requests that aren't about a shape: health, the home page, preflights.
+    pub(crate) fn other_route(&self, route: Route, parts: &Parts) -> Response<BodyContent> {
         if parts.method == Method::OPTIONS {
             return whole(answers::preflight(&parts.headers));
         }
@@ -79,6 +77,7 @@ impl ShapeHandler {
         })
     }
 
+    /// Returns whether shapes can be served.
     pub(crate) fn health(&self) -> Health {
         let status = self.manager.status();
         match status.step {
@@ -90,6 +89,8 @@ impl ShapeHandler {
         }
     }
 
+    /// Handles a request for a shape. `posted` is the query of a POST, which is parsed again with
+    /// the body.
     pub(crate) async fn shape<B: RequestBody>(
         &self,
         parts: &Parts,
@@ -97,11 +98,12 @@ impl ShapeHandler {
         posted: Option<Arc<Query>>,
         body: B,
         bearer: Option<Bearer>,
-    ) -> Answered {
-        // What is rare is boxed, here and below: a request takes the room of its longest way for as long as it waits.
+    ) -> HandlerResult {
+        // Rare paths are boxed, here and below: a waiting request's future has the size of its
+        // largest path.
         let mut request = match posted {
             Some(query) => {
-                let body = Box::pin(self.read(body, bearer.as_ref())).await?;
+                let body = Box::pin(self.read_body(body, bearer.as_ref())).await?;
                 Box::new(ShapeRequest::parse(&parts.method, &query, &body)?)
             }
             None => request?,
@@ -110,7 +112,7 @@ impl ShapeHandler {
             bearer.may(&parts.method, &request)?;
         }
         request.bearer = bearer;
-        self.usable()?;
+        self.check_store()?;
         if parts.method == Method::DELETE {
             return Box::pin(self.delete(&request)).await;
         }
@@ -118,80 +120,89 @@ impl ShapeHandler {
         if request.subset.is_some() {
             return Box::pin(self.subset(&request)).await;
         }
-        let asking = Asking { parts, request: &request, _awake: awake };
+        let context = RequestContext { parts, request: &request, _awake: awake };
         match request.since {
             StartOffset::Beginning => {
-                let shape = Box::pin(self.making.shape(&request)).await?;
-                Box::pin(self.snapshot(&asking, &shape, 0)).await
+                let shape = Box::pin(self.factory.shape(&request)).await?;
+                Box::pin(self.snapshot(&context, &shape, 0)).await
             }
             StartOffset::Now => {
-                let shape = Box::pin(self.making.shape(&request)).await?;
-                Box::pin(self.now(&asking, &shape)).await
+                let shape = Box::pin(self.factory.shape(&request)).await?;
+                Box::pin(self.now(&context, &shape)).await
             }
             StartOffset::After(offset) => {
-                let shape = self.known(&request).await?;
+                let shape = self.shape_by_handle(&request).await?;
                 let is_in_snapshot = offset.is_snapshot() && offset != Offset::SNAPSHOT_END;
-                let answered = match is_in_snapshot && !request.live {
-                    true => Box::pin(self.snapshot(&asking, &shape, offset.op.saturating_add(1))).await,
-                    false => self.log(&asking, &shape, offset).await,
+                let response = match is_in_snapshot && !request.live {
+                    true => Box::pin(self.snapshot(&context, &shape, offset.op.saturating_add(1))).await,
+                    false => self.log(&context, &shape, offset).await,
                 };
-                match (answered, shape.gone()) {
-                    // Its files went while they were read.
-                    (Err(Refusal::NotReady { .. }), Some(gone)) => Err(self.gone(gone, &request).await),
-                    (answered, _) => answered,
+                match (response, shape.gone()) {
+                    // The shape's files were deleted while they were read.
+                    (Err(Refusal::NotReady { .. }), Some(gone)) => {
+                        Err(self.refuse_gone(gone, &request).await)
+                    }
+                    (response, _) => response,
                 }
             }
         }
     }
 
-    /// Fails if the storage directory can't be read on: what is there would stay as it is for ever.
-    fn usable(&self) -> Result<(), Refusal> {
+    /// Fails if the storage directory can't be read any more. Its shapes would never change again.
+    fn check_store(&self) -> Result<(), Refusal> {
         match self.shapes.unusable() {
             Some(why) => Err(Refusal::NotReady { message: why.as_str().into() }),
             None => Ok(()),
         }
     }
 
-    /// All of a request's body.
-    async fn read<B: RequestBody>(&self, body: B, bearer: Option<&Bearer>) -> Result<Bytes, Refusal> {
+    /// Reads a request's body.
+    ///
+    /// # Errors
+    /// Fails if the body is too large or too slow, or the token expires.
+    async fn read_body<B: RequestBody>(&self, body: B, bearer: Option<&Bearer>) -> Result<Bytes, Refusal> {
         let reading = timeout(self.body_timeout, Limited::new(body, MAX_BODY_BYTES).collect());
         let body = while_valid(bearer, reading).await?.map_err(|_| Refusal::BodyTooSlow)?;
         Ok(body.map_err(|_| Refusal::BodyTooLarge)?.to_bytes())
     }
 
-    /// What is asked for may have changed while everything slept; and while somebody waits, nothing falls asleep.
+    /// Wakes the manager, and keeps it awake while the guard lives. The shape may have changed
+    /// while the manager slept.
     async fn wake(&self) -> Option<AwakeGuard> {
         match self.manager.keep_awake() {
             Some(awake) => Some(awake),
-            // Without the database, what is there is served.
-            None => Box::pin(timeout(WAKING, self.manager.wake())).await.ok()?.ok(),
+            // Without the database, the request is served from the store.
+            None => Box::pin(timeout(WAKE_TIMEOUT, self.manager.wake())).await.ok()?.ok(),
         }
     }
 
-    /// The shape that a client knows, if it is the one that it asks for.
-    async fn known(&self, request: &ShapeRequest) -> Result<Arc<Shape>, Refusal> {
+    /// Returns the shape of the request's handle if the request selects it.
+    async fn shape_by_handle(&self, request: &ShapeRequest) -> Result<Arc<Shape>, Refusal> {
         let found = match request.handle.as_deref() {
-            Some(handle) => self.find(handle).await?,
+            Some(handle) => self.find_by_handle(handle).await?,
             None => None,
         };
         match found {
-            Some(shape) if self.making.fits(request, &shape)? => {
-                self.making.look_again(&shape);
+            Some(shape) if self.factory.selects(request, &shape)? => {
+                self.factory.recheck_table(&shape);
                 Ok(shape)
             }
-            _ => Err(self.moved(request).await),
+            _ => Err(self.refetch(request).await),
         }
     }
 
-    /// `None`: it is gone. Another instance may have made it a moment ago, and this one may read of it only with its next look.
-    async fn find(&self, handle: &str) -> Result<Option<Arc<Shape>>, Refusal> {
+    /// Returns the shape of a handle. `None`: it was removed.
+    ///
+    /// Another instance may have just created it; then this waits until the next refresh of the
+    /// store has read it.
+    async fn find_by_handle(&self, handle: &str) -> Result<Option<Arc<Shape>>, Refusal> {
         let begun = Instant::now();
         loop {
-            // First: what comes in between is found.
-            let may_exist_elsewhere = self.shapes.may_exist_elsewhere(handle);
+            // Before `find`: a shape that is read in between is found.
+            let may_exist = self.shapes.may_exist_elsewhere(handle);
             match self.shapes.find(handle) {
-                None if may_exist_elsewhere && begun.elapsed() < NEWS => sleep(REFRESH / 2).await,
-                None if may_exist_elsewhere => {
+                None if may_exist && begun.elapsed() < FIND_TIMEOUT => sleep(REFRESH_INTERVAL / 2).await,
+                None if may_exist => {
                     let message =
                         "this instance hasn't heard of the shape yet: another one may have just made it";
                     return Err(Refusal::NotReady { message: message.into() });
@@ -201,10 +212,11 @@ impl ShapeHandler {
         }
     }
 
-    /// The client begins anew, with this shape if there can be one.
-    async fn moved(&self, request: &ShapeRequest) -> Refusal {
-        match Box::pin(self.making.shape(request)).await {
-            Ok(shape) => moved_to(shape.handle(), request.handle.as_deref()),
+    /// Returns the refusal that makes the client start over, with the handle of the shape that the
+    /// request selects now, if it can be created.
+    async fn refetch(&self, request: &ShapeRequest) -> Refusal {
+        match Box::pin(self.factory.shape(request)).await {
+            Ok(shape) => refetch_refusal(shape.handle(), request.handle.as_deref()),
             Err(
                 refusal @ (Refusal::Invalid(_)
                 | Refusal::BadToken { .. }
@@ -215,17 +227,19 @@ impl ShapeHandler {
         }
     }
 
-    async fn gone(&self, gone: ShapeGone, request: &ShapeRequest) -> Refusal {
-        match failed(&gone) {
+    /// Returns the refusal for a removed shape.
+    async fn refuse_gone(&self, gone: ShapeGone, request: &ShapeRequest) -> Refusal {
+        match gone_refusal(&gone) {
             Some(refusal) => refusal,
-            None => self.moved(request).await,
+            None => self.refetch(request).await,
         }
     }
 
-    async fn snapshot(&self, asking: &Asking<'_>, shape: &Arc<Shape>, index: u64) -> Answered {
-        let request = asking.request;
+    /// Responds with a chunk of the snapshot, or with the log if there is no such chunk.
+    async fn snapshot(&self, context: &RequestContext<'_>, shape: &Arc<Shape>, index: u64) -> HandlerResult {
+        let request = context.request;
         match while_valid(request.bearer.as_ref(), shape.snapshot_chunk(index)).await? {
-            Ok(SnapshotChunk::None) => self.log(asking, shape, Offset::SNAPSHOT_END).await,
+            Ok(SnapshotChunk::None) => self.log(context, shape, Offset::SNAPSHOT_END).await,
             Ok(chunk) => {
                 let end = Offset::new(0, index);
                 let has_data = match chunk {
@@ -234,89 +248,99 @@ impl ShapeHandler {
                     }
                     SnapshotChunk::None => false,
                 };
-                let head = asking.head(shape, end, false, Some(has_data));
-                self.respond(asking, head, || {
-                    Answer::snapshot(self.source(shape), index, chunk, asking.gzip())
+                let head = context.head(shape, end, false, Some(has_data));
+                self.respond(context, head, || {
+                    BodyContent::snapshot(self.source(shape), index, chunk, context.gzip())
                 })
             }
-            Err(gone) => Err(self.gone(gone, request).await),
+            Err(gone) => Err(self.refuse_gone(gone, request).await),
         }
     }
 
-    /// Where the log ends, without what is in it.
-    async fn now(&self, asking: &Asking<'_>, shape: &Arc<Shape>) -> Answered {
-        if let Err(gone) = while_valid(asking.request.bearer.as_ref(), shape.complete()).await? {
-            return Err(self.gone(gone, asking.request).await);
+    /// Responds with the end of the log, without messages.
+    async fn now(&self, context: &RequestContext<'_>, shape: &Arc<Shape>) -> HandlerResult {
+        if let Err(gone) = while_valid(context.request.bearer.as_ref(), shape.complete()).await? {
+            return Err(self.refuse_gone(gone, context.request).await);
         }
         let seen = self.shapes.seen();
         let page = LogPage::empty(shape.log_end());
-        self.respond_log(asking, shape, page, seen, None)
+        self.respond_log(context, shape, page, seen, None)
     }
 
-    async fn log(&self, asking: &Asking<'_>, shape: &Arc<Shape>, offset: Offset) -> Answered {
-        let request = asking.request;
+    /// Responds with the log after an offset; a live request without messages waits for one.
+    async fn log(&self, context: &RequestContext<'_>, shape: &Arc<Shape>, offset: Offset) -> HandlerResult {
+        let request = context.request;
         let bearer = request.bearer.as_ref();
         while_valid(bearer, self.within_bounds(offset, self.long_poll / 2)).await??;
         if let Err(gone) = while_valid(bearer, shape.complete()).await? {
-            return Err(self.gone(gone, request).await);
+            return Err(self.refuse_gone(gone, request).await);
         }
-        if request.sse && asking.parts.method == Method::GET {
-            return self.events(asking, shape, offset).await;
+        if request.sse && context.parts.method == Method::GET {
+            return self.events(context, shape, offset).await;
         }
         let seen = self.shapes.seen();
         let page = self.page(shape, offset).await?;
-        if page.to > page.from || !request.live || asking.parts.method != Method::GET {
-            return self.respond_log(asking, shape, page, seen, Some(offset));
+        if page.to > page.from || !request.live || context.parts.method != Method::GET {
+            return self.respond_log(context, shape, page, seen, Some(offset));
         }
-        self.long_poll(asking, shape, offset, page.last).await
+        self.long_poll(context, shape, offset, page.last).await
     }
 
-    /// Nothing was after `offset` when the log ended at `end`: whatever is there by now is news.
+    /// Waits for a message after `offset` and after `end`, where the log ended before the wait.
     async fn long_poll(
         &self,
-        asking: &Asking<'_>,
+        context: &RequestContext<'_>,
         shape: &Arc<Shape>,
         offset: Offset,
         end: Offset,
-    ) -> Answered {
+    ) -> HandlerResult {
         let after = offset.max(end);
         let _watching = shape.watch();
-        match timeout(asking.at_most(self.long_poll), shape.log_beyond(after)).await {
+        match timeout(context.at_most(self.long_poll), shape.log_beyond(after)).await {
             Ok(Ok(())) | Err(_) => {
-                self.usable()?;
+                self.check_store()?;
                 let seen = self.shapes.seen();
                 let page = self.page(shape, offset).await?;
-                self.respond_log(asking, shape, page, seen, Some(offset))
+                self.respond_log(context, shape, page, seen, Some(offset))
             }
-            Ok(Err(gone)) => Err(self.gone(gone, asking.request).await),
+            Ok(Err(gone)) => Err(self.refuse_gone(gone, context.request).await),
         }
     }
 
-    async fn events(&self, asking: &Asking<'_>, shape: &Arc<Shape>, offset: Offset) -> Answered {
-        let until = asking.request.bearer.as_ref().and_then(|bearer| bearer.until);
-        let times = Times { keep_alive: self.sse_keep_alive, lasts: self.sse_timeout, until };
+    /// Responds with an event stream.
+    async fn events(
+        &self,
+        context: &RequestContext<'_>,
+        shape: &Arc<Shape>,
+        offset: Offset,
+    ) -> HandlerResult {
+        let until = context.request.bearer.as_ref().and_then(|bearer| bearer.until);
+        let timeouts = StreamTimeouts { keep_alive: self.sse_keep_alive, lasts: self.sse_timeout, until };
         let awake = self.manager.keep_awake();
-        let events = Events::new(Arc::clone(shape), self.shapes.clone(), offset, times, awake);
+        let events = ShapeEventStream::new(Arc::clone(shape), self.shapes.clone(), offset, timeouts, awake);
         let Some(events) = events else {
-            self.usable()?;
-            return Err(self.gone(ShapeGone::Deleted, asking.request).await);
+            self.check_store()?;
+            return Err(self.refuse_gone(ShapeGone::Deleted, context.request).await);
         };
-        // The published client resumes here if the stream breaks before its first up-to-date.
-        let mut head = asking.head(shape, offset, false, None);
-        head.cursor = Some(self.cursor(asking.request));
+        // The published client resumes at this offset if the stream breaks before its first
+        // up-to-date.
+        let mut head = context.head(shape, offset, false, None);
+        head.cursor = Some(self.cursor(context.request));
         head.body = Body::Events;
         head.etag = None;
-        let mut response = self.respond(asking, head, || Ok(Answer::Events(Box::new(events))))?;
+        let mut response = self.respond(context, head, || Ok(BodyContent::Events(Box::new(events))))?;
         response.extensions_mut().insert(LiveBody);
         Ok(response)
     }
 
-    /// An offset beyond the end may be there soon: another instance may be ahead of this one.
+    /// Waits until the log reaches the offset. An offset beyond the end may come from another
+    /// instance that is ahead of this one.
     async fn within_bounds(&self, offset: Offset, patience: Duration) -> Result<(), Refusal> {
         let reached = timeout(patience, self.shapes.reaches(offset)).await;
         reached.map_err(|_| Refusal::out_of_bounds())
     }
 
+    /// Returns the page of the log after an offset. Reads the disk in a blocking task if necessary.
     async fn page(&self, shape: &Arc<Shape>, offset: Offset) -> Result<LogPage, Refusal> {
         if let Some(page) = shape.log_after_at_once(offset) {
             return Ok(page);
@@ -329,167 +353,50 @@ impl ShapeHandler {
         })
     }
 
-    fn source(&self, shape: &Arc<Shape>) -> Source {
-        Source { shapes: self.shapes.clone(), shape: Arc::clone(shape) }
+    pub(super) fn source(&self, shape: &Arc<Shape>) -> MessageSource {
+        MessageSource { shapes: self.shapes.clone(), shape: Arc::clone(shape) }
     }
 
-    fn respond_log(
-        &self,
-        asking: &Asking<'_>,
-        shape: &Arc<Shape>,
-        page: LogPage,
-        seen: u64,
-        asked: Option<Offset>,
-    ) -> Answered {
-        let has_data = page.to > page.from;
-        // What was asked for may lie after the last change: up-to-date in server-sent events does.
-        let end = asked.filter(|_| page.is_end).map_or(page.last, |asked| page.last.max(asked));
-        let is_shared = asking.request.live && has_data && page.to - page.from <= recent::LARGEST;
-        if let Some(asked) = asked.filter(|_| is_shared) {
-            let seen = page.is_end.then(|| seen_with(page.last, seen));
-            let which = recent::Which { asked, last: page.last, up_to_date: seen };
-            return self.respond_shared(asking, shape, page, which, end);
-        }
-        let mut head = asking.head(shape, end, page.is_end, Some(has_data));
-        if asking.request.live {
-            (head.cursor, head.schema) = (Some(self.cursor(asking.request)), None);
-        }
-        if !has_data && asking.request.live {
-            let elapsed = u64::try_from(self.started.elapsed().as_nanos()).unwrap_or(u64::MAX);
-            head.etag = Some(etag::of(shape.handle(), asking.request.since, end, Some(elapsed)));
-        }
-        let after = page.is_end.then(|| up_to_date(seen_with(page.last, seen)));
-        let gzip = asking.gzip();
-        self.respond(asking, head, || Answer::log(self.source(shape), page, after, gzip))
-    }
-
-    /// What all who waited for the same are told.
-    fn respond_shared(
-        &self,
-        asking: &Asking<'_>,
-        shape: &Arc<Shape>,
-        page: LogPage,
-        which: recent::Which,
-        end: Offset,
-    ) -> Answered {
-        let told = self.recent.tell(shape.handle(), which, || {
-            let body = Answer::log_bytes(&self.source(shape), page, which.up_to_date.map(up_to_date))?;
-            let etag = etag::of(shape.handle(), StartOffset::After(which.asked), end, None);
-            let (handle, offset) = (visible(shape.handle()), visible(end.to_string()));
-            Ok(recent::Told { which, handle, offset, etag, body })
-        });
-        let told = told.map_err(|error| unreadable(&error))?;
-        let head = AnswerHead {
-            handle: told.handle.clone(),
-            offset: told.offset.clone(),
-            up_to_date: page.is_end,
-            has_data: Some(true),
-            schema: None,
-            cursor: Some(self.cursor(asking.request)),
-            etag: Some(told.etag.clone()),
-            body: Body::Log,
-        };
-        self.respond(asking, head, || Ok(Answer::Whole(told.body.clone())))
-    }
-
-    fn respond(
-        &self,
-        asking: &Asking<'_>,
-        mut head: AnswerHead,
-        body: impl FnOnce() -> io::Result<Answer>,
-    ) -> Answered {
-        let is_known = |etag: &HeaderValue| etag::is_known(&asking.parts.headers, etag);
-        let mut response = match head.etag.as_ref().is_some_and(is_known) {
-            true => whole(answers::not_modified()),
-            false => Response::new(body().map_err(|error| unreadable(&error))?),
-        };
-        *response.headers_mut() = spare_headers();
-        response.headers_mut().reserve(HEADERS);
-        if response.body().is_packed() {
-            head.etag = head.etag.as_ref().map(etag::weak);
-            response.headers_mut().insert(CONTENT_ENCODING, HeaderValue::from_static("gzip"));
-        }
-        head.write(response.headers_mut());
-        Caching::of(&asking.parts.method, asking.request).write(&self.times, response.headers_mut());
-        Ok(response)
-    }
-
-    fn cursor(&self, request: &ShapeRequest) -> u64 {
-        cursor::next(since_1970(), self.long_poll, request.cursor, chance())
-    }
-
-    async fn delete(&self, request: &ShapeRequest) -> Answered {
+    /// Deletes the shape of the handle, or the one that the request selects.
+    async fn delete(&self, request: &ShapeRequest) -> HandlerResult {
         let _awake = self.wake().await;
         let handle = match &request.handle {
             Some(handle) => match self.shapes.find(handle) {
-                Some(shape) if !self.making.is_named(request, &shape)? => return Err(Refusal::NoShape),
+                Some(shape) if !self.factory.agrees_with(request, &shape)? => return Err(Refusal::NoShape),
                 Some(_) | None => Some(handle.clone()),
             },
             None => {
-                let (definition, _) = self.making.definition(request).await?;
+                let (definition, _) = self.factory.definition(request).await?;
                 self.shapes.find_same(&definition).map(|shape| shape.handle().to_owned())
             }
         };
         match handle.is_some_and(|handle| self.shapes.delete(&handle)) {
             true => Ok(whole(answers::deleted())),
             false if self.shapes.is_writing() => Err(Refusal::NoShape),
-            // It may be there, and be deleted by whoever writes.
-            false => Err(self.making.makes_none()),
+            // Only the writing instance can delete it.
+            false => Err(self.factory.creation_refusal()),
         }
     }
 }
 
-/// A request that is being answered.
-struct Asking<'a> {
-    parts: &'a Parts,
-    request: &'a ShapeRequest,
-    /// Until it is answered.
-    _awake: Option<AwakeGuard>,
-}
-
-impl Asking<'_> {
-    /// So long, but no longer than the client's token is valid.
-    fn at_most(&self, wait: Duration) -> Duration {
-        let until = self.request.bearer.as_ref().and_then(|bearer| bearer.until);
-        until.map_or(wait, |until| wait.min(until.saturating_duration_since(Instant::now())))
-    }
-
-    fn gzip(&self) -> bool {
-        encoding::takes_gzip(&self.parts.headers)
-    }
-
-    fn head(&self, shape: &Shape, offset: Offset, up_to_date: bool, has_data: Option<bool>) -> AnswerHead {
-        let request = self.request;
-        let schema = (!request.live).then(|| super::shape_factory::schema_header(shape));
-        let etag = Some(etag::of(shape.handle(), request.since, offset, None));
-        let (handle, offset) = (visible(shape.handle()), visible(offset.to_string()));
-        let (cursor, body) = (None, Body::Log);
-        AnswerHead { handle, offset, up_to_date, has_data, schema, cursor, etag, body }
-    }
-}
-
-/// What a client is told whose shape is gone, when this one would be made for it now.
-fn moved_to(handle: &str, asked: Option<&str>) -> Refusal {
+/// Returns the refusal for a client whose shape was removed, and for whose request `handle` would
+/// be served now.
+fn refetch_refusal(handle: &str, asked: Option<&str>) -> Refusal {
     if asked == Some(handle) {
-        // It went when this instance stopped writing, and came back from the log, where its end isn't yet: to begin anew with it would be to
-        // ask for it for ever.
+        // The shape was removed when this instance stopped writing, and restored from the log,
+        // which doesn't have its end yet. A redirect to the same handle would loop.
         let message = "the shape is being looked for: whoever writes will say whether it goes on";
         return Refusal::NotReady { message: message.into() };
     }
     Refusal::MustRefetch { handle: Some(handle.to_owned()) }
 }
 
-/// A log that can't be read is no client's fault, and may be readable the next time.
-fn unreadable(why: &io::Error) -> Refusal {
+/// Returns the refusal for a file that can't be read. The next attempt may succeed.
+pub(super) fn unreadable(why: &io::Error) -> Refusal {
     if why.kind() != io::ErrorKind::NotFound {
-        error!(%why, "a shape's file can't be read");
+        error!(%why, "shape file not read");
     }
     Refusal::NotReady { message: "the shape can't be read right now".into() }
-}
-
-#[expect(clippy::disallowed_methods, reason = "cursors tell the time to caches")]
-fn since_1970() -> Duration {
-    std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default()
 }
 
 #[cfg(test)]
@@ -497,10 +404,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nobody_is_sent_from_a_shape_to_itself() {
-        assert!(matches!(moved_to("1-1", Some("1-1")), Refusal::NotReady { .. }));
+    fn a_client_is_never_redirected_to_the_handle_it_came_from() {
+        assert!(matches!(refetch_refusal("1-1", Some("1-1")), Refusal::NotReady { .. }));
         for asked in [Some("1-0"), None] {
-            let Refusal::MustRefetch { handle } = moved_to("1-1", asked) else { panic!("not sent on") };
+            let Refusal::MustRefetch { handle } = refetch_refusal("1-1", asked) else {
+                panic!("no redirect")
+            };
             assert_eq!(handle.as_deref(), Some("1-1"));
         }
     }

@@ -1,4 +1,11 @@
-//! Some rows of a shape as they are right now, beside its log: for clients that follow only what they need.
+//! Subsets: rows of a shape read with a new snapshot, independent of its log.
+//!
+//! They serve clients that follow only changes and load rows when they need them.
+//! Invariant: a subset's clause reveals nothing about rows outside the shape and its grant.
+//! Enforced by: a clause that may fail is evaluated only for rows of the shape
+//! (`grant_scope::guarded_clause`); a clause that only Postgres can evaluate may use only
+//! `database/builtins.rs`.
+//! At most [`MAX_BYTES`] per subset, and [`MAX_HELD_BYTES`] for all that are read or sent.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -10,36 +17,39 @@ use forebay_shapes::filter::{EnumType, Expression, Filter, FilterError, Schema};
 use forebay_shapes::{Offset, ShapeDefinition, StartOffset};
 use http::Response;
 
-use super::body::Answer;
+use super::body::BodyContent;
 use super::database::{
-    Builtins, ElementType, NotAllowed, RowSink, SnapshotError, SnapshotQuery, SubsetPage, TableDescription,
+    Builtins, DisallowedBuiltin, ElementType, RowSink, SnapshotError, SnapshotQuery, SubsetPage,
+    TableDescription,
 };
-use super::granted;
+use super::grant_scope;
 use super::protocol::caching::Caching;
 use super::protocol::headers::{AnswerHead, Body, visible};
 use super::protocol::{Invalid, OrderKey, Refusal, ShapeRequest, Subset};
-use super::shape_factory::{ReadError, chance};
+use super::shape_factory::{ReadError, random_u64, schema_header};
 use super::shape_handler::ShapeHandler;
-use super::tokens::while_valid;
+use super::token_verifier::while_valid;
 
-/// A subset is held whole, and no larger: whoever wants more asks for it in parts.
+/// Maximum size of a subset, which is in memory as a whole. Clients read larger ones in parts.
 const MAX_BYTES: usize = 64 << 20;
-/// How long Postgres may take for rows of a clause that our own filter doesn't know.
-const FOREIGN_CLAUSE_TIMEOUT: Duration = Duration::from_secs(5);
-/// All that are being read, or written to clients who may be slow. Beyond it, whoever asks comes back later.
+/// Maximum time for a clause that only Postgres can evaluate.
+const POSTGRES_CLAUSE_TIMEOUT: Duration = Duration::from_secs(5);
+/// Maximum bytes of all subsets that are being read or sent to clients. Beyond it, requests are
+/// refused with 503.
 const MAX_HELD_BYTES: usize = 256 << 20;
 
 impl ShapeHandler {
-    pub(crate) async fn subset(&self, request: &ShapeRequest) -> Result<Response<Answer>, Refusal> {
+    /// Responds with the rows of a subset.
+    pub(crate) async fn subset(&self, request: &ShapeRequest) -> Result<Response<BodyContent>, Refusal> {
         let Some(subset) = &request.subset else { return Err(Refusal::NoShape) };
-        let shape = self.making.shape(request).await?;
-        let (definition, described) = self.making.definition(request).await?;
-        let Some(described) = described else { return Err(Refusal::DatabaseUnreachable) };
+        let shape = self.factory.shape(request).await?;
+        let (definition, description) = self.factory.definition(request).await?;
+        let Some(description) = description else { return Err(Refusal::DatabaseUnreachable) };
         let table = &definition.table;
-        let types = granted::visible(granted::find(request, table)?, table);
-        let clause = self.clause(request, subset, &types, &definition, &described).await?;
+        let types = grant_scope::visible_schema(grant_scope::find_grant(request, table)?, table);
+        let clause = self.clause(request, subset, &types, &definition, &description).await?;
         let selected = definition.selected();
-        let names: Vec<_> = selected.iter().map(|index| described.columns[*index].name.clone()).collect();
+        let names: Vec<_> = selected.iter().map(|index| description.columns[*index].name.clone()).collect();
         let order_by = subset.order_by.as_ref().map(|keys| {
             for key in keys {
                 if let OrderKey::Column(name) = &key.key
@@ -55,21 +65,21 @@ impl ShapeHandler {
             order_by.transpose().map_err(|error| Refusal::from(Invalid::in_subset("order_by", error)))?;
         let Subset { limit, offset, .. } = *subset;
         let page = order_by.as_deref().map(|order_by| SubsetPage { order_by, limit, offset });
-        let mark = chance() % (1 << 31);
-        let mut rows = Rows::new(mark);
+        let mark = random_u64() % (1 << 31);
+        let mut rows = SubsetRows::new(mark);
         let query = SnapshotQuery {
-            table: &described,
+            table: &description,
             selected: &selected,
             clause: clause.sql.as_deref(),
-            analyses: clause.is_foreign,
+            analyses: clause.needs_postgres,
             is_empty: false,
             page,
-            timeout: clause.is_foreign.then_some(FOREIGN_CLAUSE_TIMEOUT),
+            timeout: clause.needs_postgres.then_some(POSTGRES_CLAUSE_TIMEOUT),
         };
-        let reading = self.making.read(&query, &mut rows);
-        while_valid(request.bearer.as_ref(), reading).await?.map_err(refused)?;
-        let mut response = Response::new(Answer::Pieces(rows.finish()));
-        // The client goes on from here: beyond what it has, it would miss something.
+        let reading = self.factory.read_rows(&query, &mut rows);
+        while_valid(request.bearer.as_ref(), reading).await?.map_err(read_refusal)?;
+        let mut response = Response::new(BodyContent::Pieces(rows.finish()));
+        // The client continues at this offset. A later one than its own would skip changes.
         let offset = match request.since {
             StartOffset::After(offset) => offset,
             StartOffset::Beginning | StartOffset::Now => Offset::FIRST,
@@ -79,28 +89,28 @@ impl ShapeHandler {
             offset: visible(offset.to_string()),
             up_to_date: false,
             has_data: None,
-            schema: Some(super::shape_factory::schema_header(&shape)),
+            schema: Some(schema_header(&shape)),
             cursor: None,
             etag: None,
             body: Body::Subset,
         };
         head.write(response.headers_mut());
-        Caching::Own.write(&self.times, response.headers_mut());
+        Caching::Own.write(&self.cache_times, response.headers_mut());
         Ok(response)
     }
 }
 
-/// Which rows are read.
+/// The clause that selects a subset's rows.
 #[derive(Debug, Default)]
-struct Clause {
+struct SubsetClause {
     /// The shape's clause and the subset's; `None`: all rows.
     sql: Option<String>,
-    /// Whether only Postgres can judge it.
-    is_foreign: bool,
+    /// Whether only Postgres can evaluate it.
+    needs_postgres: bool,
 }
 
 impl ShapeHandler {
-    /// The shape's clause and the subset's, which may name the columns of `types`.
+    /// Combines the shape's clause and the subset's. The latter may use the columns of `types`.
     async fn clause(
         &self,
         request: &ShapeRequest,
@@ -108,50 +118,54 @@ impl ShapeHandler {
         types: &Schema,
         definition: &ShapeDefinition,
         table: &TableDescription,
-    ) -> Result<Clause, Refusal> {
+    ) -> Result<SubsetClause, Refusal> {
         let of_shape = &definition.choice.clause;
         let Some(text) = &subset.clause else {
-            return Ok(Clause { sql: of_shape.clone(), is_foreign: false });
+            return Ok(SubsetClause { sql: of_shape.clone(), needs_postgres: false });
         };
         let params: Vec<&str> = subset.params.iter().map(String::as_str).collect();
-        let (sql, columns, may_fail, is_foreign) = match Filter::parse(text, &params, types) {
+        let (sql, columns, may_fail, needs_postgres) = match Filter::parse(text, &params, types) {
             Ok(filter) => {
                 (filter.canonical().to_owned(), filter.columns().to_vec(), filter.may_fail(), false)
             }
             Err(FilterError::Unsupported { .. }) => {
-                let asking = self.making.builtins(table.server_version);
-                let builtins = while_valid(request.bearer.as_ref(), asking).await??;
-                let expression = foreign(text, &params, types, table, &builtins)?;
+                let loading = self.factory.builtins(table.server_version);
+                let builtins = while_valid(request.bearer.as_ref(), loading).await??;
+                let expression = postgres_expression(text, &params, types, table, &builtins)?;
                 (expression.sql().to_owned(), expression.columns().collect(), true, true)
             }
-            Err(error) => return Err(wrong(&error)),
+            Err(error) => return Err(invalid_clause(&error)),
         };
         if let Some(allowed) = &request.queryable_columns {
             let names = columns.iter().map(|index| &types.columns[*index].name);
             if let Some(other) = names.into_iter().find(|name| !allowed.contains(name)) {
-                return Err(wrong(&format!("column \"{other}\" isn't one of the queryable columns")));
+                return Err(invalid_clause(&format!(
+                    "column \"{other}\" isn't one of the queryable columns"
+                )));
             }
         }
         let sql = match of_shape {
-            // Of rows outside the shape it must not even tell whether it fails on them.
-            Some(of_shape) if may_fail => granted::within(of_shape, &sql),
-            // It can't fail; and as it is, Postgres finds its rows by an index.
+            // Whether the clause fails on a row outside the shape must not be visible either.
+            Some(of_shape) if may_fail => grant_scope::guarded_clause(of_shape, &sql),
+            // The clause can't fail, and Postgres can use an index for it.
             Some(of_shape) => format!("({of_shape}) AND ({sql})"),
             None => sql,
         };
-        Ok(Clause { sql: Some(sql), is_foreign })
+        Ok(SubsetClause { sql: Some(sql), needs_postgres })
     }
 }
 
-fn wrong(error: &dyn std::fmt::Display) -> Refusal {
+fn invalid_clause(error: &dyn std::fmt::Display) -> Refusal {
     Invalid::in_subset("where", error).into()
 }
 
-/// A clause that our own filter can't judge as Postgres does. Postgres judges it, so it may use
-/// whatever reads nothing but the row ([`Builtins`]). Columns whose type is neither Postgres' own
-/// nor an enum are left out: their operators are in other schemas, and Postgres would take others
-/// for them. So are enums with casts that call functions.
-fn foreign(
+/// Parses a clause that the filter can't evaluate as Postgres does.
+///
+/// Postgres evaluates it, so it may use only functions that read nothing but the row
+/// ([`Builtins`]). Columns of types that are neither built in nor enums are refused: their
+/// operators are in other schemas, and Postgres would resolve to different ones. Enums with casts
+/// that call functions are refused, too.
+fn postgres_expression(
     text: &str,
     params: &[&str],
     types: &Schema,
@@ -170,45 +184,54 @@ fn foreign(
     }
     let all = enums.clone();
     enums.retain(|one| all.iter().filter(|other| other.name == one.name).count() == 1);
-    let expression = Expression::parse(text, params, types, &enums).map_err(|error| wrong(&error))?;
+    let expression =
+        Expression::parse(text, params, types, &enums).map_err(|error| invalid_clause(&error))?;
     for index in expression.columns() {
         let element = of_column(&types.columns[index].name).map(|column| &column.element);
         let is_known = |element: &ElementType| {
             is_plain_enum(element) || (element.is_builtin && builtins.has_type(&element.name))
         };
         if let Some(other) = element.filter(|element| !is_known(element)) {
-            return Err(wrong(&NotAllowed::Type(other.name.clone())));
+            return Err(invalid_clause(&DisallowedBuiltin::Type(other.name.clone())));
         }
     }
-    builtins.check(&expression).map_err(|error| wrong(&error))?;
+    builtins.check(&expression).map_err(|error| invalid_clause(&error))?;
     Ok(expression)
 }
 
-/// The answer in the making.
-struct Rows {
+/// Collects the rows of a subset's response.
+struct SubsetRows {
     pieces: VecDeque<Bytes>,
+    /// Size of the rows so far.
     bytes: usize,
-    held: Held,
+    memory: SubsetMemory,
+    /// Random number that marks each row of this subset.
     mark: u64,
     metadata: String,
 }
 
-impl Rows {
+impl SubsetRows {
     fn new(mark: u64) -> Self {
-        Rows { pieces: VecDeque::new(), bytes: 0, held: Held(0), mark, metadata: String::new() }
+        SubsetRows {
+            pieces: VecDeque::new(),
+            bytes: 0,
+            memory: SubsetMemory(0),
+            mark,
+            metadata: String::new(),
+        }
     }
 
     fn finish(mut self) -> VecDeque<Bytes> {
         self.pieces.push_front(format!("{{\"metadata\":{},\"data\":[", self.metadata).into());
-        self.pieces.push_back(Bytes::from_owner(End { _held: self.held }));
+        self.pieces.push_back(Bytes::from_owner(SubsetEnd { _memory: self.memory }));
         self.pieces
     }
 }
 
-impl RowSink for Rows {
-    type Error = TooLarge;
+impl RowSink for SubsetRows {
+    type Error = SubsetTooLarge;
 
-    async fn begun(&mut self, snapshot: &Snapshot, lsn: Lsn) -> Result<(), TooLarge> {
+    async fn begin(&mut self, snapshot: &Snapshot, lsn: Lsn) -> Result<(), SubsetTooLarge> {
         let text = |number: &u64| number.to_string();
         self.metadata = serde_json::json!({
             "xmin": text(&snapshot.xmin),
@@ -221,11 +244,11 @@ impl RowSink for Rows {
         Ok(())
     }
 
-    async fn rows(&mut self, messages: Bytes) -> Result<(), TooLarge> {
+    async fn rows(&mut self, messages: Bytes) -> Result<(), SubsetTooLarge> {
         let mark = format!(",\"snapshot_mark\":{}}}}}", self.mark);
         let mut piece = BytesMut::with_capacity(messages.len() + messages.len() / 4);
         for message in messages.split(|byte| *byte == b'\n').filter(|message| !message.is_empty()) {
-            // Each ends its headers, itself, and with a separator.
+            // Each message ends with the braces of its headers and of itself, and a separator.
             let Some(open) = message.strip_suffix(b"}},") else { continue };
             if !(self.pieces.is_empty() && piece.is_empty()) {
                 piece.put_u8(b',');
@@ -235,69 +258,70 @@ impl RowSink for Rows {
         }
         self.bytes += piece.len();
         if self.bytes > MAX_BYTES {
-            return Err(TooLarge::Alone);
+            return Err(SubsetTooLarge::Alone);
         }
-        if !self.held.grow(piece.capacity()) {
-            return Err(TooLarge::WithOthers);
+        if !self.memory.grow(piece.capacity()) {
+            return Err(SubsetTooLarge::WithOthers);
         }
         self.pieces.extend((!piece.is_empty()).then(|| piece.freeze()));
         Ok(())
     }
 }
 
-/// Why a subset isn't held.
+/// Why a subset doesn't fit into memory.
 #[derive(Debug, thiserror::Error)]
-enum TooLarge {
+enum SubsetTooLarge {
     #[error("the subset is too large: ask for it in parts, with a limit")]
     Alone,
     #[error("too many subsets are being read")]
     WithOthers,
 }
 
-/// The end of an answer: once it is written, or given up, there is room for others.
-struct End {
-    _held: Held,
+/// The last piece of a response. When it is sent or dropped, the subset's memory is released.
+struct SubsetEnd {
+    _memory: SubsetMemory,
 }
 
-impl AsRef<[u8]> for End {
+impl AsRef<[u8]> for SubsetEnd {
     fn as_ref(&self) -> &[u8] {
         b"]}"
     }
 }
 
-/// So many bytes of all that are held.
-struct Held(usize);
+/// The bytes that one subset holds, counted until it is dropped.
+struct SubsetMemory(usize);
 
+/// Bytes of all subsets.
 static ALL_HELD: AtomicUsize = AtomicUsize::new(0);
 
-impl Held {
-    /// `false`: there is no room for that.
+impl SubsetMemory {
+    /// Counts more bytes. Returns whether the total stays within [`MAX_HELD_BYTES`].
     fn grow(&mut self, bytes: usize) -> bool {
         self.0 += bytes;
         ALL_HELD.fetch_add(bytes, Ordering::Relaxed) + bytes <= MAX_HELD_BYTES
     }
 }
 
-impl Drop for Held {
+impl Drop for SubsetMemory {
     fn drop(&mut self) {
         ALL_HELD.fetch_sub(self.0, Ordering::Relaxed);
     }
 }
 
-fn refused(error: ReadError<TooLarge>) -> Refusal {
+fn read_refusal(error: ReadError<SubsetTooLarge>) -> Refusal {
     match error {
         ReadError::Refused(refusal) => refusal,
         ReadError::Failed(SnapshotError::Refused(refusal)) => Invalid::in_subset("where", refusal).into(),
-        ReadError::Failed(SnapshotError::Sink(error @ TooLarge::Alone)) => {
+        ReadError::Failed(SnapshotError::Sink(error @ SubsetTooLarge::Alone)) => {
             Invalid::in_subset("limit", error).into()
         }
-        ReadError::Failed(SnapshotError::Sink(TooLarge::WithOthers)) => {
-            Refusal::overloaded("subset", (MAX_HELD_BYTES / MAX_BYTES) as u64, chance())
+        ReadError::Failed(SnapshotError::Sink(SubsetTooLarge::WithOthers)) => {
+            Refusal::overloaded("subset", (MAX_HELD_BYTES / MAX_BYTES) as u64, random_u64())
         }
         ReadError::Failed(error @ SnapshotError::TimedOut { .. }) => {
             Invalid::in_subset("where", format!("{error}: ask for less, or by what an index finds")).into()
         }
-        // Its words may hold a row's values.
+        // The server's message may contain a row's values.
         ReadError::Failed(SnapshotError::Database(error)) => {
             let code = error.code().map_or("", |code| code.code());
             Refusal::SnapshotFailed { message: format!("the subset couldn't be read ({code})").into() }
@@ -314,12 +338,12 @@ mod tests {
         format!("{{\"value\":\"{}\",\"headers\":{{\"operation\":\"insert\"}}}},\n", "x".repeat(bytes)).into()
     }
 
-    fn rows() -> Rows {
-        Rows { metadata: "{}".to_owned(), ..Rows::new(7) }
+    fn rows() -> SubsetRows {
+        SubsetRows { metadata: "{}".to_owned(), ..SubsetRows::new(7) }
     }
 
     #[tokio::test]
-    async fn an_answer_is_made_of_what_came_in_pieces() {
+    async fn a_response_is_one_json_object_whatever_pieces_the_rows_come_in() {
         let mut rows = rows();
         for messages in [[message(1), message(2)].concat(), Vec::new(), message(3).into()] {
             rows.rows(messages.into()).await.unwrap();
@@ -330,31 +354,31 @@ mod tests {
         let expected: Vec<_> =
             ["x", "xx", "xxx"].map(|value| serde_json::json!({"value": value, "headers": headers})).into();
         assert_eq!(answer, serde_json::json!({"metadata": {}, "data": expected}));
-        assert_eq!(rows_of_none(), "{\"metadata\":{},\"data\":[]}");
+        assert_eq!(response_without_rows(), "{\"metadata\":{},\"data\":[]}");
     }
 
-    fn rows_of_none() -> String {
+    fn response_without_rows() -> String {
         String::from_utf8(rows().finish().iter().flatten().copied().collect()).unwrap()
     }
 
     #[tokio::test]
-    async fn all_subsets_together_are_held_only_up_to_a_bound_until_their_ends_are_written() {
+    async fn all_subsets_together_are_bounded_until_their_last_pieces_are_sent() {
         let mut others = rows();
-        assert!(others.held.grow(MAX_HELD_BYTES - (64 << 10)), "there is room");
+        assert!(others.memory.grow(MAX_HELD_BYTES - (64 << 10)), "there is room");
         let mut answer = others.finish();
-        let refused = |outcome| matches!(outcome, Err(TooLarge::WithOthers));
+        let refused = |outcome| matches!(outcome, Err(SubsetTooLarge::WithOthers));
         assert!(refused(rows().rows(message(128 << 10)).await));
-        assert!(refused(rows().rows(message(128 << 10)).await), "who was refused holds nothing");
+        assert!(refused(rows().rows(message(128 << 10)).await), "a refused subset holds nothing");
         answer.pop_front();
-        assert!(refused(rows().rows(message(128 << 10)).await), "its end isn't written");
+        assert!(refused(rows().rows(message(128 << 10)).await), "the last piece isn't sent");
         drop(answer);
         assert!(rows().rows(message(128 << 10)).await.is_ok());
     }
 
     #[tokio::test]
-    async fn a_subset_that_is_too_large_alone_should_be_asked_for_in_parts() {
-        let mut rows = Rows { bytes: MAX_BYTES - 1024, ..rows() };
+    async fn a_subset_beyond_its_own_limit_is_too_large_alone() {
+        let mut rows = SubsetRows { bytes: MAX_BYTES - 1024, ..rows() };
         assert!(rows.rows(message(512)).await.is_ok());
-        assert!(matches!(rows.rows(message(512)).await, Err(TooLarge::Alone)));
+        assert!(matches!(rows.rows(message(512)).await, Err(SubsetTooLarge::Alone)));
     }
 }

@@ -1,4 +1,4 @@
-//! The README shows only code that `examples/axum_app.rs` runs.
+//! Checks that the README's code is part of `examples/axum_app.rs`.
 
 use forebay_testkit::readme_blocks_run;
 

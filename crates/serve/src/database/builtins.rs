@@ -1,34 +1,34 @@
-//! Which functions, operators and types of Postgres a client's clause may use.
+//! Builtins: the functions, operators and types of Postgres that a client's clause may use.
 //!
-//! Invariant: whatever Postgres takes for a name that is allowed here reads nothing but its
-//! arguments: no table, no catalog, no file, no setting that a client could learn from; and it
-//! changes nothing.
-//! Kept by: only what came with Postgres counts (`oid < 16384`, in `pg_catalog`, which is the whole
-//! search_path of such a statement). A function is allowed if it is one of [`FUNCTIONS`], and for a
-//! number of arguments for which each function that Postgres might take is immutable, no aggregate
-//! and no set, and takes values of plain types. An operator is allowed if all of its name are
-//! immutable, but for those of times. A type is allowed if its texts are read without the catalog.
-//! Casts are functions, too: should the database have its own between two of Postgres' types,
-//! nothing is allowed, for Postgres calls it where neither type is named.
+//! Invariant: a clause that uses only these reads nothing but its row: no table, catalog, file or
+//! setting. It changes nothing.
+//! Enforced by: only objects that come with Postgres count (`oid < 16384`, in `pg_catalog`, which
+//! is the whole search_path of such a statement).
+//! - A function is allowed if it is one of [`FUNCTIONS`], and if every function of that name and
+//!   number of arguments is immutable, no aggregate, returns no set, and takes plain types.
+//! - An operator is allowed if all operators of its name are immutable, except those of times.
+//! - A type is allowed if its input function doesn't read the catalog.
+//! - If the database has its own cast function between two of Postgres' types, nothing is allowed:
+//!   Postgres calls it implicitly.
 //!
-//! Whatever may make a value many times as long as its arguments is left out: Postgres has no bound
-//! for a statement's memory.
+//! Functions whose result may be many times as long as their arguments are excluded: Postgres has
+//! no limit for a statement's memory.
 
 use std::collections::{HashMap, HashSet};
 
 use forebay_replication::reservoir::tokio_postgres::{self, Client};
 use forebay_shapes::filter::Expression;
 
-/// Types whose texts depend on settings that every snapshot sets, or on the time.
+/// Types whose text depends on the time, or on settings that every snapshot sets.
 const BY_SETTINGS: &str = "date,time,timetz,timestamp,timestamptz,interval,money";
 
-/// Functions that depend on nothing but such settings, though Postgres calls some of them stable.
+/// Functions that depend only on such settings, although Postgres marks some of them stable.
 const FUNCTIONS_BY_SETTINGS: &str =
     "concat,date,date_part,date_trunc,extract,timezone,to_char,to_date,to_number,to_timestamp";
 
-/// Functions whose value is about as long as their arguments at most, or of a fixed length. Those
-/// that a later Postgres adds stay out until they are looked at. Among those left out are
-/// `regexp_match`, which copies its text for each group, and all that take a jsonpath.
+/// Functions whose result is about as long as their arguments at most, or of fixed length.
+/// Functions of later versions are excluded until they are reviewed. Also excluded are
+/// `regexp_match`, which copies its text for each group, and functions that take a jsonpath.
 const FUNCTIONS: &str = "\
     ascii,bit_count,bit_length,btrim,casefold,char_length,character_length,chr,concat,crc32,crc32c,decode,get_bit,get_byte,\
     initcap,left,length,like_escape,lower,ltrim,md5,octet_length,overlay,position,regexp_count,regexp_instr,regexp_like,\
@@ -49,18 +49,18 @@ const FUNCTIONS: &str = "\
     daterange,int4range,int8range,isempty,lower_inc,lower_inf,numrange,range_merge,tsrange,tstzrange,upper_inc,upper_inf,\
     area,bound_box,box,center,circle,diagonal,diameter,height,isclosed,isopen,line,lseg,npoints,point,radius,slope,width";
 
-/// Operators that take a jsonpath. Whatever it selects is held at once, and `[0,0]` selects a value
-/// twice.
+/// Operators that take a jsonpath. Postgres holds all selected values at once, and `[0,0]` selects
+/// a value twice.
 const OPERATORS_OF_PATHS: &str = "@?,@@";
 
-/// Types of arguments that stand for others.
+/// Polymorphic argument types.
 const POLYMORPHIC: &str = "any,anyelement,anyarray,anynonarray,anyenum,anyrange,anymultirange,anycompatible,\
     anycompatiblearray,anycompatiblenonarray,anycompatiblerange,anycompatiblemultirange";
 
-/// A row for each type, operator and function: what it is, its name, how many arguments it takes,
-/// whether it is allowed. An array's input function is stable, and so no array is among the types;
-/// an oid as an argument names something of the catalog.
-const ASKING: &str = "
+/// Returns a row for each type, operator and function: kind, name, number of arguments, and whether
+/// it is allowed. Arrays are not among the types, because their input function is stable. An oid
+/// argument refers to an object of the catalog, so it isn't a plain type.
+const BUILTINS_SQL: &str = "
 WITH plain AS (
     SELECT t.oid, t.typname, t.typarray FROM pg_type t JOIN pg_proc p ON p.oid = t.typinput
     WHERE t.typnamespace = 'pg_catalog'::regnamespace AND t.oid < 16384 AND t.typname NOT LIKE 'pg\\_%'
@@ -91,27 +91,28 @@ UNION ALL
 SELECT 'cast', format('%s to %s', castsource::regtype, casttarget::regtype), 0, 0, false
 FROM pg_cast WHERE castfunc >= 16384 AND castsource < 16384 AND casttarget < 16384";
 
-/// What a clause may use of Postgres itself.
+/// The functions, operators and types that a clause may use.
 #[derive(Debug, Default)]
 pub struct Builtins {
     types: HashSet<String>,
     operators: HashSet<String>,
-    functions: HashMap<String, Vec<Function>>,
-    /// A cast between two of its types that is a function of the database's own.
+    functions: HashMap<String, Vec<BuiltinFunction>>,
+    /// A cast between two of Postgres' types that calls a function of the database.
     own_cast: Option<String>,
 }
 
 /// One of the functions of a name.
 #[derive(Debug)]
-struct Function {
+struct BuiltinFunction {
+    /// Numbers of arguments that it can be called with.
     arguments: std::ops::RangeInclusive<usize>,
     is_allowed: bool,
 }
 
-/// What a clause may not use. Its text may be shown to the client that wrote the clause.
+/// A builtin that a clause may not use. The text may be shown to the client that wrote the clause.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-pub enum NotAllowed {
+pub enum DisallowedBuiltin {
     /// A function.
     #[error(
         "the function {name} of {arguments} arguments is not supported in subsets: only immutable functions of pg_catalog \
@@ -120,7 +121,7 @@ pub enum NotAllowed {
     Function {
         /// Its name.
         name: String,
-        /// How many it was given.
+        /// Number of arguments in the call.
         arguments: usize,
     },
     /// An operator.
@@ -129,7 +130,7 @@ pub enum NotAllowed {
     /// A type.
     #[error("the type {0} is not supported in subsets")]
     Type(String),
-    /// Postgres would call it wherever it fits.
+    /// Any clause may call this cast implicitly.
     #[error(
         "this clause is not supported in subsets: the cast from {0} calls a function that isn't Postgres' own"
     )]
@@ -137,23 +138,23 @@ pub enum NotAllowed {
 }
 
 impl Builtins {
-    /// Asks the catalog. The answer is the same for all servers of a major version.
+    /// Reads the builtins from the catalog. They are the same for all servers of a major version.
     ///
     /// # Errors
-    /// When the database can't be asked.
-    pub async fn ask(client: &Client) -> Result<Builtins, tokio_postgres::Error> {
-        let asking = [
+    /// Fails if the query fails.
+    pub async fn load(client: &Client) -> Result<Builtins, tokio_postgres::Error> {
+        let lists = [
             ("{FUNCTIONS_BY_SETTINGS}", FUNCTIONS_BY_SETTINGS),
             ("{FUNCTIONS}", FUNCTIONS),
             ("{OPERATORS_OF_PATHS}", OPERATORS_OF_PATHS),
             ("{BY_SETTINGS}", BY_SETTINGS),
             ("{POLYMORPHIC}", POLYMORPHIC),
         ];
-        let asking = asking
+        let sql = lists
             .iter()
-            .fold(ASKING.to_owned(), |sql, (place, names)| sql.replace(place, &format!("{{{names}}}")));
+            .fold(BUILTINS_SQL.to_owned(), |sql, (place, names)| sql.replace(place, &format!("{{{names}}}")));
         let mut builtins = Builtins::default();
-        for row in client.query_typed(&asking, &[]).await? {
+        for row in client.query_typed(&sql, &[]).await? {
             let name: String = row.try_get("name")?;
             let is_allowed: bool = row.try_get("is_allowed")?;
             let count =
@@ -164,7 +165,11 @@ impl Builtins {
                 "operator" if is_allowed => _ = builtins.operators.insert(name),
                 "function" => {
                     let arguments = count("least")?..=count("most")?;
-                    builtins.functions.entry(name).or_default().push(Function { arguments, is_allowed });
+                    builtins
+                        .functions
+                        .entry(name)
+                        .or_default()
+                        .push(BuiltinFunction { arguments, is_allowed });
                 }
                 _ => {}
             }
@@ -172,32 +177,32 @@ impl Builtins {
         Ok(builtins)
     }
 
-    /// Whether a type of this name is one of Postgres' own, and allowed.
+    /// Returns whether a type is built in and allowed.
     pub fn has_type(&self, name: &str) -> bool {
         self.types.contains(name)
     }
 
-    /// Checks all that a clause uses but its columns.
+    /// Checks the functions, operators and types of a clause; not its columns.
     ///
     /// # Errors
-    /// The first that isn't allowed.
-    pub fn check(&self, expression: &Expression) -> Result<(), NotAllowed> {
+    /// Returns the first that isn't allowed.
+    pub fn check(&self, expression: &Expression) -> Result<(), DisallowedBuiltin> {
         if let Some(cast) = &self.own_cast {
-            return Err(NotAllowed::Cast(cast.clone()));
+            return Err(DisallowedBuiltin::Cast(cast.clone()));
         }
         for (name, arguments) in expression.calls() {
             let all = self.functions.get(name).map_or(&[][..], Vec::as_slice);
             let mut fitting =
                 all.iter().filter(|function| function.arguments.contains(&arguments)).peekable();
             if fitting.peek().is_none() || !fitting.all(|function| function.is_allowed) {
-                return Err(NotAllowed::Function { name: name.to_owned(), arguments });
+                return Err(DisallowedBuiltin::Function { name: name.to_owned(), arguments });
             }
         }
         if let Some(other) = expression.operators().find(|name| !self.operators.contains(*name)) {
-            return Err(NotAllowed::Operator(other.to_owned()));
+            return Err(DisallowedBuiltin::Operator(other.to_owned()));
         }
         match expression.types().find(|name| !self.has_type(name)) {
-            Some(other) => Err(NotAllowed::Type(other.to_owned())),
+            Some(other) => Err(DisallowedBuiltin::Type(other.to_owned())),
             None => Ok(()),
         }
     }

@@ -1,7 +1,7 @@
-//! A quick look at the catalog: whether tables are what their shapes were made of.
+//! Catalog entries: the catalog rows of a table, to detect that it was altered.
 //!
-//! A look costs a fraction of [`describe`](super::describe()), so that the tables of all open
-//! streams can be looked at every few seconds, and each table that the replication stream describes.
+//! Reading an entry costs a fraction of [`describe`](super::describe()). So the entries of all
+//! tables with shapes can be read every few seconds, and at each Relation message of the stream.
 
 use forebay_replication::pgoutput::Snapshot;
 use forebay_replication::reservoir::tokio_postgres::types::{ToSql, Type};
@@ -10,36 +10,37 @@ use forebay_shapes::{CatalogState, PartitionTree};
 
 use super::describe::{CatalogError, EDITION, PARTITIONS};
 
-/// A table in the catalog.
+/// The state of a table in the catalog.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CatalogEntry {
     /// pg_class.oid.
     pub oid: u32,
-    /// Which rows of the catalog the table is made of; see [`TableDescription::edition`](super::TableDescription::edition).
+    /// Versions of the catalog rows that define the table; see
+    /// [`TableDescription::edition`](super::TableDescription::edition).
     pub edition: String,
-    /// What must stay as it is for its shapes to go on.
+    /// The state that must not change while its shapes exist.
     pub state: CatalogState,
-    /// Whether it has partitions, or is one.
-    pub has_relatives: bool,
+    /// Whether the table is partitioned or a partition.
+    pub has_partition_tree: bool,
 }
 
-/// Which tables to look at.
+/// The tables whose entries are read.
 #[derive(Debug, Clone, Copy)]
 pub enum TableSelection<'a> {
     /// The table of this schema and name.
     Named(&'a str, &'a str),
-    /// Those of `all`, and of `partitioned` those that have partitions.
+    /// All tables of one list, and the partitioned tables of another.
     Listed {
-        /// By their oids.
+        /// Oids of tables.
         all: &'a [u32],
-        /// By their oids.
+        /// Oids of tables that are skipped unless they are partitioned.
         partitioned: &'a [u32],
     },
 }
 
-/// The columns of [`CatalogEntry`], for each pg_class row `c` that `TABLES` selects; one row without a table
-/// if there is none, for the snapshot.
-const LOOK: &str = "
+/// Selects the columns of [`CatalogEntry`] for each pg_class row `c` that matches `TABLES`. Without
+/// a match, returns one row for the snapshot.
+const ENTRIES_SQL: &str = "
 SELECT pg_current_snapshot()::text AS snapshot, c.oid, EDITION AS edition, c.relfilenode,
     ARRAY(SELECT a.attnum::int4 FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
         ORDER BY a.attnum) AS numbers,
@@ -48,9 +49,9 @@ SELECT pg_current_snapshot()::text AS snapshot, c.oid, EDITION AS edition, c.rel
     FACTS AS facts, PUBLICATION AS publication, c.relkind = 'p' OR c.relispartition AS has_relatives
 FROM (SELECT) one LEFT JOIN pg_class c ON TABLES";
 
-/// A hash for each fact by which values of user-defined types are written: the label of each enum
-/// value, and the attributes of each composite type, of the types of table `c` and all types that
-/// those are made of (arrays, domains, ranges, composites).
+/// Selects a hash of each fact that decides how values of user-defined types are written: the label
+/// of each enum value, and the attributes of each composite type. It covers the types of table `c`
+/// and their component types (arrays, domains, ranges, composites).
 const FACTS: &str = "
 CASE WHEN EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attnum > 0 AND a.atttypid >= 16384) THEN
 ARRAY(WITH RECURSIVE types AS (
@@ -69,7 +70,8 @@ UNION SELECT hashtextextended(concat_ws(' ', 'composite', t.oid, (
 )), 0) FROM types JOIN pg_type t ON t.oid = types.oid WHERE t.typrelid <> 0
 ORDER BY 1) ELSE '{}'::int8[] END";
 
-/// The rows of the catalog that publish table `c`. ALTER PUBLICATION replaces one of them.
+/// Selects the versions of the catalog rows that publish table `c`. ALTER PUBLICATION replaces one
+/// of them.
 const PUBLICATION: &str = "
 (SELECT concat_ws(' ', p.oid, p.xmin,
     (SELECT concat_ws(' ', 'table', r.oid, r.xmin) FROM pg_publication_rel r WHERE r.prpubid = p.oid AND r.prrelid = c.oid),
@@ -77,11 +79,12 @@ const PUBLICATION: &str = "
         WHERE m.pnpubid = p.oid AND m.pnnspid = c.relnamespace))
 FROM pg_publication p WHERE p.pubname = $1)";
 
-/// Looks at tables, as the returned snapshot sees them. Tables that are gone are missing.
+/// Reads the entries of tables, and returns the snapshot that they were read with. Dropped tables
+/// are missing.
 ///
 /// # Errors
-/// When the database can't be asked.
-pub async fn look(
+/// Fails if the query fails.
+pub async fn read_entries(
     client: &Client,
     publication: &str,
     tables: TableSelection<'_>,
@@ -98,16 +101,16 @@ pub async fn look(
             [name, (all, Type::OID_ARRAY), (partitioned, Type::OID_ARRAY)],
         ),
     };
-    let asking = LOOK.replace("EDITION", EDITION).replace("FACTS", FACTS);
-    let asking = asking.replace("PUBLICATION", PUBLICATION).replace("PARTITIONS", PARTITIONS);
-    let rows = client.query_typed(&asking.replace("TABLES", selected), &params).await?;
+    let sql = ENTRIES_SQL.replace("EDITION", EDITION).replace("FACTS", FACTS);
+    let sql = sql.replace("PUBLICATION", PUBLICATION).replace("PARTITIONS", PARTITIONS);
+    let rows = client.query_typed(&sql.replace("TABLES", selected), &params).await?;
     let first = rows.first().ok_or(CatalogError::NoAnswer)?;
     let snapshot = first.try_get::<_, &str>("snapshot")?.parse().map_err(|_| CatalogError::NoAnswer)?;
-    let looks = rows.iter().filter_map(|row| read(row).transpose()).collect::<Result<_, _>>()?;
-    Ok((snapshot, looks))
+    let entries = rows.iter().filter_map(|row| read_entry(row).transpose()).collect::<Result<_, _>>()?;
+    Ok((snapshot, entries))
 }
 
-fn read(row: &Row) -> Result<Option<CatalogEntry>, tokio_postgres::Error> {
+fn read_entry(row: &Row) -> Result<Option<CatalogEntry>, tokio_postgres::Error> {
     let Some(oid) = row.try_get::<_, Option<u32>>("oid")? else { return Ok(None) };
     let xid = |xid: i64| u32::try_from(xid).unwrap_or_default();
     let numbers: Vec<i32> = row.try_get("numbers")?;
@@ -118,23 +121,23 @@ fn read(row: &Row) -> Result<Option<CatalogEntry>, tokio_postgres::Error> {
         facts: row.try_get("facts")?,
         publication: row.try_get::<_, Option<String>>("publication")?.unwrap_or_default(),
     };
-    let has_relatives = row.try_get("has_relatives")?;
-    Ok(Some(CatalogEntry { oid, edition: row.try_get("edition")?, state, has_relatives }))
+    let has_partition_tree = row.try_get("has_relatives")?;
+    Ok(Some(CatalogEntry { oid, edition: row.try_get("edition")?, state, has_partition_tree }))
 }
 
 /// Returns a current snapshot.
 ///
 /// # Errors
-/// When the database can't be asked.
+/// Fails if the query fails.
 pub async fn current_snapshot(client: &Client) -> Result<Snapshot, CatalogError> {
     let rows = client.query_typed("SELECT pg_current_snapshot()::text", &[]).await?;
     let snapshot = rows.first().ok_or(CatalogError::NoAnswer)?.try_get::<_, &str>(0)?;
     snapshot.parse().map_err(|_| CatalogError::NoAnswer)
 }
 
-/// What a table is a partition of, and what its partitions are, on all levels. One whose DETACH …
-/// CONCURRENTLY has begun is no partition any more.
-const RELATIVES: &str = "
+/// Selects the ancestors and descendants of a table, on all levels. A table whose DETACH
+/// CONCURRENTLY has begun isn't a partition any more.
+const PARTITION_TREE_SQL: &str = "
 WITH RECURSIVE up AS (
     SELECT i.inhparent AS oid FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid AND c.relispartition
     WHERE i.inhrelid = $1 AND NOT i.inhdetachpending
@@ -151,15 +154,15 @@ SELECT true, up.oid FROM up UNION ALL SELECT false, down.oid FROM down";
 /// Returns the ancestors and descendants of a partition or a partitioned table.
 ///
 /// # Errors
-/// When the database can't be asked.
-pub async fn relatives(client: &Client, oid: u32) -> Result<PartitionTree, CatalogError> {
-    let mut relatives = PartitionTree::default();
-    for row in client.query_typed(RELATIVES, &[(&oid, Type::OID)]).await? {
+/// Fails if the query fails.
+pub async fn partition_tree(client: &Client, oid: u32) -> Result<PartitionTree, CatalogError> {
+    let mut tree = PartitionTree::default();
+    for row in client.query_typed(PARTITION_TREE_SQL, &[(&oid, Type::OID)]).await? {
         let relative: u32 = row.try_get(1)?;
         match row.try_get(0)? {
-            true => relatives.ancestors.push(relative),
-            false => relatives.descendants.push(relative),
+            true => tree.ancestors.push(relative),
+            false => tree.descendants.push(relative),
         }
     }
-    Ok(relatives)
+    Ok(tree)
 }

@@ -1,17 +1,17 @@
-//! Which of the filter's collations one of the catalog is.
+//! Collations: maps a collation of the catalog to one of the filter.
 
 use forebay_shapes::filter::Collation;
 
-/// A collation's row of pg_collation, or a database's of pg_database.
+/// The locale of a row of pg_collation or pg_database.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Locale<'a> {
-    /// `c` for the C library, `i` for ICU, `b` for Postgres' own.
+    /// `c` is the C library, `i` ICU, `b` built in.
     pub(super) provider: &'a str,
-    /// The C library's for the order.
+    /// LC_COLLATE of the C library: the order.
     pub(super) collate: Option<&'a str>,
-    /// The C library's for letters.
+    /// LC_CTYPE of the C library: classes and case of characters.
     pub(super) ctype: Option<&'a str>,
-    /// The other providers' for both.
+    /// Locale of the other providers, for both.
     pub(super) locale: Option<&'a str>,
     pub(super) is_deterministic: bool,
 }
@@ -24,13 +24,14 @@ impl Locale<'_> {
         match self.provider {
             _ if !self.is_deterministic => Collation::Nondeterministic,
             "i" => Collation::Icu(locale.to_owned()),
-            // Postgres' own `C` is the same as the C library's: its letters are ASCII.
+            // The built-in `C` equals the C library's: its letters are ASCII.
             "b" if is_c(locale) => Collation::C,
             "b" => Collation::Builtin,
             _ if is_c(collate) && is_c(ctype) => Collation::C,
-            // An order of one language, and letters of none: no filter knows it, so it may judge nothing.
+            // The order of a language with letters of `C`: no filter supports it, so it must not
+            // compare anything.
             _ if is_c(ctype) => Collation::Nondeterministic,
-            // Filters order by no locale of the C library, so it is the one for letters that counts.
+            // Filters never order by a C library locale, so only LC_CTYPE matters.
             _ => Collation::Libc(ctype.to_owned()),
         }
     }
@@ -51,7 +52,7 @@ mod tests {
     }
 
     #[test]
-    fn a_locale_is_bytes_only_if_its_order_and_its_letters_are() {
+    fn a_libc_locale_is_c_only_if_both_its_order_and_its_letters_are() {
         assert_eq!(libc("C", "C"), Collation::C);
         assert_eq!(libc("POSIX", "C"), Collation::C);
         assert_eq!(libc("en_US.UTF-8", "en_US.UTF-8"), Collation::Libc("en_US.UTF-8".to_owned()));
@@ -60,7 +61,7 @@ mod tests {
     }
 
     #[test]
-    fn other_providers_have_their_own() {
+    fn icu_and_builtin_locales_map_to_their_own_collations() {
         assert_eq!(other("i", "und", true), Collation::Icu("und".to_owned()));
         assert_eq!(other("i", "und-u-ks-level2", false), Collation::Nondeterministic);
         assert_eq!(other("b", "C.UTF-8", true), Collation::Builtin);

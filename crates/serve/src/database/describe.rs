@@ -1,6 +1,7 @@
-//! Describing a table: one question to the catalog.
+//! Describe: reads a table's description from the catalog with one query.
 //!
-//! Invariant: a table that is described can be followed by this user: it has a log, may be read, and no row is hidden.
+//! Invariant: the role can follow a described table. The table is logged, the role may read it, and
+//! no policy hides rows.
 
 use forebay_replication::TableName;
 use forebay_replication::reservoir::tokio_postgres::types::Type;
@@ -8,18 +9,20 @@ use forebay_replication::reservoir::tokio_postgres::{self, Client, Row};
 use forebay_shapes::filter::{ColumnType, TypeKind};
 
 use super::collation::Locale;
-use super::table::{ColumnDescription, ElementType, ReplicaIdentity, TableDescription, TypeShown};
-use super::{quoted, words};
+use super::table_description::{
+    ColumnDescription, DisplayType, ElementType, ReplicaIdentity, TableDescription,
+};
+use super::{quote_identifier, server_message};
 
-/// The first to publish stored generated columns.
-const GENERATED_COLUMNS: u32 = 18;
+/// First major version that publishes stored generated columns.
+const FIRST_WITH_GENERATED_COLUMNS: u32 = 18;
 
-/// Smaller ones came with Postgres (FirstNormalObjectId).
-const FIRST_OWN_OID: u32 = 16384;
+/// First oid of objects that don't come with Postgres (FirstNormalObjectId).
+const FIRST_NORMAL_OID: u32 = 16384;
 
-/// One row for each column, with what is the table's in each; one without a column for a table that has none. Columns of the catalog that
-/// not all versions have are read through JSON.
-const ASKING: &str = "
+/// Selects a row for each column, with the table's facts in each; a table without columns has one
+/// row. Catalog columns that not all versions have are read through JSON.
+const DESCRIBE_SQL: &str = "
 SELECT EDITION AS edition, LINEAGE AS lineage, c.oid, c.relkind::text, c.relpersistence::text, c.oid < 16384 AS is_system, c.relreplident::text,
     has_schema_privilege(n.oid, 'USAGE') AS may_enter, has_table_privilege(c.oid, 'SELECT') AS may_read,
     row_security_active(c.oid) AS is_restricted, current_user::text AS role,
@@ -62,9 +65,11 @@ LEFT JOIN LATERAL (
 WHERE n.nspname = $1 AND c.relname = $2
 ORDER BY a.attnum";
 
-/// Which rows of the catalog a table, `c`, is made of: its own, its columns', their types', its primary key's, and its partitions'. Whatever is
-/// done to the table, one of them is another then. That it is the same is told in a tenth of the time that [`describe`] takes. Planning it is
-/// most of that: a join or an aggregate would double it.
+/// Selects the edition of table `c`: the versions of the catalog rows that define it. These are its
+/// own row and those of its columns, their types, its primary key and its partitions.
+///
+/// Every ALTER replaces one of them. Reading the edition takes a tenth of the time of [`describe`].
+/// Planning is most of that; a join or an aggregate would double it.
 pub(super) const EDITION: &str = "
 concat_ws(' ', c.oid, c.xmin,
     ARRAY(SELECT concat_ws(' ', a.attnum, a.xmin, (SELECT t.xmin FROM pg_type t WHERE t.oid = a.atttypid))
@@ -72,12 +77,16 @@ concat_ws(' ', c.oid, c.xmin,
     (SELECT i.xmin FROM pg_index i WHERE i.indrelid = c.oid AND i.indisprimary AND i.indisvalid),
     PARTITIONS)";
 
-/// What tells a table, `c`, from one that only looks the same by now: its primary key's constraint, which is another one when the key was taken
-/// away and put back. While it was away, rows may have shared a key. And its partitions, whose rows come and go with them unseen by the stream.
+/// Selects the lineage of table `c`, which differs between tables that otherwise look the same.
+///
+/// It has the primary key's constraint: a key that was dropped and added again is a new constraint,
+/// and in between, rows may have shared a key. It has the partitions: attaching or detaching one
+/// adds or removes rows without changes in the stream.
 const LINEAGE: &str = "
 concat_ws(' ', (SELECT k.oid FROM pg_constraint k WHERE k.conrelid = c.oid AND k.contype = 'p'), PARTITIONS)";
 
-/// A number for the partitions of a table, `c`: which they are, since when, and in which files, which TRUNCATE replaces. NULL without any.
+/// Selects a hash of the partitions of table `c`: their oids, the versions of their attachments,
+/// and their files, which TRUNCATE replaces. NULL without partitions.
 pub(super) const PARTITIONS: &str = "
 (WITH RECURSIVE tree AS (
     SELECT i.inhrelid, i.xmin AS since FROM pg_inherits i WHERE i.inhparent = c.oid AND c.relkind = 'p'
@@ -89,10 +98,10 @@ FROM tree JOIN pg_class p ON p.oid = tree.inhrelid)";
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CatalogError {
-    /// The database can't be asked.
-    #[error("{}", words(.0))]
+    /// The query failed.
+    #[error("{}", server_message(.0))]
     Database(#[from] tokio_postgres::Error),
-    /// The server's answer has no row, or no snapshot.
+    /// The server's reply has no row, or no snapshot.
     #[error("the catalog's answer can't be read")]
     NoAnswer,
 }
@@ -101,7 +110,7 @@ pub enum CatalogError {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DescribeError {
-    /// There is none of that name.
+    /// No table has this name.
     #[error("there is no table {table}")]
     NotFound {
         /// Its name.
@@ -112,66 +121,72 @@ pub enum DescribeError {
     NotATable {
         /// Its name.
         table: TableName,
-        /// What it is: `a view`.
+        /// Kind of the relation, such as `a view`.
         kind: &'static str,
     },
-    /// We may not see all its rows.
+    /// The role may not read all its rows.
     #[error("{table} can't be read: {remedy}")]
     NoPermission {
         /// Its name.
         table: TableName,
-        /// What to do about it.
+        /// The statement that grants it.
         remedy: String,
     },
-    /// Rows couldn't be told apart in the stream.
+    /// The stream lacks a column of the key, so rows couldn't be identified.
     #[error(
         "the primary key of {table} has the generated column {}, which the stream of changes doesn't have before Postgres 18",
-        quoted(.column)
+        quote_identifier(.column)
     )]
     GeneratedKey {
         /// Its name.
         table: TableName,
-        /// The column's.
+        /// Name of the column.
         column: String,
     },
-    /// The database can't be asked.
-    #[error("{}", words(.0))]
+    /// The query failed.
+    #[error("{}", server_message(.0))]
     Database(#[from] tokio_postgres::Error),
 }
 
-/// What a table is, in one round trip.
+/// Describes a table, in one round trip.
 ///
-/// Generated columns are [left out](Table::left_out) unless the stream has them: stored ones, since Postgres 18.
+/// Generated columns are [excluded](TableDescription::excluded) unless the stream has them: stored
+/// ones, since Postgres 18.
 ///
 /// # Errors
-/// When there is no such table, or it can't be followed.
+/// Fails if there is no such table, or the role can't follow it.
 pub async fn describe(client: &Client, table: &TableName) -> Result<TableDescription, DescribeError> {
-    let rows = ask(client, table).await?;
+    let rows = query_table(client, table).await?;
     if let Some(remedy) = rows.first().map(|first| remedy(first, table)).transpose()?.flatten() {
         return Err(DescribeError::NoPermission { table: table.clone(), remedy });
     }
-    read(&rows, table)
+    read_description(&rows, table)
 }
 
-/// The same, whether or not we may read its rows.
+/// Describes a table even if the role may not read its rows.
 ///
 /// # Errors
-/// When there is no such table, or the stream can't tell its rows apart.
-pub async fn describe_unread(client: &Client, table: &TableName) -> Result<TableDescription, DescribeError> {
-    read(&ask(client, table).await?, table)
+/// Fails if there is no such table, or the stream can't identify its rows.
+pub async fn describe_ignoring_privileges(
+    client: &Client,
+    table: &TableName,
+) -> Result<TableDescription, DescribeError> {
+    read_description(&query_table(client, table).await?, table)
 }
 
-/// An expression for the edition of this table. One that has no partitions never will have: not to ask for them saves most of what it takes
-/// to plan it.
+/// Returns an expression for the edition of a table. An ordinary table can't get partitions, and
+/// omitting them saves most of the planning time.
 pub(super) fn edition_of(oid: u32, may_have_partitions: bool) -> String {
     let partitions = if may_have_partitions { PARTITIONS } else { "NULL" };
     format!("(SELECT {} FROM pg_class c WHERE c.oid = {oid})", EDITION.replace("PARTITIONS", partitions))
 }
 
-async fn ask(client: &Client, table: &TableName) -> Result<Vec<Row>, DescribeError> {
-    let asking =
-        ASKING.replace("EDITION", EDITION).replace("LINEAGE", LINEAGE).replace("PARTITIONS", PARTITIONS);
-    let rows = client.query_typed(&asking, &[(&table.schema, Type::TEXT), (&table.name, Type::TEXT)]).await?;
+async fn query_table(client: &Client, table: &TableName) -> Result<Vec<Row>, DescribeError> {
+    let sql = DESCRIBE_SQL
+        .replace("EDITION", EDITION)
+        .replace("LINEAGE", LINEAGE)
+        .replace("PARTITIONS", PARTITIONS);
+    let rows = client.query_typed(&sql, &[(&table.schema, Type::TEXT), (&table.name, Type::TEXT)]).await?;
     let Some(first) = rows.first() else { return Err(DescribeError::NotFound { table: table.clone() }) };
     match other_kind(first)? {
         Some(kind) => Err(DescribeError::NotATable { table: table.clone(), kind }),
@@ -179,21 +194,21 @@ async fn ask(client: &Client, table: &TableName) -> Result<Vec<Row>, DescribeErr
     }
 }
 
-fn read(rows: &[Row], table: &TableName) -> Result<TableDescription, DescribeError> {
+fn read_description(rows: &[Row], table: &TableName) -> Result<TableDescription, DescribeError> {
     let Some(first) = rows.first() else { return Err(DescribeError::NotFound { table: table.clone() }) };
     let server_version = first.try_get::<_, i32>("server_version")?.cast_unsigned();
-    let (mut columns, mut left_out) = (Vec::new(), Vec::new());
+    let (mut columns, mut excluded) = (Vec::new(), Vec::new());
     for row in rows {
-        // A table without columns has one row all the same.
+        // A table without columns has one row, too.
         let Some(name) = row.try_get::<_, Option<String>>("attname")? else { continue };
         let column = column(row, name)?;
         let is_stored = row.try_get::<_, &str>("attgenerated")? == "s";
-        match column.is_generated && !(is_stored && server_version >= GENERATED_COLUMNS) {
+        match column.is_generated && !(is_stored && server_version >= FIRST_WITH_GENERATED_COLUMNS) {
             false => columns.push(column),
             true if column.key_index.is_some() => {
                 return Err(DescribeError::GeneratedKey { table: table.clone(), column: column.name });
             }
-            true => left_out.push(column.name),
+            true => excluded.push(column.name),
         }
     }
     let database = Locale {
@@ -215,7 +230,7 @@ fn read(rows: &[Row], table: &TableName) -> Result<TableDescription, DescribeErr
         },
         key_is_deferrable: first.try_get("key_is_deferrable")?,
         columns,
-        left_out,
+        excluded,
         server_version,
         database_collation: database.collation(),
         lineage: first.try_get("lineage")?,
@@ -223,7 +238,7 @@ fn read(rows: &[Row], table: &TableName) -> Result<TableDescription, DescribeErr
     })
 }
 
-/// What it is, if it has no changes to follow.
+/// Returns the kind of a relation whose changes can't be followed. `None`: it is a regular table.
 fn other_kind(row: &Row) -> Result<Option<&'static str>, tokio_postgres::Error> {
     Ok(match row.try_get("relkind")? {
         "r" | "p" => match row.try_get("relpersistence")? {
@@ -241,13 +256,13 @@ fn other_kind(row: &Row) -> Result<Option<&'static str>, tokio_postgres::Error> 
     })
 }
 
-/// What must be granted, if anything.
+/// Returns the statement that lets the role read the table. `None`: it may read it.
 fn remedy(row: &Row, table: &TableName) -> Result<Option<String>, tokio_postgres::Error> {
-    let role = quoted(row.try_get("role")?);
-    // NULL: dropped while we look. Whoever reads it next finds out.
+    let role = quote_identifier(row.try_get("role")?);
+    // NULL: the table was dropped during the query. The next query returns that.
     let lacks = |name| Ok::<_, tokio_postgres::Error>(row.try_get::<_, Option<bool>>(name)? == Some(false));
     Ok(if lacks("may_enter")? {
-        Some(format!("GRANT USAGE ON SCHEMA {} TO {role}", quoted(&table.schema)))
+        Some(format!("GRANT USAGE ON SCHEMA {} TO {role}", quote_identifier(&table.schema)))
     } else if lacks("may_read")? {
         Some(format!("GRANT SELECT ON {table} TO {role}"))
     } else if row.try_get::<_, Option<bool>>("is_restricted")? == Some(true) {
@@ -260,14 +275,14 @@ fn remedy(row: &Row, table: &TableName) -> Result<Option<String>, tokio_postgres
 fn column(row: &Row, name: String) -> Result<ColumnDescription, tokio_postgres::Error> {
     let dimensions = row.try_get::<_, i32>("attndims")?.max(0).cast_unsigned();
     let is_array: bool = row.try_get("is_array")?;
-    // Columns that an index only includes come after those of its key.
+    // The INCLUDE columns of an index come after its key columns.
     let key_length = row.try_get::<_, Option<i32>>("key_length")?;
     let key_index = row.try_get::<_, Option<i32>>("key_index")?.filter(|index| Some(*index) < key_length);
-    let shown = TypeShown {
+    let display_type = DisplayType {
         oid: row.try_get("type_oid")?,
         name: row.try_get("type_name")?,
         modifier: row.try_get("atttypmod")?,
-        // CREATE TABLE AS leaves it at 0.
+        // CREATE TABLE AS sets attndims to 0.
         dimensions: if is_array { dimensions.max(1) } else { 0 },
     };
     let provider: Option<&str> = row.try_get("provider")?;
@@ -280,7 +295,7 @@ fn column(row: &Row, name: String) -> Result<ColumnDescription, tokio_postgres::
             is_deterministic: row.try_get("is_deterministic")?,
         })
     });
-    let filtered = ColumnType {
+    let filter_type = ColumnType {
         oid: row.try_get("base_oid")?,
         name: row.try_get("base_name")?,
         typmod: row.try_get("base_modifier")?,
@@ -296,15 +311,15 @@ fn column(row: &Row, name: String) -> Result<ColumnDescription, tokio_postgres::
     let element = ElementType {
         schema: row.try_get("element_schema")?,
         name: row.try_get("element_name")?,
-        is_builtin: row.try_get::<_, u32>("element_oid")? < FIRST_OWN_OID,
+        is_builtin: row.try_get::<_, u32>("element_oid")? < FIRST_NORMAL_OID,
         is_enum: row.try_get::<_, &str>("element_kind")? == "e",
         has_casts: row.try_get("element_has_casts")?,
     };
     Ok(ColumnDescription {
         name,
         number: row.try_get("attnum")?,
-        shown,
-        filtered,
+        display_type,
+        filter_type,
         element,
         is_not_null: row.try_get("attnotnull")?,
         key_index: key_index.and_then(|index| usize::try_from(index).ok()),

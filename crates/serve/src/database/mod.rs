@@ -1,45 +1,55 @@
-//! What a shape asks of Postgres: what its table is, whether its clause is one, and the rows that are there.
+//! Queries to Postgres for shapes: descriptions of tables, validation of clauses, and snapshots.
 //!
-//! Invariant: a snapshot and the stream of changes describe the same rows in the same text. What could make them differ is an
-//! error, never a difference: a table that changed since it was described, rows that a policy hides, writers that nobody follows.
-//! Kept by: the table is locked and described again in the snapshot's own transaction, whose settings decide how values are
-//! written and how a clause is read (`snapshot.rs`); writers from before are waited for (`writers.rs`).
-//! Not here: the publication and the stream; see `forebay_replication`.
+//! Invariant: a snapshot and the replication stream describe the same rows with the same text. A
+//! cause of differences is an error: a table that was altered since its description, rows hidden by
+//! a policy, transactions that wrote before the table was published.
+//! Enforced by: the snapshot's own transaction locks the table and checks its description. Its
+//! settings decide how values are written and how a clause is read (`snapshot.rs`). Earlier writers
+//! are waited for (`writers.rs`).
+//! Out of scope: the publication and the stream; see `forebay_replication`.
+//!
+//! | topic | file |
+//! |---|---|
+//! | the description of a table, and what it contains | `describe.rs`, `table_description.rs`, `collation.rs` |
+//! | a table's catalog rows, for cheap comparisons | `catalog_entry.rs` |
+//! | reading rows; errors | `snapshot.rs`, `snapshot_error.rs` |
+//! | transactions that wrote before the publication | `writers.rs` |
+//! | clauses that Postgres rejects; functions they may use | `clause_rejection.rs`, `builtins.rs` |
 
 mod builtins;
 mod catalog_entry;
-mod clause;
+mod clause_rejection;
 mod collation;
 mod describe;
-mod error;
 mod snapshot;
-mod table;
+mod snapshot_error;
+mod table_description;
 mod writers;
 
-pub use self::builtins::{Builtins, NotAllowed};
-pub use self::catalog_entry::{CatalogEntry, TableSelection, current_snapshot, look, relatives};
-pub use self::clause::{ClauseRejection, ValidateError, validate};
-pub use self::describe::{CatalogError, DescribeError, describe, describe_unread};
-pub use self::error::SnapshotError;
+pub use self::builtins::{Builtins, DisallowedBuiltin};
+pub use self::catalog_entry::{CatalogEntry, TableSelection, current_snapshot, partition_tree, read_entries};
+pub use self::clause_rejection::{ClauseRejection, ValidateError, validate_clause};
+pub use self::describe::{CatalogError, DescribeError, describe, describe_ignoring_privileges};
 pub use self::snapshot::{RowSink, SnapshotQuery, SnapshotSummary, SubsetPage, snapshot};
-pub use self::table::{
-    ChoiceError, ColumnDescription, ElementType, ReplicaIdentity, TableDescription, TypeShown,
+pub use self::snapshot_error::SnapshotError;
+pub use self::table_description::{
+    ColumnDescription, ColumnSelectionError, DisplayType, ElementType, ReplicaIdentity, TableDescription,
 };
-pub use self::writers::{WritersError, is_changing, wait_for_writers};
+pub use self::writers::{WritersError, is_altering_table, wait_for_writers};
 
 use std::error::Error as _;
 
 use forebay_replication::reservoir::{PostgresServerError, tokio_postgres};
 
-/// As a name, whatever it holds.
-fn quoted(name: &str) -> String {
+/// Returns a name as a quoted SQL identifier.
+fn quote_identifier(name: &str) -> String {
     format!("\"{}\"", name.replace('"', "\"\""))
 }
 
-/// What happened, in the server's words: the error's own are "db error".
-fn words(error: &tokio_postgres::Error) -> String {
+/// Returns the server's message. The error's own text is just "db error".
+fn server_message(error: &tokio_postgres::Error) -> String {
     match (error.as_db_error(), error.source()) {
-        (Some(said), _) => PostgresServerError::from(said).to_string(),
+        (Some(db_error), _) => PostgresServerError::from(db_error).to_string(),
         (None, Some(source)) => format!("{error}: {source}"),
         (None, None) => error.to_string(),
     }

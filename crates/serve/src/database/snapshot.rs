@@ -1,13 +1,13 @@
-//! Reading the rows that are there.
+//! Snapshot: reads the current rows of a table with COPY.
 //!
-//! Invariant: the sink hears which transactions the rows are from before it gets the first row; all rows are of one snapshot, of the table
-//! as it was described; and a connection that was left in the middle of it is lent to nobody else.
-//! Kept by: one REPEATABLE READ transaction, which locks the table before it takes its snapshot and then looks whether its edition is the
-//! same, or else describes it again; `Lent` marks the connection unless all of it was read.
-//! Not here: waiting for writers that nobody follows; see `writers.rs`.
-//!
-//! Bounds: memory holds one piece of about 128 KiB (or one row, if that is longer), and what the connection reads ahead, 8 KiB or
-//! so; a sink that is slow slows the server down.
+//! Invariant: the sink receives the snapshot's visibility before the first row. All rows are of one
+//! snapshot, of the table as described. A connection that was abandoned halfway is never reused.
+//! Enforced by: one REPEATABLE READ transaction, which locks the table before it takes its
+//! snapshot. Then it compares the edition, and if that differs, describes the table again.
+//! [`SessionGuard`] marks the connection bad unless everything was read.
+//! Out of scope: transactions that wrote before the table was published; see `writers.rs`.
+//! At most one piece of about 128 KiB (or one row, if longer) is in memory, and about 8 KiB that
+//! the connection reads ahead. A slow sink slows the server down.
 
 use std::error::Error;
 use std::fmt::{self, Write as _};
@@ -27,18 +27,18 @@ use forebay_shapes::encode::{CopyRows, RowEncoder};
 use futures_core::Stream;
 
 use super::describe::{PARTITIONS, describe, edition_of};
-use super::error::{Attempt, SnapshotError, Stage};
-use super::quoted;
-use super::table::TableDescription;
+use super::quote_identifier;
+use super::snapshot_error::{ClauseStage, SnapshotError, StatementContext};
+use super::table_description::TableDescription;
 
-/// A sink is handed so much at a time, or a little more: rows are never cut.
+/// Minimum bytes of a piece for the sink, except the last. Rows are never split.
 const PIECE_BYTES: usize = 128 * 1024;
 
-/// Room for the row that fills a piece.
+/// Extra capacity for the row that fills a piece.
 const ROW_BYTES: usize = 16 * 1024;
 
-/// What decides how a clause is read; that a policy that hides rows is an error; and that a table which somebody has locked for long doesn't
-/// keep others waiting for their turn.
+/// Settings that decide how a clause is read, that make hidden rows an error, and that bound the
+/// wait for a locked table, during which other snapshots wait for a permit.
 const READING_SETTINGS: &[(&str, &str)] = &[
     ("lock_timeout", "5s"),
     ("standard_conforming_strings", "on"),
@@ -46,76 +46,80 @@ const READING_SETTINGS: &[(&str, &str)] = &[
     ("row_security", "off"),
 ];
 
-/// Those that locking the table and the first SELECT go by.
+/// Settings that the lock and the first SELECT depend on.
 const FIRST_SETTINGS: &[&str] = &["lock_timeout", "search_path"];
 
-/// Which rows.
+/// Selects the rows of a snapshot.
 #[derive(Debug, Clone, Copy)]
 pub struct SnapshotQuery<'a> {
-    /// Of this table, as it was described.
+    /// The table, as described.
     pub table: &'a TableDescription,
-    /// The columns that are shown, in the table's order. Others are read only if they are the key's.
+    /// The columns of the messages, in the table's order. Others are read only if the key has them.
     pub selected: &'a [usize],
-    /// The rows of which this is true: SQL that names nothing but columns, such as `Filter::canonical`. `None`: all.
+    /// Condition of the rows: SQL that uses only columns, such as `Filter::canonical`. `None`: all
+    /// rows.
     pub clause: Option<&'a str>,
-    /// Has Postgres analyse the clause before it runs: what fails then is the clause, and whatever
-    /// fails later is a row.
+    /// Whether Postgres analyses the clause first. Then an error of the analysis is caused by the
+    /// clause, and any later error by a row.
     pub analyses: bool,
-    /// None of those: the clause is only read.
+    /// Whether no rows are read, and the clause is only validated.
     pub is_empty: bool,
-    /// Only some of those.
+    /// Order and limit of the rows.
     pub page: Option<SubsetPage<'a>>,
-    /// How long the server may take, in place of its own statement_timeout; zero: for ever.
+    /// The statement_timeout, in place of the server's own; zero: none.
     pub timeout: Option<Duration>,
 }
 
-/// Some of the rows, in an order.
+/// Order and limit of a snapshot's rows.
 #[derive(Debug, Clone, Copy)]
 pub struct SubsetPage<'a> {
-    /// SQL of the form `"a" DESC, "b"`: it must be safe.
+    /// SQL of the form `"a" DESC, "b"`. It is inserted unchecked.
     pub order_by: &'a str,
-    /// Not more than these.
+    /// Maximum number of rows.
     pub limit: Option<u64>,
-    /// Not the first of them.
+    /// Number of rows to skip.
     pub offset: Option<u64>,
 }
 
-/// Where the rows go.
+/// Receives the rows of a snapshot.
 pub trait RowSink: Send {
-    /// What may go wrong there. It ends the snapshot.
+    /// The error of the sink. It ends the snapshot.
     type Error: Error + Send + 'static;
 
-    /// Before any row: which transactions the rows are from, and how far the log was; what those wrote lies before.
-    fn begun(
+    /// Receives the snapshot's visibility before any row, and a WAL position after the commits of
+    /// all visible transactions.
+    fn begin(
         &mut self,
         snapshot: &Snapshot,
         lsn: Lsn,
     ) -> impl Future<Output = Result<(), Self::Error>> + Send;
 
-    /// Whole messages, each with its separator. The next ones are read when this has returned.
+    /// Receives whole messages, each with its separator. The next ones are read after this returns.
     fn rows(&mut self, messages: Bytes) -> impl Future<Output = Result<(), Self::Error>> + Send;
 
-    /// That was all of them. The connection may not be free yet.
-    fn ended(&mut self) -> impl Future<Output = Result<(), Self::Error>> + Send {
+    /// Called after the last row. The connection may not be free yet.
+    fn end(&mut self) -> impl Future<Output = Result<(), Self::Error>> + Send {
         async { Ok(()) }
     }
 }
 
-/// What was read.
+/// Summary of a snapshot.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SnapshotSummary {
-    /// Which transactions the rows are from.
+    /// The transactions that it sees.
     pub snapshot: Snapshot,
-    /// How far the log was.
+    /// The WAL position when it was taken.
     pub lsn: Lsn,
-    /// How many rows.
+    /// Number of rows.
     pub rows: u64,
-    /// How long their messages are.
+    /// Total bytes of their messages.
     pub bytes: u64,
 }
 
-/// Reads the rows that are there. Dropping the future stops it: the connection is marked, and the reservoir has the server cancel what it
-/// does when the guard is dropped.
+/// Reads the current rows of a table.
+///
+/// Dropping the future stops it: the connection is marked bad, and when its guard is dropped, the
+/// reservoir sends a cancel request to the server.
 ///
 /// # Errors
 /// See [`SnapshotError`].
@@ -124,30 +128,30 @@ pub async fn snapshot<S: RowSink>(
     query: &SnapshotQuery<'_>,
     sink: &mut S,
 ) -> Result<SnapshotSummary, SnapshotError<S::Error>> {
-    let mut lent = Lent { client, is_clean: false };
+    let mut session = SessionGuard { client, is_clean: false };
     let mut commit = None;
-    let outcome = read(lent.client, query, sink, &mut commit).await;
+    let outcome = read_rows(session.client, query, sink, &mut commit).await;
     let ended = match (&outcome, commit) {
-        (Err(error), _) if !error.leaves_the_session() => return outcome,
-        // One that has failed is rolled back by it.
+        (Err(error), _) if !error.leaves_session_usable() => return outcome,
+        // COMMIT rolls a failed transaction back.
         (_, Some(commit)) => first_value(commit).await.map(drop),
-        (_, None) => lent.client.batch_execute("ROLLBACK").await,
+        (_, None) => session.client.batch_execute("ROLLBACK").await,
     };
     match ended {
-        Ok(()) => lent.is_clean = true,
-        // All rows are there.
-        Err(error) => tracing::debug!(%error, "a snapshot's connection was lost at its end"),
+        Ok(()) => session.is_clean = true,
+        // All rows were read.
+        Err(error) => tracing::debug!(%error, "connection lost after a snapshot"),
     }
     outcome
 }
 
-/// A connection that is marked bad unless it was left as it was found.
-struct Lent<'a> {
+/// Marks a connection bad on drop, unless its session is clean.
+struct SessionGuard<'a> {
     client: &'a mut ConnectionGuard<PostgresClient>,
     is_clean: bool,
 }
 
-impl Drop for Lent<'_> {
+impl Drop for SessionGuard<'_> {
     fn drop(&mut self) {
         if !self.is_clean {
             self.client.mark_bad();
@@ -155,32 +159,39 @@ impl Drop for Lent<'_> {
     }
 }
 
-async fn read<S: RowSink>(
+async fn read_rows<S: RowSink>(
     client: &Client,
     query: &SnapshotQuery<'_>,
     sink: &mut S,
     commit: &mut Option<SimpleQueryStream>,
 ) -> Result<SnapshotSummary, SnapshotError<S::Error>> {
     let name = &query.table.name;
-    let (script, statement) = (script(query), Statement::new(query));
-    let beginning = Attempt { table: name, clause: None, timeout: query.timeout, stage: Stage::Unanalysed };
-    let copying = Attempt {
+    let (script, statement) = (script(query), CopyStatement::new(query));
+    let beginning = StatementContext {
+        table: name,
+        clause: None,
+        timeout: query.timeout,
+        stage: ClauseStage::Unanalysed,
+    };
+    let copying = StatementContext {
         clause: query.clause.map(|clause| (statement.before.as_str(), clause)),
-        stage: if query.analyses { Stage::Analysed } else { Stage::Unanalysed },
+        stage: if query.analyses { ClauseStage::Analysed } else { ClauseStage::Unanalysed },
         ..beginning
     };
-    let analysis = Analysis::of(query);
-    // All are sent at once; if one fails, the server skips those after it.
-    let (begun, analysed, prepared) = tokio::join!(
+    let analysis = ClauseAnalysis::new(query);
+    // All are sent at once; if one fails, the server skips the rest.
+    let (started, analysed, prepared) = tokio::join!(
         biased;
         client.simple_query(&script),
         analyse(client, analysis.as_ref()),
         client.prepare(&statement.text),
     );
-    let begun = begun.map_err(|error| SnapshotError::database(error, beginning))?;
-    let Begun { snapshot, lsn, edition, partitions } = parse(&begun).ok_or(SnapshotError::NoSnapshot)?;
+    let started = started.map_err(|error| SnapshotError::database(error, beginning))?;
+    let SnapshotStart { snapshot, lsn, edition, partitions } =
+        parse(&started).ok_or(SnapshotError::NoSnapshot)?;
     if edition != query.table.edition {
-        // After an error the server answers nothing; and a clause that doesn't fit may have fitted what the table was.
+        // After an error the transaction accepts no query. A clause that doesn't fit the table now
+        // may have fit the described one.
         let same = match (&analysed, &prepared) {
             (Ok(()), Ok(_)) => {
                 let described = describe(client, name).await;
@@ -194,23 +205,26 @@ async fn read<S: RowSink>(
         }
     }
     analysed.map_err(|error| match &analysis {
-        Some(Analysis { before, clause }) => {
+        Some(ClauseAnalysis { before, clause }) => {
             let clause = Some((before.as_str(), *clause));
-            SnapshotError::database(error, Attempt { clause, stage: Stage::Analysing, ..beginning })
+            SnapshotError::database(
+                error,
+                StatementContext { clause, stage: ClauseStage::Analysing, ..beginning },
+            )
         }
         None => SnapshotError::database(error, beginning),
     })?;
     let prepared = prepared.map_err(|error| SnapshotError::database(error, copying))?;
-    sink.begun(&snapshot, lsn).await.map_err(SnapshotError::Sink)?;
+    sink.begin(&snapshot, lsn).await.map_err(SnapshotError::Sink)?;
 
     let stream = client.copy_out(&prepared).await.map_err(|error| SnapshotError::database(error, copying))?;
-    // It is closed before the transaction ends: a pooler may give the next one to another server.
+    // Closed before the transaction ends: a pooler may send the next transaction to another server.
     drop(prepared);
     *commit = Some(client.simple_query_raw("COMMIT").await.map_err(SnapshotError::Lost)?);
     let partitions_after = match query.table.is_partitioned {
         true => {
-            let asking = format!("SELECT {}", partitions_of(query.table.oid));
-            Some(client.simple_query_raw(&asking).await.map_err(SnapshotError::Lost)?)
+            let sql = format!("SELECT {}", partitions_of(query.table.oid));
+            Some(client.simple_query_raw(&sql).await.map_err(SnapshotError::Lost)?)
         }
         false => None,
     };
@@ -220,24 +234,26 @@ async fn read<S: RowSink>(
     {
         return Err(SnapshotError::Changed { table: name.clone() });
     }
-    sink.ended().await.map_err(SnapshotError::Sink)?;
+    sink.end().await.map_err(SnapshotError::Sink)?;
     Ok(SnapshotSummary { snapshot, lsn, rows, bytes })
 }
 
-/// An expression for the partitions of a table, and their files, as a statement's snapshot sees them.
+/// Returns an expression for the partitions of a table and their files, as a statement's snapshot
+/// sees them.
 ///
-/// COPY reads the partitions and files that are there when it begins. ATTACH, and TRUNCATE of a partition, may have changed
-/// them since the snapshot: they don't conflict with the lock on the table. So they are asked for with the snapshot, and again
-/// after the transaction, without a lock on any partition.
+/// COPY reads the partitions and files that exist when it begins. ATTACH, and TRUNCATE of a
+/// partition, may have changed them since the snapshot, because they don't conflict with the lock
+/// on the table. So they are read with the snapshot and again after the transaction, without a lock
+/// on any partition.
 fn partitions_of(oid: u32) -> String {
     format!("(SELECT {PARTITIONS} FROM pg_class c WHERE c.oid = {oid})")
 }
 
-/// Reads an answer to its end. Returns the first value of its first row, if it has one.
-async fn first_value(answers: SimpleQueryStream) -> Result<Option<String>, tokio_postgres::Error> {
-    let (mut answers, mut value) = (pin!(answers), None);
-    while let Some(answer) = poll_fn(|cx| answers.as_mut().poll_next(cx)).await {
-        if let SimpleQueryMessage::Row(row) = answer?
+/// Reads a reply to its end. Returns the first value of its first row, if it has one.
+async fn first_value(replies: SimpleQueryStream) -> Result<Option<String>, tokio_postgres::Error> {
+    let (mut replies, mut value) = (pin!(replies), None);
+    while let Some(reply) = poll_fn(|cx| replies.as_mut().poll_next(cx)).await {
+        if let SimpleQueryMessage::Row(row) = reply?
             && value.is_none()
         {
             value = row.try_get(0)?.map(str::to_owned);
@@ -246,12 +262,12 @@ async fn first_value(answers: SimpleQueryStream) -> Result<Option<String>, tokio
     Ok(value)
 }
 
-/// How many rows and bytes were handed over.
+/// Passes the rows to the sink. Returns the number of rows and bytes.
 async fn copy<S: RowSink>(
     stream: CopyOutStream,
     query: &SnapshotQuery<'_>,
     sink: &mut S,
-    attempt: Attempt<'_>,
+    statement: StatementContext<'_>,
 ) -> Result<(u64, u64), SnapshotError<S::Error>> {
     let columns = query.table.columns();
     let layout =
@@ -262,8 +278,8 @@ async fn copy<S: RowSink>(
     let mut piece = Vec::new();
     while let Some(line) = poll_fn(|cx| stream.as_mut().poll_next(cx)).await {
         // The server sends each row in a message of its own.
-        let line = line.map_err(|error| SnapshotError::database(error, attempt))?;
-        // Most snapshots are small, and are kept as they are: the first piece takes what it needs.
+        let line = line.map_err(|error| SnapshotError::database(error, statement))?;
+        // Most snapshots are small and stay in memory: the first piece isn't over-allocated.
         if piece.capacity() == 0 && bytes > 0 {
             piece.reserve(PIECE_BYTES + ROW_BYTES);
         }
@@ -282,17 +298,19 @@ async fn copy<S: RowSink>(
     Ok((rows, bytes))
 }
 
-/// Locks the table before it takes the snapshot, so that the snapshot sees the table as it stays: only the SELECT takes one. It sets what isn't
-/// needed before, too: a SET is a statement, and statements cost more than what these do.
+/// Returns the script that begins the transaction, locks the table and takes the snapshot.
+///
+/// Only the SELECT takes a snapshot, so it sees the table as the lock preserves it. Settings that
+/// aren't needed earlier are set in the SELECT: a separate SET statement costs more.
 fn script(query: &SnapshotQuery<'_>) -> String {
     let mut script = String::from("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY");
-    let mut write = |text: fmt::Arguments<'_>| script.write_fmt(text).expect("a String takes every write");
+    let mut write = |text: fmt::Arguments<'_>| script.write_fmt(text).expect("a String accepts every write");
     let settings = || DISPLAY_SETTINGS.iter().chain(READING_SETTINGS);
     for (key, value) in settings().filter(|(key, _)| FIRST_SETTINGS.contains(key)) {
         write(format_args!("; SET LOCAL {key} = '{value}'"));
     }
     if let Some(timeout) = query.timeout {
-        // More than the server can count is for ever, too.
+        // A timeout beyond the server's range means none, too.
         let timeout_ms = i32::try_from(timeout.as_millis()).unwrap_or(0);
         write(format_args!("; SET LOCAL statement_timeout = {timeout_ms}"));
     }
@@ -310,21 +328,21 @@ fn script(query: &SnapshotQuery<'_>) -> String {
     script
 }
 
-/// The answer to the script.
-struct Begun<'a> {
+/// The reply to the script.
+struct SnapshotStart<'a> {
     snapshot: Snapshot,
-    /// How far the log was.
+    /// The WAL position.
     lsn: Lsn,
     edition: &'a str,
-    /// Of a partitioned table: see [`partitions_of`].
+    /// The partitions of a partitioned table; see [`partitions_of`].
     partitions: Option<String>,
 }
 
-fn parse(answers: &[SimpleQueryMessage]) -> Option<Begun<'_>> {
-    answers.iter().find_map(|answer| match answer {
+fn parse(replies: &[SimpleQueryMessage]) -> Option<SnapshotStart<'_>> {
+    replies.iter().find_map(|reply| match reply {
         SimpleQueryMessage::Row(row) => {
             let (snapshot, lsn) = (row.try_get(0).ok()??, row.try_get(1).ok()??);
-            Some(Begun {
+            Some(SnapshotStart {
                 snapshot: snapshot.parse().ok()?,
                 lsn: lsn.parse().ok()?,
                 edition: row.try_get(2).ok()?.unwrap_or_default(),
@@ -335,45 +353,50 @@ fn parse(answers: &[SimpleQueryMessage]) -> Option<Begun<'_>> {
     })
 }
 
-/// What has Postgres read a clause: COPY's own query is analysed only when it runs.
-struct Analysis<'a> {
+/// A statement that has Postgres analyse a clause. COPY's own query is analysed only when it runs.
+struct ClauseAnalysis<'a> {
+    /// Text before the clause.
     before: String,
     clause: &'a str,
 }
 
-impl<'a> Analysis<'a> {
-    fn of(query: &SnapshotQuery<'a>) -> Option<Self> {
+impl<'a> ClauseAnalysis<'a> {
+    /// Returns `None` if the query has no clause to analyse.
+    fn new(query: &SnapshotQuery<'a>) -> Option<Self> {
         let clause = query.clause.filter(|_| query.analyses)?;
         let only = if query.table.is_partitioned { "" } else { "ONLY " };
-        Some(Analysis { before: format!("SELECT 1 FROM {only}{} WHERE ", query.table.name), clause })
+        Some(ClauseAnalysis { before: format!("SELECT 1 FROM {only}{} WHERE ", query.table.name), clause })
     }
 }
 
-async fn analyse(client: &Client, analysis: Option<&Analysis<'_>>) -> Result<(), tokio_postgres::Error> {
-    let Some(Analysis { before, clause }) = analysis else { return Ok(()) };
+async fn analyse(
+    client: &Client,
+    analysis: Option<&ClauseAnalysis<'_>>,
+) -> Result<(), tokio_postgres::Error> {
+    let Some(ClauseAnalysis { before, clause }) = analysis else { return Ok(()) };
     client.prepare(&format!("{before}{clause}")).await.map(drop)
 }
 
-/// What reads the rows.
-struct Statement {
+/// The COPY statement that reads the rows.
+struct CopyStatement {
     text: String,
-    /// What stands before the clause.
+    /// Text before the clause.
     before: String,
 }
 
-impl Statement {
+impl CopyStatement {
     fn new(query: &SnapshotQuery<'_>) -> Self {
         let SnapshotQuery { table, selected, .. } = query;
         let key = table.key();
         let is_needed = |index| key.is_empty() || key.contains(&index) || selected.contains(&index);
-        // Each has its place in a row, whether it is needed or not.
+        // A column that isn't needed is read as NULL, so that every column keeps its index.
         let column = |(index, name): (usize, &str)| match is_needed(index) {
-            true => quoted(name),
+            true => quote_identifier(name),
             false => "NULL".to_owned(),
         };
         let columns: Vec<_> =
             table.columns.iter().map(|column| column.name.as_str()).enumerate().map(column).collect();
-        // Rows of tables that inherit aren't the table's own in the stream; rows of partitions are.
+        // The stream has rows of partitions under the table, but not rows of inheriting tables.
         let only = if table.is_partitioned { "" } else { "ONLY " };
         let mut text = format!("COPY (SELECT {} FROM {only}{}", columns.join(", "), table.name);
         let (opening, closing) = match (query.is_empty, query.clause) {
@@ -387,13 +410,15 @@ impl Statement {
         text.push_str(query.clause.unwrap_or_default());
         text.push_str(closing);
         if let Some(SubsetPage { order_by, limit, offset }) = query.page {
-            write!(text, " ORDER BY {order_by}").expect("a String takes every write");
+            write!(text, " ORDER BY {order_by}").expect("a String accepts every write");
             let mut bound = |word, count: Option<u64>| {
                 count.into_iter().try_for_each(|count| write!(text, " {word} {count}"))
             };
-            bound("LIMIT", limit).and_then(|()| bound("OFFSET", offset)).expect("a String takes every write");
+            bound("LIMIT", limit)
+                .and_then(|()| bound("OFFSET", offset))
+                .expect("a String accepts every write");
         }
         text.push_str(") TO STDOUT");
-        Statement { text, before }
+        CopyStatement { text, before }
     }
 }

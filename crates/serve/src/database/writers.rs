@@ -1,10 +1,11 @@
-//! Waiting for those who wrote before anybody followed.
+//! Writers: waits for transactions that wrote to a table before it was published.
 //!
-//! Invariant: when the wait is over, every transaction that had written to the table when it began has ended. What such a one
-//! wrote is in no stream, since the table wasn't published yet, and would be missing from a snapshot that is taken before its end.
-//! Kept by: a writer keeps its lock until it ends, even as a prepared transaction. It is known by its virtual transaction, which no
-//! other one gets, and which PREPARE TRANSACTION leaves as it is.
-//! Not here: those who come later. Their changes are in the stream, and they aren't waited for, however many there are.
+//! Invariant: when the wait ends, every transaction that had written to the table when it began has
+//! ended. The stream doesn't have such a transaction's changes, because the table wasn't published,
+//! and a snapshot before its end would miss them.
+//! Enforced by: a writer holds its lock until it ends, even as a prepared transaction. It is
+//! identified by its virtual transaction id, which is unique and survives PREPARE TRANSACTION.
+//! Out of scope: later transactions. The stream has their changes, and they aren't waited for.
 
 use std::collections::HashSet;
 use std::time::Duration;
@@ -13,14 +14,17 @@ use forebay_replication::reservoir::tokio_postgres::types::{ToSql, Type};
 use forebay_replication::reservoir::tokio_postgres::{self, Client};
 use tokio::time::{Instant, sleep_until, timeout_at};
 
-use super::words;
+use super::server_message;
 
+/// First pause between two queries; it doubles each time.
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
 const LONGEST_PAUSE: Duration = Duration::from_millis(250);
 
-/// Who may have written: INSERT, UPDATE, DELETE, MERGE and COPY hold RowExclusiveLock, TRUNCATE AccessExclusiveLock. Those between
-/// are held by VACUUM, CREATE INDEX and the like, which change no row and may take hours. `pg_partition_tree` isn't for this: it
-/// would lock the partitions, and so wait for those very writers.
+/// Selects the transactions that may have written to a table or a partition of it.
+///
+/// INSERT, UPDATE, DELETE, MERGE and COPY hold RowExclusiveLock, and TRUNCATE AccessExclusiveLock.
+/// VACUUM, CREATE INDEX and others hold the modes in between, change no row, and may take hours.
+/// `pg_partition_tree` can't be used: it would lock the partitions, and so wait for those writers.
 const HOLDERS: &str = "
 WITH RECURSIVE tree AS (
     SELECT $1::oid AS oid UNION
@@ -32,9 +36,9 @@ WHERE l.locktype = 'relation' AND l.mode IN ('RowExclusiveLock', 'AccessExclusiv
     AND l.relation IN (SELECT oid FROM tree)
     AND l.pid IS DISTINCT FROM pg_backend_pid()";
 
-/// Whether a transaction that hasn't ended holds a lock that no writer of rows has, on a table or a partition of it: whatever changes a table
-/// takes one.
-const CHANGING: &str = "
+/// Selects a row if an open transaction holds a lock on a table or a partition of it that changes
+/// of rows don't take. Every ALTER takes one.
+const ALTERING: &str = "
 WITH RECURSIVE tree AS (
     SELECT $1::oid AS oid UNION
     SELECT c.oid FROM tree JOIN pg_inherits i ON i.inhparent = tree.oid JOIN pg_class c ON c.oid = i.inhrelid AND c.relispartition
@@ -45,7 +49,7 @@ WHERE x.locktype = 'transactionid' AND x.granted AND x.transactionid::text = $2
     AND l.mode NOT IN ('AccessShareLock', 'RowShareLock', 'RowExclusiveLock')
 LIMIT 1";
 
-/// How long the oldest of some has been open, in seconds; NULL where we may not see it.
+/// Selects the age of the oldest of some transactions, in seconds; NULL if the role may not see it.
 const AGE: &str = "
 SELECT extract(epoch FROM max(clock_timestamp() - coalesce(a.xact_start, p.prepared)))::float8
 FROM pg_locks l LEFT JOIN pg_stat_activity a ON a.pid = l.pid
@@ -53,40 +57,40 @@ LEFT JOIN pg_locks x ON x.locktype = 'transactionid' AND x.granted AND x.virtual
 LEFT JOIN pg_prepared_xacts p ON p.transaction = x.transactionid
 WHERE l.virtualtransaction = ANY($1)";
 
-/// Why the writers from before weren't waited for to their end.
+/// Why the wait for earlier writers ended before they did.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum WritersError {
-    /// They are still open.
+    /// Some are still open at the deadline.
     #[error(
         "{} since before it was published{}: waited {waited:?} for the end",
         transactions(*.open),
         .oldest.map(|oldest| format!(", the oldest for {} s", oldest.as_secs())).unwrap_or_default()
     )]
     Open {
-        /// How many.
+        /// Number of open transactions.
         open: usize,
-        /// How long the oldest has been open; `None`: we may not see it.
+        /// Age of the oldest; `None`: the role may not see it.
         oldest: Option<Duration>,
-        /// How long we waited.
+        /// Duration of the wait.
         waited: Duration,
     },
-    /// The database didn't answer by the deadline.
+    /// The server didn't reply by the deadline.
     #[error("the database didn't say within {waited:?} who writes to the table")]
     NoAnswer {
-        /// How long we waited.
+        /// Duration of the wait.
         waited: Duration,
     },
-    /// The database can't be asked.
-    #[error("{}", words(.0))]
+    /// The query failed.
+    #[error("{}", server_message(.0))]
     Database(#[from] tokio_postgres::Error),
 }
 
-/// Waits until every transaction has ended that holds a lock of a writer on the table, or on a partition of it, now. Not to be
-/// called in a transaction.
+/// Waits until every transaction has ended that now holds a writer's lock on the table or a
+/// partition of it. Must not be called in a transaction.
 ///
 /// # Errors
-/// When some are open at the deadline, or nobody answers.
+/// Fails if some are open at the deadline, or a query fails.
 pub async fn wait_for_writers(
     client: &Client,
     table_oid: u32,
@@ -114,13 +118,17 @@ pub async fn wait_for_writers(
     Ok(())
 }
 
-/// Whether a transaction that hasn't ended may have changed the table itself, and not only rows.
+/// Returns whether an open transaction may have altered the table itself, and not only rows.
 ///
 /// # Errors
-/// When the database can't be asked.
-pub async fn is_changing(client: &Client, table_oid: u32, xid: u32) -> Result<bool, tokio_postgres::Error> {
+/// Fails if the query fails.
+pub async fn is_altering_table(
+    client: &Client,
+    table_oid: u32,
+    xid: u32,
+) -> Result<bool, tokio_postgres::Error> {
     let params: [(&(dyn ToSql + Sync), Type); 2] = [(&table_oid, Type::OID), (&xid.to_string(), Type::TEXT)];
-    Ok(!client.query_typed(CHANGING, &params).await?.is_empty())
+    Ok(!client.query_typed(ALTERING, &params).await?.is_empty())
 }
 
 async fn holders(client: &Client, table_oid: u32) -> Result<HashSet<String>, tokio_postgres::Error> {
@@ -134,9 +142,9 @@ async fn oldest(
 ) -> Result<Option<Duration>, tokio_postgres::Error> {
     let transactions: Vec<&String> = transactions.iter().collect();
     let soon = Instant::now() + LONGEST_PAUSE;
-    // It is only for the message.
-    let asked = timeout_at(soon, client.query_typed(AGE, &[(&transactions, Type::TEXT_ARRAY)])).await;
-    let Ok(rows) = asked else { return Ok(None) };
+    // The age is only for the message, so a slow reply is ignored.
+    let reply = timeout_at(soon, client.query_typed(AGE, &[(&transactions, Type::TEXT_ARRAY)])).await;
+    let Ok(rows) = reply else { return Ok(None) };
     let seconds = rows?.first().map(|row| row.try_get::<_, Option<f64>>(0)).transpose()?.flatten();
     Ok(seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok()))
 }

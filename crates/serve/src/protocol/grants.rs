@@ -2,7 +2,7 @@
 //!
 //! Invariant: a claim is understood in full, or grants nothing. A field that nobody knows, a blank or a null is no "everything": it may be a slip of
 //! whoever signs, and would show all rows.
-//! Not here: signatures and times (`forebay_admission`), and what a grant means for a table (`granted.rs`).
+//! Not here: signatures and times (`forebay_admission`), and what a grant means for a table (`grant_scope.rs`).
 //!
 //! `[{"table": "public.orders", "where": "user_id = $1", "params": {"1": "7"}, "columns": ["id", "total"]}]`, where only `table` must be.
 

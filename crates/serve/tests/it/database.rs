@@ -1,11 +1,11 @@
-//! What a shape asks of Postgres, asked of real ones.
+//! Tests of descriptions, clauses and snapshots, and the database that they share.
 
 mod builtins;
 mod clauses;
 mod describe;
-mod ends;
-mod rows;
-mod speed;
+mod snapshot_failures;
+mod snapshot_rows;
+mod snapshot_speed;
 mod writers;
 
 use std::convert::Infallible;
@@ -25,7 +25,7 @@ use serde_json::Value;
 
 use crate::deadline::within;
 
-/// A database of a test's own, and the connections to it.
+/// A database for one test, and connections to it.
 pub(crate) struct Database {
     pub(crate) postgres: &'static Postgres,
     pub(crate) name: String,
@@ -37,7 +37,8 @@ impl Database {
         Database::of(version, "", "postgres", sql)
     }
 
-    /// `options`: of CREATE DATABASE. `user`: who asks; new, if it isn't the superuser.
+    /// Creates a database with these options of CREATE DATABASE. Connections use the role `user`,
+    /// which is created unless it is the superuser.
     pub(crate) fn of(version: u32, options: &str, user: &str, sql: &str) -> Self {
         let postgres = Postgres::shared_version(version);
         let mut name = postgres.create_database("shapes").unwrap();
@@ -53,7 +54,7 @@ impl Database {
         Database::open(postgres, name, connect, sql)
     }
 
-    /// On a server of the test's own.
+    /// Creates a database on a server of one test.
     pub(crate) fn on(postgres: &'static Postgres, sql: &str) -> Self {
         let name = postgres.create_database("shapes").unwrap();
         let connect = PostgresConnect::new(&postgres.url(&name)).unwrap();
@@ -68,13 +69,13 @@ impl Database {
         database
     }
 
-    /// As the superuser.
+    /// Runs SQL as the superuser, and returns the rows.
     pub(crate) fn run(&self, sql: &str) -> Vec<Vec<Option<String>>> {
         self.postgres.query(&self.name, sql).unwrap_or_else(|error| panic!("{sql}: {error}"))
     }
 
-    /// The first value, as the superuser.
-    pub(crate) fn ask(&self, sql: &str) -> String {
+    /// Runs SQL as the superuser, and returns the first value.
+    pub(crate) fn value(&self, sql: &str) -> String {
         self.run(sql)[0][0].clone().unwrap_or_else(|| "NULL".to_owned())
     }
 
@@ -87,16 +88,16 @@ impl Database {
         within("a description", describe(&client, &name(table))).await.unwrap()
     }
 
-    /// The same, by a connection that one has.
+    /// Describes a table with this connection.
     pub(crate) async fn describe_by(&self, client: &PostgresClient, table: &str) -> TableDescription {
         within("a description", describe(client, &name(table))).await.unwrap()
     }
 
-    /// All rows of a table, as messages.
+    /// Returns the rows of a table as messages.
     pub(crate) async fn rows(&self, table: &str, clause: Option<&str>) -> Vec<Value> {
         let table = self.describe(table).await;
-        let all = table.all();
-        let mut sink = Collected::default();
+        let all = table.all_columns();
+        let mut sink = CollectingSink::default();
         self.read(&query(&table, &all, clause), &mut sink).await.unwrap();
         sink.messages()
     }
@@ -110,15 +111,15 @@ impl Database {
         within("a snapshot", snapshot(&mut client, query, sink)).await
     }
 
-    /// Whether all connections wait for work, outside of transactions.
+    /// Returns whether all connections are idle, outside of transactions.
     pub(crate) fn is_quiet(&self) -> bool {
         let busy = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() \
             AND state <> 'idle' AND pid <> pg_backend_pid()";
-        self.ask(busy) == "0"
+        self.value(busy) == "0"
     }
 }
 
-/// Of the schema `public`, unless it says another.
+/// Returns the name of a table, in the schema `public` by default.
 pub(crate) fn name(table: &str) -> TableName {
     let (schema, name) = table.split_once('.').unwrap_or(("public", table));
     TableName::new(schema, name)
@@ -132,14 +133,14 @@ pub(crate) fn query<'a>(
     SnapshotQuery { table, selected, clause, analyses: false, is_empty: false, page: None, timeout: None }
 }
 
-/// A sink that keeps everything.
+/// A sink that collects all messages.
 #[derive(Debug, Default)]
-pub(crate) struct Collected {
+pub(crate) struct CollectingSink {
     pub(crate) begun: Option<(Snapshot, Lsn)>,
     pub(crate) pieces: Vec<Bytes>,
 }
 
-impl Collected {
+impl CollectingSink {
     pub(crate) fn messages(&self) -> Vec<Value> {
         let text = self.pieces.concat();
         let Some(text) = text.strip_suffix(b",\n") else {
@@ -150,10 +151,10 @@ impl Collected {
     }
 }
 
-impl RowSink for Collected {
+impl RowSink for CollectingSink {
     type Error = Infallible;
 
-    async fn begun(&mut self, snapshot: &Snapshot, lsn: Lsn) -> Result<(), Infallible> {
+    async fn begin(&mut self, snapshot: &Snapshot, lsn: Lsn) -> Result<(), Infallible> {
         assert!(self.pieces.is_empty(), "rows came first");
         self.begun = Some((snapshot.clone(), lsn));
         Ok(())

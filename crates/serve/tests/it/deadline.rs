@@ -1,29 +1,29 @@
-//! Waits that fail the test, rather than hang.
+//! Waits with a deadline, so that a test fails instead of hanging.
 
 use std::future::Future;
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep, timeout};
 
-/// Far beyond what anything here takes on a busy machine; reaching it is a failure.
+/// Far longer than any step takes on a busy machine.
 const DEADLINE: Duration = Duration::from_secs(60);
 
-/// Fails the test, rather than hang.
+/// Waits for a future. Panics at the deadline.
 #[track_caller]
 pub(crate) fn within<F: Future>(what: &str, future: F) -> impl Future<Output = F::Output> {
-    let place = std::panic::Location::caller();
+    let caller = std::panic::Location::caller();
     let what = what.to_owned();
     async move {
         let answer = timeout(DEADLINE, future).await;
-        answer.unwrap_or_else(|_| panic!("{place}: {what} took longer than {DEADLINE:?}"))
+        answer.unwrap_or_else(|_| panic!("{caller}: {what} took longer than {DEADLINE:?}"))
     }
 }
 
-/// Asks until the answer is yes.
-pub(crate) async fn until<F: Future<Output = bool>>(what: &str, mut is_so: impl FnMut() -> F) {
+/// Waits until a condition is true. Panics at the deadline.
+pub(crate) async fn until<F: Future<Output = bool>>(what: &str, mut condition: impl FnMut() -> F) {
     let begun = Instant::now();
-    while !is_so().await {
-        assert!(begun.elapsed() < DEADLINE, "{what}: still not so after {DEADLINE:?}");
+    while !condition().await {
+        assert!(begun.elapsed() < DEADLINE, "{what}: not true after {DEADLINE:?}");
         sleep(Duration::from_millis(10)).await;
     }
 }

@@ -1,6 +1,6 @@
-//! Tables, clauses and snapshots, as real Postgres servers have them.
+//! Integration tests of `forebay_serve::database` with real Postgres servers.
 
-#![allow(clippy::unwrap_used, reason = "a test's unwrap is its assertion, in a helper too")]
+#![allow(clippy::unwrap_used, reason = "an unwrap in a test is an assertion")]
 
 mod database;
 mod deadline;

@@ -124,7 +124,7 @@ async fn an_instance_that_waits_serves_what_is_there_and_takes_over() {
     assert_eq!(short(&events.up_to_date().await.0), ["insert 4"]);
     let new = second.get(&[("table", "items"), ("where", "id = 1"), ("offset", "-1")]).await;
     assert_eq!((new.head.status, new.head.header("retry-after")), (503, Some("5")), "{}", new.head.text);
-    let logged = second.wait_for_log("a request failed");
+    let logged = second.wait_for_log("request failed");
     assert_eq!(logged["request"].as_str(), new.head.header("x-request-id"), "{logged}");
     assert_eq!((&logged["status"], &logged["reason"]), (&json!(503), &json!("not_ready")));
     // A shape that the other makes is waited for.

@@ -1,17 +1,18 @@
-//! What clauses of clients may use of Postgres itself.
+//! Tests of the functions, operators and types that clauses may use.
 
-use forebay_serve::database::{Builtins, NotAllowed};
+use forebay_serve::database::{Builtins, DisallowedBuiltin};
 use forebay_shapes::filter::{Collation, Column, Expression, Schema};
 
 use super::Database;
 
-/// Names parted by blanks.
+/// Allowed calls, separated by semicolons.
 const ALLOWED_CALLS: &str = "lower(a); length(a); substring(a, 1); concat(a, a, a); extract(year FROM a::date); \
     date_trunc('day', a::timestamptz); jsonb_extract_path_text(a::jsonb, 'x', 'y'); abs(1); regexp_like(a, 'x'); \
     array_length(a::text[], 1); cardinality(a::int[]); md5(a); round(1.5, 1); like_escape(a, a); btrim(a); \
     position(a IN a); lower(a::int4range); starts_with(a, 'x'); timezone('UTC', a::timestamptz); \
     npoints(a::polygon); host(a::inet); int4range(1, 2); to_char(1.5, '9'); num_nulls(a, a)";
 
+/// Names separated by spaces.
 const REFUSED_FUNCTIONS: &str = "now clock_timestamp random gen_random_uuid version current_setting set_config pg_sleep \
     pg_sleep_for pg_read_file pg_read_binary_file pg_ls_dir pg_stat_file lo_import lo_export lo_get lo_put nextval setval \
     currval query_to_xml table_to_xml cursor_to_xml database_to_xml schema_to_xml generate_series unnest jsonb_each \
@@ -23,12 +24,13 @@ const REFUSED_FUNCTIONS: &str = "now clock_timestamp random gen_random_uuid vers
     ts_rewrite tsquery_phrase jsonb_path_query_array jsonb_path_query_first jsonb_path_exists jsonb_path_match regexp_match \
     regexp_split_to_array normalize jsonb_set jsonb_insert hashtext texteq int4pl no_such";
 
+/// Names separated by spaces.
 const REFUSED_TYPES: &str = "regclass regtype regrole regproc regnamespace regconfig aclitem xml pg_node_tree own pg_class \
     record cstring internal unknown anyelement no_such _text";
 
-async fn ask(database: &Database) -> Builtins {
+async fn load(database: &Database) -> Builtins {
     let client = database.client().await;
-    Builtins::ask(&client).await.unwrap()
+    Builtins::load(&client).await.unwrap()
 }
 
 fn expression(clause: &str) -> Expression {
@@ -45,7 +47,7 @@ fn expression(clause: &str) -> Expression {
 async fn only_functions_that_read_nothing_but_their_arguments_are_allowed() {
     for version in [15, 18] {
         let database = Database::new(version, "SELECT 1");
-        let builtins = ask(&database).await;
+        let builtins = load(&database).await;
         let allows = |clause: &str| builtins.check(&expression(clause));
         for call in ALLOWED_CALLS.split("; ") {
             assert_eq!(allows(&format!("{call} IS NULL")), Ok(()), "{version}: {call}");
@@ -53,7 +55,7 @@ async fn only_functions_that_read_nothing_but_their_arguments_are_allowed() {
         for name in REFUSED_FUNCTIONS.split_whitespace() {
             for arguments in 0..5 {
                 let call = format!("\"{name}\"({}) IS NULL", vec!["a"; arguments].join(", "));
-                let refused = NotAllowed::Function { name: name.to_owned(), arguments };
+                let refused = DisallowedBuiltin::Function { name: name.to_owned(), arguments };
                 assert_eq!(allows(&call), Err(refused), "{version}: {call}");
             }
         }
@@ -61,10 +63,10 @@ async fn only_functions_that_read_nothing_but_their_arguments_are_allowed() {
 }
 
 #[tokio::test]
-async fn only_types_whose_texts_are_read_without_the_catalog_are_allowed() {
+async fn only_types_whose_input_function_does_not_read_the_catalog_are_allowed() {
     for version in [15, 18] {
         let database = Database::new(version, "CREATE TYPE own AS (a int)");
-        let builtins = ask(&database).await;
+        let builtins = load(&database).await;
         let allows = |clause: String| builtins.check(&expression(&clause));
         for name in
             ["text", "int", "numeric(10, 2)", "jsonb", "uuid[]", "timestamptz", "date", "tstzrange", "inet"]
@@ -72,7 +74,7 @@ async fn only_types_whose_texts_are_read_without_the_catalog_are_allowed() {
             assert_eq!(allows(format!("a::{name} IS NULL")), Ok(()), "{version}: {name}");
         }
         for name in REFUSED_TYPES.split_whitespace() {
-            let refused = NotAllowed::Type(name.to_owned());
+            let refused = DisallowedBuiltin::Type(name.to_owned());
             assert_eq!(allows(format!("a::{name} IS NULL")), Err(refused.clone()), "{version}: {name}");
             assert_eq!(allows(format!("a::{name}[] IS NULL")), Err(refused), "{version}: {name}[]");
         }
@@ -82,7 +84,7 @@ async fn only_types_whose_texts_are_read_without_the_catalog_are_allowed() {
             assert_eq!(allows(clause.to_owned()), Ok(()), "{version}: {clause}");
         }
         for name in ["<~~>", "@@", "@?"] {
-            assert_eq!(allows(format!("a {name} a")), Err(NotAllowed::Operator(name.to_owned())));
+            assert_eq!(allows(format!("a {name} a")), Err(DisallowedBuiltin::Operator(name.to_owned())));
         }
         for clause in ["a::timestamptz > a::date", "a::interval + a::timestamptz IS NULL", "a || 1 = ''"] {
             assert_eq!(allows(clause.to_owned()), Ok(()), "{version}: {clause}");
@@ -91,21 +93,21 @@ async fn only_types_whose_texts_are_read_without_the_catalog_are_allowed() {
 }
 
 #[tokio::test]
-async fn a_name_to_which_pg_catalog_got_an_addition_is_not_allowed() {
+async fn a_name_with_an_added_function_in_pg_catalog_is_not_allowed() {
     let database = Database::new(
         15,
         "SET allow_system_table_mods = on;
          CREATE FUNCTION pg_catalog.md5(int) RETURNS text LANGUAGE sql IMMUTABLE AS 'SELECT NULL::text';
          CREATE OPERATOR pg_catalog.~ (leftarg = text, rightarg = int, function = pg_catalog.repeat)",
     );
-    let builtins = ask(&database).await;
+    let builtins = load(&database).await;
     assert!(builtins.check(&expression("md5(a) = ''")).is_err());
     assert!(builtins.check(&expression("a ~ ''")).is_err());
     assert!(builtins.check(&expression("lower(a) = ''")).is_ok());
 }
 
 #[tokio::test]
-async fn a_cast_of_the_database_s_own_between_types_of_postgres_leaves_nothing_allowed() {
+async fn a_cast_function_of_the_database_between_builtin_types_leaves_nothing_allowed() {
     let database = Database::new(
         15,
         "CREATE TYPE own AS (a int);
@@ -114,11 +116,11 @@ async fn a_cast_of_the_database_s_own_between_types_of_postgres_leaves_nothing_a
          CREATE CAST (int4 AS date) WITHOUT FUNCTION",
     );
     let clause = expression("lower(a) = ''");
-    assert_eq!(ask(&database).await.check(&clause), Ok(()), "no clause has such a cast run");
+    assert_eq!(load(&database).await.check(&clause), Ok(()), "no clause can call these casts");
     database.run(
         "CREATE FUNCTION own(int4) RETURNS text LANGUAGE sql IMMUTABLE AS 'SELECT NULL::text';
          CREATE CAST (int4 AS text) WITH FUNCTION own(int4) AS IMPLICIT",
     );
-    let refused = Err(NotAllowed::Cast("integer to text".to_owned()));
-    assert_eq!(ask(&database).await.check(&clause), refused);
+    let refused = Err(DisallowedBuiltin::Cast("integer to text".to_owned()));
+    assert_eq!(load(&database).await.check(&clause), refused);
 }

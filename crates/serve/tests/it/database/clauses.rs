@@ -1,13 +1,13 @@
-//! What Postgres says of where clauses.
+//! Tests of the validation of where clauses.
 
-use forebay_serve::database::{ClauseRejection, ValidateError, validate};
+use forebay_serve::database::{ClauseRejection, ValidateError, validate_clause};
 
 use super::{Database, name};
 
-async fn refused(database: &Database, clause: &str) -> ClauseRejection {
+async fn rejection(database: &Database, clause: &str) -> ClauseRejection {
     let client = database.client().await;
-    match validate(&client, &name("Items"), clause).await {
-        Err(ValidateError::Refused(refusal)) => refusal,
+    match validate_clause(&client, &name("Items"), clause).await {
+        Err(ValidateError::Refused(rejection)) => rejection,
         other => panic!("{clause}: {other:?}"),
     }
 }
@@ -21,7 +21,7 @@ fn items() -> Database {
 }
 
 #[tokio::test]
-async fn a_clause_is_read_and_not_run() {
+async fn a_clause_is_validated_and_not_run() {
     let database = items();
     let client = database.client().await;
     for clause in [
@@ -32,18 +32,20 @@ async fn a_clause_is_read_and_not_run() {
         "1 / id = 1",
         "id = 1 -- ok",
     ] {
-        validate(&client, &name("Items"), clause).await.unwrap_or_else(|error| panic!("{clause}: {error}"));
+        validate_clause(&client, &name("Items"), clause)
+            .await
+            .unwrap_or_else(|error| panic!("{clause}: {error}"));
     }
-    let refusal = refused(&database, "true; DELETE FROM \"Items\"").await;
-    assert_eq!(refusal.to_string(), "cannot insert multiple commands into a prepared statement");
-    assert_eq!(database.ask("SELECT count(*) FROM \"Items\""), "1");
+    let rejection = rejection(&database, "true; DELETE FROM \"Items\"").await;
+    assert_eq!(rejection.to_string(), "cannot insert multiple commands into a prepared statement");
+    assert_eq!(database.value("SELECT count(*) FROM \"Items\""), "1");
     assert!(client.is_reusable());
 }
 
 #[tokio::test]
-async fn errors_are_postgres_own_with_their_place_in_the_clause() {
+async fn errors_have_postgres_message_and_the_location_in_the_clause() {
     let database = items();
-    for (clause, sqlstate, location, words) in [
+    for (clause, sqlstate, location, message) in [
         ("id = ", "42601", Some(20), "At location 20: syntax error at end of input"),
         ("id x", "42601", Some(18), "At location 18: syntax error at or near \"x\""),
         ("é = 'a' AND é x", "42601", Some(29), "At location 29: syntax error at or near \"x\""),
@@ -57,25 +59,25 @@ async fn errors_are_postgres_own_with_their_place_in_the_clause() {
         ("id = (SELECT x FROM nowhere)", "42P01", Some(35), "relation \"nowhere\" does not exist"),
         ("a\0b", "22021", None, "invalid byte sequence for encoding \"UTF8\": 0x00"),
     ] {
-        let refusal = refused(&database, clause).await;
+        let rejection = rejection(&database, clause).await;
         assert_eq!(
-            (refusal.sqlstate.as_str(), refusal.location, refusal.to_string().as_str()),
-            (sqlstate, location, words),
+            (rejection.sqlstate.as_str(), rejection.location, rejection.to_string().as_str()),
+            (sqlstate, location, message),
             "{clause}"
         );
     }
 }
 
 #[tokio::test]
-async fn a_missing_table_and_a_lost_connection_are_no_refusals() {
+async fn a_missing_table_and_a_lost_connection_are_not_rejections() {
     let database = items();
     let client = database.client().await;
     for table in ["items", "nowhere.items"] {
-        let error = validate(&client, &name(table), "true").await.unwrap_err();
+        let error = validate_clause(&client, &name(table), "true").await.unwrap_err();
         assert!(matches!(error, ValidateError::NotFound { .. }), "{error}");
     }
     let pid: i32 = client.query_one("SELECT pg_backend_pid()", &[]).await.unwrap().get(0);
     database.run(&format!("SELECT pg_terminate_backend({pid}, 5000)"));
-    let error = validate(&client, &name("Items"), "true").await.unwrap_err();
+    let error = validate_clause(&client, &name("Items"), "true").await.unwrap_err();
     assert!(matches!(error, ValidateError::Database(_)), "{error}");
 }

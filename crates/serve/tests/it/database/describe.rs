@@ -1,7 +1,9 @@
-//! Tables as the catalog has them.
+//! Tests of table descriptions.
 
 use forebay_replication::TableName;
-use forebay_serve::database::{ChoiceError, ColumnDescription, DescribeError, ReplicaIdentity, describe};
+use forebay_serve::database::{
+    ColumnDescription, ColumnSelectionError, DescribeError, ReplicaIdentity, describe,
+};
 use forebay_shapes::filter::{Collation, Filter, TypeKind};
 
 use super::{Database, name};
@@ -12,7 +14,7 @@ async fn refusal(database: &Database, table: &str) -> DescribeError {
 }
 
 #[tokio::test]
-async fn a_table_is_described_as_the_catalog_has_it() {
+async fn a_description_agrees_with_the_catalog() {
     for version in [15, 18] {
         let database = Database::new(
             version,
@@ -27,12 +29,12 @@ async fn a_table_is_described_as_the_catalog_has_it() {
         let table = database.describe("t").await;
         assert_eq!(
             (table.oid.to_string(), table.server_version),
-            (database.ask("SELECT 't'::regclass::oid"), version)
+            (database.value("SELECT 't'::regclass::oid"), version)
         );
         assert_eq!((table.replica_identity, table.is_partitioned), (ReplicaIdentity::Full, false));
         assert_eq!(table.database_collation, Collation::C);
         let shown: Vec<_> = table
-            .shown(&table.all())
+            .header_columns(&table.all_columns())
             .into_iter()
             .map(|column| (column.name, column.type_name, column.type_modifier, column.dims))
             .collect();
@@ -59,7 +61,9 @@ async fn a_table_is_described_as_the_catalog_has_it() {
         let filtered: Vec<_> = table
             .columns
             .iter()
-            .map(|column| (column.filtered.name.as_str(), column.filtered.typmod, column.filtered.kind))
+            .map(|column| {
+                (column.filter_type.name.as_str(), column.filter_type.typmod, column.filter_type.kind)
+            })
             .skip(4)
             .take(9)
             .collect();
@@ -78,14 +82,14 @@ async fn a_table_is_described_as_the_catalog_has_it() {
         let keys: Vec<_> = table.columns().into_iter().map(|column| column.key_index).take(3).collect();
         assert_eq!((keys, table.key()), (vec![Some(0), None, Some(1)], vec![0, 2]));
         let not_null = |column: &&ColumnDescription| column.is_not_null;
-        assert_eq!(table.columns.iter().filter(not_null).count(), 2, "the key's");
-        assert_eq!(table.shown(&[0, 2])[1].pk_index, Some(1));
-        assert_eq!(database.describe("made").await.shown(&[0])[0].dims, 1);
+        assert_eq!(table.columns.iter().filter(not_null).count(), 2, "the columns of the key");
+        assert_eq!(table.header_columns(&[0, 2])[1].pk_index, Some(1));
+        assert_eq!(database.describe("made").await.header_columns(&[0])[0].dims, 1);
     }
 }
 
 #[tokio::test]
-async fn a_filter_of_a_described_table_judges_its_rows() {
+async fn a_filter_of_a_described_table_evaluates_its_rows() {
     let database = Database::new(
         15,
         "CREATE DOMAIN short AS varchar(9); CREATE TYPE mood AS ENUM ('sad');
@@ -98,7 +102,7 @@ async fn a_filter_of_a_described_table_judges_its_rows() {
 }
 
 #[tokio::test]
-async fn odd_names_are_names() {
+async fn names_with_special_characters_are_described() {
     let (schema, table) = ("My \"Schema\".", "we'ird \\ \"Ta.ble\" /é$1");
     let longest = "é".repeat(31) + "x";
     let quoted = |name: &str| format!("\"{}\"", name.replace('"', "\"\""));
@@ -121,7 +125,7 @@ async fn odd_names_are_names() {
 }
 
 #[tokio::test]
-async fn a_partitioned_table_is_one_and_so_is_one_without_columns_or_key() {
+async fn partitioned_tables_and_tables_without_columns_or_key_are_described() {
     let database = Database::new(
         15,
         "CREATE TABLE parts (id int, at date, PRIMARY KEY (id, at)) PARTITION BY RANGE (at);
@@ -131,14 +135,14 @@ async fn a_partitioned_table_is_one_and_so_is_one_without_columns_or_key() {
     );
     assert!(database.describe("parts").await.is_partitioned);
     let bare = database.describe("bare").await;
-    assert!(bare.columns.is_empty() && bare.key().is_empty() && bare.choose::<&str>(&[]) == Ok(vec![]));
+    assert!(bare.columns.is_empty() && bare.key().is_empty() && bare.select::<&str>(&[]) == Ok(vec![]));
     assert!(database.describe("keyless").await.key().is_empty());
-    // Until each partition has one, nothing says that rows differ in it.
+    // The key isn't valid until each partition has one.
     assert!(database.describe("half").await.key().is_empty());
 }
 
 #[tokio::test]
-async fn what_is_no_table_is_refused_by_its_kind() {
+async fn relations_other_than_tables_are_refused_with_their_kind() {
     let database = Database::new(
         15,
         "CREATE TABLE t (id int PRIMARY KEY); CREATE VIEW v AS SELECT 1 AS a; CREATE MATERIALIZED VIEW m AS SELECT 1 AS a;
@@ -171,7 +175,7 @@ async fn what_is_no_table_is_refused_by_its_kind() {
 }
 
 #[tokio::test]
-async fn who_may_not_read_all_rows_hears_what_to_grant() {
+async fn a_role_that_may_not_read_all_rows_gets_the_grant_that_it_needs() {
     let database = Database::of(
         15,
         "",
@@ -198,23 +202,23 @@ async fn who_may_not_read_all_rows_hears_what_to_grant() {
 }
 
 #[tokio::test]
-async fn generated_columns_are_there_where_the_stream_has_them() {
+async fn generated_columns_are_described_only_if_the_stream_has_them() {
     let sql =
         "CREATE TABLE t (id int PRIMARY KEY, a int, twice int GENERATED ALWAYS AS (a * 2) STORED, b int);
         CREATE TABLE k (a int, twice int GENERATED ALWAYS AS (a * 2) STORED PRIMARY KEY)";
     let old = Database::new(15, sql);
     let table = old.describe("t").await;
-    assert_eq!((table.columns.len(), table.left_out.as_slice()), (3, &["twice".to_owned()][..]));
-    assert_eq!(table.choose(&["id", "twice"]), Err(ChoiceError::Generated("twice".to_owned())));
-    assert_eq!(table.choose(&["id", "b"]), Ok(vec![0, 2]));
+    assert_eq!((table.columns.len(), table.excluded.as_slice()), (3, &["twice".to_owned()][..]));
+    assert_eq!(table.select(&["id", "twice"]), Err(ColumnSelectionError::Generated("twice".to_owned())));
+    assert_eq!(table.select(&["id", "b"]), Ok(vec![0, 2]));
     let error = refusal(&old, "k").await;
     assert!(matches!(&error, DescribeError::GeneratedKey { column, .. } if column == "twice"), "{error}");
 
     let new = Database::new(18, sql);
     new.run("ALTER TABLE t ADD COLUMN thrice int GENERATED ALWAYS AS (a * 3) VIRTUAL");
     let table = new.describe("t").await;
-    assert_eq!(table.choose(&["id", "twice"]), Ok(vec![0, 2]));
-    assert!(table.columns[2].is_generated && table.left_out == ["thrice"]);
+    assert_eq!(table.select(&["id", "twice"]), Ok(vec![0, 2]));
+    assert!(table.columns[2].is_generated && table.excluded == ["thrice"]);
     assert_eq!(new.describe("k").await.key(), [1]);
 }
 
@@ -237,7 +241,7 @@ async fn collations_are_the_column_s_or_the_database_s() {
         let table = database.describe("t").await;
         assert_eq!(table.database_collation, database_collation, "{version} {options}");
         let collations: Vec<_> =
-            table.columns.iter().map(|column| column.filtered.collation.clone()).collect();
+            table.columns.iter().map(|column| column.filter_type.collation.clone()).collect();
         let own = [
             None,
             None,
@@ -262,7 +266,7 @@ async fn the_fingerprint_changes_with_what_matters_and_with_nothing_else() {
     let first = database.describe("t").await;
     let (mut last, mut edition) = (first.fingerprint(), first.edition);
     database.run("INSERT INTO t VALUES (0, 'a', 'b', 'sad', 2); ANALYZE t");
-    assert_eq!(database.describe("t").await.edition, edition, "rows are no part of it");
+    assert_eq!(database.describe("t").await.edition, edition, "rows don't change the edition");
     for same in [
         "INSERT INTO t VALUES (1, 'a', 'b', 'sad', 2)",
         "CREATE INDEX ON t (a)",

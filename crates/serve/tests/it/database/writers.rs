@@ -1,4 +1,4 @@
-//! Waiting for those who wrote before anybody followed.
+//! Tests of the wait for transactions that wrote before the table was published.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use forebay_serve::database::{WritersError, wait_for_writers};
 use tokio::time::{Instant, sleep, timeout};
 
 use super::{Database, query};
-use crate::database::Collected;
+use crate::database::CollectingSink;
 use crate::deadline::within;
 
 const SHORT: Duration = Duration::from_millis(200);
@@ -33,7 +33,7 @@ fn is_open(outcome: &Result<(), WritersError>, count: usize) -> bool {
 }
 
 #[tokio::test]
-async fn who_writes_is_waited_for_and_nobody_else_is() {
+async fn only_transactions_that_wrote_to_the_table_are_waited_for() {
     let database = items();
     for (table, statement, is_writer) in [
         ("t", "INSERT INTO t VALUES (1)", true),
@@ -58,20 +58,20 @@ async fn who_writes_is_waited_for_and_nobody_else_is() {
 }
 
 #[tokio::test]
-async fn the_wait_ends_with_the_writers_and_not_with_those_who_come_later() {
+async fn the_wait_ends_with_the_earlier_writers_and_ignores_later_ones() {
     let database = items();
     let oid = database.describe("t").await.oid;
     let (first, client) = (database.client().await, database.client().await);
     first.batch_execute("BEGIN; INSERT INTO t VALUES (1)").await.unwrap();
     let mut waiting = Box::pin(wait_for_writers(&client, oid, Instant::now() + Duration::from_secs(20)));
-    assert!(timeout(SHORT, &mut waiting).await.is_err(), "the first is open");
-    // The same session, another transaction: it isn't waited for.
+    assert!(timeout(SHORT, &mut waiting).await.is_err(), "the first transaction is open");
+    // A later transaction of the same session isn't waited for.
     first.batch_execute("COMMIT; BEGIN; INSERT INTO t VALUES (2)").await.unwrap();
     within("the end", waiting).await.unwrap();
 }
 
 #[tokio::test]
-async fn the_error_says_how_many_are_open_and_for_how_long() {
+async fn the_error_has_the_number_and_the_age_of_open_writers() {
     let database = items();
     let writer = database.client().await;
     writer.batch_execute("BEGIN; INSERT INTO t VALUES (1)").await.unwrap();
@@ -79,14 +79,14 @@ async fn the_error_says_how_many_are_open_and_for_how_long() {
     let error = wait(&database, "t", SHORT).await.unwrap_err();
     let WritersError::Open { open: 1, oldest: Some(oldest), waited } = &error else { panic!("{error:?}") };
     assert!(*oldest > Duration::from_secs(1) && *waited >= SHORT && waited < oldest, "{error:?}");
-    let words = error.to_string();
+    let message = error.to_string();
     let before =
         "1 transaction has written to the table and been open since before it was published, the oldest for";
-    assert!(words.starts_with(&format!("{before} {} s: waited ", oldest.as_secs())), "{words}");
+    assert!(message.starts_with(&format!("{before} {} s: waited ", oldest.as_secs())), "{message}");
 }
 
 #[tokio::test]
-async fn prepared_transactions_are_writers_whenever_they_were_prepared() {
+async fn prepared_transactions_are_waited_for_whenever_they_were_prepared() {
     for version in [15, 18] {
         let postgres =
             Postgres::builder().version(version).config("max_prepared_transactions", "4").start().unwrap();
@@ -95,11 +95,11 @@ async fn prepared_transactions_are_writers_whenever_they_were_prepared() {
         let (writer, client) = (database.client().await, database.client().await);
         let wait = || wait_for_writers(&client, oid, Instant::now() + Duration::from_secs(20));
 
-        // Prepared before.
+        // Prepared before the wait.
         writer.batch_execute("BEGIN; INSERT INTO t VALUES (1); PREPARE TRANSACTION 'a'").await.unwrap();
         let outcome = wait_for_writers(&client, oid, Instant::now() + SHORT).await;
         assert!(matches!(outcome, Err(WritersError::Open { open: 1, oldest: Some(_), .. })), "{outcome:?}");
-        // Prepared while it is waited for.
+        // Prepared during the wait.
         writer.batch_execute("BEGIN; INSERT INTO t VALUES (2)").await.unwrap();
         let mut waiting = Box::pin(wait());
         assert!(timeout(SHORT, &mut waiting).await.is_err());
@@ -109,7 +109,7 @@ async fn prepared_transactions_are_writers_whenever_they_were_prepared() {
         writer.batch_execute("COMMIT PREPARED 'b'").await.unwrap();
         within("the end", waiting).await.unwrap();
 
-        // After a restart, it has another virtual transaction.
+        // After a restart, it has a different virtual transaction id.
         writer.batch_execute("BEGIN; INSERT INTO t VALUES (3); PREPARE TRANSACTION 'c'").await.unwrap();
         database.postgres.restart_fast().unwrap();
         drop((writer, client));
@@ -122,7 +122,7 @@ async fn prepared_transactions_are_writers_whenever_they_were_prepared() {
     }
 }
 
-/// What a shape's beginning is made of: the writer's row is in no stream, and would be in no snapshot without the wait.
+/// The writer's row is in no stream, and without the wait it would be in no snapshot.
 #[tokio::test]
 async fn a_writer_that_is_open_across_the_table_s_publication_is_in_the_snapshot() {
     let database = items();
@@ -137,7 +137,7 @@ async fn a_writer_that_is_open_across_the_table_s_publication_is_in_the_snapshot
     writer.batch_execute("COMMIT").await.unwrap();
     within("the end", waiting).await.unwrap();
     drop((writer, client));
-    let mut sink = Collected::default();
+    let mut sink = CollectingSink::default();
     database.read(&query(&table, &[0], None), &mut sink).await.unwrap();
     assert_eq!(sink.messages().len(), 1);
 }

@@ -1,6 +1,7 @@
-//! A table as the catalog has it, and what the other parts want to know of it.
+//! Table description: a table as the catalog defines it, and the views of it that other parts need.
 //!
-//! Invariant: the columns are those whose values both COPY and the stream of changes have, in the table's order.
+//! Invariant: the columns are those whose values both COPY and the replication stream have, in the
+//! table's order.
 
 use forebay_replication::TableName;
 use forebay_shapes::encode;
@@ -8,7 +9,7 @@ use forebay_shapes::filter::{self, Collation, ColumnType, Schema, TypeKind};
 
 use crate::protocol::schema::ColumnShown;
 
-/// A table. Columns are named by their places in [`columns`](Self::columns).
+/// A table. Columns are identified by their index in [`columns`](Self::columns).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TableDescription {
     /// Its name.
@@ -17,21 +18,22 @@ pub struct TableDescription {
     pub oid: u32,
     /// Whether its rows are in partitions.
     pub is_partitioned: bool,
-    /// What old rows the stream has. Partitions have their own.
+    /// Which old rows the stream has. Partitions have their own.
     pub replica_identity: ReplicaIdentity,
     /// Whether the primary key is DEFERRABLE: within a transaction, two rows may have one key.
     pub key_is_deferrable: bool,
     /// The columns that can be followed, in the table's order.
     pub columns: Vec<ColumnDescription>,
-    /// Generated columns that can't: the stream has stored ones since Postgres 18, and never those that aren't stored.
-    pub left_out: Vec<String>,
+    /// Generated columns that can't be followed: the stream has stored ones since Postgres 18, and
+    /// virtual ones never.
+    pub excluded: Vec<String>,
     /// The server's major version.
     pub server_version: u32,
-    /// The collation of texts that have none of their own.
+    /// The collation of columns without their own.
     pub database_collation: Collation,
-    /// What tells it from a table that only looks the same: see [`describe`](super::describe).
+    /// Differs between tables that otherwise look the same; see `describe.rs`.
     pub lineage: String,
-    /// Which rows of the catalog say so: as long as they are the same, so is all of this.
+    /// Versions of the catalog rows. While they are the same, so is the whole description.
     pub edition: String,
 }
 
@@ -55,75 +57,75 @@ pub struct ColumnDescription {
     pub name: String,
     /// pg_attribute.attnum.
     pub number: i32,
-    /// Its type as clients see it.
-    pub shown: TypeShown,
-    /// Its type as filters see it: under all domains.
-    pub filtered: ColumnType,
-    /// The same, by name; of an array, its element's.
+    /// The type that clients receive.
+    pub display_type: DisplayType,
+    /// The type that filters use: the base type under all domains.
+    pub filter_type: ColumnType,
+    /// The name of that type; for an array, of its element.
     pub element: ElementType,
-    /// Whether it is never NULL.
+    /// Whether it is NOT NULL.
     pub is_not_null: bool,
-    /// Its place in the primary key, if it is in there.
+    /// Its index in the primary key, if it is in the key.
     pub key_index: Option<usize>,
-    /// Whether the database computes it.
+    /// Whether it is a generated column.
     pub is_generated: bool,
-    /// pg_attribute's atttypid and atttypmod: its type as the stream tells it.
+    /// atttypid and atttypmod of pg_attribute, as in Relation messages.
     pub stream_type: (u32, i32),
 }
 
-/// A type as clients see it: an array's is its element's.
+/// A type as clients receive it. For an array, it is the element's type.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct TypeShown {
+pub struct DisplayType {
     /// pg_type.oid.
     pub oid: u32,
     /// pg_type.typname.
     pub name: String,
     /// pg_attribute.atttypmod.
     pub modifier: i32,
-    /// 0: it isn't an array.
+    /// Number of dimensions; 0 if it isn't an array.
     pub dimensions: u32,
 }
 
-/// A type by its name, as SQL can name it.
+/// A type by its qualified name.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ElementType {
     /// Its schema.
     pub schema: String,
     /// pg_type.typname.
     pub name: String,
-    /// Whether it came with Postgres.
+    /// Whether it comes with Postgres.
     pub is_builtin: bool,
     /// Whether it is an enum.
     pub is_enum: bool,
-    /// Whether it is an enum, and the database has casts from it or to it that call functions.
+    /// Whether it is an enum, and the database has casts from or to it that call functions.
     pub has_casts: bool,
 }
 
-/// Why columns can't be chosen. Its text may be shown to whoever chose them.
+/// Why columns can't be selected. The text may be shown to the client that selected them.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-pub enum ChoiceError {
-    /// The table has none of that name.
-    #[error("column {} does not exist", super::quoted(.0))]
+pub enum ColumnSelectionError {
+    /// The table has no column of that name.
+    #[error("column {} does not exist", super::quote_identifier(.0))]
     NotFound(String),
     /// The stream doesn't have it.
     #[error(
         "column {} is generated, and its changes are not in the stream: Postgres publishes stored generated columns \
          since version 18, and others never",
-        super::quoted(.0)
+        super::quote_identifier(.0)
     )]
     Generated(String),
-    /// Without the whole key, rows couldn't be told apart.
-    #[error("column {} is in the primary key, and must be chosen too", super::quoted(.0))]
+    /// A column of the key is missing. Without it, rows couldn't be identified.
+    #[error("column {} is in the primary key, and must be chosen too", super::quote_identifier(.0))]
     KeyMissing(String),
 }
 
 impl TableDescription {
-    /// What filters need to know.
+    /// Returns the schema for filters.
     pub fn schema(&self) -> Schema {
         let column = |column: &ColumnDescription| filter::Column {
             name: column.name.clone(),
-            column_type: column.filtered.clone(),
+            column_type: column.filter_type.clone(),
         };
         Schema {
             table: Some(self.name.name.clone()),
@@ -133,7 +135,7 @@ impl TableDescription {
         }
     }
 
-    /// What messages need to know.
+    /// Returns the schema for the encoder of messages.
     pub fn columns(&self) -> Vec<encode::ColumnSchema> {
         let column = |column: &ColumnDescription| encode::ColumnSchema {
             name: column.name.clone(),
@@ -142,22 +144,23 @@ impl TableDescription {
         self.columns.iter().map(column).collect()
     }
 
-    /// What the schema's header shows of these columns.
-    pub fn shown(&self, selected: &[usize]) -> Vec<ColumnShown> {
+    /// Returns these columns for the schema header.
+    pub fn header_columns(&self, selected: &[usize]) -> Vec<ColumnShown> {
         let columns = selected.iter().filter_map(|index| self.columns.get(*index));
-        let shown = |column: &ColumnDescription| ColumnShown {
+        let header_column = |column: &ColumnDescription| ColumnShown {
             name: column.name.clone(),
-            type_name: column.shown.name.clone(),
-            dims: column.shown.dimensions,
+            type_name: column.display_type.name.clone(),
+            dims: column.display_type.dimensions,
             pk_index: column.key_index,
             not_null: column.is_not_null,
-            type_modifier: column.shown.modifier,
-            type_oid: column.shown.oid,
+            type_modifier: column.display_type.modifier,
+            type_oid: column.display_type.oid,
         };
-        columns.map(shown).collect()
+        columns.map(header_column).collect()
     }
 
-    /// The primary key's columns in the key's order; none: all columns tell rows apart.
+    /// Returns the primary key's columns in the key's order. Without a primary key, it is empty,
+    /// and all columns together identify a row.
     pub fn key(&self) -> Vec<usize> {
         let mut key: Vec<usize> = (0..self.columns.len()).collect();
         key.retain(|index| self.columns[*index].key_index.is_some());
@@ -165,16 +168,16 @@ impl TableDescription {
         key
     }
 
-    /// All columns.
-    pub fn all(&self) -> Vec<usize> {
+    /// Returns the indices of all columns.
+    pub fn all_columns(&self) -> Vec<usize> {
         (0..self.columns.len()).collect()
     }
 
-    /// The columns of these names, in the table's order, each once.
+    /// Returns the columns of these names, in the table's order, each once.
     ///
     /// # Errors
-    /// When one isn't there, can't be followed, or is missing from the key.
-    pub fn choose<N: AsRef<str>>(&self, names: &[N]) -> Result<Vec<usize>, ChoiceError> {
+    /// Fails if one doesn't exist or can't be followed, or if a column of the key is missing.
+    pub fn select<N: AsRef<str>>(&self, names: &[N]) -> Result<Vec<usize>, ColumnSelectionError> {
         let mut chosen = Vec::with_capacity(names.len());
         for name in names.iter().map(AsRef::as_ref) {
             chosen.push(self.find(name)?);
@@ -183,41 +186,43 @@ impl TableDescription {
         chosen.dedup();
         match self.key().into_iter().find(|index| !chosen.contains(index)) {
             None => Ok(chosen),
-            Some(missing) => Err(ChoiceError::KeyMissing(self.columns[missing].name.clone())),
+            Some(missing) => Err(ColumnSelectionError::KeyMissing(self.columns[missing].name.clone())),
         }
     }
 
-    fn find(&self, name: &str) -> Result<usize, ChoiceError> {
-        let place = self.columns.iter().position(|column| column.name == name);
-        place.ok_or_else(|| match self.left_out.iter().any(|left_out| left_out == name) {
-            true => ChoiceError::Generated(name.to_owned()),
-            false => ChoiceError::NotFound(name.to_owned()),
+    fn find(&self, name: &str) -> Result<usize, ColumnSelectionError> {
+        let index = self.columns.iter().position(|column| column.name == name);
+        index.ok_or_else(|| match self.excluded.iter().any(|excluded| excluded == name) {
+            true => ColumnSelectionError::Generated(name.to_owned()),
+            false => ColumnSelectionError::NotFound(name.to_owned()),
         })
     }
 
-    /// Differs if anything does that a shape depends on: name, identity, columns, how they compare, how they are shown. The
-    /// same in every process and version of this program, so it can be kept.
+    /// Returns a hash of everything that a shape depends on: name, identity, columns, and how they
+    /// compare and are displayed. It is the same in every process and version, so it can be stored.
     pub fn fingerprint(&self) -> u64 {
         let mut hash = Fnv::new();
         hash.text(&self.name.schema).text(&self.name.name).number(self.oid).flag(self.is_partitioned);
         hash.text(&self.lineage).number(self.server_version).collation(Some(&self.database_collation));
         for column in &self.columns {
-            let ColumnDescription { shown, filtered, .. } = column;
+            let ColumnDescription { display_type, filter_type, .. } = column;
             hash.text(&column.name).number(column.number.cast_unsigned());
             hash.flag(column.is_not_null).flag(column.is_generated);
             hash.number(column.key_index.map_or(0, |index| index as u32 + 1));
-            hash.number(shown.oid).text(&shown.name).number(shown.modifier.cast_unsigned());
-            hash.number(shown.dimensions);
-            hash.number(filtered.oid).text(&filtered.name).number(filtered.typmod.cast_unsigned());
-            hash.number(match filtered.kind {
+            hash.number(display_type.oid)
+                .text(&display_type.name)
+                .number(display_type.modifier.cast_unsigned());
+            hash.number(display_type.dimensions);
+            hash.number(filter_type.oid).text(&filter_type.name).number(filter_type.typmod.cast_unsigned());
+            hash.number(match filter_type.kind {
                 TypeKind::Base => 0,
                 TypeKind::Enum => 1,
                 TypeKind::Composite => 2,
                 TypeKind::Other => 3,
             });
-            hash.collation(filtered.collation.as_ref());
+            hash.collation(filter_type.collation.as_ref());
         }
-        self.left_out.iter().for_each(|name| _ = hash.text(name));
+        self.excluded.iter().for_each(|name| _ = hash.text(name));
         if self.key_is_deferrable {
             hash.flag(true);
         }
@@ -225,7 +230,7 @@ impl TableDescription {
     }
 }
 
-/// FNV-1a: `std`'s own hash may change with the compiler.
+/// FNV-1a. The hash of `std` may change with the compiler.
 struct Fnv(u64);
 
 impl Fnv {
@@ -247,7 +252,7 @@ impl Fnv {
         self.bytes(&[u8::from(flag)])
     }
 
-    /// With its length, or `a`, `bc` would be `ab`, `c`.
+    /// Includes the length, so that `a`, `bc` and `ab`, `c` differ.
     fn text(&mut self, text: &str) -> &mut Self {
         self.number(text.len() as u32).bytes(text.as_bytes())
     }
@@ -269,8 +274,8 @@ mod tests {
     use super::*;
 
     fn column(name: &str, number: i32, key_index: Option<usize>) -> ColumnDescription {
-        let filtered = filter::Column::new(name, 23, "int4").column_type;
-        let shown = TypeShown { oid: 23, name: "int4".to_owned(), modifier: -1, dimensions: 0 };
+        let filter_type = filter::Column::new(name, 23, "int4").column_type;
+        let display_type = DisplayType { oid: 23, name: "int4".to_owned(), modifier: -1, dimensions: 0 };
         let name = name.to_owned();
         let element = ElementType {
             schema: "pg_catalog".to_owned(),
@@ -282,8 +287,8 @@ mod tests {
         ColumnDescription {
             name,
             number,
-            shown,
-            filtered,
+            display_type,
+            filter_type,
             element,
             is_not_null: false,
             key_index,
@@ -300,7 +305,7 @@ mod tests {
             replica_identity: ReplicaIdentity::Full,
             key_is_deferrable: false,
             columns: vec![column("line", 1, Some(1)), column("note", 2, None), column("id", 4, Some(0))],
-            left_out: vec!["total".to_owned()],
+            excluded: vec!["total".to_owned()],
             server_version: 15,
             database_collation: Collation::C,
             lineage: "16404".to_owned(),
@@ -309,20 +314,20 @@ mod tests {
     }
 
     #[test]
-    fn columns_are_chosen_by_name_in_the_table_s_order() {
+    fn columns_are_selected_by_name_in_the_table_s_order() {
         let table = orders();
         assert_eq!(table.key(), [2, 0]);
-        assert_eq!(table.choose(&["id", "note", "line", "id"]), Ok(vec![0, 1, 2]));
-        assert_eq!(table.choose(&["id", "line"]), Ok(vec![0, 2]));
-        assert_eq!(table.choose(&["line"]), Err(ChoiceError::KeyMissing("id".to_owned())));
-        assert_eq!(table.choose(&["id", "line", "x"]), Err(ChoiceError::NotFound("x".to_owned())));
-        let error = table.choose(&["id", "line", "total"]).unwrap_err();
-        assert_eq!(error, ChoiceError::Generated("total".to_owned()));
+        assert_eq!(table.select(&["id", "note", "line", "id"]), Ok(vec![0, 1, 2]));
+        assert_eq!(table.select(&["id", "line"]), Ok(vec![0, 2]));
+        assert_eq!(table.select(&["line"]), Err(ColumnSelectionError::KeyMissing("id".to_owned())));
+        assert_eq!(table.select(&["id", "line", "x"]), Err(ColumnSelectionError::NotFound("x".to_owned())));
+        let error = table.select(&["id", "line", "total"]).unwrap_err();
+        assert_eq!(error, ColumnSelectionError::Generated("total".to_owned()));
         assert!(error.to_string().starts_with("column \"total\" is generated, and"), "{error}");
     }
 
     #[test]
-    fn the_fingerprint_tells_whatever_a_shape_depends_on() {
+    fn the_fingerprint_differs_with_everything_that_a_shape_depends_on() {
         let change = |change: fn(&mut TableDescription)| {
             let mut table = orders();
             change(&mut table);
@@ -330,9 +335,9 @@ mod tests {
         };
         let same = orders().fingerprint();
         assert_eq!(change(|_| {}), same);
-        // Kept on disk: another number is another table.
+        // Stored on disk: a new value would make every table a different one.
         assert_eq!(same, 3_616_383_484_321_217_685);
-        // Who sees to old rows is somebody else.
+        // The manager checks the replica identity.
         assert_eq!(change(|table| table.replica_identity = ReplicaIdentity::Default), same);
         let changes: [fn(&mut TableDescription); 20] = [
             |table| table.key_is_deferrable = true,
@@ -350,11 +355,11 @@ mod tests {
             |table| table.columns[1].is_not_null = true,
             |table| table.columns[1].is_generated = true,
             |table| table.columns[1].key_index = Some(2),
-            |table| table.columns[1].shown.modifier = 8,
-            |table| table.columns[1].shown.name.push('x'),
-            |table| table.columns[1].filtered.kind = TypeKind::Enum,
-            |table| table.columns[1].filtered.collation = Some(Collation::C),
-            |table| table.left_out.clear(),
+            |table| table.columns[1].display_type.modifier = 8,
+            |table| table.columns[1].display_type.name.push('x'),
+            |table| table.columns[1].filter_type.kind = TypeKind::Enum,
+            |table| table.columns[1].filter_type.collation = Some(Collation::C),
+            |table| table.excluded.clear(),
         ];
         let mut seen = vec![same];
         for (index, changed) in changes.into_iter().map(change).enumerate() {

@@ -1,14 +1,16 @@
-//! A shape's log as server-sent events.
+//! Shape event stream: a shape's log as server-sent events.
 //!
-//! Invariant: a stream has every message after the offset that it was asked for, once, in order.
-//! Up-to-date comes only between transactions, and the offset that it tells is after all that was
-//! sent and before whatever comes. A stream ends only after an up-to-date, or before its first
-//! message. Any other end breaks it: the client drops messages that no up-to-date followed.
-//! Enforced by: a stream subscribes before it reads what is there (`catch_up.rs`); what was published
-//! since comes by its subscription. A stream that falls behind reads from the log again. When its
-//! time is over, it ends with the next up-to-date; its token's end breaks it.
-//! Bounds: a topic keeps `KEPT` transactions of `KEPT_BYTES` for all streams of a shape together, and all of them what `counted.rs`
-//! says; what is larger is read from the log, piece by piece.
+//! Invariant: a stream sends every message after the requested offset, once, in order. Up-to-date
+//! is sent only between transactions, and its position is after everything sent and before
+//! everything that follows. A stream ends only after an up-to-date, or before its first message.
+//! Any other end aborts it: the client drops messages that no up-to-date followed.
+//! Enforced by: a stream subscribes before it reads the log (`catch_up.rs`); later messages come
+//! from its subscription. A stream that falls behind reads the log again. At its timeout, a stream
+//! ends with the next up-to-date; the expiry of its token aborts it.
+//! A topic keeps at most [`KEPT`] transactions and [`KEPT_BYTES`] for all streams of a shape
+//! together, and all topics together at most `MAX_BYTES` of `buffered_bytes.rs`. Larger
+//! transactions are read from the log in pieces.
+//! Lock order: a shape's lock (`forebay_shapes`) before its topic's.
 
 use std::future::Future;
 use std::io;
@@ -25,27 +27,28 @@ use http_body::Body as _;
 use memchr::memchr;
 use tokio::time::{Instant, Sleep, sleep_until};
 
-use super::catch_up::{CatchUp, Next, Piece};
-use super::counted::{self, Counted};
+use super::buffered_bytes::{self, BufferedBytes};
+use super::catch_up::{CatchUp, CatchUpPiece, CatchUpStep};
 
-/// How many transactions are kept for streams that are a little behind.
+/// Maximum number of transactions that a topic keeps for streams that are a little behind.
 const KEPT: usize = 64;
-/// And how much of them.
+/// Maximum bytes that a topic keeps.
 const KEPT_BYTES: usize = 1024 * 1024;
-/// Larger ones are read from the log.
-const LARGEST: usize = 256 * 1024;
+/// Largest transaction, in bytes, that is sent through the topic. Streams read larger ones from the
+/// log.
+const MAX_TRANSACTION_BYTES: usize = 256 * 1024;
 
 const KEEP_ALIVE: &[u8] = b": keep-alive\n\n";
 
-/// A shape's changes, for all its streams.
+/// The topic of a shape: formats each transaction once, and sends it to all its streams.
 #[derive(Debug)]
-pub(crate) struct Live {
+pub(crate) struct ShapeTopic {
     topic: Topic,
 }
 
-impl Live {
+impl ShapeTopic {
     pub(super) fn new() -> Self {
-        Live { topic: Topic::bounded(KEPT, KEPT_BYTES) }
+        ShapeTopic { topic: Topic::bounded(KEPT, KEPT_BYTES) }
     }
 
     pub(super) fn subscribe(&self) -> Tail {
@@ -53,17 +56,20 @@ impl Live {
     }
 }
 
-impl LogListener for Live {
+impl LogListener for ShapeTopic {
     fn published(&self, messages: &[Bytes], _last: Offset, seen: u64) -> bool {
         let bytes: usize = messages.iter().map(Bytes::len).sum();
-        if self.topic.subscribers() == 0 || bytes > LARGEST || counted::total() + bytes > counted::MAX_BYTES {
+        if self.topic.subscribers() == 0
+            || bytes > MAX_TRANSACTION_BYTES
+            || buffered_bytes::total() + bytes > buffered_bytes::MAX_BYTES
+        {
             self.topic.close();
             return false;
         }
         let mut event = BytesMut::with_capacity(bytes + bytes / 32 + 128);
         write_events(&mut event, messages);
         write_event(&mut event, &up_to_date(seen));
-        self.topic.publish_marked(Counted::bytes(event.freeze()), seen);
+        self.topic.publish_marked(BufferedBytes::count(event.freeze()), seen);
         true
     }
 
@@ -72,12 +78,12 @@ impl LogListener for Live {
     }
 }
 
-/// The control message.
+/// Returns the up-to-date control message of a position.
 pub(crate) fn up_to_date(seen: u64) -> Bytes {
     format!("{{\"headers\":{{\"control\":\"up-to-date\",\"global_last_seen_lsn\":\"{seen}\"}}}}").into()
 }
 
-/// Whole messages with their separators; where one ends and the next begins need not be where the pieces do.
+/// Writes messages with their separators as events. Pieces may begin and end within a message.
 pub(super) fn write_events(out: &mut BytesMut, messages: &[Bytes]) {
     let mut is_start = true;
     for piece in messages {
@@ -90,7 +96,7 @@ pub(super) fn write_events(out: &mut BytesMut, messages: &[Bytes]) {
             out.put_slice(&rest[..line]);
             is_start = rest[line - 1] == b'\n';
             if is_start {
-                // The separator is a comma and the line's end.
+                // The separator is a comma and a line feed.
                 out.truncate(out.len() - 2);
                 out.put_slice(b"\n\n");
             }
@@ -105,79 +111,80 @@ pub(super) fn write_event(out: &mut BytesMut, message: &[u8]) {
     out.put_slice(b"\n\n");
 }
 
-/// What up-to-date tells after a message, if this was seen before: a position after both, and
-/// before whatever comes.
+/// Returns the position for an up-to-date after the message `last`, when the log was read up to
+/// `seen`. It is after both, and before everything that follows.
 pub(crate) fn seen_with(last: Offset, seen: u64) -> u64 {
     seen.max(last.lsn + 1)
 }
 
-/// How long a stream goes on, and what it says meanwhile.
+/// Timeouts of an event stream.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Times {
-    /// The interval between keep-alives of a silent stream.
+pub(crate) struct StreamTimeouts {
+    /// Interval of keep-alives on a silent stream.
     pub(crate) keep_alive: Duration,
-    /// After so long, it ends with its next up-to-date.
+    /// Duration after which the stream ends with its next up-to-date.
     pub(crate) lasts: Duration,
-    /// The end of the client's token. Nothing is sent after it.
+    /// Expiry of the client's token. Nothing is sent after it.
     pub(crate) until: Option<Instant>,
 }
 
-/// One stream.
-pub(crate) struct Events {
+/// The event stream of one client.
+pub(crate) struct ShapeEventStream {
     shape: Arc<Shape>,
     shapes: Shapes,
-    /// What the last up-to-date said, or the offset that was asked for. What was sent of a tail, the
-    /// tail knows.
+    /// Position of the last up-to-date from the log, or the requested offset. The tail has the
+    /// position of what it sent.
     settled: Offset,
-    /// Whether the client lacks an up-to-date: it was behind when it came, or messages were sent
+    /// Whether the client needs an up-to-date: it was behind at the start, or messages were sent
     /// since the last one.
     is_open: bool,
     state: State,
     keep_alive: Duration,
-    /// When it had its last event of the log, or keep-alive.
-    heard: Instant,
-    /// From when on it ends, unless it is open.
+    /// Time of the last event from the log, or keep-alive.
+    last_sent: Instant,
+    /// From this time on, the stream ends as soon as it isn't open.
     ends: Instant,
-    /// When it breaks, though it is open; not before `ends`.
-    breaks: Option<Instant>,
-    /// Not after the next keep-alive, nor the end. An event leaves it alone: most alarms would be put off before they ring.
+    /// When the stream is aborted even if it is open; not before `ends`.
+    aborts: Option<Instant>,
+    /// Rings at the next keep-alive or end, or earlier. An event doesn't reset it: on a busy stream
+    /// most resets would be wasted.
     alarm: Pin<Box<Sleep>>,
-    /// While somebody listens, the database is followed.
+    /// Keeps the manager awake while the stream is open.
     _awake: Option<AwakeGuard>,
     _watching: ShapeStreamGuard,
 }
 
 enum State {
-    /// Reads what is in the log already, up to where the subscription begins.
-    Reading(Pin<Box<dyn Future<Output = io::Result<Piece>> + Send>>),
+    /// Reads the log up to where the subscription begins.
+    Reading(Pin<Box<dyn Future<Output = io::Result<CatchUpPiece>> + Send>>),
     Following(Tail),
-    Over,
+    Ended,
 }
 
-impl Events {
-    /// `None`: the shape is gone, or the store is unusable.
+impl ShapeEventStream {
+    /// Subscribes to a shape. `None`: the shape was removed, or the store is unusable.
     pub(crate) fn new(
         shape: Arc<Shape>,
         shapes: Shapes,
         after: Offset,
-        times: Times,
+        timeouts: StreamTimeouts,
         awake: Option<AwakeGuard>,
     ) -> Option<Self> {
         let now = Instant::now();
-        let Times { keep_alive, lasts, until: breaks } = times;
-        let ends = breaks.map_or(now + lasts, |breaks| breaks.min(now + lasts));
+        let StreamTimeouts { keep_alive, lasts, until: aborts } = timeouts;
+        let ends = aborts.map_or(now + lasts, |aborts| aborts.min(now + lasts));
         let alarm = Box::pin(sleep_until(ends.min(now + keep_alive)));
         let _watching = shape.watch();
-        let mut events = Events {
+        let mut events = ShapeEventStream {
             shape,
             shapes,
             settled: after,
             is_open: false,
-            state: State::Over,
+            state: State::Ended,
             keep_alive,
-            heard: now,
+            last_sent: now,
             ends,
-            breaks,
+            aborts,
             alarm,
             _awake: awake,
             _watching,
@@ -186,10 +193,10 @@ impl Events {
         Some(events)
     }
 
-    /// From the last up-to-date on. Whether the client is behind; `None`: the shape is gone, or the
-    /// store is unusable.
+    /// Subscribes, and reads the log from the last up-to-date on. Returns whether the client is
+    /// behind. `None`: the shape was removed, or the store is unusable.
     fn subscribe(&mut self) -> Option<bool> {
-        self.state = State::Over;
+        self.state = State::Ended;
         let (shape, shapes) = (Arc::clone(&self.shape), self.shapes.clone());
         let catch_up = CatchUp::new(shape, shapes, self.settled, self.ends)?;
         let is_behind = catch_up.is_behind();
@@ -200,15 +207,16 @@ impl Events {
     pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<io::Result<Bytes>>> {
         loop {
             match &mut self.state {
-                State::Over => return Poll::Ready(None),
+                State::Ended => return Poll::Ready(None),
                 State::Reading(reading) => match reading.as_mut().poll(cx) {
                     Poll::Pending => break,
                     Poll::Ready(Err(error)) => {
-                        self.state = State::Over;
+                        self.state = State::Ended;
                         return Poll::Ready(Some(Err(error)));
                     }
                     Poll::Ready(Ok(piece)) => {
-                        // Also while there is always more: a slow client must not outlive its token.
+                        // Checked at each piece: a client that always has more to read must not
+                        // outlive its token.
                         if let Some(end) = self.end() {
                             return Poll::Ready(end);
                         }
@@ -226,7 +234,8 @@ impl Events {
                         }
                         return Poll::Ready(Some(Ok(frame.into_data().unwrap_or_default())));
                     }
-                    // It fell behind, or a transaction was too large, or the shape is gone.
+                    // The stream fell behind, a transaction was too large, or the shape was
+                    // removed.
                     Poll::Ready(Some(Err(_)) | None) => {
                         if let Some(last) = tail.last() {
                             self.settled = Offset::new(last.mark, 0);
@@ -239,35 +248,35 @@ impl Events {
         self.poll_alarm(cx)
     }
 
-    /// Goes on after a piece of the log: what of it is sent.
-    fn take(&mut self, piece: Piece) -> Bytes {
-        self.heard = Instant::now();
+    /// Advances the state after a piece of the log, and returns the bytes to send.
+    fn take(&mut self, piece: CatchUpPiece) -> Bytes {
+        self.last_sent = Instant::now();
         let (state, seen) = match piece.next {
-            Next::More(catch_up, seen) => (State::Reading(Box::pin(catch_up.next())), seen),
-            Next::Follow(seen, tail) => (State::Following(tail), Some(seen)),
+            CatchUpStep::More(catch_up, seen) => (State::Reading(Box::pin(catch_up.next())), seen),
+            CatchUpStep::Follow(seen, tail) => (State::Following(tail), Some(seen)),
         };
         self.settled = seen.map_or(self.settled, |seen| Offset::new(seen, 0));
         self.is_open = seen.is_none();
-        // A stream whose time was over while it was open has no alarm for that.
-        let is_over = !self.is_open && self.heard >= self.ends;
-        self.state = if is_over { State::Over } else { state };
+        // If `ends` passed while the stream was open, no alarm is set for it.
+        let is_over = !self.is_open && self.last_sent >= self.ends;
+        self.state = if is_over { State::Ended } else { state };
         piece.events
     }
 
-    /// Ends the stream if it is time: properly, or with an error that breaks it.
+    /// Ends the stream if it is due: `Some(None)` ends it cleanly, `Some(Some(Err))` aborts it.
     fn end(&mut self) -> Option<Option<io::Result<Bytes>>> {
         let now = Instant::now();
         let is_time = match self.is_open {
-            true => self.breaks.is_some_and(|breaks| now >= breaks),
+            true => self.aborts.is_some_and(|aborts| now >= aborts),
             false => now >= self.ends,
         };
         is_time.then(|| {
-            self.state = State::Over;
+            self.state = State::Ended;
             self.is_open.then(|| Err(io::Error::new(io::ErrorKind::TimedOut, "the client's token expired")))
         })
     }
 
-    /// A keep-alive, or the end, when it is time.
+    /// Returns a keep-alive or the end, if one is due.
     fn poll_alarm(&mut self, cx: &mut Context<'_>) -> Poll<Option<io::Result<Bytes>>> {
         loop {
             ready!(self.alarm.as_mut().poll(cx));
@@ -277,18 +286,18 @@ impl Events {
             if let State::Following(tail) = &self.state
                 && let Some(last) = tail.last()
             {
-                self.heard = self.heard.max(last.at);
+                self.last_sent = self.last_sent.max(last.at);
             }
             let now = Instant::now();
-            let is_due = now >= self.heard + self.keep_alive;
+            let is_due = now >= self.last_sent + self.keep_alive;
             if is_due {
-                self.heard = now;
+                self.last_sent = now;
             }
-            let next = self.heard + self.keep_alive;
-            let end = if self.is_open && now >= self.ends { self.breaks } else { Some(self.ends) };
+            let next = self.last_sent + self.keep_alive;
+            let end = if self.is_open && now >= self.ends { self.aborts } else { Some(self.ends) };
             self.alarm.as_mut().reset(end.map_or(next, |end| end.min(next)));
             if is_due {
-                // Registers the alarm again.
+                // Registers the waker with the alarm again.
                 if self.alarm.as_mut().poll(cx).is_ready() {
                     cx.waker().wake_by_ref();
                 }

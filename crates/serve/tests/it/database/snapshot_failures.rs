@@ -1,4 +1,4 @@
-//! How a snapshot ends that doesn't end well, and what becomes of its connection.
+//! Tests of snapshots that fail, and of their connections afterwards.
 
 use std::convert::Infallible;
 use std::future::pending;
@@ -8,7 +8,7 @@ use bytes::Bytes;
 use forebay_replication::pgoutput::{Lsn, Snapshot};
 use forebay_serve::database::{RowSink, SnapshotError, SnapshotQuery, snapshot};
 
-use super::{Collected, Database, query};
+use super::{CollectingSink, Database, query};
 use crate::deadline::until;
 
 type Failure = SnapshotError<Infallible>;
@@ -20,10 +20,10 @@ fn items(version: u32) -> Database {
     )
 }
 
-/// Fails, and leaves the connection clean.
+/// Returns the error of a snapshot, and verifies that its connection is clean.
 async fn failure(database: &Database, query: &SnapshotQuery<'_>) -> Failure {
     let mut client = database.client().await;
-    let error = snapshot(&mut client, query, &mut Collected::default()).await.unwrap_err();
+    let error = snapshot(&mut client, query, &mut CollectingSink::default()).await.unwrap_err();
     assert!(client.is_reusable(), "{error}");
     let state = client
         .query_one("SELECT 1 WHERE current_setting('transaction_isolation') = 'read committed'", &[])
@@ -33,20 +33,20 @@ async fn failure(database: &Database, query: &SnapshotQuery<'_>) -> Failure {
 }
 
 #[tokio::test]
-async fn a_clause_that_postgres_refuses_is_named_with_its_place() {
+async fn a_clause_that_postgres_rejects_fails_with_its_location() {
     let database = items(15);
     let table = database.describe("t").await;
-    for (clause, sqlstate, location, words) in [
+    for (clause, sqlstate, location, message) in [
         ("(\"id\" = 1) AND (\"nope\" = 1)", "42703", Some(31), "column \"nope\" does not exist"),
         ("\"id\" = \"a\"", "42883", Some(20), "operator does not exist: integer = text"),
         ("\"id\" = = 1", "42601", Some(22), "At location 22: syntax error at or near \"=\""),
         ("\"other\".\"id\" = 1", "42P01", Some(15), "missing FROM-clause entry for table \"other\""),
-        // On a row: its words hold what the row holds.
+        // These fail on a row, and Postgres' message contains its values.
         ("1 / \"id\" = 1", "22012", None, "the where clause fails on a row of the table (22012)"),
         ("\"a\"::\"int4\" = 1", "22P02", None, "the where clause fails on a row of the table (22P02)"),
     ] {
         let error = failure(&database, &query(&table, &[0], Some(clause))).await;
-        assert_eq!(error.to_string(), words, "{clause}");
+        assert_eq!(error.to_string(), message, "{clause}");
         assert!(!error.is_temporary());
         let SnapshotError::Refused(refusal) = error else { panic!("{clause}: {error:?}") };
         assert_eq!((refusal.sqlstate.as_str(), refusal.location), (sqlstate, location), "{clause}");
@@ -55,29 +55,29 @@ async fn a_clause_that_postgres_refuses_is_named_with_its_place() {
 }
 
 #[tokio::test]
-async fn a_clause_that_is_analysed_first_shows_words_of_its_own_constants_and_none_of_rows() {
+async fn an_analysed_clause_fails_with_its_own_constants_and_never_with_values_of_rows() {
     let database = items(15);
     let table = database.describe("t").await;
-    for (clause, words) in [
+    for (clause, message) in [
         ("\"id\" = 'x'", "invalid input syntax for type integer: \"x\""),
         ("\"nope\" = 1", "column \"nope\" does not exist"),
         ("\"id\"", "argument of WHERE must be type boolean, not type integer"),
         ("\"a\"::\"int4\" = 1", "the where clause fails on a row of the table (22P02)"),
-        // Its code is a syntax error's, and its words hold the row's text.
+        // The SQLSTATE is that of a syntax error, and the message contains the row's text.
         ("(\"a\" || ' x')::\"tsquery\" IS NULL", "the where clause fails on a row of the table (42601)"),
     ] {
         let query = SnapshotQuery { analyses: true, ..query(&table, &[0], Some(clause)) };
         let error = failure(&database, &query).await;
-        assert_eq!(error.to_string(), words, "{clause}");
+        assert_eq!(error.to_string(), message, "{clause}");
         assert!(matches!(error, SnapshotError::Refused(_)), "{clause}: {error:?}");
     }
     let fits = SnapshotQuery { analyses: true, ..query(&table, &[0], Some("length(\"a\") > 0")) };
-    database.read(&fits, &mut Collected::default()).await.unwrap();
+    database.read(&fits, &mut CollectingSink::default()).await.unwrap();
     assert!(database.is_quiet());
 }
 
 #[tokio::test]
-async fn a_table_that_is_not_as_described_is_not_read() {
+async fn a_table_that_was_altered_since_its_description_is_not_read() {
     for version in [15, 18] {
         let database = items(version);
         for change in [
@@ -102,7 +102,7 @@ async fn a_table_that_is_not_as_described_is_not_read() {
 }
 
 #[tokio::test]
-async fn who_may_not_read_all_rows_reads_none() {
+async fn a_role_that_may_not_read_all_rows_reads_none() {
     let database = Database::of(
         15,
         "",
@@ -110,7 +110,7 @@ async fn who_may_not_read_all_rows_reads_none() {
         "CREATE TABLE t (id int PRIMARY KEY); INSERT INTO t VALUES (1), (2); GRANT SELECT ON t TO reader_no_more",
     );
     let table = database.describe("t").await;
-    for (change, words) in [
+    for (change, message) in [
         (
             "CREATE POLICY p ON t USING (id = 1); ALTER TABLE t ENABLE ROW LEVEL SECURITY",
             "policies hide rows of it from",
@@ -123,12 +123,12 @@ async fn who_may_not_read_all_rows_reads_none() {
         database.run(change);
         let error = failure(&database, &query(&table, &[0], None)).await;
         assert!(matches!(error, SnapshotError::NoPermission { .. }), "{error:?}");
-        assert!(error.to_string().contains(words), "{error}");
+        assert!(error.to_string().contains(message), "{error}");
     }
 }
 
 #[tokio::test]
-async fn a_snapshot_that_takes_too_long_or_is_cancelled_may_be_tried_again() {
+async fn a_snapshot_that_times_out_or_is_cancelled_may_be_tried_again() {
     let database = items(15);
     let table = database.describe("t").await;
     let slow = query(&table, &[0], Some("(pg_sleep(60) IS NOT NULL)"));
@@ -146,7 +146,7 @@ async fn a_snapshot_that_takes_too_long_or_is_cancelled_may_be_tried_again() {
 }
 
 #[tokio::test]
-async fn a_connection_that_is_lost_is_not_lent_again() {
+async fn a_lost_connection_is_not_reused() {
     let database = items(15);
     let table = database.describe("t").await;
     let mut client = database.client().await;
@@ -154,7 +154,8 @@ async fn a_connection_that_is_lost_is_not_lent_again() {
         let end = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() AND wait_event = 'PgSleep'";
         until("it sleeps", async || !database.run(end).is_empty()).await;
     };
-    let (slow, mut sink) = (query(&table, &[0], Some("(pg_sleep(60) IS NOT NULL)")), Collected::default());
+    let (slow, mut sink) =
+        (query(&table, &[0], Some("(pg_sleep(60) IS NOT NULL)")), CollectingSink::default());
     let (outcome, ()) = tokio::join!(snapshot(&mut client, &slow, &mut sink), terminating);
     let error = outcome.unwrap_err();
     assert!(matches!(error, SnapshotError::Lost(_)) && error.is_temporary(), "{error:?}");
@@ -163,32 +164,32 @@ async fn a_connection_that_is_lost_is_not_lent_again() {
 
 #[derive(Debug, thiserror::Error)]
 #[error("the disk is full")]
-struct Full;
+struct DiskFull;
 
-/// Takes one piece, and then no more: it fails, or never returns.
-struct Stubborn {
+/// A sink that accepts one piece, and then fails or never returns.
+struct StallingSink {
     pieces: usize,
     fails: bool,
 }
 
-impl RowSink for Stubborn {
-    type Error = Full;
+impl RowSink for StallingSink {
+    type Error = DiskFull;
 
-    async fn begun(&mut self, _snapshot: &Snapshot, _lsn: Lsn) -> Result<(), Full> {
+    async fn begin(&mut self, _snapshot: &Snapshot, _lsn: Lsn) -> Result<(), DiskFull> {
         Ok(())
     }
 
-    async fn rows(&mut self, _messages: Bytes) -> Result<(), Full> {
+    async fn rows(&mut self, _messages: Bytes) -> Result<(), DiskFull> {
         self.pieces += 1;
         match self.pieces {
             1 => Ok(()),
-            _ if self.fails => Err(Full),
+            _ if self.fails => Err(DiskFull),
             _ => pending().await,
         }
     }
 }
 
-/// More than all buffers between us and the server hold.
+/// Creates a table that is larger than all buffers between client and server.
 fn large() -> Database {
     Database::new(
         15,
@@ -205,12 +206,12 @@ async fn a_sink_that_fails_ends_the_snapshot_and_the_copy() {
     let database = large();
     let table = database.describe("t").await;
     let mut client = database.client().await;
-    let all = table.all();
+    let all = table.all_columns();
     let outcome =
-        snapshot(&mut client, &query(&table, &all, None), &mut Stubborn { pieces: 0, fails: true }).await;
+        snapshot(&mut client, &query(&table, &all, None), &mut StallingSink { pieces: 0, fails: true }).await;
     let error = outcome.unwrap_err();
     assert!(
-        matches!(error, SnapshotError::Sink(Full)) && error.to_string() == "the disk is full",
+        matches!(error, SnapshotError::Sink(DiskFull)) && error.to_string() == "the disk is full",
         "{error:?}"
     );
     assert!(!client.is_reusable());
@@ -219,12 +220,12 @@ async fn a_sink_that_fails_ends_the_snapshot_and_the_copy() {
 }
 
 #[tokio::test]
-async fn a_slow_sink_slows_the_server_and_dropping_the_snapshot_stops_it() {
+async fn a_slow_sink_slows_the_server_and_a_dropped_snapshot_stops_it() {
     let database = large();
     let table = database.describe("t").await;
     let mut client = database.client().await;
     let pid: i32 = client.query_one("SELECT pg_backend_pid()", &[]).await.unwrap().get(0);
-    let (all, mut sink) = (table.all(), Stubborn { pieces: 0, fails: false });
+    let (all, mut sink) = (table.all_columns(), StallingSink { pieces: 0, fails: false });
     let query = query(&table, &all, None);
     let waiting = until("the server waits for us", async || {
         tokio::time::sleep(Duration::from_millis(1)).await;
@@ -234,23 +235,23 @@ async fn a_slow_sink_slows_the_server_and_dropping_the_snapshot_stops_it() {
         outcome = snapshot(&mut client, &query, &mut sink) => panic!("{outcome:?}"),
         () = waiting => {}
     }
-    assert!(!client.is_reusable(), "nobody else may have the rest of the rows");
+    assert!(!client.is_reusable(), "the next user must not receive the rest of the rows");
     drop(client);
     let alive = format!("SELECT 1 FROM pg_stat_activity WHERE pid = {pid}");
-    until("the server is rid of it", async || database.run(&alive).is_empty()).await;
+    until("the backend has ended", async || database.run(&alive).is_empty()).await;
 }
 
 #[tokio::test]
-async fn a_table_that_stays_locked_is_given_up_after_a_while() {
+async fn a_table_that_stays_locked_fails_the_snapshot_after_the_lock_timeout() {
     let database = items(15);
     let table = database.describe("t").await;
     let blocker = database.client().await;
     blocker.batch_execute("BEGIN; LOCK TABLE t IN ACCESS EXCLUSIVE MODE").await.unwrap();
     let mut client = database.client().await;
-    let (query, mut sink) = (query(&table, &[0], None), Collected::default());
-    let given_up = snapshot(&mut client, &query, &mut sink).await;
-    assert!(matches!(given_up, Err(SnapshotError::Cancelled(_))), "{given_up:?}");
-    assert!(client.is_reusable(), "others may have the connection");
+    let (query, mut sink) = (query(&table, &[0], None), CollectingSink::default());
+    let outcome = snapshot(&mut client, &query, &mut sink).await;
+    assert!(matches!(outcome, Err(SnapshotError::Cancelled(_))), "{outcome:?}");
+    assert!(client.is_reusable(), "the connection is reusable");
     drop(client);
     blocker.batch_execute("ROLLBACK").await.unwrap();
     assert_eq!(database.rows("t", None).await.len(), 2);
@@ -265,7 +266,7 @@ async fn a_snapshot_dropped_before_its_rows_leaves_no_transaction_behind() {
     let mut client = database.client().await;
     let waiting =
         "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'";
-    let (query, mut sink) = (query(&table, &[0], None), Collected::default());
+    let (query, mut sink) = (query(&table, &[0], None), CollectingSink::default());
     tokio::select! {
         outcome = snapshot(&mut client, &query, &mut sink) => panic!("{outcome:?}"),
         () = until("it waits for the lock", async || {
@@ -275,22 +276,22 @@ async fn a_snapshot_dropped_before_its_rows_leaves_no_transaction_behind() {
     }
     assert!(!client.is_reusable());
     drop(client);
-    until("nobody waits any more", async || database.run(waiting).is_empty()).await;
+    until("no backend waits any more", async || database.run(waiting).is_empty()).await;
     blocker.batch_execute("ROLLBACK").await.unwrap();
     assert_eq!(database.rows("t", None).await.len(), 2);
 }
 
-/// Runs SQL between the snapshot and its rows.
-struct Intruder<'a> {
+/// A sink that runs SQL between the snapshot and its rows.
+struct InterferingSink<'a> {
     database: &'a Database,
     sql: &'static str,
     rows: usize,
 }
 
-impl RowSink for Intruder<'_> {
+impl RowSink for InterferingSink<'_> {
     type Error = Infallible;
 
-    async fn begun(&mut self, _: &Snapshot, _: Lsn) -> Result<(), Infallible> {
+    async fn begin(&mut self, _: &Snapshot, _: Lsn) -> Result<(), Infallible> {
         self.database.run(self.sql);
         Ok(())
     }
@@ -302,7 +303,7 @@ impl RowSink for Intruder<'_> {
 }
 
 #[tokio::test]
-async fn a_partition_that_is_attached_or_truncated_after_the_snapshot_was_taken_fails_it() {
+async fn a_partition_attached_or_truncated_after_the_snapshot_began_fails_it() {
     for version in [15, 18] {
         let database = Database::new(
             version,
@@ -327,7 +328,7 @@ async fn a_partition_that_is_attached_or_truncated_after_the_snapshot_was_taken_
             ("SELECT", Some(2)),
         ] {
             let table = database.describe("p").await;
-            let mut sink = Intruder { database: &database, sql, rows: 0 };
+            let mut sink = InterferingSink { database: &database, sql, rows: 0 };
             let outcome = snapshot(&mut client, &query(&table, &[0], None), &mut sink).await;
             match expected {
                 Some(rows) => {
@@ -339,11 +340,11 @@ async fn a_partition_that_is_attached_or_truncated_after_the_snapshot_was_taken_
             }
             assert!(client.is_reusable(), "{version}: {sql}");
         }
-        // Partitions that the clause has nothing to do with may be locked for long.
+        // A lock on a partition that the clause doesn't select doesn't block the snapshot.
         let other = database.client().await;
         other.batch_execute("BEGIN; LOCK TABLE p_2 IN ACCESS EXCLUSIVE MODE").await.unwrap();
         let table = database.describe_by(&client, "p").await;
-        let mut sink = Collected::default();
+        let mut sink = CollectingSink::default();
         let outcome = snapshot(&mut client, &query(&table, &[0], Some("\"id\" < 5")), &mut sink).await;
         assert_eq!(outcome.unwrap().rows, 1, "{version}");
     }

@@ -1,4 +1,4 @@
-//! Which rows a snapshot has, and how they are written.
+//! Tests of the rows of a snapshot and of their text.
 
 use std::convert::Infallible;
 
@@ -7,13 +7,13 @@ use forebay_replication::pgoutput::{Lsn, Snapshot};
 use forebay_serve::database::{RowSink, SnapshotError, SnapshotQuery, SubsetPage};
 use serde_json::{Value, json};
 
-use super::{Collected, Database, query};
+use super::{CollectingSink, Database, query};
 
 const SETTINGS: &str =
     "SET bytea_output = hex; SET DateStyle = 'ISO, DMY'; SET TimeZone = 'UTC'; SET extra_float_digits = 1;
     SET IntervalStyle = iso_8601; SET search_path = pg_catalog;";
 
-/// Types, and values of each.
+/// Types with values of each.
 #[rustfmt::skip]
 const VALUES: &[(&str, &[&str])] = &[
     ("bool", &["true", "false"]),
@@ -60,7 +60,7 @@ async fn every_value_is_the_text_that_postgres_writes() {
             columns.join(", "),
             rows.join(", ")
         ));
-        // A user whose settings are all others.
+        // The database overrides every display setting.
         database.run(&format!(
             "ALTER DATABASE {0} SET bytea_output = escape; ALTER DATABASE {0} SET DateStyle = 'German';
             ALTER DATABASE {0} SET TimeZone = 'Asia/Tokyo'; ALTER DATABASE {0} SET extra_float_digits = -5;
@@ -81,12 +81,12 @@ async fn every_value_is_the_text_that_postgres_writes() {
                 );
             }
         }
-        assert_eq!(ours[0]["value"]["c0"], "t", "booleans are as in the log");
+        assert_eq!(ours[0]["value"]["c0"], "t", "booleans are written as in the log");
     }
 }
 
 #[tokio::test]
-async fn any_text_survives() {
+async fn every_character_of_a_text_is_preserved() {
     let database = Database::new(
         15,
         "CREATE TABLE t (id int PRIMARY KEY, a text, b text);
@@ -113,9 +113,9 @@ async fn a_row_is_a_message_with_its_key() {
         "headers": {"operation": "insert", "relation": ["s", "T"]},
     });
     assert_eq!(database.rows("s.T", None).await, [message]);
-    // What isn't selected isn't read, unless it is the key.
+    // A column that isn't selected isn't read, unless the key has it.
     let table = database.describe("keyless").await;
-    let mut sink = Collected::default();
+    let mut sink = CollectingSink::default();
     database.read(&query(&table, &[1], None), &mut sink).await.unwrap();
     let message = &sink.messages()[0];
     assert_eq!(
@@ -125,7 +125,7 @@ async fn a_row_is_a_message_with_its_key() {
 }
 
 #[tokio::test]
-async fn columns_that_nobody_asked_for_are_not_read() {
+async fn columns_that_are_not_selected_are_not_read() {
     let database = Database::of(
         15,
         "",
@@ -134,14 +134,14 @@ async fn columns_that_nobody_asked_for_are_not_read() {
         INSERT INTO t VALUES (1, 'a', repeat('b', 1000)); GRANT SELECT ON t TO reader_of_columns",
     );
     let table = database.describe("t").await;
-    let mut sink = Collected::default();
+    let mut sink = CollectingSink::default();
     let summary = database.read(&query(&table, &[0, 1], None), &mut sink).await.unwrap();
     assert_eq!(sink.messages()[0]["value"], json!({"id": "1", "a": "a"}));
     assert_eq!((summary.rows, summary.bytes), (1, sink.pieces[0].len() as u64));
 }
 
 #[tokio::test]
-async fn rows_of_partitions_are_the_table_s_and_rows_of_heirs_are_not() {
+async fn rows_of_partitions_are_read_and_rows_of_inheriting_tables_are_not() {
     let database = Database::new(
         15,
         "CREATE TABLE parts (id int PRIMARY KEY) PARTITION BY RANGE (id);
@@ -160,7 +160,7 @@ async fn rows_of_partitions_are_the_table_s_and_rows_of_heirs_are_not() {
 }
 
 #[tokio::test]
-async fn a_clause_and_a_page_choose_rows() {
+async fn a_clause_and_a_page_select_rows() {
     let database = Database::new(
         15,
         "CREATE TABLE \"T\" (id int PRIMARY KEY, note text);
@@ -171,7 +171,7 @@ async fn a_clause_and_a_page_choose_rows() {
     assert_eq!(database.rows("T", Some(clause)).await.len(), 8);
     let table = database.describe("T").await;
     let page = Some(SubsetPage { order_by: "\"id\" DESC", limit: Some(2), offset: Some(1) });
-    let mut sink = Collected::default();
+    let mut sink = CollectingSink::default();
     let query = SnapshotQuery { page, ..query(&table, &[0], Some(clause)) };
     database.read(&query, &mut sink).await.unwrap();
     let ids: Vec<_> = sink.messages().iter().map(|message| message["value"]["id"].clone()).collect();
@@ -180,7 +180,7 @@ async fn a_clause_and_a_page_choose_rows() {
 }
 
 #[tokio::test]
-async fn how_a_clause_is_read_is_not_for_the_database_to_decide() {
+async fn settings_and_operators_of_the_database_do_not_change_a_clause() {
     let database = Database::new(
         15,
         "CREATE TABLE t (id int PRIMARY KEY, v varchar); INSERT INTO t VALUES (1, 'a'), (2, 'a\\');
@@ -197,21 +197,21 @@ async fn how_a_clause_is_read_is_not_for_the_database_to_decide() {
     assert_eq!(database.rows("t", Some("((\"id\" = NULL) IS NULL)")).await.len(), 2);
 }
 
-/// Writes as soon as the snapshot is known.
-struct Meddler<'d> {
+/// A sink that inserts a row as soon as the snapshot is taken.
+struct InsertingSink<'d> {
     database: &'d Database,
-    sink: Collected,
+    sink: CollectingSink,
     before: u32,
     after: u32,
 }
 
-impl RowSink for Meddler<'_> {
+impl RowSink for InsertingSink<'_> {
     type Error = Infallible;
 
-    async fn begun(&mut self, snapshot: &Snapshot, lsn: Lsn) -> Result<(), Infallible> {
+    async fn begin(&mut self, snapshot: &Snapshot, lsn: Lsn) -> Result<(), Infallible> {
         let write = "INSERT INTO t VALUES (2) RETURNING txid_current()";
-        self.after = self.database.ask(write).parse().unwrap();
-        self.sink.begun(snapshot, lsn).await
+        self.after = self.database.value(write).parse().unwrap();
+        self.sink.begin(snapshot, lsn).await
     }
 
     async fn rows(&mut self, messages: Bytes) -> Result<(), Infallible> {
@@ -222,10 +222,10 @@ impl RowSink for Meddler<'_> {
 #[tokio::test]
 async fn the_rows_are_those_of_the_transactions_that_the_snapshot_sees() {
     let database = Database::new(15, "CREATE TABLE t (id int PRIMARY KEY)");
-    let before: u32 = database.ask("INSERT INTO t VALUES (1) RETURNING txid_current()").parse().unwrap();
-    let written: Lsn = database.ask("SELECT pg_current_wal_insert_lsn()").parse().unwrap();
+    let before: u32 = database.value("INSERT INTO t VALUES (1) RETURNING txid_current()").parse().unwrap();
+    let written: Lsn = database.value("SELECT pg_current_wal_insert_lsn()").parse().unwrap();
     let table = database.describe("t").await;
-    let mut sink = Meddler { database: &database, sink: Collected::default(), before, after: 0 };
+    let mut sink = InsertingSink { database: &database, sink: CollectingSink::default(), before, after: 0 };
     let summary = database.read(&query(&table, &[0], None), &mut sink).await.unwrap();
     assert_eq!(sink.sink.messages().len(), 1);
     let (snapshot, lsn) = sink.sink.begun.clone().unwrap();
@@ -239,8 +239,8 @@ async fn rows_come_in_pieces_of_whole_messages() {
     let database = Database::new(15, "CREATE TABLE t (id int PRIMARY KEY, a text);
         INSERT INTO t SELECT i, repeat('x', 200) FROM generate_series(1, 5000) i; INSERT INTO t VALUES (0, repeat('y', 3000000))");
     let table = database.describe("t").await;
-    let mut sink = Collected::default();
-    let summary = database.read(&query(&table, &table.all(), None), &mut sink).await.unwrap();
+    let mut sink = CollectingSink::default();
+    let summary = database.read(&query(&table, &table.all_columns(), None), &mut sink).await.unwrap();
     assert_eq!((summary.rows, sink.messages().len()), (5001, 5001));
     let lengths: Vec<_> = sink.pieces.iter().map(Bytes::len).collect();
     assert_eq!(summary.bytes, lengths.iter().sum::<usize>() as u64);
@@ -252,17 +252,17 @@ async fn rows_come_in_pieces_of_whole_messages() {
 }
 
 #[tokio::test]
-async fn a_clause_whose_rows_nobody_wants_is_read_all_the_same() {
+async fn a_clause_is_validated_even_if_no_rows_are_read() {
     let database = Database::new(15, "CREATE TABLE t (id int PRIMARY KEY); INSERT INTO t VALUES (1), (2)");
     let table = database.describe("t").await;
     for clause in [None, Some("id > 1 OR true"), Some("id = 1 -- one\n")] {
-        let mut sink = Collected::default();
+        let mut sink = CollectingSink::default();
         let query = SnapshotQuery { is_empty: true, ..query(&table, &[0], clause) };
         let summary = database.read(&query, &mut sink).await.unwrap();
         assert_eq!((summary.rows, sink.begun.is_some()), (0, true), "{clause:?}");
     }
     let query = SnapshotQuery { is_empty: true, ..query(&table, &[0], Some("id = 1 AND nope = 2")) };
-    let error = database.read(&query, &mut Collected::default()).await.unwrap_err();
+    let error = database.read(&query, &mut CollectingSink::default()).await.unwrap_err();
     let SnapshotError::Refused(refusal) = error else { panic!("{error}") };
     assert_eq!(
         (refusal.location, refusal.to_string().as_str()),

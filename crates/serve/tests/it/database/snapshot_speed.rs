@@ -1,4 +1,4 @@
-//! What a snapshot costs us, beside what it costs the server.
+//! Measurement: time and CPU of a snapshot, without the CPU of the server.
 
 use std::convert::Infallible;
 use std::time::{Duration, Instant};
@@ -10,12 +10,12 @@ use rustix::time::{ClockId, clock_gettime};
 
 use super::{Database, query};
 
-struct Counter(u64);
+struct CountingSink(u64);
 
-impl RowSink for Counter {
+impl RowSink for CountingSink {
     type Error = Infallible;
 
-    async fn begun(&mut self, _snapshot: &Snapshot, _lsn: Lsn) -> Result<(), Infallible> {
+    async fn begin(&mut self, _snapshot: &Snapshot, _lsn: Lsn) -> Result<(), Infallible> {
         Ok(())
     }
 
@@ -25,7 +25,7 @@ impl RowSink for Counter {
     }
 }
 
-/// Of this process: the server is another.
+/// Returns the CPU time of this process. The server is a separate process.
 fn cpu() -> Duration {
     let time = clock_gettime(ClockId::ProcessCPUTime);
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
@@ -33,7 +33,7 @@ fn cpu() -> Duration {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "a measurement: run it in release, alone"]
-async fn a_million_rows() {
+async fn reading_a_million_rows_is_measured() {
     let rows = 1_000_000;
     let database = Database::new(15, &format!(
         "CREATE TABLE t (id int8 PRIMARY KEY, name text, note text, price numeric(10, 2), at timestamptz, gone text, flag bool);
@@ -41,10 +41,10 @@ async fn a_million_rows() {
          FROM generate_series(1, {rows}) i"
     ));
     let table = database.describe("t").await;
-    let all = table.all();
-    let length = database.ask("SELECT avg(length(t::text)) FROM t");
+    let all = table.all_columns();
+    let length = database.value("SELECT avg(length(t::text)) FROM t");
     for _ in 0..3 {
-        let (mut sink, begun, before) = (Counter(0), Instant::now(), cpu());
+        let (mut sink, begun, before) = (CountingSink(0), Instant::now(), cpu());
         let mut client = database.client().await;
         let summary = snapshot(&mut client, &query(&table, &all, None), &mut sink).await.unwrap();
         let (took, used) = (begun.elapsed(), cpu() - before);

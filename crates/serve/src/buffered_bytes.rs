@@ -1,0 +1,73 @@
+//! Buffered bytes: counts the bytes of all shapes that are in memory only until clients read them.
+//!
+//! Invariant: bytes that were read for one client, or are kept for many, count until the last
+//! reference to them is dropped.
+//! Topics stop buffering at [`MAX_BYTES`]. From half of it on, each client's reads shrink to
+//! [`SMALL_READ`]. So thousands of clients that don't read can't fill the memory.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use bytes::Bytes;
+
+/// Maximum bytes kept for the event streams of all shapes, plus the bytes being sent to clients.
+/// Beyond it, streams read from the log, which is slower.
+pub(super) const MAX_BYTES: usize = 256 * 1024 * 1024;
+/// Bytes of one read for one client.
+const LARGE_READ: u64 = 256 * 1024;
+/// Bytes of one read while more than half of [`MAX_BYTES`] is buffered.
+const SMALL_READ: u64 = 16 * 1024;
+
+/// Total of all shapes and clients of this process.
+static TOTAL: AtomicUsize = AtomicUsize::new(0);
+
+/// Bytes that count until they are dropped.
+pub(super) struct BufferedBytes(Bytes);
+
+impl BufferedBytes {
+    /// Counts the bytes until the returned ones and all their clones and slices are dropped.
+    pub(super) fn count(bytes: Bytes) -> Bytes {
+        TOTAL.fetch_add(bytes.len(), Ordering::Relaxed);
+        Bytes::from_owner(BufferedBytes(bytes))
+    }
+}
+
+/// Returns the number of bytes that count now.
+pub(super) fn total() -> usize {
+    TOTAL.load(Ordering::Relaxed)
+}
+
+/// Returns the number of bytes to read at once for one client.
+pub(super) fn read_size() -> u64 {
+    if total() < MAX_BYTES / 2 { LARGE_READ } else { SMALL_READ }
+}
+
+impl AsRef<[u8]> for BufferedBytes {
+    fn as_ref(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+impl Drop for BufferedBytes {
+    fn drop(&mut self) {
+        TOTAL.fetch_sub(self.0.len(), Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_count_until_the_last_reference_is_dropped_and_many_make_reads_small() {
+        // nextest runs each test in its own process; under `cargo test` the others count little.
+        let before = total();
+        let one = BufferedBytes::count(Bytes::from(vec![0; MAX_BYTES / 2]));
+        let shared = one.slice(5..10);
+        drop(one);
+        assert!(total() >= MAX_BYTES / 2);
+        assert_eq!(read_size(), SMALL_READ);
+        drop(shared);
+        assert!(total() < before + MAX_BYTES / 4);
+        assert_eq!(read_size(), LARGE_READ);
+    }
+}

@@ -1,0 +1,160 @@
+//! Request context: one request for a shape, and the responses built for it.
+
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use forebay_replication::AwakeGuard;
+use forebay_shapes::{LogPage, Offset, Shape, StartOffset};
+use forebay_stream::spare_headers;
+use http::header::CONTENT_ENCODING;
+use http::request::Parts;
+use http::{HeaderValue, Response};
+use tokio::time::Instant;
+
+use super::body::BodyContent;
+use super::protocol::caching::Caching;
+use super::protocol::headers::{AnswerHead, Body, visible};
+use super::protocol::{ShapeRequest, answers, cursor, encoding, etag};
+use super::response_cache::{self, CachedResponse, ResponseKey};
+use super::service::whole;
+use super::shape_event_stream::{seen_with, up_to_date};
+use super::shape_factory::{random_u64, schema_header};
+use super::shape_handler::{HandlerResult, ShapeHandler, unreadable};
+
+/// Expected number of response headers, including those that layers add. One allocation for all is
+/// cheaper than growth.
+const EXPECTED_HEADERS: usize = 16;
+
+/// A request for a shape that is being handled.
+pub(super) struct RequestContext<'a> {
+    pub(super) parts: &'a Parts,
+    pub(super) request: &'a ShapeRequest,
+    /// Keeps the manager awake until the response is built.
+    pub(super) _awake: Option<AwakeGuard>,
+}
+
+impl RequestContext<'_> {
+    /// Returns the wait, limited to the remaining validity of the client's token.
+    pub(super) fn at_most(&self, wait: Duration) -> Duration {
+        let until = self.request.bearer.as_ref().and_then(|bearer| bearer.until);
+        until.map_or(wait, |until| wait.min(until.saturating_duration_since(Instant::now())))
+    }
+
+    pub(super) fn gzip(&self) -> bool {
+        encoding::takes_gzip(&self.parts.headers)
+    }
+
+    /// Returns the headers of a response that ends at `offset`.
+    pub(super) fn head(
+        &self,
+        shape: &Shape,
+        offset: Offset,
+        up_to_date: bool,
+        has_data: Option<bool>,
+    ) -> AnswerHead {
+        let request = self.request;
+        let schema = (!request.live).then(|| schema_header(shape));
+        let etag = Some(etag::of(shape.handle(), request.since, offset, None));
+        let (handle, offset) = (visible(shape.handle()), visible(offset.to_string()));
+        let (cursor, body) = (None, Body::Log);
+        AnswerHead { handle, offset, up_to_date, has_data, schema, cursor, etag, body }
+    }
+}
+
+impl ShapeHandler {
+    /// Responds with a page of the log. `asked` is the requested offset.
+    pub(super) fn respond_log(
+        &self,
+        context: &RequestContext<'_>,
+        shape: &Arc<Shape>,
+        page: LogPage,
+        seen: u64,
+        asked: Option<Offset>,
+    ) -> HandlerResult {
+        let has_data = page.to > page.from;
+        // The requested offset may lie after the last change: the position of an up-to-date event
+        // does.
+        let end = asked.filter(|_| page.is_end).map_or(page.last, |asked| page.last.max(asked));
+        let is_shared =
+            context.request.live && has_data && page.to - page.from <= response_cache::MAX_RESPONSE_BYTES;
+        if let Some(asked) = asked.filter(|_| is_shared) {
+            let seen = page.is_end.then(|| seen_with(page.last, seen));
+            let key = ResponseKey { asked, last: page.last, up_to_date: seen };
+            return self.respond_cached(context, shape, page, key, end);
+        }
+        let mut head = context.head(shape, end, page.is_end, Some(has_data));
+        if context.request.live {
+            (head.cursor, head.schema) = (Some(self.cursor(context.request)), None);
+        }
+        if !has_data && context.request.live {
+            let elapsed = u64::try_from(self.started.elapsed().as_nanos()).unwrap_or(u64::MAX);
+            head.etag = Some(etag::of(shape.handle(), context.request.since, end, Some(elapsed)));
+        }
+        let after = page.is_end.then(|| up_to_date(seen_with(page.last, seen)));
+        let gzip = context.gzip();
+        self.respond(context, head, || BodyContent::log(self.source(shape), page, after, gzip))
+    }
+
+    /// Responds with the bytes that all clients with the same key receive.
+    fn respond_cached(
+        &self,
+        context: &RequestContext<'_>,
+        shape: &Arc<Shape>,
+        page: LogPage,
+        key: ResponseKey,
+        end: Offset,
+    ) -> HandlerResult {
+        let cached = self.response_cache.get_or_build(shape.handle(), key, || {
+            let body = BodyContent::log_bytes(&self.source(shape), page, key.up_to_date.map(up_to_date))?;
+            let etag = etag::of(shape.handle(), StartOffset::After(key.asked), end, None);
+            let (handle, offset) = (visible(shape.handle()), visible(end.to_string()));
+            Ok(CachedResponse { key, handle, offset, etag, body })
+        });
+        let cached = cached.map_err(|error| unreadable(&error))?;
+        let head = AnswerHead {
+            handle: cached.handle.clone(),
+            offset: cached.offset.clone(),
+            up_to_date: page.is_end,
+            has_data: Some(true),
+            schema: None,
+            cursor: Some(self.cursor(context.request)),
+            etag: Some(cached.etag.clone()),
+            body: Body::Log,
+        };
+        self.respond(context, head, || Ok(BodyContent::Whole(cached.body.clone())))
+    }
+
+    /// Responds with 304 if the client has the ETag, else with the body.
+    pub(super) fn respond(
+        &self,
+        context: &RequestContext<'_>,
+        mut head: AnswerHead,
+        body: impl FnOnce() -> io::Result<BodyContent>,
+    ) -> HandlerResult {
+        let is_known = |etag: &HeaderValue| etag::is_known(&context.parts.headers, etag);
+        let mut response = match head.etag.as_ref().is_some_and(is_known) {
+            true => whole(answers::not_modified()),
+            false => Response::new(body().map_err(|error| unreadable(&error))?),
+        };
+        *response.headers_mut() = spare_headers();
+        response.headers_mut().reserve(EXPECTED_HEADERS);
+        if response.body().is_gzip() {
+            head.etag = head.etag.as_ref().map(etag::weak);
+            response.headers_mut().insert(CONTENT_ENCODING, HeaderValue::from_static("gzip"));
+        }
+        head.write(response.headers_mut());
+        Caching::of(&context.parts.method, context.request).write(&self.cache_times, response.headers_mut());
+        Ok(response)
+    }
+
+    /// Returns the cursor of a live response.
+    pub(super) fn cursor(&self, request: &ShapeRequest) -> u64 {
+        cursor::next(since_1970(), self.long_poll, request.cursor, random_u64())
+    }
+}
+
+#[expect(clippy::disallowed_methods, reason = "a cursor contains the time, so that caches expire it")]
+fn since_1970() -> Duration {
+    std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default()
+}

@@ -1,0 +1,98 @@
+//! Shape definitions: from a request and a table to the shape that the request selects.
+
+use std::sync::Arc;
+
+use forebay_replication::TableName;
+use forebay_shapes::filter::Filter;
+use forebay_shapes::{CatalogState, Shape, ShapeDefinition, ShapeOptions, TableSchema};
+use http::HeaderValue;
+
+use super::CachedTable;
+use crate::database;
+use crate::grant_scope;
+use crate::protocol::{Invalid, Refusal, ShapeRequest, schema};
+
+/// Returns the definition of the shape that a request selects.
+///
+/// # Errors
+/// Fails if a column doesn't exist, the clause can't be parsed, or the grants don't cover it.
+pub(super) fn shape_definition(
+    request: &ShapeRequest,
+    cached: &CachedTable,
+) -> Result<ShapeDefinition, Refusal> {
+    // Grants come first: an error about a column must not reveal whether it exists.
+    grant_scope::find_grant(request, &cached.table)?;
+    for (field, names) in [("columns", &request.columns), ("queryable_columns", &request.queryable_columns)] {
+        if let (Some(names), Some(description)) = (names, &cached.description) {
+            description.select(names).map_err(|error| Refusal::from(Invalid::field(field, error)))?;
+        }
+    }
+    Ok(ShapeDefinition { table: Arc::clone(&cached.table), choice: shape_options(request, &cached.table)? })
+}
+
+/// Returns the columns, clause and modes that a request selects, restricted to its grant.
+pub(super) fn shape_options(request: &ShapeRequest, table: &TableSchema) -> Result<ShapeOptions, Refusal> {
+    let grant = grant_scope::find_grant(request, table)?;
+    let wrong = |error| Refusal::from(Invalid::field("where", error));
+    let params: Vec<&str> = request.params.iter().map(String::as_str).collect();
+    let types = grant_scope::visible_schema(grant, table);
+    let parse = |clause: &str| Filter::parse(clause, &params, &types);
+    let own = request.clause.as_deref().map(parse).transpose().map_err(wrong)?;
+    let own = own.map(|filter| filter.canonical().to_owned());
+    let clause = match (grant_scope::grant_clause(grant, table)?, own) {
+        (Some(granted), Some(own)) => {
+            Some(grant_scope::guarded_filter(&granted, &own, &table.types).map_err(wrong)?)
+        }
+        (granted, own) => granted.or(own),
+    };
+    let all = grant_scope::granted_columns(grant, table);
+    let chosen = request.columns.as_ref().or(request.queryable_columns.as_ref()).or(all.as_ref());
+    let columns = chosen.map(|names| {
+        let of_table = table.types.columns.iter().map(|column| &column.name);
+        of_table.filter(|name| names.contains(name)).cloned().collect()
+    });
+    Ok(ShapeOptions { clause, columns, replica: request.replica, log: request.log })
+}
+
+/// Returns the parts of a description that shapes depend on, and that their clients receive.
+pub(crate) fn table_schema(
+    description: &database::TableDescription,
+    membership: u32,
+    state: Option<CatalogState>,
+) -> TableSchema {
+    // `"name":{…}` of each column, without the outer braces.
+    let note = |index: usize| {
+        let header = schema::header(&description.header_columns(&[index]));
+        header.to_str().unwrap_or_default().trim_start_matches('{').to_owned()
+    };
+    let strip = |note: String| note.strip_suffix('}').map(str::to_owned).unwrap_or(note);
+    TableSchema {
+        oid: description.oid,
+        schema: description.name.schema.clone(),
+        name: description.name.name.clone(),
+        types: description.schema(),
+        membership,
+        stream_types: description.columns.iter().map(|column| column.stream_type).collect(),
+        key: description.key(),
+        numbers: description.columns.iter().map(|column| column.number).collect(),
+        key_is_deferrable: description.key_is_deferrable,
+        lineage: description.lineage.clone(),
+        state,
+        notes: description.all_columns().into_iter().map(note).map(strip).collect(),
+    }
+}
+
+/// Returns whether a request has the shape's table, or none.
+pub(super) fn is_of_table(request: &ShapeRequest, shape: &Shape) -> bool {
+    let table = &shape.definition().table;
+    let is_same = |name: &TableName| (&*name.schema, &*name.name) == (&*table.schema, &*table.name);
+    request.table.as_ref().is_none_or(is_same)
+}
+
+/// Returns the header that describes a shape's columns to clients.
+pub(crate) fn schema_header(shape: &Shape) -> HeaderValue {
+    let definition = shape.definition();
+    let notes = definition.selected().into_iter().filter_map(|index| definition.table.notes.get(index));
+    let columns: Vec<_> = notes.map(String::as_str).collect();
+    HeaderValue::try_from(format!("{{{}}}", columns.join(","))).unwrap_or(HeaderValue::from_static("{}"))
+}

@@ -1,0 +1,67 @@
+//! Refusals: the response for each error on the way to a shape.
+
+use forebay_replication::{NotReady, PoolError, PublishError};
+use forebay_shapes::ShapeGone;
+use tracing::warn;
+
+use crate::database::DescribeError;
+use crate::protocol::{Invalid, Refusal};
+
+/// Returns the refusal for requests that need the writing instance, which this one isn't.
+pub(super) fn not_writing_refusal() -> Refusal {
+    Refusal::NotReady {
+        message: "this instance makes and deletes no shapes right now: another one does, or will soon".into(),
+    }
+}
+
+/// Returns why a removed shape can't be served. `None`: the client continues with another shape.
+pub(crate) fn gone_refusal(gone: &ShapeGone) -> Option<Refusal> {
+    match gone {
+        ShapeGone::Deleted => None,
+        ShapeGone::Failed(failure) if failure.is_refusal => {
+            Some(Invalid::field("where", &failure.message).into())
+        }
+        ShapeGone::Failed(failure) => {
+            Some(Refusal::SnapshotFailed { message: failure.message.to_string().into() })
+        }
+    }
+}
+
+pub(super) fn manager_refusal(error: &NotReady) -> Refusal {
+    match error {
+        NotReady::Halted { .. } => Refusal::DatabaseUnreachable,
+        _ => not_writing_refusal(),
+    }
+}
+
+pub(super) fn pool_refusal(error: &PoolError) -> Refusal {
+    warn!(%error, "connection unavailable for a shape");
+    Refusal::DatabaseUnreachable
+}
+
+pub(super) fn describe_refusal(error: &DescribeError) -> Refusal {
+    match error {
+        DescribeError::Database(_) => {
+            warn!(%error, "table not described: query failed");
+            Refusal::DatabaseUnreachable
+        }
+        error => Invalid::field("table", error).into(),
+    }
+}
+
+pub(super) fn publish_refusal(error: &PublishError) -> Refusal {
+    warn!(%error, "table not added to the publication");
+    match error {
+        PublishError::Pool(_) | PublishError::Timeout => Refusal::DatabaseUnreachable,
+        // Without a code, the connection was lost. Class 57 means that the server shuts down.
+        // Neither is caused by the request.
+        PublishError::Server(error) if error.code().is_none_or(|code| code.code().starts_with("57")) => {
+            Refusal::DatabaseUnreachable
+        }
+        // Both end soon: the manager's reconciliation restores a narrowed publication.
+        PublishError::Busy { .. } | PublishError::Narrowed { .. } => {
+            Refusal::SnapshotFailed { message: error.to_string().into() }
+        }
+        error => Invalid::field("table", error).into(),
+    }
+}

@@ -1,0 +1,81 @@
+//! Token verifier: from a request's token to its bearer, with grants and expiry.
+//!
+//! Invariant: a [`Bearer`] exists only for a token that was just verified and hasn't passed its
+//! `exp`. No wait of a request outlasts the token.
+//! Enforced by: outside tests, only [`TokenVerifier::bearer`] creates a bearer, and every wait on
+//! the way to a response goes through [`while_valid`]. The clock leeway of admission doesn't apply
+//! here: each stream ends at `exp`, and the client would reconnect until the leeway is over.
+
+use forebay_admission::{Identify, IdentifyError, TokenFault};
+use http::HeaderMap;
+use tokio::time::{Instant, timeout_at};
+
+use super::protocol::{Bearer, Refusal, of_claim};
+
+/// Verifies tokens and reads their grants.
+pub(crate) struct TokenVerifier {
+    identify: Identify,
+    /// The claim with the grants.
+    claim: String,
+}
+
+impl TokenVerifier {
+    /// `claim` is the claim with the grants.
+    pub(crate) fn new(identify: Identify, claim: Option<&str>) -> Self {
+        TokenVerifier { identify, claim: claim.unwrap_or_default().to_owned() }
+    }
+
+    /// Returns the bearer of the request's token. Without the claim, the bearer has no grants.
+    ///
+    /// # Errors
+    /// Fails if there is no valid token, or its grants can't be parsed.
+    pub(crate) async fn bearer(&self, headers: &HeaderMap) -> Result<Bearer, Refusal> {
+        let token = self.identify.token(headers).await.map_err(|fault| token_refusal(&fault))?;
+        let token = token.ok_or(Refusal::TokenRequired)?;
+        let grants = token.claim(&self.claim).map_or_else(|| Ok([].into()), of_claim);
+        let grants = grants.map_err(|error| Refusal::BadGrant { message: error.to_string().into() })?;
+        let until = token.remaining().and_then(|left| Instant::now().checked_add(left));
+        Ok(Bearer { grants, until })
+    }
+}
+
+/// Waits for a future, at most until the bearer's token expires.
+///
+/// # Errors
+/// Fails at the expiry, even if the future completes at that moment.
+pub(crate) async fn while_valid<F: Future>(
+    bearer: Option<&Bearer>,
+    waiting: F,
+) -> Result<F::Output, Refusal> {
+    let Some(until) = bearer.and_then(|bearer| bearer.until) else { return Ok(waiting.await) };
+    let outcome = timeout_at(until, waiting).await.ok();
+    let in_time = outcome.filter(|_| Instant::now() < until);
+    in_time.ok_or_else(|| token_refusal(&IdentifyError::Token(TokenFault::Expired)))
+}
+
+fn token_refusal(fault: &IdentifyError) -> Refusal {
+    Refusal::BadToken { code: fault.as_str(), message: format!("Unauthorized - {fault}").into() }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::{pending, ready};
+    use std::time::Duration;
+
+    use super::*;
+
+    async fn refusal<F: Future>(left: Option<Duration>, waiting: F) -> Option<&'static str> {
+        let bearer = Bearer { grants: [].into(), until: left.map(|left| Instant::now() + left) };
+        while_valid(Some(&bearer), waiting).await.err().map(|refusal| refusal.as_str())
+    }
+
+    #[tokio::test]
+    async fn no_wait_outlasts_the_token() {
+        assert_eq!(refusal(Some(Duration::from_millis(20)), pending::<()>()).await, Some("expired"));
+        assert_eq!(refusal(Some(Duration::ZERO), ready(())).await, Some("expired"), "ready, but too late");
+        for left in [Some(Duration::from_secs(600)), None] {
+            assert_eq!(refusal(left, ready(())).await, None);
+        }
+        assert!(while_valid(None, ready(())).await.is_ok(), "no token is required");
+    }
+}
