@@ -73,8 +73,8 @@ fn is_authority(host: &HeaderValue) -> bool {
 /// Returns whether a request requires an upgrade. `Upgrade: h2c` doesn't count: servers may ignore
 /// it, and clients such as curl continue without it.
 fn requests_upgrade(headers: &HeaderMap) -> bool {
-    let asked = list_elements(headers, &CONNECTION).any(|name| name.eq_ignore_ascii_case("upgrade"));
-    asked && list_elements(headers, &UPGRADE).any(|protocol| !protocol.eq_ignore_ascii_case("h2c"))
+    let is_listed = list_elements(headers, &CONNECTION).any(|name| name.eq_ignore_ascii_case("upgrade"));
+    is_listed && list_elements(headers, &UPGRADE).any(|protocol| !protocol.eq_ignore_ascii_case("h2c"))
 }
 
 #[cfg(test)]
@@ -100,17 +100,17 @@ mod tests {
 
     #[test]
     fn a_request_needs_exactly_one_host_and_no_upgrade() {
-        let ask = |version, lines: &[_]| check(&request(version, lines));
-        assert_eq!(ask(Version::HTTP_11, &[("host", "a")]), Ok(()));
-        assert_eq!(ask(Version::HTTP_11, &[]), Err(BadRequest::Host));
-        assert_eq!(ask(Version::HTTP_11, &[("host", "a"), ("host", "b")]), Err(BadRequest::Host));
-        assert_eq!(ask(Version::HTTP_11, &[("host", "a@b")]), Err(BadRequest::Host));
-        assert_eq!(ask(Version::HTTP_11, &[("host", "a, b")]), Err(BadRequest::Host));
-        assert_eq!(ask(Version::HTTP_10, &[]), Ok(()));
-        assert_eq!(ask(Version::HTTP_2, &[]), Err(BadRequest::Host));
+        let checked = |version, lines: &[_]| check(&request(version, lines));
+        assert_eq!(checked(Version::HTTP_11, &[("host", "a")]), Ok(()));
+        assert_eq!(checked(Version::HTTP_11, &[]), Err(BadRequest::Host));
+        assert_eq!(checked(Version::HTTP_11, &[("host", "a"), ("host", "b")]), Err(BadRequest::Host));
+        assert_eq!(checked(Version::HTTP_11, &[("host", "a@b")]), Err(BadRequest::Host));
+        assert_eq!(checked(Version::HTTP_11, &[("host", "a, b")]), Err(BadRequest::Host));
+        assert_eq!(checked(Version::HTTP_10, &[]), Ok(()));
+        assert_eq!(checked(Version::HTTP_2, &[]), Err(BadRequest::Host));
         let upgrade = |to| [("host", "a"), ("connection", "keep-alive, Upgrade"), ("upgrade", to)];
-        assert_eq!(ask(Version::HTTP_11, &upgrade("websocket")), Err(BadRequest::Upgrade));
-        assert_eq!(ask(Version::HTTP_11, &upgrade("h2c")), Ok(()), "an offer that may be ignored");
+        assert_eq!(checked(Version::HTTP_11, &upgrade("websocket")), Err(BadRequest::Upgrade));
+        assert_eq!(checked(Version::HTTP_11, &upgrade("h2c")), Ok(()), "servers may ignore the offer");
         assert_eq!(
             ask(Version::HTTP_11, &[("host", "a"), ("upgrade", "websocket")]),
             Ok(()),
@@ -124,10 +124,11 @@ mod tests {
 
     #[test]
     fn chunked_is_the_only_accepted_transfer_coding() {
-        let ask = |coding| check(&request(Version::HTTP_11, &[("host", "a"), ("transfer-encoding", coding)]));
-        assert_eq!(ask("Chunked"), Ok(()));
+        let checked =
+            |coding| check(&request(Version::HTTP_11, &[("host", "a"), ("transfer-encoding", coding)]));
+        assert_eq!(checked("Chunked"), Ok(()));
         for coding in ["gzip, chunked", "gzip", "chunked, chunked", "identity", ""] {
-            assert_eq!(ask(coding), Err(BadRequest::Coding), "{coding:?}");
+            assert_eq!(checked(coding), Err(BadRequest::Coding), "{coding:?}");
         }
         let twice = headers(&[("transfer-encoding", "gzip"), ("transfer-encoding", "chunked")]);
         assert!(has_unsupported_coding(&twice) && !has_unsupported_coding(&HeaderMap::new()));

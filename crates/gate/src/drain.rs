@@ -138,7 +138,7 @@ mod tests {
         let mut cx = Context::from_waker(Waker::noop());
         assert!(ended.as_mut().poll(&mut cx).is_pending());
         drop(stream);
-        assert!(ended.as_mut().poll(&mut cx).is_ready(), "plain requests are not waited for");
+        assert!(ended.as_mut().poll(&mut cx).is_ready(), "a drain doesn't wait for plain requests");
         assert_eq!((drain.streams(), drain.plain()), (0, 1));
         drop(plain);
     }

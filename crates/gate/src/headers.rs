@@ -412,9 +412,9 @@ mod tests {
 
     #[test]
     fn the_authority_of_the_target_overrides_host() {
-        let asked = |uri: &'static str| requested_host(&Uri::from_static(uri), &headers(&[("host", "h")]));
-        assert_eq!(asked("/x").unwrap(), "h");
-        assert_eq!(asked("http://example.org:81/x").unwrap(), "example.org:81");
-        assert_eq!(asked("http://user:secret@example.org/x").unwrap(), "example.org");
+        let host = |uri: &'static str| requested_host(&Uri::from_static(uri), &headers(&[("host", "h")]));
+        assert_eq!(host("/x").unwrap(), "h");
+        assert_eq!(host("http://example.org:81/x").unwrap(), "example.org:81");
+        assert_eq!(host("http://user:secret@example.org/x").unwrap(), "example.org");
     }
 }

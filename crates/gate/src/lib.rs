@@ -16,7 +16,8 @@
 //!     config.stream_routes = vec![("POST /api/v1/stream".parse()?, 100)];
 //!     let proxy = ReverseProxy::new(config, Identify::new());
 //!     let admission = Admission::builder().total(1_000).build(Quota::local());
-//!     let server = HttpServer::new(listener, proxy.service(admission), HttpServerConfig::default());
+//!     let service = proxy.service(admission);
+//!     let server = HttpServer::new(listener, service, HttpServerConfig::default());
 //!     server.run(async { drop(tokio::signal::ctrl_c().await) }).await;
 //!     Ok(())
 //! }
@@ -25,13 +26,13 @@
 //! # Picture
 //!
 //! ```text
-//! client ─▶ HttpServer ─▶ gate_service.rs ─▶ AdmissionLayer ─▶ forwarder.rs ─▶ upstream.rs ─▶ upstream
+//! client ─▶ HttpServer ─▶ gate_service.rs ─▶ AdmissionLayer ─▶ forwarder.rs ─▶ upstream.rs ─▶ app
 //!           HTTP/1.1,     bad_request.rs     thread id;        headers.rs      pool of
 //!           HTTP/2        stream_routes.rs   permit, if a      drain.rs        HTTP/1.1
 //!                                            stream                            connections
 //!
-//! request body   client ──▶ upload.rs ──▶ upstream_connection.rs ──▶ head_io.rs ──▶ upstream
-//! response body  client ◀── permit ◀── gate_body.rs ◀── download.rs ◀── hyper, or the socket itself
+//! request body   client ──▶ upload.rs ──▶ upstream_connection.rs ──▶ head_io.rs ──▶ app
+//! response body  client ◀── permit ◀── gate_body.rs ◀── download.rs ◀── hyper, or the socket
 //! ```
 //!
 //! A live stream's socket is detached from hyper after the response head, because hyper's buffers
@@ -119,12 +120,13 @@
 //!
 //! # Decisions
 //!
-//! - **Path readings.** Upstreams decode, split and resolve paths differently. A request is a stream
-//!   if any common reading of its path matches: an extra permit is cheaper than a stream without one.
+//! - **Path readings.** Upstreams decode, split and resolve paths differently. A request is a
+//!   stream if any common reading of its path matches: an extra permit is cheaper than a stream
+//!   without one.
 //! - **Own connection pool.** A request drives its own connection, so dropping the request cancels
 //!   it. The pool also records whether any byte of a response arrived, which hyper's errors omit.
-//! - **Readiness.** `/readyz` is 503 while the gate drains, and while the quota's first rebuild since
-//!   the gate's start lasts. Later rebuilds and outages affect all gates at once, so they stay ready.
+//! - **Readiness.** `/readyz` is 503 while the gate drains, and from the gate's start until the
+//!   quota's rebuild ends. Later rebuilds and outages affect all gates at once, so they stay ready.
 
 mod bad_request;
 mod chunked;

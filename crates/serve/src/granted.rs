@@ -12,13 +12,16 @@ use std::borrow::Cow;
 use forebay_shapes::TableSchema;
 use forebay_shapes::filter::{Filter, FilterError, Schema};
 
-use super::protocol::{Grant, Refusal, ShapeRequest};
+use super::protocol::{Grant, RequestRefusal, ShapeRequest};
 
 /// The grant that a request is within: the first of the table's that has all columns that are named. `None`: the client may read everything.
 ///
 /// # Errors
-/// [`Refusal::NotGranted`].
-pub(super) fn find<'r>(request: &'r ShapeRequest, table: &TableSchema) -> Result<Option<&'r Grant>, Refusal> {
+/// [`RequestRefusal::NotGranted`].
+pub(super) fn find<'r>(
+    request: &'r ShapeRequest,
+    table: &TableSchema,
+) -> Result<Option<&'r Grant>, RequestRefusal> {
     let Some(bearer) = &request.bearer else { return Ok(None) };
     let is_of_table =
         |grant: &&Grant| (&*grant.table.schema, &*grant.table.name) == (&*table.schema, &*table.name);
@@ -27,7 +30,7 @@ pub(super) fn find<'r>(request: &'r ShapeRequest, table: &TableSchema) -> Result
         grant.columns.is_none() || (!table.key.is_empty() && named.all(|name| shows(grant, table, name)))
     };
     let grant = bearer.grants.iter().filter(is_of_table).find(has_all);
-    grant.map(Some).ok_or(Refusal::NotGranted)
+    grant.map(Some).ok_or(RequestRefusal::NotGranted)
 }
 
 /// The columns that a client sees that names none; `None`: all.
@@ -51,12 +54,12 @@ pub(super) fn visible<'t>(grant: Option<&Grant>, table: &'t TableSchema) -> Cow<
 ///
 /// # Errors
 /// If it isn't one for this table.
-pub(super) fn clause(grant: Option<&Grant>, table: &TableSchema) -> Result<Option<String>, Refusal> {
+pub(super) fn clause(grant: Option<&Grant>, table: &TableSchema) -> Result<Option<String>, RequestRefusal> {
     let Some(grant) = grant else { return Ok(None) };
     let params: Vec<&str> = grant.params.iter().map(String::as_str).collect();
     let parse = |clause: &String| Filter::parse(clause, &params, &table.types);
     let filter = grant.clause.as_ref().map(parse).transpose();
-    let filter = filter.map_err(|error| Refusal::BadGrant {
+    let filter = filter.map_err(|error| RequestRefusal::BadGrant {
         message: format!("The token's grant has a where clause that can't be used: {error}").into(),
     })?;
     Ok(filter.map(|filter| filter.canonical().to_owned()))

@@ -20,9 +20,10 @@ use tower_service::Service;
 use super::body::{Answer, BoxError, ShapeBody};
 use super::failures::{Failures, Reason};
 use super::metrics;
-use super::protocol::caching::{keep_nowhere, keep_private};
+use super::protocol::cache_policy::{extend_no_store, restrict_to_bearer};
 use super::protocol::{
-    Access, Bearer, Invalid, MAX_QUERY_BYTES, Pass, Query, Refusal, Route, ShapeRequest, cors,
+    Access, AccessLevel, InvalidRequest, MAX_QUERY_BYTES, QueryParams, RequestRefusal, Route, ShapeRequest,
+    TokenBearer, cors,
 };
 use super::shape_factory::chance;
 use super::shape_handler::ShapeHandler;
@@ -56,16 +57,16 @@ pub(crate) struct Handler {
 #[derive(Debug, Clone)]
 struct Sight {
     route: Route,
-    asked: Result<Asked, Refusal>,
-    pass: Pass,
+    asked: Result<Asked, RequestRefusal>,
+    pass: AccessLevel,
     /// Who was let in by a token.
-    bearer: Option<Bearer>,
+    bearer: Option<TokenBearer>,
 }
 
 #[derive(Debug, Clone)]
 enum Asked {
     /// Of a shape; a POST's body is still to be read, and with it what its query said.
-    Shape(Result<Box<ShapeRequest>, Invalid>, Option<Arc<Query>>),
+    Shape(Result<Box<ShapeRequest>, InvalidRequest>, Option<Arc<QueryParams>>),
     Other,
 }
 
@@ -101,16 +102,21 @@ impl Door {
         let (path, raw) = (uri.path(), uri.query().unwrap_or_default());
         let route = Route::of(path);
         if raw.len() > MAX_QUERY_BYTES {
-            return Sight { route, asked: Err(Refusal::QueryTooLong), pass: Pass::All, bearer: None };
+            return Sight {
+                route,
+                asked: Err(RequestRefusal::QueryTooLong),
+                pass: AccessLevel::Full,
+                bearer: None,
+            };
         }
-        let query = Query::parse(raw);
+        let query = QueryParams::parse(raw);
         let access = self.access.read().unwrap_or_else(PoisonError::into_inner);
-        let entered = match access.wants_own_name(route) && !is_local(request) {
-            true => Err(Refusal::ForeignHost),
-            false => access.enter(method, path, &query),
+        let entered = match access.requires_local_host(route) && !is_local(request) {
+            true => Err(RequestRefusal::ForeignHost),
+            false => access.authorize(method, path, &query),
         };
         drop(access);
-        let pass = entered.as_ref().map_or(Pass::All, |(_, pass)| *pass);
+        let pass = entered.as_ref().map_or(AccessLevel::Full, |(_, pass)| *pass);
         let asked = entered.map(|(route, _)| match (route, method) {
             (Route::Shape, &Method::OPTIONS) => Asked::Other,
             (Route::Shape, _) => {
@@ -145,11 +151,11 @@ impl<B: RequestBody> Service<Request<B>> for ServeService {
         let sight = self.door.see(&request);
         let (route, origins) = (sight.route, origins(request.headers()));
         let answering = match sight.pass {
-            Pass::All => {
+            AccessLevel::Full => {
                 request.extensions_mut().insert(sight);
                 self.admitted.call(request)
             }
-            Pass::Token => self.call_with_token(request, sight),
+            AccessLevel::Token => self.call_with_token(request, sight),
         };
         Marked { answering, route, origins, door: Arc::clone(&self.door) }
     }
@@ -172,7 +178,7 @@ impl ServeService {
             }
             request.extensions_mut().insert(sight);
             let Ok(mut response) = admitted.call(request).await;
-            keep_private(response.headers_mut());
+            restrict_to_bearer(response.headers_mut());
             Ok(response)
         })
     }
@@ -199,7 +205,7 @@ where
         let this = self.project();
         let Ok(mut response) = ready!(this.answering.poll(cx));
         this.door.answers.count(*this.route, response.status());
-        keep_nowhere(response.headers_mut());
+        extend_no_store(response.headers_mut());
         cors::write(*this.route, this.origins, response.headers_mut());
         let id = chance();
         this.door.failures.look_at(id, *this.route, &response);
@@ -235,7 +241,7 @@ impl<B: RequestBody> Service<Request<B>> for Handler {
         let sight = request.extensions_mut().remove::<Sight>();
         Box::pin(async move {
             let Some(Sight { route, asked, bearer, .. }) = sight else {
-                return Ok(Refusal::NoRoute.response(request.method()).map(ShapeBody::whole));
+                return Ok(RequestRefusal::NoRoute.response(request.method()).map(ShapeBody::whole));
             };
             let (mut parts, body) = request.into_parts();
             // Whatever is held from here on is held by all who wait.

@@ -31,7 +31,7 @@ use super::catalog_watch::CatalogWatch;
 use super::database::{self, Builtins, DescribeError, SnapshotError, SnapshotQuery, TableSelection};
 use super::granted;
 use super::metrics::{self, Ended};
-use super::protocol::{Invalid, Refusal, ShapeRequest, schema};
+use super::protocol::{InvalidRequest, RequestRefusal, ShapeRequest, schema};
 use super::schema_monitor::SchemaEpoch;
 use super::tokens::while_valid;
 
@@ -108,7 +108,7 @@ impl SettledTables {
 }
 
 /// A question to the database, and its answer for all who wait for it.
-type Asking = OnceCell<Result<Known, Refusal>>;
+type Asking = OnceCell<Result<Known, RequestRefusal>>;
 
 impl ShapeFactory {
     pub(crate) fn new(
@@ -139,26 +139,31 @@ impl ShapeFactory {
     pub(crate) async fn definition(
         &self,
         request: &ShapeRequest,
-    ) -> Result<(ShapeDefinition, Option<Arc<database::TableDescription>>), Refusal> {
-        let Some(name) = &request.table else { return Err(Invalid::field("table", "can't be blank").into()) };
+    ) -> Result<(ShapeDefinition, Option<Arc<database::TableDescription>>), RequestRefusal> {
+        let Some(name) = &request.table else {
+            return Err(InvalidRequest::field("table", "can't be blank").into());
+        };
         let known = while_valid(request.bearer.as_ref(), self.know(name)).await??;
         let definition = define(request, &known)?;
         Ok((definition, known.described))
     }
 
     /// The shape that is asked for. It is being made when this returns, if it wasn't there.
-    pub(crate) async fn shape(self: &Arc<Self>, request: &ShapeRequest) -> Result<Arc<Shape>, Refusal> {
+    pub(crate) async fn shape(
+        self: &Arc<Self>,
+        request: &ShapeRequest,
+    ) -> Result<Arc<Shape>, RequestRefusal> {
         let (definition, described) = self.definition(request).await?;
         if let Some(shape) = self.shapes.find_same(&definition) {
             return Ok(shape);
         }
         let Some(described) = described else { return Err(self.makes_none()) };
         let Ok(turn) = Arc::clone(&self.waiting).try_acquire_owned() else {
-            return Err(Refusal::overloaded("snapshot", MAX_WAITING as u64, chance()));
+            return Err(RequestRefusal::overloaded("snapshot", MAX_WAITING as u64, chance()));
         };
         let (shape, creation) =
             self.shapes.find_or_create(definition, micros()).map_err(|error| match error {
-                CreateError::Clause(error) => Refusal::from(Invalid::field("where", error)),
+                CreateError::Clause(error) => RequestRefusal::from(InvalidRequest::field("where", error)),
                 _ => self.makes_none(),
             })?;
         if let Some(creation) = creation {
@@ -179,11 +184,11 @@ impl ShapeFactory {
     }
 
     /// Why no shape can be made or deleted while nobody writes to the store here.
-    pub(super) fn makes_none(&self) -> Refusal {
+    pub(super) fn makes_none(&self) -> RequestRefusal {
         match self.manager.status().step {
             ManagerStep::BackingOff
             | ManagerStep::StartReplicationClient
-            | ManagerStep::ReplicationClientConnecting => Refusal::DatabaseUnreachable,
+            | ManagerStep::ReplicationClientConnecting => RequestRefusal::DatabaseUnreachable,
             _ => waiting(),
         }
     }
@@ -219,14 +224,14 @@ impl ShapeFactory {
     }
 
     /// Returns whether the shapes of a table were compared.
-    async fn refit(&self, oid: u32, name: &TableName, known: Result<Known, Refusal>) -> bool {
+    async fn refit(&self, oid: u32, name: &TableName, known: Result<Known, RequestRefusal>) -> bool {
         match known {
             // It can't be asked right now.
             Ok(Known { described: None, .. }) => return false,
             Ok(known) if known.table.oid == oid => self.shapes.refit(&known.table),
             Ok(_) => self.shapes.delete_table(oid),
             // Whatever else is wrong with it, its shapes may go on.
-            Err(Refusal::Invalid(_)) => {
+            Err(RequestRefusal::Invalid(_)) => {
                 if self.is_gone(name).await {
                     self.shapes.delete_table(oid);
                 }
@@ -251,15 +256,15 @@ impl ShapeFactory {
     }
 
     /// Whether a shape is the one that is asked for.
-    pub(crate) fn fits(&self, request: &ShapeRequest, shape: &Shape) -> Result<bool, Refusal> {
+    pub(crate) fn fits(&self, request: &ShapeRequest, shape: &Shape) -> Result<bool, RequestRefusal> {
         let is_same = is_of_table(request, shape);
         Ok(is_same && choose(request, &shape.definition().table)? == shape.definition().choice)
     }
 
     /// Returns whether a request that has a shape's handle names that shape: its table, if the
     /// request names one, and the rest of its definition, if the request says any of it.
-    pub(crate) fn is_named(&self, request: &ShapeRequest, shape: &Shape) -> Result<bool, Refusal> {
-        match request.has_choice() {
+    pub(crate) fn is_named(&self, request: &ShapeRequest, shape: &Shape) -> Result<bool, RequestRefusal> {
+        match request.defines_more_than_table() {
             true => self.fits(request, shape),
             false => Ok(is_of_table(request, shape)),
         }
@@ -272,7 +277,7 @@ impl ShapeFactory {
         sink: &mut S,
     ) -> Result<(), ReadError<S::Error>> {
         let Ok(_place) = self.waiting.try_acquire() else {
-            let refusal = Refusal::overloaded("snapshot", MAX_WAITING as u64, chance());
+            let refusal = RequestRefusal::overloaded("snapshot", MAX_WAITING as u64, chance());
             return Err(ReadError::Refused(refusal));
         };
         let _turn = self.snapshots.acquire().await;
@@ -335,7 +340,7 @@ impl ShapeFactory {
     }
 
     /// What a table is, from the database unless it was asked lately. If it can't be asked, what shapes of it were made of.
-    async fn know(&self, name: &TableName) -> Result<Known, Refusal> {
+    async fn know(&self, name: &TableName) -> Result<Known, RequestRefusal> {
         let times = self.described.times();
         let before = lock(&self.known).get(name).cloned();
         let is_current = |known: &&Known| known.times == times && known.at.elapsed() < KNOWN_FOR;
@@ -353,9 +358,9 @@ impl ShapeFactory {
         };
         match timeout(patience, asking).await {
             Ok(Ok(known)) => Ok(known),
-            Ok(Err(refusal @ Refusal::Invalid(_))) => Err(refusal),
+            Ok(Err(refusal @ RequestRefusal::Invalid(_))) => Err(refusal),
             Ok(Err(refusal)) => remembered.ok_or(refusal),
-            Err(_) => remembered.ok_or(Refusal::DatabaseUnreachable),
+            Err(_) => remembered.ok_or(RequestRefusal::DatabaseUnreachable),
         }
     }
 
@@ -382,7 +387,7 @@ impl ShapeFactory {
     }
 
     /// Asks once for all who want to know at the same time: a crowd would wait for the few connections that there are for it.
-    async fn ask_once(&self, name: &TableName, before: Option<Known>) -> Result<Known, Refusal> {
+    async fn ask_once(&self, name: &TableName, before: Option<Known>) -> Result<Known, RequestRefusal> {
         let asking = {
             let mut all = lock(&self.asking);
             all.retain(|_, asking| asking.strong_count() > 0);
@@ -397,7 +402,7 @@ impl ShapeFactory {
         asking.get_or_init(|| self.ask(name, before)).await.clone()
     }
 
-    async fn ask(&self, name: &TableName, before: Option<Known>) -> Result<Known, Refusal> {
+    async fn ask(&self, name: &TableName, before: Option<Known>) -> Result<Known, RequestRefusal> {
         if self.manager.status().step == ManagerStep::AcquiringLock {
             return Err(waiting());
         }
@@ -427,12 +432,12 @@ impl ShapeFactory {
     }
 
     /// What clauses may use of Postgres itself; it is asked once for each major version.
-    pub(super) async fn builtins(&self, server_version: u32) -> Result<Arc<Builtins>, Refusal> {
+    pub(super) async fn builtins(&self, server_version: u32) -> Result<Arc<Builtins>, RequestRefusal> {
         let asking = timeout(ASKING, self.ask_builtins(server_version));
-        asking.await.unwrap_or(Err(Refusal::DatabaseUnreachable))
+        asking.await.unwrap_or(Err(RequestRefusal::DatabaseUnreachable))
     }
 
-    async fn ask_builtins(&self, server_version: u32) -> Result<Arc<Builtins>, Refusal> {
+    async fn ask_builtins(&self, server_version: u32) -> Result<Arc<Builtins>, RequestRefusal> {
         let mut known = self.builtins.lock().await;
         if let Some((_, builtins)) = known.as_ref().filter(|(version, _)| *version == server_version) {
             return Ok(Arc::clone(builtins));
@@ -451,7 +456,7 @@ impl ShapeFactory {
         &self,
         name: &TableName,
         (mut described, mut state): (database::TableDescription, CatalogState),
-    ) -> Result<(database::TableDescription, TableSchema), Refusal> {
+    ) -> Result<(database::TableDescription, TableSchema), RequestRefusal> {
         for _ in 0..MAX_LOOKS {
             let published = self.publish(name).await.map_err(|error| unpublished(&error))?;
             self.leave_stale(name, Some(published));
@@ -465,14 +470,16 @@ impl ShapeFactory {
                 return Ok((described, table));
             }
         }
-        Err(Refusal::SnapshotFailed { message: "the table or its publication changes: try again".into() })
+        Err(RequestRefusal::SnapshotFailed {
+            message: "the table or its publication changes: try again".into(),
+        })
     }
 
     /// The look comes first: should the table change in between, the next look tells.
     async fn describe(
         &self,
         name: &TableName,
-    ) -> Result<(database::TableDescription, CatalogState), Refusal> {
+    ) -> Result<(database::TableDescription, CatalogState), RequestRefusal> {
         let client = self.manager.admin().await.map_err(|error| no_connection(&error))?;
         let tables = TableSelection::Named(&name.schema, &name.name);
         let (looked, described) = tokio::join!(
@@ -483,12 +490,13 @@ impl ShapeFactory {
         let described = described.map_err(|error| undescribed(&error))?;
         let looked = looked.map_err(|error| {
             warn!(%error, "a table can't be looked at");
-            Refusal::DatabaseUnreachable
+            RequestRefusal::DatabaseUnreachable
         })?;
         let look = looked.looks.into_iter().find(|look| look.oid == described.oid);
         // It was replaced in between.
-        let look =
-            look.ok_or_else(|| Refusal::SnapshotFailed { message: "the table changed: try again".into() })?;
+        let look = look.ok_or_else(|| RequestRefusal::SnapshotFailed {
+            message: "the table changed: try again".into(),
+        })?;
         Ok((described, look.state))
     }
 
@@ -627,7 +635,7 @@ impl ShapeFactory {
 #[derive(Debug)]
 pub(crate) enum ReadError<E: std::error::Error + 'static> {
     /// There is no connection.
-    Refused(Refusal),
+    Refused(RequestRefusal),
     Failed(SnapshotError<E>),
 }
 
@@ -682,21 +690,23 @@ async fn sealed(mut creation: ShapeCreation) -> Result<(io::Result<()>, ShapeCre
     }
 }
 
-fn define(request: &ShapeRequest, known: &Known) -> Result<ShapeDefinition, Refusal> {
+fn define(request: &ShapeRequest, known: &Known) -> Result<ShapeDefinition, RequestRefusal> {
     // First: whoever may not see a column doesn't learn whether there is one.
     granted::find(request, &known.table)?;
     for (field, names) in [("columns", &request.columns), ("queryable_columns", &request.queryable_columns)] {
         if let (Some(names), Some(described)) = (names, &known.described) {
-            described.choose(names).map_err(|error| Refusal::from(Invalid::field(field, error)))?;
+            described
+                .choose(names)
+                .map_err(|error| RequestRefusal::from(InvalidRequest::field(field, error)))?;
         }
     }
     Ok(ShapeDefinition { table: Arc::clone(&known.table), choice: choose(request, &known.table)? })
 }
 
 /// What is asked for of a table, and of that only what is granted.
-fn choose(request: &ShapeRequest, table: &TableSchema) -> Result<ShapeOptions, Refusal> {
+fn choose(request: &ShapeRequest, table: &TableSchema) -> Result<ShapeOptions, RequestRefusal> {
     let grant = granted::find(request, table)?;
-    let wrong = |error| Refusal::from(Invalid::field("where", error));
+    let wrong = |error| RequestRefusal::from(InvalidRequest::field("where", error));
     let params: Vec<&str> = request.params.iter().map(String::as_str).collect();
     let types = granted::visible(grant, table);
     let parse = |clause: &str| Filter::parse(clause, &params, &types);
@@ -761,60 +771,60 @@ pub(crate) fn schema_header(shape: &Shape) -> HeaderValue {
 }
 
 /// Another instance makes shapes, or nobody does yet.
-fn waiting() -> Refusal {
-    Refusal::NotReady {
+fn waiting() -> RequestRefusal {
+    RequestRefusal::NotReady {
         message: "this instance makes and deletes no shapes right now: another one does, or will soon".into(),
     }
 }
 
 /// Why a shape that is gone can't be served, if it isn't simply another one now.
-pub(crate) fn failed(gone: &ShapeGone) -> Option<Refusal> {
+pub(crate) fn failed(gone: &ShapeGone) -> Option<RequestRefusal> {
     match gone {
         ShapeGone::Deleted => None,
         ShapeGone::Failed(failure) if failure.is_refusal => {
-            Some(Invalid::field("where", &failure.message).into())
+            Some(InvalidRequest::field("where", &failure.message).into())
         }
         ShapeGone::Failed(failure) => {
-            Some(Refusal::SnapshotFailed { message: failure.message.to_string().into() })
+            Some(RequestRefusal::SnapshotFailed { message: failure.message.to_string().into() })
         }
     }
 }
 
-fn not_ready(error: &NotReady) -> Refusal {
+fn not_ready(error: &NotReady) -> RequestRefusal {
     match error {
-        NotReady::Halted { .. } => Refusal::DatabaseUnreachable,
+        NotReady::Halted { .. } => RequestRefusal::DatabaseUnreachable,
         _ => waiting(),
     }
 }
 
-fn no_connection(error: &PoolError) -> Refusal {
+fn no_connection(error: &PoolError) -> RequestRefusal {
     warn!(%error, "no connection for a shape's table");
-    Refusal::DatabaseUnreachable
+    RequestRefusal::DatabaseUnreachable
 }
 
-fn undescribed(error: &DescribeError) -> Refusal {
+fn undescribed(error: &DescribeError) -> RequestRefusal {
     match error {
         DescribeError::Database(_) => {
             warn!(%error, "a table can't be described");
-            Refusal::DatabaseUnreachable
+            RequestRefusal::DatabaseUnreachable
         }
-        error => Invalid::field("table", error).into(),
+        error => InvalidRequest::field("table", error).into(),
     }
 }
 
-fn unpublished(error: &PublishError) -> Refusal {
+fn unpublished(error: &PublishError) -> RequestRefusal {
     warn!(%error, "a table can't be published");
     match error {
-        PublishError::Pool(_) | PublishError::Timeout => Refusal::DatabaseUnreachable,
+        PublishError::Pool(_) | PublishError::Timeout => RequestRefusal::DatabaseUnreachable,
         // Without a code the connection was lost; 57 is a server that shuts down. Neither is the request's fault.
         PublishError::Server(error) if error.code().is_none_or(|code| code.code().starts_with("57")) => {
-            Refusal::DatabaseUnreachable
+            RequestRefusal::DatabaseUnreachable
         }
         // Both are soon over: the reconciliation widens a publication again.
         PublishError::Busy { .. } | PublishError::Narrowed { .. } => {
-            Refusal::SnapshotFailed { message: error.to_string().into() }
+            RequestRefusal::SnapshotFailed { message: error.to_string().into() }
         }
-        error => Invalid::field("table", error).into(),
+        error => InvalidRequest::field("table", error).into(),
     }
 }
 

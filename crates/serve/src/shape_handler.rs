@@ -26,11 +26,12 @@ use tracing::error;
 use super::backend::REFRESH;
 use super::body::{Answer, Source};
 use super::events::{Events, Times, seen_with, up_to_date};
-use super::protocol::answers::{self, Health};
-use super::protocol::caching::{CacheTimes, Caching};
-use super::protocol::headers::{AnswerHead, Body, visible};
+use super::protocol::cache_policy::{CachePolicy, CacheTimes};
+use super::protocol::fixed_responses::{self, Health};
+use super::protocol::headers::{BodyKind, ResponseHead, header_value};
 use super::protocol::{
-    Bearer, Invalid, MAX_BODY_BYTES, Query, Refusal, Route, ShapeRequest, cursor, encoding, etag,
+    InvalidRequest, MAX_BODY_BYTES, QueryParams, RequestRefusal, Route, ShapeRequest, TokenBearer, cursor,
+    encoding, etag,
 };
 use super::recent::{self, Recent};
 use super::service::{RequestBody, whole};
@@ -64,18 +65,18 @@ const NEWS: Duration = Duration::from_secs(1);
 /// An answer has about as many headers, with those of whom it passes. Room for all at once is cheaper than for each.
 const HEADERS: usize = 16;
 
-type Answered = Result<Response<Answer>, Refusal>;
+type Answered = Result<Response<Answer>, RequestRefusal>;
 
 impl ShapeHandler {
     /// What isn't about a shape.
     pub(crate) fn other(&self, route: Route, parts: &Parts) -> Response<Answer> {
         if parts.method == Method::OPTIONS {
-            return whole(answers::preflight(&parts.headers));
+            return whole(fixed_responses::preflight(&parts.headers));
         }
         whole(match route {
             Route::Health => self.health().response(),
-            Route::Root => self.home.map_or_else(answers::root, |page| page()),
-            Route::Shape | Route::NotFound => answers::root(),
+            Route::Root => self.home.map_or_else(fixed_responses::root, |page| page()),
+            Route::Shape | Route::NotFound => fixed_responses::root(),
         })
     }
 
@@ -93,10 +94,10 @@ impl ShapeHandler {
     pub(crate) async fn shape<B: RequestBody>(
         &self,
         parts: &Parts,
-        request: Result<Box<ShapeRequest>, Invalid>,
-        posted: Option<Arc<Query>>,
+        request: Result<Box<ShapeRequest>, InvalidRequest>,
+        posted: Option<Arc<QueryParams>>,
         body: B,
-        bearer: Option<Bearer>,
+        bearer: Option<TokenBearer>,
     ) -> Answered {
         // What is rare is boxed, here and below: a request takes the room of its longest way for as long as it waits.
         let mut request = match posted {
@@ -107,7 +108,7 @@ impl ShapeHandler {
             None => request?,
         };
         if let Some(bearer) = &bearer {
-            bearer.may(&parts.method, &request)?;
+            bearer.authorize(&parts.method, &request)?;
         }
         request.bearer = bearer;
         self.usable()?;
@@ -137,7 +138,9 @@ impl ShapeHandler {
                 };
                 match (answered, shape.gone()) {
                     // Its files went while they were read.
-                    (Err(Refusal::NotReady { .. }), Some(gone)) => Err(self.gone(gone, &request).await),
+                    (Err(RequestRefusal::NotReady { .. }), Some(gone)) => {
+                        Err(self.gone(gone, &request).await)
+                    }
                     (answered, _) => answered,
                 }
             }
@@ -145,18 +148,22 @@ impl ShapeHandler {
     }
 
     /// Fails if the storage directory can't be read on: what is there would stay as it is for ever.
-    fn usable(&self) -> Result<(), Refusal> {
+    fn usable(&self) -> Result<(), RequestRefusal> {
         match self.shapes.unusable() {
-            Some(why) => Err(Refusal::NotReady { message: why.as_str().into() }),
+            Some(why) => Err(RequestRefusal::NotReady { message: why.as_str().into() }),
             None => Ok(()),
         }
     }
 
     /// All of a request's body.
-    async fn read<B: RequestBody>(&self, body: B, bearer: Option<&Bearer>) -> Result<Bytes, Refusal> {
+    async fn read<B: RequestBody>(
+        &self,
+        body: B,
+        bearer: Option<&TokenBearer>,
+    ) -> Result<Bytes, RequestRefusal> {
         let reading = timeout(self.body_timeout, Limited::new(body, MAX_BODY_BYTES).collect());
-        let body = while_valid(bearer, reading).await?.map_err(|_| Refusal::BodyTooSlow)?;
-        Ok(body.map_err(|_| Refusal::BodyTooLarge)?.to_bytes())
+        let body = while_valid(bearer, reading).await?.map_err(|_| RequestRefusal::BodyTooSlow)?;
+        Ok(body.map_err(|_| RequestRefusal::BodyTooLarge)?.to_bytes())
     }
 
     /// What is asked for may have changed while everything slept; and while somebody waits, nothing falls asleep.
@@ -169,7 +176,7 @@ impl ShapeHandler {
     }
 
     /// The shape that a client knows, if it is the one that it asks for.
-    async fn known(&self, request: &ShapeRequest) -> Result<Arc<Shape>, Refusal> {
+    async fn known(&self, request: &ShapeRequest) -> Result<Arc<Shape>, RequestRefusal> {
         let found = match request.handle.as_deref() {
             Some(handle) => self.find(handle).await?,
             None => None,
@@ -184,7 +191,7 @@ impl ShapeHandler {
     }
 
     /// `None`: it is gone. Another instance may have made it a moment ago, and this one may read of it only with its next look.
-    async fn find(&self, handle: &str) -> Result<Option<Arc<Shape>>, Refusal> {
+    async fn find(&self, handle: &str) -> Result<Option<Arc<Shape>>, RequestRefusal> {
         let begun = Instant::now();
         loop {
             // First: what comes in between is found.
@@ -194,7 +201,7 @@ impl ShapeHandler {
                 None if may_come => {
                     let message =
                         "this instance hasn't heard of the shape yet: another one may have just made it";
-                    return Err(Refusal::NotReady { message: message.into() });
+                    return Err(RequestRefusal::NotReady { message: message.into() });
                 }
                 found => return Ok(found),
             }
@@ -202,20 +209,20 @@ impl ShapeHandler {
     }
 
     /// The client begins anew, with this shape if there can be one.
-    async fn moved(&self, request: &ShapeRequest) -> Refusal {
+    async fn moved(&self, request: &ShapeRequest) -> RequestRefusal {
         match Box::pin(self.making.shape(request)).await {
             Ok(shape) => moved_to(shape.handle(), request.handle.as_deref()),
             Err(
-                refusal @ (Refusal::Invalid(_)
-                | Refusal::BadToken { .. }
-                | Refusal::BadGrant { .. }
-                | Refusal::NotGranted),
+                refusal @ (RequestRefusal::Invalid(_)
+                | RequestRefusal::BadToken { .. }
+                | RequestRefusal::BadGrant { .. }
+                | RequestRefusal::NotGranted),
             ) => refusal,
-            Err(_) => Refusal::MustRefetch { handle: None },
+            Err(_) => RequestRefusal::MustRefetch { handle: None },
         }
     }
 
-    async fn gone(&self, gone: ShapeGone, request: &ShapeRequest) -> Refusal {
+    async fn gone(&self, gone: ShapeGone, request: &ShapeRequest) -> RequestRefusal {
         match failed(&gone) {
             Some(refusal) => refusal,
             None => self.moved(request).await,
@@ -304,7 +311,7 @@ impl ShapeHandler {
         // The published client resumes here if the stream breaks before its first up-to-date.
         let mut head = asking.head(shape, offset, false, None);
         head.cursor = Some(self.cursor(asking.request));
-        head.body = Body::Events;
+        head.body = BodyKind::Events;
         head.etag = None;
         let mut response = self.respond(asking, head, || Ok(Answer::Events(Box::new(events))))?;
         response.extensions_mut().insert(LiveBody);
@@ -312,12 +319,12 @@ impl ShapeHandler {
     }
 
     /// An offset beyond the end may be there soon: another instance may be ahead of this one.
-    async fn within_bounds(&self, offset: Offset, patience: Duration) -> Result<(), Refusal> {
+    async fn within_bounds(&self, offset: Offset, patience: Duration) -> Result<(), RequestRefusal> {
         let reached = timeout(patience, self.shapes.reaches(offset)).await;
-        reached.map_err(|_| Refusal::out_of_bounds())
+        reached.map_err(|_| RequestRefusal::out_of_bounds())
     }
 
-    async fn page(&self, shape: &Arc<Shape>, offset: Offset) -> Result<LogPage, Refusal> {
+    async fn page(&self, shape: &Arc<Shape>, offset: Offset) -> Result<LogPage, RequestRefusal> {
         if let Some(page) = shape.log_after_at_once(offset) {
             return Ok(page);
         }
@@ -356,7 +363,7 @@ impl ShapeHandler {
         }
         if !has_data && asking.request.live {
             let elapsed = u64::try_from(self.started.elapsed().as_nanos()).unwrap_or(u64::MAX);
-            head.etag = Some(etag::of(shape.handle(), asking.request.since, end, Some(elapsed)));
+            head.etag = Some(etag::etag_of(shape.handle(), asking.request.since, end, Some(elapsed)));
         }
         let after = page.is_end.then(|| up_to_date(seen_with(page.last, seen)));
         let gzip = asking.gzip();
@@ -374,12 +381,12 @@ impl ShapeHandler {
     ) -> Answered {
         let told = self.recent.tell(shape.handle(), which, || {
             let body = Answer::log_bytes(&self.source(shape), page, which.up_to_date.map(up_to_date))?;
-            let etag = etag::of(shape.handle(), StartOffset::After(which.asked), end, None);
-            let (handle, offset) = (visible(shape.handle()), visible(end.to_string()));
+            let etag = etag::etag_of(shape.handle(), StartOffset::After(which.asked), end, None);
+            let (handle, offset) = (header_value(shape.handle()), header_value(end.to_string()));
             Ok(recent::Told { which, handle, offset, etag, body })
         });
         let told = told.map_err(|error| unreadable(&error))?;
-        let head = AnswerHead {
+        let head = ResponseHead {
             handle: told.handle.clone(),
             offset: told.offset.clone(),
             up_to_date: page.is_end,
@@ -387,7 +394,7 @@ impl ShapeHandler {
             schema: None,
             cursor: Some(self.cursor(asking.request)),
             etag: Some(told.etag.clone()),
-            body: Body::Log,
+            body: BodyKind::Log,
         };
         self.respond(asking, head, || Ok(Answer::Whole(told.body.clone())))
     }
@@ -395,22 +402,23 @@ impl ShapeHandler {
     fn respond(
         &self,
         asking: &Asking<'_>,
-        mut head: AnswerHead,
+        mut head: ResponseHead,
         body: impl FnOnce() -> io::Result<Answer>,
     ) -> Answered {
-        let is_known = |etag: &HeaderValue| etag::is_known(&asking.parts.headers, etag);
+        let is_known = |etag: &HeaderValue| etag::matches_request(&asking.parts.headers, etag);
         let mut response = match head.etag.as_ref().is_some_and(is_known) {
-            true => whole(answers::not_modified()),
+            true => whole(fixed_responses::not_modified()),
             false => Response::new(body().map_err(|error| unreadable(&error))?),
         };
         *response.headers_mut() = spare_headers();
         response.headers_mut().reserve(HEADERS);
         if response.body().is_packed() {
-            head.etag = head.etag.as_ref().map(etag::weak);
+            head.etag = head.etag.as_ref().map(etag::weaken);
             response.headers_mut().insert(CONTENT_ENCODING, HeaderValue::from_static("gzip"));
         }
         head.write(response.headers_mut());
-        Caching::of(&asking.parts.method, asking.request).write(&self.times, response.headers_mut());
+        CachePolicy::for_request(&asking.parts.method, asking.request)
+            .write(&self.times, response.headers_mut());
         Ok(response)
     }
 
@@ -422,7 +430,9 @@ impl ShapeHandler {
         let _awake = self.wake().await;
         let handle = match &request.handle {
             Some(handle) => match self.shapes.find(handle) {
-                Some(shape) if !self.making.is_named(request, &shape)? => return Err(Refusal::NoShape),
+                Some(shape) if !self.making.is_named(request, &shape)? => {
+                    return Err(RequestRefusal::NoShape);
+                }
                 Some(_) | None => Some(handle.clone()),
             },
             None => {
@@ -431,8 +441,8 @@ impl ShapeHandler {
             }
         };
         match handle.is_some_and(|handle| self.shapes.delete(&handle)) {
-            true => Ok(whole(answers::deleted())),
-            false if self.shapes.is_writing() => Err(Refusal::NoShape),
+            true => Ok(whole(fixed_responses::deleted())),
+            false if self.shapes.is_writing() => Err(RequestRefusal::NoShape),
             // It may be there, and be deleted by whoever writes.
             false => Err(self.making.makes_none()),
         }
@@ -455,36 +465,36 @@ impl Asking<'_> {
     }
 
     fn gzip(&self) -> bool {
-        encoding::takes_gzip(&self.parts.headers)
+        encoding::accepts_gzip(&self.parts.headers)
     }
 
-    fn head(&self, shape: &Shape, offset: Offset, up_to_date: bool, has_data: Option<bool>) -> AnswerHead {
+    fn head(&self, shape: &Shape, offset: Offset, up_to_date: bool, has_data: Option<bool>) -> ResponseHead {
         let request = self.request;
         let schema = (!request.live).then(|| super::shape_factory::schema_header(shape));
-        let etag = Some(etag::of(shape.handle(), request.since, offset, None));
-        let (handle, offset) = (visible(shape.handle()), visible(offset.to_string()));
-        let (cursor, body) = (None, Body::Log);
-        AnswerHead { handle, offset, up_to_date, has_data, schema, cursor, etag, body }
+        let etag = Some(etag::etag_of(shape.handle(), request.since, offset, None));
+        let (handle, offset) = (header_value(shape.handle()), header_value(offset.to_string()));
+        let (cursor, body) = (None, BodyKind::Log);
+        ResponseHead { handle, offset, up_to_date, has_data, schema, cursor, etag, body }
     }
 }
 
 /// What a client is told whose shape is gone, when this one would be made for it now.
-fn moved_to(handle: &str, asked: Option<&str>) -> Refusal {
+fn moved_to(handle: &str, asked: Option<&str>) -> RequestRefusal {
     if asked == Some(handle) {
         // It went when this instance stopped writing, and came back from the log, where its end isn't yet: to begin anew with it would be to
         // ask for it for ever.
         let message = "the shape is being looked for: whoever writes will say whether it goes on";
-        return Refusal::NotReady { message: message.into() };
+        return RequestRefusal::NotReady { message: message.into() };
     }
-    Refusal::MustRefetch { handle: Some(handle.to_owned()) }
+    RequestRefusal::MustRefetch { handle: Some(handle.to_owned()) }
 }
 
 /// A log that can't be read is no client's fault, and may be readable the next time.
-fn unreadable(why: &io::Error) -> Refusal {
+fn unreadable(why: &io::Error) -> RequestRefusal {
     if why.kind() != io::ErrorKind::NotFound {
         error!(%why, "a shape's file can't be read");
     }
-    Refusal::NotReady { message: "the shape can't be read right now".into() }
+    RequestRefusal::NotReady { message: "the shape can't be read right now".into() }
 }
 
 #[expect(clippy::disallowed_methods, reason = "cursors tell the time to caches")]
@@ -498,9 +508,11 @@ mod tests {
 
     #[test]
     fn nobody_is_sent_from_a_shape_to_itself() {
-        assert!(matches!(moved_to("1-1", Some("1-1")), Refusal::NotReady { .. }));
+        assert!(matches!(moved_to("1-1", Some("1-1")), RequestRefusal::NotReady { .. }));
         for asked in [Some("1-0"), None] {
-            let Refusal::MustRefetch { handle } = moved_to("1-1", asked) else { panic!("not sent on") };
+            let RequestRefusal::MustRefetch { handle } = moved_to("1-1", asked) else {
+                panic!("not sent on")
+            };
             assert_eq!(handle.as_deref(), Some("1-1"));
         }
     }

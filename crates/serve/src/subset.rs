@@ -15,9 +15,9 @@ use super::database::{
     Builtins, ElementType, NotAllowed, RowSink, SnapshotError, SnapshotQuery, SubsetPage, TableDescription,
 };
 use super::granted;
-use super::protocol::caching::Caching;
-use super::protocol::headers::{AnswerHead, Body, visible};
-use super::protocol::{Invalid, OrderKey, Refusal, ShapeRequest, Subset};
+use super::protocol::cache_policy::CachePolicy;
+use super::protocol::headers::{BodyKind, ResponseHead, header_value};
+use super::protocol::{InvalidRequest, OrderKey, RequestRefusal, ShapeRequest, Subset};
 use super::shape_factory::{ReadError, chance};
 use super::shape_handler::ShapeHandler;
 use super::tokens::while_valid;
@@ -30,11 +30,11 @@ const FOREIGN_CLAUSE_TIMEOUT: Duration = Duration::from_secs(5);
 const MAX_HELD_BYTES: usize = 256 << 20;
 
 impl ShapeHandler {
-    pub(crate) async fn subset(&self, request: &ShapeRequest) -> Result<Response<Answer>, Refusal> {
-        let Some(subset) = &request.subset else { return Err(Refusal::NoShape) };
+    pub(crate) async fn subset(&self, request: &ShapeRequest) -> Result<Response<Answer>, RequestRefusal> {
+        let Some(subset) = &request.subset else { return Err(RequestRefusal::NoShape) };
         let shape = self.making.shape(request).await?;
         let (definition, described) = self.making.definition(request).await?;
-        let Some(described) = described else { return Err(Refusal::DatabaseUnreachable) };
+        let Some(described) = described else { return Err(RequestRefusal::DatabaseUnreachable) };
         let table = &definition.table;
         let types = granted::visible(granted::find(request, table)?, table);
         let clause = self.clause(request, subset, &types, &definition, &described).await?;
@@ -51,8 +51,9 @@ impl ShapeHandler {
             let keys: Result<Vec<_>, _> = keys.iter().map(|key| key.sql(&names)).collect();
             keys.map(|keys| keys.join(", ")).map_err(|error| error.to_string())
         });
-        let order_by =
-            order_by.transpose().map_err(|error| Refusal::from(Invalid::in_subset("order_by", error)))?;
+        let order_by = order_by
+            .transpose()
+            .map_err(|error| RequestRefusal::from(InvalidRequest::subset_field("order_by", error)))?;
         let Subset { limit, offset, .. } = *subset;
         let page = order_by.as_deref().map(|order_by| SubsetPage { order_by, limit, offset });
         let mark = chance() % (1 << 31);
@@ -74,18 +75,18 @@ impl ShapeHandler {
             StartOffset::After(offset) => offset,
             StartOffset::Beginning | StartOffset::Now => Offset::FIRST,
         };
-        let head = AnswerHead {
-            handle: visible(shape.handle()),
-            offset: visible(offset.to_string()),
+        let head = ResponseHead {
+            handle: header_value(shape.handle()),
+            offset: header_value(offset.to_string()),
             up_to_date: false,
             has_data: None,
             schema: Some(super::shape_factory::schema_header(&shape)),
             cursor: None,
             etag: None,
-            body: Body::Subset,
+            body: BodyKind::Subset,
         };
         head.write(response.headers_mut());
-        Caching::Own.write(&self.times, response.headers_mut());
+        CachePolicy::NoCache.write(&self.times, response.headers_mut());
         Ok(response)
     }
 }
@@ -108,7 +109,7 @@ impl ShapeHandler {
         types: &Schema,
         definition: &ShapeDefinition,
         table: &TableDescription,
-    ) -> Result<Clause, Refusal> {
+    ) -> Result<Clause, RequestRefusal> {
         let of_shape = &definition.choice.clause;
         let Some(text) = &subset.clause else {
             return Ok(Clause { sql: of_shape.clone(), is_foreign: false });
@@ -143,8 +144,8 @@ impl ShapeHandler {
     }
 }
 
-fn wrong(error: &dyn std::fmt::Display) -> Refusal {
-    Invalid::in_subset("where", error).into()
+fn wrong(error: &dyn std::fmt::Display) -> RequestRefusal {
+    InvalidRequest::subset_field("where", error).into()
 }
 
 /// A clause that our own filter can't judge as Postgres does. Postgres judges it, so it may use
@@ -157,7 +158,7 @@ fn foreign(
     types: &Schema,
     table: &TableDescription,
     builtins: &Builtins,
-) -> Result<Expression, Refusal> {
+) -> Result<Expression, RequestRefusal> {
     let of_column = |name: &str| table.columns.iter().find(|column| column.name == name);
     let elements = types.columns.iter().filter_map(|column| Some(&of_column(&column.name)?.element));
     let mut enums: Vec<EnumType> = Vec::new();
@@ -284,25 +285,28 @@ impl Drop for Held {
     }
 }
 
-fn refused(error: ReadError<TooLarge>) -> Refusal {
+fn refused(error: ReadError<TooLarge>) -> RequestRefusal {
     match error {
         ReadError::Refused(refusal) => refusal,
-        ReadError::Failed(SnapshotError::Refused(refusal)) => Invalid::in_subset("where", refusal).into(),
+        ReadError::Failed(SnapshotError::Refused(refusal)) => {
+            InvalidRequest::subset_field("where", refusal).into()
+        }
         ReadError::Failed(SnapshotError::Sink(error @ TooLarge::Alone)) => {
-            Invalid::in_subset("limit", error).into()
+            InvalidRequest::subset_field("limit", error).into()
         }
         ReadError::Failed(SnapshotError::Sink(TooLarge::WithOthers)) => {
-            Refusal::overloaded("subset", (MAX_HELD_BYTES / MAX_BYTES) as u64, chance())
+            RequestRefusal::overloaded("subset", (MAX_HELD_BYTES / MAX_BYTES) as u64, chance())
         }
         ReadError::Failed(error @ SnapshotError::TimedOut { .. }) => {
-            Invalid::in_subset("where", format!("{error}: ask for less, or by what an index finds")).into()
+            InvalidRequest::subset_field("where", format!("{error}: ask for less, or by what an index finds"))
+                .into()
         }
         // Its words may hold a row's values.
         ReadError::Failed(SnapshotError::Database(error)) => {
             let code = error.code().map_or("", |code| code.code());
-            Refusal::SnapshotFailed { message: format!("the subset couldn't be read ({code})").into() }
+            RequestRefusal::SnapshotFailed { message: format!("the subset couldn't be read ({code})").into() }
         }
-        ReadError::Failed(error) => Refusal::SnapshotFailed { message: error.to_string().into() },
+        ReadError::Failed(error) => RequestRefusal::SnapshotFailed { message: error.to_string().into() },
     }
 }
 

@@ -6,7 +6,7 @@ use forebay_replication::TableName;
 use forebay_shapes::encode;
 use forebay_shapes::filter::{self, Collation, ColumnType, Schema, TypeKind};
 
-use crate::protocol::schema::ColumnShown;
+use crate::protocol::schema::SchemaColumn;
 
 /// A table. Columns are named by their places in [`columns`](Self::columns).
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -143,9 +143,9 @@ impl TableDescription {
     }
 
     /// What the schema's header shows of these columns.
-    pub fn shown(&self, selected: &[usize]) -> Vec<ColumnShown> {
+    pub fn shown(&self, selected: &[usize]) -> Vec<SchemaColumn> {
         let columns = selected.iter().filter_map(|index| self.columns.get(*index));
-        let shown = |column: &ColumnDescription| ColumnShown {
+        let shown = |column: &ColumnDescription| SchemaColumn {
             name: column.name.clone(),
             type_name: column.shown.name.clone(),
             dims: column.shown.dimensions,
