@@ -31,7 +31,8 @@ pub enum CachePolicy {
     Deleted,
     /// Any other error.
     Error,
-    /// A response that no other client would request.
+    /// A response that no other client would request: a subset, or one to another method than GET
+    /// and HEAD.
     NoCache,
 }
 

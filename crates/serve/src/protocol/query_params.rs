@@ -114,7 +114,7 @@ impl fmt::Debug for QueryParams {
     }
 }
 
-/// A secret that is not UTF-8 matches no configured secret.
+/// Decodes a secret. One that is not UTF-8 is refused like any wrong secret.
 fn secret(value: &str) -> Option<Secret> {
     Secret::new(String::from_utf8_lossy(&decode(value)))
 }
