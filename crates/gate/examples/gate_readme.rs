@@ -1,4 +1,4 @@
-//! The example of the README, compiled and run; `tests/readme.rs` makes sure that they are the same.
+//! The example of the README, compiled and run. `tests/readme.rs` compares both.
 
 use std::net::SocketAddr;
 
@@ -22,7 +22,7 @@ async fn main() -> Result<()> {
     let shutdown = async { drop(stopped.await) };
 
     let mut config = Config::new(UpstreamConfig::new(upstream.parse()?));
-    config.stream_routes = vec![("POST /api/v1/stream".parse()?, 100)]; // all else takes no permit
+    config.stream_routes = vec![("POST /api/v1/stream".parse()?, 100)]; // other requests take no permit
     let proxy = ReverseProxy::new(config, Identify::new());
 
     let admission = Admission::builder().total(1).build(Quota::local());
@@ -35,7 +35,7 @@ async fn main() -> Result<()> {
     assert!(stream.ends_with("\r\n\r\nPOST /api/v1/stream"), "{stream}");
     assert!(!proxy.is_failing() && proxy.upstream_stats().dials > 0);
 
-    proxy.drain().begin(); // new streams are refused, open ones go on
+    proxy.drain().begin(); // refuses new streams; open ones continue
     assert!(fetch(address, "POST /api/v1/stream").await?.starts_with("HTTP/1.1 503 "));
     proxy.drain().streams_ended().await;
 
@@ -44,20 +44,20 @@ async fn main() -> Result<()> {
     Ok(())
 }
 
-/// A service that says what it was asked.
+/// Starts a service that replies with the request line.
 async fn upstream() -> Result<SocketAddr> {
     let listener = TcpListener::bind("127.0.0.1:0").await?;
     let address = listener.local_addr()?;
     let service = service_fn(|request: Request<Incoming>| {
-        let asked = format!("{} {}", request.method(), request.uri());
-        std::future::ready(Response::new(asked))
+        let request_line = format!("{} {}", request.method(), request.uri());
+        std::future::ready(Response::new(request_line))
     });
     let server = HttpServer::new(listener, service, HttpServerConfig::default());
     tokio::spawn(server.run(std::future::pending()));
     Ok(address)
 }
 
-/// The whole response to a request without a body.
+/// Returns the whole response to a request without a body.
 async fn fetch(address: SocketAddr, request: &str) -> Result<String> {
     let mut socket = TcpStream::connect(address).await?;
     let head = format!("{request} HTTP/1.1\r\nhost: here\r\ncontent-length: 0\r\nconnection: close\r\n\r\n");

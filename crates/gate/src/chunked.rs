@@ -1,30 +1,32 @@
-//! Takes the chunked coding off a body (RFC 9112, 7.1), without copying.
+//! Decoder of the chunked transfer coding (RFC 9112, 7.1). It copies no bytes.
 //!
-//! Invariant: every byte is looked at once and none is kept; what comes out is the payload, in order, and an end only
-//! after the last chunk and its trailers.
-//! Kept by: one state per place in the grammar, where a piece of input may end anywhere. Line ends are CRLF and nothing
-//! else: two readers that disagree about them is how requests are smuggled.
-//! Not here: sockets. Pure.
+//! Invariant: each input byte is read once and none is kept. The output is the payload, in order.
+//! `End` follows only after the last chunk and its trailers.
+//! Enforced by: one state for each position in the grammar, so that the input may be split
+//! anywhere. Lines end in CRLF only: servers that disagree about line ends allow request smuggling.
+//! Out of scope: sockets. This file is pure.
 
 use bytes::{Buf, Bytes};
 
-/// Extensions of chunks, and trailers, may have so many bytes, all together: they are thrown away, and only cost.
-const MAX_IDLE_BYTES: u32 = 64 * 1024;
+/// Maximum bytes of chunk extensions and trailers in one body. They are discarded.
+const MAX_OVERHEAD_BYTES: u32 = 64 * 1024;
 
+/// Incremental decoder of one chunked body.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Chunked {
+pub(crate) struct ChunkedDecoder {
     state: State,
-    idle_bytes: u32,
+    /// Bytes of extensions and trailers so far.
+    overhead_bytes: u32,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
-    /// The digits of a chunk's size, of which there must be one at least.
+    /// Hexadecimal digits of a chunk size. At least one is required.
     Size {
         size: u64,
         digits: u8,
     },
-    /// After them, up to the line's end.
+    /// After the size, up to the end of the line.
     Extension {
         size: u64,
     },
@@ -36,7 +38,7 @@ enum State {
     },
     DataCr,
     DataLf,
-    /// At the start of a line after the last chunk: a trailer, or the empty line.
+    /// Start of a line after the last chunk: a trailer, or the empty line that ends the body.
     TrailerStart,
     Trailer,
     TrailerEnd,
@@ -44,10 +46,10 @@ enum State {
     Done,
 }
 
-/// What a piece of input gave.
+/// Result of decoding a piece of input.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Decoded {
-    /// Some payload; there may be more in the same input.
+pub(crate) enum ChunkOutput {
+    /// Payload bytes. The input may hold more.
     Data(Bytes),
     /// The input is used up.
     More,
@@ -55,45 +57,45 @@ pub(crate) enum Decoded {
     End,
 }
 
-/// Why a body is no chunked one.
+/// Why a chunked body is malformed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ChunkError {
-    /// A chunk's size is no hexadecimal number.
-    #[error("a chunk's size is not one")]
+    /// A chunk size is not a hexadecimal number of 1 to 16 digits.
+    #[error("a chunk size is not a hexadecimal number")]
     Size,
-    /// A line ends in something else than CRLF.
+    /// A line doesn't end in CRLF.
     #[error("a line of the chunked coding does not end in CRLF")]
     Line,
     /// Extensions and trailers are too long.
-    #[error("chunk extensions and trailers have more than {MAX_IDLE_BYTES} bytes")]
-    Idle,
+    #[error("chunk extensions and trailers have more than {MAX_OVERHEAD_BYTES} bytes")]
+    Overhead,
 }
 
-impl Chunked {
-    pub(crate) fn new() -> Chunked {
-        Chunked { state: State::Size { size: 0, digits: 0 }, idle_bytes: 0 }
+impl ChunkedDecoder {
+    pub(crate) fn new() -> ChunkedDecoder {
+        ChunkedDecoder { state: State::Size { size: 0, digits: 0 }, overhead_bytes: 0 }
     }
 
-    /// Decodes from the front of `input`, up to the next payload.
-    pub(crate) fn decode(&mut self, input: &mut Bytes) -> Result<Decoded, ChunkError> {
+    /// Decodes from the front of `input`, up to the next payload bytes.
+    pub(crate) fn decode(&mut self, input: &mut Bytes) -> Result<ChunkOutput, ChunkError> {
         loop {
             if self.state == State::Done {
-                return Ok(Decoded::End);
+                return Ok(ChunkOutput::End);
             }
-            let Some(&byte) = input.first() else { return Ok(Decoded::More) };
+            let Some(&byte) = input.first() else { return Ok(ChunkOutput::More) };
             if let State::Data { left } = self.state {
                 let length = left.min(input.len() as u64);
                 let data = input.split_to(usize::try_from(length).unwrap_or(usize::MAX).min(input.len()));
                 self.state = if left == length { State::DataCr } else { State::Data { left: left - length } };
-                return Ok(Decoded::Data(data));
+                return Ok(ChunkOutput::Data(data));
             }
             input.advance(1);
             self.state = self.step(byte)?;
         }
     }
 
-    /// Whether the stream may end here.
+    /// Returns whether the body is complete.
     pub(crate) fn is_done(&self) -> bool {
         self.state == State::Done
     }
@@ -111,7 +113,7 @@ impl Chunked {
             State::Extension { size } => match byte {
                 b'\r' => State::SizeEnd { size },
                 b'\n' => return Err(ChunkError::Line),
-                _ => self.idle(State::Extension { size })?,
+                _ => self.count_overhead(State::Extension { size })?,
             },
             State::SizeEnd { size: 0 } => expect(byte, b'\n', State::TrailerStart)?,
             State::SizeEnd { size } => expect(byte, b'\n', State::Data { left: size })?,
@@ -120,22 +122,23 @@ impl Chunked {
             State::TrailerStart => match byte {
                 b'\r' => State::LastLf,
                 b'\n' => return Err(ChunkError::Line),
-                _ => self.idle(State::Trailer)?,
+                _ => self.count_overhead(State::Trailer)?,
             },
             State::Trailer => match byte {
                 b'\r' => State::TrailerEnd,
                 b'\n' => return Err(ChunkError::Line),
-                _ => self.idle(State::Trailer)?,
+                _ => self.count_overhead(State::Trailer)?,
             },
             State::TrailerEnd => expect(byte, b'\n', State::TrailerStart)?,
             State::LastLf => expect(byte, b'\n', State::Done)?,
-            State::Data { .. } | State::Done => self.state, // `decode` takes no byte there
+            State::Data { .. } | State::Done => self.state, // `decode` consumes no byte in these states
         })
     }
 
-    fn idle(&mut self, state: State) -> Result<State, ChunkError> {
-        self.idle_bytes += 1;
-        if self.idle_bytes > MAX_IDLE_BYTES { Err(ChunkError::Idle) } else { Ok(state) }
+    /// Counts a byte of an extension or trailer. Fails above [`MAX_OVERHEAD_BYTES`].
+    fn count_overhead(&mut self, state: State) -> Result<State, ChunkError> {
+        self.overhead_bytes += 1;
+        if self.overhead_bytes > MAX_OVERHEAD_BYTES { Err(ChunkError::Overhead) } else { Ok(state) }
     }
 }
 
@@ -149,12 +152,12 @@ mod tests {
 
     use super::*;
 
-    /// The payload, and whether it is complete.
+    /// Returns the payload, and whether the body is complete.
     fn decode(pieces: &[&[u8]]) -> Result<(Vec<u8>, bool), ChunkError> {
-        let (mut decoder, mut payload) = (Chunked::new(), Vec::new());
+        let (mut decoder, mut payload) = (ChunkedDecoder::new(), Vec::new());
         for piece in pieces {
             let mut input = Bytes::copy_from_slice(piece);
-            while let Decoded::Data(data) = decoder.decode(&mut input)? {
+            while let ChunkOutput::Data(data) = decoder.decode(&mut input)? {
                 payload.extend_from_slice(&data);
             }
         }
@@ -162,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn the_payload_is_what_is_between_the_sizes() {
+    fn the_payload_is_the_data_between_the_chunk_sizes() {
         let body = b"3\r\nabc\r\nA;x=\"y\"\r\n0123456789\r\n0\r\n\r\n";
         assert_eq!(decode(&[body]), Ok((b"abc0123456789".to_vec(), true)));
         assert_eq!(decode(&[b"5 \r\nabcde\r\n"]), Ok((b"abcde".to_vec(), false)), "not yet complete");
@@ -170,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_chunk_is_an_error() {
+    fn malformed_chunks_are_errors() {
         for (body, error) in [
             (&b"x\r\n"[..], ChunkError::Size),
             (b"\r\n", ChunkError::Size),
@@ -186,13 +189,13 @@ mod tests {
         ] {
             assert_eq!(decode(&[body]), Err(error), "{}", String::from_utf8_lossy(body));
         }
-        let endless = [&b"1;"[..], &[b'x'; MAX_IDLE_BYTES as usize + 1]].concat();
-        assert_eq!(decode(&[&endless]), Err(ChunkError::Idle));
+        let endless = [&b"1;"[..], &[b'x'; MAX_OVERHEAD_BYTES as usize + 1]].concat();
+        assert_eq!(decode(&[&endless]), Err(ChunkError::Overhead));
     }
 
     proptest! {
         #[test]
-        fn however_it_is_cut_the_payload_is_the_same(
+        fn the_payload_does_not_depend_on_how_the_input_is_split(
             chunks in prop::collection::vec(prop::collection::vec(any::<u8>(), 1..40), 0..8),
             cuts in prop::collection::vec(0_usize..400, 0..12),
         ) {
@@ -216,7 +219,7 @@ mod tests {
         }
 
         #[test]
-        fn no_bytes_upset_it(body in prop::collection::vec(any::<u8>(), 0..200)) {
+        fn no_input_panics_the_decoder(body in prop::collection::vec(any::<u8>(), 0..200)) {
             let _ = decode(&[&body]);
         }
     }

@@ -1,40 +1,40 @@
-//! Runtime settings of a reverse proxy, checked by the caller.
+//! Runtime settings of a reverse proxy. The caller has validated them.
 
 use std::time::Duration;
 
 use forebay_admission::{ForwardedBy, Network};
 use http::header::HeaderName;
 
-use super::routes::Route;
+use super::stream_routes::StreamRoute;
 use super::upstream::UpstreamConfig;
 
 /// Settings of a [`ReverseProxy`](crate::ReverseProxy).
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Config {
-    /// The service behind.
+    /// The upstream service.
     pub upstream: UpstreamConfig,
-    /// Requests that take a permit, each with the share of its class in percent (100 without a
-    /// class); none: all do.
-    pub stream_routes: Vec<(Route, u8)>,
-    /// The upstream sees the client's `Host`, not its own.
+    /// Routes whose requests take a permit, each with the share of its class in percent (100
+    /// without a class). If empty, every request takes a permit.
+    pub stream_routes: Vec<(StreamRoute, u8)>,
+    /// Whether the upstream receives the client's `Host` instead of its own name.
     pub preserve_host: bool,
-    /// Clients connect by TLS: the upstream is told `https`.
+    /// Whether clients connect over TLS. The upstream then receives the scheme `https`.
     pub is_tls: bool,
     /// Proxies whose forwarded headers are trusted.
     pub trusted_proxies: Vec<Network>,
-    /// Which forwarded header they write.
+    /// Which forwarded header the trusted proxies write.
     pub forwarded_by: ForwardedBy,
-    /// Headers that name a user; dropped unless they come from a trusted proxy.
+    /// Headers that carry a user id. They are dropped unless a trusted proxy sent them.
     pub user_headers: Vec<HeaderName>,
-    /// Header in which the upstream gets the id of the verified user.
+    /// Header in which the upstream receives the id of the verified user.
     pub forward_user_header: Option<HeaderName>,
-    /// How long a client may send nothing of a body that it owes.
+    /// How long the gate waits for the next bytes of a request body.
     pub request_idle_timeout: Duration,
 }
 
 impl Config {
-    /// Settings with the defaults of `forebay gate`: every request takes a permit, and no proxy is
+    /// Returns the defaults of `forebay gate`: every request takes a permit, and no proxy is
     /// trusted.
     pub fn new(upstream: UpstreamConfig) -> Config {
         Config {

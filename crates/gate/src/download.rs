@@ -1,8 +1,9 @@
-//! The upstream's body on its way to the client.
+//! Response body on its way from the upstream to the client.
 //!
-//! Invariant: whoever drops it closes the connection that it comes over, unless the body was complete; and a body that
-//! breaks off ends with an error, never with an end.
-//! Kept by: it owns the connection. A live stream's is taken out of hyper, for its buffers (`head_io.rs`).
+//! Invariant: dropping an incomplete body closes its connection. A body that breaks off yields an
+//! error, never a normal end.
+//! Enforced by: the body owns the connection. A live stream's socket is detached from hyper, to
+//! free hyper's buffers (`head_io.rs`).
 
 use std::future::poll_fn;
 use std::io;
@@ -19,96 +20,103 @@ use tokio::io::{AsyncRead, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::sync::OwnedSemaphorePermit;
 
-use super::chunked::{ChunkError, Chunked, Decoded};
-use super::connection::Connection;
-use super::upstream::Pool;
+use super::chunked::{ChunkError, ChunkOutput, ChunkedDecoder};
+use super::upstream::UpstreamPool;
+use super::upstream_connection::UpstreamConnection;
 
-/// At most so much is read at once; an idle stream has no buffer at all.
+/// Maximum bytes per read. An idle stream has no buffer.
 const READ_BYTES: usize = 16 * 1024;
 
-/// A response's body, with the connection that it comes over.
+/// A response body and the connection that it is read from.
 #[derive(Debug)]
 pub(crate) enum Download {
-    /// Read by hyper; the connection may serve again.
-    Whole(Whole),
-    /// A live stream.
-    Lean(Lean),
+    /// Read by hyper. The connection returns to the pool afterwards.
+    Pooled(PooledDownload),
+    /// A live stream, read directly from the socket.
+    Direct(DirectDownload),
 }
 
-/// Why a body broke off.
+/// Why a response body broke off.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DownloadError {
-    /// hyper couldn't read it.
+    /// hyper failed to read the body.
     #[error(transparent)]
     Hyper(#[from] hyper::Error),
     /// The socket failed.
     #[error("the upstream's connection failed")]
     Io(#[from] io::Error),
-    /// The chunked coding is broken.
-    #[error("the upstream's stream is not what it says")]
+    /// The chunked coding is malformed.
+    #[error("the upstream's chunked coding is malformed")]
     Chunk(#[from] ChunkError),
-    /// It ended before its end.
-    #[error("the upstream closed the connection in the midst of its stream")]
+    /// The connection closed before the end of the body.
+    #[error("the upstream closed the connection before the end of its stream")]
     Closed,
 }
 
 impl Download {
-    pub(crate) async fn new(incoming: Incoming, connection: Box<Connection>, pool: Arc<Pool>) -> Download {
-        let mut whole = Whole { incoming, connection: Some(connection), pool };
-        if whole.incoming.is_end_stream() {
+    pub(crate) async fn new(
+        incoming: Incoming,
+        connection: Box<UpstreamConnection>,
+        pool: Arc<UpstreamPool>,
+    ) -> Download {
+        let mut pooled = PooledDownload { incoming, connection: Some(connection), pool };
+        if pooled.incoming.is_end_stream() {
             poll_fn(|cx| {
-                whole.settle(cx);
+                pooled.return_connection(cx);
                 Poll::Ready(())
             })
             .await;
         }
-        Download::Whole(whole)
+        Download::Pooled(pooled)
     }
 
-    /// Takes the connection out of hyper, if it can be: all of the request is sent, and nothing of the body was read.
-    pub(crate) fn lean(self, headers: &HeaderMap) -> Download {
-        let coding = match coding(headers) {
-            Some(coding) => coding,
+    /// Detaches the socket from hyper, if the whole request is sent and hyper has read no byte of
+    /// the body. Otherwise returns `self` unchanged.
+    pub(crate) fn detach_from_hyper(self, headers: &HeaderMap) -> Download {
+        let framing = match framing(headers) {
+            Some(framing) => framing,
             None => return self,
         };
         match self {
-            Download::Whole(Whole { connection: Some(connection), incoming, pool }) => {
-                if !connection.is_sent() || incoming.is_end_stream() {
-                    return Download::Whole(Whole { connection: Some(connection), incoming, pool });
+            Download::Pooled(PooledDownload { connection: Some(connection), incoming, pool }) => {
+                if !connection.is_request_sent() || incoming.is_end_stream() {
+                    return Download::Pooled(PooledDownload { connection: Some(connection), incoming, pool });
                 }
                 let (socket, unread, permit) = connection.into_parts();
-                Download::Lean(Lean { socket, unread, coding, _permit: permit, ended: false })
+                Download::Direct(DirectDownload { socket, unread, framing, _permit: permit, ended: false })
             }
-            other @ (Download::Whole(_) | Download::Lean(_)) => other,
+            other @ (Download::Pooled(_) | Download::Direct(_)) => other,
         }
     }
 }
 
-/// How the end of a body without a length is known.
-fn coding(headers: &HeaderMap) -> Option<Coding> {
+/// Returns how the end of a body without a length is detected. `None` if hyper must read it.
+fn framing(headers: &HeaderMap) -> Option<BodyFraming> {
     let mut codings = headers.get_all(TRANSFER_ENCODING).iter();
     match (codings.next(), codings.next()) {
         (None, _) if headers.contains_key(CONTENT_LENGTH) => None,
-        (None, _) => Some(Coding::UntilClose),
+        (None, _) => Some(BodyFraming::UntilClose),
         (Some(one), None) if one.as_bytes().eq_ignore_ascii_case(b"chunked") => {
-            Some(Coding::Chunked(Chunked::new()))
+            Some(BodyFraming::Chunked(ChunkedDecoder::new()))
         }
         (Some(_), _) => None,
     }
 }
 
+/// A body that hyper reads over a pooled connection.
 #[derive(Debug)]
-pub(crate) struct Whole {
+pub(crate) struct PooledDownload {
     incoming: Incoming,
-    /// None once it went back, or broke.
-    connection: Option<Box<Connection>>,
-    pool: Arc<Pool>,
+    /// `None` once the connection was returned or has failed.
+    connection: Option<Box<UpstreamConnection>>,
+    pool: Arc<UpstreamPool>,
 }
 
-impl Whole {
-    /// The response is complete: the connection goes back if it can take another request, and ends if not.
-    fn settle(&mut self, cx: &mut Context<'_>) {
+impl PooledDownload {
+    /// Returns the connection to the pool after a complete response. Closes it if it can't take
+    /// another request.
+    fn return_connection(&mut self, cx: &mut Context<'_>) {
         if let Some(mut connection) = self.connection.take()
             && connection.is_ready(cx)
         {
@@ -121,10 +129,10 @@ impl Whole {
         loop {
             match Pin::new(&mut self.incoming).poll_frame(cx) {
                 Poll::Ready(Some(Ok(frame))) => {
-                    // Trailers belong to one connection here, as `Trailer` does.
+                    // Trailers are dropped: they are hop-by-hop here, like the header `Trailer`.
                     let Ok(data) = frame.into_data() else { continue };
                     if self.incoming.is_end_stream() {
-                        self.settle(cx);
+                        self.return_connection(cx);
                     }
                     return Poll::Ready(Some(Ok(Frame::data(data))));
                 }
@@ -133,7 +141,7 @@ impl Whole {
                     return Poll::Ready(Some(Err(error)));
                 }
                 Poll::Ready(None) => {
-                    self.settle(cx);
+                    self.return_connection(cx);
                     return Poll::Ready(None);
                 }
                 Poll::Pending if driven => return Poll::Pending,
@@ -148,29 +156,31 @@ impl Whole {
     }
 }
 
+/// A live stream that is read from its socket without hyper.
 #[derive(Debug)]
-pub(crate) struct Lean {
+pub(crate) struct DirectDownload {
     socket: TcpStream,
-    /// Read and not yet decoded.
+    /// Bytes that were read and not yet decoded.
     unread: Bytes,
-    coding: Coding,
+    framing: BodyFraming,
     _permit: OwnedSemaphorePermit,
     ended: bool,
 }
 
+/// How the end of a body without a length is detected.
 #[derive(Debug, Clone, Copy)]
-enum Coding {
-    Chunked(Chunked),
+enum BodyFraming {
+    Chunked(ChunkedDecoder),
     UntilClose,
 }
 
-impl Lean {
+impl DirectDownload {
     fn poll_frame(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, DownloadError>>> {
         loop {
             match self.decode() {
-                Ok(Decoded::Data(data)) => return Poll::Ready(Some(Ok(Frame::data(data)))),
-                Ok(Decoded::More) => {}
-                Ok(Decoded::End) => return Poll::Ready(None),
+                Ok(ChunkOutput::Data(data)) => return Poll::Ready(Some(Ok(Frame::data(data)))),
+                Ok(ChunkOutput::More) => {}
+                Ok(ChunkOutput::End) => return Poll::Ready(None),
                 Err(error) => {
                     self.ended = true;
                     return Poll::Ready(Some(Err(error.into())));
@@ -180,9 +190,9 @@ impl Lean {
                 Ok(true) => {}
                 Ok(false) => {
                     self.ended = true;
-                    return Poll::Ready(match self.coding {
-                        Coding::Chunked(_) => Some(Err(DownloadError::Closed)),
-                        Coding::UntilClose => None,
+                    return Poll::Ready(match self.framing {
+                        BodyFraming::Chunked(_) => Some(Err(DownloadError::Closed)),
+                        BodyFraming::UntilClose => None,
                     });
                 }
                 Err(error) => {
@@ -193,24 +203,24 @@ impl Lean {
         }
     }
 
-    fn decode(&mut self) -> Result<Decoded, ChunkError> {
+    fn decode(&mut self) -> Result<ChunkOutput, ChunkError> {
         if self.ended {
-            return Ok(Decoded::End);
+            return Ok(ChunkOutput::End);
         }
-        match &mut self.coding {
-            Coding::Chunked(chunked) => {
+        match &mut self.framing {
+            BodyFraming::Chunked(chunked) => {
                 let decoded = chunked.decode(&mut self.unread)?;
                 if self.unread.is_empty() {
-                    self.unread = Bytes::new(); // an empty view would keep its memory alive
+                    self.unread = Bytes::new(); // an empty view would keep its allocation alive
                 }
                 Ok(decoded)
             }
-            Coding::UntilClose if self.unread.is_empty() => Ok(Decoded::More),
-            Coding::UntilClose => Ok(Decoded::Data(std::mem::take(&mut self.unread))),
+            BodyFraming::UntilClose if self.unread.is_empty() => Ok(ChunkOutput::More),
+            BodyFraming::UntilClose => Ok(ChunkOutput::Data(std::mem::take(&mut self.unread))),
         }
     }
 
-    /// False at the end of what the upstream sends.
+    /// Reads more bytes. Returns false at the end of the stream.
     fn poll_read(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<bool>> {
         let mut bytes = [MaybeUninit::uninit(); READ_BYTES];
         let mut buffer = ReadBuf::uninit(&mut bytes);
@@ -220,7 +230,7 @@ impl Lean {
     }
 
     fn is_end_stream(&self) -> bool {
-        self.ended || matches!(&self.coding, Coding::Chunked(chunked) if chunked.is_done())
+        self.ended || matches!(&self.framing, BodyFraming::Chunked(chunked) if chunked.is_done())
     }
 }
 
@@ -233,22 +243,22 @@ impl Body for Download {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, DownloadError>>> {
         match &mut *self {
-            Download::Whole(whole) => whole.poll_frame(cx).map(|frame| frame.map(|frame| Ok(frame?))),
-            Download::Lean(lean) => lean.poll_frame(cx),
+            Download::Pooled(pooled) => pooled.poll_frame(cx).map(|frame| frame.map(|frame| Ok(frame?))),
+            Download::Direct(direct) => direct.poll_frame(cx),
         }
     }
 
     fn is_end_stream(&self) -> bool {
         match self {
-            Download::Whole(whole) => whole.incoming.is_end_stream(),
-            Download::Lean(lean) => lean.is_end_stream(),
+            Download::Pooled(pooled) => pooled.incoming.is_end_stream(),
+            Download::Direct(direct) => direct.is_end_stream(),
         }
     }
 
     fn size_hint(&self) -> SizeHint {
         match self {
-            Download::Whole(whole) => whole.incoming.size_hint(),
-            Download::Lean(_) => SizeHint::default(),
+            Download::Pooled(pooled) => pooled.incoming.size_hint(),
+            Download::Direct(_) => SizeHint::default(),
         }
     }
 }

@@ -1,49 +1,50 @@
-//! The end, in order: refuse new streams, let open ones finish, then cut.
+//! Drain: refuses new streams at shutdown and counts the requests in flight.
 //!
-//! Invariant: once draining, no stream begins; and `streams_ended` returns when the last one that began before is gone.
-//! Kept by: a stream counts itself before it looks whether it may begin, and the drain sets its flag before it looks at
-//! the count.
+//! Invariant: no stream begins while the gate drains. `streams_ended` returns once all streams that
+//! began earlier have ended.
+//! Enforced by: a stream increments the count before it reads the flag. The drain sets the flag
+//! before it reads the count.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use tokio::sync::Notify;
 
-/// What a request is to admission.
+/// How admission treats a request.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) enum Kind {
-    /// No stream: takes no permit.
+pub(crate) enum RequestKind {
+    /// Not a stream. It takes no permit.
     #[default]
     Plain,
-    /// On a route that the settings name.
+    /// A request on a configured stream route. It takes a permit.
     Stream,
-    /// No route is named, and so everything takes a permit.
-    Anything,
+    /// Any request of a gate without stream routes. It takes a permit.
+    Any,
 }
 
-impl Kind {
+impl RequestKind {
     pub(crate) fn as_str(self) -> &'static str {
         match self {
-            Kind::Plain => "plain",
-            Kind::Stream => "stream",
-            Kind::Anything => "any",
+            RequestKind::Plain => "plain",
+            RequestKind::Stream => "stream",
+            RequestKind::Any => "any",
         }
     }
 
     pub(crate) fn takes_permit(self) -> bool {
         match self {
-            Kind::Plain => false,
-            Kind::Stream | Kind::Anything => true,
+            RequestKind::Plain => false,
+            RequestKind::Stream | RequestKind::Any => true,
         }
     }
 }
 
-/// Whether the gate is on its way out, and who is still in.
+/// Drain state of a gate, and the numbers of requests in flight. Cheap to clone.
 #[derive(Debug, Clone, Default)]
-pub struct Drain(Arc<State>);
+pub struct Drain(Arc<DrainState>);
 
 #[derive(Debug, Default)]
-struct State {
+struct DrainState {
     draining: AtomicBool,
     streams: AtomicUsize,
     plain: AtomicUsize,
@@ -51,14 +52,14 @@ struct State {
 }
 
 impl Drain {
-    /// None: it is a stream, and the gate drains.
-    pub(crate) fn enter(&self, kind: Kind) -> Option<InFlight> {
+    /// Counts a request in. Returns `None` for a stream while the gate drains.
+    pub(crate) fn enter(&self, kind: RequestKind) -> Option<InFlightRequest> {
         self.count(kind).fetch_add(1, Ordering::SeqCst);
-        let inside = InFlight { drain: self.clone(), kind };
-        (!kind.takes_permit() || !self.is_draining()).then_some(inside)
+        let in_flight = InFlightRequest { drain: self.clone(), kind };
+        (!kind.takes_permit() || !self.is_draining()).then_some(in_flight)
     }
 
-    /// Refuses new streams from now on.
+    /// Starts the drain. New streams are refused from now on.
     pub fn begin(&self) {
         self.0.draining.store(true, Ordering::SeqCst);
     }
@@ -73,12 +74,12 @@ impl Drain {
         self.0.streams.load(Ordering::SeqCst)
     }
 
-    /// Returns the number of requests inside that are no streams.
+    /// Returns the number of requests in flight that are not streams.
     pub fn plain(&self) -> usize {
         self.0.plain.load(Ordering::SeqCst)
     }
 
-    /// Returns when no stream is open.
+    /// Waits until no stream is open.
     pub async fn streams_ended(&self) {
         loop {
             let ended = self.0.stream_ended.notified();
@@ -89,25 +90,25 @@ impl Drain {
         }
     }
 
-    fn count(&self, kind: Kind) -> &AtomicUsize {
+    fn count(&self, kind: RequestKind) -> &AtomicUsize {
         if kind.takes_permit() { &self.0.streams } else { &self.0.plain }
     }
 }
 
-/// One request, from the gate's door to the end of its response's body.
+/// One counted request, until its response body has ended.
 #[derive(Debug)]
-pub(crate) struct InFlight {
+pub(crate) struct InFlightRequest {
     drain: Drain,
-    kind: Kind,
+    kind: RequestKind,
 }
 
-impl InFlight {
-    pub(crate) fn kind(&self) -> Kind {
+impl InFlightRequest {
+    pub(crate) fn kind(&self) -> RequestKind {
         self.kind
     }
 }
 
-impl Drop for InFlight {
+impl Drop for InFlightRequest {
     fn drop(&mut self) {
         let before = self.drain.count(self.kind).fetch_sub(1, Ordering::SeqCst);
         if before == 1 && self.kind.takes_permit() {
@@ -125,19 +126,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_drain_waits_for_streams_and_lets_none_begin() {
+    fn a_drain_waits_for_open_streams_and_refuses_new_ones() {
         let drain = Drain::default();
-        let stream = drain.enter(Kind::Stream).unwrap();
-        let plain = drain.enter(Kind::Plain).unwrap();
+        let stream = drain.enter(RequestKind::Stream).unwrap();
+        let plain = drain.enter(RequestKind::Plain).unwrap();
         drain.begin();
-        assert!(drain.enter(Kind::Stream).is_none() && drain.enter(Kind::Anything).is_none());
-        assert!(drain.enter(Kind::Plain).is_some());
+        assert!(drain.enter(RequestKind::Stream).is_none() && drain.enter(RequestKind::Any).is_none());
+        assert!(drain.enter(RequestKind::Plain).is_some());
 
         let mut ended = pin!(drain.streams_ended());
         let mut cx = Context::from_waker(Waker::noop());
         assert!(ended.as_mut().poll(&mut cx).is_pending());
         drop(stream);
-        assert!(ended.as_mut().poll(&mut cx).is_ready(), "plain requests are not waited for");
+        assert!(ended.as_mut().poll(&mut cx).is_ready(), "a drain doesn't wait for plain requests");
         assert_eq!((drain.streams(), drain.plain()), (0, 1));
         drop(plain);
     }

@@ -1,10 +1,12 @@
-//! A socket that gives hyper the head of a response, and holds the body back until it is known who shall read it.
+//! Socket wrapper that lets hyper read a response head, and withholds the body until its reader is
+//! chosen.
 //!
-//! Invariant: between a head and [`Valve::open`], hyper has seen no byte of the body; so the socket can be taken from it
-//! and read by somebody leaner, from the body's first byte on.
-//! Kept by: what is read is scanned for the head's end, as hyper's parser would find it, before it is given on.
+//! Invariant: between a head and [`HeadIoControl::read_all`], hyper has read no byte of the body.
+//! So the socket can be detached and read directly from the first byte of the body.
+//! Enforced by: every read is scanned for the end of the head, by the rules of hyper's parser,
+//! before hyper receives it.
 //!
-//! hyper keeps 16 KiB of buffers for each connection, which a stream that is idle most of its life doesn't need.
+//! hyper keeps 16 KiB of buffers per connection. An idle stream doesn't need them.
 
 use std::io::{self, IoSlice};
 use std::mem::MaybeUninit;
@@ -19,112 +21,116 @@ use socket2::SockRef;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 
-/// At most so much is read at once, and lies on the stack meanwhile.
+/// Maximum bytes per read. The buffer is on the stack.
 const READ_BYTES: usize = 16 * 1024;
 
+/// The socket, as hyper sees it.
 pub(crate) struct HeadIo {
     socket: TcpStream,
-    /// What was read beyond the head.
-    held: Bytes,
-    scan: Scan,
-    valve: Arc<Valve>,
+    /// Bytes that were read beyond the head.
+    withheld: Bytes,
+    scan: HeadScanner,
+    control: Arc<HeadIoControl>,
 }
 
-/// Held by whoever owns the connection, while hyper owns the socket.
+/// Controls a [`HeadIo`] while hyper owns the socket. The connection holds it.
 #[derive(Debug, Default)]
-pub(crate) struct Valve {
-    /// A [`Flow`].
-    flow: AtomicU8,
-    /// hyper has more to write than the socket took.
+pub(crate) struct HeadIoControl {
+    /// A [`ReadMode`].
+    mode: AtomicU8,
+    /// Whether hyper has more to write than the socket accepted.
     unsent: AtomicBool,
-    /// A byte came from the upstream since the request began.
+    /// Whether any byte arrived from the upstream since the request began.
     answered: AtomicBool,
 }
 
+/// Which bytes hyper receives.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
-enum Flow {
-    /// Up to the end of the next head.
+enum ReadMode {
+    /// Delivers bytes up to the end of the next head.
     Head = 0,
-    /// Nothing: the head has passed.
-    Held = 1,
-    /// Everything.
-    Open = 2,
+    /// Delivers nothing: the head is complete.
+    Withhold = 1,
+    /// Delivers everything.
+    All = 2,
 }
 
-impl Valve {
-    /// hyper reads the body.
-    pub(crate) fn open(&self) {
-        self.flow.store(Flow::Open as u8, Ordering::Relaxed);
+impl HeadIoControl {
+    /// Lets hyper read the body.
+    pub(crate) fn read_all(&self) {
+        self.mode.store(ReadMode::All as u8, Ordering::Relaxed);
     }
 
-    /// The next thing to come is a head.
-    pub(crate) fn reset(&self) {
-        self.flow.store(Flow::Head as u8, Ordering::Relaxed);
+    /// Expects a response head next.
+    pub(crate) fn expect_head(&self) {
+        self.mode.store(ReadMode::Head as u8, Ordering::Relaxed);
     }
 
-    /// Whether all of the request that hyper has begun to write is with the kernel.
+    /// Returns whether the kernel has accepted all bytes that hyper wrote.
     pub(crate) fn is_sent(&self) -> bool {
         !self.unsent.load(Ordering::Relaxed)
     }
 
-    /// A request begins.
+    /// Starts a request: no response byte has arrived yet.
     pub(crate) fn begin_request(&self) {
         self.answered.store(false, Ordering::Relaxed);
     }
 
-    /// Whether a byte came from the upstream since the request began, an interim response included.
-    pub(crate) fn is_answered(&self) -> bool {
+    /// Returns whether any byte arrived since the request began. Interim responses count.
+    pub(crate) fn has_response_bytes(&self) -> bool {
         self.answered.load(Ordering::Relaxed)
     }
 
-    fn flow(&self) -> Flow {
-        match self.flow.load(Ordering::Relaxed) {
-            0 => Flow::Head,
-            1 => Flow::Held,
-            _ => Flow::Open,
+    fn mode(&self) -> ReadMode {
+        match self.mode.load(Ordering::Relaxed) {
+            0 => ReadMode::Head,
+            1 => ReadMode::Withhold,
+            _ => ReadMode::All,
         }
     }
 }
 
 impl HeadIo {
-    pub(crate) fn new(socket: TcpStream, valve: Arc<Valve>) -> HeadIo {
-        HeadIo { socket, held: Bytes::new(), scan: Scan::default(), valve }
+    pub(crate) fn new(socket: TcpStream, control: Arc<HeadIoControl>) -> HeadIo {
+        HeadIo { socket, withheld: Bytes::new(), scan: HeadScanner::default(), control }
     }
 
-    /// The socket, and what was read of the body.
+    /// Returns the socket, and the body bytes that were read.
     pub(crate) fn into_parts(self) -> (TcpStream, Bytes) {
-        (self.socket, self.held)
+        (self.socket, self.withheld)
     }
 
-    /// Gives on as much as the head has, and holds the rest.
-    fn give(&mut self, input: &[u8], cursor: &mut ReadBufCursor<'_>) {
+    /// Delivers the bytes of the head to hyper and withholds the rest.
+    fn deliver(&mut self, input: &[u8], cursor: &mut ReadBufCursor<'_>) {
         if !input.is_empty() {
-            self.valve.answered.store(true, Ordering::Relaxed);
+            self.control.answered.store(true, Ordering::Relaxed);
         }
-        let end = match self.valve.flow() {
-            Flow::Open => input.len(),
-            Flow::Head => match self.scan.find_end(input) {
+        let end = match self.control.mode() {
+            ReadMode::All => input.len(),
+            ReadMode::Head => match self.scan.find_end(input) {
                 Some(end) => {
-                    self.valve.flow.store(Flow::Held as u8, Ordering::Relaxed);
+                    self.control.mode.store(ReadMode::Withhold as u8, Ordering::Relaxed);
                     end
                 }
                 None => input.len(),
             },
-            Flow::Held => 0,
+            ReadMode::Withhold => 0,
         };
         cursor.put_slice(&input[..end]);
         if end < input.len() {
-            self.held = Bytes::copy_from_slice(&input[end..]);
+            self.withheld = Bytes::copy_from_slice(&input[end..]);
         }
     }
 
-    fn note(&self, written: &Poll<io::Result<usize>>, offered: usize) {
+    /// Records whether a write was complete, and whether response bytes arrived before it failed.
+    fn record_write(&self, written: &Poll<io::Result<usize>>, offered: usize) {
         let all = matches!(written, Poll::Ready(Ok(count)) if *count == offered);
-        self.valve.unsent.store(!all, Ordering::Relaxed);
-        // hyper reads no more after a failed write, though the upstream may have answered before it closed.
+        self.control.unsent.store(!all, Ordering::Relaxed);
+        // hyper stops reading after a failed write. But the upstream may have responded before it
+        // closed.
         if matches!(written, Poll::Ready(Err(_))) && self.has_unread() {
-            self.valve.answered.store(true, Ordering::Relaxed);
+            self.control.answered.store(true, Ordering::Relaxed);
         }
     }
 
@@ -141,35 +147,35 @@ impl Read for HeadIo {
         mut cursor: ReadBufCursor<'_>,
     ) -> Poll<io::Result<()>> {
         let this = &mut *self;
-        if this.valve.flow() == Flow::Held {
-            return Poll::Pending; // whoever opens the valve polls the connection then
+        if this.control.mode() == ReadMode::Withhold {
+            return Poll::Pending; // `read_all` is followed by a poll of the connection
         }
         let room = cursor.remaining().min(READ_BYTES);
-        if !this.held.is_empty() {
-            let input = this.held.split_to(room.min(this.held.len()));
-            let rest = std::mem::take(&mut this.held);
-            this.give(&input, &mut cursor);
+        if !this.withheld.is_empty() {
+            let input = this.withheld.split_to(room.min(this.withheld.len()));
+            let rest = std::mem::take(&mut this.withheld);
+            this.deliver(&input, &mut cursor);
             if !rest.is_empty() {
-                this.held = join(&this.held, rest);
+                this.withheld = join(&this.withheld, rest);
             }
             return Poll::Ready(Ok(()));
         }
         let mut bytes = [MaybeUninit::uninit(); READ_BYTES];
         let mut buffer = ReadBuf::uninit(&mut bytes[..room]);
         ready!(Pin::new(&mut this.socket).poll_read(cx, &mut buffer))?;
-        this.give(buffer.filled(), &mut cursor);
+        this.deliver(buffer.filled(), &mut cursor);
         Poll::Ready(Ok(()))
     }
 }
 
-fn join(first: &Bytes, second: Bytes) -> Bytes {
-    if first.is_empty() { second } else { [&first[..], &second[..]].concat().into() }
+fn join(start: &Bytes, second: Bytes) -> Bytes {
+    if start.is_empty() { second } else { [&start[..], &second[..]].concat().into() }
 }
 
 impl Write for HeadIo {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         let written = Pin::new(&mut self.socket).poll_write(cx, bytes);
-        self.note(&written, bytes.len());
+        self.record_write(&written, bytes.len());
         written
     }
 
@@ -179,7 +185,7 @@ impl Write for HeadIo {
         pieces: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         let written = Pin::new(&mut self.socket).poll_write_vectored(cx, pieces);
-        self.note(&written, pieces.iter().map(|piece| piece.len()).sum());
+        self.record_write(&written, pieces.iter().map(|piece| piece.len()).sum());
         written
     }
 
@@ -196,33 +202,35 @@ impl Write for HeadIo {
     }
 }
 
-/// Finds where a head ends: an empty line, whose line ends may lack their CR, after a first line; empty lines before
-/// that don't count. hyper's parser has the same rules.
+/// Finds the end of a response head: an empty line after the status line. Lines may end in LF
+/// without CR, and empty lines before the status line are skipped. hyper's parser has the same
+/// rules.
 #[derive(Debug, Default)]
-struct Scan {
-    place: Place,
-    /// `HTTP/1.1 103`, to know interim heads, which another head follows.
-    first: [u8; 12],
-    first_length: u8,
+struct HeadScanner {
+    position: LinePosition,
+    /// Start of the status line, such as `HTTP/1.1 103`. Another head follows an interim head.
+    start: [u8; 12],
+    start_length: u8,
 }
 
+/// Position of the scanner within the lines of a head.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
-enum Place {
+enum LinePosition {
     #[default]
-    Before,
+    BeforeHead,
     InLine,
     AfterLf,
     AfterLfCr,
 }
 
-impl Scan {
-    /// The length of what belongs to heads, if the last of them ends here.
+impl HeadScanner {
+    /// Returns the number of bytes that belong to heads, if the final head ends in `input`.
     fn find_end(&mut self, input: &[u8]) -> Option<usize> {
         for (at, &byte) in input.iter().enumerate() {
             let ended = self.step(byte);
             if ended {
                 let interim = self.is_interim();
-                *self = Scan::default();
+                *self = HeadScanner::default();
                 if !interim {
                     return Some(at + 1);
                 }
@@ -231,28 +239,35 @@ impl Scan {
         None
     }
 
+    /// Reads one byte. Returns whether the head ends with it.
     fn step(&mut self, byte: u8) -> bool {
-        if self.place == Place::Before && matches!(byte, b'\r' | b'\n') {
+        if self.position == LinePosition::BeforeHead && matches!(byte, b'\r' | b'\n') {
             return false;
         }
-        if let Some(place) = self.first.get_mut(usize::from(self.first_length)) {
-            *place = byte;
-            self.first_length += 1;
+        if let Some(slot) = self.start.get_mut(usize::from(self.start_length)) {
+            *slot = byte;
+            self.start_length += 1;
         }
-        let (place, ended) = match (self.place, byte) {
-            (Place::AfterLf | Place::AfterLfCr, b'\n') => (Place::Before, true),
-            (Place::AfterLf, b'\r') => (Place::AfterLfCr, false),
-            (Place::Before | Place::InLine, b'\n') => (Place::AfterLf, false),
-            (Place::Before | Place::InLine | Place::AfterLf | Place::AfterLfCr, _) => (Place::InLine, false),
+        let (position, ended) = match (self.position, byte) {
+            (LinePosition::AfterLf | LinePosition::AfterLfCr, b'\n') => (LinePosition::BeforeHead, true),
+            (LinePosition::AfterLf, b'\r') => (LinePosition::AfterLfCr, false),
+            (LinePosition::BeforeHead | LinePosition::InLine, b'\n') => (LinePosition::AfterLf, false),
+            (
+                LinePosition::BeforeHead
+                | LinePosition::InLine
+                | LinePosition::AfterLf
+                | LinePosition::AfterLfCr,
+                _,
+            ) => (LinePosition::InLine, false),
         };
-        self.place = place;
+        self.position = position;
         ended
     }
 
-    /// 1xx, but for 101, after which there is no HTTP.
+    /// Returns whether the head is 1xx other than 101, after which HTTP ends.
     fn is_interim(&self) -> bool {
-        let code = &self.first[9..12];
-        self.first_length == 12 && code[0] == b'1' && code != b"101"
+        let code = &self.start[9..12];
+        self.start_length == 12 && code[0] == b'1' && code != b"101"
     }
 }
 
@@ -262,9 +277,9 @@ mod tests {
 
     use super::*;
 
-    /// Where the heads end, fed in pieces of so many bytes.
+    /// Returns where the heads end if the text arrives in pieces of `piece` bytes.
     fn end(text: &str, piece: usize) -> Option<usize> {
-        let (mut scan, mut before) = (Scan::default(), 0);
+        let (mut scan, mut before) = (HeadScanner::default(), 0);
         for piece in text.as_bytes().chunks(piece) {
             if let Some(end) = scan.find_end(piece) {
                 return Some(before + end);
@@ -299,8 +314,8 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_bytes_upset_it(bytes in prop::collection::vec(any::<u8>(), 0..100)) {
-            Scan::default().find_end(&bytes);
+        fn no_input_panics_the_scanner(bytes in prop::collection::vec(any::<u8>(), 0..100)) {
+            HeadScanner::default().find_end(&bytes);
         }
     }
 }

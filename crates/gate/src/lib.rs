@@ -1,48 +1,159 @@
-//! A streaming reverse proxy with admission, before one HTTP service: a tower service for
+//! Streaming reverse proxy with admission control in front of one upstream, as a tower service for
 //! [`forebay_stream::HttpServer`].
 //!
-//! Invariant: a stream holds a permit from before the upstream hears of it until its body is gone;
-//! nothing that takes a permit reaches the upstream without one.
-//! Kept by: `service.rs` is the only caller of `proxy.rs`, and sends everything on a stream's route
-//! through admission's layer, whose permit travels in the response's body.
+//! A *stream* is a request on a configured route. It takes a permit before the upstream receives
+//! it, and returns the permit when its response body has ended. All other requests pass without a
+//! permit. Without configured routes, every request takes one.
 //!
-//! | to find | look in |
+//! ```
+//! use forebay_admission::{Admission, Identify};
+//! use forebay_gate::{Config, ReverseProxy, UpstreamConfig};
+//! use forebay_quota::Quota;
+//! use forebay_stream::{HttpServer, HttpServerConfig};
+//!
+//! async fn serve(listener: tokio::net::TcpListener) -> Result<(), Box<dyn std::error::Error>> {
+//!     let mut config = Config::new(UpstreamConfig::new("127.0.0.1:8000".parse()?));
+//!     config.stream_routes = vec![("POST /api/v1/stream".parse()?, 100)];
+//!     let proxy = ReverseProxy::new(config, Identify::new());
+//!     let admission = Admission::builder().total(1_000).build(Quota::local());
+//!     let service = proxy.service(admission);
+//!     let server = HttpServer::new(listener, service, HttpServerConfig::default());
+//!     server.run(async { drop(tokio::signal::ctrl_c().await) }).await;
+//!     Ok(())
+//! }
+//! ```
+//!
+//! # Picture
+//!
+//! ```text
+//! client ─▶ HttpServer ─▶ gate_service.rs ─▶ AdmissionLayer ─▶ forwarder.rs ─▶ upstream.rs ─▶ app
+//!           HTTP/1.1,     bad_request.rs     thread id;        headers.rs      pool of
+//!           HTTP/2        stream_routes.rs   permit, if a      drain.rs        HTTP/1.1
+//!                                            stream                            connections
+//!
+//! request body   client ──▶ upload.rs ──▶ upstream_connection.rs ──▶ head_io.rs ──▶ app
+//! response body  client ◀── permit ◀── gate_body.rs ◀── download.rs ◀── hyper, or the socket
+//! ```
+//!
+//! A live stream's socket is detached from hyper after the response head, because hyper's buffers
+//! cost 16 KiB per connection. The response body owns the connection and the permit, so dropping
+//! the body closes the one and returns the other.
+//!
+//! # Invariants and their tests
+//!
+//! - No stream reaches the upstream without a permit, in any common spelling of its path.
+//!   Percent-encoding is decoded once.
+//!   Enforced by: only `gate_service.rs` calls `forwarder.rs`, through admission's layer.
+//!   `beyond_the_total_is_a_503_and_a_place_that_comes_free_is_given_again`,
+//!   `no_spelling_of_a_path_bypasses_the_limits`, `no_spelling_of_a_segment_bypasses_a_wildcard`,
+//!   `a_way_around_the_route_s_spelling_is_none_around_its_limit`
+//! - A stream holds its permit until its response body has ended. The limits hold over all gates
+//!   that share one Redis.
+//!   `after_a_tumult_the_count_is_zero`, `a_user_s_limit_is_exact_across_gates`,
+//!   `the_total_is_shared_and_a_killed_gate_s_part_comes_back`
+//! - Bodies pass in both directions as they arrive, unchanged.
+//!   `each_event_arrives_before_the_next_is_sent`,
+//!   `a_request_s_body_streams_up_while_the_response_streams_down`, `many_megabytes_pass_unchanged`
+//! - A client that leaves cancels its request to the upstream.
+//!   `a_client_that_leaves_while_it_waits_cancels_the_request`,
+//!   `a_client_that_leaves_in_the_midst_of_a_stream_cancels_it`
+//! - If the upstream breaks off a body, the client's stream breaks off, too. It never looks
+//!   complete.
+//!   `an_upstream_that_breaks_off_breaks_the_client_s_stream`,
+//!   `a_body_shorter_than_promised_is_no_clean_end`
+//! - Open streams continue when all permits are taken, during an outage of Redis, and after SIGTERM
+//!   until the drain timeout.
+//!   `beyond_the_total_is_a_503_and_a_place_that_comes_free_is_given_again`,
+//!   `without_redis_streams_go_on_and_its_return_mends_everything`,
+//!   `after_sigterm_streams_go_on_new_ones_are_refused_and_the_last_one_ends_it`,
+//!   `at_the_deadline_streams_are_cut_and_their_clients_know`
+//! - After SIGTERM, a connected client gets a complete response to a request that was in transit.
+//!   `every_client_that_connected_while_sigterm_came_gets_a_whole_answer`
+//! - A request is sent at most twice. It is sent again only if a reused connection failed, and
+//!   either no byte of the request was sent, or its method is idempotent, it has no body, and no
+//!   byte of a response arrived. No response reaches another client.
+//!   `a_request_that_the_upstream_began_to_answer_is_sent_once`,
+//!   `what_does_harm_twice_is_sent_once`, `a_storm_leaves_nothing_behind_and_mixes_nothing_up`
+//! - Identity headers, forwarded headers and headers that override the route reach the upstream
+//!   only from the gate or a trusted proxy.
+//!   `identity_headers_of_an_untrusted_peer_are_dropped`,
+//!   `an_untrusted_peer_cannot_override_the_route`,
+//!   `a_proxy_that_writes_forwarded_is_trusted_for_that_header_only`,
+//!   `the_connection_header_cannot_remove_headers_that_the_gate_writes`
+//! - Once the gate drains, no stream begins, and the drain waits for all open streams.
+//!   `a_drain_waits_for_open_streams_and_refuses_new_ones`
+//!
+//! Out of scope: limits and identity (`forebay_admission`), the client's connection and its
+//! timeouts (`forebay_stream`), TLS to the upstream, upgraded connections such as WebSocket.
+//! Settings, the admin address and the shutdown order are in `crates/forebay`.
+//!
+//! # Bounds
+//!
+//! | quantity | bound | beyond it |
+//! |---|---|---|
+//! | open connections to the upstream | `max_connections`, 16,384 | idle ones are closed, then 503 with retry-after |
+//! | idle connections | `max_idle`, 256 | the oldest is closed |
+//! | idle time of a connection | `idle_timeout`, 4 s | it is closed |
+//! | time of a dial, name resolution included | `connect_timeout`, 5 s | 504 |
+//! | time to the response head | `response_timeout`, 60 s after the last progress of the upload | 504 |
+//! | pause in a request body | `request_idle_timeout`, 30 s | 408 |
+//! | response head | 64 KiB, 256 headers | 502 |
+//! | chunk extensions and trailers of a live stream | 64 KiB | the stream breaks off |
+//! | bytes in memory for each direction of a body | one read, at most 16 KiB of a live stream | the sender waits |
+//!
+//! # Where to look
+//!
+//! | topic | file |
 //! |---|---|
-//! | which requests are streams | `routes.rs`, pure |
-//! | which headers pass, and what is refused at sight | `headers.rs`, pure |
-//! | a request's way | `service.rs`, then `proxy.rs` |
-//! | the client's body going up, the upstream's coming down | `upload.rs`; `download.rs`, `chunked.rs` (pure) |
-//! | connections to the upstream | `upstream.rs`, `idle.rs` (pure), `connection.rs`, `head_io.rs` |
-//! | what the gate itself answers | `refusal.rs`, `failure.rs` |
-//! | settings; the parts put together | `config.rs`; `reverse_proxy.rs` |
-//! | the end | `drain.rs` |
-//! | what operators see | `metrics.rs`, and the methods of [`ReverseProxy`] |
+//! | which requests are streams, and of which class | `stream_routes.rs`, pure |
+//! | which requests are refused before admission | `bad_request.rs`, pure |
+//! | hop-by-hop, forwarded and identity headers | `headers.rs`, pure |
+//! | the path of a request | `gate_service.rs`, then `forwarder.rs` |
+//! | bodies, and what cancels a request | `upload.rs`; `download.rs`, `chunked.rs` (pure) |
+//! | connections to the upstream; when a request is sent again | `upstream.rs`, `idle_connections.rs` (pure), `upstream_connection.rs` |
+//! | how a socket is detached from hyper | `head_io.rs` |
+//! | 408, 502, 503 and 504, and their texts | `gate_refusal.rs`, `upstream_error.rs` |
+//! | settings; the public handle | `config.rs`; `reverse_proxy.rs` |
+//! | drain | `drain.rs`; the shutdown order is in `run/gate.rs` of `crates/forebay` |
+//! | metrics | `metrics.rs`, and the methods of [`ReverseProxy`] |
+//! | tests over real sockets; random clients and upstreams; floods | `tests/it/` of `crates/forebay`: `bodies.rs`, `upstream.rs`, `drain.rs`; `storm.rs`; `floods.rs` |
+//!
+//! # Decisions
+//!
+//! - **Path readings.** Upstreams decode, split and resolve paths differently. A request is a
+//!   stream if any common reading of its path matches: an extra permit is cheaper than a stream
+//!   without one.
+//! - **Own connection pool.** A request drives its own connection, so dropping the request cancels
+//!   it. The pool also records whether any byte of a response arrived, which hyper's errors omit.
+//! - **Readiness.** `/readyz` is 503 while the gate drains, and from the gate's start until the
+//!   quota's rebuild ends. Later rebuilds and outages affect all gates at once, so they stay ready.
 
-mod body;
+mod bad_request;
 mod chunked;
 mod config;
-mod connection;
 mod download;
 mod drain;
-mod failure;
+mod forwarder;
+mod gate_body;
+mod gate_refusal;
+mod gate_service;
 mod head_io;
 mod headers;
-mod idle;
+mod idle_connections;
 pub mod metrics;
-mod proxy;
-mod refusal;
 mod reverse_proxy;
-mod routes;
-mod service;
+mod stream_routes;
 mod upload;
 mod upstream;
+mod upstream_connection;
+mod upstream_error;
 
-pub use body::GateBody;
 pub use chunked::ChunkError;
 pub use config::Config;
 pub use download::DownloadError;
 pub use drain::Drain;
+pub use gate_body::GateBody;
+pub use gate_service::GateService;
 pub use reverse_proxy::ReverseProxy;
-pub use routes::{Route, RouteError};
-pub use service::GateService;
+pub use stream_routes::{StreamRoute, StreamRouteError};
 pub use upstream::{UpstreamConfig, UpstreamStats};

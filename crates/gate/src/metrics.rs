@@ -1,11 +1,11 @@
-//! What is counted of a gate.
+//! Metrics of a gate.
 
 use std::time::Duration;
 
 use http::StatusCode;
 use metrics::{Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram};
 
-use super::drain::{Drain, Kind};
+use super::drain::{Drain, RequestKind};
 use super::upstream::UpstreamStats;
 
 const REQUESTS: &str = "forebay_gate_requests_total";
@@ -13,7 +13,7 @@ const REFUSALS: &str = "forebay_gate_refusals_total";
 const FAILURES: &str = "forebay_gate_upstream_failures_total";
 const CANCELLED: &str = "forebay_gate_cancelled_total";
 const UNTRUSTED: &str = "forebay_gate_untrusted_headers_total";
-/// The histogram of the time to the head of the upstream's response.
+/// Histogram of the time from a request to the upstream's response head, in seconds.
 pub const HEAD_SECONDS: &str = "forebay_gate_upstream_head_seconds";
 const IN_FLIGHT: &str = "forebay_gate_in_flight";
 const DRAINING: &str = "forebay_gate_draining";
@@ -23,7 +23,7 @@ const UPSTREAM_DIALS: &str = "forebay_gate_upstream_dials_total";
 const UPSTREAM_REUSES: &str = "forebay_gate_upstream_reuses_total";
 const UPSTREAM_RETRIES: &str = "forebay_gate_upstream_retries_total";
 
-/// Describes all of them to the recorder.
+/// Describes all metrics of the gate to the recorder.
 pub fn describe() {
     let counters = [
         (REQUESTS, "Responses of the upstream that were passed on, by kind of route and class of status."),
@@ -57,37 +57,37 @@ pub fn describe() {
     );
 }
 
-/// Sets the gauges whose values are read on request.
-pub(crate) fn measure(upstream: UpstreamStats, stream: Kind, drain: &Drain) {
+/// Sets the metrics whose values are read when metrics are collected.
+pub(crate) fn set_gauges(upstream: UpstreamStats, stream: RequestKind, drain: &Drain) {
     gauge!(UPSTREAM_OPEN).set(upstream.open as f64);
     gauge!(UPSTREAM_IDLE).set(upstream.idle as f64);
     counter!(UPSTREAM_DIALS).absolute(upstream.dials);
     counter!(UPSTREAM_REUSES).absolute(upstream.reuses);
     counter!(UPSTREAM_RETRIES).absolute(upstream.retries);
     gauge!(IN_FLIGHT, "kind" => stream.as_str()).set(drain.streams() as f64);
-    gauge!(IN_FLIGHT, "kind" => Kind::Plain.as_str()).set(drain.plain() as f64);
+    gauge!(IN_FLIGHT, "kind" => RequestKind::Plain.as_str()).set(drain.plain() as f64);
     gauge!(DRAINING).set(if drain.is_draining() { 1.0 } else { 0.0 });
 }
 
-/// Where a client left.
+/// When a client left.
 #[derive(Debug, Clone, Copy)]
-pub(crate) enum Stage {
-    /// Before the head of the response.
+pub(crate) enum CancelStage {
+    /// Before the response head.
     Head,
-    /// In its body.
+    /// During the response body.
     Body,
 }
 
-impl Stage {
+impl CancelStage {
     fn as_str(self) -> &'static str {
         match self {
-            Stage::Head => "head",
-            Stage::Body => "body",
+            CancelStage::Head => "head",
+            CancelStage::Body => "body",
         }
     }
 }
 
-pub(crate) fn answered(kind: Kind, status: StatusCode, after: Duration) {
+pub(crate) fn count_response(kind: RequestKind, status: StatusCode, after: Duration) {
     let class = match status.as_u16() / 100 {
         2 => "2xx",
         3 => "3xx",
@@ -99,19 +99,19 @@ pub(crate) fn answered(kind: Kind, status: StatusCode, after: Duration) {
     histogram!(HEAD_SECONDS).record(after.as_secs_f64());
 }
 
-pub(crate) fn refused(reason: &'static str) {
+pub(crate) fn count_refusal(reason: &'static str) {
     counter!(REFUSALS, "reason" => reason).increment(1);
 }
 
-pub(crate) fn upstream_failed(reason: &'static str) {
+pub(crate) fn count_upstream_failure(reason: &'static str) {
     counter!(FAILURES, "reason" => reason).increment(1);
 }
 
-pub(crate) fn cancelled(kind: Kind, stage: Stage) {
+pub(crate) fn count_cancelled(kind: RequestKind, stage: CancelStage) {
     counter!(CANCELLED, "kind" => kind.as_str(), "stage" => stage.as_str()).increment(1);
 }
 
-pub(crate) fn untrusted_headers(count: u32) {
+pub(crate) fn count_untrusted_headers(count: u32) {
     if count > 0 {
         counter!(UNTRUSTED).increment(u64::from(count));
     }

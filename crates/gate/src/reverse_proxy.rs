@@ -1,4 +1,4 @@
-//! Reverse proxy: one upstream, its routes, and what operators see of it.
+//! Reverse proxy: the public handle that connects settings, upstream, routes and service.
 
 use std::fmt;
 use std::sync::Arc;
@@ -7,28 +7,28 @@ use std::sync::atomic::AtomicBool;
 use forebay_admission::{Admission, AdmissionLayer, Identify};
 
 use super::config::Config;
-use super::drain::{Drain, Kind};
+use super::drain::{Drain, RequestKind};
+use super::forwarder::{Forwarder, ForwarderState};
+use super::gate_service::GateService;
 use super::metrics;
-use super::proxy::{Proxy, Shared};
-use super::routes::{Route, Routes};
-use super::service::GateService;
+use super::stream_routes::{StreamRoute, StreamRoutes};
 use super::upstream::{Upstream, UpstreamStats};
 
-/// A reverse proxy before one service; cheap to clone.
+/// A reverse proxy in front of one upstream. Cheap to clone.
 #[derive(Clone)]
 pub struct ReverseProxy {
-    proxy: Proxy,
-    routes: Arc<Routes>,
+    proxy: Forwarder,
+    routes: Arc<StreamRoutes>,
     identify: Identify,
 }
 
 impl ReverseProxy {
-    /// Dials nothing yet. Needs a tokio runtime: a task closes connections that were idle for too
-    /// long.
+    /// Creates the proxy without dialing. Needs a tokio runtime: a task closes expired idle
+    /// connections.
     pub fn new(config: Config, identify: Identify) -> ReverseProxy {
         let mut user_headers = config.user_headers;
         user_headers.extend(config.forward_user_header.clone());
-        let proxy = Proxy::new(Shared {
+        let proxy = Forwarder::new(ForwarderState {
             upstream: Upstream::new(config.upstream),
             preserve_host: config.preserve_host,
             scheme: if config.is_tls { "https" } else { "http" },
@@ -42,40 +42,40 @@ impl ReverseProxy {
             failing: AtomicBool::new(false),
             exhausted: AtomicBool::new(false),
         });
-        ReverseProxy { proxy, routes: Arc::new(Routes::new(config.stream_routes)), identify }
+        ReverseProxy { proxy, routes: Arc::new(StreamRoutes::new(config.stream_routes)), identify }
     }
 
-    /// Returns the service for [`forebay_stream::HttpServer`]. Streams take a permit of
+    /// Returns the service for [`forebay_stream::HttpServer`]. Streams take a permit from
     /// `admission`.
     pub fn service(&self, admission: Admission) -> GateService {
         let layer = AdmissionLayer::new(admission, self.identify.clone());
         GateService::new(layer, self.proxy.clone(), Arc::clone(&self.routes))
     }
 
-    /// Returns the drain: it counts the requests inside, and refuses new streams once begun.
+    /// Returns the drain. It counts the requests in flight, and refuses new streams once begun.
     pub fn drain(&self) -> &Drain {
         self.proxy.drain()
     }
 
-    /// Returns the routes that take a permit; none: every request does.
-    pub fn routes(&self) -> impl Iterator<Item = &Route> {
+    /// Returns the routes whose requests take a permit. If empty, every request takes one.
+    pub fn routes(&self) -> impl Iterator<Item = &StreamRoute> {
         self.routes.iter()
     }
 
-    /// Returns whether the last exchange failed by the upstream's fault.
+    /// Returns whether the last exchange failed through the upstream's fault.
     pub fn is_failing(&self) -> bool {
         self.proxy.is_failing()
     }
 
-    /// Returns what the pool of connections to the upstream has done and holds.
+    /// Returns the counters of the connection pool.
     pub fn upstream_stats(&self) -> UpstreamStats {
         self.proxy.upstream().stats()
     }
 
-    /// Sets the metrics that are measured only on request.
+    /// Sets the metrics whose values are read when metrics are collected.
     pub fn measure(&self) {
-        let stream = if self.routes.is_empty() { Kind::Anything } else { Kind::Stream };
-        metrics::measure(self.upstream_stats(), stream, self.drain());
+        let stream = if self.routes.is_empty() { RequestKind::Any } else { RequestKind::Stream };
+        metrics::set_gauges(self.upstream_stats(), stream, self.drain());
     }
 }
 

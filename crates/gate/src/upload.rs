@@ -1,8 +1,9 @@
-//! The client's body on its way to the upstream.
+//! Request body on its way from the client to the upstream.
 //!
-//! Invariant: not a byte is kept here, and a client that owes one and sends none for `idle` ends its request.
-//! Kept by: frames are handed on as they come; the timer runs only while the client is waited for, so that a slow
-//! upstream is no fault of the client.
+//! Invariant: no bytes are buffered here. A request fails if its client sends no body bytes for
+//! `idle`.
+//! Enforced by: frames pass as they arrive. The timer runs only while the gate waits for the
+//! client, so a slow upstream never counts against the client.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -15,21 +16,21 @@ use forebay_stream::Incoming;
 use http_body::{Body, Frame, SizeHint};
 use tokio::time::{Instant, Sleep, sleep_until};
 
-/// A request's body, as the upstream's connection reads it.
+/// A request body, as the connection to the upstream reads it.
 #[derive(Debug)]
 pub(crate) struct Upload {
-    /// None: there is no body.
+    /// `None` if the request has no body.
     incoming: Option<Incoming>,
     idle: Duration,
-    /// Set while the client is waited for.
+    /// Set while the gate waits for the client.
     timer: Option<Pin<Box<Sleep>>>,
-    progress: Arc<Progress>,
+    progress: Arc<UploadProgress>,
 }
 
-/// Why an upload broke.
+/// Why an upload failed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum UploadError {
-    #[error("the client sent nothing of its body for {0:?}")]
+    #[error("the client sent no body bytes for {0:?}")]
     Stalled(Duration),
     #[error("the client's body broke off")]
     Broken(#[source] hyper::Error),
@@ -38,21 +39,26 @@ pub(crate) enum UploadError {
 impl Upload {
     pub(crate) fn new(incoming: Incoming, idle: Duration) -> Upload {
         let incoming = Some(incoming).filter(|incoming| !incoming.is_end_stream());
-        let progress = Arc::new(Progress::new(incoming.is_none()));
+        let progress = Arc::new(UploadProgress::new(incoming.is_none()));
         Upload { incoming, idle, timer: None, progress }
     }
 
-    /// For a request that has none, to be sent again.
+    /// Returns an upload for a request without a body that is sent again.
     pub(crate) fn empty() -> Upload {
-        Upload { incoming: None, idle: Duration::ZERO, timer: None, progress: Arc::new(Progress::new(true)) }
+        Upload {
+            incoming: None,
+            idle: Duration::ZERO,
+            timer: None,
+            progress: Arc::new(UploadProgress::new(true)),
+        }
     }
 
     pub(crate) fn is_empty(&self) -> bool {
         self.incoming.is_none()
     }
 
-    /// When a frame was last handed on.
-    pub(crate) fn progress(&self) -> Arc<Progress> {
+    /// Returns the upload's progress, for the task that waits for the response.
+    pub(crate) fn progress(&self) -> Arc<UploadProgress> {
         Arc::clone(&self.progress)
     }
 }
@@ -70,9 +76,10 @@ impl Body for Upload {
             if let Poll::Ready(frame) = Pin::new(&mut *incoming).poll_frame(cx) {
                 let ended = matches!(frame, None | Some(Ok(_))) && incoming.is_end_stream();
                 self.timer = None;
-                self.progress.made(ended || frame.is_none());
+                self.progress.record(ended || frame.is_none());
                 return Poll::Ready(match frame {
-                    // Trailers belong to one connection here: their announcement was removed with `Trailer`.
+                    // Trailers are dropped: `Trailer`, which announces them, is hop-by-hop and was
+                    // removed.
                     Some(Ok(frame)) => match frame.into_data() {
                         Ok(data) => Some(Ok(Frame::data(data))),
                         Err(_trailers) => continue,
@@ -97,31 +104,31 @@ impl Body for Upload {
     }
 }
 
-/// When something last moved, for whoever waits for the answer.
+/// Time of the last progress of an upload.
 #[derive(Debug)]
-pub(crate) struct Progress {
+pub(crate) struct UploadProgress {
     origin: Instant,
     last_ms: AtomicU64,
-    /// The whole body was handed on.
+    /// Whether the whole body was passed on.
     done: AtomicBool,
 }
 
-impl Progress {
-    fn new(done: bool) -> Progress {
-        Progress { origin: Instant::now(), last_ms: AtomicU64::new(0), done: AtomicBool::new(done) }
+impl UploadProgress {
+    fn new(done: bool) -> UploadProgress {
+        UploadProgress { origin: Instant::now(), last_ms: AtomicU64::new(0), done: AtomicBool::new(done) }
     }
 
     pub(crate) fn is_done(&self) -> bool {
         self.done.load(Ordering::Relaxed)
     }
 
-    fn made(&self, done: bool) {
+    fn record(&self, done: bool) {
         self.done.store(done, Ordering::Relaxed);
         let elapsed_ms = u64::try_from(self.origin.elapsed().as_millis()).unwrap_or(u64::MAX);
         self.last_ms.store(elapsed_ms, Ordering::Relaxed);
     }
 
-    pub(crate) fn last(&self) -> Instant {
+    pub(crate) fn last_at(&self) -> Instant {
         self.origin + Duration::from_millis(self.last_ms.load(Ordering::Relaxed))
     }
 }

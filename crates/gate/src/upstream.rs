@@ -1,14 +1,16 @@
-//! The upstream: where it is, its pool of connections, and why it gave no response.
+//! Upstream: its address, its connection pool, and the rule for sending a request again.
 //!
-//! Invariant: at most `max_connections` are open, idle ones included; at most `max_idle` wait, none for longer than
-//! `idle_timeout`. A request is sent at most twice, and a second time only if its connection was a kept one and either
-//! nothing of it was sent, or it may be repeated (RFC 9110, 9.2.2): the method is idempotent, there is no body, and the
-//! connection ended before a byte of a response came.
-//! Kept by: every connection owns a permit of the pool; [`Upstream::send`] decides about the second try, in one place.
+//! Invariant: at most `max_connections` connections are open, idle ones included. At most
+//! `max_idle` are idle, none longer than `idle_timeout`.
+//! Invariant: a request is sent at most twice, and again only over a new connection after a reused
+//! one failed. Then either no byte of it was sent, or it is repeatable (RFC 9110, 9.2.2): an
+//! idempotent method, no body, and no byte of a response arrived.
+//! Enforced by: every connection owns a permit of the pool. Only [`Upstream::send`] decides to send
+//! again.
 //!
-//! The pool is our own and small, rather than hyper-util's client, for what `connection.rs` promises: a request drives
-//! its connection itself, and so cancelling is dropping a value. It also tells the five ways to fail apart, and whether
-//! the upstream had begun to answer, which hyper's errors don't.
+//! The pool replaces hyper-util's client because a request must drive its own connection, so that
+//! dropping the request cancels it (`upstream_connection.rs`). It also distinguishes five kinds of
+//! failure, and whether the upstream had begun to respond; hyper's errors don't.
 
 use std::future::poll_fn;
 use std::io;
@@ -26,36 +28,36 @@ use tokio::net::{TcpStream, lookup_host};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{sleep, timeout, timeout_at};
 
-use super::connection::{Connection, ExchangeError};
 use super::download::Download;
-use super::failure::UpstreamError;
-use super::idle::Idle;
+use super::idle_connections::IdleConnections;
 use super::upload::Upload;
+use super::upstream_connection::{ExchangeError, UpstreamConnection};
+use super::upstream_error::UpstreamError;
 
-/// A dead host is noticed by probes after so long, in the midst of a silent stream.
+/// Idle time after which keepalive probes start. They detect a dead host during a silent stream.
 const KEEPALIVE: Duration = Duration::from_secs(15);
-/// What was sent and not acknowledged for so long ends a connection.
+/// Maximum time that sent bytes may stay unacknowledged before the connection fails.
 const USER_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Where the upstream is, and the bounds of talking to it.
+/// Address of the upstream, and the timeouts and bounds of its connections.
 #[derive(Debug, Clone)]
 pub struct UpstreamConfig {
     /// Host and port, as in the URL.
     pub authority: Authority,
-    /// From the start of a dial to its end, name included.
+    /// Time for one dial, name resolution included.
     pub connect_timeout: Duration,
-    /// From the end of the request to the head of the response.
+    /// Time from the end of the request to the response head.
     pub response_timeout: Duration,
-    /// How long a connection may wait for its next request.
+    /// Time that a connection may be idle.
     pub idle_timeout: Duration,
-    /// How many may wait.
+    /// Maximum number of idle connections.
     pub max_idle: usize,
-    /// How many may be open in all.
+    /// Maximum number of open connections, idle ones included.
     pub max_connections: usize,
 }
 
 impl UpstreamConfig {
-    /// Settings for this host and port, with the defaults of `forebay gate`.
+    /// Returns settings for this host and port, with the defaults of `forebay gate`.
     pub fn new(authority: Authority) -> UpstreamConfig {
         UpstreamConfig {
             authority,
@@ -76,59 +78,61 @@ impl UpstreamConfig {
     }
 }
 
-/// The upstream; cheap to clone.
+/// The upstream and its connection pool. Cheap to clone.
 #[derive(Debug, Clone)]
 pub(crate) struct Upstream {
-    pool: Arc<Pool>,
-    /// The upstream's own name, for requests that bring none.
+    pool: Arc<UpstreamPool>,
+    /// The upstream's own host, for requests whose `Host` isn't preserved.
     host: HeaderValue,
 }
 
+/// Pool of connections to the upstream.
 #[derive(Debug)]
-pub(crate) struct Pool {
+pub(crate) struct UpstreamPool {
     config: UpstreamConfig,
-    idle: Mutex<Idle<Box<Connection>>>,
+    idle: Mutex<IdleConnections<Box<UpstreamConnection>>>,
     permits: Arc<Semaphore>,
     dials: AtomicU64,
     reuses: AtomicU64,
     retries: AtomicU64,
 }
 
-/// What the pool has done and holds.
+/// Counters of the connection pool.
 #[derive(Debug, Clone, Copy, Default, Serialize)]
 pub struct UpstreamStats {
-    /// Connections open now, idle ones included.
+    /// Open connections, idle ones included.
     pub open: usize,
-    /// Connections that wait for a request.
+    /// Idle connections.
     pub idle: usize,
-    /// Connections made.
+    /// Connections dialed since the start.
     pub dials: u64,
-    /// Requests that found one waiting.
+    /// Requests that reused an idle connection.
     pub reuses: u64,
-    /// Requests that were sent again, since the kept connection closed before a byte of a response.
+    /// Requests sent again because the reused connection closed before any byte of a response.
     pub retries: u64,
 }
 
 impl Upstream {
-    /// Needs a tokio runtime to be entered: a task ends what has waited too long.
+    /// Creates the pool. Must be called inside a tokio runtime: a task closes expired idle
+    /// connections.
     pub(crate) fn new(config: UpstreamConfig) -> Upstream {
         let host = HeaderValue::from_str(config.authority.as_str()).unwrap_or(HeaderValue::from_static(""));
         let idle_timeout = config.idle_timeout;
-        let pool = Arc::new(Pool {
-            idle: Mutex::new(Idle::new(config.max_idle, idle_timeout)),
+        let pool = Arc::new(UpstreamPool {
+            idle: Mutex::new(IdleConnections::new(config.max_idle, idle_timeout)),
             permits: Arc::new(Semaphore::new(config.max_connections.min(Semaphore::MAX_PERMITS))),
             dials: AtomicU64::new(0),
             reuses: AtomicU64::new(0),
             retries: AtomicU64::new(0),
             config,
         });
-        let swept = Arc::downgrade(&pool);
+        let weak_pool = Arc::downgrade(&pool);
         tokio::spawn(async move {
             loop {
                 sleep((idle_timeout / 2).max(Duration::from_millis(10))).await;
-                let Some(pool) = swept.upgrade() else { return };
-                let over = pool.idle().sweep(Instant::now());
-                drop(over); // closes sockets, after the lock
+                let Some(pool) = weak_pool.upgrade() else { return };
+                let expired = pool.idle().remove_expired(Instant::now());
+                drop(expired); // closes the sockets outside the lock
             }
         });
         Upstream { pool, host }
@@ -149,17 +153,17 @@ impl Upstream {
         }
     }
 
-    /// Sends a request and waits for the head of its response. Dropping the future, or the body later, cancels the
-    /// request by closing its connection.
+    /// Sends a request and waits for the response head. Dropping the future, or later the body,
+    /// closes the connection and so cancels the request.
     pub(crate) async fn send(
         &self,
         mut request: Request<Upload>,
     ) -> Result<Response<Download>, UpstreamError> {
         if let Some(connection) = self.pool.take_idle().await {
-            let again = is_repeatable(&request).then(|| repeat(&request));
+            let again = is_repeatable(&request).then(|| copy_without_body(&request));
             match self.exchange(connection, request).await {
                 Ok(response) => return Ok(response),
-                Err(error) => request = unsent(error, again)?,
+                Err(error) => request = request_to_resend(error, again)?,
             }
             self.pool.retries.fetch_add(1, Ordering::Relaxed);
         }
@@ -169,7 +173,7 @@ impl Upstream {
 
     async fn exchange(
         &self,
-        mut connection: Box<Connection>,
+        mut connection: Box<UpstreamConnection>,
         request: Request<Upload>,
     ) -> Result<Response<Download>, ExchangeError> {
         let progress = request.body().progress();
@@ -180,9 +184,13 @@ impl Upstream {
     }
 }
 
-/// Returns the request that may be sent once more: what never left, or what the upstream may get twice and has not begun
-/// to answer. A kept connection that closes in silence has most likely closed before it read the request.
-fn unsent(error: ExchangeError, again: Option<Request<Upload>>) -> Result<Request<Upload>, UpstreamError> {
+/// Returns the request to send again: one that was never sent, or a repeatable one without a
+/// response. A reused connection that closes silently has most likely closed before the upstream
+/// read the request.
+fn request_to_resend(
+    error: ExchangeError,
+    again: Option<Request<Upload>>,
+) -> Result<Request<Upload>, UpstreamError> {
     match error {
         ExchangeError::Unsent(request) => Ok(*request),
         error if error.is_unanswered() => again.ok_or(UpstreamError::from(error)),
@@ -190,13 +198,14 @@ fn unsent(error: ExchangeError, again: Option<Request<Upload>>) -> Result<Reques
     }
 }
 
-/// Idempotent, and without a body that would be gone (RFC 9110, 9.2.2).
+/// Returns whether a request is idempotent and has no body (RFC 9110, 9.2.2).
 fn is_repeatable(request: &Request<Upload>) -> bool {
     let method = request.method();
     (method.is_idempotent() && method != Method::TRACE) && request.body().is_empty()
 }
 
-fn repeat(request: &Request<Upload>) -> Request<Upload> {
+/// Copies a request that has no body.
+fn copy_without_body(request: &Request<Upload>) -> Request<Upload> {
     let mut again = Request::new(Upload::empty());
     *again.method_mut() = request.method().clone();
     *again.uri_mut() = request.uri().clone();
@@ -204,18 +213,18 @@ fn repeat(request: &Request<Upload>) -> Request<Upload> {
     again
 }
 
-impl Pool {
-    fn idle(&self) -> MutexGuard<'_, Idle<Box<Connection>>> {
+impl UpstreamPool {
+    fn idle(&self) -> MutexGuard<'_, IdleConnections<Box<UpstreamConnection>>> {
         self.idle.lock().expect("no user of the pool panics under its lock")
     }
 
-    pub(super) fn put_back(&self, connection: Box<Connection>) {
-        let left = self.idle().put(connection, Instant::now());
-        drop(left); // closes a socket, after the lock
+    pub(super) fn put_back(&self, connection: Box<UpstreamConnection>) {
+        let evicted = self.idle().put(connection, Instant::now());
+        drop(evicted); // closes the socket outside the lock
     }
 
-    /// One that is still open, as far as can be known without asking.
-    async fn take_idle(&self) -> Option<Box<Connection>> {
+    /// Returns an idle connection that the upstream hasn't closed, as far as the socket shows.
+    async fn take_idle(&self) -> Option<Box<UpstreamConnection>> {
         poll_fn(|cx| {
             loop {
                 let taken = self.idle().take(Instant::now());
@@ -229,59 +238,60 @@ impl Pool {
         .await
     }
 
-    async fn dial(&self) -> Result<Connection, UpstreamError> {
-        let permit = self.permit()?;
+    async fn dial(&self) -> Result<UpstreamConnection, UpstreamError> {
+        let permit = self.acquire_permit()?;
         self.dials.fetch_add(1, Ordering::Relaxed);
         let deadline = tokio::time::Instant::now() + self.config.connect_timeout;
         let addresses = timeout_at(deadline, lookup_host((self.config.host(), self.config.port()))).await;
         let addresses = addresses.map_err(|_| UpstreamError::ConnectTimeout)?;
-        let addresses: Vec<SocketAddr> = addresses.map_err(UpstreamError::of_resolving)?.collect();
+        let addresses: Vec<SocketAddr> = addresses.map_err(UpstreamError::from_resolve)?.collect();
         let socket = connect(&addresses, deadline).await?;
-        Connection::start(socket, permit).await.map_err(UpstreamError::Response)
+        UpstreamConnection::start(socket, permit).await.map_err(UpstreamError::Response)
     }
 
-    /// Idle connections make room before anybody is refused.
-    fn permit(&self) -> Result<OwnedSemaphorePermit, UpstreamError> {
+    /// Takes a permit for a new connection. Closes idle connections before it fails.
+    fn acquire_permit(&self) -> Result<OwnedSemaphorePermit, UpstreamError> {
         let mut permit = Arc::clone(&self.permits).try_acquire_owned();
         if permit.is_err() {
-            let left = self.idle().make_room(Instant::now());
-            drop(left); // closes sockets, after the lock
+            let evicted = self.idle().make_room(Instant::now());
+            drop(evicted); // closes the sockets outside the lock
             permit = Arc::clone(&self.permits).try_acquire_owned();
         }
         permit.map_err(|_| UpstreamError::Busy { max: self.config.max_connections })
     }
 }
 
-/// Tries the addresses in the order in which they are resolved. Each may take an equal part of the time that is left, so
-/// that one which is silent doesn't keep the gate from the next. Says the first failure that is the upstream's.
+/// Tries the addresses in the order of resolution. Each gets an equal part of the remaining time,
+/// so an unresponsive address leaves time for the next. Returns the first failure that is the
+/// upstream's fault.
 async fn connect(
     addresses: &[SocketAddr],
     deadline: tokio::time::Instant,
 ) -> Result<TcpStream, UpstreamError> {
-    let nowhere = io::Error::new(io::ErrorKind::NotFound, "the name has no address");
+    let no_address = io::Error::new(io::ErrorKind::NotFound, "the name resolves to no address");
     let mut failure = None;
     for (address, left) in addresses.iter().zip((1..=addresses.len()).rev()) {
         let part = deadline.saturating_duration_since(tokio::time::Instant::now())
             / u32::try_from(left).unwrap_or(u32::MAX);
-        let error = match timeout(part, open(*address)).await {
+        let error = match timeout(part, open_socket(*address)).await {
             Ok(Ok(socket)) => return Ok(socket),
-            Ok(Err(error)) => UpstreamError::of_dialling(error),
+            Ok(Err(error)) => UpstreamError::from_dial(error),
             Err(_) => UpstreamError::ConnectTimeout,
         };
         if !failure.as_ref().is_some_and(UpstreamError::is_upstreams_fault) {
             failure = Some(error);
         }
     }
-    Err(failure.unwrap_or(UpstreamError::Connect(nowhere)))
+    Err(failure.unwrap_or(UpstreamError::Connect(no_address)))
 }
 
-async fn open(address: SocketAddr) -> io::Result<TcpStream> {
+async fn open_socket(address: SocketAddr) -> io::Result<TcpStream> {
     let socket = TcpStream::connect(address).await?;
-    prepare(&socket)?;
+    set_socket_options(&socket)?;
     Ok(socket)
 }
 
-fn prepare(socket: &TcpStream) -> io::Result<()> {
+fn set_socket_options(socket: &TcpStream) -> io::Result<()> {
     socket.set_nodelay(true)?;
     let socket = SockRef::from(socket);
     socket.set_tcp_keepalive(&TcpKeepalive::new().with_time(KEEPALIVE).with_interval(KEEPALIVE / 3))?;
@@ -296,7 +306,7 @@ mod tests {
 
     use super::*;
 
-    /// A listener whose backlog is full: the kernel drops what comes, as a firewall would.
+    /// Returns a listener whose backlog is full. The kernel drops new connections, like a firewall.
     async fn silent() -> (TcpListener, Vec<TcpStream>) {
         let socket = TcpSocket::new_v4().unwrap();
         socket.bind(([127, 0, 0, 1], 0).into()).unwrap();
@@ -310,7 +320,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_silent_address_leaves_time_for_the_next() {
+    async fn an_unresponsive_address_leaves_time_for_the_next() {
         let (silent, _held) = silent().await;
         let alive = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let [silent, alive] = [&silent, &alive].map(|listener| listener.local_addr().unwrap());

@@ -4,8 +4,11 @@ use forebay_testkit::readme_blocks_run;
 
 #[test]
 fn every_example_of_the_readme_is_compiled_and_run() {
-    let instead = [("\"127.0.0.1:8000\"", "upstream")];
-    let blocks =
-        readme_blocks_run(include_str!("../README.md"), include_str!("../examples/gate_readme.rs"), &instead);
-    assert!(blocks > 0, "does the README mark its code with ```rust?");
+    let replacements = [("\"127.0.0.1:8000\"", "upstream")];
+    let blocks = readme_blocks_run(
+        include_str!("../README.md"),
+        include_str!("../examples/gate_readme.rs"),
+        &replacements,
+    );
+    assert!(blocks > 0, "the README marks its code with ```rust");
 }

@@ -14,17 +14,17 @@ use std::borrow::Cow;
 use forebay_shapes::TableSchema;
 use forebay_shapes::filter::{Filter, FilterError, Schema};
 
-use super::protocol::{Grant, Refusal, ShapeRequest};
+use super::protocol::{Grant, RequestRefusal, ShapeRequest};
 
 /// Returns the first grant for the table that has all requested columns. `None`: the request needs
 /// no grant and may read everything.
 ///
 /// # Errors
-/// [`Refusal::NotGranted`].
+/// [`RequestRefusal::NotGranted`].
 pub(super) fn find_grant<'r>(
     request: &'r ShapeRequest,
     table: &TableSchema,
-) -> Result<Option<&'r Grant>, Refusal> {
+) -> Result<Option<&'r Grant>, RequestRefusal> {
     let Some(bearer) = &request.bearer else { return Ok(None) };
     let is_of_table =
         |grant: &&Grant| (&*grant.table.schema, &*grant.table.name) == (&*table.schema, &*table.name);
@@ -33,7 +33,7 @@ pub(super) fn find_grant<'r>(
         grant.columns.is_none() || (!table.key.is_empty() && named.all(|name| is_visible(grant, table, name)))
     };
     let grant = bearer.grants.iter().filter(is_of_table).find(has_all);
-    grant.map(Some).ok_or(Refusal::NotGranted)
+    grant.map(Some).ok_or(RequestRefusal::NotGranted)
 }
 
 /// Returns the columns for a request that selects none. `None`: all.
@@ -57,12 +57,15 @@ pub(super) fn visible_schema<'t>(grant: Option<&Grant>, table: &'t TableSchema) 
 ///
 /// # Errors
 /// Fails if the clause doesn't fit the table.
-pub(super) fn grant_clause(grant: Option<&Grant>, table: &TableSchema) -> Result<Option<String>, Refusal> {
+pub(super) fn grant_clause(
+    grant: Option<&Grant>,
+    table: &TableSchema,
+) -> Result<Option<String>, RequestRefusal> {
     let Some(grant) = grant else { return Ok(None) };
     let params: Vec<&str> = grant.params.iter().map(String::as_str).collect();
     let parse = |clause: &String| Filter::parse(clause, &params, &table.types);
     let filter = grant.clause.as_ref().map(parse).transpose();
-    let filter = filter.map_err(|error| Refusal::BadGrant {
+    let filter = filter.map_err(|error| RequestRefusal::BadGrant {
         message: format!("The token's grant has a where clause that can't be used: {error}").into(),
     })?;
     Ok(filter.map(|filter| filter.canonical().to_owned()))

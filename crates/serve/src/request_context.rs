@@ -13,9 +13,9 @@ use http::{HeaderValue, Response};
 use tokio::time::Instant;
 
 use super::body::BodyContent;
-use super::protocol::caching::Caching;
-use super::protocol::headers::{AnswerHead, Body, visible};
-use super::protocol::{ShapeRequest, answers, cursor, encoding, etag};
+use super::protocol::cache_policy::CachePolicy;
+use super::protocol::headers::{BodyKind, ResponseHead, header_value};
+use super::protocol::{ShapeRequest, cursor, encoding, etag, fixed_responses};
 use super::response_cache::{self, CachedResponse, ResponseKey};
 use super::service::whole;
 use super::shape_event_stream::{seen_with, up_to_date};
@@ -42,7 +42,7 @@ impl RequestContext<'_> {
     }
 
     pub(super) fn gzip(&self) -> bool {
-        encoding::takes_gzip(&self.parts.headers)
+        encoding::accepts_gzip(&self.parts.headers)
     }
 
     /// Returns the headers of a response that ends at `offset`.
@@ -52,13 +52,13 @@ impl RequestContext<'_> {
         offset: Offset,
         up_to_date: bool,
         has_data: Option<bool>,
-    ) -> AnswerHead {
+    ) -> ResponseHead {
         let request = self.request;
         let schema = (!request.live).then(|| schema_header(shape));
-        let etag = Some(etag::of(shape.handle(), request.since, offset, None));
-        let (handle, offset) = (visible(shape.handle()), visible(offset.to_string()));
-        let (cursor, body) = (None, Body::Log);
-        AnswerHead { handle, offset, up_to_date, has_data, schema, cursor, etag, body }
+        let etag = Some(etag::etag_of(shape.handle(), request.since, offset, None));
+        let (handle, offset) = (header_value(shape.handle()), header_value(offset.to_string()));
+        let (cursor, body) = (None, BodyKind::Log);
+        ResponseHead { handle, offset, up_to_date, has_data, schema, cursor, etag, body }
     }
 }
 
@@ -89,7 +89,7 @@ impl ShapeHandler {
         }
         if !has_data && context.request.live {
             let elapsed = u64::try_from(self.started.elapsed().as_nanos()).unwrap_or(u64::MAX);
-            head.etag = Some(etag::of(shape.handle(), context.request.since, end, Some(elapsed)));
+            head.etag = Some(etag::etag_of(shape.handle(), context.request.since, end, Some(elapsed)));
         }
         let after = page.is_end.then(|| up_to_date(seen_with(page.last, seen)));
         let gzip = context.gzip();
@@ -107,12 +107,12 @@ impl ShapeHandler {
     ) -> HandlerResult {
         let cached = self.response_cache.get_or_build(shape.handle(), key, || {
             let body = BodyContent::log_bytes(&self.source(shape), page, key.up_to_date.map(up_to_date))?;
-            let etag = etag::of(shape.handle(), StartOffset::After(key.asked), end, None);
-            let (handle, offset) = (visible(shape.handle()), visible(end.to_string()));
+            let etag = etag::etag_of(shape.handle(), StartOffset::After(key.asked), end, None);
+            let (handle, offset) = (header_value(shape.handle()), header_value(end.to_string()));
             Ok(CachedResponse { key, handle, offset, etag, body })
         });
         let cached = cached.map_err(|error| unreadable(&error))?;
-        let head = AnswerHead {
+        let head = ResponseHead {
             handle: cached.handle.clone(),
             offset: cached.offset.clone(),
             up_to_date: page.is_end,
@@ -120,7 +120,7 @@ impl ShapeHandler {
             schema: None,
             cursor: Some(self.cursor(context.request)),
             etag: Some(cached.etag.clone()),
-            body: Body::Log,
+            body: BodyKind::Log,
         };
         self.respond(context, head, || Ok(BodyContent::Whole(cached.body.clone())))
     }
@@ -129,22 +129,23 @@ impl ShapeHandler {
     pub(super) fn respond(
         &self,
         context: &RequestContext<'_>,
-        mut head: AnswerHead,
+        mut head: ResponseHead,
         body: impl FnOnce() -> io::Result<BodyContent>,
     ) -> HandlerResult {
-        let is_known = |etag: &HeaderValue| etag::is_known(&context.parts.headers, etag);
+        let is_known = |etag: &HeaderValue| etag::matches_request(&context.parts.headers, etag);
         let mut response = match head.etag.as_ref().is_some_and(is_known) {
-            true => whole(answers::not_modified()),
+            true => whole(fixed_responses::not_modified()),
             false => Response::new(body().map_err(|error| unreadable(&error))?),
         };
         *response.headers_mut() = spare_headers();
         response.headers_mut().reserve(EXPECTED_HEADERS);
         if response.body().is_gzip() {
-            head.etag = head.etag.as_ref().map(etag::weak);
+            head.etag = head.etag.as_ref().map(etag::weaken);
             response.headers_mut().insert(CONTENT_ENCODING, HeaderValue::from_static("gzip"));
         }
         head.write(response.headers_mut());
-        Caching::of(&context.parts.method, context.request).write(&self.cache_times, response.headers_mut());
+        CachePolicy::for_request(&context.parts.method, context.request)
+            .write(&self.cache_times, response.headers_mut());
         Ok(response)
     }
 

@@ -27,9 +27,10 @@ use tower_service::Service;
 use super::body::{BodyContent, BoxError, ShapeBody};
 use super::failure_log::{FailureLog, RefusalReason};
 use super::metrics;
-use super::protocol::caching::{keep_nowhere, keep_private};
+use super::protocol::cache_policy::{extend_no_store, restrict_to_bearer};
 use super::protocol::{
-    Access, Bearer, Invalid, MAX_QUERY_BYTES, Pass, Query, Refusal, Route, ShapeRequest, cors,
+    Access, AccessLevel, InvalidRequest, MAX_QUERY_BYTES, QueryParams, RequestRefusal, Route, ShapeRequest,
+    TokenBearer, cors,
 };
 use super::shape_factory::random_u64;
 use super::shape_handler::ShapeHandler;
@@ -63,16 +64,16 @@ pub(crate) struct AdmittedService {
 #[derive(Debug, Clone)]
 struct ParsedRequest {
     route: Route,
-    target: Result<RequestTarget, Refusal>,
-    pass: Pass,
+    target: Result<RequestTarget, RequestRefusal>,
+    pass: AccessLevel,
     /// The bearer of the token, if the route requires one.
-    bearer: Option<Bearer>,
+    bearer: Option<TokenBearer>,
 }
 
 #[derive(Debug, Clone)]
 enum RequestTarget {
     /// A shape. For a POST, the second value is the query, which is parsed again with the body.
-    Shape(Result<Box<ShapeRequest>, Invalid>, Option<Arc<Query>>),
+    Shape(Result<Box<ShapeRequest>, InvalidRequest>, Option<Arc<QueryParams>>),
     Other,
 }
 
@@ -109,17 +110,17 @@ impl ServiceContext {
         let (path, raw) = (uri.path(), uri.query().unwrap_or_default());
         let route = Route::of(path);
         if raw.len() > MAX_QUERY_BYTES {
-            let target = Err(Refusal::QueryTooLong);
-            return ParsedRequest { route, target, pass: Pass::All, bearer: None };
+            let target = Err(RequestRefusal::QueryTooLong);
+            return ParsedRequest { route, target, pass: AccessLevel::Full, bearer: None };
         }
-        let query = Query::parse(raw);
+        let query = QueryParams::parse(raw);
         let access = self.access.read().unwrap_or_else(PoisonError::into_inner);
-        let entered = match access.wants_own_name(route) && !is_local(request) {
-            true => Err(Refusal::ForeignHost),
-            false => access.enter(method, path, &query),
+        let entered = match access.requires_local_host(route) && !is_local(request) {
+            true => Err(RequestRefusal::ForeignHost),
+            false => access.authorize(method, path, &query),
         };
         drop(access);
-        let pass = entered.as_ref().map_or(Pass::All, |(_, pass)| *pass);
+        let pass = entered.as_ref().map_or(AccessLevel::Full, |(_, pass)| *pass);
         let target = entered.map(|(route, _)| match (route, method) {
             (Route::Shape, &Method::OPTIONS) => RequestTarget::Other,
             (Route::Shape, _) => {
@@ -154,11 +155,11 @@ impl<B: RequestBody> Service<Request<B>> for ServeService {
         let parsed = self.context.parse(&request);
         let (route, origins) = (parsed.route, origins(request.headers()));
         let response = match parsed.pass {
-            Pass::All => {
+            AccessLevel::Full => {
                 request.extensions_mut().insert(parsed);
                 self.admitted.call(request)
             }
-            Pass::Token => self.call_with_token(request, parsed),
+            AccessLevel::Token => self.call_with_token(request, parsed),
         };
         ServeResponseFuture { response, route, origins, context: Arc::clone(&self.context) }
     }
@@ -182,7 +183,7 @@ impl ServeService {
             }
             request.extensions_mut().insert(parsed);
             let Ok(mut response) = admitted.call(request).await;
-            keep_private(response.headers_mut());
+            restrict_to_bearer(response.headers_mut());
             Ok(response)
         })
     }
@@ -210,7 +211,7 @@ where
         let this = self.project();
         let Ok(mut response) = ready!(this.response.poll(cx));
         this.context.responses.count(*this.route, response.status());
-        keep_nowhere(response.headers_mut());
+        extend_no_store(response.headers_mut());
         cors::write(*this.route, this.origins, response.headers_mut());
         let id = random_u64();
         this.context.failures.record(id, *this.route, &response);
@@ -246,7 +247,7 @@ impl<B: RequestBody> Service<Request<B>> for AdmittedService {
         let parsed = request.extensions_mut().remove::<ParsedRequest>();
         Box::pin(async move {
             let Some(ParsedRequest { route, target, bearer, .. }) = parsed else {
-                return Ok(Refusal::NoRoute.response(request.method()).map(ShapeBody::whole));
+                return Ok(RequestRefusal::NoRoute.response(request.method()).map(ShapeBody::whole));
             };
             let (mut parts, body) = request.into_parts();
             // Thousands of live requests may wait from here on: free what they don't need.

@@ -26,10 +26,12 @@ use tracing::error;
 
 use super::backend::REFRESH_INTERVAL;
 use super::body::{BodyContent, MessageSource};
-use super::protocol::answers::{self, Health};
-use super::protocol::caching::CacheTimes;
-use super::protocol::headers::Body;
-use super::protocol::{Bearer, Invalid, MAX_BODY_BYTES, Query, Refusal, Route, ShapeRequest};
+use super::protocol::cache_policy::CacheTimes;
+use super::protocol::fixed_responses::{self, Health};
+use super::protocol::headers::BodyKind;
+use super::protocol::{
+    InvalidRequest, MAX_BODY_BYTES, QueryParams, RequestRefusal, Route, ShapeRequest, TokenBearer,
+};
 use super::request_context::RequestContext;
 use super::response_cache::ResponseCache;
 use super::service::{RequestBody, whole};
@@ -62,18 +64,18 @@ const WAKE_TIMEOUT: Duration = Duration::from_secs(10);
 /// [`REFRESH_INTERVAL`]s, because one refresh may be slow.
 const FIND_TIMEOUT: Duration = Duration::from_secs(1);
 
-pub(super) type HandlerResult = Result<Response<BodyContent>, Refusal>;
+pub(super) type HandlerResult = Result<Response<BodyContent>, RequestRefusal>;
 
 impl ShapeHandler {
     /// Handles requests that aren't about a shape: health, the home page, preflights.
     pub(crate) fn other_route(&self, route: Route, parts: &Parts) -> Response<BodyContent> {
         if parts.method == Method::OPTIONS {
-            return whole(answers::preflight(&parts.headers));
+            return whole(fixed_responses::preflight(&parts.headers));
         }
         whole(match route {
             Route::Health => self.health().response(),
-            Route::Root => self.home.map_or_else(answers::root, |page| page()),
-            Route::Shape | Route::NotFound => answers::root(),
+            Route::Root => self.home.map_or_else(fixed_responses::root, |page| page()),
+            Route::Shape | Route::NotFound => fixed_responses::root(),
         })
     }
 
@@ -94,10 +96,10 @@ impl ShapeHandler {
     pub(crate) async fn shape<B: RequestBody>(
         &self,
         parts: &Parts,
-        request: Result<Box<ShapeRequest>, Invalid>,
-        posted: Option<Arc<Query>>,
+        request: Result<Box<ShapeRequest>, InvalidRequest>,
+        posted: Option<Arc<QueryParams>>,
         body: B,
-        bearer: Option<Bearer>,
+        bearer: Option<TokenBearer>,
     ) -> HandlerResult {
         // Rare paths are boxed, here and below: a waiting request's future has the size of its
         // largest path.
@@ -109,7 +111,7 @@ impl ShapeHandler {
             None => request?,
         };
         if let Some(bearer) = &bearer {
-            bearer.may(&parts.method, &request)?;
+            bearer.authorize(&parts.method, &request)?;
         }
         request.bearer = bearer;
         self.check_store()?;
@@ -139,7 +141,7 @@ impl ShapeHandler {
                 };
                 match (response, shape.gone()) {
                     // The shape's files were deleted while they were read.
-                    (Err(Refusal::NotReady { .. }), Some(gone)) => {
+                    (Err(RequestRefusal::NotReady { .. }), Some(gone)) => {
                         Err(self.refuse_gone(gone, &request).await)
                     }
                     (response, _) => response,
@@ -149,9 +151,9 @@ impl ShapeHandler {
     }
 
     /// Fails if the storage directory can't be read any more. Its shapes would never change again.
-    fn check_store(&self) -> Result<(), Refusal> {
+    fn check_store(&self) -> Result<(), RequestRefusal> {
         match self.shapes.unusable() {
-            Some(why) => Err(Refusal::NotReady { message: why.as_str().into() }),
+            Some(why) => Err(RequestRefusal::NotReady { message: why.as_str().into() }),
             None => Ok(()),
         }
     }
@@ -160,10 +162,14 @@ impl ShapeHandler {
     ///
     /// # Errors
     /// Fails if the body is too large or too slow, or the token expires.
-    async fn read_body<B: RequestBody>(&self, body: B, bearer: Option<&Bearer>) -> Result<Bytes, Refusal> {
+    async fn read_body<B: RequestBody>(
+        &self,
+        body: B,
+        bearer: Option<&TokenBearer>,
+    ) -> Result<Bytes, RequestRefusal> {
         let reading = timeout(self.body_timeout, Limited::new(body, MAX_BODY_BYTES).collect());
-        let body = while_valid(bearer, reading).await?.map_err(|_| Refusal::BodyTooSlow)?;
-        Ok(body.map_err(|_| Refusal::BodyTooLarge)?.to_bytes())
+        let body = while_valid(bearer, reading).await?.map_err(|_| RequestRefusal::BodyTooSlow)?;
+        Ok(body.map_err(|_| RequestRefusal::BodyTooLarge)?.to_bytes())
     }
 
     /// Wakes the manager, and keeps it awake while the guard lives. The shape may have changed
@@ -177,7 +183,7 @@ impl ShapeHandler {
     }
 
     /// Returns the shape of the request's handle if the request selects it.
-    async fn shape_by_handle(&self, request: &ShapeRequest) -> Result<Arc<Shape>, Refusal> {
+    async fn shape_by_handle(&self, request: &ShapeRequest) -> Result<Arc<Shape>, RequestRefusal> {
         let found = match request.handle.as_deref() {
             Some(handle) => self.find_by_handle(handle).await?,
             None => None,
@@ -195,7 +201,7 @@ impl ShapeHandler {
     ///
     /// Another instance may have just created it; then this waits until the next refresh of the
     /// store has read it.
-    async fn find_by_handle(&self, handle: &str) -> Result<Option<Arc<Shape>>, Refusal> {
+    async fn find_by_handle(&self, handle: &str) -> Result<Option<Arc<Shape>>, RequestRefusal> {
         let begun = Instant::now();
         loop {
             // Before `find`: a shape that is read in between is found.
@@ -205,7 +211,7 @@ impl ShapeHandler {
                 None if may_exist => {
                     let message =
                         "this instance hasn't heard of the shape yet: another one may have just made it";
-                    return Err(Refusal::NotReady { message: message.into() });
+                    return Err(RequestRefusal::NotReady { message: message.into() });
                 }
                 found => return Ok(found),
             }
@@ -214,21 +220,21 @@ impl ShapeHandler {
 
     /// Returns the refusal that makes the client start over, with the handle of the shape that the
     /// request selects now, if it can be created.
-    async fn refetch(&self, request: &ShapeRequest) -> Refusal {
+    async fn refetch(&self, request: &ShapeRequest) -> RequestRefusal {
         match Box::pin(self.factory.shape(request)).await {
             Ok(shape) => refetch_refusal(shape.handle(), request.handle.as_deref()),
             Err(
-                refusal @ (Refusal::Invalid(_)
-                | Refusal::BadToken { .. }
-                | Refusal::BadGrant { .. }
-                | Refusal::NotGranted),
+                refusal @ (RequestRefusal::Invalid(_)
+                | RequestRefusal::BadToken { .. }
+                | RequestRefusal::BadGrant { .. }
+                | RequestRefusal::NotGranted),
             ) => refusal,
-            Err(_) => Refusal::MustRefetch { handle: None },
+            Err(_) => RequestRefusal::MustRefetch { handle: None },
         }
     }
 
     /// Returns the refusal for a removed shape.
-    async fn refuse_gone(&self, gone: ShapeGone, request: &ShapeRequest) -> Refusal {
+    async fn refuse_gone(&self, gone: ShapeGone, request: &ShapeRequest) -> RequestRefusal {
         match gone_refusal(&gone) {
             Some(refusal) => refusal,
             None => self.refetch(request).await,
@@ -326,7 +332,7 @@ impl ShapeHandler {
         // up-to-date.
         let mut head = context.head(shape, offset, false, None);
         head.cursor = Some(self.cursor(context.request));
-        head.body = Body::Events;
+        head.body = BodyKind::Events;
         head.etag = None;
         let mut response = self.respond(context, head, || Ok(BodyContent::Events(Box::new(events))))?;
         response.extensions_mut().insert(LiveBody);
@@ -335,13 +341,13 @@ impl ShapeHandler {
 
     /// Waits until the log reaches the offset. An offset beyond the end may come from another
     /// instance that is ahead of this one.
-    async fn within_bounds(&self, offset: Offset, patience: Duration) -> Result<(), Refusal> {
+    async fn within_bounds(&self, offset: Offset, patience: Duration) -> Result<(), RequestRefusal> {
         let reached = timeout(patience, self.shapes.reaches(offset)).await;
-        reached.map_err(|_| Refusal::out_of_bounds())
+        reached.map_err(|_| RequestRefusal::out_of_bounds())
     }
 
     /// Returns the page of the log after an offset. Reads the disk in a blocking task if necessary.
-    async fn page(&self, shape: &Arc<Shape>, offset: Offset) -> Result<LogPage, Refusal> {
+    async fn page(&self, shape: &Arc<Shape>, offset: Offset) -> Result<LogPage, RequestRefusal> {
         if let Some(page) = shape.log_after_at_once(offset) {
             return Ok(page);
         }
@@ -362,7 +368,9 @@ impl ShapeHandler {
         let _awake = self.wake().await;
         let handle = match &request.handle {
             Some(handle) => match self.shapes.find(handle) {
-                Some(shape) if !self.factory.agrees_with(request, &shape)? => return Err(Refusal::NoShape),
+                Some(shape) if !self.factory.agrees_with(request, &shape)? => {
+                    return Err(RequestRefusal::NoShape);
+                }
                 Some(_) | None => Some(handle.clone()),
             },
             None => {
@@ -371,8 +379,8 @@ impl ShapeHandler {
             }
         };
         match handle.is_some_and(|handle| self.shapes.delete(&handle)) {
-            true => Ok(whole(answers::deleted())),
-            false if self.shapes.is_writing() => Err(Refusal::NoShape),
+            true => Ok(whole(fixed_responses::deleted())),
+            false if self.shapes.is_writing() => Err(RequestRefusal::NoShape),
             // Only the writing instance can delete it.
             false => Err(self.factory.creation_refusal()),
         }
@@ -381,22 +389,22 @@ impl ShapeHandler {
 
 /// Returns the refusal for a client whose shape was removed, and for whose request `handle` would
 /// be served now.
-fn refetch_refusal(handle: &str, asked: Option<&str>) -> Refusal {
+fn refetch_refusal(handle: &str, asked: Option<&str>) -> RequestRefusal {
     if asked == Some(handle) {
         // The shape was removed when this instance stopped writing, and restored from the log,
         // which doesn't have its end yet. A redirect to the same handle would loop.
         let message = "the shape is being looked for: whoever writes will say whether it goes on";
-        return Refusal::NotReady { message: message.into() };
+        return RequestRefusal::NotReady { message: message.into() };
     }
-    Refusal::MustRefetch { handle: Some(handle.to_owned()) }
+    RequestRefusal::MustRefetch { handle: Some(handle.to_owned()) }
 }
 
 /// Returns the refusal for a file that can't be read. The next attempt may succeed.
-pub(super) fn unreadable(why: &io::Error) -> Refusal {
+pub(super) fn unreadable(why: &io::Error) -> RequestRefusal {
     if why.kind() != io::ErrorKind::NotFound {
         error!(%why, "shape file not read");
     }
-    Refusal::NotReady { message: "the shape can't be read right now".into() }
+    RequestRefusal::NotReady { message: "the shape can't be read right now".into() }
 }
 
 #[cfg(test)]
@@ -405,9 +413,9 @@ mod tests {
 
     #[test]
     fn a_client_is_never_redirected_to_the_handle_it_came_from() {
-        assert!(matches!(refetch_refusal("1-1", Some("1-1")), Refusal::NotReady { .. }));
+        assert!(matches!(refetch_refusal("1-1", Some("1-1")), RequestRefusal::NotReady { .. }));
         for asked in [Some("1-0"), None] {
-            let Refusal::MustRefetch { handle } = refetch_refusal("1-1", asked) else {
+            let RequestRefusal::MustRefetch { handle } = refetch_refusal("1-1", asked) else {
                 panic!("no redirect")
             };
             assert_eq!(handle.as_deref(), Some("1-1"));

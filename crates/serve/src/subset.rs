@@ -23,9 +23,9 @@ use super::database::{
     TableDescription,
 };
 use super::grant_scope;
-use super::protocol::caching::Caching;
-use super::protocol::headers::{AnswerHead, Body, visible};
-use super::protocol::{Invalid, OrderKey, Refusal, ShapeRequest, Subset};
+use super::protocol::cache_policy::CachePolicy;
+use super::protocol::headers::{BodyKind, ResponseHead, header_value};
+use super::protocol::{InvalidRequest, OrderKey, RequestRefusal, ShapeRequest, Subset};
 use super::shape_factory::{ReadError, random_u64, schema_header};
 use super::shape_handler::ShapeHandler;
 use super::token_verifier::while_valid;
@@ -40,11 +40,14 @@ const MAX_HELD_BYTES: usize = 256 << 20;
 
 impl ShapeHandler {
     /// Responds with the rows of a subset.
-    pub(crate) async fn subset(&self, request: &ShapeRequest) -> Result<Response<BodyContent>, Refusal> {
-        let Some(subset) = &request.subset else { return Err(Refusal::NoShape) };
+    pub(crate) async fn subset(
+        &self,
+        request: &ShapeRequest,
+    ) -> Result<Response<BodyContent>, RequestRefusal> {
+        let Some(subset) = &request.subset else { return Err(RequestRefusal::NoShape) };
         let shape = self.factory.shape(request).await?;
         let (definition, description) = self.factory.definition(request).await?;
-        let Some(description) = description else { return Err(Refusal::DatabaseUnreachable) };
+        let Some(description) = description else { return Err(RequestRefusal::DatabaseUnreachable) };
         let table = &definition.table;
         let types = grant_scope::visible_schema(grant_scope::find_grant(request, table)?, table);
         let clause = self.clause(request, subset, &types, &definition, &description).await?;
@@ -61,8 +64,9 @@ impl ShapeHandler {
             let keys: Result<Vec<_>, _> = keys.iter().map(|key| key.sql(&names)).collect();
             keys.map(|keys| keys.join(", ")).map_err(|error| error.to_string())
         });
-        let order_by =
-            order_by.transpose().map_err(|error| Refusal::from(Invalid::in_subset("order_by", error)))?;
+        let order_by = order_by
+            .transpose()
+            .map_err(|error| RequestRefusal::from(InvalidRequest::subset_field("order_by", error)))?;
         let Subset { limit, offset, .. } = *subset;
         let page = order_by.as_deref().map(|order_by| SubsetPage { order_by, limit, offset });
         let mark = random_u64() % (1 << 31);
@@ -84,18 +88,18 @@ impl ShapeHandler {
             StartOffset::After(offset) => offset,
             StartOffset::Beginning | StartOffset::Now => Offset::FIRST,
         };
-        let head = AnswerHead {
-            handle: visible(shape.handle()),
-            offset: visible(offset.to_string()),
+        let head = ResponseHead {
+            handle: header_value(shape.handle()),
+            offset: header_value(offset.to_string()),
             up_to_date: false,
             has_data: None,
             schema: Some(schema_header(&shape)),
             cursor: None,
             etag: None,
-            body: Body::Subset,
+            body: BodyKind::Subset,
         };
         head.write(response.headers_mut());
-        Caching::Own.write(&self.cache_times, response.headers_mut());
+        CachePolicy::NoCache.write(&self.cache_times, response.headers_mut());
         Ok(response)
     }
 }
@@ -118,7 +122,7 @@ impl ShapeHandler {
         types: &Schema,
         definition: &ShapeDefinition,
         table: &TableDescription,
-    ) -> Result<SubsetClause, Refusal> {
+    ) -> Result<SubsetClause, RequestRefusal> {
         let of_shape = &definition.choice.clause;
         let Some(text) = &subset.clause else {
             return Ok(SubsetClause { sql: of_shape.clone(), needs_postgres: false });
@@ -145,7 +149,7 @@ impl ShapeHandler {
             }
         }
         let sql = match of_shape {
-            // Whether the clause fails on a row outside the shape must not be visible either.
+            // Whether the clause fails on a row outside the shape must not be header_value either.
             Some(of_shape) if may_fail => grant_scope::guarded_clause(of_shape, &sql),
             // The clause can't fail, and Postgres can use an index for it.
             Some(of_shape) => format!("({of_shape}) AND ({sql})"),
@@ -155,8 +159,8 @@ impl ShapeHandler {
     }
 }
 
-fn invalid_clause(error: &dyn std::fmt::Display) -> Refusal {
-    Invalid::in_subset("where", error).into()
+fn invalid_clause(error: &dyn std::fmt::Display) -> RequestRefusal {
+    InvalidRequest::subset_field("where", error).into()
 }
 
 /// Parses a clause that the filter can't evaluate as Postgres does.
@@ -171,7 +175,7 @@ fn postgres_expression(
     types: &Schema,
     table: &TableDescription,
     builtins: &Builtins,
-) -> Result<Expression, Refusal> {
+) -> Result<Expression, RequestRefusal> {
     let of_column = |name: &str| table.columns.iter().find(|column| column.name == name);
     let elements = types.columns.iter().filter_map(|column| Some(&of_column(&column.name)?.element));
     let mut enums: Vec<EnumType> = Vec::new();
@@ -308,25 +312,28 @@ impl Drop for SubsetMemory {
     }
 }
 
-fn read_refusal(error: ReadError<SubsetTooLarge>) -> Refusal {
+fn read_refusal(error: ReadError<SubsetTooLarge>) -> RequestRefusal {
     match error {
         ReadError::Refused(refusal) => refusal,
-        ReadError::Failed(SnapshotError::Refused(refusal)) => Invalid::in_subset("where", refusal).into(),
+        ReadError::Failed(SnapshotError::Refused(refusal)) => {
+            InvalidRequest::subset_field("where", refusal).into()
+        }
         ReadError::Failed(SnapshotError::Sink(error @ SubsetTooLarge::Alone)) => {
-            Invalid::in_subset("limit", error).into()
+            InvalidRequest::subset_field("limit", error).into()
         }
         ReadError::Failed(SnapshotError::Sink(SubsetTooLarge::WithOthers)) => {
-            Refusal::overloaded("subset", (MAX_HELD_BYTES / MAX_BYTES) as u64, random_u64())
+            RequestRefusal::overloaded("subset", (MAX_HELD_BYTES / MAX_BYTES) as u64, random_u64())
         }
         ReadError::Failed(error @ SnapshotError::TimedOut { .. }) => {
-            Invalid::in_subset("where", format!("{error}: ask for less, or by what an index finds")).into()
+            InvalidRequest::subset_field("where", format!("{error}: ask for less, or by what an index finds"))
+                .into()
         }
         // The server's message may contain a row's values.
         ReadError::Failed(SnapshotError::Database(error)) => {
             let code = error.code().map_or("", |code| code.code());
-            Refusal::SnapshotFailed { message: format!("the subset couldn't be read ({code})").into() }
+            RequestRefusal::SnapshotFailed { message: format!("the subset couldn't be read ({code})").into() }
         }
-        ReadError::Failed(error) => Refusal::SnapshotFailed { message: error.to_string().into() },
+        ReadError::Failed(error) => RequestRefusal::SnapshotFailed { message: error.to_string().into() },
     }
 }
 

@@ -1,6 +1,6 @@
 //! Token verifier: from a request's token to its bearer, with grants and expiry.
 //!
-//! Invariant: a [`Bearer`] exists only for a token that was just verified and hasn't passed its
+//! Invariant: a [`TokenBearer`] exists only for a token that was just verified and hasn't passed its
 //! `exp`. No wait of a request outlasts the token.
 //! Enforced by: outside tests, only [`TokenVerifier::bearer`] creates a bearer, and every wait on
 //! the way to a response goes through [`while_valid`]. The clock leeway of admission doesn't apply
@@ -10,7 +10,7 @@ use forebay_admission::{Identify, IdentifyError, TokenFault};
 use http::HeaderMap;
 use tokio::time::{Instant, timeout_at};
 
-use super::protocol::{Bearer, Refusal, of_claim};
+use super::protocol::{RequestRefusal, TokenBearer, parse_grants};
 
 /// Verifies tokens and reads their grants.
 pub(crate) struct TokenVerifier {
@@ -29,13 +29,14 @@ impl TokenVerifier {
     ///
     /// # Errors
     /// Fails if there is no valid token, or its grants can't be parsed.
-    pub(crate) async fn bearer(&self, headers: &HeaderMap) -> Result<Bearer, Refusal> {
+    pub(crate) async fn bearer(&self, headers: &HeaderMap) -> Result<TokenBearer, RequestRefusal> {
         let token = self.identify.token(headers).await.map_err(|fault| token_refusal(&fault))?;
-        let token = token.ok_or(Refusal::TokenRequired)?;
-        let grants = token.claim(&self.claim).map_or_else(|| Ok([].into()), of_claim);
-        let grants = grants.map_err(|error| Refusal::BadGrant { message: error.to_string().into() })?;
+        let token = token.ok_or(RequestRefusal::TokenRequired)?;
+        let grants = token.claim(&self.claim).map_or_else(|| Ok([].into()), parse_grants);
+        let grants =
+            grants.map_err(|error| RequestRefusal::BadGrant { message: error.to_string().into() })?;
         let until = token.remaining().and_then(|left| Instant::now().checked_add(left));
-        Ok(Bearer { grants, until })
+        Ok(TokenBearer { grants, until })
     }
 }
 
@@ -44,17 +45,17 @@ impl TokenVerifier {
 /// # Errors
 /// Fails at the expiry, even if the future completes at that moment.
 pub(crate) async fn while_valid<F: Future>(
-    bearer: Option<&Bearer>,
+    bearer: Option<&TokenBearer>,
     waiting: F,
-) -> Result<F::Output, Refusal> {
+) -> Result<F::Output, RequestRefusal> {
     let Some(until) = bearer.and_then(|bearer| bearer.until) else { return Ok(waiting.await) };
     let outcome = timeout_at(until, waiting).await.ok();
     let in_time = outcome.filter(|_| Instant::now() < until);
     in_time.ok_or_else(|| token_refusal(&IdentifyError::Token(TokenFault::Expired)))
 }
 
-fn token_refusal(fault: &IdentifyError) -> Refusal {
-    Refusal::BadToken { code: fault.as_str(), message: format!("Unauthorized - {fault}").into() }
+fn token_refusal(fault: &IdentifyError) -> RequestRefusal {
+    RequestRefusal::BadToken { code: fault.as_str(), message: format!("Unauthorized - {fault}").into() }
 }
 
 #[cfg(test)]
@@ -65,7 +66,7 @@ mod tests {
     use super::*;
 
     async fn refusal<F: Future>(left: Option<Duration>, waiting: F) -> Option<&'static str> {
-        let bearer = Bearer { grants: [].into(), until: left.map(|left| Instant::now() + left) };
+        let bearer = TokenBearer { grants: [].into(), until: left.map(|left| Instant::now() + left) };
         while_valid(Some(&bearer), waiting).await.err().map(|refusal| refusal.as_str())
     }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use forebay_admission::{Builder, Class, ForwardedBy, Network, Secret};
-use forebay_gate::{Route, UpstreamConfig};
+use forebay_gate::{StreamRoute, UpstreamConfig};
 use forebay_stream::HttpServerConfig;
 use http::header::HeaderName;
 use http::uri::{Authority, Scheme, Uri};
@@ -36,7 +36,7 @@ pub struct GateConfig {
     /// The service behind.
     pub upstream: UpstreamConfig,
     /// Which requests take a permit; none named: all.
-    pub stream_routes: Vec<Route>,
+    pub stream_routes: Vec<StreamRoute>,
     /// The upstream sees the client's `Host`, not its own.
     pub preserve_host: bool,
     /// Proxies whose word about clients counts.
@@ -130,9 +130,13 @@ fn check_all(file: GateFile, check: &Check) -> Result<GateConfig, ValueError> {
 }
 
 /// Of a class that has no share, it would count as if it named none: a slip of the pen that nobody would notice.
-fn check_routes(gate: &GateSection, admission: &Builder, check: &Check) -> Result<Vec<Route>, ValueError> {
+fn check_routes(
+    gate: &GateSection,
+    admission: &Builder,
+    check: &Check,
+) -> Result<Vec<StreamRoute>, ValueError> {
     const KEY: &str = "gate.stream_routes";
-    let routes: Vec<Route> = check.list(KEY, gate.stream_routes.as_ref())?;
+    let routes: Vec<StreamRoute> = check.list(KEY, gate.stream_routes.as_ref())?;
     for route in &routes {
         let Some(class) = route.class().filter(|class| admission.classes().all(|known| known != *class))
         else {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use forebay_serve::protocol::unescaped;
+use forebay_serve::protocol::decode_hex_pair;
 use http::{HeaderName, HeaderValue};
 
 use super::check::{Check, ValueError};
@@ -73,7 +73,7 @@ fn check_headers(otel: &OtelSection, check: &Check) -> Result<Vec<(HeaderName, H
 fn decoded(text: &str) -> Vec<u8> {
     let (mut decoded, mut rest) = (Vec::with_capacity(text.len()), text.as_bytes());
     while let [first, tail @ ..] = rest {
-        let (byte, after) = unescaped(tail).filter(|_| *first == b'%').unwrap_or((*first, tail));
+        let (byte, after) = decode_hex_pair(tail).filter(|_| *first == b'%').unwrap_or((*first, tail));
         decoded.push(byte);
         rest = after;
     }

@@ -6,7 +6,7 @@ use forebay_admission::Admission;
 use forebay_quota::Quota;
 use forebay_replication::ManagerPhase;
 use forebay_serve::ShapeBackend;
-use forebay_serve::protocol::answers::Health;
+use forebay_serve::protocol::fixed_responses::Health;
 use forebay_stream::ServerStats;
 use serde_json::{Value, json};
 use tokio::time::Instant;

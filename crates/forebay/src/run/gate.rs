@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use forebay_admission::Admission;
-use forebay_gate::{Config, GateService, ReverseProxy, Route};
+use forebay_gate::{Config, GateService, ReverseProxy, StreamRoute};
 use forebay_quota::Quota;
 use forebay_stream::{Handshake, HttpServer};
 use metrics_exporter_prometheus::PrometheusHandle;
@@ -184,7 +184,7 @@ fn closing_timeout(drain_timeout: Duration) -> Duration {
 
 /// Returns the settings of the reverse proxy.
 fn proxy_config(config: &GateConfig) -> Config {
-    let share = |route: &Route| route.class().map_or(100, |class| config.admission.share(class));
+    let share = |route: &StreamRoute| route.class().map_or(100, |class| config.admission.share(class));
     let mut proxy = Config::new(config.upstream.clone());
     proxy.stream_routes = config.stream_routes.iter().map(|route| (route.clone(), share(route))).collect();
     proxy.preserve_host = config.preserve_host;

@@ -7,7 +7,7 @@ use forebay_replication::TableName;
 use forebay_shapes::encode;
 use forebay_shapes::filter::{self, Collation, ColumnType, Schema, TypeKind};
 
-use crate::protocol::schema::ColumnShown;
+use crate::protocol::schema::SchemaColumn;
 
 /// A table. Columns are identified by their index in [`columns`](Self::columns).
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -145,9 +145,9 @@ impl TableDescription {
     }
 
     /// Returns these columns for the schema header.
-    pub fn header_columns(&self, selected: &[usize]) -> Vec<ColumnShown> {
+    pub fn header_columns(&self, selected: &[usize]) -> Vec<SchemaColumn> {
         let columns = selected.iter().filter_map(|index| self.columns.get(*index));
-        let header_column = |column: &ColumnDescription| ColumnShown {
+        let header_column = |column: &ColumnDescription| SchemaColumn {
             name: column.name.clone(),
             type_name: column.display_type.name.clone(),
             dims: column.display_type.dimensions,

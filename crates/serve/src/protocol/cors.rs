@@ -1,7 +1,8 @@
-//! What pages of other origins may do.
+//! CORS headers: what pages of other origins may read.
 //!
-//! Invariant: every answer of every route says it, errors too, or a script can't read why it was refused. No answer allows credentials:
-//! what a client may see is in its request's parameters.
+//! Invariant: every response of every route has them, errors included; otherwise a script couldn't
+//! read why it was refused. No response allows credentials: a request's parameters carry its
+//! authorization.
 
 use http::header::{
     ACCESS_CONTROL_ALLOW_HEADERS, ACCESS_CONTROL_ALLOW_METHODS, ACCESS_CONTROL_ALLOW_ORIGIN,
@@ -10,17 +11,17 @@ use http::header::{
 };
 
 use super::headers::EXPOSED;
-use super::routes::Route;
+use super::route::Route;
 
-/// How long a browser may remember a preflight's answer, in seconds: a day.
+/// How long a browser may cache a preflight response, in seconds: one day.
 const MAX_AGE_S: HeaderValue = HeaderValue::from_static("86400");
 
-/// Puts it into a response's head.
+/// Writes the CORS headers of a response.
 pub fn write(route: Route, request: &HeaderMap, response: &mut HeaderMap) {
     let mut origins = request.get_all(ORIGIN).iter();
     let origin = match (origins.next(), origins.next()) {
         (Some(origin), None) => {
-            // Or a cache would tell one page that another one's origin is allowed.
+            // Otherwise a cache would send one page the allowed origin of another.
             response.append(VARY, HeaderValue::from_static("origin"));
             origin.clone()
         }
@@ -35,8 +36,8 @@ pub fn write(route: Route, request: &HeaderMap, response: &mut HeaderMap) {
     response.insert(ACCESS_CONTROL_ALLOW_METHODS, HeaderValue::from_static(methods));
 }
 
-/// What a preflight's answer says besides. Whatever headers a page wants to send, it may: those of a proxy's users among them, and the
-/// `content-type` of a POST.
+/// Writes the additional headers of a preflight response. A page may send any header, such as those
+/// of a proxy's users, or `content-type`.
 pub(super) fn write_preflight(request: &HeaderMap, response: &mut HeaderMap) {
     response.insert(ACCESS_CONTROL_MAX_AGE, MAX_AGE_S);
     for names in request.get_all(ACCESS_CONTROL_REQUEST_HEADERS) {
@@ -58,7 +59,7 @@ mod tests {
     }
 
     #[test]
-    fn an_origin_is_echoed_and_told_apart() {
+    fn a_single_origin_is_echoed_with_vary() {
         let headers = response(&["https://a.example"]);
         assert_eq!(headers[ACCESS_CONTROL_ALLOW_ORIGIN], "https://a.example");
         assert_eq!(headers[VARY], "origin");
@@ -70,7 +71,7 @@ mod tests {
     }
 
     #[test]
-    fn vary_keeps_what_was_there() {
+    fn vary_keeps_its_other_values() {
         let mut request = HeaderMap::new();
         request.insert(ORIGIN, HeaderValue::from_static("https://a.example"));
         let mut headers = HeaderMap::new();
@@ -80,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn scripts_may_read_our_headers_and_use_our_methods() {
+    fn cors_exposes_the_headers_and_methods_of_the_route() {
         let headers = response(&[]);
         assert_eq!(headers[ACCESS_CONTROL_EXPOSE_HEADERS], EXPOSED);
         assert_eq!(headers[ACCESS_CONTROL_ALLOW_METHODS], "GET, POST, HEAD, DELETE, OPTIONS");

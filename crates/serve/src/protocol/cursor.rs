@@ -1,27 +1,28 @@
-//! What tells one wait from the next, for caches.
+//! Cursor: distinguishes one live request from the next, for caches.
 //!
-//! Invariant: the next cursor of a client is another than its last, or a cache would answer a wait with the answer to the one before; and
-//! clients that wait at the same time get the same one, so that a cache asks once for all of them.
+//! Invariant: a client's next cursor differs from its last, or a cache would answer a wait with the
+//! previous response. Clients that wait at the same time get the same cursor, so that a cache
+//! forwards one request for all.
 
 use std::time::Duration;
 
 /// 2024-10-09 00:00 UTC, in seconds since 1970.
 const EPOCH_S: u64 = 1_728_432_000;
 
-/// How far a cursor jumps that time alone doesn't move, in seconds, at most.
+/// Maximum jump of a cursor that the time alone doesn't advance, in seconds.
 const JUMP_S: u64 = 3_600;
 
-/// The cursor of a live answer: the time, rounded up to the interval.
+/// Returns the cursor of a live response: the time, rounded up to the long-poll interval.
 ///
-/// `since_1970` is the time by the wall clock, `last` the client's cursor, `chance` any number.
-pub fn next(since_1970: Duration, long_poll: Duration, last: Option<u64>, chance: u64) -> u64 {
+/// `since_1970` is the wall-clock time, `last` the client's cursor, `random` any number.
+pub fn next(since_1970: Duration, long_poll: Duration, last: Option<u64>, random: u64) -> u64 {
     let interval_s = long_poll.as_secs().max(1);
     let now_s = since_1970.as_secs().saturating_sub(EPOCH_S);
     let next = now_s.checked_next_multiple_of(interval_s).unwrap_or(now_s);
     match last {
         Some(last) if next <= last => {
-            // Beyond all numbers there is no later one; another one will do.
-            last.checked_add(1 + chance % JUMP_S).unwrap_or(next)
+            // On overflow there is no greater cursor; a different one is enough.
+            last.checked_add(1 + random % JUMP_S).unwrap_or(next)
         }
         Some(_) | None => next,
     }
@@ -40,7 +41,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cursor_is_the_time_rounded_up() {
+    fn a_cursor_is_the_time_rounded_up_to_the_interval() {
         for (seconds, cursor) in [(0, 0), (1, 20), (19, 20), (20, 20), (21, 40), (57_000_001, 57_000_020)] {
             assert_eq!(next(at(seconds), POLL, None, 5), cursor, "{seconds}");
         }
@@ -48,15 +49,15 @@ mod tests {
     }
 
     #[test]
-    fn a_cursor_that_time_does_not_move_jumps() {
+    fn a_cursor_jumps_if_the_time_does_not_advance_it() {
         assert_eq!(next(at(30), POLL, Some(40), 0), 41);
         assert_eq!(next(at(30), POLL, Some(40), 3_599), 3_640);
         assert_eq!(next(at(30), POLL, Some(40), 3_600), 41);
-        assert_eq!(next(at(30), POLL, Some(1_000), 9), 1_010, "ahead of the time already");
+        assert_eq!(next(at(30), POLL, Some(1_000), 9), 1_010, "the client's cursor is ahead of the time");
     }
 
     #[test]
-    fn odd_clocks_and_intervals_do_no_harm() {
+    fn extreme_clocks_and_intervals_do_not_panic() {
         assert_eq!(next(Duration::ZERO, POLL, None, 0), 0);
         assert_eq!(next(at(30), Duration::ZERO, None, 0), 30);
         assert_eq!(next(Duration::MAX, Duration::MAX, None, 0), u64::MAX);
@@ -64,14 +65,14 @@ mod tests {
 
     proptest! {
         #[test]
-        fn the_next_cursor_is_another(
+        fn the_next_cursor_differs_from_the_last(
             now in 0..u64::MAX / 2,
             poll in 0_u64..100_000,
             last in prop_oneof![any::<u64>(), 0_u64..100_000_000, Just(u64::MAX)],
-            chance: u64,
+            random: u64,
         ) {
             for now in [now, EPOCH_S + now % 100_000_000] {
-                let cursor = next(Duration::from_secs(now), Duration::from_secs(poll), Some(last), chance);
+                let cursor = next(Duration::from_secs(now), Duration::from_secs(poll), Some(last), random);
                 prop_assert_ne!(cursor, last);
                 prop_assert!(cursor > last || last > u64::MAX - JUMP_S);
             }

@@ -1,9 +1,10 @@
-//! Whether a client takes gzip.
+//! Content encoding: whether a client accepts gzip.
 
 use http::header::{ACCEPT_ENCODING, HeaderMap};
 
-/// By what its headers say; a weight of zero is a no, and what is named counts before `*`.
-pub fn takes_gzip(request: &HeaderMap) -> bool {
+/// Returns whether the client accepts gzip. A weight of zero refuses it, and an explicit entry
+/// overrides `*`.
+pub fn accepts_gzip(request: &HeaderMap) -> bool {
     let lists = request.get_all(ACCEPT_ENCODING).iter().filter_map(|list| list.to_str().ok());
     let (mut named, mut any) = (None, None);
     for coding in lists.flat_map(|list| list.split(',')) {
@@ -31,13 +32,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_client_says_what_it_takes() {
+    fn gzip_is_used_only_if_the_client_accepts_it() {
         let takes = |values: &[&'static str]| {
             let mut headers = HeaderMap::new();
             for value in values {
                 headers.append(ACCEPT_ENCODING, HeaderValue::from_static(value));
             }
-            takes_gzip(&headers)
+            accepts_gzip(&headers)
         };
         for values in
             [&["gzip"][..], &["br, GZip;q=0.1"], &["br", "gzip"], &["*"], &["br;q=1,*;q=0.5"], &["x-gzip"]]

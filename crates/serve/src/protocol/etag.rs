@@ -1,45 +1,55 @@
-//! How an answer is told from others, so that a cache can ask whether it still holds.
+//! Entity tags: let a cache verify that its copy of a response is still valid.
 //!
-//! Invariant: two answers of one tag have the same changes. What up-to-date says was seen may be less
-//! in the older one.
-//! Kept by: what lies between two offsets of a shape never changes, and a handle is never used twice.
+//! Invariant: two responses with one tag have the same changes. Only the LSN in `up-to-date` may be
+//! lower in the older one.
+//! Enforced by: the changes between two offsets of a shape are fixed, and a handle is never used
+//! twice.
 
 use std::fmt;
 
 use forebay_shapes::{Offset, StartOffset};
 use http::header::{HeaderMap, HeaderValue, IF_NONE_MATCH};
 
-use super::headers::visible;
+use super::headers::header_value;
 
-/// Returns the tag of an answer. `unchanged_at`, any clock that doesn't go back, keeps a live answer
-/// without changes from being confirmed: a request that waits must not be answered from a cache. A
-/// catch-up answer without changes holds until there are some.
-pub fn of(handle: &str, requested: StartOffset, answered: Offset, unchanged_at: Option<u64>) -> HeaderValue {
+/// Returns the tag of a response.
+///
+/// `unchanged_at` is set for a live response without changes: the reading of a clock that never
+/// goes back. It makes the tag unique, so that a cache can't answer the next wait. A catch-up
+/// response without changes stays valid until there are some.
+pub fn etag_of(
+    handle: &str,
+    requested: StartOffset,
+    answered: Offset,
+    unchanged_at: Option<u64>,
+) -> HeaderValue {
     let requested: &dyn fmt::Display = match &requested {
         StartOffset::Beginning => &"-1",
         StartOffset::Now => &"now",
         StartOffset::After(offset) => offset,
     };
-    visible(match unchanged_at {
+    header_value(match unchanged_at {
         None => format!("\"{handle}:{requested}:{answered}\""),
         Some(time) => format!("\"{handle}:{requested}:{answered}:{time}\""),
     })
 }
 
-/// The same for other bytes that say the same: packed ones. [`is_known`] takes either.
-pub fn weak(etag: &HeaderValue) -> HeaderValue {
+/// Returns the weak tag, for a compressed body. [`matches_request`] accepts both.
+pub fn weaken(etag: &HeaderValue) -> HeaderValue {
     HeaderValue::from_bytes(&[&b"W/"[..], etag.as_bytes()].concat()).unwrap_or_else(|_| etag.clone())
 }
 
-/// Whether the client has this already: 304. Not for subsets. `*` is nobody's tag.
-pub fn is_known(request: &HeaderMap, etag: &HeaderValue) -> bool {
+/// Returns whether the client already has this response (304). Not used for subsets. `*` never
+/// matches.
+pub fn matches_request(request: &HeaderMap, etag: &HeaderValue) -> bool {
     let lists = request.get_all(IF_NONE_MATCH).iter().filter_map(|list| list.to_str().ok());
-    let mut tags = lists.flat_map(|list| list.split(',')).map(|tag| bare(tag.as_bytes()));
-    tags.any(|tag| tag == bare(etag.as_bytes()))
+    let mut tags = lists.flat_map(|list| list.split(',')).map(|tag| unquoted(tag.as_bytes()));
+    tags.any(|tag| tag == unquoted(etag.as_bytes()))
 }
 
-/// Caches that compress an answer make its tag a weak one, and some lose the quotes.
-fn bare(tag: &[u8]) -> &[u8] {
+/// Returns a tag without quotes and `W/`. Caches that compress a response weaken its tag, and some
+/// remove the quotes.
+fn unquoted(tag: &[u8]) -> &[u8] {
     let tag = tag.trim_ascii();
     let tag = tag.strip_prefix(b"W/").unwrap_or(tag);
     tag.strip_prefix(b"\"").and_then(|tag| tag.strip_suffix(b"\"")).unwrap_or(tag)
@@ -50,11 +60,11 @@ mod tests {
     use super::*;
 
     fn tag(since: StartOffset, unchanged_at: Option<u64>) -> HeaderValue {
-        of("1-2", since, Offset::new(5, 2), unchanged_at)
+        etag_of("1-2", since, Offset::new(5, 2), unchanged_at)
     }
 
     #[test]
-    fn a_tag_is_what_was_asked_and_answered() {
+    fn a_tag_contains_the_requested_and_the_returned_offset() {
         assert_eq!(tag(StartOffset::Beginning, None), "\"1-2:-1:5_2\"");
         assert_eq!(tag(StartOffset::Now, None), "\"1-2:now:5_2\"");
         assert_eq!(tag(StartOffset::After(Offset::new(5, u64::MAX)), None), "\"1-2:5_inf:5_2\"");
@@ -62,14 +72,14 @@ mod tests {
     }
 
     #[test]
-    fn a_client_that_has_it_is_known() {
+    fn a_listed_tag_matches() {
         let etag = tag(StartOffset::Beginning, None);
         let known = |values: &[&str]| {
             let mut headers = HeaderMap::new();
             for value in values {
                 headers.append(IF_NONE_MATCH, HeaderValue::from_str(value).unwrap());
             }
-            is_known(&headers, &etag)
+            matches_request(&headers, &etag)
         };
         for values in [
             &["\"1-2:-1:5_2\""][..],

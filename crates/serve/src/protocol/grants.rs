@@ -1,10 +1,15 @@
-//! What a token lets its bearer read.
+//! Grants: what a token allows its bearer to read.
 //!
-//! Invariant: a claim is understood in full, or grants nothing. A field that nobody knows, a blank or a null is no "everything": it may be a slip of
-//! whoever signs, and would show all rows.
-//! Not here: signatures and times (`forebay_admission`), and what a grant means for a table (`grant_scope.rs`).
+//! Invariant: a claim is parsed completely, or it grants nothing. An unknown field, a blank or a
+//! null is an error. It may be a mistake of the signer, and to ignore it could grant all rows.
+//! Out of scope: signatures and expiry (`forebay_admission`), and what a grant means for a table
+//! (`granted.rs`).
 //!
-//! `[{"table": "public.orders", "where": "user_id = $1", "params": {"1": "7"}, "columns": ["id", "total"]}]`, where only `table` must be.
+//! Only `table` is required:
+//! ```json
+//! [{"table": "public.orders", "where": "user_id = $1", "params": {"1": "7"},
+//!   "columns": ["id", "total"]}]
+//! ```
 
 use std::fmt;
 use std::sync::Arc;
@@ -16,53 +21,54 @@ use tokio::time::Instant;
 
 use super::names;
 use super::params;
-use super::refusal::Refusal;
-use super::request::ShapeRequest;
+use super::request_refusal::RequestRefusal;
+use super::shape_request::ShapeRequest;
 
-/// One who showed a token.
+/// A client with a verified token.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Bearer {
-    /// What the token grants.
+pub struct TokenBearer {
+    /// The token's grants.
     pub grants: Arc<[Grant]>,
-    /// When it expires: nothing that was begun with it goes on for longer.
+    /// When the token expires. No response or wait lasts longer.
     pub until: Option<Instant>,
 }
 
-/// One table, or a part of it.
+/// Permission to read a table, or part of it.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Grant {
-    /// Of this table.
+    /// The table.
     pub table: TableName,
-    /// Only these rows; `None`: all.
+    /// Where clause that restricts the rows. `None` grants all rows.
     pub clause: Option<String>,
-    /// What `$1`, `$2` … stand for in it.
+    /// Values of `$1`, `$2` … in the clause.
     pub params: Vec<String>,
-    /// Only these columns and the primary key's; `None`: all.
+    /// Readable columns besides the primary key. `None` grants all columns.
     pub columns: Option<Vec<String>>,
 }
 
-/// Why a claim is no list of grants. It doesn't repeat the claim's values.
+/// Why a claim is not a list of grants. The text doesn't contain the claim's values.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("the token's grants can't be read: {0}")]
 pub struct GrantError(String);
 
-impl Bearer {
-    /// Whether any grant is of the request's table. Deleting isn't reading: others may follow the same shape.
+impl TokenBearer {
+    /// Checks that a grant covers the request's table. Deleting is never granted, because other
+    /// clients may follow the same shape.
     ///
     /// # Errors
-    /// [`Refusal::NotGranted`], whether there is such a table or not.
-    pub fn may(&self, method: &Method, request: &ShapeRequest) -> Result<(), Refusal> {
+    /// [`RequestRefusal::NotGranted`], whether the table exists or not.
+    pub fn authorize(&self, method: &Method, request: &ShapeRequest) -> Result<(), RequestRefusal> {
         let is_of_table =
             request.table.as_ref().is_some_and(|table| self.grants.iter().any(|grant| grant.table == *table));
-        if is_of_table && method != Method::DELETE { Ok(()) } else { Err(Refusal::NotGranted) }
+        if is_of_table && method != Method::DELETE { Ok(()) } else { Err(RequestRefusal::NotGranted) }
     }
 }
 
-/// Reads the claim.
+/// Parses the claim.
 ///
 /// # Errors
-/// If it isn't a list of grants.
-pub fn of_claim(claim: &Value) -> Result<Arc<[Grant]>, GrantError> {
+/// If the claim is not a list of grants.
+pub fn parse_grants(claim: &Value) -> Result<Arc<[Grant]>, GrantError> {
     let Value::Array(grants) = claim else { return Err(GrantError("they are no list".to_owned())) };
     let numbered = grants.iter().zip(1..);
     numbered
@@ -88,7 +94,7 @@ impl Grant {
     }
 }
 
-/// The clause's values are users' data.
+/// Omits the clause and its values, which are users' data.
 impl fmt::Debug for Grant {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Grant").field("table", &self.table).finish_non_exhaustive()
@@ -106,12 +112,12 @@ fn text<'a>(fields: &'a Map<String, Value>, name: &str) -> Result<Option<&'a str
 fn read_params(params: &Value) -> Result<Vec<String>, String> {
     let wrong =
         || "has params that aren't numbered from 1, or no texts, whole numbers or booleans".to_owned();
-    // A number that isn't whole may have lost digits on its way here.
+    // A number with a fraction may have lost digits in the JSON parser.
     let is_exact =
         |value: &Value| value.is_string() || value.is_boolean() || value.is_i64() || value.is_u64();
     match params {
         Value::Object(values) if values.values().all(is_exact) => {
-            params::of_json(&params.to_string()).map_err(|_| wrong())
+            params::from_json(&params.to_string()).map_err(|_| wrong())
         }
         _ => Err(wrong()),
     }
@@ -128,17 +134,17 @@ fn read_columns(columns: &Value) -> Result<Vec<String>, String> {
 mod tests {
     use serde_json::json;
 
-    use super::super::query::Query;
+    use super::super::query_params::QueryParams;
     use super::*;
 
     #[test]
-    fn a_claim_is_a_list_of_tables_with_what_of_them_may_be_read() {
+    fn a_claim_is_a_list_of_tables_with_rows_and_columns() {
         let claim = json!([
             {"table": "public.orders", "where": "user_id = $1", "params": {"1": "7"}, "columns": ["id", "Total", "\"Note\""]},
             {"table": "Items"},
             {"table": "\"Big\".t", "where": "a = $1 AND b = $2", "params": {"2": true, "1": 7}},
         ]);
-        let grants = of_claim(&claim).unwrap();
+        let grants = parse_grants(&claim).unwrap();
         assert_eq!(grants[0].table, TableName::new("public", "orders"));
         assert_eq!(
             (grants[0].clause.as_deref(), &*grants[0].params),
@@ -149,11 +155,11 @@ mod tests {
         assert_eq!((&grants[1].clause, &grants[1].columns), (&None, &None));
         assert_eq!(grants[2].table, TableName::new("Big", "t"));
         assert_eq!(grants[2].params, ["7", "true"]);
-        assert_eq!(of_claim(&json!([])).unwrap().len(), 0);
+        assert_eq!(parse_grants(&json!([])).unwrap().len(), 0);
     }
 
     #[test]
-    fn what_is_not_understood_grants_nothing() {
+    fn a_claim_with_an_unknown_part_grants_nothing() {
         for claim in [
             json!(null),
             json!("all"),
@@ -182,32 +188,33 @@ mod tests {
             json!([{"table": "t", "columns": [1]}]),
             json!([{"table": "t"}, {"table": "u", "where": ""}]),
         ] {
-            let error = of_claim(&claim).unwrap_err().to_string();
+            let error = parse_grants(&claim).unwrap_err().to_string();
             assert!(error.starts_with("the token's grants can't be read: "), "{claim}: {error}");
         }
     }
 
     #[test]
     fn another_table_is_refused_and_so_is_every_deletion() {
-        let bearer = Bearer { grants: of_claim(&json!([{"table": "orders"}])).unwrap(), until: None };
-        let may = |method: Method, raw: &str| {
-            let request = ShapeRequest::parse(&method, &Query::parse(raw), b"").unwrap();
-            bearer.may(&method, &request).is_ok()
+        let bearer =
+            TokenBearer { grants: parse_grants(&json!([{"table": "orders"}])).unwrap(), until: None };
+        let is_granted = |method: Method, raw: &str| {
+            let request = ShapeRequest::parse(&method, &QueryParams::parse(raw), b"").unwrap();
+            bearer.authorize(&method, &request).is_ok()
         };
         for table in ["orders", "public.orders", "ORDERS", "%22orders%22", "Public.%22orders%22"] {
-            assert!(may(Method::GET, &format!("table={table}&offset=-1")), "{table}");
-            assert!(!may(Method::DELETE, &format!("table={table}")), "{table}");
+            assert!(is_granted(Method::GET, &format!("table={table}&offset=-1")), "{table}");
+            assert!(!is_granted(Method::DELETE, &format!("table={table}")), "{table}");
         }
         for table in ["order", "other.orders", "%22Orders%22", "%22public.orders%22", "orders2"] {
-            assert!(!may(Method::GET, &format!("table={table}&offset=-1")), "{table}");
+            assert!(!is_granted(Method::GET, &format!("table={table}&offset=-1")), "{table}");
         }
-        assert!(!may(Method::DELETE, "handle=1-2"));
+        assert!(!is_granted(Method::DELETE, "handle=1-2"));
     }
 
     #[test]
-    fn debug_tells_no_value() {
+    fn debug_output_of_grants_has_no_values() {
         let claim = json!([{"table": "t", "where": "a = $1 AND b = 's3cret'", "params": {"1": "s3cret"}}]);
-        let text = format!("{:?}", of_claim(&claim).unwrap());
+        let text = format!("{:?}", parse_grants(&claim).unwrap());
         assert!(!text.contains("s3cret") && text.contains('t'), "{text}");
     }
 }

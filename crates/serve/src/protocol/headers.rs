@@ -1,26 +1,26 @@
-//! The headers of an answer with data.
+//! Headers of a response with data.
 //!
-//! Invariant: the published client finds what it insists on: the handle and the offset always, a cursor if it waits, a schema if it
-//! doesn't.
+//! Invariant: the published client finds the headers it requires: always the handle and the offset,
+//! the cursor on live responses, the schema on others.
 
 use http::header::{CONTENT_TYPE, ETAG, HeaderMap, HeaderName, HeaderValue, VARY};
 
-/// The cursor of a live answer; the client sends it back.
+/// Cursor of a live response. The client sends it back.
 pub const CURSOR: HeaderName = HeaderName::from_static("electric-cursor");
-/// The shape.
+/// Handle of the shape.
 pub const HANDLE: HeaderName = HeaderName::from_static("electric-handle");
-/// Whether there is more in the body than control messages.
+/// Whether the body holds more than control messages.
 pub const HAS_DATA: HeaderName = HeaderName::from_static("electric-has-data");
-/// Where the answer ends.
+/// Offset at which the response ends.
 pub const OFFSET: HeaderName = HeaderName::from_static("electric-offset");
-/// The columns' types.
+/// Types of the columns.
 pub const SCHEMA: HeaderName = HeaderName::from_static("electric-schema");
-/// On a subset: `true`.
+/// `true` on a subset.
 pub const SNAPSHOT: HeaderName = HeaderName::from_static("electric-snapshot");
-/// Present and empty: there is no more for now.
+/// Present and empty if no more changes are available now.
 pub const UP_TO_DATE: HeaderName = HeaderName::from_static("electric-up-to-date");
 
-/// All of ours, and what else a browser's script may read.
+/// All headers above, and others that a browser's script may read.
 pub(super) const EXPOSED: &str = "electric-cursor, electric-handle, electric-has-data, electric-offset, electric-schema, \
     electric-snapshot, electric-up-to-date, retry-after";
 
@@ -29,40 +29,41 @@ const EVENTS: HeaderValue = HeaderValue::from_static("text/event-stream");
 const TRUE: HeaderValue = HeaderValue::from_static("true");
 const FALSE: HeaderValue = HeaderValue::from_static("false");
 
-/// What an answer with data says of itself, but for how long it may be kept.
+/// Head of a response with data, without its cache policy.
 #[derive(Debug, Clone)]
-pub struct AnswerHead {
-    /// The shape's.
+pub struct ResponseHead {
+    /// Handle of the shape.
     pub handle: HeaderValue,
-    /// Where the answer ends.
+    /// Offset at which the response ends.
     pub offset: HeaderValue,
-    /// Whether there is no more for now.
+    /// Whether no more changes are available now.
     pub up_to_date: bool,
-    /// Whether there is more in the body than control messages. An answer that isn't whole yet (server-sent events) says nothing.
+    /// Whether the body holds more than control messages. `None` for server-sent events, whose body
+    /// isn't complete yet.
     pub has_data: Option<bool>,
-    /// See [`schema`](super::schema); for what doesn't wait.
+    /// See [`schema`](super::schema). Only on responses that are not live.
     pub schema: Option<HeaderValue>,
-    /// See [`cursor`](super::cursor); for what waits.
+    /// See [`cursor`](super::cursor). Only on live responses.
     pub cursor: Option<u64>,
-    /// See [`etag`](super::etag); not for a subset.
+    /// See [`etag`](super::etag). Not on subsets.
     pub etag: Option<HeaderValue>,
-    /// What kind of body follows.
-    pub body: Body,
+    /// Kind of the body.
+    pub body: BodyKind,
 }
 
-/// What kind of body follows.
+/// Kind of a response body.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Body {
-    /// A part of the log: an array.
+pub enum BodyKind {
+    /// A page of the log: a JSON array.
     Log,
     /// The log as it grows: server-sent events.
     Events,
-    /// A subset: an object.
+    /// A subset: a JSON object.
     Subset,
 }
 
-impl AnswerHead {
-    /// Puts it into a response's head.
+impl ResponseHead {
+    /// Writes the headers of the response.
     pub fn write(self, headers: &mut HeaderMap) {
         headers.insert(HANDLE, self.handle);
         headers.insert(OFFSET, self.offset);
@@ -82,9 +83,9 @@ impl AnswerHead {
             headers.insert(ETAG, etag);
         }
         match self.body {
-            Body::Log => drop(headers.insert(CONTENT_TYPE, JSON)),
-            Body::Events => drop(headers.insert(CONTENT_TYPE, EVENTS)),
-            Body::Subset => {
+            BodyKind::Log => drop(headers.insert(CONTENT_TYPE, JSON)),
+            BodyKind::Events => drop(headers.insert(CONTENT_TYPE, EVENTS)),
+            BodyKind::Subset => {
                 headers.insert(CONTENT_TYPE, JSON);
                 headers.insert(SNAPSHOT, TRUE);
             }
@@ -93,8 +94,9 @@ impl AnswerHead {
     }
 }
 
-/// A text of ours in a header. Our handles are ASCII; should one not be, a header with a hole is better than none.
-pub(crate) fn visible(text: impl Into<String>) -> HeaderValue {
+/// Returns a header value of printable ASCII. Handles are ASCII; any other byte becomes `?`,
+/// because a wrong header is better than a missing one.
+pub(crate) fn header_value(text: impl Into<String>) -> HeaderValue {
     let mut text = text.into();
     if !text.bytes().all(|byte| byte.is_ascii_graphic()) {
         text =
@@ -107,8 +109,8 @@ pub(crate) fn visible(text: impl Into<String>) -> HeaderValue {
 mod tests {
     use super::*;
 
-    fn head() -> AnswerHead {
-        AnswerHead {
+    fn head() -> ResponseHead {
+        ResponseHead {
             handle: HeaderValue::from_static("1-2"),
             offset: HeaderValue::from_static("5_2"),
             up_to_date: false,
@@ -116,11 +118,11 @@ mod tests {
             schema: None,
             cursor: None,
             etag: None,
-            body: Body::Log,
+            body: BodyKind::Log,
         }
     }
 
-    fn written(head: &AnswerHead) -> Vec<String> {
+    fn written(head: &ResponseHead) -> Vec<String> {
         let mut headers = HeaderMap::new();
         head.clone().write(&mut headers);
         let mut lines: Vec<_> =
@@ -130,10 +132,10 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_says_where_it_ends() {
+    fn a_response_has_the_offset_at_which_it_ends() {
         let schema = HeaderValue::from_static("{}");
         let head =
-            AnswerHead { schema: Some(schema), etag: Some(HeaderValue::from_static("\"x\"")), ..head() };
+            ResponseHead { schema: Some(schema), etag: Some(HeaderValue::from_static("\"x\"")), ..head() };
         let expected = [
             "content-type: application/json; charset=utf-8",
             "electric-handle: 1-2",
@@ -147,37 +149,37 @@ mod tests {
     }
 
     #[test]
-    fn a_live_answer_has_a_cursor() {
-        let head = AnswerHead { cursor: Some(7), up_to_date: true, has_data: Some(false), ..head() };
+    fn a_live_response_has_a_cursor() {
+        let head = ResponseHead { cursor: Some(7), up_to_date: true, has_data: Some(false), ..head() };
         let lines = written(&head);
         for line in ["electric-cursor: 7", "electric-up-to-date: ", "electric-has-data: false"] {
             assert!(lines.contains(&line.to_owned()), "{line}");
         }
-        let events = written(&AnswerHead { body: Body::Events, has_data: None, ..head });
+        let events = written(&ResponseHead { body: BodyKind::Events, has_data: None, ..head });
         assert!(events.contains(&"content-type: text/event-stream".to_owned()));
         assert!(!events.iter().any(|line| line.starts_with("electric-has-data")));
     }
 
     #[test]
-    fn a_subset_says_that_it_is_one() {
+    fn a_subset_is_marked_as_a_snapshot() {
         assert!(
-            written(&AnswerHead { body: Body::Subset, ..head() })
+            written(&ResponseHead { body: BodyKind::Subset, ..head() })
                 .contains(&"electric-snapshot: true".to_owned())
         );
         assert!(!written(&head()).iter().any(|line| line.starts_with("electric-snapshot")));
     }
 
     #[test]
-    fn scripts_may_read_every_header_of_ours() {
+    fn every_header_of_the_protocol_is_exposed_to_scripts() {
         let names =
             [CURSOR, HANDLE, HAS_DATA, OFFSET, SCHEMA, SNAPSHOT, UP_TO_DATE, http::header::RETRY_AFTER];
         assert_eq!(EXPOSED, names.map(|name| name.to_string()).join(", "));
     }
 
     #[test]
-    fn nothing_breaks_out_of_a_header() {
-        assert_eq!(visible("1-2"), "1-2");
-        assert_eq!(visible("a\r\nb: ü"), "a??b:???");
-        assert_eq!(visible(""), "");
+    fn header_values_contain_only_printable_ascii() {
+        assert_eq!(header_value("1-2"), "1-2");
+        assert_eq!(header_value("a\r\nb: ü"), "a??b:???");
+        assert_eq!(header_value(""), "");
     }
 }

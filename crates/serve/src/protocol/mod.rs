@@ -1,49 +1,54 @@
-//! The shape protocol: from a request's head and body to what is asked for, and from an answer to its headers.
+//! Shape protocol: parses HTTP requests for shapes, and writes response heads and refusals.
 //!
-//! Invariant: what a client sent is either understood in full or refused with all that is wrong with it; nothing of it reaches SQL, a
-//! header or a log as it was written, except the where clause, which is the filter's to read.
-//! Kept by: names and orders are parsed, and written anew in quotes (`names.rs`, `order_by.rs`); what is echoed is cut short
-//! (`names.rs`) or JSON; a secret can't be shown (`forebay_admission::Secret`).
-//! Not here: I/O, clocks, randomness. Time and chance are parameters.
+//! Invariant: a request is either parsed completely or refused with a list of all its problems. No
+//! text of a client reaches SQL, a header or a log unchanged, except the where clause, which the
+//! filter parses.
+//! Enforced by: names and orders are parsed and written again in quotes (`names.rs`,
+//! `order_by.rs`). Echoed text is shortened (`names.rs`) or JSON. A secret has no `Debug` output
+//! (`forebay_admission::Secret`).
+//! Out of scope: I/O, clocks and randomness. The time and random numbers are parameters.
 //!
-//! | to find | look in |
+//! | topic | file |
 //! |---|---|
-//! | paths, methods, who may pass | `routes.rs`; what a token grants, `grants.rs` |
-//! | the query string | `query.rs` |
-//! | what is asked for | `request.rs`, `subset.rs`, `params.rs`, `order_by.rs`, `names.rs` |
-//! | what is wrong with it | `invalid.rs` |
-//! | answers that are no data | `refusal.rs`, `answers.rs` |
-//! | headers of those that are | `headers.rs`, `caching.rs`, `cursor.rs`, `etag.rs`, `encoding.rs`, `schema.rs`, `cors.rs` |
+//! | paths and methods | `route.rs` |
+//! | secrets, tokens and grants | `access.rs`, `grants.rs` |
+//! | the query string | `query_params.rs` |
+//! | parameters of a request | `shape_request.rs`, `subset.rs`, `params.rs`, `order_by.rs`, `names.rs` |
+//! | problems of a request | `invalid_request.rs` |
+//! | responses without data | `request_refusal.rs`, `fixed_responses.rs` |
+//! | headers of responses with data | `headers.rs`, `cache_policy.rs`, `cursor.rs`, `etag.rs`, `encoding.rs`, `schema.rs`, `cors.rs` |
 
-pub mod answers;
-pub mod caching;
+mod access;
+pub mod cache_policy;
 pub mod cors;
 pub mod cursor;
-#[cfg(test)]
-mod documented;
 pub mod encoding;
 pub mod etag;
+pub mod fixed_responses;
 mod grants;
 pub mod headers;
-mod invalid;
+mod invalid_request;
 pub mod names;
 mod order_by;
 mod params;
-mod query;
-mod refusal;
-mod request;
 #[cfg(test)]
-mod request_tests;
-mod routes;
+mod protocol_page_tests;
+mod query_params;
+mod request_refusal;
+mod route;
 pub mod schema;
+mod shape_request;
+#[cfg(test)]
+mod shape_request_tests;
 mod subset;
 
-pub use self::grants::{Bearer, Grant, GrantError, of_claim};
-pub use self::invalid::Invalid;
-pub use self::order_by::{Nulls, OrderBy, OrderByError, OrderKey};
+pub use self::access::{Access, AccessLevel};
+pub use self::grants::{Grant, GrantError, TokenBearer, parse_grants};
+pub use self::invalid_request::InvalidRequest;
+pub use self::order_by::{NullsOrder, OrderByError, OrderByItem, OrderKey};
 pub use self::params::MAX_PARAMS;
-pub use self::query::{MAX_QUERY_BYTES, Query, unescaped};
-pub use self::refusal::Refusal;
-pub use self::request::ShapeRequest;
-pub use self::routes::{Access, Pass, Route};
+pub use self::query_params::{MAX_QUERY_BYTES, QueryParams, decode_hex_pair};
+pub use self::request_refusal::RequestRefusal;
+pub use self::route::Route;
+pub use self::shape_request::ShapeRequest;
 pub use self::subset::{MAX_BODY_BYTES, Subset};

@@ -1,47 +1,48 @@
-//! Names of tables and columns, as SQL has them.
+//! Names of tables and columns in SQL.
 //!
-//! Invariant: a name that comes out of here is what Postgres would have in its catalog for it: folded unless it was quoted, at most
-//! [`MAX_NAME_BYTES`] long. Longer ones are refused, since Postgres would cut them, and so name another table.
+//! Invariant: a returned name is as Postgres stores it in its catalog: folded unless quoted, and at
+//! most [`MAX_NAME_BYTES`] long. Longer names are refused, because Postgres truncates them, and
+//! they would denote another table.
 
 use forebay_replication::TableName;
 
-/// Postgres' NAMEDATALEN, without the end.
+/// Postgres' NAMEDATALEN, without the terminating zero.
 pub const MAX_NAME_BYTES: usize = 63;
 
-/// Postgres' MaxTupleAttributeNumber: no result has more columns.
+/// Postgres' MaxTupleAttributeNumber: the maximum number of columns in a result.
 pub const MAX_COLUMNS: usize = 1_664;
 
-/// The schema of a table that names none.
+/// Schema of a table without one.
 const DEFAULT_SCHEMA: &str = "public";
 
-/// How much of a name is repeated where it is wrong, in characters.
-const SHOWN: usize = 80;
+/// Maximum length of a client's text in an error, in characters.
+const MAX_EXCERPT_CHARS: usize = 80;
 
-/// Why a text is no name. Its text may be shown to whoever wrote it.
+/// Why a text is not a name. The client receives the error's text.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum NameError {
-    /// There is nothing, or nothing in the quotes.
+    /// The name is empty.
     #[error("Invalid zero-length delimited identifier")]
     Empty,
-    /// It would have to be quoted.
+    /// The name needs quotes.
     #[error("Invalid unquoted identifier contains special characters: {0}")]
-    Special(String),
-    /// A quote in quotes that isn't doubled.
+    SpecialCharacters(String),
+    /// A quote inside quotes isn't doubled.
     #[error("Invalid identifier with unescaped quote: {0}")]
-    Quote(String),
-    /// Longer than Postgres has names.
+    UnescapedQuote(String),
+    /// The name is longer than Postgres allows.
     #[error("Identifier is too long (max length is {MAX_NAME_BYTES} bytes)")]
     TooLong,
-    /// More than a schema and a table.
+    /// More parts than a schema and a table.
     #[error("Invalid relation identifier, too many delimiters: {0}")]
-    Parts(String),
+    TooManyParts(String),
     /// More columns than a result can have.
     #[error("too many columns (the most is {MAX_COLUMNS})")]
-    TooMany,
+    TooManyColumns,
 }
 
-/// A table: `name` or `schema.name`.
+/// Parses a table name: `name` or `schema.name`.
 ///
 /// # Errors
 /// See [`NameError`].
@@ -50,11 +51,11 @@ pub fn table_name(text: &str) -> Result<TableName, NameError> {
     match (parts.next(), parts.next(), parts.next()) {
         (Some(name), None, _) => Ok(TableName::new(DEFAULT_SCHEMA, identifier(name)?)),
         (Some(schema), Some(name), None) => Ok(TableName::new(identifier(schema)?, identifier(name)?)),
-        (None, ..) | (.., Some(_)) => Err(NameError::Parts(excerpt(text))),
+        (None, ..) | (.., Some(_)) => Err(NameError::TooManyParts(excerpt(text))),
     }
 }
 
-/// Columns: names with commas between them. One that is named twice is there once.
+/// Parses a comma-separated list of columns. Repeated names are kept once.
 ///
 /// # Errors
 /// See [`NameError`].
@@ -62,7 +63,7 @@ pub fn column_list(text: &str) -> Result<Vec<String>, NameError> {
     let mut columns = Vec::new();
     for part in split(text, ',').take(MAX_COLUMNS + 1) {
         if columns.len() == MAX_COLUMNS {
-            return Err(NameError::TooMany);
+            return Err(NameError::TooManyColumns);
         }
         columns.push(identifier(part.trim_matches(' '))?);
     }
@@ -71,7 +72,7 @@ pub fn column_list(text: &str) -> Result<Vec<String>, NameError> {
     Ok(columns)
 }
 
-/// One column.
+/// Parses a column name.
 ///
 /// # Errors
 /// See [`NameError`].
@@ -79,12 +80,12 @@ pub fn column_name(text: &str) -> Result<String, NameError> {
     identifier(text)
 }
 
-/// As SQL has it, whatever it holds.
+/// Returns a name in quotes, for SQL.
 pub fn quoted(name: &str) -> String {
     format!("\"{}\"", name.replace('"', "\"\""))
 }
 
-/// As Postgres folds: of the letters, only those of ASCII have another case, where the encoding is UTF8.
+/// Folds an unquoted name as Postgres does with encoding UTF8: only ASCII letters change.
 pub(super) fn folded(unquoted: &str) -> Result<String, NameError> {
     checked(unquoted.to_ascii_lowercase())
 }
@@ -97,19 +98,19 @@ pub(super) fn checked(name: String) -> Result<String, NameError> {
     }
 }
 
-/// Whether a name without quotes may begin so.
+/// Returns whether an unquoted name may begin with this character.
 pub(super) fn begins_name(character: char) -> bool {
     character.is_ascii_alphabetic() || character == '_' || !character.is_ascii()
 }
 
-/// Whether a name without quotes may go on so.
+/// Returns whether an unquoted name may contain this character after its first.
 pub(super) fn continues_name(character: char) -> bool {
     begins_name(character) || character.is_ascii_digit() || character == '$'
 }
 
-/// The beginning of what somebody sent, to say what is wrong with it.
+/// Returns the beginning of a client's text, for an error.
 pub(super) fn excerpt(text: &str) -> String {
-    match text.char_indices().nth(SHOWN) {
+    match text.char_indices().nth(MAX_EXCERPT_CHARS) {
         None => text.to_owned(),
         Some((end, _)) => format!("{}…", &text[..end]),
     }
@@ -119,7 +120,7 @@ fn identifier(text: &str) -> Result<String, NameError> {
     let in_quotes = text.strip_prefix('"').and_then(|rest| rest.strip_suffix('"'));
     if let Some(inside) = in_quotes {
         return match inside.replace("\"\"", "").contains('"') {
-            true => Err(NameError::Quote(excerpt(inside))),
+            true => Err(NameError::UnescapedQuote(excerpt(inside))),
             false => checked(inside.replace("\"\"", "\"")),
         };
     }
@@ -127,11 +128,11 @@ fn identifier(text: &str) -> Result<String, NameError> {
     match characters.next() {
         None => Err(NameError::Empty),
         Some(first) if begins_name(first) && characters.all(continues_name) => folded(text),
-        Some(_) => Err(NameError::Special(excerpt(text))),
+        Some(_) => Err(NameError::SpecialCharacters(excerpt(text))),
     }
 }
 
-/// At delimiters outside of quotes.
+/// Splits at delimiters outside quotes.
 fn split(text: &str, delimiter: char) -> impl Iterator<Item = &str> {
     let mut in_quotes = false;
     text.split(move |character| {
@@ -166,8 +167,8 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_table_says_why() {
-        let special = |text: &str| NameError::Special(text.into());
+    fn an_invalid_table_name_is_an_error_that_names_the_problem() {
+        let special = |text: &str| NameError::SpecialCharacters(text.into());
         for (text, error) in [
             ("", NameError::Empty),
             (r#""""#, NameError::Empty),
@@ -181,9 +182,9 @@ mod tests {
             ("a;drop", special("a;drop")),
             (r#"Foo"Bar""#, special(r#"Foo"Bar""#)),
             (r#"""#, special(r#"""#)),
-            (r#""Foo"Bar""#, NameError::Quote(r#"Foo"Bar"#.into())),
-            (r#"""""#, NameError::Quote(r#"""#.into())),
-            ("a.b.c", NameError::Parts("a.b.c".into())),
+            (r#""Foo"Bar""#, NameError::UnescapedQuote(r#"Foo"Bar"#.into())),
+            (r#"""""#, NameError::UnescapedQuote(r#"""#.into())),
+            ("a.b.c", NameError::TooManyParts("a.b.c".into())),
         ] {
             assert_eq!(table_name(text), Err(error), "{text}");
         }
@@ -222,34 +223,34 @@ mod tests {
             assert_eq!(column_list(text), Err(NameError::Empty), "{text}");
         }
         for text in [r#""id,name"#, "a b", "*", "id;x", "a.b"] {
-            assert_eq!(column_list(text), Err(NameError::Special(text.into())));
+            assert_eq!(column_list(text), Err(NameError::SpecialCharacters(text.into())));
         }
     }
 
     #[test]
-    fn nobody_gets_more_columns_than_postgres_has() {
+    fn a_list_has_at_most_as_many_columns_as_a_postgres_result() {
         let list = |count: usize| (0..count).map(|at| format!("c{at}")).collect::<Vec<_>>().join(",");
         assert_eq!(column_list(&list(MAX_COLUMNS)).unwrap().len(), MAX_COLUMNS);
-        assert_eq!(column_list(&list(MAX_COLUMNS + 1)), Err(NameError::TooMany));
+        assert_eq!(column_list(&list(MAX_COLUMNS + 1)), Err(NameError::TooManyColumns));
     }
 
     #[test]
-    fn what_is_repeated_is_cut_short() {
-        let NameError::Special(shown) = table_name(&"ü ".repeat(50_000)).unwrap_err() else {
+    fn a_long_name_is_shortened_in_its_error() {
+        let NameError::SpecialCharacters(shown) = table_name(&"ü ".repeat(50_000)).unwrap_err() else {
             panic!("it has spaces");
         };
-        assert_eq!(shown.chars().count(), SHOWN + 1);
+        assert_eq!(shown.chars().count(), MAX_EXCERPT_CHARS + 1);
     }
 
     proptest! {
         #[test]
-        fn every_name_survives_its_quotes(name in "[^\0]{1,15}") {
+        fn a_quoted_name_parses_to_itself(name in "[^\0]{1,15}") {
             prop_assert_eq!(table_name(&quoted(&name)), Ok(TableName::new("public", name.clone())));
             prop_assert_eq!(column_list(&quoted(&name)), Ok(vec![name]));
         }
 
         #[test]
-        fn nothing_upsets_the_names(text in any::<String>()) {
+        fn no_text_panics_the_name_parser(text in any::<String>()) {
             let _ = (table_name(&text), column_list(&text));
         }
     }

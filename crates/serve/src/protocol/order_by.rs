@@ -1,8 +1,8 @@
-//! In what order a subset's rows come.
+//! Order of a subset's rows: parses `order_by` and writes it as SQL.
 //!
-//! Invariant: what goes into SQL was written here, of names in quotes and words of ours; nothing of what a client wrote gets there as
-//! it is. What means something else in Postgres than a column and its direction is refused.
-//! Kept by: the grammar below is all that is read, and whatever it doesn't know is an error.
+//! Invariant: the SQL consists of quoted names and fixed keywords only. No text of the client is
+//! copied. Everything but a column with a direction is refused.
+//! Enforced by: the parser accepts only this grammar.
 //!
 //! ```text
 //! list := item ("," item)*
@@ -17,10 +17,11 @@ use forebay_replication::TableName;
 
 use super::names::{self, MAX_COLUMNS, NameError};
 
-/// The longest list that is read.
+/// Maximum number of items in a list.
 const MAX_ITEMS: usize = MAX_COLUMNS;
 
-/// Words that are no column unless they are quoted: Postgres' reserved ones, and those that name only types and functions.
+/// Words that name a column only in quotes: Postgres' reserved words, and names of types and
+/// functions.
 const RESERVED: &str = " all analyse analyze and any array as asc asymmetric authorization binary both case cast check collate \
     collation column concurrently constraint create cross current_catalog current_date current_role current_schema \
     current_time current_timestamp current_user default deferrable desc distinct do else end except fetch for foreign freeze from \
@@ -32,72 +33,72 @@ const RESERVED: &str = " all analyse analyze and any array as asc asymmetric aut
 /// Words that are constants.
 const CONSTANTS: [&str; 3] = ["true", "false", "null"];
 
-/// By what rows are ordered, and how.
+/// One item of an `order_by` list.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct OrderBy {
-    /// By what.
+pub struct OrderByItem {
+    /// Column to order by.
     pub key: OrderKey,
-    /// From the greatest to the least.
+    /// Whether the greatest value comes first.
     pub descending: bool,
-    /// Where NULLs come; `None`: as greater than all others.
-    pub nulls: Option<Nulls>,
+    /// Where NULLs come. `None`: they count as greater than all values.
+    pub nulls: Option<NullsOrder>,
 }
 
-/// By what rows are ordered.
+/// Column to order by.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum OrderKey {
-    /// The column of this name, as the catalog has it. Whether there is one is for others to say.
+    /// Name of the column, as in the catalog. The parser doesn't check that it exists.
     Column(String),
-    /// The column at this place among those that are selected, from 1: what a number means in SQL.
+    /// Position among the selected columns, from 1, as in SQL.
     Position(u32),
 }
 
-/// Where NULLs come.
+/// Where NULLs come in an order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Nulls {
-    /// Before all others.
+pub enum NullsOrder {
+    /// Before all values.
     First,
-    /// After all others.
+    /// After all values.
     Last,
 }
 
-/// Why an order is refused. Its text may be shown to whoever wrote it.
+/// Why an order is refused. The client receives the text.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum OrderByError {
-    /// Not SQL, in Postgres' words.
+    /// Not SQL. The text is Postgres'.
     #[error("syntax error at or near \"{0}\"")]
     Syntax(String),
-    /// Not SQL, for want of more.
+    /// The list is incomplete.
     #[error("syntax error at end of input")]
     End,
-    /// SQL that can do more than name columns.
+    /// An expression, which could do more than name columns.
     #[error(
         "only columns and constants, ASC, DESC and NULLS FIRST or LAST are supported in order_by, not \"{0}\""
     )]
     Unsupported(String),
-    /// A constant that isn't a place.
+    /// A constant that is not a position.
     #[error("non-integer constant in ORDER BY")]
     Constant,
-    /// A place that no selected column has.
+    /// A position without a selected column.
     #[error("ORDER BY position {0} is not in select list")]
     Position(u32),
     /// A column of another table.
     #[error("missing FROM-clause entry for table {0}")]
     Table(String),
-    /// No name.
+    /// Not a valid name.
     #[error(transparent)]
     Name(#[from] NameError),
-    /// A longer list than is read.
+    /// The list has too many items.
     #[error("too many columns in order_by (the most is {MAX_ITEMS})")]
     TooMany,
 }
 
-impl OrderBy {
-    /// As SQL; a place stands for one of the selected columns, in their order.
+impl OrderByItem {
+    /// Returns the item as SQL. A position denotes one of the selected columns, in order.
     ///
     /// # Errors
-    /// If there is no column at that place.
+    /// If there is no column at the position.
     pub fn sql(&self, selected: &[impl AsRef<str>]) -> Result<String, OrderByError> {
         let mut sql = match &self.key {
             OrderKey::Column(name) => names::quoted(name),
@@ -111,61 +112,63 @@ impl OrderBy {
             sql.push_str(" DESC");
         }
         match self.nulls {
-            Some(Nulls::First) => sql.push_str(" NULLS FIRST"),
-            Some(Nulls::Last) => sql.push_str(" NULLS LAST"),
+            Some(NullsOrder::First) => sql.push_str(" NULLS FIRST"),
+            Some(NullsOrder::Last) => sql.push_str(" NULLS LAST"),
             None => {}
         }
         Ok(sql)
     }
 }
 
-/// Reads a list. Columns may be written with their table, if it is this one.
-pub(super) fn parse(text: &str, table: Option<&TableName>) -> Result<Vec<OrderBy>, OrderByError> {
-    let mut tokens = Tokens { text, characters: text.char_indices().peekable() };
+/// Parses a list. Columns may be qualified with this table's name.
+pub(super) fn parse(text: &str, table: Option<&TableName>) -> Result<Vec<OrderByItem>, OrderByError> {
+    let mut lexer = OrderByLexer { text, characters: text.char_indices().peekable() };
     let mut list = Vec::new();
-    let mut token = tokens.next()?;
+    let mut token = lexer.next()?;
     loop {
         if list.len() == MAX_ITEMS {
             return Err(OrderByError::TooMany);
         }
-        let (key, after) = key(token, &mut tokens, table)?;
-        let (item, after) = direction(key, after, &mut tokens)?;
+        let (key, after) = parse_key(token, &mut lexer, table)?;
+        let (item, after) = parse_direction(key, after, &mut lexer)?;
         list.push(item);
         match after {
-            Token::End => return Ok(list),
-            Token::Symbol(",") => token = tokens.next()?,
+            OrderByToken::End => return Ok(list),
+            OrderByToken::Symbol(",") => token = lexer.next()?,
             other => return Err(other.unexpected()),
         }
     }
 }
 
-fn key<'a>(
-    first: Token<'a>,
-    tokens: &mut Tokens<'a>,
+fn parse_key<'a>(
+    first: OrderByToken<'a>,
+    lexer: &mut OrderByLexer<'a>,
     table: Option<&TableName>,
-) -> Result<(OrderKey, Token<'a>), OrderByError> {
+) -> Result<(OrderKey, OrderByToken<'a>), OrderByError> {
     let mut path = match first {
-        Token::Number(digits) => {
+        OrderByToken::Number(digits) => {
             let place = digits.parse().map_err(|_| OrderByError::Constant)?;
-            return Ok((OrderKey::Position(place), tokens.next()?));
+            return Ok((OrderKey::Position(place), lexer.next()?));
         }
-        Token::Symbol("'") => return Err(OrderByError::Constant),
-        Token::Word(word) if CONSTANTS.contains(&&*word.to_ascii_lowercase()) => {
+        OrderByToken::Symbol("'") => return Err(OrderByError::Constant),
+        OrderByToken::Word(word) if CONSTANTS.contains(&&*word.to_ascii_lowercase()) => {
             return Err(OrderByError::Constant);
         }
-        Token::Word(word) if is_reserved(word) => return Err(OrderByError::Syntax(word.to_owned())),
-        Token::Word(word) => vec![names::folded(word)?],
-        Token::Quoted(name) => vec![names::checked(name)?],
-        other @ (Token::Symbol(_) | Token::End) => return Err(other.unexpected()),
+        OrderByToken::Word(word) if is_reserved(word) => return Err(OrderByError::Syntax(word.to_owned())),
+        OrderByToken::Word(word) => vec![names::folded(word)?],
+        OrderByToken::Quoted(name) => vec![names::checked(name)?],
+        other @ (OrderByToken::Symbol(_) | OrderByToken::End) => return Err(other.unexpected()),
     };
-    let mut after = tokens.next()?;
-    while after == Token::Symbol(".") {
-        path.push(match tokens.next()? {
-            Token::Word(word) => names::folded(word)?,
-            Token::Quoted(name) => names::checked(name)?,
-            other @ (Token::Number(_) | Token::Symbol(_) | Token::End) => return Err(other.unexpected()),
+    let mut after = lexer.next()?;
+    while after == OrderByToken::Symbol(".") {
+        path.push(match lexer.next()? {
+            OrderByToken::Word(word) => names::folded(word)?,
+            OrderByToken::Quoted(name) => names::checked(name)?,
+            other @ (OrderByToken::Number(_) | OrderByToken::Symbol(_) | OrderByToken::End) => {
+                return Err(other.unexpected());
+            }
         });
-        after = tokens.next()?;
+        after = lexer.next()?;
     }
     let Some((column, qualifiers)) = path.split_last() else {
         return Err(OrderByError::End);
@@ -185,86 +188,92 @@ fn check_table(qualifiers: &[String], table: Option<&TableName>) -> Result<(), O
     if is_ours { Ok(()) } else { Err(OrderByError::Table(name())) }
 }
 
-fn direction<'a>(
+fn parse_direction<'a>(
     key: OrderKey,
-    mut token: Token<'a>,
-    tokens: &mut Tokens<'a>,
-) -> Result<(OrderBy, Token<'a>), OrderByError> {
+    mut token: OrderByToken<'a>,
+    lexer: &mut OrderByLexer<'a>,
+) -> Result<(OrderByItem, OrderByToken<'a>), OrderByError> {
     let descending = token.is_word("desc");
     if descending || token.is_word("asc") {
-        token = tokens.next()?;
+        token = lexer.next()?;
     }
     let mut nulls = None;
     if token.is_word("nulls") {
-        nulls = Some(match tokens.next()? {
-            word if word.is_word("first") => Nulls::First,
-            word if word.is_word("last") => Nulls::Last,
+        nulls = Some(match lexer.next()? {
+            word if word.is_word("first") => NullsOrder::First,
+            word if word.is_word("last") => NullsOrder::Last,
             other => return Err(other.unexpected()),
         });
-        token = tokens.next()?;
+        token = lexer.next()?;
     }
-    Ok((OrderBy { key, descending, nulls }, token))
+    Ok((OrderByItem { key, descending, nulls }, token))
 }
 
 fn is_reserved(word: &str) -> bool {
     word.is_ascii() && RESERVED.contains(&format!(" {} ", word.to_ascii_lowercase()))
 }
 
+/// Token of an `order_by` list.
 #[derive(Debug, PartialEq, Eq)]
-enum Token<'a> {
-    /// Without quotes, as it was written.
+enum OrderByToken<'a> {
+    /// An unquoted word, as written.
     Word(&'a str),
-    /// What was in the quotes.
+    /// Content of the quotes.
     Quoted(String),
-    /// Digits, and whatever follows them without a break.
+    /// Digits, and all that follows without a break.
     Number(&'a str),
-    /// One character of any other kind.
+    /// One other character.
     Symbol(&'a str),
     End,
 }
 
-impl Token<'_> {
+impl OrderByToken<'_> {
     fn is_word(&self, keyword: &str) -> bool {
-        matches!(self, Token::Word(word) if word.eq_ignore_ascii_case(keyword))
+        matches!(self, OrderByToken::Word(word) if word.eq_ignore_ascii_case(keyword))
     }
 
-    /// What to say of it where it makes no sense.
+    /// Returns the error for a token that doesn't fit.
     fn unexpected(self) -> OrderByError {
         match self {
-            Token::End => OrderByError::End,
-            Token::Symbol(symbol @ ("," | "." | ";" | ")")) => OrderByError::Syntax(symbol.to_owned()),
-            Token::Symbol(symbol) => OrderByError::Unsupported(symbol.to_owned()),
-            Token::Word(word) if ["collate", "using", "at"].contains(&&*word.to_ascii_lowercase()) => {
+            OrderByToken::End => OrderByError::End,
+            OrderByToken::Symbol(symbol @ ("," | "." | ";" | ")")) => OrderByError::Syntax(symbol.to_owned()),
+            OrderByToken::Symbol(symbol) => OrderByError::Unsupported(symbol.to_owned()),
+            OrderByToken::Word(word) if ["collate", "using", "at"].contains(&&*word.to_ascii_lowercase()) => {
                 OrderByError::Unsupported(names::excerpt(word))
             }
-            Token::Word(text) | Token::Number(text) => OrderByError::Syntax(names::excerpt(text)),
-            Token::Quoted(name) => OrderByError::Syntax(names::excerpt(&names::quoted(&name))),
+            OrderByToken::Word(text) | OrderByToken::Number(text) => {
+                OrderByError::Syntax(names::excerpt(text))
+            }
+            OrderByToken::Quoted(name) => OrderByError::Syntax(names::excerpt(&names::quoted(&name))),
         }
     }
 }
 
-struct Tokens<'a> {
+/// Splits an `order_by` list into tokens.
+struct OrderByLexer<'a> {
     text: &'a str,
     characters: Peekable<CharIndices<'a>>,
 }
 
-impl<'a> Tokens<'a> {
-    fn next(&mut self) -> Result<Token<'a>, OrderByError> {
+impl<'a> OrderByLexer<'a> {
+    fn next(&mut self) -> Result<OrderByToken<'a>, OrderByError> {
         while self
             .characters
             .next_if(|(_, character)| matches!(character, ' ' | '\t' | '\n' | '\r' | '\x0c'))
             .is_some()
         {}
         let Some((start, first)) = self.characters.next() else {
-            return Ok(Token::End);
+            return Ok(OrderByToken::End);
         };
         Ok(match first {
-            '"' => Token::Quoted(self.quoted()?),
-            '0'..='9' => Token::Number(
+            '"' => OrderByToken::Quoted(self.quoted()?),
+            '0'..='9' => OrderByToken::Number(
                 self.rest_of(start, |character| character == '.' || names::continues_name(character)),
             ),
-            first if names::begins_name(first) => Token::Word(self.rest_of(start, names::continues_name)),
-            _ => Token::Symbol(self.rest_of(start, |_| false)),
+            first if names::begins_name(first) => {
+                OrderByToken::Word(self.rest_of(start, names::continues_name))
+            }
+            _ => OrderByToken::Symbol(self.rest_of(start, |_| false)),
         })
     }
 
@@ -300,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn an_order_is_written_anew_in_quotes() {
+    fn an_order_is_rewritten_with_quoted_names() {
         for (text, written) in [
             ("id", r#""id""#),
             ("ID asc", r#""id""#),
@@ -323,7 +332,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_list_of_columns_is_refused_with_its_place() {
+    fn an_invalid_order_is_an_error_that_names_the_token() {
         for (text, problem) in [
             ("", "syntax error at end of input"),
             ("a,", "syntax error at end of input"),
@@ -357,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn expressions_are_refused_by_name() {
+    fn expressions_are_refused_and_named() {
         for (text, named) in [
             ("lower(a)", "("),
             ("(a)", "("),
@@ -378,21 +387,21 @@ mod tests {
     }
 
     #[test]
-    fn a_list_has_an_end() {
+    fn an_order_has_a_maximum_length() {
         assert_eq!(parse(&vec!["a"; MAX_ITEMS].join(","), None).unwrap().len(), MAX_ITEMS);
         assert_eq!(parse(&vec!["a"; MAX_ITEMS + 1].join(","), None), Err(OrderByError::TooMany));
-        assert_eq!(parse("t.a", None), Err(OrderByError::Table("\"t\"".into())), "of no table");
+        assert_eq!(parse("t.a", None), Err(OrderByError::Table("\"t\"".into())), "the table is unknown");
     }
 
     #[test]
-    fn reserved_words_are_found_whole() {
+    fn reserved_words_match_only_as_whole_words() {
         assert!(is_reserved("SELECT") && is_reserved("all") && is_reserved("with"));
         assert!(!is_reserved("sel") && !is_reserved("elect") && !is_reserved("") && !is_reserved("name"));
     }
 
     proptest! {
         #[test]
-        fn what_is_written_reads_as_the_same(text in "[aB\"., 1']{0,12}( (ASC|desc))?( nulls (first|LAST))?") {
+        fn rewritten_orders_parse_to_the_same_items(text in "[aB\"., 1']{0,12}( (ASC|desc))?( nulls (first|LAST))?") {
             let selected = ["x"; 11];
             if let Ok(list) = parse(&text, None) {
                 let columns = list.iter().filter(|item| matches!(item.key, OrderKey::Column(_)));
@@ -404,7 +413,7 @@ mod tests {
         }
 
         #[test]
-        fn nothing_upsets_the_parser(text in any::<String>()) {
+        fn no_text_panics_the_order_parser(text in any::<String>()) {
             let _ = parse(&text, None);
         }
     }

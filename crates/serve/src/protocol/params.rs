@@ -1,6 +1,6 @@
-//! The values of a clause's `$1`, `$2` …
+//! Values of `$1`, `$2` … in a where clause.
 //!
-//! Invariant: they are numbered from 1 without a hole, and there are at most [`MAX_PARAMS`].
+//! Invariant: they are numbered from 1 without gaps. At most [`MAX_PARAMS`].
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -9,9 +9,9 @@ use std::fmt;
 use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, Visitor};
 use serde_json::value::RawValue;
 
-use super::query::{BadText, Text};
+use super::query_params::{ParamText, ParamTextError};
 
-/// The most parameters that a clause can have.
+/// Maximum number of parameters of a clause.
 pub const MAX_PARAMS: usize = 1_000;
 
 /// Why parameters are refused.
@@ -20,7 +20,7 @@ pub(super) enum ParamsError {
     #[error("Parameters can only use numbers as keys")]
     NotANumber,
     #[error("Parameters must be numbered sequentially, starting from 1")]
-    Hole,
+    Gap,
     #[error("too many parameters (the most is {MAX_PARAMS})")]
     TooMany,
     #[error("params must be valid JSON")]
@@ -30,21 +30,21 @@ pub(super) enum ParamsError {
     #[error("parameter {0} must be a string, a number or a boolean")]
     NotAScalar(usize),
     #[error("parameter {0} {1}")]
-    Bad(usize, BadText),
+    Text(usize, ParamTextError),
 }
 
-/// Of the query string's `params[1]=…`.
-pub(super) fn of_query(given: &BTreeMap<String, Text>) -> Result<Vec<String>, ParamsError> {
-    let values = in_order(given.iter().map(|(key, value)| (&**key, value)))?;
+/// Returns the values of `params[1]=…` in a query string.
+pub(super) fn from_query(members: &BTreeMap<String, ParamText>) -> Result<Vec<String>, ParamsError> {
+    let values = ordered_values(members.iter().map(|(key, value)| (&**key, value)))?;
     let numbered = values.into_iter().zip(1..);
-    numbered.map(|(value, number)| value.clone().map_err(|bad| ParamsError::Bad(number, bad))).collect()
+    numbered.map(|(value, number)| value.clone().map_err(|bad| ParamsError::Text(number, bad))).collect()
 }
 
-/// Of a JSON object's `{"1": …}`. Numbers and booleans are their own text, digit for digit.
-pub(super) fn of_json(text: &str) -> Result<Vec<String>, ParamsError> {
+/// Returns the values of a JSON object `{"1": …}`. Numbers and booleans keep their exact text.
+pub(super) fn from_json(text: &str) -> Result<Vec<String>, ParamsError> {
     let json: &RawValue = serde_json::from_str(text).map_err(|_| ParamsError::NotJson)?;
-    let Given(given) = serde_json::from_str(json.get()).map_err(|_| ParamsError::NotAnObject)?;
-    let values = in_order(given.iter().map(|(key, value)| (&**key, *value)))?;
+    let ParamMembers(members) = serde_json::from_str(json.get()).map_err(|_| ParamsError::NotAnObject)?;
+    let values = ordered_values(members.iter().map(|(key, value)| (&**key, *value)))?;
     values.into_iter().zip(1..).map(|(value, number)| scalar(value, number)).collect()
 }
 
@@ -54,43 +54,46 @@ fn scalar(value: &RawValue, number: usize) -> Result<String, ParamsError> {
         [b'{' | b'[' | b'n', ..] => return Err(ParamsError::NotAScalar(number)),
         _ => value.get().to_owned(),
     };
-    if text.contains('\0') { Err(ParamsError::Bad(number, BadText::Nul)) } else { Ok(text) }
+    if text.contains('\0') { Err(ParamsError::Text(number, ParamTextError::Nul)) } else { Ok(text) }
 }
 
-/// By their numbers, which are written in one way only: `01` isn't 1.
-fn in_order<'a, V>(given: impl ExactSizeIterator<Item = (&'a str, V)>) -> Result<Vec<V>, ParamsError> {
-    let count = given.len();
+/// Orders values by their numbers. Leading zeros are refused: `01` is not 1.
+fn ordered_values<'a, V>(
+    members: impl ExactSizeIterator<Item = (&'a str, V)>,
+) -> Result<Vec<V>, ParamsError> {
+    let count = members.len();
     if count > MAX_PARAMS {
         return Err(ParamsError::TooMany);
     }
     let mut values: Vec<Option<V>> = Vec::new();
     values.resize_with(count, || None);
-    for (key, value) in given {
+    for (key, value) in members {
         if key.is_empty() || !key.bytes().all(|byte| byte.is_ascii_digit()) {
             return Err(ParamsError::NotANumber);
         }
         let number = key.parse::<usize>().ok().filter(|_| !key.starts_with('0'));
-        let slot = number.and_then(|number| values.get_mut(number - 1)).ok_or(ParamsError::Hole)?;
+        let slot = number.and_then(|number| values.get_mut(number - 1)).ok_or(ParamsError::Gap)?;
         *slot = Some(value);
     }
-    values.into_iter().collect::<Option<_>>().ok_or(ParamsError::Hole)
+    values.into_iter().collect::<Option<_>>().ok_or(ParamsError::Gap)
 }
 
-/// The members of an object, of those of one name the last; one more than [`MAX_PARAMS`] if there were more.
-struct Given<'a>(BTreeMap<Cow<'a, str>, &'a RawValue>);
+/// Members of a JSON object. Of repeated names, the last wins. Holds [`MAX_PARAMS`] + 1 members if
+/// there were more.
+struct ParamMembers<'a>(BTreeMap<Cow<'a, str>, &'a RawValue>);
 
-impl<'de> Deserialize<'de> for Given<'de> {
+impl<'de> Deserialize<'de> for ParamMembers<'de> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Members;
+        struct ParamMembersVisitor;
 
-        impl<'de> Visitor<'de> for Members {
-            type Value = Given<'de>;
+        impl<'de> Visitor<'de> for ParamMembersVisitor {
+            type Value = ParamMembers<'de>;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("an object")
             }
 
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Given<'de>, A::Error> {
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<ParamMembers<'de>, A::Error> {
                 let mut members = BTreeMap::new();
                 while let Some(key) = map.next_key::<Cow<'de, str>>()? {
                     if members.len() <= MAX_PARAMS || members.contains_key(&key) {
@@ -99,11 +102,11 @@ impl<'de> Deserialize<'de> for Given<'de> {
                         map.next_value::<IgnoredAny>()?;
                     }
                 }
-                Ok(Given(members))
+                Ok(ParamMembers(members))
             }
         }
 
-        deserializer.deserialize_map(Members)
+        deserializer.deserialize_map(ParamMembersVisitor)
     }
 }
 
@@ -111,15 +114,15 @@ impl<'de> Deserialize<'de> for Given<'de> {
 mod tests {
     use proptest::prelude::*;
 
-    use super::super::query::Query;
+    use super::super::query_params::QueryParams;
     use super::*;
 
     fn query(raw: &str) -> Result<Vec<String>, ParamsError> {
-        of_query(Query::parse(raw).params())
+        from_query(QueryParams::parse(raw).params())
     }
 
     #[test]
-    fn params_are_in_the_order_of_their_numbers() {
+    fn params_are_ordered_by_number() {
         let many: String = (1..=12).rev().map(|number| format!("&params[{number}]=v{number}")).collect();
         let expected: Vec<_> = (1..=12).map(|number| format!("v{number}")).collect();
         assert_eq!(query(&many), Ok(expected));
@@ -128,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn holes_and_other_keys_are_refused() {
+    fn gaps_and_other_keys_are_refused() {
         for raw in [
             "params[2]=a",
             "params[0]=a",
@@ -136,7 +139,7 @@ mod tests {
             "params[01]=a",
             "params[99999999999999999999]=a",
         ] {
-            assert_eq!(query(raw), Err(ParamsError::Hole), "{raw}");
+            assert_eq!(query(raw), Err(ParamsError::Gap), "{raw}");
         }
         for raw in [
             "params[a]=1",
@@ -149,18 +152,18 @@ mod tests {
         ] {
             assert_eq!(query(raw), Err(ParamsError::NotANumber), "{raw}");
         }
-        assert_eq!(query("params[1]=%ff"), Err(ParamsError::Bad(1, BadText::NotUtf8)));
+        assert_eq!(query("params[1]=%ff"), Err(ParamsError::Text(1, ParamTextError::NotUtf8)));
     }
 
     #[test]
-    fn there_are_no_more_than_a_thousand() {
+    fn there_are_at_most_a_thousand_params() {
         let many =
             |count: usize| (1..=count).map(|number| format!("&params[{number}]=x")).collect::<String>();
         assert_eq!(query(&many(MAX_PARAMS)).unwrap().len(), MAX_PARAMS);
         assert_eq!(query(&many(MAX_PARAMS + 1)), Err(ParamsError::TooMany));
         let json = |count: usize| {
             let members: Vec<_> = (1..=count).map(|number| format!("\"{number}\":1")).collect();
-            of_json(&format!("{{{}}}", members.join(",")))
+            from_json(&format!("{{{}}}", members.join(",")))
         };
         assert_eq!(json(MAX_PARAMS).unwrap().len(), MAX_PARAMS);
         assert_eq!(json(MAX_PARAMS + 1), Err(ParamsError::TooMany));
@@ -168,16 +171,16 @@ mod tests {
     }
 
     #[test]
-    fn json_values_are_their_text_digit_for_digit() {
+    fn json_numbers_keep_their_exact_text() {
         let json = r#" {"2": 12345678901234567890.10, "1": "a\"b\u00e9", "3": true, "4": false, "5": -1e400, "6": ""} "#;
         let expected = ["a\"bé", "12345678901234567890.10", "true", "false", "-1e400", ""];
-        assert_eq!(of_json(json).unwrap(), expected);
-        assert_eq!(of_json(r#"{"1":"a","1":"b"}"#).unwrap(), ["b"]);
-        assert_eq!(of_json("{}").unwrap(), Vec::<String>::new());
+        assert_eq!(from_json(json).unwrap(), expected);
+        assert_eq!(from_json(r#"{"1":"a","1":"b"}"#).unwrap(), ["b"]);
+        assert_eq!(from_json("{}").unwrap(), Vec::<String>::new());
     }
 
     #[test]
-    fn what_is_no_object_of_scalars_is_refused() {
+    fn anything_but_an_object_of_scalars_is_refused() {
         for (json, error) in [
             ("", ParamsError::NotJson),
             ("{", ParamsError::NotJson),
@@ -191,26 +194,26 @@ mod tests {
             (r#"{"1":1,"2":[1]}"#, ParamsError::NotAScalar(2)),
             (r#"{"1":{}}"#, ParamsError::NotAScalar(1)),
             (r#"{"a":1}"#, ParamsError::NotANumber),
-            (r#"{"2":1}"#, ParamsError::Hole),
-            (r#"{"1":"a\u0000"}"#, ParamsError::Bad(1, BadText::Nul)),
+            (r#"{"2":1}"#, ParamsError::Gap),
+            (r#"{"1":"a\u0000"}"#, ParamsError::Text(1, ParamTextError::Nul)),
         ] {
-            assert_eq!(of_json(json), Err(error), "{json}");
+            assert_eq!(from_json(json), Err(error), "{json}");
         }
         let deep = format!("{{\"1\":{}1{}}}", "[".repeat(100_000), "]".repeat(100_000));
-        assert!(of_json(&deep).is_err(), "no stack is deep enough for everything");
+        assert!(from_json(&deep).is_err(), "deep nesting is refused before the stack overflows");
     }
 
     proptest! {
         #[test]
-        fn every_text_survives_json(values in proptest::collection::vec("[^\0]*", 0..8)) {
+        fn every_text_round_trips_through_json(values in proptest::collection::vec("[^\0]*", 0..8)) {
             let members: serde_json::Map<_, _> =
                 values.iter().enumerate().map(|(at, value)| ((at + 1).to_string(), value.clone().into())).collect();
-            prop_assert_eq!(of_json(&serde_json::to_string(&members).unwrap()), Ok(values));
+            prop_assert_eq!(from_json(&serde_json::to_string(&members).unwrap()), Ok(values));
         }
 
         #[test]
-        fn nothing_upsets_the_reader(json in any::<String>()) {
-            let _ = of_json(&json);
+        fn no_text_panics_the_params_parser(json in any::<String>()) {
+            let _ = from_json(&json);
         }
     }
 }

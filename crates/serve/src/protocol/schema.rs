@@ -1,56 +1,57 @@
-//! The types of a shape's columns, for clients: the header `electric-schema`.
+//! Header `electric-schema`: the types of a shape's columns.
 //!
-//! Invariant: the header is ASCII, whatever names there are, and what a type's modifier says is what Postgres means by it.
+//! Invariant: the header is ASCII for all names, and type modifiers mean the same as in Postgres.
 
 use http::HeaderValue;
 use serde::ser::SerializeMap;
 use serde::{Serialize, Serializer};
 
-/// A column, as clients get to know it.
+/// A column in the header.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ColumnShown {
-    /// As pg_attribute has it.
+pub struct SchemaColumn {
+    /// Name in pg_attribute.
     pub name: String,
-    /// pg_type.typname, an array's element's.
+    /// pg_type.typname; of an array, the element's.
     pub type_name: String,
-    /// pg_type.oid, an array's element's.
+    /// pg_type.oid; of an array, the element's.
     pub type_oid: u32,
-    /// pg_attribute.atttypmod; -1: none.
+    /// pg_attribute.atttypmod; -1 if there is none.
     pub type_modifier: i32,
-    /// How many dimensions an array has; 0: it is none.
+    /// Number of dimensions of an array; 0 for other types.
     pub dims: u32,
-    /// Its place in the primary key, from 0.
+    /// Position in the primary key, from 0.
     pub pk_index: Option<usize>,
-    /// Whether it is never NULL.
+    /// Whether the column is NOT NULL.
     pub not_null: bool,
 }
 
-/// The header's value: an object of the columns, in their order.
-pub fn header(columns: &[ColumnShown]) -> HeaderValue {
-    let json = serde_json::to_string(&Columns(columns)).unwrap_or_default();
+/// Returns the value of the header: a JSON object with the columns in order.
+pub fn header(columns: &[SchemaColumn]) -> HeaderValue {
+    let json = serde_json::to_string(&SchemaColumns(columns)).unwrap_or_default();
     let mut ascii = String::with_capacity(json.len());
     for character in json.chars() {
         match character {
             ' '..='~' => ascii.push(character),
-            // Only in strings, where an escape stands for it.
+            // Occurs only in strings, where it can be escaped.
             other => {
                 let mut units = [0; 2];
                 ascii.extend(other.encode_utf16(&mut units).iter().map(|unit| format!("\\u{unit:04x}")));
             }
         }
     }
-    HeaderValue::try_from(ascii).expect("what a header can't have is escaped")
+    HeaderValue::try_from(ascii).expect("all bytes that a header can't contain are escaped")
 }
 
-struct Columns<'a>(&'a [ColumnShown]);
+/// Serializes columns as a JSON object, in order.
+struct SchemaColumns<'a>(&'a [SchemaColumn]);
 
-impl Serialize for Columns<'_> {
+impl Serialize for SchemaColumns<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_map(self.0.iter().map(|column| (&column.name, column)))
     }
 }
 
-impl Serialize for ColumnShown {
+impl Serialize for SchemaColumn {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut map = serializer.serialize_map(None)?;
         map.serialize_entry("type", &self.type_name)?;
@@ -63,15 +64,15 @@ impl Serialize for ColumnShown {
         if self.not_null {
             map.serialize_entry("not_null", &true)?;
         }
-        match Modifier::of(self.type_oid, self.type_modifier) {
-            Modifier::None => {}
-            Modifier::MaxLength(length) => map.serialize_entry("max_length", &length)?,
-            Modifier::Length(length) => map.serialize_entry("length", &length)?,
-            Modifier::Numeric { precision, scale } => {
+        match ColumnModifier::of(self.type_oid, self.type_modifier) {
+            ColumnModifier::None => {}
+            ColumnModifier::MaxLength(length) => map.serialize_entry("max_length", &length)?,
+            ColumnModifier::Length(length) => map.serialize_entry("length", &length)?,
+            ColumnModifier::Numeric { precision, scale } => {
                 map.serialize_entry("precision", &precision)?;
                 map.serialize_entry("scale", &scale)?;
             }
-            Modifier::Time { precision, fields } => {
+            ColumnModifier::Time { precision, fields } => {
                 if let Some(precision) = precision {
                     map.serialize_entry("precision", &precision)?;
                 }
@@ -84,9 +85,9 @@ impl Serialize for ColumnShown {
     }
 }
 
-/// What stands in parentheses after a type's name, or after `interval`.
+/// Modifier of a type, such as the length of `varchar(5)` or the fields of `interval`.
 #[derive(Debug, PartialEq, Eq)]
-enum Modifier {
+enum ColumnModifier {
     None,
     MaxLength(i32),
     Length(i32),
@@ -94,35 +95,38 @@ enum Modifier {
     Time { precision: Option<i32>, fields: Option<&'static str> },
 }
 
-/// Postgres' VARHDRSZ, which some modifiers have added to them.
+/// Postgres' VARHDRSZ, which is added to some modifiers.
 const HEADER: i32 = 4;
 
-impl Modifier {
-    fn of(oid: u32, modifier: i32) -> Modifier {
+impl ColumnModifier {
+    fn of(oid: u32, modifier: i32) -> ColumnModifier {
         match oid {
-            _ if modifier < 0 => Modifier::None,
+            _ if modifier < 0 => ColumnModifier::None,
             // bpchar, varchar
-            1042 if modifier > HEADER => Modifier::Length(modifier - HEADER),
-            1043 if modifier > HEADER => Modifier::MaxLength(modifier - HEADER),
+            1042 if modifier > HEADER => ColumnModifier::Length(modifier - HEADER),
+            1043 if modifier > HEADER => ColumnModifier::MaxLength(modifier - HEADER),
             // bit, varbit
-            1560 | 1562 => Modifier::Length(modifier),
-            // numeric: the scale has eleven bits, and may be negative since 15.
+            1560 | 1562 => ColumnModifier::Length(modifier),
+            // numeric: the scale has eleven bits, and may be negative since Postgres 15.
             1700 if modifier >= HEADER => {
                 let bits = modifier - HEADER;
-                Modifier::Numeric { precision: bits >> 16 & 0xffff, scale: (bits & 0x7ff ^ 0x400) - 0x400 }
+                ColumnModifier::Numeric {
+                    precision: bits >> 16 & 0xffff,
+                    scale: (bits & 0x7ff ^ 0x400) - 0x400,
+                }
             }
             // time, timestamp, timestamptz, timetz
-            1083 | 1114 | 1184 | 1266 => Modifier::Time { precision: Some(modifier), fields: None },
+            1083 | 1114 | 1184 | 1266 => ColumnModifier::Time { precision: Some(modifier), fields: None },
             1186 => {
                 let precision = Some(modifier & 0xffff).filter(|precision| *precision != 0xffff);
-                Modifier::Time { precision, fields: interval_fields(modifier >> 16 & 0x7fff) }
+                ColumnModifier::Time { precision, fields: interval_fields(modifier >> 16 & 0x7fff) }
             }
-            _ => Modifier::None,
+            _ => ColumnModifier::None,
         }
     }
 }
 
-/// Those of an interval that has not all of them, as its type is written.
+/// Returns the fields of a restricted interval, as in its type name.
 fn interval_fields(range: i32) -> Option<&'static str> {
     const YEAR: i32 = 1 << 2;
     const MONTH: i32 = 1 << 1;
@@ -155,8 +159,8 @@ mod tests {
 
     use super::*;
 
-    fn column(type_name: &str, type_oid: u32, type_modifier: i32) -> ColumnShown {
-        ColumnShown {
+    fn column(type_name: &str, type_oid: u32, type_modifier: i32) -> SchemaColumn {
+        SchemaColumn {
             name: "c".into(),
             type_name: type_name.into(),
             type_oid,
@@ -167,14 +171,14 @@ mod tests {
         }
     }
 
-    fn shown(column: ColumnShown) -> Value {
+    fn shown(column: SchemaColumn) -> Value {
         let name = column.name.clone();
         serde_json::from_slice::<Value>(header(&[column]).as_bytes()).unwrap()[name].take()
     }
 
-    /// Modifiers as a real server has them in pg_attribute.
+    /// Modifiers from pg_attribute of a real server.
     #[test]
-    fn modifiers_are_read_as_postgres_writes_them() {
+    fn type_modifiers_are_decoded_as_in_postgres() {
         for (type_name, oid, modifier, expected) in [
             ("int4", 23, -1, json!({})),
             ("text", 25, -1, json!({})),
@@ -222,19 +226,19 @@ mod tests {
     }
 
     #[test]
-    fn what_is_said_is_what_is_so() {
+    fn the_header_describes_each_column() {
         let id =
-            ColumnShown { name: "id".into(), pk_index: Some(0), not_null: true, ..column("int8", 20, -1) };
-        let tags = ColumnShown { name: "a tag".into(), dims: 2, ..column("varchar", 1043, 14) };
+            SchemaColumn { name: "id".into(), pk_index: Some(0), not_null: true, ..column("int8", 20, -1) };
+        let tags = SchemaColumn { name: "a tag".into(), dims: 2, ..column("varchar", 1043, 14) };
         let expected = r#"{"id":{"type":"int8","pk_index":0,"not_null":true},"a tag":{"type":"varchar","dims":2,"max_length":10}}"#;
         assert_eq!(header(&[id, tags]), expected);
         assert_eq!(header(&[]), "{}");
     }
 
     #[test]
-    fn names_of_all_the_world_fit_a_header() {
+    fn non_ascii_names_are_escaped_in_the_header() {
         let name = "größe \u{1F980}\u{7f}\n\"\\";
-        let value = header(&[ColumnShown { name: name.into(), ..column("größe", 1, -1) }]);
+        let value = header(&[SchemaColumn { name: name.into(), ..column("größe", 1, -1) }]);
         assert_eq!(
             value.to_str().unwrap(),
             r#"{"gr\u00f6\u00dfe \ud83e\udd80\u007f\n\"\\":{"type":"gr\u00f6\u00dfe"}}"#
@@ -243,8 +247,8 @@ mod tests {
 
     proptest! {
         #[test]
-        fn every_schema_survives_its_header(name in any::<String>(), oid in 1_040_u32..1_800, modifier: i32) {
-            let column = ColumnShown { name: name.clone(), ..column(&name, oid, modifier) };
+        fn every_schema_round_trips_through_the_header(name in any::<String>(), oid in 1_040_u32..1_800, modifier: i32) {
+            let column = SchemaColumn { name: name.clone(), ..column(&name, oid, modifier) };
             prop_assert_eq!(&shown(column)["type"], &Value::from(name));
         }
     }

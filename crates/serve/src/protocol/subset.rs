@@ -1,6 +1,6 @@
-//! A part of a shape, asked for once.
+//! Subset: a one-time query for part of a shape's rows.
 //!
-//! Invariant: a subset that is limited is ordered, or its rows would be any.
+//! Invariant: a subset with a limit or offset has an order. Otherwise its rows would be arbitrary.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -8,15 +8,15 @@ use forebay_replication::TableName;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use super::invalid::Invalid;
-use super::order_by::{self, OrderBy, OrderKey};
+use super::invalid_request::InvalidRequest;
+use super::order_by::{self, OrderByItem, OrderKey};
 use super::params;
-use super::query::Query;
+use super::query_params::QueryParams;
 
-/// The longest body that a server should read, in bytes.
+/// Maximum length of a request body, in bytes.
 pub const MAX_BODY_BYTES: usize = 1024 * 1024;
 
-/// The fields, as bodies have them, and as query strings do.
+/// Fields of a subset: the name in a body, and the name in a query string.
 const FIELDS: [(&str, &str); 5] = [
     ("where", "subset__where"),
     ("params", "subset__params"),
@@ -25,51 +25,52 @@ const FIELDS: [(&str, &str); 5] = [
     ("offset", "subset__offset"),
 ];
 
-/// A part of a shape's rows.
+/// Part of a shape's rows.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Subset {
-    /// Which of them, besides what the shape says; the filter reads it.
+    /// Where clause, in addition to the shape's. The filter parses it.
     pub clause: Option<String>,
-    /// What `$1`, `$2` … stand for in it.
+    /// Values of `$1`, `$2` … in the clause.
     pub params: Vec<String>,
-    /// In what order; at least one, if at all.
-    pub order_by: Option<Vec<OrderBy>>,
-    /// How many at most: from 1 to `i64::MAX`, as Postgres has it.
+    /// Order of the rows. Not empty if present.
+    pub order_by: Option<Vec<OrderByItem>>,
+    /// Maximum number of rows, from 1 to `i64::MAX`, like Postgres.
     pub limit: Option<u64>,
-    /// After how many: to `i64::MAX`.
+    /// Number of rows to skip, up to `i64::MAX`.
     pub offset: Option<u64>,
 }
 
-/// Each field that was sent, or what is wrong with it already. Blank ones are there, too: they make it a subset.
-pub(super) type Fields = BTreeMap<&'static str, Result<String, String>>;
+/// Text of each field that was sent, or its problem. Blank fields are included: they make the
+/// request a subset.
+pub(super) type SubsetFields = BTreeMap<&'static str, Result<String, String>>;
 
-/// Those of the query string.
-pub(super) fn of_query(query: &Query) -> Fields {
-    let given = |(name, long): (&'static str, &str)| {
+/// Returns the fields in the query string.
+pub(super) fn fields_of_query(query: &QueryParams) -> SubsetFields {
+    let fields = |(name, long): (&'static str, &str)| {
         let text = query.text(long)?.clone();
         Some((name, text.map_err(|bad| bad.to_string())))
     };
-    FIELDS.into_iter().filter_map(given).collect()
+    FIELDS.into_iter().filter_map(fields).collect()
 }
 
-/// Those of a body: `{"subset": {…}}`, or the fields themselves.
+/// Returns the fields in a body: `{"subset": {…}}`, or the fields themselves.
 ///
 /// # Errors
-/// What is wrong with the body.
-pub(super) fn of_body(body: &[u8]) -> Result<Fields, &'static str> {
+/// Returns the problem of the body.
+pub(super) fn fields_of_body(body: &[u8]) -> Result<SubsetFields, &'static str> {
     let json = serde_json::from_slice(body).map_err(|_| "must be valid JSON")?;
-    let body = object(json).ok_or("must be a JSON object with each field once")?;
-    let Body { clause, params, order_by, limit, offset, .. } = match body.subset {
-        Some(subset) => object(subset).ok_or("subset must be a JSON object with each field once")?,
+    let body = parse_object(json).ok_or("must be a JSON object with each field once")?;
+    let SubsetBody { clause, params, order_by, limit, offset, .. } = match body.subset {
+        Some(subset) => parse_object(subset).ok_or("subset must be a JSON object with each field once")?,
         None => body,
     };
-    let given = FIELDS.into_iter().zip([clause, params, order_by, limit, offset]);
-    Ok(given.filter_map(|((name, _), json)| Some((name, field(name, json?)))).collect())
+    let fields = FIELDS.into_iter().zip([clause, params, order_by, limit, offset]);
+    Ok(fields.filter_map(|((name, _), json)| Some((name, field_text(name, json?)))).collect())
 }
 
-/// A null is as good as absent.
+/// JSON body. A null counts as absent.
 #[derive(Deserialize)]
-struct Body<'a> {
+struct SubsetBody<'a> {
     #[serde(borrow, default)]
     subset: Option<&'a RawValue>,
     #[serde(borrow, default, rename = "where")]
@@ -84,13 +85,14 @@ struct Body<'a> {
     offset: Option<&'a RawValue>,
 }
 
-/// Without the question, serde would take a list for the fields in their order.
-fn object(json: &RawValue) -> Option<Body<'_>> {
+/// Parses an object. Arrays are excluded first: serde would read their elements as the fields in
+/// order.
+fn parse_object(json: &RawValue) -> Option<SubsetBody<'_>> {
     if json.get().starts_with('{') { serde_json::from_str(json.get()).ok() } else { None }
 }
 
-/// As a query string would have it.
-fn field(name: &str, json: &RawValue) -> Result<String, String> {
+/// Returns a field as text, as in a query string.
+fn field_text(name: &str, json: &RawValue) -> Result<String, String> {
     let takes_json = match name {
         "params" => true,
         "limit" | "offset" => json.get().starts_with(|first: char| first == '-' || first.is_ascii_digit()),
@@ -104,20 +106,21 @@ fn field(name: &str, json: &RawValue) -> Result<String, String> {
 }
 
 impl Subset {
-    /// Of the fields that were sent; what is wrong with them is added.
-    pub(super) fn check(
-        fields: Fields,
+    /// Parses the fields that were sent. Adds their problems to `invalid`.
+    pub(super) fn parse(
+        fields: SubsetFields,
         table: Option<&TableName>,
         queryable: Option<&[String]>,
-        invalid: &mut Invalid,
+        invalid: &mut InvalidRequest,
     ) -> Subset {
-        let mut check = Check { fields, invalid };
+        let mut parser = SubsetParser { fields, invalid };
         let subset = Subset {
-            clause: check.parsed("where", |text| Ok::<_, String>(text.to_owned())),
-            params: check.parsed("params", params::of_json).unwrap_or_default(),
-            order_by: check.parsed("order_by", |text| order_by::parse(text, table)),
-            limit: check.parsed("limit", |text| count(text, 1, "must be greater than 0")),
-            offset: check.parsed("offset", |text| count(text, 0, "must be greater than or equal to 0")),
+            clause: parser.parse_field("where", |text| Ok::<_, String>(text.to_owned())),
+            params: parser.parse_field("params", params::from_json).unwrap_or_default(),
+            order_by: parser.parse_field("order_by", |text| order_by::parse(text, table)),
+            limit: parser.parse_field("limit", |text| parse_count(text, 1, "must be greater than 0")),
+            offset: parser
+                .parse_field("offset", |text| parse_count(text, 0, "must be greater than or equal to 0")),
         };
         if let (Some(order), Some(queryable)) = (&subset.order_by, queryable) {
             check_queryable(order, queryable, invalid);
@@ -126,15 +129,15 @@ impl Subset {
     }
 }
 
-/// The fields, and what is wrong with them.
-struct Check<'a> {
-    fields: Fields,
-    invalid: &'a mut Invalid,
+/// Fields of a subset, and the problems found so far.
+struct SubsetParser<'a> {
+    fields: SubsetFields,
+    invalid: &'a mut InvalidRequest,
 }
 
-impl Check<'_> {
-    /// `None`: it isn't there, is blank or wrong.
-    fn parsed<T, E: ToString>(
+impl SubsetParser<'_> {
+    /// Parses a field. Returns `None` if it is absent, blank or wrong.
+    fn parse_field<T, E: ToString>(
         &mut self,
         name: &'static str,
         parse: impl Fn(&str) -> Result<T, E>,
@@ -151,7 +154,7 @@ impl Check<'_> {
             Some(Ok(_)) | None => Ok(None),
         };
         parsed.unwrap_or_else(|problem| {
-            self.invalid.add_to_subset(name, problem);
+            self.invalid.add_subset_field(name, problem);
             None
         })
     }
@@ -161,7 +164,7 @@ impl Check<'_> {
     }
 }
 
-fn count(text: &str, least: i64, too_little: &str) -> Result<u64, String> {
+fn parse_count(text: &str, least: i64, too_small: &str) -> Result<u64, String> {
     let digits = text.strip_prefix('-').unwrap_or(text);
     if digits.is_empty() || !digits.bytes().all(|byte| byte.is_ascii_digit()) {
         return Err("is invalid".to_owned());
@@ -169,23 +172,23 @@ fn count(text: &str, least: i64, too_little: &str) -> Result<u64, String> {
     match text.parse::<i64>() {
         Ok(count) if count >= least => Ok(count.unsigned_abs()),
         Err(_) if !text.starts_with('-') => Err(format!("must be at most {}", i64::MAX)),
-        Ok(_) | Err(_) => Err(too_little.to_owned()),
+        Ok(_) | Err(_) => Err(too_small.to_owned()),
     }
 }
 
-fn check_queryable(order: &[OrderBy], queryable: &[String], invalid: &mut Invalid) {
+fn check_queryable(order: &[OrderByItem], queryable: &[String], invalid: &mut InvalidRequest) {
     let columns = order.iter().filter_map(|item| match &item.key {
         OrderKey::Column(name) => Some(name),
-        // One of those that are selected, and they are queryable.
+        // Denotes a selected column, and these are queryable.
         OrderKey::Position(_) => None,
     });
-    if let Some(problem) = not_queryable(columns, queryable) {
-        invalid.add_to_subset("order_by", problem);
+    if let Some(problem) = describe_not_queryable(columns, queryable) {
+        invalid.add_subset_field("order_by", problem);
     }
 }
 
-/// Names those that aren't.
-pub(super) fn not_queryable<'a>(
+/// Returns a text that names the columns that are not queryable, if any.
+pub(super) fn describe_not_queryable<'a>(
     columns: impl Iterator<Item = &'a String>,
     queryable: &[String],
 ) -> Option<String> {
@@ -201,11 +204,11 @@ mod tests {
 
     use super::*;
 
-    fn check(fields: Fields) -> Result<Subset, serde_json::Value> {
-        let mut invalid = Invalid::default();
+    fn check(fields: SubsetFields) -> Result<Subset, serde_json::Value> {
+        let mut invalid = InvalidRequest::default();
         let table = TableName::new("public", "items");
         let queryable = ["id".to_owned(), "name".to_owned()];
-        let subset = Subset::check(fields, Some(&table), Some(&queryable), &mut invalid);
+        let subset = Subset::parse(fields, Some(&table), Some(&queryable), &mut invalid);
         if invalid.is_empty() {
             Ok(subset)
         } else {
@@ -214,19 +217,19 @@ mod tests {
     }
 
     fn query(raw: &str) -> Result<Subset, serde_json::Value> {
-        check(of_query(&Query::parse(raw)))
+        check(fields_of_query(&QueryParams::parse(raw)))
     }
 
     fn body(json: &str) -> Result<Subset, serde_json::Value> {
-        check(of_body(json.as_bytes()).unwrap())
+        check(fields_of_body(json.as_bytes()).unwrap())
     }
 
-    fn by(column: &str, descending: bool) -> Option<Vec<OrderBy>> {
-        Some(vec![OrderBy { key: OrderKey::Column(column.into()), descending, nulls: None }])
+    fn by(column: &str, descending: bool) -> Option<Vec<OrderByItem>> {
+        Some(vec![OrderByItem { key: OrderKey::Column(column.into()), descending, nulls: None }])
     }
 
     #[test]
-    fn a_body_says_what_a_query_string_can() {
+    fn a_body_and_a_query_string_are_equivalent() {
         let expected = Subset {
             clause: Some("id > $1".into()),
             params: vec!["3".into()],
@@ -245,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_blank_or_null_is_not_there() {
+    fn blank_and_null_fields_count_as_absent() {
         let blank = "subset__where=+&subset__params=&subset__order_by=&subset__limit=&subset__offset=";
         assert_eq!(query(blank), Ok(Subset::default()));
         let null = r#"{"subset":null,"where":null,"params":null,"order_by":null,"limit":null,"offset":null}"#;
@@ -254,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn each_field_has_its_rules() {
+    fn each_field_of_a_subset_is_validated() {
         const REQUIRED: &str = "order_by is required when limit or offset is present";
         for (raw, problems) in [
             ("subset__limit=1", json!({"order_by": [REQUIRED]})),
@@ -307,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn fields_of_a_body_have_their_types() {
+    fn fields_of_a_body_have_fixed_types() {
         for (json, problems) in [
             (r#"{"where":1}"#, json!({"where": ["is invalid"]})),
             (r#"{"where":"a\u0000"}"#, json!({"where": ["can't contain a NUL character"]})),
@@ -319,19 +322,26 @@ mod tests {
             assert_eq!(body(json), Err(problems), "{json}");
         }
         for json in ["[]", "1", "null", "\"{}\"", r#"{"where":"a","where":"b"}"#] {
-            assert_eq!(of_body(json.as_bytes()), Err("must be a JSON object with each field once"), "{json}");
+            assert_eq!(
+                fields_of_body(json.as_bytes()),
+                Err("must be a JSON object with each field once"),
+                "{json}"
+            );
         }
         for json in ["", "{", "{} x", "{\"where\":\"\u{1}\"}"] {
-            assert_eq!(of_body(json.as_bytes()), Err("must be valid JSON"), "{json}");
+            assert_eq!(fields_of_body(json.as_bytes()), Err("must be valid JSON"), "{json}");
         }
-        assert_eq!(of_body(b"{\"where\":\"\xff\"}"), Err("must be valid JSON"));
-        assert_eq!(of_body(br#"{"subset":[]}"#), Err("subset must be a JSON object with each field once"));
+        assert_eq!(fields_of_body(b"{\"where\":\"\xff\"}"), Err("must be valid JSON"));
+        assert_eq!(
+            fields_of_body(br#"{"subset":[]}"#),
+            Err("subset must be a JSON object with each field once")
+        );
     }
 
     proptest! {
         #[test]
-        fn nothing_upsets_a_body(bytes in proptest::collection::vec(any::<u8>(), 0..64), json in "[{}\\[\\]\":,0-9a-z]{0,40}") {
-            let _ = (of_body(&bytes), of_body(json.as_bytes()));
+        fn no_bytes_panic_the_body_parser(bytes in proptest::collection::vec(any::<u8>(), 0..64), json in "[{}\\[\\]\":,0-9a-z]{0,40}") {
+            let _ = (fields_of_body(&bytes), fields_of_body(json.as_bytes()));
         }
     }
 }

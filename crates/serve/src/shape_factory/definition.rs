@@ -10,7 +10,7 @@ use http::HeaderValue;
 use super::CachedTable;
 use crate::database;
 use crate::grant_scope;
-use crate::protocol::{Invalid, Refusal, ShapeRequest, schema};
+use crate::protocol::{InvalidRequest, RequestRefusal, ShapeRequest, schema};
 
 /// Returns the definition of the shape that a request selects.
 ///
@@ -19,21 +19,26 @@ use crate::protocol::{Invalid, Refusal, ShapeRequest, schema};
 pub(super) fn shape_definition(
     request: &ShapeRequest,
     cached: &CachedTable,
-) -> Result<ShapeDefinition, Refusal> {
+) -> Result<ShapeDefinition, RequestRefusal> {
     // Grants come first: an error about a column must not reveal whether it exists.
     grant_scope::find_grant(request, &cached.table)?;
     for (field, names) in [("columns", &request.columns), ("queryable_columns", &request.queryable_columns)] {
         if let (Some(names), Some(description)) = (names, &cached.description) {
-            description.select(names).map_err(|error| Refusal::from(Invalid::field(field, error)))?;
+            description
+                .select(names)
+                .map_err(|error| RequestRefusal::from(InvalidRequest::field(field, error)))?;
         }
     }
     Ok(ShapeDefinition { table: Arc::clone(&cached.table), choice: shape_options(request, &cached.table)? })
 }
 
 /// Returns the columns, clause and modes that a request selects, restricted to its grant.
-pub(super) fn shape_options(request: &ShapeRequest, table: &TableSchema) -> Result<ShapeOptions, Refusal> {
+pub(super) fn shape_options(
+    request: &ShapeRequest,
+    table: &TableSchema,
+) -> Result<ShapeOptions, RequestRefusal> {
     let grant = grant_scope::find_grant(request, table)?;
-    let wrong = |error| Refusal::from(Invalid::field("where", error));
+    let wrong = |error| RequestRefusal::from(InvalidRequest::field("where", error));
     let params: Vec<&str> = request.params.iter().map(String::as_str).collect();
     let types = grant_scope::visible_schema(grant, table);
     let parse = |clause: &str| Filter::parse(clause, &params, &types);

@@ -41,7 +41,7 @@ use self::snapshot_writer::SettledTables;
 use self::table_cache::{CachedTable, PendingLookup};
 use super::catalog_watch::CatalogWatch;
 use super::database::{self, Builtins, SnapshotError, SnapshotQuery};
-use super::protocol::{Invalid, Refusal, ShapeRequest};
+use super::protocol::{InvalidRequest, RequestRefusal, ShapeRequest};
 use super::schema_monitor::SchemaEpoch;
 use super::token_verifier::while_valid;
 
@@ -105,26 +105,31 @@ impl ShapeFactory {
     pub(crate) async fn definition(
         &self,
         request: &ShapeRequest,
-    ) -> Result<(ShapeDefinition, Option<Arc<database::TableDescription>>), Refusal> {
-        let Some(name) = &request.table else { return Err(Invalid::field("table", "can't be blank").into()) };
+    ) -> Result<(ShapeDefinition, Option<Arc<database::TableDescription>>), RequestRefusal> {
+        let Some(name) = &request.table else {
+            return Err(InvalidRequest::field("table", "can't be blank").into());
+        };
         let cached = while_valid(request.bearer.as_ref(), self.table(name)).await??;
         let definition = shape_definition(request, &cached)?;
         Ok((definition, cached.description))
     }
 
     /// Returns the requested shape. If there is none, starts to create it and returns at once.
-    pub(crate) async fn shape(self: &Arc<Self>, request: &ShapeRequest) -> Result<Arc<Shape>, Refusal> {
+    pub(crate) async fn shape(
+        self: &Arc<Self>,
+        request: &ShapeRequest,
+    ) -> Result<Arc<Shape>, RequestRefusal> {
         let (definition, description) = self.definition(request).await?;
         if let Some(shape) = self.shapes.find_same(&definition) {
             return Ok(shape);
         }
         let Some(description) = description else { return Err(self.creation_refusal()) };
         let Ok(queue_permit) = Arc::clone(&self.queue_permits).try_acquire_owned() else {
-            return Err(Refusal::overloaded("snapshot", MAX_WAITING as u64, random_u64()));
+            return Err(RequestRefusal::overloaded("snapshot", MAX_WAITING as u64, random_u64()));
         };
         let (shape, creation) =
             self.shapes.find_or_create(definition, unix_micros()).map_err(|error| match error {
-                CreateError::Clause(error) => Refusal::from(Invalid::field("where", error)),
+                CreateError::Clause(error) => RequestRefusal::from(InvalidRequest::field("where", error)),
                 _ => self.creation_refusal(),
             })?;
         if let Some(creation) = creation {
@@ -145,11 +150,11 @@ impl ShapeFactory {
     }
 
     /// Returns why this process creates and deletes no shapes while it doesn't write to the store.
-    pub(crate) fn creation_refusal(&self) -> Refusal {
+    pub(crate) fn creation_refusal(&self) -> RequestRefusal {
         match self.manager.status().step {
             ManagerStep::BackingOff
             | ManagerStep::StartReplicationClient
-            | ManagerStep::ReplicationClientConnecting => Refusal::DatabaseUnreachable,
+            | ManagerStep::ReplicationClientConnecting => RequestRefusal::DatabaseUnreachable,
             _ => not_writing_refusal(),
         }
     }
@@ -166,15 +171,15 @@ impl ShapeFactory {
     }
 
     /// Returns whether the request selects this shape.
-    pub(crate) fn selects(&self, request: &ShapeRequest, shape: &Shape) -> Result<bool, Refusal> {
+    pub(crate) fn selects(&self, request: &ShapeRequest, shape: &Shape) -> Result<bool, RequestRefusal> {
         let is_same = is_of_table(request, shape);
         Ok(is_same && shape_options(request, &shape.definition().table)? == shape.definition().choice)
     }
 
     /// Returns whether a request with a shape's handle agrees with that shape: its table, if the
     /// request has one, and the rest of its definition, if the request has any part of it.
-    pub(crate) fn agrees_with(&self, request: &ShapeRequest, shape: &Shape) -> Result<bool, Refusal> {
-        match request.has_choice() {
+    pub(crate) fn agrees_with(&self, request: &ShapeRequest, shape: &Shape) -> Result<bool, RequestRefusal> {
+        match request.defines_more_than_table() {
             true => self.selects(request, shape),
             false => Ok(is_of_table(request, shape)),
         }
@@ -187,7 +192,7 @@ impl ShapeFactory {
         sink: &mut S,
     ) -> Result<(), ReadError<S::Error>> {
         let Ok(_queue_permit) = self.queue_permits.try_acquire() else {
-            let refusal = Refusal::overloaded("snapshot", MAX_WAITING as u64, random_u64());
+            let refusal = RequestRefusal::overloaded("snapshot", MAX_WAITING as u64, random_u64());
             return Err(ReadError::Refused(refusal));
         };
         let _snapshot_permit = self.snapshot_permits.acquire().await;
@@ -205,7 +210,7 @@ impl ShapeFactory {
 #[derive(Debug)]
 pub(crate) enum ReadError<E: std::error::Error + 'static> {
     /// There is no permit or no connection.
-    Refused(Refusal),
+    Refused(RequestRefusal),
     Failed(SnapshotError<E>),
 }
 

@@ -5,63 +5,63 @@ use forebay_shapes::ShapeGone;
 use tracing::warn;
 
 use crate::database::DescribeError;
-use crate::protocol::{Invalid, Refusal};
+use crate::protocol::{InvalidRequest, RequestRefusal};
 
 /// Returns the refusal for requests that need the writing instance, which this one isn't.
-pub(super) fn not_writing_refusal() -> Refusal {
-    Refusal::NotReady {
+pub(super) fn not_writing_refusal() -> RequestRefusal {
+    RequestRefusal::NotReady {
         message: "this instance makes and deletes no shapes right now: another one does, or will soon".into(),
     }
 }
 
 /// Returns why a removed shape can't be served. `None`: the client continues with another shape.
-pub(crate) fn gone_refusal(gone: &ShapeGone) -> Option<Refusal> {
+pub(crate) fn gone_refusal(gone: &ShapeGone) -> Option<RequestRefusal> {
     match gone {
         ShapeGone::Deleted => None,
         ShapeGone::Failed(failure) if failure.is_refusal => {
-            Some(Invalid::field("where", &failure.message).into())
+            Some(InvalidRequest::field("where", &failure.message).into())
         }
         ShapeGone::Failed(failure) => {
-            Some(Refusal::SnapshotFailed { message: failure.message.to_string().into() })
+            Some(RequestRefusal::SnapshotFailed { message: failure.message.to_string().into() })
         }
     }
 }
 
-pub(super) fn manager_refusal(error: &NotReady) -> Refusal {
+pub(super) fn manager_refusal(error: &NotReady) -> RequestRefusal {
     match error {
-        NotReady::Halted { .. } => Refusal::DatabaseUnreachable,
+        NotReady::Halted { .. } => RequestRefusal::DatabaseUnreachable,
         _ => not_writing_refusal(),
     }
 }
 
-pub(super) fn pool_refusal(error: &PoolError) -> Refusal {
+pub(super) fn pool_refusal(error: &PoolError) -> RequestRefusal {
     warn!(%error, "connection unavailable for a shape");
-    Refusal::DatabaseUnreachable
+    RequestRefusal::DatabaseUnreachable
 }
 
-pub(super) fn describe_refusal(error: &DescribeError) -> Refusal {
+pub(super) fn describe_refusal(error: &DescribeError) -> RequestRefusal {
     match error {
         DescribeError::Database(_) => {
             warn!(%error, "table not described: query failed");
-            Refusal::DatabaseUnreachable
+            RequestRefusal::DatabaseUnreachable
         }
-        error => Invalid::field("table", error).into(),
+        error => InvalidRequest::field("table", error).into(),
     }
 }
 
-pub(super) fn publish_refusal(error: &PublishError) -> Refusal {
+pub(super) fn publish_refusal(error: &PublishError) -> RequestRefusal {
     warn!(%error, "table not added to the publication");
     match error {
-        PublishError::Pool(_) | PublishError::Timeout => Refusal::DatabaseUnreachable,
+        PublishError::Pool(_) | PublishError::Timeout => RequestRefusal::DatabaseUnreachable,
         // Without a code, the connection was lost. Class 57 means that the server shuts down.
         // Neither is caused by the request.
         PublishError::Server(error) if error.code().is_none_or(|code| code.code().starts_with("57")) => {
-            Refusal::DatabaseUnreachable
+            RequestRefusal::DatabaseUnreachable
         }
         // Both end soon: the manager's reconciliation restores a narrowed publication.
         PublishError::Busy { .. } | PublishError::Narrowed { .. } => {
-            Refusal::SnapshotFailed { message: error.to_string().into() }
+            RequestRefusal::SnapshotFailed { message: error.to_string().into() }
         }
-        error => Invalid::field("table", error).into(),
+        error => InvalidRequest::field("table", error).into(),
     }
 }

@@ -17,7 +17,7 @@ use tracing::warn;
 use super::refusals::{describe_refusal, manager_refusal, not_writing_refusal, pool_refusal};
 use super::{ShapeFactory, lock, table_schema};
 use crate::database::{self, Builtins, DescribeError, TableSelection};
-use crate::protocol::Refusal;
+use crate::protocol::RequestRefusal;
 
 /// How long a description is used without a query, while the schema epoch is the same.
 const CACHE_TTL: Duration = Duration::from_secs(5);
@@ -38,7 +38,7 @@ pub(super) struct CachedTable {
 }
 
 /// A lookup in flight; its result goes to all requests that wait for it.
-pub(super) type PendingLookup = OnceCell<Result<CachedTable, Refusal>>;
+pub(super) type PendingLookup = OnceCell<Result<CachedTable, RequestRefusal>>;
 
 impl ShapeFactory {
     /// Compares a shape's table with the catalog in a new task, at most once per [`CACHE_TTL`].
@@ -78,7 +78,7 @@ impl ShapeFactory {
         &self,
         oid: u32,
         name: &TableName,
-        looked_up: Result<CachedTable, Refusal>,
+        looked_up: Result<CachedTable, RequestRefusal>,
     ) -> bool {
         match looked_up {
             // The database can't be queried at the moment.
@@ -86,7 +86,7 @@ impl ShapeFactory {
             Ok(cached) if cached.table.oid == oid => self.shapes.refit(&cached.table),
             Ok(_) => self.shapes.delete_table(oid),
             // Other errors of the table don't affect its shapes.
-            Err(Refusal::Invalid(_)) => {
+            Err(RequestRefusal::Invalid(_)) => {
                 if self.is_dropped(name).await {
                     self.shapes.delete_table(oid);
                 }
@@ -105,7 +105,7 @@ impl ShapeFactory {
 
     /// Returns a table, from the catalog unless the cache has it. If the database can't be queried,
     /// returns the table of the newest shape.
-    pub(super) async fn table(&self, name: &TableName) -> Result<CachedTable, Refusal> {
+    pub(super) async fn table(&self, name: &TableName) -> Result<CachedTable, RequestRefusal> {
         let epoch = self.schema_epoch.current();
         let before = lock(&self.tables).get(name).cloned();
         let is_current = |cached: &&CachedTable| cached.epoch == epoch && cached.at.elapsed() < CACHE_TTL;
@@ -123,9 +123,9 @@ impl ShapeFactory {
         };
         match timeout(patience, lookup).await {
             Ok(Ok(cached)) => Ok(cached),
-            Ok(Err(refusal @ Refusal::Invalid(_))) => Err(refusal),
+            Ok(Err(refusal @ RequestRefusal::Invalid(_))) => Err(refusal),
             Ok(Err(refusal)) => fallback.ok_or(refusal),
-            Err(_) => fallback.ok_or(Refusal::DatabaseUnreachable),
+            Err(_) => fallback.ok_or(RequestRefusal::DatabaseUnreachable),
         }
     }
 
@@ -156,7 +156,7 @@ impl ShapeFactory {
         &self,
         name: &TableName,
         before: Option<CachedTable>,
-    ) -> Result<CachedTable, Refusal> {
+    ) -> Result<CachedTable, RequestRefusal> {
         let lookup = {
             let mut all = lock(&self.lookups);
             all.retain(|_, lookup| lookup.strong_count() > 0);
@@ -171,7 +171,11 @@ impl ShapeFactory {
         lookup.get_or_init(|| self.lookup(name, before)).await.clone()
     }
 
-    async fn lookup(&self, name: &TableName, before: Option<CachedTable>) -> Result<CachedTable, Refusal> {
+    async fn lookup(
+        &self,
+        name: &TableName,
+        before: Option<CachedTable>,
+    ) -> Result<CachedTable, RequestRefusal> {
         if self.manager.status().step == ManagerStep::AcquiringLock {
             return Err(not_writing_refusal());
         }
@@ -207,7 +211,7 @@ impl ShapeFactory {
     pub(super) async fn describe(
         &self,
         name: &TableName,
-    ) -> Result<(database::TableDescription, CatalogState), Refusal> {
+    ) -> Result<(database::TableDescription, CatalogState), RequestRefusal> {
         let client = self.manager.admin().await.map_err(|error| pool_refusal(&error))?;
         let tables = TableSelection::Named(&name.schema, &name.name);
         let (scan, description) = tokio::join!(
@@ -218,23 +222,24 @@ impl ShapeFactory {
         let description = description.map_err(|error| describe_refusal(&error))?;
         let scan = scan.map_err(|error| {
             warn!(%error, "catalog entry of a table not read");
-            Refusal::DatabaseUnreachable
+            RequestRefusal::DatabaseUnreachable
         })?;
         let entry = scan.entries.into_iter().find(|entry| entry.oid == description.oid);
         // `None`: the table was replaced between the two queries.
-        let entry = entry
-            .ok_or_else(|| Refusal::SnapshotFailed { message: "the table changed: try again".into() })?;
+        let entry = entry.ok_or_else(|| RequestRefusal::SnapshotFailed {
+            message: "the table changed: try again".into(),
+        })?;
         Ok((description, entry.state))
     }
 
     /// Returns the functions, operators and types that clauses may use. They are read once per
     /// major version of the server.
-    pub(crate) async fn builtins(&self, server_version: u32) -> Result<Arc<Builtins>, Refusal> {
+    pub(crate) async fn builtins(&self, server_version: u32) -> Result<Arc<Builtins>, RequestRefusal> {
         let loading = timeout(LOOKUP_TIMEOUT, self.load_builtins(server_version));
-        loading.await.unwrap_or(Err(Refusal::DatabaseUnreachable))
+        loading.await.unwrap_or(Err(RequestRefusal::DatabaseUnreachable))
     }
 
-    async fn load_builtins(&self, server_version: u32) -> Result<Arc<Builtins>, Refusal> {
+    async fn load_builtins(&self, server_version: u32) -> Result<Arc<Builtins>, RequestRefusal> {
         let mut cached = self.builtins.lock().await;
         if let Some((_, builtins)) = cached.as_ref().filter(|(version, _)| *version == server_version) {
             return Ok(Arc::clone(builtins));

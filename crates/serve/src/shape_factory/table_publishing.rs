@@ -16,7 +16,7 @@ use tracing::{info, warn};
 use super::refusals::publish_refusal;
 use super::{ShapeFactory, table_schema};
 use crate::database;
-use crate::protocol::Refusal;
+use crate::protocol::RequestRefusal;
 
 /// Maximum number of attempts to publish a table that changes meanwhile.
 const MAX_PUBLISH_ATTEMPTS: usize = 4;
@@ -84,7 +84,7 @@ impl ShapeFactory {
         &self,
         name: &TableName,
         (mut description, mut state): (database::TableDescription, CatalogState),
-    ) -> Result<(database::TableDescription, TableSchema), Refusal> {
+    ) -> Result<(database::TableDescription, TableSchema), RequestRefusal> {
         for _ in 0..MAX_PUBLISH_ATTEMPTS {
             let published = self.publish(name).await.map_err(|error| publish_refusal(&error))?;
             self.delete_stale_shapes(name, Some(published));
@@ -98,7 +98,9 @@ impl ShapeFactory {
                 return Ok((description, table));
             }
         }
-        Err(Refusal::SnapshotFailed { message: "the table or its publication changes: try again".into() })
+        Err(RequestRefusal::SnapshotFailed {
+            message: "the table or its publication changes: try again".into(),
+        })
     }
 
     /// Adds a table to the publication. The first partition switches the publication to

@@ -1,25 +1,25 @@
-//! Answers that are always the same.
+//! Fixed responses: health, preflight, and others without data.
 
 use bytes::Bytes;
 use http::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderMap, HeaderValue};
 use http::{Response, StatusCode};
 
-use super::caching::{CacheTimes, Caching};
+use super::cache_policy::{CachePolicy, CacheTimes};
 use super::{cors, headers};
 
-/// Whether shapes can be served.
+/// Whether this instance can serve shapes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Health {
-    /// They can, also if everything sleeps and would wake for a request.
+    /// It can. Also when it is scaled to zero and would wake for a request.
     Active,
-    /// Another instance has the lock.
+    /// Another instance holds the lock.
     Waiting,
-    /// Not yet.
+    /// It is not ready yet.
     Starting,
 }
 
 impl Health {
-    /// As programs have it.
+    /// Returns the status in the response body.
     pub fn as_str(self) -> &'static str {
         match self {
             Health::Active => "active",
@@ -28,13 +28,15 @@ impl Health {
         }
     }
 
-    /// Never kept: what was true a moment ago helps nobody.
+    /// Returns the response of the health route. Caches must not store it, because it expires at
+    /// once.
     pub fn response(self) -> Response<Bytes> {
         let status = match self {
             Health::Active => StatusCode::OK,
             Health::Waiting | Health::Starting => StatusCode::ACCEPTED,
         };
-        let mut response = with(status, Bytes::from(format!("{{\"status\":\"{}\"}}", self.as_str())));
+        let mut response =
+            response_with(status, Bytes::from(format!("{{\"status\":\"{}\"}}", self.as_str())));
         response.headers_mut().insert(CONTENT_TYPE, headers::JSON);
         let never = HeaderValue::from_static("no-cache, no-store, must-revalidate");
         response.headers_mut().insert(CACHE_CONTROL, never);
@@ -42,34 +44,35 @@ impl Health {
     }
 }
 
-/// To `GET /`.
+/// Returns the response to `GET /`.
 pub fn root() -> Response<Bytes> {
-    with(StatusCode::OK, Bytes::new())
+    response_with(StatusCode::OK, Bytes::new())
 }
 
-/// To OPTIONS.
+/// Returns the response to OPTIONS.
 pub fn preflight(request: &HeaderMap) -> Response<Bytes> {
-    let mut response = with(StatusCode::NO_CONTENT, Bytes::new());
+    let mut response = response_with(StatusCode::NO_CONTENT, Bytes::new());
     cors::write_preflight(request, response.headers_mut());
     response
 }
 
-/// To a DELETE of a shape that was there.
+/// Returns the response to a DELETE of an existing shape.
 pub fn deleted() -> Response<Bytes> {
-    with(StatusCode::ACCEPTED, Bytes::new())
+    response_with(StatusCode::ACCEPTED, Bytes::new())
 }
 
-/// To a client that has the answer already. Its head says all that the whole answer's would.
+/// Returns the response to a client that already has the data. Its headers are those of the full
+/// response.
 pub fn not_modified() -> Response<Bytes> {
     let mut response = Response::new(Bytes::new());
     *response.status_mut() = StatusCode::NOT_MODIFIED;
     response
 }
 
-fn with(status: StatusCode, body: Bytes) -> Response<Bytes> {
+fn response_with(status: StatusCode, body: Bytes) -> Response<Bytes> {
     let mut response = Response::new(body);
     *response.status_mut() = status;
-    Caching::Own.write(&CacheTimes::default(), response.headers_mut());
+    CachePolicy::NoCache.write(&CacheTimes::default(), response.headers_mut());
     response
 }
 
@@ -78,7 +81,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn health_is_told_and_never_kept() {
+    fn health_responses_are_never_stored_by_caches() {
         for (health, status, body) in [
             (Health::Active, 200, r#"{"status":"active"}"#),
             (Health::Waiting, 202, r#"{"status":"waiting"}"#),
@@ -92,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn a_preflight_allows_what_a_page_wants_to_send() {
+    fn a_preflight_allows_every_requested_header() {
         let mut request = HeaderMap::new();
         let names = HeaderValue::from_static("authorization,content-type");
         request.insert("access-control-request-headers", names);
@@ -105,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn the_others_are_empty() {
+    fn the_other_fixed_responses_have_no_body() {
         for (response, status) in [(root(), 200), (deleted(), 202), (not_modified(), 304)] {
             assert_eq!(response.status(), status);
             assert!(response.body().is_empty());

@@ -1,4 +1,4 @@
-//! What requests are understood, and how the others are refused.
+//! Tests of parsing: accepted requests, and the problems of refused ones.
 
 use forebay_replication::TableName;
 use forebay_shapes::{LogMode, Offset, ReplicaMode, StartOffset};
@@ -6,13 +6,13 @@ use http::Method;
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
-use super::order_by::{OrderBy, OrderKey};
-use super::query::Query;
-use super::request::{ShapeRequest, nothing};
+use super::order_by::{OrderByItem, OrderKey};
+use super::query_params::QueryParams;
+use super::shape_request::{ShapeRequest, empty_request};
 use super::subset::Subset;
 
 fn parse(method: &Method, raw: &str, body: &str) -> Result<ShapeRequest, Value> {
-    let request = ShapeRequest::parse(method, &Query::parse(raw), body.as_bytes());
+    let request = ShapeRequest::parse(method, &QueryParams::parse(raw), body.as_bytes());
     request.map_err(|invalid| serde_json::to_value(invalid).unwrap())
 }
 
@@ -21,7 +21,7 @@ fn get(raw: &str) -> Result<ShapeRequest, Value> {
 }
 
 fn items() -> ShapeRequest {
-    ShapeRequest { table: Some(TableName::new("public", "items")), ..nothing() }
+    ShapeRequest { table: Some(TableName::new("public", "items")), ..empty_request() }
 }
 
 fn after(lsn: u64, op: u64) -> StartOffset {
@@ -29,7 +29,7 @@ fn after(lsn: u64, op: u64) -> StartOffset {
 }
 
 #[test]
-fn a_request_is_read_in_full() {
+fn every_parameter_of_a_request_is_parsed() {
     let raw = "table=App.Items&offset=26800584_4&handle=1-2&live=true&live_sse=true&cursor=1674440&columns=id,%22Na+me%22\
         &where=id%3E$1+AND+x%3D$2&params%5B1%5D=5&params%5B2%5D=a%2Bb&replica=full&log=changes_only\
         &queryable_columns=id,%22Na+me%22,x&expired_handle=0-1&cache-buster=zz&unknown=%ff";
@@ -53,11 +53,11 @@ fn a_request_is_read_in_full() {
     assert_eq!(parse(&Method::HEAD, raw, ""), Ok(expected));
     assert_eq!(get("table=items&offset=-1"), Ok(items()));
     let blank = "table=items&offset=-1&handle=&where=+&replica=&log=&params=&cursor=";
-    assert_eq!(get(blank), Ok(items()), "blank is as good as absent");
+    assert_eq!(get(blank), Ok(items()), "blank counts as absent");
 }
 
 #[test]
-fn offsets_need_a_handle_or_none() {
+fn a_handle_is_used_only_with_a_log_offset() {
     for (raw, since, handle) in [
         ("offset=-1&handle=h", StartOffset::Beginning, None),
         ("offset=now&handle=h", StartOffset::Now, None),
@@ -70,7 +70,7 @@ fn offsets_need_a_handle_or_none() {
 }
 
 #[test]
-fn live_is_anything_but_false() {
+fn any_value_of_live_except_false_is_true() {
     for (value, live) in [
         ("=true", true),
         ("=", true),
@@ -91,7 +91,7 @@ fn live_is_anything_but_false() {
 }
 
 #[test]
-fn a_cursor_is_only_a_hint() {
+fn an_invalid_cursor_is_ignored() {
     let cursor = |text: &str| get(&format!("table=items&offset=-1&cursor={text}")).unwrap().cursor;
     assert_eq!(cursor("12"), Some(12));
     for text in ["x", "-1", "1.5", "99999999999999999999999", "%ff"] {
@@ -100,7 +100,7 @@ fn a_cursor_is_only_a_hint() {
 }
 
 #[test]
-fn every_rule_has_its_words() {
+fn each_broken_rule_has_its_error_text() {
     let long = format!("table={}&offset=-1", "x".repeat(64));
     for (raw, errors) in [
         ("offset=-1", json!({"table": ["can't be blank"]})),
@@ -172,7 +172,7 @@ fn every_rule_has_its_words() {
 }
 
 #[test]
-fn all_that_is_wrong_is_said_at_once() {
+fn all_problems_are_reported_at_once() {
     let raw = "table=a.b.c&offset=x&live_sse&columns=,&params[2]=1&replica=x&log=x&subset__limit=0&where=%ff";
     let errors = get(raw).unwrap_err();
     let fields: Vec<_> = errors.as_object().unwrap().keys().map(String::as_str).collect();
@@ -184,22 +184,23 @@ fn all_that_is_wrong_is_said_at_once() {
 }
 
 #[test]
-fn a_post_asks_for_a_subset() {
-    let order_by = Some(vec![OrderBy { key: OrderKey::Column("id".into()), descending: false, nulls: None }]);
+fn a_post_with_a_body_requests_a_subset() {
+    let order_by =
+        Some(vec![OrderByItem { key: OrderKey::Column("id".into()), descending: false, nulls: None }]);
     let subset = Subset { order_by, limit: Some(5), clause: Some("x".into()), ..Subset::default() };
     let expected = ShapeRequest { subset: Some(subset), ..items() };
     let raw = "table=items&offset=-1&subset__where=x&subset__limit=9";
     assert_eq!(
         parse(&Method::POST, raw, r#"{"order_by":"id","limit":5}"#),
         Ok(expected),
-        "the body is stronger"
+        "the body overrides the query string"
     );
     let empty = ShapeRequest { subset: Some(Subset::default()), ..items() };
     assert_eq!(parse(&Method::POST, "table=items&offset=-1", "{}"), Ok(empty));
     assert_eq!(
         parse(&Method::POST, "table=items&offset=-1", ""),
         Ok(items()),
-        "no body: the query string says all"
+        "without a body, only the query string counts"
     );
     assert_eq!(parse(&Method::GET, "table=items&offset=-1", "{}"), Ok(items()), "a GET has no body");
     let errors = parse(&Method::POST, "offset=-1", "[]").unwrap_err();
@@ -210,7 +211,7 @@ fn a_post_asks_for_a_subset() {
 }
 
 #[test]
-fn a_subset_never_waits() {
+fn a_subset_is_never_live() {
     let request = get("table=items&offset=0_0&handle=h&live=true&live_sse=true&subset__where=x").unwrap();
     assert!(request.subset.is_some() && !request.live && !request.sse);
 }
@@ -219,7 +220,7 @@ fn a_subset_never_waits() {
 fn a_shape_is_deleted_by_table_or_by_handle_alone() {
     let delete = |raw: &str| parse(&Method::DELETE, raw, "");
     assert_eq!(delete("table=items"), Ok(items()));
-    assert_eq!(delete("handle=1-2"), Ok(ShapeRequest { handle: Some("1-2".into()), ..nothing() }));
+    assert_eq!(delete("handle=1-2"), Ok(ShapeRequest { handle: Some("1-2".into()), ..empty_request() }));
     let both = ShapeRequest { handle: Some("1-2".into()), clause: Some("x".into()), ..items() };
     assert_eq!(delete("table=items&handle=1-2&where=x&offset=5_5&live=true"), Ok(both));
     let problem = json!({"handle": ["can't be blank when shape definition is missing"]});
@@ -230,7 +231,7 @@ fn a_shape_is_deleted_by_table_or_by_handle_alone() {
 }
 
 #[test]
-fn a_request_holds_no_secret() {
+fn a_parsed_request_contains_no_secret() {
     let shown = format!("{:?}", get("table=items&offset=-1&secret=s3cret&api_secret=s3cret").unwrap());
     assert!(!shown.contains("s3cret"), "{shown}");
 }
@@ -279,14 +280,14 @@ const VALUES: [&str; 17] = [
 
 proptest! {
     #[test]
-    fn no_query_string_upsets_the_reader(raw in "\\PC{0,200}", body in "\\PC{0,100}") {
+    fn no_query_string_panics_the_parser(raw in "\\PC{0,200}", body in "\\PC{0,100}") {
         for method in [Method::GET, Method::POST, Method::DELETE] {
             let _ = parse(&method, &raw, &body);
         }
     }
 
     #[test]
-    fn what_passes_keeps_the_rules(pairs in proptest::collection::vec((0..NAMES.len(), 0..VALUES.len()), 0..12)) {
+    fn every_accepted_request_satisfies_the_rules(pairs in proptest::collection::vec((0..NAMES.len(), 0..VALUES.len()), 0..12)) {
         let pairs: Vec<_> = pairs.iter().map(|(name, value)| format!("{}={}", NAMES[*name], VALUES[*value])).collect();
         let raw = format!("table=t&offset=-1&{}", pairs.join("&"));
         if let Ok(request) = get(&raw) {

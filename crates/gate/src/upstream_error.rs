@@ -1,4 +1,5 @@
-//! Why the upstream gave no response: one reason for the client's status, the log and the metrics.
+//! Upstream errors: why a request got no response. Each has one reason code for the client, the log
+//! and the metrics.
 
 use std::fmt;
 use std::io;
@@ -6,13 +7,14 @@ use std::time::Duration;
 
 use http::StatusCode;
 
-use super::connection::ExchangeError;
 use super::upload::UploadError;
+use super::upstream_connection::ExchangeError;
 
-/// Why there is no response. What the client may read of it is [`UpstreamError::message`]; the rest is for the log.
+/// Why a request got no response. The client receives [`UpstreamError::message`]; `Display` is for
+/// the log.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum UpstreamError {
-    #[error("the upstream's name does not resolve: {0}")]
+    #[error("the upstream's name can't be resolved: {0}")]
     Resolve(#[source] io::Error),
     #[error("the upstream can't be reached: {0}")]
     Connect(#[source] io::Error),
@@ -20,19 +22,19 @@ pub(crate) enum UpstreamError {
     ConnectTimeout,
     #[error("all {max} connections to the upstream are in use")]
     Busy { max: usize },
-    #[error("the gate has no descriptor, port or memory left for a connection to the upstream: {0}")]
+    #[error("the gate has run out of descriptors, ports or memory for a connection to the upstream: {0}")]
     Exhausted(#[source] io::Error),
-    #[error("the upstream closed the connection before it answered")]
+    #[error("the upstream closed the connection before it responded")]
     Closed,
-    #[error("the upstream gave no head of a response in time")]
+    #[error("the upstream sent no response head in time")]
     ResponseTimeout,
-    #[error("the upstream's answer is no HTTP response: {0}")]
+    #[error("the upstream's response is not valid HTTP: {0}")]
     Response(#[source] hyper::Error),
     #[error("{0}")]
     Upload(UploadFault),
 }
 
-/// The client's part in a failure.
+/// A failure that the client caused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum UploadFault {
     Stalled(Duration),
@@ -42,24 +44,24 @@ pub(crate) enum UploadFault {
 impl fmt::Display for UploadFault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            UploadFault::Stalled(idle) => write!(f, "the client sent nothing of its body for {idle:?}"),
+            UploadFault::Stalled(idle) => write!(f, "the client sent no body bytes for {idle:?}"),
             UploadFault::Broken => f.write_str("the client's body broke off"),
         }
     }
 }
 
 impl UpstreamError {
-    /// Of looking for its addresses.
-    pub(crate) fn of_resolving(error: io::Error) -> UpstreamError {
+    /// Converts an error of name resolution.
+    pub(crate) fn from_resolve(error: io::Error) -> UpstreamError {
         if is_exhaustion(&error) { UpstreamError::Exhausted(error) } else { UpstreamError::Resolve(error) }
     }
 
-    /// Of dialling one of them.
-    pub(crate) fn of_dialling(error: io::Error) -> UpstreamError {
+    /// Converts an error of dialing.
+    pub(crate) fn from_dial(error: io::Error) -> UpstreamError {
         if is_exhaustion(&error) { UpstreamError::Exhausted(error) } else { UpstreamError::Connect(error) }
     }
 
-    /// The reason's name in logs, metrics and the client's `error` member.
+    /// Returns the reason code, for logs, metrics and the client's `error` field.
     pub(crate) fn as_str(&self) -> &'static str {
         match self {
             UpstreamError::Resolve(_) => "upstream_unresolved",
@@ -75,7 +77,8 @@ impl UpstreamError {
         }
     }
 
-    /// Not the client's, and not the gate's own bound or want.
+    /// Returns whether the upstream caused the failure. The client, the gate's bound and the gate's
+    /// resources are other causes.
     pub(crate) fn is_upstreams_fault(&self) -> bool {
         match self {
             UpstreamError::Busy { .. } | UpstreamError::Exhausted(_) | UpstreamError::Upload(_) => false,
@@ -101,7 +104,7 @@ impl UpstreamError {
         }
     }
 
-    /// What the client may know: what happened, not where.
+    /// Returns the text for the client: what happened, without addresses.
     pub(crate) fn message(&self) -> String {
         match self {
             UpstreamError::Resolve(_) | UpstreamError::Connect(_) => {
@@ -142,12 +145,14 @@ impl From<ExchangeError> for UpstreamError {
     }
 }
 
-/// Whether this machine, or this process, has run out of something; the upstream was never asked.
+/// Returns whether this machine or process has run out of a resource. The upstream was not
+/// contacted.
 fn is_exhaustion(error: &io::Error) -> bool {
-    let wants = [libc::EMFILE, libc::ENFILE, libc::ENOBUFS, libc::ENOMEM, libc::EADDRNOTAVAIL];
-    error.raw_os_error().is_some_and(|code| wants.contains(&code))
+    let codes = [libc::EMFILE, libc::ENFILE, libc::ENOBUFS, libc::ENOMEM, libc::EADDRNOTAVAIL];
+    error.raw_os_error().is_some_and(|code| codes.contains(&code))
 }
 
+/// Returns the client's failure that caused an error of hyper, if any.
 fn upload_fault(error: &(dyn std::error::Error + 'static)) -> Option<UploadFault> {
     let mut cause = Some(error);
     while let Some(error) = cause {
@@ -165,10 +170,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_the_gate_has_run_out_of_is_no_fault_of_the_upstream() {
+    fn exhausted_local_resources_are_not_the_upstreams_fault() {
         for code in [libc::EMFILE, libc::ENFILE, libc::ENOBUFS, libc::ENOMEM, libc::EADDRNOTAVAIL] {
             let error = || io::Error::from_raw_os_error(code);
-            for error in [UpstreamError::of_dialling(error()), UpstreamError::of_resolving(error())] {
+            for error in [UpstreamError::from_dial(error()), UpstreamError::from_resolve(error())] {
                 assert_eq!(
                     (error.status(), error.as_str()),
                     (StatusCode::SERVICE_UNAVAILABLE, "gate_exhausted")
@@ -176,7 +181,7 @@ mod tests {
                 assert!(!error.is_upstreams_fault());
             }
         }
-        let refused = UpstreamError::of_dialling(io::Error::from_raw_os_error(libc::ECONNREFUSED));
+        let refused = UpstreamError::from_dial(io::Error::from_raw_os_error(libc::ECONNREFUSED));
         assert!(refused.is_upstreams_fault());
     }
 }

@@ -1,8 +1,9 @@
-//! The query string, taken apart.
+//! Query string parameters, decoded.
 //!
-//! Invariant: no query string fails here, and none takes more memory than a small multiple of its length. What is wrong with a value is
-//! said by whoever asks for it; what nobody asks for is ignored, whatever it holds.
-//! Kept by: only the parameters of the protocol are kept, and [`MAX_PARAMS`] values of `params`; of several of one name, the last.
+//! Invariant: parsing never fails, and takes at most a small multiple of the query string's length
+//! in memory. A bad value is reported when it is read. Unknown parameters are ignored.
+//! Enforced by: only the protocol's parameters and [`MAX_PARAMS`] values of `params` are kept. Of
+//! repeated names, the last wins.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -12,11 +13,11 @@ use forebay_admission::Secret;
 
 use super::params::MAX_PARAMS;
 
-/// The longest query string that a server should read, in bytes. Longer clauses come by POST.
+/// Maximum length of a query string, in bytes. Longer clauses are sent by POST.
 pub const MAX_QUERY_BYTES: usize = 128 * 1024;
 
-/// Those that say something, but for secrets and `params[n]`.
-pub(super) const KNOWN: [&str; 18] = [
+/// Parameters of the protocol, without secrets and `params[n]`.
+pub(super) const PARAM_NAMES: [&str; 18] = [
     "columns",
     "cursor",
     "experimental_live_sse",
@@ -37,31 +38,33 @@ pub(super) const KNOWN: [&str; 18] = [
     "where",
 ];
 
-/// A value, or why it is no text that Postgres could have.
-pub(super) type Text = Result<String, BadText>;
+/// A value, or why Postgres can't store it as text.
+pub(super) type ParamText = Result<String, ParamTextError>;
 
-/// Why a value is no text.
+/// Why a value is not text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub(super) enum BadText {
+pub(super) enum ParamTextError {
     #[error("must be valid UTF-8")]
     NotUtf8,
     #[error("can't contain a NUL character")]
     Nul,
 }
 
-/// The parameters of a request.
+/// Parameters of a request.
 #[derive(Default)]
-pub struct Query {
-    known: BTreeMap<&'static str, Text>,
-    params: BTreeMap<String, Text>,
+pub struct QueryParams {
+    /// Values of [`PARAM_NAMES`].
+    known: BTreeMap<&'static str, ParamText>,
+    params: BTreeMap<String, ParamText>,
     secret: Option<Secret>,
+    /// Value of `api_secret`, the older name.
     older_secret: Option<Secret>,
 }
 
-impl Query {
-    /// What stands after the `?`, still encoded.
-    pub fn parse(raw: &str) -> Query {
-        let mut query = Query::default();
+impl QueryParams {
+    /// Parses the part after the `?`, still encoded.
+    pub fn parse(raw: &str) -> QueryParams {
+        let mut query = QueryParams::default();
         for pair in raw.split('&') {
             let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
             let name = decode(name);
@@ -74,24 +77,26 @@ impl Query {
         query
     }
 
-    /// What the client shows to be let in. Ask for this, and check it, before anything else is said about a request.
+    /// Returns the client's secret. Verify it before any other response to the request.
     pub fn secret(&self) -> Option<&Secret> {
         self.secret.as_ref().or(self.older_secret.as_ref())
     }
 
-    /// `None`: it isn't there. One without `=` is empty.
-    pub(super) fn text(&self, name: &str) -> Option<&Text> {
-        debug_assert!(KNOWN.contains(&name), "{name} isn't kept");
+    /// Returns a value, or `None` if it is absent. A parameter without `=` is empty.
+    pub(super) fn text(&self, name: &str) -> Option<&ParamText> {
+        debug_assert!(PARAM_NAMES.contains(&name), "{name} isn't kept");
         self.known.get(name)
     }
 
-    /// By what stands between the brackets; one more than [`MAX_PARAMS`] if there were more.
-    pub(super) fn params(&self) -> &BTreeMap<String, Text> {
+    /// Returns the values of `params[…]` by the text in the brackets. Holds [`MAX_PARAMS`] + 1
+    /// values if there were more.
+    pub(super) fn params(&self) -> &BTreeMap<String, ParamText> {
         &self.params
     }
 
+    /// Stores a parameter of the protocol. Ignores others.
     fn keep(&mut self, name: &[u8], value: &str) {
-        if let Some(name) = KNOWN.iter().find(|known| known.as_bytes() == name) {
+        if let Some(name) = PARAM_NAMES.iter().find(|known| known.as_bytes() == name) {
             self.known.insert(name, text(value));
         } else if let Some(key) = name.strip_prefix(b"params[").and_then(|rest| rest.strip_suffix(b"]")) {
             let key = String::from_utf8_lossy(key);
@@ -102,24 +107,24 @@ impl Query {
     }
 }
 
-/// The names only: values are users' data, or secrets.
-impl fmt::Debug for Query {
+/// Shows only the names: values are users' data or secrets.
+impl fmt::Debug for QueryParams {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Query").field("known", &self.known.keys()).finish_non_exhaustive()
+        f.debug_struct("QueryParams").field("known", &self.known.keys()).finish_non_exhaustive()
     }
 }
 
-/// A secret of bytes that are no text is as wrong as any other.
+/// Decodes a secret. One that is not UTF-8 is refused like any wrong secret.
 fn secret(value: &str) -> Option<Secret> {
     Secret::new(String::from_utf8_lossy(&decode(value)))
 }
 
-fn text(value: &str) -> Text {
-    let text = String::from_utf8(decode(value).into_owned()).map_err(|_| BadText::NotUtf8)?;
-    if text.contains('\0') { Err(BadText::Nul) } else { Ok(text) }
+fn text(value: &str) -> ParamText {
+    let text = String::from_utf8(decode(value).into_owned()).map_err(|_| ParamTextError::NotUtf8)?;
+    if text.contains('\0') { Err(ParamTextError::Nul) } else { Ok(text) }
 }
 
-/// Resolves `%XX` and `+`, as forms have them. A percent sign that escapes nothing stands for itself.
+/// Decodes `%XX` and `+`, as in forms. An incomplete escape stays unchanged.
 fn decode(text: &str) -> Cow<'_, [u8]> {
     let bytes = text.as_bytes();
     if !bytes.iter().any(|byte| matches!(byte, b'%' | b'+')) {
@@ -129,7 +134,7 @@ fn decode(text: &str) -> Cow<'_, [u8]> {
     let mut rest = bytes;
     while let [first, tail @ ..] = rest {
         rest = tail;
-        match (first, unescaped(rest)) {
+        match (first, decode_hex_pair(rest)) {
             (b'%', Some((byte, after))) => {
                 decoded.push(byte);
                 rest = after;
@@ -141,8 +146,8 @@ fn decode(text: &str) -> Cow<'_, [u8]> {
     decoded.into()
 }
 
-/// The byte that two hexadecimal digits stand for, and what follows them.
-pub fn unescaped(digits: &[u8]) -> Option<(u8, &[u8])> {
+/// Decodes two hexadecimal digits. Returns the byte and the rest.
+pub fn decode_hex_pair(digits: &[u8]) -> Option<(u8, &[u8])> {
     let [high, low, rest @ ..] = digits else {
         return None;
     };
@@ -154,16 +159,16 @@ pub fn unescaped(digits: &[u8]) -> Option<(u8, &[u8])> {
 mod tests {
     use super::*;
 
-    fn text_of(raw: &str, name: &str) -> Option<Text> {
-        Query::parse(raw).text(name).cloned()
+    fn text_of(raw: &str, name: &str) -> Option<ParamText> {
+        QueryParams::parse(raw).text(name).cloned()
     }
 
-    fn ok(text: &str) -> Option<Text> {
+    fn ok(text: &str) -> Option<ParamText> {
         Some(Ok(text.to_owned()))
     }
 
     #[test]
-    fn values_are_decoded_as_forms_are() {
+    fn values_are_decoded_as_in_forms() {
         for (raw, value) in [
             ("where=a%20=%20'b'", "a = 'b'"),
             ("where=a+%3d+1", "a = 1"),
@@ -188,35 +193,40 @@ mod tests {
     }
 
     #[test]
-    fn of_several_the_last_wins() {
+    fn the_last_of_repeated_parameters_wins() {
         assert_eq!(text_of("table=a&table=b", "table"), ok("b"));
         assert_eq!(text_of("table=a&t%61ble=", "table"), ok(""));
-        let query = Query::parse("params[1]=a&params[1]=b");
+        let query = QueryParams::parse("params[1]=a&params[1]=b");
         assert_eq!(query.params().get("1"), Some(&Ok("b".to_owned())));
     }
 
     #[test]
-    fn what_is_no_text_is_said_to_whoever_asks() {
-        assert_eq!(text_of("table=%ff", "table"), Some(Err(BadText::NotUtf8)));
-        assert_eq!(text_of("table=%C3", "table"), Some(Err(BadText::NotUtf8)));
-        assert_eq!(text_of("table=%ED%A0%80", "table"), Some(Err(BadText::NotUtf8)), "half of a pair");
-        assert_eq!(text_of("table=a%00b", "table"), Some(Err(BadText::Nul)));
+    fn a_value_that_is_not_text_is_an_error_when_it_is_read() {
+        assert_eq!(text_of("table=%ff", "table"), Some(Err(ParamTextError::NotUtf8)));
+        assert_eq!(text_of("table=%C3", "table"), Some(Err(ParamTextError::NotUtf8)));
+        assert_eq!(
+            text_of("table=%ED%A0%80", "table"),
+            Some(Err(ParamTextError::NotUtf8)),
+            "half of a surrogate pair"
+        );
+        assert_eq!(text_of("table=a%00b", "table"), Some(Err(ParamTextError::Nul)));
         assert_eq!(text_of("unknown=%ff&%ff=1&table=t", "table"), ok("t"));
     }
 
     #[test]
-    fn params_are_kept_by_number_and_no_more_than_can_be_used() {
-        let query = Query::parse("params%5B1%5D=a&params[2]=b&params[x]=c&params[=d&params]=e&params=f");
+    fn params_are_kept_by_number_up_to_the_maximum() {
+        let query =
+            QueryParams::parse("params%5B1%5D=a&params[2]=b&params[x]=c&params[=d&params]=e&params=f");
         assert_eq!(query.params().keys().collect::<Vec<_>>(), ["1", "2", "x"]);
         let many: String = (1..5_000).map(|number| format!("&params[{number}]=x")).collect();
-        let query = Query::parse(&format!("{many}&params[1]=last"));
+        let query = QueryParams::parse(&format!("{many}&params[1]=last"));
         assert_eq!(query.params().len(), MAX_PARAMS + 1);
         assert_eq!(query.params()["1"], Ok("last".to_owned()));
     }
 
     #[test]
-    fn the_secret_has_two_names() {
-        let ours = Secret::new("a b").unwrap();
+    fn the_secret_is_read_from_two_parameters() {
+        let configured = Secret::new("a b").unwrap();
         for raw in [
             "secret=a+b",
             "secret=a%20b",
@@ -224,19 +234,21 @@ mod tests {
             "api_secret=x&secret=a+b",
             "secret=&api_secret=a+b",
         ] {
-            assert!(ours.is(Query::parse(raw).secret()), "{raw}");
+            assert!(configured.is(QueryParams::parse(raw).secret()), "{raw}");
         }
         for raw in
             ["", "secret=x&api_secret=a+b", "secret=a+b&secret=", "Secret=a+b", "secret=%ff", "secret[]=a+b"]
         {
-            assert!(!ours.is(Query::parse(raw).secret()), "{raw}");
+            assert!(!configured.is(QueryParams::parse(raw).secret()), "{raw}");
         }
     }
 
     #[test]
-    fn no_value_is_shown() {
-        let shown =
-            format!("{:?}", Query::parse("secret=s3cret&api_secret=s3cret&where=ssn='1'&params[1]=ssn"));
+    fn debug_output_of_query_params_has_no_values() {
+        let shown = format!(
+            "{:?}",
+            QueryParams::parse("secret=s3cret&api_secret=s3cret&where=ssn='1'&params[1]=ssn")
+        );
         assert!(!shown.contains("s3cret") && !shown.contains("ssn"), "{shown}");
         assert!(shown.contains("where"), "{shown}");
     }

@@ -1,87 +1,91 @@
-//! What a request asks for.
+//! Request for a shape: the parsed parameters.
 //!
-//! Invariant: a request that comes out of here keeps every rule that can be checked without a database; one that doesn't is refused with
-//! all that is wrong with it, not only the first.
-//! Not here: whether there are such a table and columns, what the where clause says, and whether the client may ask.
+//! Invariant: a parsed request satisfies every rule that needs no database. Otherwise it is refused
+//! with all its problems, not only the first.
+//! Out of scope: whether the table and columns exist, the where clause, and whether the client is
+//! authorized.
 
 use forebay_replication::TableName;
 use forebay_shapes::{LogMode, ReplicaMode, StartOffset};
 use http::Method;
 
-use super::grants::Bearer;
-use super::invalid::Invalid;
+use super::grants::TokenBearer;
+use super::invalid_request::InvalidRequest;
 use super::names::{self, NameError};
 use super::params;
-use super::query::{Query, Text};
+use super::query_params::{ParamText, QueryParams};
 use super::subset::{self, Subset};
 
 const BLANK: &str = "can't be blank";
 const INVALID: &str = "is invalid";
 
-/// A request for a shape, or to delete one.
+/// A request to read or delete a shape.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ShapeRequest {
-    /// Of which table. There is one, but for a deletion by handle alone.
+    /// The table. `None` only for a deletion by handle.
     pub table: Option<TableName>,
-    /// From where on.
+    /// Where the response begins.
     pub since: StartOffset,
-    /// The shape that the client knows. There is one for [`StartOffset::After`]; where the log is asked for from elsewhere, it says nothing, and
-    /// isn't here.
+    /// Handle that the client has. Always set for [`StartOffset::After`]; ignored and `None` for
+    /// other offsets.
     pub handle: Option<String>,
-    /// Whether to wait for changes. A subset never waits.
+    /// Whether to wait for changes. Always false for a subset.
     pub live: bool,
-    /// Whether to go on for a while, as server-sent events.
+    /// Whether to stream changes as server-sent events.
     pub sse: bool,
-    /// The last cursor that the client got.
+    /// Last cursor that the client received.
     pub cursor: Option<u64>,
-    /// Which columns; `None`: all, or the queryable ones.
+    /// Selected columns. `None`: all, or the queryable ones.
     pub columns: Option<Vec<String>>,
-    /// Which rows; the filter reads it.
+    /// Where clause. The filter parses it.
     pub clause: Option<String>,
-    /// What `$1`, `$2` … stand for in it.
+    /// Values of `$1`, `$2` … in the clause.
     pub params: Vec<String>,
-    /// How much of a row a change shows.
+    /// Which columns of a row a change contains.
     pub replica: ReplicaMode,
-    /// Whether the log begins with what is there already.
+    /// Whether the log begins with the existing rows.
     pub log: LogMode,
-    /// The only columns that `columns` and the subset may name. Of the subset's clause, that is still to be checked.
+    /// The only columns that `columns` and the subset may use. The subset's clause is checked
+    /// elsewhere.
     pub queryable_columns: Option<Vec<String>>,
-    /// Only this part, once.
+    /// One-time query for part of the rows.
     pub subset: Option<Subset>,
-    /// Who asks, if what he may read depends on it. No text of a request says that: whoever let the client in does.
-    pub bearer: Option<Bearer>,
+    /// The client's token, if it restricts what the client may read. The service sets it after
+    /// authentication; it is never parsed from the request.
+    pub bearer: Option<TokenBearer>,
 }
 
 impl ShapeRequest {
-    /// Reads a GET, a HEAD, a POST with its body, or a DELETE. Secrets are to be checked before.
+    /// Parses a GET, a HEAD, a POST with its body, or a DELETE. The caller has already checked the
+    /// secret.
     ///
     /// # Errors
-    /// All that is wrong with it.
-    pub fn parse(method: &Method, query: &Query, body: &[u8]) -> Result<Self, Invalid> {
-        let mut fields = Fields { query, invalid: Invalid::default() };
+    /// Returns all problems of the request.
+    pub fn parse(method: &Method, query: &QueryParams, body: &[u8]) -> Result<Self, InvalidRequest> {
+        let mut parser = RequestParser { query, invalid: InvalidRequest::default() };
         let request = match *method {
-            Method::DELETE => fields.deletion(),
-            Method::POST => fields.request(body),
-            _ => fields.request(&[]),
+            Method::DELETE => parser.deletion(),
+            Method::POST => parser.request(body),
+            _ => parser.request(&[]),
         };
-        if fields.invalid.is_empty() { Ok(request) } else { Err(fields.invalid) }
+        if parser.invalid.is_empty() { Ok(request) } else { Err(parser.invalid) }
     }
 
-    /// Whether it says more of a shape's definition than the table.
-    pub fn has_choice(&self) -> bool {
+    /// Returns whether the request defines more of the shape than its table.
+    pub fn defines_more_than_table(&self) -> bool {
         let is_default = self.replica == ReplicaMode::Default && self.log == LogMode::Full;
         let names_none = self.columns.is_none() && self.queryable_columns.is_none();
         !(is_default && names_none && self.clause.is_none() && self.params.is_empty())
     }
 }
 
-/// What was sent, and what is wrong with it.
-struct Fields<'a> {
-    query: &'a Query,
-    invalid: Invalid,
+/// Parameters of a request, and the problems found so far.
+struct RequestParser<'a> {
+    query: &'a QueryParams,
+    invalid: InvalidRequest,
 }
 
-impl<'a> Fields<'a> {
+impl<'a> RequestParser<'a> {
     fn request(&mut self, body: &[u8]) -> ShapeRequest {
         let since = self.since();
         let handle = match since {
@@ -93,24 +97,24 @@ impl<'a> Fields<'a> {
         let subset = self.subset(&definition, body);
         let live = live && subset.is_none();
         ShapeRequest {
-            // Where it is wrong, nobody gets to see what stands here.
+            // A missing offset is already a problem, so this value is never used.
             since: since.unwrap_or(StartOffset::Beginning),
             handle: handle.map(str::to_owned),
             live,
             sse: sse && live,
-            cursor: self.given("cursor").and_then(|cursor| cursor.as_ref().ok()?.parse().ok()),
+            cursor: self.non_blank("cursor").and_then(|cursor| cursor.as_ref().ok()?.parse().ok()),
             subset,
             ..definition
         }
     }
 
-    /// By what defines a shape, by its handle, or by both. A handle alone needs no more.
+    /// Parses a deletion: by definition, by handle, or by both.
     fn deletion(&mut self) -> ShapeRequest {
-        if self.given("table").is_some() {
+        if self.non_blank("table").is_some() {
             return ShapeRequest { handle: self.text("handle").map(str::to_owned), ..self.definition() };
         }
         let handle = self.required("handle", "can't be blank when shape definition is missing");
-        ShapeRequest { handle: handle.map(str::to_owned), ..nothing() }
+        ShapeRequest { handle: handle.map(str::to_owned), ..empty_request() }
     }
 
     fn definition(&mut self) -> ShapeRequest {
@@ -119,7 +123,7 @@ impl<'a> Fields<'a> {
         let columns = self.columns("columns");
         let queryable_columns = self.columns("queryable_columns");
         if let (Some(columns), Some(queryable)) = (&columns, &queryable_columns)
-            && let Some(problem) = subset::not_queryable(columns.iter(), queryable)
+            && let Some(problem) = subset::describe_not_queryable(columns.iter(), queryable)
         {
             self.invalid.add("columns", problem);
         }
@@ -141,11 +145,11 @@ impl<'a> Fields<'a> {
             replica: self.checked("replica", replica).unwrap_or_default(),
             log: self.checked("log", log).unwrap_or_default(),
             queryable_columns,
-            ..nothing()
+            ..empty_request()
         }
     }
 
-    /// `None`: it is wrong, and what depends on it can't be checked.
+    /// Returns the offset, or `None` if it is wrong. Then checks that depend on it are skipped.
     fn since(&mut self) -> Option<StartOffset> {
         let text = self.required("offset", BLANK)?;
         self.checked("offset", text.parse())
@@ -167,7 +171,7 @@ impl<'a> Fields<'a> {
         (live, sse)
     }
 
-    /// A list that is blank would otherwise be one of everything.
+    /// Parses a list of columns. A blank list is an error: otherwise it would mean all columns.
     fn columns(&mut self, name: &'static str) -> Option<Vec<String>> {
         match self.query.text(name) {
             Some(Ok(text)) if text.trim().is_empty() => self.checked(name, Err(NameError::Empty)),
@@ -177,35 +181,35 @@ impl<'a> Fields<'a> {
     }
 
     fn params(&mut self) -> Vec<String> {
-        if self.given("params").is_some() {
+        if self.non_blank("params").is_some() {
             self.invalid.add("params", INVALID);
         }
-        self.checked("params", params::of_query(self.query.params())).unwrap_or_default()
+        self.checked("params", params::from_query(self.query.params())).unwrap_or_default()
     }
 
-    /// A body makes it one, even if it says nothing more.
+    /// Parses the subset. Any body makes the request a subset, even an empty object.
     fn subset(&mut self, definition: &ShapeRequest, body: &[u8]) -> Option<Subset> {
-        let mut fields = subset::of_query(self.query);
+        let mut fields = subset::fields_of_query(self.query);
         if !body.is_empty() {
-            fields.extend(self.checked("body", subset::of_body(body)).unwrap_or_default());
+            fields.extend(self.checked("body", subset::fields_of_body(body)).unwrap_or_default());
         } else if fields.is_empty() {
             return None;
         }
         let queryable = definition.queryable_columns.as_deref();
-        Some(Subset::check(fields, definition.table.as_ref(), queryable, &mut self.invalid))
+        Some(Subset::parse(fields, definition.table.as_ref(), queryable, &mut self.invalid))
     }
 
-    /// What is blank is as good as absent: forms send every field.
-    fn given(&self, name: &str) -> Option<&'a Text> {
+    /// Returns a value unless it is blank. Forms send all fields, so a blank one counts as absent.
+    fn non_blank(&self, name: &str) -> Option<&'a ParamText> {
         self.query.text(name).filter(|text| !text.as_ref().is_ok_and(|text| text.trim().is_empty()))
     }
 
     fn text(&mut self, name: &'static str) -> Option<&'a str> {
-        self.given(name).and_then(|text| self.checked(name, text.as_deref()))
+        self.non_blank(name).and_then(|text| self.checked(name, text.as_deref()))
     }
 
     fn required(&mut self, name: &'static str, problem: &str) -> Option<&'a str> {
-        if self.given(name).is_none() {
+        if self.non_blank(name).is_none() {
             self.invalid.add(name, problem);
         }
         self.text(name)
@@ -215,14 +219,14 @@ impl<'a> Fields<'a> {
         result.map_err(|problem| self.invalid.add(name, problem)).ok()
     }
 
-    /// Whatever it says, but for `false`.
+    /// Returns true for any value except `false`.
     fn flag(&self, name: &str) -> bool {
         self.query.text(name).is_some_and(|text| text.as_deref() != Ok("false"))
     }
 }
 
-/// What the rest of a request is like where nothing was said.
-pub(super) fn nothing() -> ShapeRequest {
+/// Returns a request with default values.
+pub(super) fn empty_request() -> ShapeRequest {
     ShapeRequest {
         table: None,
         since: StartOffset::Beginning,

@@ -1,11 +1,11 @@
-//! One connection to the upstream.
+//! One HTTP/1.1 connection to the upstream.
 //!
-//! Invariant: a connection is driven by the request that holds it, and by nothing else. Dropping that request, while it
-//! waits for the response or in the midst of its body, closes the socket there and then: no other task has to notice
-//! that the client has left.
-//! Kept by: [`Connection`] owns the socket and is owned by the future of the request, then by the response's body
-//! (`download.rs`).
-//! Not here: who gets a connection (`upstream.rs`).
+//! Invariant: a connection is driven only by the request that holds it. Dropping that request
+//! closes the socket at once, before the response or in its body. No other task has to detect that
+//! the client has left.
+//! Enforced by: [`UpstreamConnection`] owns the socket. The request's future owns the connection,
+//! then the response's body does (`download.rs`).
+//! Out of scope: which request gets a connection; see `upstream.rs`.
 
 use std::error::Error as _;
 use std::fmt;
@@ -25,88 +25,92 @@ use tokio::sync::OwnedSemaphorePermit;
 use tokio::task::coop::has_budget_remaining;
 use tokio::time::{Instant, sleep_until};
 
-use super::head_io::{HeadIo, Valve};
-use super::upload::{Progress, Upload};
+use super::head_io::{HeadIo, HeadIoControl};
+use super::upload::{Upload, UploadProgress};
 
-/// What the upstream may send as a head; its bodies have no bound.
+/// Maximum size of a response head. Response bodies are unbounded.
 const MAX_HEAD_BYTES: usize = 64 * 1024;
 const MAX_HEADERS: usize = 256;
 
-pub(crate) struct Connection {
+/// A connection with its hyper driver and its permit of the pool.
+pub(crate) struct UpstreamConnection {
     sender: http1::SendRequest<Upload>,
     driver: http1::Connection<HeadIo, Upload>,
-    valve: Arc<Valve>,
-    /// The driver has returned and may not be polled again.
+    control: Arc<HeadIoControl>,
+    /// Whether the driver has finished. It must not be polled again.
     ended: bool,
-    /// The last request's body was handed to the driver whole.
+    /// Whether the driver has received the complete body of the last request.
     uploaded: bool,
     permit: OwnedSemaphorePermit,
 }
 
-impl Connection {
+impl UpstreamConnection {
     pub(crate) async fn start(
         socket: TcpStream,
         permit: OwnedSemaphorePermit,
-    ) -> Result<Connection, hyper::Error> {
-        let valve = Arc::new(Valve::default());
-        let io = HeadIo::new(socket, Arc::clone(&valve));
+    ) -> Result<UpstreamConnection, hyper::Error> {
+        let control = Arc::new(HeadIoControl::default());
+        let io = HeadIo::new(socket, Arc::clone(&control));
         let (sender, driver) =
             http1::Builder::new().max_buf_size(MAX_HEAD_BYTES).max_headers(MAX_HEADERS).handshake(io).await?;
-        Ok(Connection { sender, driver, valve, ended: false, uploaded: true, permit })
+        Ok(UpstreamConnection { sender, driver, control, ended: false, uploaded: true, permit })
     }
 
-    /// Whether it can take a request now. One that the upstream has closed meanwhile can't.
+    /// Returns whether the connection can take a request now. False if the upstream has closed it.
     pub(crate) fn is_ready(&mut self, cx: &mut Context<'_>) -> bool {
-        self.valve.open();
+        self.control.read_all();
         drive(&mut self.driver, &mut self.ended, cx);
-        self.valve.reset();
+        self.control.expect_head();
         !self.ended && self.sender.is_ready()
     }
 
-    /// Lets the body come, as far as somebody wants it.
+    /// Reads the response body, as far as hyper's buffer has room.
     pub(crate) fn drive_body(&mut self, cx: &mut Context<'_>) {
-        self.valve.open();
+        self.control.read_all();
         drive(&mut self.driver, &mut self.ended, cx);
     }
 
-    /// Whether all of the request is with the kernel, so that nobody else has to write.
-    pub(crate) fn is_sent(&self) -> bool {
-        !self.ended && self.uploaded && self.valve.is_sent()
+    /// Returns whether the kernel has accepted the whole request, so that nothing is left to write.
+    pub(crate) fn is_request_sent(&self) -> bool {
+        !self.ended && self.uploaded && self.control.is_sent()
     }
 
-    /// The socket, and what was read of the body. Only after a head, and before `drive_body`, is that all of it.
+    /// Returns the socket, the body bytes that were read, and the permit. The bytes are complete
+    /// only after a head and before `drive_body`.
     pub(crate) fn into_parts(self) -> (TcpStream, Bytes, OwnedSemaphorePermit) {
         let parts = self.driver.into_parts();
-        let (socket, held) = parts.io.into_parts();
-        let unread = if parts.read_buf.is_empty() { held } else { [parts.read_buf, held].concat().into() };
+        let (socket, withheld) = parts.io.into_parts();
+        let unread =
+            if parts.read_buf.is_empty() { withheld } else { [parts.read_buf, withheld].concat().into() };
         (socket, unread, self.permit)
     }
 
-    /// Sends a request and waits for the head of the response; `timeout` counts from the last progress of the upload.
+    /// Sends a request and waits for the response head. `timeout` counts from the upload's last
+    /// progress.
     pub(crate) async fn exchange(
         &mut self,
         request: Request<Upload>,
-        progress: &Progress,
+        progress: &UploadProgress,
         timeout: Duration,
     ) -> Result<Response<Incoming>, ExchangeError> {
-        self.valve.begin_request();
+        self.control.begin_request();
         let mut answer = pin!(self.sender.try_send_request(request));
-        let mut timer = pin!(sleep_until(progress.last() + timeout));
+        let mut timer = pin!(sleep_until(progress.last_at() + timeout));
         let (driver, ended) = (&mut self.driver, &mut self.ended);
         let answer = poll_fn(|cx| {
-            // Once before the driver ran and once after: what it does for the answer wakes nobody else.
+            // Polled before and after the driver: the driver's progress doesn't wake this task.
             for _ in 0..2 {
                 if let Poll::Ready(answer) = answer.as_mut().poll(cx) {
-                    return Poll::Ready(answer.map_err(|error| ExchangeError::new(error, &self.valve)));
+                    return Poll::Ready(answer.map_err(|error| ExchangeError::new(error, &self.control)));
                 }
                 drive(driver, ended, cx);
             }
-            // Interim responses without end may use up the task's budget, without which the timer doesn't ring.
-            if !has_budget_remaining() && Instant::now() >= progress.last() + timeout {
+            // Endless interim responses can use up the task's budget. The timer then never fires.
+            if !has_budget_remaining() && Instant::now() >= progress.last_at() + timeout {
                 return Poll::Ready(Err(ExchangeError::Timeout));
             }
             while timer.as_mut().poll(cx).is_ready() {
-                let due = progress.last() + timeout;
+                let due = progress.last_at() + timeout;
                 if Instant::now() >= due {
                     return Poll::Ready(Err(ExchangeError::Timeout));
                 }
@@ -120,15 +124,16 @@ impl Connection {
     }
 }
 
-impl fmt::Debug for Connection {
+impl fmt::Debug for UpstreamConnection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Connection").field("ended", &self.ended).finish_non_exhaustive()
     }
 }
 
+/// Polls the driver, unless it has finished.
 fn drive(driver: &mut http1::Connection<HeadIo, Upload>, ended: &mut bool, cx: &mut Context<'_>) {
     if !*ended {
-        // Its error is told to whoever waits for the response or its body.
+        // The driver's error also reaches the waiting response or its body.
         *ended = Pin::new(driver).poll(cx).is_ready();
     }
 }
@@ -136,27 +141,30 @@ fn drive(driver: &mut http1::Connection<HeadIo, Upload>, ended: &mut bool, cx: &
 /// Why an exchange gave no response.
 #[derive(Debug)]
 pub(crate) enum ExchangeError {
-    /// Not a byte was sent; here is the request again.
+    /// No byte was sent. Returns the request.
     Unsent(Box<Request<Upload>>),
-    /// No head in time.
+    /// No response head arrived in time.
     Timeout,
-    /// The connection broke, or said what is no HTTP.
+    /// The connection failed, or the response is not valid HTTP.
     Failed {
         error: hyper::Error,
-        /// A byte of a response had come.
+        /// Whether any byte of a response had arrived.
         answered: bool,
     },
 }
 
 impl ExchangeError {
-    fn new(mut error: TrySendError<Request<Upload>>, valve: &Valve) -> ExchangeError {
+    fn new(mut error: TrySendError<Request<Upload>>, control: &HeadIoControl) -> ExchangeError {
         match error.take_message() {
             Some(request) => ExchangeError::Unsent(Box::new(request)),
-            None => ExchangeError::Failed { error: error.into_error(), answered: valve.is_answered() },
+            None => {
+                ExchangeError::Failed { error: error.into_error(), answered: control.has_response_bytes() }
+            }
         }
     }
 
-    /// Whether the connection ended before the head of a response was whole; part of it may have come.
+    /// Returns whether the connection closed before the response head was complete. Part of the
+    /// head may have arrived.
     pub(crate) fn is_closed(&self) -> bool {
         match self {
             ExchangeError::Unsent(_) => true,
@@ -167,7 +175,8 @@ impl ExchangeError {
         }
     }
 
-    /// Whether the connection ended before a byte of a response came. The upstream may have begun the request all the same.
+    /// Returns whether the connection closed before any byte of a response. The upstream may still
+    /// have started to process the request.
     pub(crate) fn is_unanswered(&self) -> bool {
         match self {
             ExchangeError::Unsent(_) => true,

@@ -1,0 +1,136 @@
+//! Bad requests: those that the gate refuses before it contacts the upstream.
+//!
+//! Invariant: the only transfer coding that passes is `chunked`, so the gate alone frames bodies.
+//! Out of scope: permits. A refused request takes none. This file is pure.
+
+use http::header::{CONNECTION, HOST, HeaderMap, HeaderValue, TRANSFER_ENCODING, UPGRADE};
+use http::{Method, Request, Version};
+
+use super::headers::list_elements;
+
+/// Why a request is refused before the upstream is contacted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum BadRequest {
+    /// HTTP/1.1 requires exactly one `Host`.
+    Host,
+    /// `CONNECT`: the gate is not a forward proxy.
+    Connect,
+    /// `Upgrade`: WebSocket and other upgraded connections are not tunnelled.
+    Upgrade,
+    /// The request-target has no path.
+    Target,
+    /// The body has a transfer coding other than `chunked`. The gate would lose it.
+    Coding,
+}
+
+/// Checks the head of a request. Fails if the gate can't forward it.
+pub(crate) fn check<B>(request: &Request<B>) -> Result<(), BadRequest> {
+    if request.method() == Method::CONNECT {
+        return Err(BadRequest::Connect);
+    }
+    let headers = request.headers();
+    if request.version() < Version::HTTP_2 {
+        let mut hosts = headers.get_all(HOST).iter();
+        match (hosts.next(), hosts.next()) {
+            (Some(host), None) if is_authority(host) => {}
+            (None, None) if request.version() < Version::HTTP_11 => {}
+            (None, None) | (Some(_), _) | (None, Some(_)) => return Err(BadRequest::Host),
+        }
+        if requests_upgrade(headers) {
+            return Err(BadRequest::Upgrade);
+        }
+    } else if request.uri().authority().is_none() && !headers.contains_key(HOST) {
+        return Err(BadRequest::Host);
+    }
+    if request.uri().path_and_query().is_none() {
+        return Err(BadRequest::Target);
+    }
+    if has_unsupported_coding(headers) {
+        return Err(BadRequest::Coding);
+    }
+    Ok(())
+}
+
+/// Returns whether a body has a transfer coding other than a single `chunked`. Such a body would
+/// arrive partly decoded, and the upstream could not detect it: `Transfer-Encoding` is hop-by-hop.
+pub(crate) fn has_unsupported_coding(headers: &HeaderMap) -> bool {
+    let mut codings = headers.get_all(TRANSFER_ENCODING).iter();
+    match (codings.next(), codings.next()) {
+        (None, _) => false,
+        (Some(one), None) => !one.as_bytes().eq_ignore_ascii_case(b"chunked"),
+        (Some(_), Some(_)) => true,
+    }
+}
+
+/// Returns whether a `Host` is empty or an authority without user information.
+fn is_authority(host: &HeaderValue) -> bool {
+    let bytes = host.as_bytes();
+    let odd =
+        |byte: &u8| matches!(byte, b'@' | b'/' | b'?' | b'#' | b',' | b'\\') || byte.is_ascii_whitespace();
+    !bytes.iter().any(odd)
+}
+
+/// Returns whether a request requires an upgrade. `Upgrade: h2c` doesn't count: servers may ignore
+/// it, and clients such as curl continue without it.
+fn requests_upgrade(headers: &HeaderMap) -> bool {
+    let is_listed = list_elements(headers, &CONNECTION).any(|name| name.eq_ignore_ascii_case("upgrade"));
+    is_listed && list_elements(headers, &UPGRADE).any(|protocol| !protocol.eq_ignore_ascii_case("h2c"))
+}
+
+#[cfg(test)]
+mod tests {
+    use http::Uri;
+    use http::header::HeaderName;
+
+    use super::*;
+
+    fn headers(lines: &[(&'static str, &'static str)]) -> HeaderMap {
+        let mut headers = HeaderMap::new();
+        for (name, value) in lines {
+            headers.append(HeaderName::from_bytes(name.as_bytes()).unwrap(), HeaderValue::from_static(value));
+        }
+        headers
+    }
+
+    fn request(version: Version, lines: &[(&'static str, &'static str)]) -> Request<()> {
+        let mut request = Request::builder().version(version).uri("/").body(()).unwrap();
+        *request.headers_mut() = headers(lines);
+        request
+    }
+
+    #[test]
+    fn a_request_needs_exactly_one_host_and_no_upgrade() {
+        let checked = |version, lines: &[_]| check(&request(version, lines));
+        assert_eq!(checked(Version::HTTP_11, &[("host", "a")]), Ok(()));
+        assert_eq!(checked(Version::HTTP_11, &[]), Err(BadRequest::Host));
+        assert_eq!(checked(Version::HTTP_11, &[("host", "a"), ("host", "b")]), Err(BadRequest::Host));
+        assert_eq!(checked(Version::HTTP_11, &[("host", "a@b")]), Err(BadRequest::Host));
+        assert_eq!(checked(Version::HTTP_11, &[("host", "a, b")]), Err(BadRequest::Host));
+        assert_eq!(checked(Version::HTTP_10, &[]), Ok(()));
+        assert_eq!(checked(Version::HTTP_2, &[]), Err(BadRequest::Host));
+        let upgrade = |to| [("host", "a"), ("connection", "keep-alive, Upgrade"), ("upgrade", to)];
+        assert_eq!(checked(Version::HTTP_11, &upgrade("websocket")), Err(BadRequest::Upgrade));
+        assert_eq!(checked(Version::HTTP_11, &upgrade("h2c")), Ok(()), "servers may ignore the offer");
+        assert_eq!(
+            checked(Version::HTTP_11, &[("host", "a"), ("upgrade", "websocket")]),
+            Ok(()),
+            "`Connection` doesn't list it"
+        );
+        let mut connect = request(Version::HTTP_11, &[("host", "a")]);
+        *connect.method_mut() = Method::CONNECT;
+        *connect.uri_mut() = Uri::from_static("a:443");
+        assert_eq!(check(&connect), Err(BadRequest::Connect));
+    }
+
+    #[test]
+    fn chunked_is_the_only_accepted_transfer_coding() {
+        let checked =
+            |coding| check(&request(Version::HTTP_11, &[("host", "a"), ("transfer-encoding", coding)]));
+        assert_eq!(checked("Chunked"), Ok(()));
+        for coding in ["gzip, chunked", "gzip", "chunked, chunked", "identity", ""] {
+            assert_eq!(checked(coding), Err(BadRequest::Coding), "{coding:?}");
+        }
+        let twice = headers(&[("transfer-encoding", "gzip"), ("transfer-encoding", "chunked")]);
+        assert!(has_unsupported_coding(&twice) && !has_unsupported_coding(&HeaderMap::new()));
+    }
+}

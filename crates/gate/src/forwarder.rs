@@ -1,0 +1,285 @@
+//! Forwarder: sends a client's request to the upstream and relays the response.
+//!
+//! Invariant: bodies pass in both directions as they arrive, without buffering. Dropping the
+//! response, or the wait for it, cancels the request to the upstream.
+//! Enforced by: this future owns the connection to the upstream, then the body does
+//! (`upstream_connection.rs`, `download.rs`).
+//! Out of scope: permits. A request that needs one already holds it here.
+
+use std::convert::Infallible;
+use std::future::{Future, ready};
+use std::net::IpAddr;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use forebay_admission::{ForwardedBy, Identify, Network, UserId};
+use forebay_stream::{Incoming, LiveBody, Peer};
+use http::header::{CONTENT_LENGTH, CONTENT_TYPE, HeaderName, HeaderValue, TRANSFER_ENCODING};
+use http::request::Parts;
+use http::{Method, Request, Response, StatusCode, Uri, Version};
+use http_body::Body as _;
+use tokio::time::Instant;
+use tower_service::Service;
+use tracing::{debug, info, warn};
+
+use super::bad_request::{BadRequest, has_unsupported_coding};
+use super::download::Download;
+use super::drain::{Drain, InFlightRequest, RequestKind};
+use super::gate_body::GateBody;
+use super::gate_refusal::GateRefusal;
+use super::headers::{
+    ClientOrigin, PeerTrust, remove_overridden_length, requested_host, rewrite_request, rewrite_response,
+};
+use super::metrics;
+use super::upload::Upload;
+use super::upstream::Upstream;
+use super::upstream_error::UpstreamError;
+
+/// Forwards requests to the upstream. Cheap to clone.
+#[derive(Clone)]
+pub(crate) struct Forwarder(Arc<ForwarderState>);
+
+/// Settings and state that all clones of a [`Forwarder`] share.
+pub(crate) struct ForwarderState {
+    pub(crate) upstream: Upstream,
+    pub(crate) preserve_host: bool,
+    /// Scheme by which clients reach the gate: `http` or `https`.
+    pub(crate) scheme: &'static str,
+    pub(crate) trusted_proxies: Vec<Network>,
+    pub(crate) forwarded_by: ForwardedBy,
+    /// Headers that carry a user id, to the gate or to the upstream.
+    pub(crate) user_headers: Vec<HeaderName>,
+    pub(crate) forward_user_header: Option<HeaderName>,
+    pub(crate) identify: Identify,
+    pub(crate) request_idle_timeout: Duration,
+    pub(crate) drain: Drain,
+    /// Whether the last exchange failed. Only transitions are logged.
+    pub(crate) failing: AtomicBool,
+    /// Whether the gate has run out of descriptors, ports or memory. Only transitions are logged.
+    pub(crate) exhausted: AtomicBool,
+}
+
+impl Forwarder {
+    pub(crate) fn new(state: ForwarderState) -> Forwarder {
+        Forwarder(Arc::new(state))
+    }
+
+    pub(crate) fn upstream(&self) -> &Upstream {
+        &self.0.upstream
+    }
+
+    pub(crate) fn drain(&self) -> &Drain {
+        &self.0.drain
+    }
+
+    /// Returns whether the last exchange failed through the upstream's fault.
+    pub(crate) fn is_failing(&self) -> bool {
+        self.0.failing.load(Ordering::Relaxed)
+    }
+
+    async fn forward(self, request: Request<Incoming>, in_flight: InFlightRequest) -> Response<GateBody> {
+        let kind = in_flight.kind();
+        let (mut parts, body) = request.into_parts();
+        let (version, method) = (parts.version, parts.method.clone());
+        let mut guard = HeadWaitGuard { kind, done: false };
+        let started_at = Instant::now();
+        let result = match self.rewrite(&mut parts, kind).await {
+            Ok(()) => {
+                let upload = Upload::new(body, self.0.request_idle_timeout);
+                if upload.size_hint().exact().is_none() {
+                    // Without this header, hyper sends no body with a GET or HEAD of unknown
+                    // length.
+                    parts.headers.insert(TRANSFER_ENCODING, HeaderValue::from_static("chunked"));
+                }
+                self.0.upstream.send(Request::from_parts(parts, upload)).await
+            }
+            Err(refusal) => {
+                guard.done = true;
+                return refusal.response(version);
+            }
+        };
+        guard.done = true;
+        self.log_transition(&result);
+        match result {
+            Ok(response) if response.status() == StatusCode::SWITCHING_PROTOCOLS => {
+                metrics::count_upstream_failure("upstream_switched");
+                GateRefusal::SwitchedProtocol.response(version)
+            }
+            Ok(response) if has_unsupported_coding(response.headers()) => {
+                metrics::count_upstream_failure("upstream_bad_coding");
+                GateRefusal::TransferCoding.response(version)
+            }
+            Ok(response) => {
+                metrics::count_response(kind, response.status(), started_at.elapsed());
+                relay_response(response, in_flight, version, &method)
+            }
+            Err(error) => {
+                debug!(kind = kind.as_str(), reason = error.as_str(), %error, "upstream request failed");
+                if error.is_upstreams_fault() {
+                    metrics::count_upstream_failure(error.as_str());
+                }
+                GateRefusal::Upstream(error).response(version)
+            }
+        }
+    }
+
+    async fn rewrite(&self, parts: &mut Parts, kind: RequestKind) -> Result<(), GateRefusal> {
+        let state = &*self.0;
+        let peer = parts.extensions.get::<Peer>().map(|peer| peer.0.ip()).ok_or(GateRefusal::NoPeer)?;
+        let user = self.verified_user(parts, kind, peer).await;
+        let client_host = requested_host(&parts.uri, &parts.headers);
+        let host = client_host.clone().filter(|_| state.preserve_host);
+        let host = host.unwrap_or_else(|| state.upstream.host().clone());
+        let (scheme, user_headers) = (state.scheme, &state.user_headers);
+        let origin = ClientOrigin { peer, scheme, trust: self.trust(peer), user_headers };
+        let dropped = rewrite_request(&mut parts.headers, parts.version, host, client_host, origin);
+        metrics::count_untrusted_headers(dropped);
+        if let Some(header) = &state.forward_user_header {
+            parts.headers.remove(header);
+            if let Some(value) = user.and_then(|user| HeaderValue::from_bytes(user.id().as_bytes()).ok()) {
+                parts.headers.insert(header.clone(), value);
+            }
+        }
+        // Origin form: scheme and authority are removed, all other bytes are unchanged.
+        let path = parts.uri.path_and_query().cloned().ok_or(GateRefusal::BadRequest(BadRequest::Target))?;
+        parts.uri = Uri::from(path);
+        parts.version = Version::HTTP_11;
+        parts.extensions.clear();
+        Ok(())
+    }
+
+    /// Returns the verified user if the upstream is to receive it. For streams, admission has
+    /// verified it. For other requests it is verified here; an invalid credential is left for the
+    /// upstream to refuse.
+    async fn verified_user(&self, parts: &Parts, kind: RequestKind, peer: IpAddr) -> Option<UserId> {
+        self.0.forward_user_header.as_ref()?;
+        let user = if kind.takes_permit() {
+            parts.extensions.get::<UserId>().cloned()
+        } else {
+            let visitor = self.0.identify.identify(&parts.headers, Some(peer)).await.ok()?;
+            visitor.as_user().cloned()
+        };
+        user.filter(|user| !user.is_address())
+    }
+
+    fn trust(&self, peer: IpAddr) -> PeerTrust {
+        let trusted = self.0.trusted_proxies.iter().any(|network| network.contains(peer));
+        match (trusted, self.0.forwarded_by) {
+            (false, _) => PeerTrust::Untrusted,
+            (true, ForwardedBy::Forwarded) => PeerTrust::Forwarded,
+            // `ForwardedBy` is non-exhaustive; the settings allow these two values.
+            (true, _) => PeerTrust::XForwarded,
+        }
+    }
+
+    /// Logs when the upstream begins to fail or the gate runs out of resources, and when either
+    /// ends.
+    fn log_transition(&self, result: &Result<Response<Download>, UpstreamError>) {
+        match result {
+            Ok(_) => {
+                if self.0.failing.swap(false, Ordering::Relaxed) {
+                    info!("upstream recovered");
+                }
+                if self.0.exhausted.swap(false, Ordering::Relaxed) {
+                    info!("gate resources recovered");
+                }
+            }
+            Err(error @ UpstreamError::Exhausted(_)) => {
+                if !self.0.exhausted.swap(true, Ordering::Relaxed) {
+                    warn!(reason = error.as_str(), %error, "gate resources exhausted");
+                }
+            }
+            Err(error) if error.is_upstreams_fault() => {
+                if !self.0.failing.swap(true, Ordering::Relaxed) {
+                    warn!(reason = error.as_str(), %error, "upstream failing");
+                }
+            }
+            Err(_) => {}
+        }
+    }
+}
+
+fn relay_response(
+    response: Response<Download>,
+    in_flight: InFlightRequest,
+    version: Version,
+    method: &Method,
+) -> Response<GateBody> {
+    let (mut parts, mut download) = response.into_parts();
+    parts.version = Version::HTTP_11; // the server writes its own version
+    parts.extensions.clear();
+    remove_overridden_length(&mut parts.headers);
+    if is_live(&parts, in_flight.kind(), version, method) {
+        parts.extensions.insert(LiveBody);
+        download = download.detach_from_hyper(&parts.headers);
+    }
+    rewrite_response(&mut parts.headers);
+    Response::from_parts(parts, GateBody::from_upstream(download, in_flight))
+}
+
+/// Returns whether a response is a live stream. Live streams end their connection. So without
+/// stream routes, only `text/event-stream` counts.
+fn is_live(parts: &http::response::Parts, kind: RequestKind, version: Version, method: &Method) -> bool {
+    let has_no_length = version == Version::HTTP_11
+        && method != Method::HEAD
+        && parts.status.is_success()
+        && parts.status != StatusCode::NO_CONTENT
+        && !parts.headers.contains_key(CONTENT_LENGTH);
+    has_no_length
+        && match kind {
+            RequestKind::Plain => false,
+            RequestKind::Stream => true,
+            RequestKind::Any => {
+                let kind = parts.headers.get(CONTENT_TYPE).map(HeaderValue::as_bytes).unwrap_or_default();
+                kind.get(..17).is_some_and(|kind| kind.eq_ignore_ascii_case(b"text/event-stream"))
+            }
+        }
+}
+
+impl Service<Request<Incoming>> for Forwarder {
+    type Response = Response<GateBody>;
+    type Error = Infallible;
+    type Future = Pin<Box<dyn Future<Output = Result<Response<GateBody>, Infallible>> + Send>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Request<Incoming>) -> Self::Future {
+        let RequestClassification { kind, rejection } =
+            request.extensions().get().copied().unwrap_or_default();
+        let refusal = match (rejection, self.0.drain.enter(kind)) {
+            (None, Some(in_flight)) => {
+                let proxy = self.clone();
+                return Box::pin(async move { Ok(proxy.forward(request, in_flight).await) });
+            }
+            (Some(bad_request), _) => GateRefusal::BadRequest(bad_request),
+            (None, None) => GateRefusal::Draining,
+        };
+        Box::pin(ready(Ok(refusal.response(request.version()))))
+    }
+}
+
+/// Result of [`GateService`](crate::GateService)'s check of a request, stored in its extensions.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct RequestClassification {
+    pub(crate) kind: RequestKind,
+    pub(crate) rejection: Option<BadRequest>,
+}
+
+/// Counts a client that leaves before the response head.
+struct HeadWaitGuard {
+    kind: RequestKind,
+    done: bool,
+}
+
+impl Drop for HeadWaitGuard {
+    fn drop(&mut self) {
+        if !self.done {
+            metrics::count_cancelled(self.kind, metrics::CancelStage::Head);
+        }
+    }
+}

@@ -1,0 +1,127 @@
+//! Refusals: responses that the gate itself sends. Each has one reason code for the client, the log
+//! and the metrics.
+
+use forebay_admission::problem;
+use http::header::{CONNECTION, HeaderValue, RETRY_AFTER};
+use http::{Response, StatusCode, Version};
+
+use super::bad_request::BadRequest;
+use super::gate_body::GateBody;
+use super::metrics;
+use super::upstream_error::{UploadFault, UpstreamError};
+
+/// Gives another gate time to take over. A client that retries at once would reach this gate again.
+const DRAIN_RETRY_SECONDS: u32 = 2;
+const BUSY_RETRY_SECONDS: u32 = 1;
+
+/// Why the gate itself responds, instead of the upstream.
+#[derive(Debug)]
+pub(crate) enum GateRefusal {
+    BadRequest(BadRequest),
+    /// The gate drains.
+    Draining,
+    /// The server gave no peer address, so no forwarded headers can be written.
+    NoPeer,
+    /// The upstream switched protocols without a request to do so.
+    SwitchedProtocol,
+    /// The upstream's body has a transfer coding other than `chunked`.
+    TransferCoding,
+    Upstream(UpstreamError),
+}
+
+impl GateRefusal {
+    fn status(&self) -> StatusCode {
+        match self {
+            GateRefusal::BadRequest(BadRequest::Connect | BadRequest::Upgrade | BadRequest::Coding) => {
+                StatusCode::NOT_IMPLEMENTED
+            }
+            GateRefusal::BadRequest(BadRequest::Host | BadRequest::Target) => StatusCode::BAD_REQUEST,
+            GateRefusal::Draining => StatusCode::SERVICE_UNAVAILABLE,
+            GateRefusal::NoPeer => StatusCode::INTERNAL_SERVER_ERROR,
+            GateRefusal::SwitchedProtocol | GateRefusal::TransferCoding => StatusCode::BAD_GATEWAY,
+            GateRefusal::Upstream(error) => error.status(),
+        }
+    }
+
+    /// Returns the reason code, for clients and metrics.
+    fn as_str(&self) -> &'static str {
+        match self {
+            GateRefusal::BadRequest(BadRequest::Connect) => "connect_refused",
+            GateRefusal::BadRequest(BadRequest::Upgrade) => "upgrade_refused",
+            GateRefusal::BadRequest(BadRequest::Host) => "bad_host",
+            GateRefusal::BadRequest(BadRequest::Target) => "bad_target",
+            GateRefusal::BadRequest(BadRequest::Coding) => "coding_refused",
+            GateRefusal::Draining => "draining",
+            GateRefusal::NoPeer => "no_peer",
+            GateRefusal::SwitchedProtocol => "upstream_switched",
+            GateRefusal::TransferCoding => "upstream_bad_coding",
+            GateRefusal::Upstream(error) => error.as_str(),
+        }
+    }
+
+    fn message(&self) -> String {
+        match self {
+            GateRefusal::BadRequest(BadRequest::Connect) => {
+                "This gate stands before one service; it connects to no other."
+            }
+            GateRefusal::BadRequest(BadRequest::Upgrade) => {
+                "This gate passes on requests and streams, not upgraded connections such as WebSocket."
+            }
+            GateRefusal::BadRequest(BadRequest::Host) => "A request must say for which host it is, once.",
+            GateRefusal::BadRequest(BadRequest::Target) => "The request-target has no path.",
+            GateRefusal::BadRequest(BadRequest::Coding) => {
+                "Of the transfer codings, this gate knows `chunked` only."
+            }
+            GateRefusal::Draining => "This server is about to end. Please connect again.",
+            GateRefusal::NoPeer => "The server does not know from where this request came.",
+            GateRefusal::SwitchedProtocol => "The service behind this gate changed the protocol.",
+            GateRefusal::TransferCoding => {
+                "The service behind this gate used a transfer coding that nobody had asked for."
+            }
+            GateRefusal::Upstream(error) => return error.message(),
+        }
+        .to_owned()
+    }
+
+    fn retry_after_seconds(&self) -> Option<u32> {
+        match self {
+            GateRefusal::Draining => Some(DRAIN_RETRY_SECONDS),
+            GateRefusal::Upstream(UpstreamError::Busy { .. } | UpstreamError::Exhausted(_)) => {
+                Some(BUSY_RETRY_SECONDS)
+            }
+            GateRefusal::BadRequest(_)
+            | GateRefusal::NoPeer
+            | GateRefusal::SwitchedProtocol
+            | GateRefusal::TransferCoding
+            | GateRefusal::Upstream(_) => None,
+        }
+    }
+
+    /// Returns whether to close the client's connection, because the bytes that follow can't be
+    /// trusted.
+    fn ends_connection(&self) -> bool {
+        match self {
+            GateRefusal::BadRequest(_) | GateRefusal::Draining => true,
+            GateRefusal::Upstream(UpstreamError::Upload(UploadFault::Stalled(_) | UploadFault::Broken)) => {
+                true
+            }
+            GateRefusal::NoPeer
+            | GateRefusal::SwitchedProtocol
+            | GateRefusal::TransferCoding
+            | GateRefusal::Upstream(_) => false,
+        }
+    }
+
+    /// Returns the response. Admission's layer adds the thread id, as to every response.
+    pub(crate) fn response(self, version: Version) -> Response<GateBody> {
+        metrics::count_refusal(self.as_str());
+        let mut response = GateBody::from_gate(problem(self.status(), self.as_str(), &self.message()));
+        if let Some(seconds) = self.retry_after_seconds() {
+            response.headers_mut().insert(RETRY_AFTER, HeaderValue::from(seconds));
+        }
+        if self.ends_connection() && version < Version::HTTP_2 {
+            response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+        }
+        response
+    }
+}

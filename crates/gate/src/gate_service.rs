@@ -1,0 +1,92 @@
+//! Gate service: refuses bad requests, takes permits for streams, and forwards the rest.
+//!
+//! Every request passes admission's layer, which assigns a thread id. Only streams take a permit
+//! there.
+
+use std::convert::Infallible;
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use forebay_admission::{AdmissionLayer, AdmissionService, Class, StreamBody};
+use forebay_stream::{Incoming, Peer};
+use http::{Request, Response};
+use tower_layer::Layer as _;
+use tower_service::Service;
+
+use super::bad_request;
+use super::drain::RequestKind;
+use super::forwarder::{Forwarder, RequestClassification};
+use super::gate_body::GateBody;
+use super::stream_routes::{StreamRoute, StreamRoutes};
+
+/// The tower service that each client connection calls. Cheap to clone.
+#[derive(Clone)]
+pub struct GateService {
+    admission: AdmissionService<Forwarder>,
+    routes: Arc<StreamRoutes>,
+}
+
+impl GateService {
+    pub(crate) fn new(layer: AdmissionLayer, proxy: Forwarder, routes: Arc<StreamRoutes>) -> GateService {
+        let layer = layer
+            .streams(|parts| {
+                parts
+                    .extensions
+                    .get::<RequestClassification>()
+                    .is_none_or(|classification| classification.kind.takes_permit())
+            })
+            .class(|parts| parts.extensions.get().cloned())
+            .peer(|extensions| extensions.get::<Peer>().map(|peer| peer.0));
+        GateService { admission: layer.layer(proxy), routes }
+    }
+
+    /// Returns the configured stream route that a request matches.
+    pub fn route(&self, request: &Request<Incoming>) -> Option<&StreamRoute> {
+        self.routes.find(request.method(), request.uri().path())
+    }
+
+    /// Returns the kind of a request, and the class of its route if the route has one.
+    fn classify(&self, request: &Request<Incoming>) -> (RequestClassification, Option<Class>) {
+        if let Err(bad_request) = bad_request::check(request) {
+            // A refusal needs no permit.
+            return (RequestClassification { kind: RequestKind::Plain, rejection: Some(bad_request) }, None);
+        }
+        let (kind, class) = if self.routes.is_empty() {
+            (RequestKind::Any, None)
+        } else {
+            match self.routes.find(request.method(), request.uri().path()) {
+                Some(route) => (RequestKind::Stream, route.class().cloned()),
+                None => (RequestKind::Plain, None),
+            }
+        };
+        (RequestClassification { kind, rejection: None }, class)
+    }
+}
+
+impl Service<Request<Incoming>> for GateService {
+    type Response = Response<StreamBody<GateBody>>;
+    type Error = Infallible;
+    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Infallible>> + Send>>;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        self.admission.poll_ready(cx)
+    }
+
+    fn call(&mut self, mut request: Request<Incoming>) -> Self::Future {
+        let (classification, class) = self.classify(&request);
+        request.extensions_mut().insert(classification);
+        if let Some(class) = class {
+            request.extensions_mut().insert(class);
+        }
+        self.admission.call(request)
+    }
+}
+
+impl fmt::Debug for GateService {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("GateService").field("routes", &self.routes).finish_non_exhaustive()
+    }
+}
