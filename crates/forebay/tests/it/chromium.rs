@@ -160,7 +160,8 @@ impl Chromium {
         state.events.iter().filter(|event| event["method"] == method).cloned().collect()
     }
 
-    /// Returns exceptions, console errors and log entries of level `error`, failed requests included.
+    /// Returns exceptions, console errors and log entries of level `error`, failed requests
+    /// included.
     pub(crate) fn console_errors(&self) -> Vec<String> {
         let mut all = self.events("Runtime.exceptionThrown");
         let called = self.events("Runtime.consoleAPICalled");

@@ -234,7 +234,8 @@ async fn with_the_secret_the_page_is_readable_light_and_dark_on_desktop_and_phon
         }
     }
 
-    // The browser keeps the credentials of the first URL and sends them with the page's own requests.
+    // The browser keeps the credentials of the first URL and sends them with the page's own
+    // requests.
     let browser = Chromium::open(&format!("http://anybody:s3cr3t@{}/", serve.admin), "dashboard-secret");
     browser.wait_until("document.querySelector('#command').innerText === 'serve'").await;
     browser.go(&page(serve.admin));

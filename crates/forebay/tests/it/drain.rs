@@ -123,8 +123,8 @@ enum ClientOutcome {
     Lost(String),
 }
 
-/// Connects after `pause` and sends one request, or two on the same connection. Sends to `connected`
-/// before the last request.
+/// Connects after `pause` and sends one request, or two on the same connection. Sends to
+/// `connected` before the last request.
 async fn run_client(
     gate: SocketAddr,
     nonce: String,
@@ -166,8 +166,8 @@ async fn every_client_connected_at_sigterm_gets_a_complete_response() {
     // Number of connected clients at which SIGTERM is sent.
     for (round, connected_before) in [0, 1, 15, 30, 59].into_iter().enumerate() {
         let origin = EchoUpstream::start(0, UpstreamBehavior::AnswersAll).await;
-        // Long enough for a busy machine. The gate doesn't wait for it, because each client disconnects
-        // after its response.
+        // Long enough for a busy machine. The gate doesn't wait for it, because each client
+        // disconnects after its response.
         let settings = [("FOREBAY_HTTP_DRAIN_GRACE_MS", "10000")];
         let mut gate = ForebayProcess::start_gate_with(&origin.url(), &ARGS, &settings);
         let (connected, mut connections) = mpsc::channel(CLIENTS);

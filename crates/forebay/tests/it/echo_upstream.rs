@@ -157,8 +157,8 @@ async fn read_body(gate: &mut HttpConnection, request: &HttpHead, nonce: &str) -
     true
 }
 
-/// Sends the nonce as the body, complete or broken, as `variant` (0 to 100) selects. Returns false if
-/// the connection ends.
+/// Sends the nonce as the body, complete or broken, as `variant` (0 to 100) selects. Returns false
+/// if the connection ends.
 async fn send_response(
     gate: &mut HttpConnection,
     method: &str,

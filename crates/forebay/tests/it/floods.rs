@@ -75,8 +75,8 @@ fn data_of_unopened_streams(number: u32) -> Vec<u8> {
     frame(0, 0, 2 * number + 1, b"")
 }
 
-/// Sends a flood for at most a second, or until the gate closes the connection. Reads all responses if
-/// `reads`, else none.
+/// Sends a flood for at most a second, or until the gate closes the connection. Reads all responses
+/// if `reads`, else none.
 async fn flood(gate: std::net::SocketAddr, flood: FrameGenerator, frames: u32, reads: bool) {
     let socket = TcpStream::connect(gate).await.unwrap();
     let (mut reading, mut writing) = socket.into_split();
@@ -111,7 +111,8 @@ async fn http_2_floods_use_bounded_memory_and_other_clients_are_served() {
         ("pings", pings),
         ("data of unopened streams", data_of_unopened_streams),
     ];
-    // Three clients that read and three that don't, at the same time: each flood takes at most a second.
+    // Three clients that read and three that don't, at the same time: each flood takes at most a
+    // second.
     for (name, frames) in floods {
         let before_kib = gate.resident_kib();
         let attack: Vec<_> =

@@ -4,8 +4,8 @@ use crate::forebay_process::ForebayProcess;
 use crate::scripted_upstream::ScriptedUpstream;
 use crate::wire::{HttpConnection, HttpHead};
 
-/// Sends a request through a new gate; the upstream sends `response`. Returns the request head at the
-/// upstream and the response head at the client.
+/// Sends a request through a new gate; the upstream sends `response`. Returns the request head at
+/// the upstream and the response head at the client.
 async fn exchange(args: &[&str], request: &str, response: &str) -> (HttpHead, HttpHead) {
     let origin = ScriptedUpstream::start().await;
     let gate = ForebayProcess::start_gate(&origin.url(), args);

@@ -249,7 +249,8 @@ async fn no_request_is_smuggled() {
         let gate = ForebayProcess::start_gate(&origin.url(), &[]);
         let mut client = HttpConnection::connect(gate.addr).await;
         client.send(format!("POST /first HTTP/1.1\r\nHost: a\r\n{head}\r\n{chunked}")).await;
-        // The request is refused, or the upstream gets exactly one request with the gate's own framing.
+        // The request is refused, or the upstream gets exactly one request with the gate's own
+        // framing.
         let upstream = tokio::spawn(async move {
             let mut upstream = origin.accept().await;
             let seen = upstream.head().await;

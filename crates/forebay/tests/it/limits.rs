@@ -124,7 +124,7 @@ async fn without_stream_routes_every_request_takes_a_permit_and_this_is_logged()
     upstream.send("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok").await;
     client.response().await;
     gate.wait_until_empty().await;
-    // The permit is returned when the body ends; the connection waiting_client open.
+    // The permit is returned when the body ends; the connection stays open.
     client.request("GET", "/anything", &[], "").await;
     upstream.head().await;
     upstream.send("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n").await;

@@ -1,5 +1,5 @@
-//! Integration tests of the program `forebay`: each test starts it as a process, with real Postgres,
-//! Redis, Chromium and published clients.
+//! Integration tests of the program `forebay`: each test starts it as a process, with real
+//! Postgres, Redis, Chromium and published clients.
 
 #![allow(clippy::unwrap_used, reason = "in tests and their helpers, unwrap is an assertion")]
 

@@ -2,9 +2,10 @@
 //! and SIGTERM at the end.
 //!
 //! Invariant: a complete response has the nonce of its own request.
-//! Invariant: a request that must not be repeated arrives at the upstream at most once, any other at
-//! most twice, and none again after a byte of its response.
-//! Invariant: once the clients have disconnected, the gate holds no permit, connection or descriptor.
+//! Invariant: a request that must not be repeated arrives at the upstream at most once, any other
+//! at most twice, and none again after a byte of its response.
+//! Invariant: once the clients have disconnected, the gate holds no permit, connection or
+//! descriptor.
 //! Invariant: SIGTERM under load ends the process with success.
 
 use std::net::SocketAddr;
@@ -132,8 +133,9 @@ impl RandomClients {
             // The whole text, or a part of it; in one write, or in pieces.
             let leaves_at = if dice.percent(8) { dice.below(text.len()) } else { text.len() };
             let piece = if dice.percent(15) { dice.between(1, 200) } else { text.len() };
-            // At most 60 pieces. A client whose text is cut disconnects: if the start of the next head
-            // arrived with the previous request, only the idle timeout of a minute would end the wait.
+            // At most 60 pieces. A client whose text is cut disconnects: if the start of the next
+            // head arrived with the previous request, only the idle timeout of a minute would end
+            // the wait.
             let sent = leaves_at.min(60 * piece);
             for piece in text.as_bytes()[..sent].chunks(piece) {
                 if connection.socket.write_all(piece).await.is_err() {
@@ -162,13 +164,13 @@ impl RandomClients {
         &self,
         connection: &mut HttpConnection,
         request: &RandomRequest,
-        leaves: bool,
+        cancels: bool,
     ) -> bool {
         let Some(head) = connection.try_head().await else {
             self.counts.broken.fetch_add(1, Ordering::Relaxed);
             return false;
         };
-        if leaves {
+        if cancels {
             return false;
         }
         let body = match head.header("content-length") {
@@ -216,7 +218,7 @@ impl RandomClients {
         let driver = tokio::spawn(driver);
         let mut requests = JoinSet::new();
         for _ in 0..dice.between(1, 8) {
-            let (request, leaves, clients) = (next(dice, client, number), dice.percent(20), self.clone());
+            let (request, cancels, clients) = (next(dice, client, number), dice.percent(20), self.clone());
             let mut sender = sender.clone();
             let pause = Duration::from_millis(dice.below(10) as u64);
             requests.spawn(async move {
@@ -225,7 +227,7 @@ impl RandomClients {
                 let http_request = builder.body(Full::new(Bytes::from(request.body.clone()))).unwrap();
                 clients.counts.sent.fetch_add(1, Ordering::Relaxed);
                 let response = sender.send_request(http_request);
-                let response = if leaves {
+                let response = if cancels {
                     match tokio::time::timeout(pause, response).await {
                         Ok(response) => response,
                         Err(_) => return, // dropping the future resets the stream
@@ -364,7 +366,8 @@ async fn random_load_mixes_up_no_responses_and_leaks_nothing() {
     round(seed()).await;
 }
 
-/// `FOREBAY_SECONDS=600 FOREBAY_SEED=7 cargo nextest run -p forebay --test it --run-ignored only random_load::`
+/// To run it: `FOREBAY_SECONDS=600 FOREBAY_SEED=7 cargo nextest run -p forebay --test it
+/// --run-ignored only random_load::`
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "takes FOREBAY_SECONDS seconds, 120 by default"]
 async fn a_long_random_load_mixes_up_no_responses_and_leaks_nothing() {

@@ -31,8 +31,8 @@ impl GateCluster {
         GateCluster { origin: StreamingUpstream::start().await, url: redis.url(), namespace, ttl_ms, total }
     }
 
-    /// Starts a gate and waits until it admits streams. The first gate of a namespace rebuilds for one
-    /// TTL, because the store may have lost the data of other members.
+    /// Starts a gate and waits until it admits streams. The first gate of a namespace rebuilds for
+    /// one TTL, because the store may have lost the data of other members.
     async fn gate(&self) -> ForebayProcess {
         let gate = self.start();
         until("the quota mode is normal", async || mode(&gate).await == "normal").await;
@@ -175,7 +175,8 @@ async fn a_gate_is_ready_once_it_admits_and_stays_ready() {
     let second = cluster.start();
     assert_eq!(second.admin("/readyz").await.head.status, 200, "the second gate of a namespace doesn't wait");
 
-    // All gates lose the store's data together, so they stay ready: otherwise no gate would get requests.
+    // All gates lose the store's data together, so they stay ready: otherwise no gate would get
+    // requests.
     let client = forebay_redis::RedisClient::connect(redis.url()).await.unwrap();
     client.exec::<()>(("FLUSHALL",)).await.unwrap();
     until("the gate rebuilds again", async || mode(&gate).await == "rebuilding").await;

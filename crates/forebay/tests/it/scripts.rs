@@ -25,8 +25,8 @@ fn file(name: &str) -> String {
     fs::read_to_string(workspace().join(name)).unwrap_or_else(|error| panic!("{name}: {error}"))
 }
 
-/// Folder with fake `rustc` and `cargo` programs and a built `forebay`; removed when dropped. The fake
-/// cargo appends its arguments to the file `asked`.
+/// Folder with fake `rustc` and `cargo` programs and a built `forebay`; removed when dropped. The
+/// fake cargo appends its arguments to the file `cargo_arguments`.
 struct FakeToolchain(PathBuf);
 
 impl FakeToolchain {
@@ -37,7 +37,7 @@ impl FakeToolchain {
         fs::DirBuilder::new().mode(0o755).create(&folder).unwrap();
         let toolchain = FakeToolchain(folder);
         toolchain.program("rustc", &format!("echo 'rustc {rust} (of a test)'"));
-        toolchain.program("cargo", "echo \"$@\" >> \"$HOME/asked\"");
+        toolchain.program("cargo", "echo \"$@\" >> \"$HOME/cargo_arguments\"");
         fs::create_dir_all(toolchain.0.join("target/debug")).unwrap();
         symlink(PROGRAM, toolchain.0.join("target/debug/forebay")).unwrap();
         toolchain
@@ -101,8 +101,8 @@ async fn script_server_starts_everything_and_ctrl_c_ends_it() {
     for address in [&clients, &admin] {
         assert!(text.contains(&format!("http://{address}")), "{text}");
     }
-    let asked = fs::read_to_string(toolchain.0.join("asked")).unwrap();
-    assert_eq!(asked.trim(), "build --package forebay --bin forebay");
+    let cargo_arguments = fs::read_to_string(toolchain.0.join("cargo_arguments")).unwrap();
+    assert_eq!(cargo_arguments.trim(), "build --package forebay --bin forebay");
     let page = HttpConnection::fetch(clients.parse().unwrap(), "GET", "/", &[], "").await;
     assert_eq!(page.head.status, 200);
     // Like a terminal, which signals the whole process group.
@@ -118,7 +118,11 @@ async fn script_server_starts_everything_and_ctrl_c_ends_it() {
     assert!(status.success(), "{status:?}");
     let left: BTreeSet<_> =
         fs::read_dir(&toolchain.0).unwrap().map(|entry| entry.unwrap().file_name()).collect();
-    assert_eq!(left, ["asked", "cargo", "rustc", "target"].map(Into::into).into(), "no other file is left");
+    assert_eq!(
+        left,
+        ["cargo_arguments", "cargo", "rustc", "target"].map(Into::into).into(),
+        "no other file is left"
+    );
 }
 
 /// Returns the help of a command.

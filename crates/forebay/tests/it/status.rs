@@ -108,7 +108,8 @@ fn respond(mut socket: TcpStream) {
 
 #[test]
 fn over_https_only_certificates_of_the_system_store_are_accepted() {
-    // A Redis with TLS: its reply isn't HTTP, so a client that fails with it has accepted the certificate.
+    // A Redis with TLS: its reply isn't HTTP, so a client that fails with it has accepted the
+    // certificate.
     let server = Redis::builder().tls().start().unwrap();
     let url = format!("https://localhost:{}", server.tls_port());
     let run_with_ca = |ca: &Path| {

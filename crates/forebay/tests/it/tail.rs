@@ -1,6 +1,8 @@
-//! `forebay tail` with a running server: rows, changes, restarts, recreated shapes and closed pipes.
+//! `forebay tail` with a running server: rows, changes, restarts, recreated shapes and closed
+//! pipes.
 //!
-//! The tests block their thread while they wait for lines, so each needs another thread for the proxy.
+//! The tests block their thread while they wait for lines, so each needs another thread for the
+//! proxy.
 
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};

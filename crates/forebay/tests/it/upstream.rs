@@ -103,7 +103,8 @@ async fn the_time_of_an_upload_does_not_count_as_response_time() {
 
 #[tokio::test]
 async fn a_host_that_drops_connection_attempts_is_a_504() {
-    // The backlog of this listener is full, so the kernel drops connection attempts like a firewall.
+    // The backlog of this listener is full, so the kernel drops connection attempts like a
+    // firewall.
     let socket = tokio::net::TcpSocket::new_v4().unwrap();
     socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
     let listener = socket.listen(1).unwrap();
@@ -141,7 +142,8 @@ async fn without_a_free_upstream_connection_the_response_is_a_503() {
     assert_eq!(first.response().await.head.status, 200);
 }
 
-/// Returns the descriptors of a process that stay open: standard streams, and all that aren't files.
+/// Returns the descriptors of a process that stay open: standard streams, and all that aren't
+/// files.
 fn lasting_descriptors(pid: u32) -> Vec<u64> {
     let open = std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap().filter_map(Result::ok);
     let lasting = open.filter_map(|entry| {
@@ -242,8 +244,8 @@ async fn kept_connection(origin: &ScriptedUpstream, client: &mut HttpConnection)
     upstream
 }
 
-/// The upstream closes the connection before a byte of the response. On a new connection, no request
-/// is sent again.
+/// The upstream closes the connection before a byte of the response. On a new connection, no
+/// request is sent again.
 #[tokio::test]
 async fn only_idempotent_requests_on_reused_connections_are_retried_and_only_once() {
     let origin = ScriptedUpstream::start().await;
