@@ -1,6 +1,6 @@
-// All that a test imports.
+// Everything that the tests import.
 import './support/timers.mjs';
-export { world } from './support/world.mjs';
+export { startTestServer } from './support/test-server.mjs';
 export { startForebay } from './support/forebay.mjs';
 export { makeDatabase } from './support/postgres.mjs';
 export { recorder } from './support/recorder.mjs';
@@ -8,6 +8,6 @@ export { follow, QUICK } from './support/follow.mjs';
 export { startProxy } from './support/proxy.mjs';
 export { startBrowser } from './support/chromium.mjs';
 export { serve } from './support/serve.mjs';
-export { Ledger } from './support/ledger.mjs';
+export { LogVerifier } from './support/log-verifier.mjs';
 export { Random } from './support/random.mjs';
-export { becomes, eventually, within, LIMIT, PATIENCE_MS } from './support/patience.mjs';
+export { becomes, eventually, within, LIMIT, MAX_WAIT_MS } from './support/waiting.mjs';

@@ -1,4 +1,4 @@
-// A page that shows a shape's rows, as an app would, and lets a test say which shape.
+// Page that shows the rows of a shape with `useShape`. The test selects the shape.
 import { ShapeStream } from '@electric-sql/client';
 import { useShape } from '@electric-sql/react';
 import { createRoot } from 'react-dom/client';
@@ -21,16 +21,16 @@ function Rows({ options }) {
   );
 }
 
-/** Shows the shape that these options of the client mean. */
+/** Shows the shape of these client options. */
 window.show = (options) => root.render(<Rows options={options} />);
 
-/** What is on the page. */
+/** Returns the state and the rows that the page shows. */
 window.read = () => ({
   state: document.getElementById('state')?.textContent,
   rows: [...document.querySelectorAll('li')].map((row) => row.textContent),
 });
 
-/** Asks for a subset of a shape, and gives its values. */
+/** Requests a subset of a shape and returns its values. */
 window.subset = async (options, params) => {
   const { data } = await new ShapeStream({ ...options, log: 'changes_only' }).fetchSnapshot(params);
   return data.map(({ value }) => value);

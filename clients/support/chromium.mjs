@@ -1,13 +1,13 @@
-// Headless Chromium, driven through the DevTools protocol on a pipe: JSON messages, each ended by a zero byte.
+// Headless Chromium, controlled by the DevTools protocol on a pipe: JSON messages, each ended by a zero byte.
 //
-// No library stands between: those that there are need a newer Node than Debian's, for the five commands used here.
+// Without a library: the existing ones need a newer Node than Debian's, and only five commands are used here.
 import { spawn } from 'node:child_process';
 import { once } from 'node:events';
 import { mkdtemp, rm } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { inspect } from 'node:util';
-import { within } from './patience.mjs';
+import { within } from './waiting.mjs';
 
 const FLAGS = [
   '--headless',
@@ -24,17 +24,17 @@ const FLAGS = [
   '--remote-debugging-pipe',
 ];
 
-/** Starts a browser; it ends with the test. */
+/** Starts a browser. It is ended after the test. */
 export async function startBrowser(test) {
   const profile = await mkdtemp(join(tmpdir(), 'forebay-chromium-'));
   const stdio = ['ignore', 'ignore', 'ignore', 'pipe', 'pipe'];
-  // A group of its own: the processes that it starts end with it.
+  // In its own process group, so that its child processes are killed with it.
   const child = spawn('chromium', [...FLAGS, `--user-data-dir=${profile}`, 'about:blank'], { stdio, detached: true });
   const end = () => {
     try {
       process.kill(-child.pid, 'SIGKILL');
     } catch {
-      // It has ended already.
+      // The process group has ended already.
     }
   };
   process.on('exit', end);
@@ -46,13 +46,14 @@ export async function startBrowser(test) {
     await rm(profile, { recursive: true, force: true, maxRetries: 10 });
   });
   const failed = new Promise((_, reject) => {
-    child.on('error', (error) => reject(new Error('chromium (a Debian package) is not there', { cause: error })));
+    child.on('error', (error) => reject(new Error('chromium (a Debian package) is not installed', { cause: error })));
     child.on('exit', (code, signal) => reject(new Error(`chromium ended with ${code ?? signal}`)));
   });
   failed.catch(() => {});
   return new Browser(new Pipe(child.stdio[3], child.stdio[4], failed));
 }
 
+/** Connection that sends commands and receives responses and events. */
 class Pipe {
   #out;
   #failed;
@@ -72,13 +73,15 @@ class Pipe {
     });
   }
 
+  /** Sends a command and returns its result. */
   async call(method, params = {}, sessionId = undefined) {
     const id = ++this.#last;
-    const answered = new Promise((resolve, reject) => this.#waiting.set(id, { resolve, reject, method }));
+    const responded = new Promise((resolve, reject) => this.#waiting.set(id, { resolve, reject, method }));
     this.#out.write(`${JSON.stringify({ id, method, params, sessionId })}\0`);
-    return within(`the browser's answer to ${method}`, Promise.race([answered, this.#failed]));
+    return within(`the browser's response to ${method}`, Promise.race([responded, this.#failed]));
   }
 
+  /** Passes the events of a session to `listener`. */
   listen(sessionId, listener) {
     this.#listeners.set(sessionId, listener);
   }
@@ -102,7 +105,7 @@ class Browser {
     this.#pipe = pipe;
   }
 
-  /** Opens a page in a context of its own, which shares neither cache nor storage with others. */
+  /** Opens a page in a new context, which shares neither cache nor storage with other pages. */
   async open(url) {
     const { browserContextId } = await this.#pipe.call('Target.createBrowserContext');
     const { targetId } = await this.#pipe.call('Target.createTarget', { url: 'about:blank', browserContextId });
@@ -117,21 +120,21 @@ class Page {
   #pipe;
   #session;
   #loaded = () => {};
-  /** What it wrote to its console and what it threw, for the message of a failure. */
-  complaints = [];
+  /** Console messages, exceptions and log entries, for the message of a failure. */
+  messages = [];
 
   constructor(pipe, session) {
     this.#pipe = pipe;
     this.#session = session;
     pipe.listen(session, ({ method, params }) => {
       if (method === 'Page.loadEventFired') this.#loaded();
-      if (method === 'Runtime.exceptionThrown') this.complaints.push(params.exceptionDetails.exception?.description);
-      if (method === 'Runtime.consoleAPICalled') this.complaints.push(params.args.map((arg) => arg.value).join(' '));
-      if (method === 'Log.entryAdded') this.complaints.push(`${params.entry.text} ${params.entry.url ?? ''}`);
+      if (method === 'Runtime.exceptionThrown') this.messages.push(params.exceptionDetails.exception?.description);
+      if (method === 'Runtime.consoleAPICalled') this.messages.push(params.args.map((arg) => arg.value).join(' '));
+      if (method === 'Log.entryAdded') this.messages.push(`${params.entry.text} ${params.entry.url ?? ''}`);
     });
   }
 
-  /** Goes there, and waits until the page has loaded. */
+  /** Navigates to a URL and waits until the page has loaded. */
   async go(url) {
     for (const domain of ['Page', 'Runtime', 'Log']) await this.#call(`${domain}.enable`);
     const loaded = new Promise((resolve) => (this.#loaded = resolve));
@@ -139,11 +142,11 @@ class Page {
     await within(`${url} is loaded`, loaded);
   }
 
-  /** What the function, sent as text and called with these arguments, gives in the page; promises are awaited. */
+  /** Calls a function, given as text, in the page and returns its result. Promises are awaited. */
   async run(body, ...args) {
     const expression = `(${body})(...${JSON.stringify(args)})`;
-    const how = { expression, awaitPromise: true, returnByValue: true };
-    const { result, exceptionDetails } = await this.#call('Runtime.evaluate', how);
+    const params = { expression, awaitPromise: true, returnByValue: true };
+    const { result, exceptionDetails } = await this.#call('Runtime.evaluate', params);
     if (exceptionDetails) throw new Error(exceptionDetails.exception?.description ?? inspect(exceptionDetails));
     return result.value;
   }

@@ -1,18 +1,18 @@
-// A stream of the published client, and all that it said.
+// Stream of the published client, with all its messages, requests and errors.
 import { isChangeMessage, ShapeStream } from '@electric-sql/client';
-import { becomes, eventually } from './patience.mjs';
+import { becomes, eventually } from './waiting.mjs';
 import { recorder } from './recorder.mjs';
 
-/** A back-off for servers that come back soon. */
+/** Short back-off, for servers that return soon. */
 export const QUICK = { initialDelay: 20, maxDelay: 200, multiplier: 1.5 };
 
-/** Follows a shape until the test is done, or `leave` is called. Options are the client's, and the recorder's. */
+/** Follows a shape until the test ends or `leave` is called. Takes the options of the client and of `recorder`. */
 export function follow(test, { before, rewrite, ...options }) {
-  const leaving = new AbortController();
+  const abort = new AbortController();
   const { requests, fetchClient } = recorder({ before, rewrite });
-  const stream = new ShapeStream({ fetchClient, signal: leaving.signal, backoffOptions: QUICK, ...options });
-  const follower = new Follower(stream, requests, () => leaving.abort());
-  test.after(() => leaving.abort());
+  const stream = new ShapeStream({ fetchClient, signal: abort.signal, backoffOptions: QUICK, ...options });
+  const follower = new Follower(stream, requests, () => abort.abort());
+  test.after(() => abort.abort());
   return follower;
 }
 
@@ -32,52 +32,52 @@ class Follower {
     stream.subscribe(keep, (error) => this.errors.push(error));
   }
 
-  /** Messages about rows. */
+  /** The change messages. */
   get changes() {
     return this.messages.filter(isChangeMessage);
   }
 
-  /** What happened to which row, such as `['insert', {id: 1}]`. */
+  /** The changes as pairs of operation and value, such as `['insert', {id: 1}]`. */
   get rows() {
     return this.changes.map(({ headers, value }) => [headers.operation, value]);
   }
 
-  /** The control messages, by their names. */
+  /** The names of the control messages. */
   get controls() {
     return this.messages.map(({ headers }) => headers.control).filter(Boolean);
   }
 
-  /** Waits until the client has all that there was. */
+  /** Waits for the given number of up-to-date messages. */
   async upToDate(times = 1) {
     const count = () => this.controls.filter((control) => control === 'up-to-date').length;
-    await this.until(`the stream says up-to-date for the ${times}. time`, () => count() >= times);
+    await this.until(`up-to-date message ${times}`, () => count() >= times);
   }
 
-  /** Waits until a live request is open, or was answered. */
+  /** Waits until the client has sent a live request. */
   async live() {
-    await this.until('the stream asks for what is live', () => this.requests.some(({ query }) => 'live' in query));
+    await this.until('a live request', () => this.requests.some(({ query }) => 'live' in query));
   }
 
-  /** Waits until it holds; an error of the stream ends the waiting. */
-  async until(what, ask, holds) {
-    return eventually(what, this.#unlessLost(what, ask), holds);
+  /** Waits like `eventually`. Fails if the stream fails. */
+  async until(what, read, holds) {
+    return eventually(what, this.#failIfStreamFailed(what, read), holds);
   }
 
-  /** Waits until the rows, since the `from`-th change, are these. */
+  /** Waits until the changes from index `from` are `wanted`. */
   async reads(what, wanted, from = 0, ms = undefined) {
     await becomes(
       what,
       wanted,
-      this.#unlessLost(what, () => this.rows.slice(from)),
+      this.#failIfStreamFailed(what, () => this.rows.slice(from)),
       ms,
     );
   }
 
-  #unlessLost(what, ask) {
+  #failIfStreamFailed(what, read) {
     return () => {
       const [cause] = this.errors;
       if (cause) throw new Error(`the stream ended before this: ${what}; ${cause.message}`, { cause });
-      return ask();
+      return read();
     };
   }
 }

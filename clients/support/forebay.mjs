@@ -1,21 +1,21 @@
-// The program, as a process of its own, on ports and in a folder that stay the same when it starts again.
+// The program `forebay serve` as a child process. Ports and storage folder stay the same across restarts.
 //
-// Invariant: no process outlives the tests that started it, unless they are killed themselves.
+// Invariant: no process outlives the test run that started it, unless the run is killed.
 import { spawn } from 'node:child_process';
 import { once } from 'node:events';
 import { mkdtemp, rm } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
-import { eventually, within } from './patience.mjs';
+import { eventually, within } from './waiting.mjs';
 import { freePort } from './port.mjs';
 
-/** How long open streams may go on when it is asked to end: clients come back anyway, and no test need wait. */
+/** Drain timeout in milliseconds. Short, because clients reconnect and tests shouldn't wait. */
 const DRAIN_MS = 1_000;
 
-/** How much of its log is kept, for the message of a failure. */
+/** Number of log lines kept for the message of a failure. */
 const LOG_LINES = 200;
 
-/** Every setting that the tests make, by what it is for. The program refuses names that it doesn't know. */
+/** Variables of all settings that the tests use. The program refuses unknown names. */
 export const SETTING = {
   database: 'DATABASE_URL',
   listen: 'FOREBAY_SERVE_LISTEN',
@@ -28,7 +28,7 @@ export const SETTING = {
   sseTimeout: 'FOREBAY_SERVE_SSE_TIMEOUT_MS',
 };
 
-/** Starts `forebay serve` for a database, and waits until it is active. `FOREBAY_BIN` is the program. */
+/** Starts `forebay serve` for a database and waits until it is active. `FOREBAY_BIN` is the path of the program. */
 export async function startForebay({ database, env = {}, args = [] }) {
   const program = process.env.FOREBAY_BIN;
   if (!program) throw new Error('FOREBAY_BIN is not set: the path of the forebay program');
@@ -54,26 +54,27 @@ export async function startForebay({ database, env = {}, args = [] }) {
 }
 
 class Forebay {
-  #how;
+  #options;
   #child;
   #log = [];
   #killOnExit = () => this.#child?.kill('SIGKILL');
 
-  constructor(how) {
-    this.#how = how;
-    this.url = `http://127.0.0.1:${how.port}`;
-    /** Where clients ask. */
+  constructor(options) {
+    this.#options = options;
+    this.url = `http://127.0.0.1:${options.port}`;
+    /** URL for the shapes of clients. */
     this.shapes = `${this.url}/v1/shape`;
     process.on('exit', this.#killOnExit);
   }
 
-  /** The last lines that it wrote. */
+  /** The last lines of its output. */
   get log() {
     return this.#log.join('\n');
   }
 
+  /** Starts the process and waits until `/v1/health` returns 200. */
   async start() {
-    const { program, args, settings } = this.#how;
+    const { program, args, settings } = this.#options;
     const own = Object.entries(process.env).filter(
       ([name]) => !name.startsWith('FOREBAY_') && name !== SETTING.database,
     );
@@ -84,15 +85,15 @@ class Forebay {
     this.#child = child;
     child.stdout.setEncoding('utf8').on('data', this.#keep);
     child.stderr.setEncoding('utf8').on('data', this.#keep);
-    let lost;
-    child.on('error', (error) => (lost = error));
+    let spawnError;
+    child.on('error', (error) => (spawnError = error));
     const active = async () => {
-      if (lost) throw new Error(`${program} can't be run: ${lost.message}`);
+      if (spawnError) throw new Error(`${program} can't be run: ${spawnError.message}`);
       if (hasEnded(child)) throw new Error(`forebay ended with ${child.exitCode ?? child.signalCode}:\n${this.log}`);
       const answer = await fetch(`${this.url}/v1/health`).catch((error) => error);
       return answer.status === 200 || `${answer.status ?? answer.cause ?? answer}; its log:\n${this.log}`;
     };
-    await eventually('GET /v1/health says 200', active, (answer) => answer === true);
+    await eventually('GET /v1/health returns 200', active, (answer) => answer === true);
   }
 
   #keep = (text) => {
@@ -100,14 +101,14 @@ class Forebay {
     this.#log.splice(0, this.#log.length - LOG_LINES);
   };
 
-  /** Asks it to end, and waits until it has. */
+  /** Ends the process with SIGTERM and waits for its exit. */
   async stop() {
-    await this.#leave('SIGTERM');
+    await this.#signalAndWait('SIGTERM');
   }
 
-  /** Ends it as a power cut would: it gets to do nothing more. */
+  /** Kills the process without any chance to clean up. */
   async kill() {
-    await this.#leave('SIGKILL');
+    await this.#signalAndWait('SIGKILL');
   }
 
   async restart() {
@@ -115,19 +116,19 @@ class Forebay {
     await this.start();
   }
 
-  async #leave(signal) {
+  async #signalAndWait(signal) {
     const child = this.#child;
     if (!child || hasEnded(child) || child.pid === undefined) return;
-    const left = once(child, 'exit');
+    const exited = once(child, 'exit');
     child.kill(signal);
-    await within(`forebay ends after ${signal}`, left);
+    await within(`forebay ends after ${signal}`, exited);
   }
 
-  /** Ends it at once and forgets what it stored. */
+  /** Kills the process and removes its storage. */
   async end() {
     await this.kill();
     process.off('exit', this.#killOnExit);
-    await rm(this.#how.storage, { recursive: true, force: true });
+    await rm(this.#options.storage, { recursive: true, force: true });
   }
 }
 

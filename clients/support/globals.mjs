@@ -1,4 +1,4 @@
-// What the collections expect of a runtime and Node has by itself from 20 on. Debian's is 18.
+// Globals that the collections need. Node has them from version 20; Debian's Node is 18.
 import { File } from 'node:buffer';
 import { webcrypto } from 'node:crypto';
 

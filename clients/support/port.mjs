@@ -1,7 +1,7 @@
 // Free ports on loopback.
 //
-// Never one of the ephemeral range: while a server is down, a client that keeps trying its port could be given that
-// very port as its own, connect to itself, and keep the server from coming back.
+// Never from the ephemeral range: while a server is down, a client that retries could get the server's port as its own
+// local port, connect to itself, and block the restart of the server.
 import { randomInt } from 'node:crypto';
 import { once } from 'node:events';
 import { readFile } from 'node:fs/promises';
@@ -10,12 +10,12 @@ import { createServer } from 'node:net';
 const LOWEST = 10_000;
 const PROBES = 100;
 
-/** Ports that are ours for as long as the tests run: who started them keeps everybody else away. */
-const OWN = (process.env.FOREBAY_TEST_PORTS ?? '').split(',').filter(Boolean).map(Number);
+/** Ports that the caller reserved for this run. */
+const RESERVED = (process.env.FOREBAY_TEST_PORTS ?? '').split(',').filter(Boolean).map(Number);
 
-/** A port of 127.0.0.1: one of `FOREBAY_TEST_PORTS`, or one that was free a moment ago. */
+/** Returns a port of 127.0.0.1: one of `FOREBAY_TEST_PORTS`, or one that was free at the time of the check. */
 export async function freePort() {
-  if (OWN.length > 0) return OWN.shift();
+  if (RESERVED.length > 0) return RESERVED.shift();
   const highest = await ephemeralStart();
   for (let probe = 0; probe < PROBES; probe += 1) {
     const port = randomInt(LOWEST, highest);

@@ -1,12 +1,12 @@
-// A database of one's own, on the server that the tests are given.
+// Temporary database on the server of the tests.
 //
-// Invariant: when `end` returns, neither the database nor a replication slot in it is left.
-// Kept by: the name is random, and slots are found by it, whoever made them.
+// Invariant: when `end` returns, neither the database nor any of its replication slots exists.
+// Enforced by: the name is random, and all slots of the database are dropped.
 import { randomBytes } from 'node:crypto';
 import pg from 'pg';
-import { eventually, within } from './patience.mjs';
+import { eventually, within } from './waiting.mjs';
 
-/** How values are shown on the wire. What the server sends is compared with what Postgres says under these. */
+/** Output settings of the server. Tests compare its values with those of Postgres under the same settings. */
 const DISPLAY = {
   bytea_output: 'hex',
   DateStyle: 'ISO, DMY',
@@ -16,9 +16,8 @@ const DISPLAY = {
 };
 
 /**
- * Makes an empty database. `FOREBAY_TEST_DATABASE_URL` is a superuser's, of a Postgres with
- * wal_level=logical. With `FOREBAY_TEST_ICU_LOCALE` it orders texts by the rules of that locale, and
- * not by their bytes.
+ * Creates an empty database. `FOREBAY_TEST_DATABASE_URL` is the URL of a superuser, of a Postgres with
+ * wal_level=logical. With `FOREBAY_TEST_ICU_LOCALE`, the database sorts text by that locale instead of by bytes.
  */
 export async function makeDatabase(purpose) {
   const server = process.env.FOREBAY_TEST_DATABASE_URL;
@@ -46,17 +45,17 @@ class Database {
     this.url = url;
     this.name = name;
     this.#pool = new pg.Pool({ connectionString: url, max: 4 });
-    // A connection that is idle when the database goes is nobody's loss.
+    // Idle connections fail when the database is dropped, which is expected.
     this.#pool.on('error', () => {});
   }
 
-  /** The rows of one statement, or of the last of several. */
+  /** Returns the rows of one statement, or of the last of several. */
   sql = async (text, values) => {
-    const result = await within(`the answer to ${text}`, this.#pool.query(text, values));
+    const result = await within(`the result of ${text}`, this.#pool.query(text, values));
     return (Array.isArray(result) ? result.at(-1) : result).rows;
   };
 
-  /** The rows as text, each value as its type's output function spells it. */
+  /** Returns the rows, with each value as the text of its type's output function. */
   text = async (query) => {
     const types = { getTypeParser: () => (value) => value };
     const set = Object.entries(DISPLAY).map(([name, value]) => `SET LOCAL ${name} = '${value}'`);
@@ -66,11 +65,11 @@ class Database {
     });
   };
 
-  /** What `body` gives; all that it runs is one transaction. */
+  /** Runs `body` in one transaction and returns its result. */
   transaction = async (body) => {
     const client = await within('a connection to Postgres', this.#pool.connect());
     const run = async (query, values) =>
-      (await within(`the answer to ${query.text ?? query}`, client.query(query, values))).rows;
+      (await within(`the result of ${query.text ?? query}`, client.query(query, values))).rows;
     let broken = true;
     try {
       await run('BEGIN');
@@ -83,23 +82,24 @@ class Database {
     }
   };
 
-  /** Makes a table that no other test of this file has, and gives its name. */
+  /** Creates a table with a new name and returns the name. */
   table = async (columns, rows = '') => {
     const name = `things_${++this.#tables}`;
     await this.sql(`CREATE TABLE ${name} (${columns}); ${rows && `INSERT INTO ${name} VALUES ${rows}`}`);
     return name;
   };
 
+  /** Drops the replication slots and the database. */
   async end() {
     await this.#pool.end();
     await once(this.#server, async (client) => {
       const slots = async () => {
-        const dropped = `SELECT slot_name, pg_terminate_backend(active_pid) FROM pg_replication_slots
+        const terminate = `SELECT slot_name, pg_terminate_backend(active_pid) FROM pg_replication_slots
           WHERE database = $1 AND active_pid IS NOT NULL`;
-        await client.query(dropped, [this.name]);
-        const idle = `SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots
+        await client.query(terminate, [this.name]);
+        const drop = `SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots
           WHERE database = $1 AND active_pid IS NULL`;
-        await client.query(idle, [this.name]);
+        await client.query(drop, [this.name]);
         const left = await client.query('SELECT slot_name FROM pg_replication_slots WHERE database = $1', [this.name]);
         return left.rowCount === 0;
       };
@@ -109,6 +109,7 @@ class Database {
   }
 }
 
+/** Runs `body` with one connection. */
 async function once(url, body) {
   const client = new pg.Client({ connectionString: url });
   client.on('error', () => {});

@@ -1,8 +1,8 @@
-// A proxy that stands before the program and, when told, answers in its place or cuts an event stream.
+// HTTP proxy in front of the program that can refuse requests and cut event streams.
 import { once } from 'node:events';
 import http from 'node:http';
 
-/** Starts one. `refuse` makes it answer the next requests itself, `cut` ends event streams; all others pass, and stream. */
+/** Starts a proxy. `refuse` makes it respond to the next requests itself, `cut` cuts event streams. */
 export async function startProxy(test, target) {
   const planned = [];
   const refused = [];
@@ -16,19 +16,19 @@ export async function startProxy(test, target) {
       return;
     }
     const { method, headers } = request;
-    const onward = http.request(new URL(request.url, target), { method, headers }, (answer) => {
-      response.writeHead(answer.statusCode, answer.rawHeaders);
-      answer.pipe(response);
-      if (!answer.headers['content-type']?.startsWith('text/event-stream')) return;
+    const upstream = http.request(new URL(request.url, target), { method, headers }, (upstreamResponse) => {
+      response.writeHead(upstreamResponse.statusCode, upstreamResponse.rawHeaders);
+      upstreamResponse.pipe(response);
+      if (!upstreamResponse.headers['content-type']?.startsWith('text/event-stream')) return;
       let left = cuts.shift() ?? Infinity;
-      answer.on('data', ({ length }) => {
+      upstreamResponse.on('data', ({ length }) => {
         left -= length;
         if (left <= 0) response.destroy();
       });
     });
-    onward.on('error', () => response.destroy());
-    response.on('close', () => onward.destroy());
-    request.pipe(onward);
+    upstream.on('error', () => response.destroy());
+    response.on('close', () => upstream.destroy());
+    request.pipe(upstream);
   });
   server.listen(0, '127.0.0.1');
   await once(server, 'listening');
@@ -39,11 +39,11 @@ export async function startProxy(test, target) {
   return {
     shapes: `http://127.0.0.1:${server.address().port}/v1/shape`,
     refused,
-    /** The next `times` requests get this answer. */
+    /** Responds to the next `times` requests with this response. */
     refuse(times, { status, headers = {}, body = '' }) {
       for (let time = 0; time < times; time += 1) planned.push({ status, headers, body });
     },
-    /** The next `times` event streams are cut after about so many bytes of their bodies. */
+    /** Cuts the next `times` event streams after about `bytes` bytes of their bodies. */
     cut(times, bytes) {
       for (let time = 0; time < times; time += 1) cuts.push(bytes);
     },

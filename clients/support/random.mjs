@@ -1,6 +1,6 @@
-// Numbers that only look random: the same for the same seed.
+// Pseudo-random numbers: the same for the same seed.
 
-/** Mulberry32, which is small and good enough to choose what a test does next. */
+/** Mulberry32: small, and sufficient to select the steps of a test. */
 export class Random {
   #state;
 
@@ -8,7 +8,7 @@ export class Random {
     this.#state = seed >>> 0;
   }
 
-  /** From 0 to below `bound`. */
+  /** Returns an integer from 0 to `bound` - 1. */
   below(bound) {
     this.#state = (this.#state + 0x6d2b79f5) >>> 0;
     let mixed = Math.imul(this.#state ^ (this.#state >>> 15), this.#state | 1);
@@ -16,7 +16,7 @@ export class Random {
     return ((mixed ^ (mixed >>> 14)) >>> 0) % bound;
   }
 
-  /** One of them. */
+  /** Returns one of the choices. */
   of(choices) {
     return choices[this.below(choices.length)];
   }

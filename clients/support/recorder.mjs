@@ -1,8 +1,8 @@
-// A fetch that remembers.
+// `fetch` that records requests.
 
 /**
- * A `fetchClient` for a stream, and all requests that went through it, in order. `before` sees each request first and
- * may hold it back; `rewrite` may change an answer on its way to the client.
+ * Returns a `fetchClient` for a stream, and the array of its requests, in order. `before` is awaited before each
+ * request is sent; `rewrite` can replace the response.
  */
 export function recorder({ before = () => {}, rewrite = (response) => response } = {}) {
   const requests = [];
@@ -10,12 +10,12 @@ export function recorder({ before = () => {}, rewrite = (response) => response }
     const request = {
       method: init?.method ?? 'GET',
       query: Object.fromEntries(new URL(input).searchParams),
-      begun: performance.now(),
+      startedAt: performance.now(),
     };
     requests.push(request);
     await before(request);
     const response = await fetch(input, init);
-    request.answered = performance.now();
+    request.respondedAt = performance.now();
     request.status = response.status;
     request.headers = Object.fromEntries(response.headers);
     return rewrite(response);

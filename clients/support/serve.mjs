@@ -1,4 +1,4 @@
-// A page for a browser: what `browser/` holds, bundled, from an origin that is not the program's.
+// Web server for the bundled page of `browser/`. Its origin differs from that of the program.
 import { once } from 'node:events';
 import http from 'node:http';
 import { fileURLToPath } from 'node:url';
@@ -7,7 +7,7 @@ import { build } from 'esbuild';
 const HTML =
   '<!doctype html><meta charset="utf-8"><title>rows</title><div id="root"></div><script src="/page.js"></script>';
 
-/** Bundles the page and serves it until the tests are done; gives its address. */
+/** Bundles the page and serves it until the tests end. Returns its URL. */
 export async function serve(test) {
   const script = await bundle('page.jsx');
   const server = http.createServer((request, response) => {

@@ -1,10 +1,10 @@
-// A timer that must not keep a process alive.
+// Long timers that don't keep the process alive.
 //
-// The client notes for localStorage which shapes are up to date, at most once a minute, by a timer that nothing clears;
-// also where there is no localStorage. A file of tests would end a minute late.
+// At most once a minute, the client saves to localStorage which shapes are up to date. It never clears the timer, and
+// starts it even without localStorage. The timer would delay the end of each test file by a minute.
 const start = globalThis.setTimeout;
 
-/** No timer of the client that matters is longer, but a live request's watchdog, which has a socket beside it. */
+/** Timers above this don't keep the process alive. The only useful one, the watchdog of a live request, has a socket. */
 const LONG_MS = 30_000;
 
 globalThis.setTimeout = (callback, ms, ...args) => {

@@ -1,9 +1,9 @@
-// A column of every built-in type that a table can have, with values that are easy to get wrong.
+// Every built-in type that a column can have, with values that are easy to get wrong.
 //
-// Invariant: a type of Postgres is here, or in `IMPOSSIBLE` with the reason. `types.test.mjs` asks the server for its
-// types.
+// Invariant: each type of Postgres is in `COLUMNS`, or in `IMPOSSIBLE` with the reason.
+// Enforced by: `types.test.mjs` queries the types of the server.
 
-/** Made before the table: types of one's own. */
+/** Statements that create user-defined types. Run before the table is created. */
 export const OWN_TYPES = `
   CREATE TYPE mood AS ENUM ('sad', 'so "so"', 'happy');
   CREATE DOMAIN percent AS numeric(5,2) CHECK (VALUE BETWEEN 0 AND 100);
@@ -12,7 +12,7 @@ export const OWN_TYPES = `
   CREATE TYPE spot AS RANGE (subtype = float8);
 `;
 
-/** Types that no table can hold a value of, or whose values depend on what else is in the database. */
+/** Types whose values can't be stored, or depend on other objects of the database. */
 export const IMPOSSIBLE = {
   gtsvector: 'an index key, without input',
   pg_node_tree: 'without input',
@@ -28,7 +28,7 @@ const BYTES = Array.from({ length: 256 }, (_, byte) => byte.toString(16).padStar
 const MARKS = `quote " back \\ slash / tab \t line \n return \r bell \u0007 del \u007f`;
 const SCRIPTS = 'é ß 漢字 \u{1f600} e\u0301 \u2028 \u2029 \ufeff \u200d';
 
-/** Type by type, the values as text that the type takes. Rows are made of them, side by side; NULL fills up. */
+/** Input texts by type. Row n has the n-th value of each type, and NULL where a type has fewer values. */
 // prettier-ignore
 export const COLUMNS = {
   // Numbers.

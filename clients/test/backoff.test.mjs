@@ -1,21 +1,21 @@
-// Clients that are told to wait, wait, and come back.
+// Refused clients wait for the time of `retry-after` and retry.
 import assert from 'node:assert/strict';
 import { test } from 'node:test';
 import { SETTING } from '../support/forebay.mjs';
-import { follow, LIMIT, makeDatabase, PATIENCE_MS, startForebay, startProxy, world } from '../support.mjs';
+import { follow, LIMIT, makeDatabase, MAX_WAIT_MS, startForebay, startProxy, startTestServer } from '../support.mjs';
 
-const { forebay, sql, table } = await world('backoff');
+const { forebay, sql, table } = await startTestServer('backoff');
 
-/** The gaps between refusals, and to the first request that passed, in milliseconds. */
+/** Returns the times between the refusals, and up to the first accepted request, in milliseconds. */
 function gaps({ requests }) {
   const refused = requests.filter(({ status }) => status >= 429);
   const last = requests.indexOf(refused.at(-1));
   const times = [...refused, requests[last + 1]];
-  return times.slice(1).map(({ begun }, place) => begun - times[place].answered);
+  return times.slice(1).map(({ startedAt }, index) => startedAt - times[index].respondedAt);
 }
 
 for (const status of [503, 429]) {
-  test(`a first request that gets ${status} is made again, no sooner than it says`, LIMIT, async (t) => {
+  test(`a first request that gets ${status} is retried, not before retry-after`, LIMIT, async (t) => {
     const things = await table('id int PRIMARY KEY', '(1)');
     const proxy = await startProxy(t, forebay.url);
     proxy.refuse(2, {
@@ -31,7 +31,7 @@ for (const status of [503, 429]) {
     );
     assert.ok(
       gaps(follower).every((gap) => gap >= 990),
-      `it waited ${gaps(follower)} ms`,
+      `the client waited ${gaps(follower)} ms`,
     );
   });
 
@@ -49,50 +49,51 @@ for (const status of [503, 429]) {
       await follower.until('three refusals', () => proxy.refused.length === 3);
       await sql(`INSERT INTO ${things} VALUES (1)`);
       await follower.reads('the row', [['insert', { id: 1 }]]);
-      assert.deepEqual(follower.requests.filter(({ query }) => query.offset === '-1').length, 1, 'it started over');
+      const first = follower.requests.filter(({ query }) => query.offset === '-1');
+      assert.deepEqual(first.length, 1, 'the client refetched the shape');
     });
   }
 }
 
-test('a stream beyond the limit is refused with a time to wait, and comes in when another leaves', LIMIT, async (t) => {
-  const { full, sql, table } = await smallWorld(t);
+test('a stream beyond the limit is refused with retry-after, and admitted when another ends', LIMIT, async (t) => {
+  const { full, sql, table } = await startServerForOneStream(t);
   const things = await table('id int PRIMARY KEY');
-  await comeAndGo(t, full.shapes, things);
-  const inside = follow(t, { url: full.shapes, params: { table: things }, liveSse: true });
-  await inside.until('the first is in', () =>
-    inside.requests.some(({ query, status }) => 'live' in query && status === 200),
+  await openAndCloseStreams(t, full.shapes, things);
+  const admitted = follow(t, { url: full.shapes, params: { table: things }, liveSse: true });
+  await admitted.until('the first stream is admitted', () =>
+    admitted.requests.some(({ query, status }) => 'live' in query && status === 200),
   );
 
-  const waits = follow(t, { url: full.shapes, params: { table: things }, liveSse: true });
-  const refusal = await waits.until('a refusal', () => waits.requests.find(({ status }) => status === 503));
+  const waiting = follow(t, { url: full.shapes, params: { table: things }, liveSse: true });
+  const refusal = await waiting.until('a refusal', () => waiting.requests.find(({ status }) => status === 503));
   assert.match(refusal.headers['retry-after'], /^\d+$/);
-  assert.ok('live' in refusal.query, 'only streams are counted');
+  assert.ok('live' in refusal.query, 'a plain request was refused');
   await sql(`INSERT INTO ${things} VALUES (1)`);
-  await inside.reads('the one inside goes on', [['insert', { id: 1 }]]);
+  await admitted.reads('the admitted stream continues', [['insert', { id: 1 }]]);
 
-  inside.leave();
-  const patience = 1_000 * Number(refusal.headers['retry-after']) + PATIENCE_MS;
-  await waits.reads('the other has come in, and got what it missed', [['insert', { id: 1 }]], 0, patience);
+  admitted.leave();
+  const maxWait = 1_000 * Number(refusal.headers['retry-after']) + MAX_WAIT_MS;
+  await waiting.reads('the waiting stream is admitted and gets the missed change', [['insert', { id: 1 }]], 0, maxWait);
   await sql(`INSERT INTO ${things} VALUES (2)`);
-  await waits.reads('and what comes now', [['insert', { id: 2 }]], 1);
-  assert.deepEqual(waits.errors, []);
+  await waiting.reads('the next change', [['insert', { id: 2 }]], 1);
+  assert.deepEqual(waiting.errors, []);
 });
 
-/** Streams that come and go, until the program has counted some: it tells how long to wait by how fast they do. */
-async function comeAndGo(t, url, things) {
+/** Opens and closes streams for three seconds, because the program derives retry-after from the rate of their ends. */
+async function openAndCloseStreams(t, url, things) {
   const first = follow(t, { url, params: { table: things }, subscribe: false });
   await first.upToDate();
   const { lastOffset: offset, shapeHandle: handle } = first.stream;
   const query = new URLSearchParams({ table: things, offset, handle, log: 'full', live: 'true', live_sse: 'true' });
-  for (const begun = performance.now(); performance.now() - begun < 3_000;) {
-    const leaving = new AbortController();
-    await fetch(`${url}?${query}`, { signal: leaving.signal });
-    leaving.abort();
+  for (const startedAt = performance.now(); performance.now() - startedAt < 3_000;) {
+    const abort = new AbortController();
+    await fetch(`${url}?${query}`, { signal: abort.signal });
+    abort.abort();
   }
 }
 
-/** A program that admits one stream, before a database of its own. */
-async function smallWorld(t) {
+/** Starts a program that admits one stream, with a new database. */
+async function startServerForOneStream(t) {
   const database = await makeDatabase('full');
   let full;
   t.after(async () => {

@@ -1,17 +1,18 @@
-// ShapeStream of @electric-sql/client, by server-sent events, when a stream ends before the client has all that there was.
+// ShapeStream of @electric-sql/client, with server-sent events that end while the client is catching up.
 import assert from 'node:assert/strict';
 import { test } from 'node:test';
 import { setTimeout as pause } from 'node:timers/promises';
 import { SETTING } from '../support/forebay.mjs';
-import { follow, LIMIT, startProxy, world } from '../support.mjs';
+import { follow, LIMIT, startProxy, startTestServer } from '../support.mjs';
 
-/** Longer than a stream that the client takes for a short one, after three of which it polls. */
+/** Long enough that the client doesn't count a stream as short. After three short streams the client polls. */
 const SSE_TIMEOUT_MS = 1_200;
 
-const { forebay, sql, table } = await world('catchup', { env: { [SETTING.sseTimeout]: `${SSE_TIMEOUT_MS}` } });
+const env = { [SETTING.sseTimeout]: `${SSE_TIMEOUT_MS}` };
+const { forebay, sql, table } = await startTestServer('catchup', { env });
 
-/** Follows a table, and holds the first event stream back until so many rows of 10 KB are there, ten in a transaction. */
-async function behind(t, rows, options) {
+/** Follows a table, and delays the first event stream until `rows` rows of 10 KB exist, ten in each transaction. */
+async function followFromBehind(t, rows, options) {
   const things = await table('id int PRIMARY KEY, note text');
   let release;
   const written = new Promise((resolve) => (release = resolve));
@@ -27,11 +28,12 @@ async function behind(t, rows, options) {
   return follower;
 }
 
-function streams({ requests }) {
+function streamRequests({ requests }) {
   return requests.filter(({ query }) => 'live_sse' in query);
 }
 
-async function hasAll(follower, rows) {
+/** Waits for all rows. Fails if a row is missing, repeated or out of order, or a transaction is split. */
+async function assertAllArrive(follower, rows) {
   await follower.until('all rows', () => follower.changes.length >= rows);
   const ids = follower.changes.map(({ value }) => value.id);
   assert.deepEqual(
@@ -41,11 +43,11 @@ async function hasAll(follower, rows) {
   const sizes = follower.batches.map((batch) => batch.filter(({ key }) => key).length);
   assert.ok(
     sizes.every((size) => size % 10 === 0),
-    `whole transactions: ${sizes}`,
+    `incomplete transactions: ${sizes}`,
   );
 }
 
-/** The same answer, read at no more than 10 MB a second. */
+/** Returns the same response, limited to 10 MB per second. */
 function slowed(response) {
   if (!response.headers.get('content-type')?.startsWith('text/event-stream')) return response;
   const reader = response.body.getReader();
@@ -61,31 +63,32 @@ function slowed(response) {
   return new Response(body, { status: response.status, headers: response.headers });
 }
 
-test('a client that is still catching up when the time of its stream is over gets everything', LIMIT, async (t) => {
-  // 40 MB: far more than is read in the time of a stream, and than sockets hold.
+test('a client whose stream times out while it is catching up gets all changes', LIMIT, async (t) => {
+  // 40 MB: far more than the client reads before the timeout, and more than socket buffers hold.
   const rows = 4_000;
-  const follower = await behind(t, rows, { rewrite: slowed });
-  await hasAll(follower, rows);
-  assert.ok(streams(follower).length > 1, 'one stream was not enough');
+  const follower = await followFromBehind(t, rows, { rewrite: slowed });
+  await assertAllArrive(follower, rows);
+  assert.ok(streamRequests(follower).length > 1, 'one stream delivered everything');
 });
 
-test('a client whose streams are cut while it catches up gets everything', LIMIT, async (t) => {
+test('a client whose streams are cut while it is catching up gets all changes', LIMIT, async (t) => {
   const rows = 300;
   const proxy = await startProxy(t, forebay.url);
   proxy.cut(2, 500_000);
-  const follower = await behind(t, rows, { url: proxy.shapes });
-  await hasAll(follower, rows);
-  const [first, second] = streams(follower);
-  assert.equal(first.headers['electric-offset'], first.query.offset, 'the head says what the client has');
+  const follower = await followFromBehind(t, rows, { url: proxy.shapes });
+  await assertAllArrive(follower, rows);
+  const [first, second] = streamRequests(follower);
+  assert.equal(first.headers['electric-offset'], first.query.offset, 'the response head has the offset of the request');
   const upToDates = follower.messages.filter(({ headers }) => headers.control === 'up-to-date');
   const acknowledged = upToDates.map(({ headers }) => `${headers.global_last_seen_lsn}_0`);
-  assert.ok([first.query.offset, ...acknowledged].includes(second.query.offset), 'it goes on from an up-to-date');
+  assert.ok([first.query.offset, ...acknowledged].includes(second.query.offset), 'its offset is of no up-to-date');
 });
 
-test('a stream is silent until there is something to tell', LIMIT, async (t) => {
+test('a stream sends nothing until a change arrives', LIMIT, async (t) => {
   const things = await table('id int PRIMARY KEY', '(1)');
   const follower = follow(t, { url: forebay.shapes, params: { table: things }, liveSse: true });
-  await follower.until('two streams have been open', () => streams(follower).filter(({ status }) => status).length > 2);
+  const answered = () => streamRequests(follower).filter(({ status }) => status);
+  await follower.until('two streams have been open', () => answered().length > 2);
   assert.deepEqual(follower.controls, ['snapshot-end', 'up-to-date']);
   await sql(`INSERT INTO ${things} VALUES (2)`);
   await follower.reads('the row', [['insert', { id: 2 }]], 1);

@@ -1,24 +1,25 @@
-// Whatever happens to a table, and to the program, its clients end up with what it holds, and hear nothing twice.
+// After random changes to a table, and faults of the program, all clients have the rows of the table, and no change
+// arrived twice.
 //
-// What happens is drawn from a seed, which is printed: always the same, unless FOREBAY_SEED=… names another.
+// The steps follow from a seed, which is printed. It is constant unless FOREBAY_SEED is set.
 import assert from 'node:assert/strict';
 import { test } from 'node:test';
 import { inspect } from 'node:util';
-import { becomes, follow, Ledger, LIMIT, Random, world } from '../support.mjs';
+import { becomes, follow, LogVerifier, LIMIT, Random, startTestServer } from '../support.mjs';
 
 const ROUNDS = 150;
 const WRITERS = 2;
 const IDS = 40;
 const WORDS = ['red', 'green', 'blue', `it's "quoted" \\ / {}`, '', '漢字', null];
 
-/** What writers do to each other: Postgres undoes the transaction of one. */
+/** Errors of conflicting writers. Postgres rolls back one of the transactions. */
 const CONFLICTS = { deadlock_detected: '40P01', unique_violation: '23505' };
 
-const { forebay, sql, table, transaction } = await world('convergence');
+const { forebay, sql, table, transaction } = await startTestServer('convergence');
 const url = forebay.shapes;
 const seed = Number(process.env.FOREBAY_SEED ?? 20_261_116);
 
-/** Definitions of shapes; the round makes each another one, so that its snapshot is taken in the middle of it all. */
+/** Shape definitions. The round is part of each, so that each is a new shape whose snapshot runs during the writes. */
 const SHAPES = [
   (round) => ({ where: `id > -${round}` }),
   (round) => ({ where: `size > ${round % 90}` }),
@@ -27,7 +28,7 @@ const SHAPES = [
   (round) => ({ where: `size BETWEEN 20 AND ${80 + round}`, columns: ['id', 'size'] }),
 ];
 
-/** One random statement. */
+/** Returns one random statement. */
 function step(random, things) {
   const id = random.below(IDS);
   const word = random.of(WORDS);
@@ -45,6 +46,7 @@ function step(random, things) {
   ]);
 }
 
+/** Runs a random transaction. Conflicts with other writers are ignored. */
 async function write(random, things) {
   const work = transaction(async (run) => {
     for (let left = 1 + random.below(4); left > 0; left -= 1) await run(...step(random, things));
@@ -53,12 +55,13 @@ async function write(random, things) {
   await work.catch((error) => assert.ok(Object.values(CONFLICTS).includes(error.code), error));
 }
 
-/** What a shape must hold, as Postgres sees it. */
+/** Returns the rows of a shape by a query in Postgres. */
 async function stored(things, { where, params = [], columns = ['*'] }) {
   return sql(`SELECT ${columns} FROM ${things} WHERE ${where} ORDER BY id`, params);
 }
 
-async function history(t, disturb, options = {}) {
+/** Writes and calls `disturb` each round, then fails unless every client has the rows of its shape. */
+async function runHistory(t, disturb, options = {}) {
   t.diagnostic(`FOREBAY_SEED=${seed}`);
   const random = new Random(seed);
   const writers = Array.from({ length: WRITERS }, (_, place) => new Random(seed + 1 + place));
@@ -70,42 +73,42 @@ async function history(t, disturb, options = {}) {
       const definition = random.of(SHAPES)(round);
       const liveSse = random.below(2) === 0;
       const follower = follow(t, { url, params: { table: things, ...definition }, liveSse, ...options });
-      readers.push({ definition, liveSse, follower, ledger: new Ledger(follower.stream) });
+      readers.push({ definition, liveSse, follower, verifier: new LogVerifier(follower.stream) });
     }
     await Promise.all(writers.map((writer) => write(writer, things)));
     await disturb(round, random, things);
   }
 
-  for (const { definition, liveSse, follower, ledger } of readers) {
+  for (const { definition, liveSse, follower, verifier } of readers) {
     const what = `the rows of ${JSON.stringify(definition)}, liveSse: ${liveSse}, FOREBAY_SEED=${seed}`;
     try {
-      await becomes(what, await stored(things, definition), () => ledger.rows);
-      assert.deepEqual([ledger.faults, follower.errors], [[], []], what);
+      await becomes(what, await stored(things, definition), () => verifier.rows);
+      assert.deepEqual([verifier.faults, follower.errors], [[], []], what);
     } catch (error) {
-      t.diagnostic(inspect({ errors: follower.errors, asked: follower.requests.slice(-6) }, { depth: 4 }));
+      t.diagnostic(inspect({ errors: follower.errors, requests: follower.requests.slice(-6) }, { depth: 4 }));
       t.diagnostic(forebay.log);
       throw error;
     }
   }
 }
 
-test('clients of every kind end up with the rows of the table', LIMIT, async (t) => {
-  await history(t, () => {});
+test('all kinds of clients converge to the rows of the table', LIMIT, async (t) => {
+  await runHistory(t, () => {});
 });
 
-test('also if the program is killed on the way, again and again', LIMIT, async (t) => {
+test('clients converge although the program is stopped and killed repeatedly', LIMIT, async (t) => {
   const disturb = async (round, random) => {
     if (round % 40 !== 0) return;
     await (random.below(2) === 0 ? forebay.kill() : forebay.stop());
     await forebay.start();
   };
-  // An answer that broke off after its head: the client leaves it to its user to go on.
+  // A response that is truncated after its head: the client continues only if `onError` returns options.
   const onError = (error) => (error.status === 200 ? {} : undefined);
-  await history(t, disturb, { onError });
+  await runHistory(t, disturb, { onError });
 });
 
-test('also if the table is truncated and altered on the way', LIMIT, async (t) => {
-  await history(t, async (round, random, things) => {
+test('clients converge although the table is truncated and altered', LIMIT, async (t) => {
+  await runHistory(t, async (round, random, things) => {
     if (round % 40 !== 0) return;
     if (random.below(2) === 0) await sql(`TRUNCATE ${things}`);
     else await sql(`ALTER TABLE ${things} ALTER COLUMN size TYPE ${random.of(['int', 'smallint'])}`);

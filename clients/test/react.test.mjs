@@ -1,10 +1,10 @@
-// useShape of @electric-sql/react, in a page of headless Chromium that comes from another origin.
+// useShape of @electric-sql/react, in headless Chromium, on a page of another origin than the server.
 import assert from 'node:assert/strict';
 import { after, test } from 'node:test';
 import { SETTING } from '../support/forebay.mjs';
-import { becomes, LIMIT, serve, startBrowser, world } from '../support.mjs';
+import { becomes, LIMIT, serve, startBrowser, startTestServer } from '../support.mjs';
 
-const { forebay, sql, table } = await world('react', { env: { [SETTING.allowDeletion]: 'true' } });
+const { forebay, sql, table } = await startTestServer('react', { env: { [SETTING.allowDeletion]: 'true' } });
 const url = forebay.shapes;
 const origin = await serve({ after });
 const browser = await startBrowser({ after });
@@ -20,7 +20,7 @@ async function open() {
       try {
         await becomes(what, { state: 'ready', rows }, read);
       } catch (error) {
-        error.message += `\nthe page says: ${page.complaints.join('\n')}`;
+        error.message += `\nmessages of the page: ${page.messages.join('\n')}`;
         throw error;
       }
     },
@@ -28,7 +28,7 @@ async function open() {
 }
 
 for (const liveSse of [false, true]) {
-  test(`a component shows the rows, and changes with them, liveSse: ${liveSse}`, LIMIT, async () => {
+  test(`a component shows the rows and their changes, liveSse: ${liveSse}`, LIMIT, async () => {
     const things = await table('id int PRIMARY KEY, title text', `(1, 'one'), (2, 'two')`);
     const { show, shows } = await open();
     await show({ url, params: { table: things }, liveSse });
@@ -42,7 +42,7 @@ for (const liveSse of [false, true]) {
   });
 }
 
-test('a component that is given other options shows another shape', LIMIT, async () => {
+test('a component with new options shows the other shape', LIMIT, async () => {
   const things = await table('id int PRIMARY KEY, title text', `(1, 'a'), (2, 'b')`);
   const { show, shows } = await open();
   const params = { table: things, where: 'id = $1' };
@@ -54,7 +54,7 @@ test('a component that is given other options shows another shape', LIMIT, async
   await shows('its change', ['2: c']);
 });
 
-test('a page goes on after a 409', LIMIT, async () => {
+test('a page continues after a 409', LIMIT, async () => {
   const things = await table('id int PRIMARY KEY, title text', `(1, 'a')`);
   const { show, shows } = await open();
   await show({ url, params: { table: things } });
@@ -63,7 +63,7 @@ test('a page goes on after a 409', LIMIT, async () => {
   await shows('the row after it', ['2: b']);
 });
 
-test('a page goes on after a restart of the program', LIMIT, async () => {
+test('a page continues after a restart of the program', LIMIT, async () => {
   const things = await table('id int PRIMARY KEY, title text', `(1, 'a')`);
   const { show, shows } = await open();
   await show({ url, params: { table: things } });
@@ -73,7 +73,7 @@ test('a page goes on after a restart of the program', LIMIT, async () => {
   await shows('the row after it', ['1: a', '2: b']);
 });
 
-test('a page that is loaded again shows what is there now, whatever its cache holds', LIMIT, async () => {
+test('a reloaded page shows the current rows, whatever the cache holds', LIMIT, async () => {
   const things = await table('id int PRIMARY KEY, title text', `(1, 'a')`);
   const { page, show, shows } = await open();
   await show({ url, params: { table: things } });
@@ -82,16 +82,16 @@ test('a page that is loaded again shows what is there now, whatever its cache ho
   await shows('the change', ['1: b']);
   await page.go(origin);
   await show({ url, params: { table: things } });
-  await shows('the change, still', ['1: b']);
+  await shows('the change after the reload', ['1: b']);
   const deleted = await fetch(`${url}?table=${things}`, { method: 'DELETE' });
   assert.equal(deleted.status, 202);
   await sql(`UPDATE ${things} SET title = 'c'`);
   await page.go(origin);
   await show({ url, params: { table: things } });
-  await shows('what there is after the shape was deleted', ['1: c']);
+  await shows('the rows after the shape was deleted', ['1: c']);
 });
 
-test('a browser lets a subset by POST pass, with headers of the app', LIMIT, async () => {
+test('the browser allows a subset by POST with headers of the app', LIMIT, async () => {
   const things = await table('id int PRIMARY KEY, title text', `(1, 'a'), (2, 'b')`);
   const { subset } = await open();
   const options = { url, params: { table: things }, headers: { Authorization: 'Bearer token', 'X-App': 'test' } };

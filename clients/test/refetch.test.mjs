@@ -1,14 +1,14 @@
-// When a shape can't go on as it was, clients are sent back to its beginning (409), and get what the table holds.
+// When a shape can't continue, clients get a 409, refetch it, and end with the rows of the table.
 import assert from 'node:assert/strict';
 import { test } from 'node:test';
 import { Shape } from '@electric-sql/client';
 import { SETTING } from '../support/forebay.mjs';
-import { becomes, follow, LIMIT, within, world } from '../support.mjs';
+import { becomes, follow, LIMIT, within, startTestServer } from '../support.mjs';
 
-const { forebay, sql, table } = await world('refetch', { env: { [SETTING.allowDeletion]: 'true' } });
+const { forebay, sql, table } = await startTestServer('refetch', { env: { [SETTING.allowDeletion]: 'true' } });
 const url = forebay.shapes;
 
-const WAYS = [
+const MODES = [
   { name: 'long-poll', options: {} },
   { name: 'an event stream', options: { liveSse: true } },
 ];
@@ -19,8 +19,8 @@ async function remove(query) {
   assert.equal(await answer.text(), '');
 }
 
-/** What must be seen of a client that was sent back once. */
-function assertSentBack(follower, oldHandle) {
+/** Fails unless the client got one 409 and refetched the shape under a new handle. */
+function assertRefetched(follower, oldHandle) {
   const { requests, stream } = follower;
   const refused = requests.findIndex(({ status }) => status === 409);
   assert.ok(refused > 0, `no 409: ${requests.map(({ status }) => status)}`);
@@ -32,8 +32,8 @@ function assertSentBack(follower, oldHandle) {
   assert.deepEqual(follower.errors, []);
 }
 
-for (const { name, options } of WAYS) {
-  test(`a shape that is deleted under ${name} is fetched again`, LIMIT, async (t) => {
+for (const { name, options } of MODES) {
+  test(`a shape that is deleted during ${name} is refetched`, LIMIT, async (t) => {
     const things = await table('id int PRIMARY KEY', '(1)');
     const follower = follow(t, { url, params: { table: things }, ...options });
     const shape = new Shape(follower.stream);
@@ -44,10 +44,10 @@ for (const { name, options } of WAYS) {
     await follower.upToDate(2);
     await sql(`INSERT INTO ${things} VALUES (2)`);
     await becomes('both rows', [{ id: 1 }, { id: 2 }], () => shape.currentRows);
-    assertSentBack(follower, shapeHandle);
+    assertRefetched(follower, shapeHandle);
   });
 
-  test(`TRUNCATE under ${name} empties the shape, and it goes on`, LIMIT, async (t) => {
+  test(`TRUNCATE during ${name} empties the shape, and later changes arrive`, LIMIT, async (t) => {
     const things = await table('id int PRIMARY KEY', '(1), (2)');
     const follower = follow(t, { url, params: { table: things, where: 'id > 0' }, ...options });
     const shape = new Shape(follower.stream);
@@ -57,11 +57,11 @@ for (const { name, options } of WAYS) {
     await becomes('no rows', [], () => shape.currentRows);
     await follower.upToDate(2);
     await sql(`INSERT INTO ${things} VALUES (3)`);
-    await becomes('the row after it', [{ id: 3 }], () => shape.currentRows);
-    assertSentBack(follower, shapeHandle);
+    await becomes('the row after the TRUNCATE', [{ id: 3 }], () => shape.currentRows);
+    assertRefetched(follower, shapeHandle);
   });
 
-  test(`a column that is added under ${name} comes with its values`, LIMIT, async (t) => {
+  test(`a column that is added during ${name} arrives with its values`, LIMIT, async (t) => {
     const things = await table('id int PRIMARY KEY', '(1)');
     const follower = follow(t, { url, params: { table: things }, ...options });
     const shape = new Shape(follower.stream);
@@ -69,18 +69,18 @@ for (const { name, options } of WAYS) {
     const { shapeHandle } = follower.stream;
     await sql(`ALTER TABLE ${things} ADD COLUMN size int8 DEFAULT 7; INSERT INTO ${things} VALUES (2, 8)`);
     await becomes(
-      'rows with the column, of its type',
+      'rows with the new column',
       [
         { id: 1, size: 7n },
         { id: 2, size: 8n },
       ],
       () => shape.currentRows,
     );
-    assertSentBack(follower, shapeHandle);
+    assertRefetched(follower, shapeHandle);
   });
 }
 
-test('a column whose type changes is read as its new type', LIMIT, async (t) => {
+test('a column whose type changes is parsed by its new type', LIMIT, async (t) => {
   const things = await table('id int PRIMARY KEY, size int', '(1, 5)');
   const { stream } = follow(t, { url, params: { table: things } });
   const shape = new Shape(stream);
@@ -96,7 +96,7 @@ test('a column whose type changes is read as its new type', LIMIT, async (t) => 
   );
 });
 
-test('a table that is dropped and made again is another', LIMIT, async (t) => {
+test('after a table is dropped and recreated, clients refetch it', LIMIT, async (t) => {
   const things = await table('id int PRIMARY KEY', '(1)');
   const first = follow(t, { url, params: { table: things } });
   await first.live();
@@ -108,12 +108,12 @@ test('a table that is dropped and made again is another', LIMIT, async (t) => {
 
   const next = follow(t, { url, params: { table: things }, offset, handle });
   await next.reads('the new rows', [['insert', { id: 9, title: 'new' }]]);
-  // That a table is another one is seen by looking, not at once.
+  // The server detects the new table at its next catalog check, so earlier requests may succeed.
   const refetch = next.requests.findIndex(({ status }) => status === 409);
   assert.equal(next.requests[refetch + 1].query.offset, '-1');
 });
 
-test('a handle that nobody knows, or of another shape, leads to the right one', LIMIT, async (t) => {
+test('an unknown handle, or the handle of another shape, leads to a 409 and the right shape', LIMIT, async (t) => {
   const things = await table('id int PRIMARY KEY', '(1), (2)');
   const other = follow(t, { url, params: { table: things, where: 'id = 1' } });
   await other.upToDate();
@@ -128,34 +128,34 @@ test('a handle that nobody knows, or of another shape, leads to the right one', 
   }
 });
 
-test('shapes are deleted by their handle, too, and others stay', LIMIT, async (t) => {
+test('a shape is deleted by its handle, and other shapes stay', LIMIT, async (t) => {
   const things = await table('id int PRIMARY KEY', '(1)');
-  const gone = follow(t, { url, params: { table: things } });
-  const stays = follow(t, { url, params: { table: things, where: 'id > 0' } });
-  await Promise.all([gone.live(), stays.live()]);
-  await remove({ handle: gone.stream.shapeHandle });
-  await gone.until('must-refetch', () => gone.controls.includes('must-refetch'));
+  const deleted = follow(t, { url, params: { table: things } });
+  const kept = follow(t, { url, params: { table: things, where: 'id > 0' } });
+  await Promise.all([deleted.live(), kept.live()]);
+  await remove({ handle: deleted.stream.shapeHandle });
+  await deleted.until('must-refetch', () => deleted.controls.includes('must-refetch'));
   await sql(`INSERT INTO ${things} VALUES (2)`);
-  await stays.reads('the change', [
+  await kept.reads('the change', [
     ['insert', { id: 1 }],
     ['insert', { id: 2 }],
   ]);
-  assert.ok(!stays.controls.includes('must-refetch'));
+  assert.ok(!kept.controls.includes('must-refetch'));
 });
 
-test('a subset asked for under a handle that is gone is answered, and its row is followed', LIMIT, async (t) => {
+test('a subset request with the handle of a deleted shape succeeds, and its row is followed', LIMIT, async (t) => {
   const things = await table('id int PRIMARY KEY, title text', `(1, 'a')`);
-  let gone = false;
+  let removed = false;
   const before = async ({ query }) => {
-    if (gone || !('subset__where' in query)) return;
-    gone = true;
+    if (removed || !('subset__where' in query)) return;
+    removed = true;
     await remove({ table: things });
   };
   const follower = follow(t, { url, params: { table: things }, log: 'changes_only', before });
   await follower.live();
   await sql(`INSERT INTO ${things} VALUES (2, 'x')`);
   await follower.reads('a change', [['insert', { id: 2, title: 'x' }]]);
-  // The client goes on with the new handle and its old offset, which lies beyond all that the new shape has.
+  // The client continues with the new handle and its old offset, which is beyond the log of the new shape.
   await within('the subset', follower.stream.requestSnapshot({ where: 'id = 1' }));
   await sql(`UPDATE ${things} SET title = 'b' WHERE id = 1`);
   await follower.reads(

@@ -1,9 +1,9 @@
-// Clients across the program's end, asked for or not: they go on where they were, and fetch nothing twice.
+// Restarts of the program, by SIGTERM and by SIGKILL: clients continue from their offset and fetch nothing twice.
 import assert from 'node:assert/strict';
 import { test } from 'node:test';
-import { follow, LIMIT, world } from '../support.mjs';
+import { follow, LIMIT, startTestServer } from '../support.mjs';
 
-const { forebay, sql, table } = await world('restart');
+const { forebay, sql, table } = await startTestServer('restart');
 const url = forebay.shapes;
 
 const ENDS = [
@@ -11,7 +11,8 @@ const ENDS = [
   { name: 'a kill', end: () => forebay.kill() },
 ];
 
-function assertWentOn(follower, message = 'it was sent back') {
+/** Fails if the client had to refetch. */
+function assertContinued(follower, message = 'the client had to refetch') {
   assert.ok(
     follower.requests.every(({ status }) => status !== 409),
     message,
@@ -21,7 +22,7 @@ function assertWentOn(follower, message = 'it was sent back') {
 }
 
 for (const { name, end } of ENDS) {
-  test(`a client that left before ${name} resumes after it by offset and handle`, LIMIT, async (t) => {
+  test(`a client that disconnected before ${name} resumes by offset and handle`, LIMIT, async (t) => {
     const things = await table('id int PRIMARY KEY', '(1)');
     const params = { table: things };
     const first = follow(t, { url, params });
@@ -39,51 +40,51 @@ for (const { name, end } of ENDS) {
     await forebay.start();
 
     const next = follow(t, { url, params, offset, handle });
-    await next.reads('what it missed', [
+    await next.reads('the missed changes', [
       ['insert', { id: 3 }],
       ['delete', { id: 1 }],
     ]);
     await next.live();
     await sql(`INSERT INTO ${things} VALUES (4)`);
-    await next.reads('what comes now', [['insert', { id: 4 }]], 2);
-    assertWentOn(next);
+    await next.reads('the next change', [['insert', { id: 4 }]], 2);
+    assertContinued(next);
     assert.ok(
       next.requests.every(({ query }) => query.offset !== '-1'),
-      'it fetched the snapshot again',
+      'the client fetched the snapshot again',
     );
     assert.equal(next.stream.shapeHandle, handle);
   });
 
   for (const liveSse of [false, true]) {
-    test(`a stream that is open at ${name} goes on by itself, liveSse: ${liveSse}`, LIMIT, async (t) => {
+    test(`a stream that is open at ${name} continues automatically, liveSse: ${liveSse}`, LIMIT, async (t) => {
       const things = await table('id int PRIMARY KEY, title text', `(1, 'a')`);
       const follower = follow(t, { url, params: { table: things }, liveSse });
       await follower.live();
       await sql(`INSERT INTO ${things} VALUES (2, 'b'), (3, 'c')`);
-      await follower.until('rows of before', () => follower.changes.length === 3);
+      await follower.until('the rows before the end', () => follower.changes.length === 3);
       const { shapeHandle } = follower.stream;
 
       await end();
       await sql(`UPDATE ${things} SET title = 'd' WHERE id = 2`);
       await forebay.start();
-      await follower.reads('the change of meanwhile, once', [['update', { id: 2, title: 'd' }]], 3);
+      await follower.reads('the change during the outage, once', [['update', { id: 2, title: 'd' }]], 3);
       await sql(`DELETE FROM ${things} WHERE id = 3`);
       await follower.reads(
-        'the change after it',
+        'the change after the restart',
         [
           ['update', { id: 2, title: 'd' }],
           ['delete', { id: 3 }],
         ],
         3,
       );
-      assertWentOn(follower);
+      assertContinued(follower);
       assert.equal(follower.stream.shapeHandle, shapeHandle);
       assert.equal(follower.requests.filter(({ query }) => query.offset === '-1').length, 1);
     });
   }
 }
 
-test('a shape that nobody follows at a kill is still up to date after it', LIMIT, async (t) => {
+test('a shape without clients at a kill is up to date after the restart', LIMIT, async (t) => {
   const things = await table('id int PRIMARY KEY', '(1)');
   const first = follow(t, { url, params: { table: things } });
   await first.live();

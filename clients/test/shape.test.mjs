@@ -1,10 +1,10 @@
-// ShapeStream and Shape of @electric-sql/client, by long-poll.
+// ShapeStream and Shape of @electric-sql/client, with long polling.
 import assert from 'node:assert/strict';
 import { test } from 'node:test';
 import { FetchError, Shape } from '@electric-sql/client';
-import { becomes, eventually, follow, LIMIT, within, world } from '../support.mjs';
+import { becomes, eventually, follow, LIMIT, within, startTestServer } from '../support.mjs';
 
-const { forebay, sql, table, transaction } = await world('shape');
+const { forebay, sql, table, transaction } = await startTestServer('shape');
 const url = forebay.shapes;
 
 test('a shape has the rows of its table, and follows inserts, updates and deletes', LIMIT, async (t) => {
@@ -61,14 +61,14 @@ test('without a subscription a stream ends when it is up to date', LIMIT, async 
     ['insert', { id: 1 }],
     ['insert', { id: 2 }],
   ]);
-  await follower.until('the stream has let go', () => !follower.stream.isConnected());
+  await follower.until('the stream is disconnected', () => !follower.stream.isConnected());
   assert.ok(
     follower.requests.every(({ query }) => !('live' in query)),
-    'it asked for what is live',
+    'the client sent a live request',
   );
 });
 
-test('a change carries its key, its place, its transaction, and whether it is the last of it', LIMIT, async (t) => {
+test('a change carries its key, position and transaction, and the last one is marked', LIMIT, async (t) => {
   const things = await table('id int PRIMARY KEY, title text');
   const follower = follow(t, { url, params: { table: things } });
   await follower.live();
@@ -97,13 +97,13 @@ test('a change carries its key, its place, its transaction, and whether it is th
     changes.map(({ headers }) => headers.last ?? false),
     [false, false, true],
   );
-  assert.equal(new Set(changes.map(({ headers }) => headers.lsn)).size, 1, 'one commit has one place');
-  const places = changes.map(({ headers }) => headers.op_position);
-  assert.ok(places[0] < places[1] && places[1] < places[2], `they are in order: ${places}`);
-  assert.equal(follower.stream.lastOffset, `${changes[2].headers.lsn}_${places[2]}`);
+  assert.equal(new Set(changes.map(({ headers }) => headers.lsn)).size, 1, 'all changes of a commit have one LSN');
+  const positions = changes.map(({ headers }) => headers.op_position);
+  assert.ok(positions[0] < positions[1] && positions[1] < positions[2], `positions are not in order: ${positions}`);
+  assert.equal(follower.stream.lastOffset, `${changes[2].headers.lsn}_${positions[2]}`);
 });
 
-test('a live request follows the one before: its offset, its handle and its cursor', LIMIT, async (t) => {
+test('a live request continues with the offset, handle and cursor of the previous response', LIMIT, async (t) => {
   const things = await table('id int PRIMARY KEY');
   const follower = follow(t, { url, params: { table: things } });
   await follower.live();
@@ -114,9 +114,9 @@ test('a live request follows the one before: its offset, its handle and its curs
   await follower.until('a fourth live request', () => follower.requests.filter(({ query }) => query.live).length >= 4);
   const { requests } = follower;
   assert.deepEqual([requests[0].query.offset, requests[0].headers['electric-offset']], ['-1', '0_0']);
-  for (const [place, { query }] of requests.entries()) {
-    if (place === 0) continue;
-    const { headers } = requests[place - 1];
+  for (const [index, { query }] of requests.entries()) {
+    if (index === 0) continue;
+    const { headers } = requests[index - 1];
     assert.equal(query.handle, headers['electric-handle']);
     assert.equal(query.offset, headers['electric-offset']);
     if ('electric-cursor' in headers) assert.equal(query.cursor, headers['electric-cursor']);
@@ -125,7 +125,7 @@ test('a live request follows the one before: its offset, its handle and its curs
   assert.ok(cursors.length >= 3 && cursors.every((cursor) => /^\d+$/.test(cursor)), `cursors: ${cursors}`);
 });
 
-test('a where clause with parameters decides which rows there are, and which come and go', LIMIT, async (t) => {
+test('a where clause with parameters selects rows, also those that enter and leave later', LIMIT, async (t) => {
   const things = await table('id int PRIMARY KEY, owner text, size int', `(1, 'ann', 5), (2, 'bob', 5), (3, 'ann', 1)`);
   const params = { table: things, where: 'owner = $1 AND size > $2', params: ['ann', '3'] };
   const follower = follow(t, { url, params });
@@ -137,7 +137,7 @@ test('a where clause with parameters decides which rows there are, and which com
   await sql(`UPDATE ${things} SET owner = 'bob' WHERE id = 1`);
   await sql(`INSERT INTO ${things} VALUES (4, 'ann', 4)`);
   await follower.reads(
-    'what the clause lets through',
+    'the changes that match the clause',
     [
       ['insert', { id: 3, owner: 'ann', size: 9 }],
       ['delete', { id: 1 }],
@@ -147,7 +147,7 @@ test('a where clause with parameters decides which rows there are, and which com
   );
 });
 
-test('parameters of a where clause may also be given by their numbers', LIMIT, async (t) => {
+test('parameters of a where clause can be an object keyed by number', LIMIT, async (t) => {
   const things = await table('id int PRIMARY KEY, title text', `(1, 'a & b = c'), (2, '100%'), (3, 'ü+')`);
   const params = { table: things, where: 'title IN ($1, $2)', params: { 1: 'a & b = c', 2: 'ü+' } };
   const follower = follow(t, { url, params });
@@ -158,17 +158,17 @@ test('parameters of a where clause may also be given by their numbers', LIMIT, a
   );
 });
 
-test('columns are those that were asked for, and a change of another is no change', LIMIT, async (t) => {
+test('only the selected columns are sent, and changes of other columns are not', LIMIT, async (t) => {
   const things = await table('id int PRIMARY KEY, "Mixed, Case" text, other text', `(1, 'm', 'o')`);
   const follower = follow(t, { url, params: { table: things, columns: ['id', 'Mixed, Case'] } });
   await follower.live();
   assert.deepEqual(follower.rows, [['insert', { id: 1, 'Mixed, Case': 'm' }]]);
   await sql(`UPDATE ${things} SET other = 'p'`);
   await sql(`UPDATE ${things} SET "Mixed, Case" = 'n'`);
-  await follower.reads('the one update that concerns it', [['update', { id: 1, 'Mixed, Case': 'n' }]], 1);
+  await follower.reads('the update of a selected column', [['update', { id: 1, 'Mixed, Case': 'n' }]], 1);
 });
 
-test('an update carries what changed, and with replica=full the whole row and what it was', LIMIT, async (t) => {
+test('an update carries changed columns, with replica=full also whole rows and old values', LIMIT, async (t) => {
   const things = await table('id int PRIMARY KEY, title text, size int', `(1, 'a', 1), (2, 'b', 2)`);
   const lean = follow(t, { url, params: { table: things } });
   const full = follow(t, { url, params: { table: things, replica: 'full' } });
@@ -196,24 +196,24 @@ test('an update carries what changed, and with replica=full the whole row and wh
   assert.equal(lean.changes[2].old_value, undefined);
 });
 
-test('a row whose primary key changes leaves under the old key and comes under the new', LIMIT, async (t) => {
+test('a change of the primary key is a delete of the old key and an insert of the new', LIMIT, async (t) => {
   const things = await table('id int PRIMARY KEY, title text', `(1, 'a')`);
   const follower = follow(t, { url, params: { table: things } });
   await follower.live();
   await sql(`UPDATE ${things} SET id = 2`);
   await follower.reads(
-    'both halves',
+    'the delete and the insert',
     [
       ['delete', { id: 1 }],
       ['insert', { id: 2, title: 'a' }],
     ],
     1,
   );
-  const [, left, came] = follower.changes;
-  assert.deepEqual([left.headers.key_change_to, came.headers.key_change_from], [came.key, left.key]);
+  const [, deleted, inserted] = follower.changes;
+  assert.deepEqual([deleted.headers.key_change_to, inserted.headers.key_change_from], [inserted.key, deleted.key]);
 });
 
-test('a snapshot of several chunks arrives whole, each chunk asked for once', LIMIT, async (t) => {
+test('a snapshot of several chunks is complete, and each chunk is requested once', LIMIT, async (t) => {
   const things = await table('id int PRIMARY KEY, filler text');
   await sql(`INSERT INTO ${things} SELECT n, repeat(chr(96 + n), 1000000) FROM generate_series(1, 26) n`);
   const follower = follow(t, { url, params: { table: things } });
@@ -223,11 +223,11 @@ test('a snapshot of several chunks arrives whole, each chunk asked for once', LI
   const wanted = Array.from({ length: 26 }, (_, n) => [n + 1, 1_000_000, String.fromCharCode(97 + n)]);
   assert.deepEqual(found, wanted);
   const offsets = follower.requests.filter(({ query }) => !('live' in query)).map(({ query }) => query.offset);
-  assert.ok(offsets.length >= 3, `26 MB came in ${offsets.length} answers`);
-  assert.equal(new Set(offsets).size, offsets.length, `some chunk was asked for twice: ${offsets}`);
+  assert.ok(offsets.length >= 3, `26 MB in ${offsets.length} responses`);
+  assert.equal(new Set(offsets).size, offsets.length, `a chunk was requested twice: ${offsets}`);
 });
 
-test('tables of other schemas, and names that need quotes, can be followed', LIMIT, async (t) => {
+test('tables of other schemas and with quoted names can be followed', LIMIT, async (t) => {
   const odd = '"Odd.One"."a/b ""c"';
   await sql(`CREATE SCHEMA "Odd.One"; CREATE TABLE ${odd} (id text PRIMARY KEY); INSERT INTO ${odd} VALUES ('x/y')`);
   const follower = follow(t, { url, params: { table: odd } });
@@ -239,7 +239,7 @@ test('tables of other schemas, and names that need quotes, can be followed', LIM
   ]);
 });
 
-test('partitions are one table, and a row that moves between them is followed', LIMIT, async (t) => {
+test('a partitioned table is one shape, and a row that moves between partitions is followed', LIMIT, async (t) => {
   const things = await table('id int, place text, PRIMARY KEY (id, place)) PARTITION BY LIST (place');
   for (const place of ['a', 'b']) {
     await sql(`CREATE TABLE ${things}_${place} PARTITION OF ${things} FOR VALUES IN ('${place}')`);
@@ -249,10 +249,10 @@ test('partitions are one table, and a row that moves between them is followed', 
   const shape = new Shape(stream);
   await within('the first rows', shape.rows);
   await sql(`UPDATE ${things} SET place = 'b'`);
-  await becomes('the row in its new place', [{ id: 1, place: 'b' }], () => shape.currentRows);
+  await becomes('the row in its new partition', [{ id: 1, place: 'b' }], () => shape.currentRows);
 });
 
-test('a request that is wrong ends the stream, and says why', LIMIT, async (t) => {
+test('an invalid request ends the stream with the reason', LIMIT, async (t) => {
   const follower = follow(t, { url, params: { table: 'no_such_table' } });
   const [error] = await eventually(
     'an error of the stream',
@@ -262,10 +262,10 @@ test('a request that is wrong ends the stream, and says why', LIMIT, async (t) =
   assert.ok(error instanceof FetchError);
   assert.equal(error.status, 400);
   assert.match(JSON.stringify(error.json), /no_such_table/);
-  assert.equal(follower.requests.length, 1, 'it is not tried again');
+  assert.equal(follower.requests.length, 1, 'the client retried');
 });
 
-test('onError can mend a request, and the stream goes on', LIMIT, async (t) => {
+test('onError can correct a request, and the stream continues', LIMIT, async (t) => {
   const things = await table('id int PRIMARY KEY', '(1), (2)');
   const statuses = [];
   const onError = (error) => {
@@ -278,13 +278,13 @@ test('onError can mend a request, and the stream goes on', LIMIT, async (t) => {
   assert.deepEqual(follower.rows, [['insert', { id: 2 }]]);
 });
 
-test('a refresh is answered at once, though the live request had long to wait', LIMIT, async (t) => {
+test('a refresh gets a response at once, without waiting for the live request', LIMIT, async (t) => {
   const things = await table('id int PRIMARY KEY', '(1)');
   const follower = follow(t, { url, params: { table: things } });
   await follower.live();
-  const begun = performance.now();
+  const startedAt = performance.now();
   await within('the refresh', follower.stream.forceDisconnectAndRefresh());
-  assert.ok(performance.now() - begun < 10_000, 'it waited for the long-poll to end');
+  assert.ok(performance.now() - startedAt < 10_000, 'the refresh waited for the end of the long poll');
   await sql(`INSERT INTO ${things} VALUES (2)`);
-  await follower.reads('what comes after', [['insert', { id: 2 }]], 1);
+  await follower.reads('the next change', [['insert', { id: 2 }]], 1);
 });

@@ -1,17 +1,17 @@
-// Shapes without their first rows (log: 'changes_only'), and subsets asked for on the way.
+// Shapes without their snapshot (log: 'changes_only'), and subsets that the client requests.
 import assert from 'node:assert/strict';
 import { test } from 'node:test';
 import { Shape, snakeCamelMapper } from '@electric-sql/client';
-import { becomes, follow, LIMIT, within, world } from '../support.mjs';
+import { becomes, follow, LIMIT, within, startTestServer } from '../support.mjs';
 
-const { forebay, sql, table } = await world('subsets');
+const { forebay, sql, table } = await startTestServer('subsets');
 const url = forebay.shapes;
 
 const isSubset = ({ method, query }) =>
   method === 'POST' || Object.keys(query).some((name) => name.startsWith('subset__'));
 
-/** Ten rows: `(1, 'a', 10) … (10, 'j', 100)`. */
-async function ten() {
+/** Creates a table of ten rows: `(1, 'a', 10) … (10, 'j', 100)`. */
+async function tableOfTen() {
   const things = await table('id int PRIMARY KEY, letter text, size int');
   await sql(`INSERT INTO ${things} SELECT n, chr(96 + n), 10 * n FROM generate_series(1, 10) n`);
   return things;
@@ -22,31 +22,31 @@ function ids(messages) {
 }
 
 for (const offset of [undefined, 'now']) {
-  test(`changes_only from ${offset ?? 'the beginning'} has no rows, only what happens to them`, LIMIT, async (t) => {
-    const things = await ten();
+  test(`changes_only from ${offset ?? 'the start'} has no rows, only their changes`, LIMIT, async (t) => {
+    const things = await tableOfTen();
     const follower = follow(t, { url, params: { table: things }, log: 'changes_only', offset });
     await follower.live();
     assert.deepEqual(follower.rows, []);
     await sql(`UPDATE ${things} SET size = 0 WHERE id = 3`);
     await sql(`INSERT INTO ${things} VALUES (11, 'k', 110)`);
-    await follower.reads('what happens', [
+    await follower.reads('the changes', [
       ['update', { id: 3, size: 0 }],
       ['insert', { id: 11, letter: 'k', size: 110 }],
     ]);
   });
 }
 
-test('offset=now skips the rows of a whole shape, too', LIMIT, async (t) => {
-  const things = await ten();
+test('offset=now skips the rows of a full shape', LIMIT, async (t) => {
+  const things = await tableOfTen();
   const follower = follow(t, { url, params: { table: things }, offset: 'now' });
   await follower.live();
   await sql(`DELETE FROM ${things} WHERE id = 1`);
-  await follower.reads('what happens', [['delete', { id: 1 }]]);
+  await follower.reads('the changes', [['delete', { id: 1 }]]);
 });
 
 for (const method of ['GET', 'POST']) {
-  test(`a subset by ${method} is filtered, ordered and cut as asked`, LIMIT, async (t) => {
-    const things = await ten();
+  test(`a subset by ${method} is filtered, ordered and limited`, LIMIT, async (t) => {
+    const things = await tableOfTen();
     const { stream } = follow(t, { url, params: { table: things }, log: 'changes_only', subsetMethod: method });
     const subset = async (params) => ids((await within('a subset', stream.fetchSnapshot(params))).data);
     assert.deepEqual(
@@ -63,8 +63,8 @@ for (const method of ['GET', 'POST']) {
     assert.deepEqual(await subset({ where: 'id < 0' }), []);
   });
 
-  test(`a subset by ${method} comes into the stream, and its rows are followed from there`, LIMIT, async (t) => {
-    const things = await ten();
+  test(`a subset by ${method} is added to the stream, and its rows are followed`, LIMIT, async (t) => {
+    const things = await tableOfTen();
     const follower = follow(t, { url, params: { table: things }, log: 'changes_only', subsetMethod: method });
     const shape = new Shape(follower.stream);
     await follower.live();
@@ -84,22 +84,22 @@ for (const method of ['GET', 'POST']) {
     await becomes('only rows of the subset', [{ id: 2, letter: 'b', size: 21 }], () => shape.currentRows);
   });
 
-  test(`a subset by ${method} may be the first thing that a stream asks for`, LIMIT, async (t) => {
-    const things = await ten();
+  test(`a subset by ${method} can be the first request of a stream`, LIMIT, async (t) => {
+    const things = await tableOfTen();
     const options = { url, params: { table: things }, log: 'changes_only', offset: 'now', subsetMethod: method };
     const follower = follow(t, options);
-    // The stream's own request is given up for this one, and so no answer has told the schema yet.
+    // The client cancels its first request for this one, so it has no schema yet.
     await within('the subset', follower.stream.requestSnapshot({ where: 'size = 50', orderBy: 'id' }));
     assert.deepEqual(follower.rows, [['insert', { id: 5, letter: 'e', size: 50 }]]);
-    // Only now it asks where `now` is.
+    // Only now the client requests `offset=now`.
     await follower.live();
     await sql(`UPDATE ${things} SET size = 51 WHERE id = 5`);
-    await follower.reads('what happens to it', [['update', { id: 5, size: 51 }]], 1);
+    await follower.reads('the change of the row', [['update', { id: 5, size: 51 }]], 1);
   });
 }
 
-test('rows of a subset carry its mark, and it says what it has seen', LIMIT, async (t) => {
-  const things = await ten();
+test('rows of a subset carry its mark, and its metadata holds the snapshot', LIMIT, async (t) => {
+  const things = await tableOfTen();
   const { stream } = follow(t, { url, params: { table: things }, log: 'changes_only' });
   const { metadata, data } = await within('the subset', stream.fetchSnapshot({ where: 'id < 3', orderBy: 'id' }));
   assert.deepEqual(
@@ -118,9 +118,9 @@ test('rows of a subset carry its mark, and it says what it has seen', LIMIT, asy
   );
 });
 
-test('a change that the subset has seen is not told again', LIMIT, async (t) => {
-  const things = await ten();
-  // It happens when the stream has paused for the subset and before the subset is read: in both.
+test('a change that is part of the subset is not sent again', LIMIT, async (t) => {
+  const things = await tableOfTen();
+  // The change commits after the stream has paused and before the subset is read, so it is in both.
   const before = async (request) => {
     if (isSubset(request)) await sql(`UPDATE ${things} SET size = 55 WHERE id = 5`);
   };
@@ -128,18 +128,18 @@ test('a change that the subset has seen is not told again', LIMIT, async (t) => 
   await follower.live();
   await within('the subset', follower.stream.requestSnapshot({ where: 'id = 5' }));
   await sql(`UPDATE ${things} SET size = 56 WHERE id = 5`);
-  await follower.reads('the subset, and only what came after it', [
+  await follower.reads('the subset, and only later changes', [
     ['insert', { id: 5, letter: 'e', size: 55 }],
     ['update', { id: 5, size: 56 }],
   ]);
 });
 
 test('a change of another row while a subset is read is not lost', LIMIT, async (t) => {
-  const things = await ten();
+  const things = await tableOfTen();
   const watcher = follow(t, { url, params: { table: things }, log: 'changes_only' });
   await watcher.live();
   let subsets = 0;
-  // A subset's answer moves the client to its offset: one beyond this change would make it skip it.
+  // The response of a subset sets the client's offset. An offset beyond this change would skip the change.
   const before = async (request) => {
     if (!isSubset(request) || ++subsets !== 2) return;
     await sql(`UPDATE ${things} SET size = 11 WHERE id = 1`);
@@ -149,7 +149,7 @@ test('a change of another row while a subset is read is not lost', LIMIT, async 
   await follower.live();
   await within('the first subset', follower.stream.requestSnapshot({ where: 'id = 1' }));
   await within('the second subset', follower.stream.requestSnapshot({ where: 'id = 2' }));
-  await follower.until('the change between', () => follower.rows.some(([operation]) => operation === 'update'));
+  await follower.until('the change in between', () => follower.rows.some(([operation]) => operation === 'update'));
   assert.deepEqual(follower.rows, [
     ['insert', { id: 1, letter: 'a', size: 10 }],
     ['insert', { id: 2, letter: 'b', size: 20 }],
@@ -157,8 +157,8 @@ test('a change of another row while a subset is read is not lost', LIMIT, async 
   ]);
 });
 
-test('a subset has only what the shape has', LIMIT, async (t) => {
-  const things = await ten();
+test('a subset has only rows and columns of its shape', LIMIT, async (t) => {
+  const things = await tableOfTen();
   const params = { table: things, where: 'size <= 50', columns: ['id', 'letter'] };
   const { stream } = follow(t, { url, params, log: 'changes_only' });
   const subset = { where: 'letter IN ($1, $2, $3)', params: { 1: 'd', 2: 'e', 3: 'j' }, orderBy: 'id' };
@@ -172,8 +172,8 @@ test('a subset has only what the shape has', LIMIT, async (t) => {
   );
 });
 
-test('subsets may overlap, and be asked for at once', LIMIT, async (t) => {
-  const things = await ten();
+test('subsets can overlap and be requested concurrently', LIMIT, async (t) => {
+  const things = await tableOfTen();
   const { stream } = follow(t, { url, params: { table: things }, log: 'changes_only' });
   const shape = new Shape(stream);
   const parts = ['id <= 6', 'id >= 4', 'size = 50'].map((where) => shape.requestSnapshot({ where }));
@@ -181,10 +181,10 @@ test('subsets may overlap, and be asked for at once', LIMIT, async (t) => {
   const found = shape.currentRows.map(({ id }) => id).sort((one, other) => one - other);
   assert.deepEqual(found, [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]);
   await sql(`DELETE FROM ${things} WHERE id <> 5`);
-  await becomes('what is left', [{ id: 5, letter: 'e', size: 50 }], () => shape.currentRows);
+  await becomes('the remaining row', [{ id: 5, letter: 'e', size: 50 }], () => shape.currentRows);
 });
 
-test('structured expressions are sent as SQL, with the columns renamed', LIMIT, async (t) => {
+test('structured expressions are sent as SQL with mapped column names', LIMIT, async (t) => {
   const things = await table('thing_id int PRIMARY KEY, thing_size int', '(1, 10), (2, 20), (3, 30)');
   const { stream } = follow(t, {
     url,
@@ -208,7 +208,7 @@ test('structured expressions are sent as SQL, with the columns renamed', LIMIT, 
   );
 });
 
-test('what the queries of collections are compiled to is understood', LIMIT, async (t) => {
+test('clauses that TanStack collections generate are supported', LIMIT, async (t) => {
   const rows = `(1, 'ab', '2024-01-01'), (2, NULL, NULL)`;
   const things = await table('id int PRIMARY KEY, word text, seen timestamptz', rows);
   const { stream } = follow(t, { url, params: { table: things }, log: 'changes_only' });
@@ -228,14 +228,14 @@ test('what the queries of collections are compiled to is understood', LIMIT, asy
     [`false`, [], []],
   ];
   for (const [where, values, wanted] of clauses) {
-    const params = Object.fromEntries(values.map((value, place) => [place + 1, value]));
+    const params = Object.fromEntries(values.map((value, index) => [index + 1, value]));
     const { data } = await within(where, stream.fetchSnapshot({ where, params, orderBy: '"id"' }));
     assert.deepEqual(ids(data), wanted, where);
   }
 });
 
-/** Words that bytes order in another way than people do, and an enum. Only the database knows the order. */
-async function words() {
+/** Creates a table of words whose order depends on the collation, and an enum. */
+async function tableOfWords() {
   const mood = `mood_${(await sql(`SELECT count(*)::int AS n FROM pg_type WHERE typtype = 'e'`))[0].n}`;
   await sql(`CREATE TYPE ${mood} AS ENUM ('sad', 'ok', 'happy')`);
   const rows = `(1, 'b', 'sad', '{"a": 1}'), (2, 'A', 'ok', '{"a": 2}'), (3, 'é', 'happy', '[]'),
@@ -245,8 +245,8 @@ async function words() {
 }
 
 for (const method of ['GET', 'POST']) {
-  test(`texts, enums and documents of a subset by ${method} are judged by the database`, LIMIT, async (t) => {
-    const { things, mood } = await words();
+  test(`text, enums and JSON of a subset by ${method} are compared by the database`, LIMIT, async (t) => {
+    const { things, mood } = await tableOfWords();
     const { stream } = follow(t, { url, params: { table: things }, log: 'changes_only', subsetMethod: method });
     const clauses = [
       [`"word" > $1`, ['b']],
@@ -264,9 +264,9 @@ for (const method of ['GET', 'POST']) {
       [`"doc" ->> 'a' = $1 OR "doc" @> $2`, ['2', '[]']],
     ];
     for (const [where, values] of clauses) {
-      const params = Object.fromEntries(values.map((value, place) => [place + 1, value]));
+      const params = Object.fromEntries(values.map((value, index) => [index + 1, value]));
       const literal = (value) => `'${value.replaceAll("'", "''")}'`;
-      const clause = where.replace(/\$(\d)/g, (_, place) => literal(values[place - 1]));
+      const clause = where.replace(/\$(\d)/g, (_, number) => literal(values[number - 1]));
       for (const order of ['"word"', '"word" DESC NULLS LAST, "id"', '"mood" DESC, "id"']) {
         const { data } = await within(where, stream.fetchSnapshot({ where, params, orderBy: order, limit: 4 }));
         const wanted = await sql(`SELECT id FROM ${things} WHERE ${clause} ORDER BY ${order} LIMIT 4`);
@@ -276,8 +276,8 @@ for (const method of ['GET', 'POST']) {
   });
 }
 
-test('pages of texts, each after the last of the one before, are all rows in the order of the database', LIMIT, async (t) => {
-  const { things } = await words();
+test('consecutive pages by text are all rows in the order of the database', LIMIT, async (t) => {
+  const { things } = await tableOfWords();
   const { stream } = follow(t, { url, params: { table: things }, log: 'changes_only' });
   const found = [];
   for (let last = ''; ; ) {
@@ -294,17 +294,17 @@ test('pages of texts, each after the last of the one before, are all rows in the
   );
 });
 
-test('what is wrong with a clause is told, with its place where it is no SQL', LIMIT, async (t) => {
-  const { things } = await words();
+test('errors of a clause are reported, with the position of a syntax error', LIMIT, async (t) => {
+  const { things } = await tableOfWords();
   const { stream } = follow(t, { url, params: { table: things }, log: 'changes_only' });
-  for (const [where, words] of [
+  for (const [where, message] of [
     ['1 x 1', 'At location 17: syntax error at or near \\"x\\"'],
     ['"mood" = ANY($1)', 'invalid input value for enum'],
     ['pg_sleep(1) IS NULL', 'the function pg_sleep of 1 arguments is not supported in subsets'],
     ['"word" > (SELECT 1)', 'subqueries are not supported'],
     ['"nope" > 1', 'column \\"nope\\" does not exist'],
   ]) {
-    const refused = (error) => error.status === 400 && JSON.stringify(error.json ?? error.text).includes(words);
+    const refused = (error) => error.status === 400 && JSON.stringify(error.json ?? error.text).includes(message);
     await assert.rejects(within(where, stream.fetchSnapshot({ where, params: { 1: '{no}' } })), refused, where);
   }
   const shape = new URL(url);

@@ -1,19 +1,19 @@
-// All types of Postgres survive the trip: what a client gets is, byte for byte, what Postgres itself says.
+// All types of Postgres: the text that a client gets equals the text of Postgres, byte for byte.
 import assert from 'node:assert/strict';
 import { test } from 'node:test';
 import { COLUMNS, IMPOSSIBLE, OWN_TYPES } from '../support/types.mjs';
-import { follow, LIMIT, world } from '../support.mjs';
+import { follow, LIMIT, startTestServer } from '../support.mjs';
 
-const { forebay, sql, text, table } = await world('types');
+const { forebay, sql, text, table } = await startTestServer('types');
 const url = forebay.shapes;
 
 const TYPES = Object.keys(COLUMNS);
 const names = TYPES.map((_, place) => `c${place}`);
-const ROWS = Math.max(...TYPES.map((type) => COLUMNS[type].length)) + 1; // the last one has only nulls
+const ROWS = Math.max(...TYPES.map((type) => COLUMNS[type].length)) + 1; // the last row has only nulls
 
 await sql(OWN_TYPES);
 
-/** Without a schema, the client leaves values as they came. */
+/** Removes the schema from a response, so that the client doesn't parse values. */
 const raw = (response) => {
   const headers = new Headers(response.headers);
   if (headers.has('electric-schema')) headers.set('electric-schema', '{}');
@@ -24,7 +24,7 @@ async function allTypes() {
   return table(`id int PRIMARY KEY, ${TYPES.map((type, place) => `c${place} ${type}`).join(', ')}`);
 }
 
-/** Inserts each row of values, with ids from here. */
+/** Inserts all rows of values, with ids from `from`. */
 async function insert(things, from) {
   for (let row = 0; row < ROWS; row += 1) {
     const values = TYPES.map((type) => COLUMNS[type][row] ?? null);
@@ -33,7 +33,7 @@ async function insert(things, from) {
   }
 }
 
-/** Compares each value, and says which type went wrong. */
+/** Fails, naming the type, if a value differs from the text of Postgres. */
 async function assertSame(things, rows, where) {
   const stored = await text(`SELECT * FROM ${things} WHERE ${where} ORDER BY id`);
   const byId = new Map(rows.map((row) => [row.id, row]));
@@ -48,7 +48,7 @@ async function assertSame(things, rows, where) {
   assert.deepEqual(wrong, []);
 }
 
-test('every built-in type is among them', LIMIT, async () => {
+test('every built-in type is tested', LIMIT, async () => {
   const rows =
     await sql(`SELECT typname FROM pg_type WHERE typnamespace = 'pg_catalog'::regnamespace AND typcategory <> 'A'
     AND typtype IN ('b', 'r', 'm') ORDER BY 1`);
@@ -64,7 +64,7 @@ test('every built-in type is among them', LIMIT, async () => {
 
 for (const liveSse of [false, true]) {
   test(
-    `each value is Postgres' own text, from the snapshot and from the log, liveSse: ${liveSse}`,
+    `each value has the text of Postgres, in the snapshot and in the log, liveSse: ${liveSse}`,
     LIMIT,
     async (t) => {
       const things = await allTypes();
@@ -80,7 +80,7 @@ for (const liveSse of [false, true]) {
   );
 }
 
-test('an update to and from NULL carries each value, and what it was', LIMIT, async (t) => {
+test('updates to and from NULL carry each value and its old value', LIMIT, async (t) => {
   const things = await allTypes();
   const firsts = TYPES.map((type) => COLUMNS[type][0] ?? null);
   await sql(`INSERT INTO ${things} (id) VALUES (1)`);
@@ -93,13 +93,13 @@ test('an update to and from NULL carries each value, and what it was', LIMIT, as
   const [stored] = await text(`SELECT * FROM ${things}`);
 
   await sql(`UPDATE ${things} SET ${names.map((name) => `${name} = NULL`)}`);
-  await follower.until('the way back', () => follower.changes.length === 3);
+  await follower.until('the update to NULL', () => follower.changes.length === 3);
   await assertSame(things, [follower.changes[2].value], 'true');
   const were = names.filter((name) => stored[name] !== null).map((name) => [name, stored[name]]);
   assert.deepEqual({ ...follower.changes[2].old_value }, Object.fromEntries(were));
 });
 
-test('a subset spells values in the same way', LIMIT, async (t) => {
+test('values of a subset have the text of Postgres', LIMIT, async (t) => {
   const things = await allTypes();
   await insert(things, 1);
   const { stream } = follow(t, { url, params: { table: things }, log: 'changes_only', rewrite: raw });

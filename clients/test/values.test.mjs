@@ -1,14 +1,14 @@
-// How the client turns values into JavaScript's, by the schema that the server tells.
+// How the client parses values into JavaScript, by the schema of the server.
 import assert from 'node:assert/strict';
 import { test } from 'node:test';
 import { createColumnMapper, snakeCamelMapper } from '@electric-sql/client';
-import { follow, LIMIT, world } from '../support.mjs';
+import { follow, LIMIT, startTestServer } from '../support.mjs';
 
-const { forebay, sql, table } = await world('values');
+const { forebay, sql, table } = await startTestServer('values');
 const url = forebay.shapes;
 
-/** A row of the snapshot and the same one of the log, under another key: they must read the same. */
-async function bothWays(t, things, row, options = {}) {
+/** Inserts a row before and after the snapshot. Fails unless both parse to the same values, and returns them. */
+async function fromSnapshotAndLog(t, things, row, options = {}) {
   await sql(`INSERT INTO ${things} VALUES (1, ${row})`);
   const follower = follow(t, { url, params: { table: things }, ...options });
   await follower.live();
@@ -16,16 +16,16 @@ async function bothWays(t, things, row, options = {}) {
   await follower.until('the second row', () => follower.changes.length >= 2);
   const [{ id: first, ...stored }, { id: second, ...live }] = follower.changes.map(({ value }) => value);
   assert.deepEqual([first, second], [1, 2]);
-  assert.deepEqual(live, stored, 'the log spells it as the snapshot does');
+  assert.deepEqual(live, stored, 'the log and the snapshot have different values');
   return stored;
 }
 
-test('numbers, truth values and documents are values of JavaScript', LIMIT, async (t) => {
+test('numbers, booleans and JSON are parsed', LIMIT, async (t) => {
   const things =
     await table(`id int PRIMARY KEY, small int2, whole int4, big int8, single float4, double float8, exact numeric,
     truth bool, lie bool, plain json, packed jsonb, nothing int8`);
   const row = `-3, 2147483647, 9007199254740993, 1.5, 'NaN', 12345678901234567890.5, true, false, '{"a": [1, null]}', '[{"b": "c"}]', NULL`;
-  assert.deepEqual(await bothWays(t, things, row), {
+  assert.deepEqual(await fromSnapshotAndLog(t, things, row), {
     small: -3,
     whole: 2147483647,
     big: 9007199254740993n,
@@ -40,12 +40,12 @@ test('numbers, truth values and documents are values of JavaScript', LIMIT, asyn
   });
 });
 
-test('arrays are arrays, of any depth, with their nulls', LIMIT, async (t) => {
+test('arrays of any depth are parsed, with nulls', LIMIT, async (t) => {
   const things = await table(
     'id int PRIMARY KEY, numbers int8[], grid int[][], words text[], truths bool[], none int[], documents jsonb[]',
   );
   const row = `'{1,NULL,3}', '{{1,2},{3,4}}', ARRAY['a,b', 'c"d', 'e\\f', '{g}', '', 'NULL', NULL], '{t,f}', '{}', ARRAY['{"a": 1}'::jsonb]`;
-  assert.deepEqual(await bothWays(t, things, row), {
+  assert.deepEqual(await fromSnapshotAndLog(t, things, row), {
     numbers: [1n, null, 3n],
     grid: [
       [1, 2],
@@ -58,13 +58,13 @@ test('arrays are arrays, of any depth, with their nulls', LIMIT, async (t) => {
   });
 });
 
-test('a parser of one’s own gets the text, and what is known of the column', LIMIT, async (t) => {
+test('a custom parser gets the text and the metadata of the column', LIMIT, async (t) => {
   const things =
     await table(`id int PRIMARY KEY, seen timestamptz(3), price numeric(10,2) NOT NULL, name varchar(20), code char(4), many int8[],
     kept bit(3), lasts interval day to second`);
-  const known = {};
+  const columnInfo = {};
   const note = (type) => (text, column) => {
-    known[type] = column;
+    columnInfo[type] = column;
     return `${type}:${text}`;
   };
   const parser = {
@@ -73,7 +73,7 @@ test('a parser of one’s own gets the text, and what is known of the column', L
     ...Object.fromEntries(['numeric', 'varchar', 'bpchar', 'bit', 'interval'].map((type) => [type, note(type)])),
   };
   const row = `'2024-02-29 12:00:00.123+02', 9.5, 'n', 'c', '{1,2}', '101', '3 days 04:05:06'`;
-  assert.deepEqual(await bothWays(t, things, row, { parser }), {
+  assert.deepEqual(await fromSnapshotAndLog(t, things, row, { parser }), {
     seen: new Date('2024-02-29T10:00:00.123Z'),
     price: 'numeric:9.50',
     name: 'varchar:n',
@@ -82,8 +82,8 @@ test('a parser of one’s own gets the text, and what is known of the column', L
     kept: 'bit:101',
     lasts: 'interval:P3DT4H5M6S',
   });
-  const facts = Object.fromEntries(Object.entries(known).map(([type, { type: named, ...rest }]) => [named, rest]));
-  assert.deepEqual(facts, {
+  const infoByType = Object.fromEntries(Object.values(columnInfo).map(({ type, ...rest }) => [type, rest]));
+  assert.deepEqual(infoByType, {
     numeric: { precision: 10, scale: 2, not_null: true },
     varchar: { max_length: 20 },
     bpchar: { length: 4 },
@@ -92,7 +92,7 @@ test('a parser of one’s own gets the text, and what is known of the column', L
   });
 });
 
-test('a transformer sees each row, whole or in part, also what it was', LIMIT, async (t) => {
+test('a transformer is applied to whole rows, partial rows and old values', LIMIT, async (t) => {
   const things = await table('id int PRIMARY KEY, title text, size int', `(1, 'a', 1)`);
   const transformer = (row) => ('title' in row ? { ...row, title: row.title.toUpperCase() } : row);
   const follower = follow(t, { url, params: { table: things, replica: 'full' }, transformer });
@@ -105,7 +105,7 @@ test('a transformer sees each row, whole or in part, also what it was', LIMIT, a
   assert.deepEqual(follower.changes[1].old_value, { title: 'A' });
 });
 
-test('a mapper of names works both ways: rows, columns and the where clause', LIMIT, async (t) => {
+test('a column mapper applies to rows, columns and the where clause', LIMIT, async (t) => {
   const things = await table(
     'thing_id int PRIMARY KEY, owner_name text, unit_size int',
     `(1, 'ann', 5), (2, 'bob', 5)`,
@@ -120,7 +120,7 @@ test('a mapper of names works both ways: rows, columns and the where clause', LI
   ]);
 });
 
-test('a mapper and a transformer work one after the other', LIMIT, async (t) => {
+test('a column mapper is applied before the transformer', LIMIT, async (t) => {
   const things = await table('id int PRIMARY KEY, real_name text', `(1, 'ann')`);
   const columnMapper = createColumnMapper({ real_name: 'name' });
   const transformer = (row) => ({ ...row, name: `<${row.name}>` });
@@ -128,7 +128,7 @@ test('a mapper and a transformer work one after the other', LIMIT, async (t) => 
   await follower.reads('the row', [['insert', { id: 1, name: '<ann>' }]]);
 });
 
-test('columns may be called what the protocol calls its own fields', LIMIT, async (t) => {
+test('columns can have the names of protocol fields', LIMIT, async (t) => {
   const things = await table('key int PRIMARY KEY, value text, headers text, old_value text', `(1, 'v', 'h', 'o')`);
   const follower = follow(t, { url, params: { table: things, replica: 'full' } });
   await follower.live();
@@ -140,15 +140,15 @@ test('columns may be called what the protocol calls its own fields', LIMIT, asyn
   assert.deepEqual(follower.changes[1].old_value, { value: 'v' });
 });
 
-test('a large value that an update leaves alone stays what it was', LIMIT, async (t) => {
+test('a large value that an update does not change is kept', LIMIT, async (t) => {
   const things = await table('id int PRIMARY KEY, size int, large text');
-  // Stored out of line: the log of Postgres doesn't repeat it.
+  // Stored out of line: the WAL of Postgres doesn't repeat it.
   await sql(`INSERT INTO ${things} SELECT 1, 1, string_agg(md5(n::text), '') FROM generate_series(1, 4000) n`);
   const [{ large }] = await sql(`SELECT large FROM ${things}`);
   const lean = follow(t, { url, params: { table: things } });
   const full = follow(t, { url, params: { table: things, replica: 'full' } });
   await Promise.all([lean.live(), full.live()]);
   await sql(`UPDATE ${things} SET size = 2`);
-  await lean.reads('what changed', [['update', { id: 1, size: 2 }]], 1);
+  await lean.reads('the changed columns', [['update', { id: 1, size: 2 }]], 1);
   await full.reads('the whole row', [['update', { id: 1, size: 2, large }]], 1);
 });

@@ -58,7 +58,8 @@ async fn of_two_concurrent_requests_for_the_last_unit_of_a_share_one_is_admitted
     let share_check = controller.share_check.lock().unwrap();
     let kept = thread::scope(|scope| {
         let other = scope.spawn(|| controller.keep_within_share(two, 50));
-        thread::sleep(Duration::from_millis(20)); // long enough for the check, if the lock did not block it
+        // Long enough for the check, if the lock did not block it.
+        thread::sleep(Duration::from_millis(20));
         drop(one);
         drop(share_check);
         other.join().unwrap()

@@ -76,7 +76,7 @@
 //!   `a_key_with_an_algorithm_verifies_no_other_algorithm`,
 //!   `an_unsigned_token_is_refused_in_any_spelling_of_none`
 //! - Only the configured one of the two forwarding headers is read.
-//!   `the_other_header_is_ignored`, `a_proxy_that_writes_forwarded_is_believed_in_that_only`
+//!   `the_other_header_is_ignored`, `a_proxy_that_writes_forwarded_is_trusted_for_that_header_only`
 //! - Once an [`Admission`] is closed and empty, it stays empty.
 //!   `a_closed_and_empty_controller_registers_no_stream_that_was_being_admitted`
 //! - Users take turns in the wait queue.

@@ -29,7 +29,8 @@ pub(crate) fn start(controller: &Arc<AdmissionController>) {
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             ticks.tick().await;
-            let Ok(usage) = spawn_blocking(ResourceUsage::read).await else { return }; // the runtime is shutting down
+            // Fails only while the runtime shuts down.
+            let Ok(usage) = spawn_blocking(ResourceUsage::read).await else { return };
             let Some(controller) = weak.upgrade() else { return };
             sampler.step(&controller, usage, Instant::now());
         }

@@ -111,7 +111,8 @@ fn absurd_counts_and_lengths_are_refused_before_anything_is_allocated() {
     assert_refused_without_allocation(b"D\0\0\x40\x07K\0\x01b\x7F\xFF\xFF\xFF");
     assert_refused_without_allocation(b"T\xFF\xFF\xFF\xFF\0"); // 4,294,967,295 tables
     assert_refused_without_allocation(b"R\0\0\x40\x07\0t\0d\xFF\xFF"); // 65,535 columns
-    assert_refused_without_allocation(b"M\0\0\0\0\0\0\0\0\0p\0\xFF\xFF\xFF\xFF"); // a message of 4 GiB
+    // A message of 4 GiB.
+    assert_refused_without_allocation(b"M\0\0\0\0\0\0\0\0\0p\0\xFF\xFF\xFF\xFF");
 }
 
 #[test]

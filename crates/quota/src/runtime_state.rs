@@ -84,7 +84,8 @@ impl RuntimeState {
         let mut effects = RuntimeEffects::default();
         while let Some(call) = self.member.poll(now) {
             match call {
-                MemberCall::Settle(settlement) => effects.settlement = Some(settlement), // at most one is in flight
+                // At most one settlement is in flight.
+                MemberCall::Settle(settlement) => effects.settlement = Some(settlement),
                 MemberCall::Heartbeat(_) | MemberCall::Leave(_) => effects.calls.push(call),
             }
         }

@@ -203,7 +203,8 @@ impl RedisClient {
     pub(crate) async fn subscriber(&self) -> RedisClient {
         // The protocol is known after a successful attempt.
         self.wait_for_attempt().await;
-        let closed = matches!(self.state(), State::Closing | State::Closed); // its inbox rejects the request
+        // The inbox of a closed client rejects the request.
+        let closed = matches!(self.state(), State::Closing | State::Closed);
         if closed || self.handle.shared.resp3.load(Ordering::Relaxed) || self.config().subscriber_only {
             return self.clone();
         }
@@ -257,7 +258,8 @@ impl RedisClient {
     /// Starts a new link and returns its generation. Returns `None` if a link is already running.
     pub(crate) fn start(&self) -> Option<u64> {
         let shared = &self.handle.shared;
-        let runtime = tokio::runtime::Handle::current(); // panics outside of tokio, before any state has changed
+        // Panics outside of tokio, before any state has changed.
+        let runtime = tokio::runtime::Handle::current();
         let mut lifecycle = shared.lifecycle.lock().unwrap_or_else(PoisonError::into_inner);
         if lifecycle.running {
             return None;

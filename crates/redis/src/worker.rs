@@ -230,7 +230,8 @@ impl Future for ConnectionWorker {
         let worker = &mut *self;
         let now = Instant::now();
         if worker.connection.is_paused() {
-            worker.take_submitted(None, now); // requests that callers of the first half submitted meanwhile
+            // Requests that callers of the first half submitted meanwhile.
+            worker.take_submitted(None, now);
         }
         for _ in 0..ROUNDS_PER_POLL {
             worker.connection.tick(now.into_std(), &mut worker.shell);

@@ -118,7 +118,8 @@ impl ConsumerError {
         ConsumerError { action: RecoveryAction::Halt, source: source.into() }
     }
 
-    /// Creates an error of an unusable stream: the manager recreates the slot and resets the consumer.
+    /// Creates an error of an unusable stream: the manager recreates the slot and resets the
+    /// consumer.
     pub fn start_over(source: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
         ConsumerError { action: RecoveryAction::RecreateSlot, source: source.into() }
     }

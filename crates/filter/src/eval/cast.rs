@@ -186,7 +186,8 @@ fn fit_scalar(value: SqlValue<'_>, fit: TypeModifier) -> Result<SqlValue<'_>, Ev
             SqlValue::Timetz(Timetz { micros: round(time.micros, digits), ..time })
         }
         (SqlValue::Timestamp(moment), TypeModifier::Fraction(digits)) if moment.is_finite() => {
-            SqlValue::Timestamp(Timestamp(round(moment.0, digits))) // Postgres does not check the range.
+            // Postgres does not check the range.
+            SqlValue::Timestamp(Timestamp(round(moment.0, digits)))
         }
         (value, _) => value,
     })

@@ -1,7 +1,7 @@
-"""A streaming service as people write them: FastAPI on uvicorn, tokens as server-sent events.
+"""Streaming service for the tests of the gate: FastAPI on uvicorn, tokens as server-sent events.
 
-It sends event n+1 only after the client has acknowledged event n with another request. So a client that gets to the end
-has proved, without a clock, that nothing on the way held events back.
+It sends event n+1 only after the client has acknowledged event n with another request. So a client that gets all events
+proves, without a clock, that no proxy buffered them.
 """
 
 import asyncio
@@ -18,14 +18,14 @@ app = FastAPI()
 
 
 class Run:
-    """What is known of one stream."""
+    """State of one stream."""
 
     def __init__(self):
         self.sent = 0
         self.acknowledged = 0
         self.moved = asyncio.Event()
         self.end = None  # how it ended: "complete" or "cancelled"
-        self.report = None  # what a browser says that it saw
+        self.report = None  # tokens that a browser reports
 
     def show(self):
         return {"sent": self.sent, "acknowledged": self.acknowledged, "end": self.end, "report": self.report}
@@ -93,7 +93,7 @@ async def report(name: str, request: Request):
 
 @app.get("/slow-head/{name}")
 async def slow_head(request: Request, name: str):
-    """Never answers; knows when its client is gone."""
+    """Never responds; records the disconnect of the client."""
     run = run_of(name)
     run.sent = 1
     while (await request.receive())["type"] != "http.disconnect":
@@ -126,8 +126,8 @@ async def page(name: str):
     return HTMLResponse(PAGE)
 
 
-class Told(uvicorn.Server):
-    """Says its port, so that nobody has to guess one."""
+class PortPrintingServer(uvicorn.Server):
+    """Prints its port once it listens."""
 
     async def startup(self, sockets=None):
         await super().startup(sockets=sockets)
@@ -137,4 +137,4 @@ class Told(uvicorn.Server):
 
 if __name__ == "__main__":
     port = int(sys.argv[1]) if len(sys.argv) > 1 else 0
-    Told(uvicorn.Config(app, host="127.0.0.1", port=port, log_level="warning")).run()
+    PortPrintingServer(uvicorn.Config(app, host="127.0.0.1", port=port, log_level="warning")).run()

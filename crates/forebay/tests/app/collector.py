@@ -1,6 +1,6 @@
-"""A collector of OpenTelemetry: takes OTLP over HTTP, decodes it with the official messages, and tells what it got as JSON.
+"""OpenTelemetry collector: receives OTLP over HTTP, decodes it with the official messages, and returns it as JSON.
 
-`GET /received` has every span, the newest state of every metric, and the bytes as they came, for whoever looks for what must not be in them.
+`GET /received` returns every span, the latest state of every metric, and the raw bytes, in which tests search for secrets.
 """
 
 import json

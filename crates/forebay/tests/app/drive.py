@@ -21,6 +21,6 @@ with httpx.Client(base_url=base, timeout=20) as streaming, httpx.Client(base_url
                 number = json.loads(line[len("data: "):])["token"]
                 numbers.append(number)
                 if mode == "leave" and number == 3:
-                    break  # the block's end closes the connection in the midst of the stream
+                    break  # leaving the block closes the connection during the stream
                 other.post(f"/ack/{name}/{number}").raise_for_status()
 print(json.dumps(numbers))

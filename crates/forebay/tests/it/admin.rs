@@ -1,14 +1,15 @@
-//! What operators see.
+//! Admin address: metrics, status, probes and access control.
 
 use std::io::Write;
 use std::process::{Command, Stdio};
 
-use crate::gate::Gate;
-use crate::limits::{TRUSTED, USERS, open};
-use crate::origin::{Origin, Streams};
-use crate::wire::Client;
+use crate::forebay_process::ForebayProcess;
+use crate::limits::{TRUSTED, USERS, open_stream};
+use crate::scripted_upstream::ScriptedUpstream;
+use crate::streaming_upstream::StreamingUpstream;
+use crate::wire::HttpConnection;
 
-/// What promtool has to say of a page of metrics: nothing.
+/// Fails unless `promtool check metrics` accepts the page without a complaint.
 pub(crate) fn check_metrics(text: &str) {
     let mut promtool = Command::new("promtool")
         .args(["check", "metrics"])
@@ -19,18 +20,18 @@ pub(crate) fn check_metrics(text: &str) {
         .expect("promtool is installed (Debian: prometheus)");
     promtool.stdin.take().unwrap().write_all(text.as_bytes()).unwrap();
     let output = promtool.wait_with_output().unwrap();
-    let complaints = String::from_utf8_lossy(&output.stderr) + String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.success() && complaints.is_empty(), "{complaints}\n{text}");
+    let output_text = String::from_utf8_lossy(&output.stderr) + String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && output_text.is_empty(), "{output_text}\n{text}");
 }
 
 #[tokio::test]
 async fn the_metrics_pass_promtool() {
-    let origin = Streams::start().await;
-    let gate = Gate::start_with(&origin.url(), &TRUSTED, &USERS);
-    let stream = open(&gate, "/", &["X-User-ID: ada"]).await.unwrap();
-    Client::ask(gate.addr, "GET", "/", &["Connection: Upgrade", "Upgrade: websocket"], "").await;
+    let origin = StreamingUpstream::start().await;
+    let gate = ForebayProcess::start_gate_with(&origin.url(), &TRUSTED, &USERS);
+    let stream = open_stream(&gate, "/", &["X-User-ID: ada"]).await.unwrap();
+    HttpConnection::fetch(gate.addr, "GET", "/", &["Connection: Upgrade", "Upgrade: websocket"], "").await;
     drop(stream);
-    gate.empty().await;
+    gate.wait_until_empty().await;
     let text = gate.metrics().await;
     check_metrics(&text);
     for name in [
@@ -59,11 +60,11 @@ async fn the_metrics_pass_promtool() {
 }
 
 #[tokio::test]
-async fn the_status_tells_everything() {
-    let origin = Streams::start().await;
+async fn the_status_reports_routes_streams_and_limits() {
+    let origin = StreamingUpstream::start().await;
     let args = ["--stream-route", "GET /stream", "--total", "7"];
-    let gate = Gate::start(&origin.url(), &args);
-    let _stream = open(&gate, "/stream", &["X-Thread-ID: thread-1"]).await.unwrap();
+    let gate = ForebayProcess::start_gate(&origin.url(), &args);
+    let _stream = open_stream(&gate, "/stream", &["X-Thread-ID: thread-1"]).await.unwrap();
     let status = gate.status().await;
     assert_eq!(status["command"], "gate");
     assert_eq!(status["version"], env!("CARGO_PKG_VERSION"));
@@ -79,58 +80,66 @@ async fn the_status_tells_everything() {
 }
 
 #[tokio::test]
-async fn the_admin_address_answers_only_to_this_machine_s_names() {
-    let origin = Streams::start().await;
-    let gate = Gate::start(&origin.url(), &[]);
-    let mut client = Client::connect(gate.admin).await;
+async fn the_admin_address_refuses_foreign_host_headers() {
+    let origin = StreamingUpstream::start().await;
+    let gate = ForebayProcess::start_gate(&origin.url(), &[]);
+    let mut client = HttpConnection::connect(gate.admin).await;
     client.send("GET /v1/status HTTP/1.1\r\nHost: rebound.example\r\n\r\n").await;
-    assert_eq!(client.answer().await.head.status, 403);
+    assert_eq!(client.response().await.head.status, 403);
 }
 
 #[tokio::test]
-async fn unknown_paths_and_methods_are_refused() {
-    let origin = Origin::start().await;
-    let gate = Gate::start(&origin.url(), &[]);
+async fn unknown_admin_paths_and_methods_are_refused() {
+    let origin = ScriptedUpstream::start().await;
+    let gate = ForebayProcess::start_gate(&origin.url(), &[]);
     assert_eq!(gate.admin("/nothing").await.head.status, 404);
-    let posted = Client::ask(gate.admin, "POST", "/v1/status", &[], "").await;
+    let posted = HttpConnection::fetch(gate.admin, "POST", "/v1/status", &[], "").await;
     assert_eq!((posted.head.status, posted.head.header("allow")), (405, Some("GET, HEAD")));
-    let _client = Client::get(gate.addr, "/healthz", &[]).await;
+    let _client = HttpConnection::get(gate.addr, "/healthz", &[]).await;
     assert!(
         origin.accept().await.head().await.text.starts_with("GET /healthz "),
-        "clients' paths are the app's"
+        "on the client address, /healthz is passed to the upstream"
     );
 }
 
 #[tokio::test]
-async fn with_a_secret_only_probes_are_answered_without_it() {
-    let origin = Streams::start().await;
-    let gate = Gate::start_with(&origin.url(), &[], &[("FOREBAY_ADMIN_SECRET", "s3cr3t")]);
-    let ask = async |method: &str, path: &str, lines: &[&str]| {
-        Client::ask(gate.admin, method, path, lines, "").await
+async fn with_an_admin_secret_only_probes_need_no_credentials() {
+    let origin = StreamingUpstream::start().await;
+    let gate = ForebayProcess::start_gate_with(&origin.url(), &[], &[("FOREBAY_ADMIN_SECRET", "s3cr3t")]);
+    let send = async |method: &str, path: &str, lines: &[&str]| {
+        HttpConnection::fetch(gate.admin, method, path, lines, "").await
     };
     for path in ["/healthz", "/readyz"] {
-        assert_eq!(ask("GET", path, &[]).await.head.status, 200, "{path}");
+        assert_eq!(send("GET", path, &[]).await.head.status, 200, "{path}");
     }
     for path in ["/", "/metrics", "/v1/status", "/nothing", "/v1/status?secret=s3cr3t", "//v1/status"] {
-        let answer = ask("GET", path, &[]).await;
-        assert_eq!((answer.head.status, &answer.json()["error"]), (401, &"unauthorized".into()), "{path}");
+        let response = send("GET", path, &[]).await;
         assert_eq!(
-            answer.head.header("www-authenticate"),
+            (response.head.status, &response.json()["error"]),
+            (401, &"unauthorized".into()),
+            "{path}"
+        );
+        assert_eq!(
+            response.head.header("www-authenticate"),
             Some("Basic realm=\"forebay\", charset=\"UTF-8\"")
         );
         for wrong in ["Bearer s3cr3", "Bearer s3cr3tt", "Basic YW55OnMzY3IzdAo=", "Basic czNjcjN0"] {
             assert_eq!(
-                ask("GET", path, &[&format!("Authorization: {wrong}")]).await.head.status,
+                send("GET", path, &[&format!("Authorization: {wrong}")]).await.head.status,
                 401,
                 "{wrong}"
             );
         }
     }
     let bearer = "Authorization: Bearer s3cr3t";
-    assert_eq!(ask("GET", "/v1/status", &[bearer, bearer]).await.head.status, 401, "of two, none counts");
+    assert_eq!(
+        send("GET", "/v1/status", &[bearer, bearer]).await.head.status,
+        401,
+        "two Authorization headers are refused"
+    );
     for right in [bearer, "Authorization: Basic YW55OnMzY3IzdA=="] {
         for path in ["/", "/metrics", "/v1/status"] {
-            assert_eq!(ask("GET", path, &[right]).await.head.status, 200, "{path}");
+            assert_eq!(send("GET", path, &[right]).await.head.status, 200, "{path}");
         }
     }
     assert!(!gate.log().contains("s3cr3t"));

@@ -1,4 +1,4 @@
-//! A headless Chromium, driven over its pipe: pages as a person has them, and what they did.
+//! Headless Chromium, controlled with the DevTools protocol over a pipe.
 
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Write};
@@ -16,43 +16,45 @@ use serde_json::{Value, json};
 
 use crate::wire::{DEADLINE, until};
 
-/// A browser on one page, until dropped.
+/// Browser with one page; ended when dropped.
 pub(crate) struct Chromium {
     child: Child,
     profile: PathBuf,
-    orders: Mutex<ChildStdin>,
-    heard: Arc<Heard>,
+    commands: Mutex<ChildStdin>,
+    inbox: Arc<DevToolsInbox>,
     session: String,
     next: AtomicU64,
 }
 
-/// What the browser has told.
+/// Messages received from the browser.
 #[derive(Default)]
-struct Heard {
+struct DevToolsInbox {
     state: Mutex<State>,
-    grew: Condvar,
+    updated: Condvar,
 }
 
 #[derive(Default)]
 struct State {
-    answers: HashMap<u64, Value>,
+    /// Responses by the id of their command.
+    responses: HashMap<u64, Value>,
+    /// Events, in order of arrival.
     events: Vec<Value>,
 }
 
 impl Chromium {
-    /// Opens a page; `name` tells browsers of one test process apart.
+    /// Opens a page. `name` must be unique among the browsers of one test process.
     pub(crate) fn open(url: &str, name: &str) -> Chromium {
         let browser = Chromium::blank(name);
         browser.go(url);
         browser
     }
 
-    /// A browser on an empty page.
+    /// Starts a browser with an empty page.
     pub(crate) fn blank(name: &str) -> Chromium {
         let profile = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}-{}", std::process::id()));
         let mut command = Command::new("sh");
         command
-            // Chromium takes its orders from the descriptor 3, and answers on 4.
+            // Chromium reads commands from descriptor 3 and writes responses to descriptor 4.
             .args(["-c", "exec chromium \"$@\" 3<&0 4>&1 0</dev/null 1>/dev/null", "chromium"])
             .args(["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"])
             .args(["--disable-background-networking", "--disable-component-update", "--disable-sync"])
@@ -64,100 +66,103 @@ impl Chromium {
             .stderr(Stdio::null())
             .process_group(0);
         let mut child = command.spawn().expect("chromium is installed (Debian: chromium)");
-        let (orders, answers) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
-        let heard = Arc::new(Heard::default());
-        let hearing = Arc::clone(&heard);
+        let (commands, output) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
+        let inbox = Arc::new(DevToolsInbox::default());
+        let receiving_inbox = Arc::clone(&inbox);
         std::thread::spawn(move || {
-            for message in BufReader::new(answers).split(0).map_while(Result::ok) {
+            for message in BufReader::new(output).split(0).map_while(Result::ok) {
                 let message: Value = serde_json::from_slice(&message).unwrap();
-                let mut state = hearing.state.lock().unwrap();
+                let mut state = receiving_inbox.state.lock().unwrap();
                 match message["id"].as_u64() {
-                    Some(id) => drop(state.answers.insert(id, message)),
+                    Some(id) => drop(state.responses.insert(id, message)),
                     None => state.events.push(message),
                 }
-                hearing.grew.notify_all();
+                receiving_inbox.updated.notify_all();
             }
         });
-        let (orders, next) = (Mutex::new(orders), AtomicU64::new(1));
-        let mut browser = Chromium { child, profile, orders, heard, session: String::new(), next };
-        let target = browser.order("Target.createTarget", json!({"url": "about:blank"}));
+        let (commands, next) = (Mutex::new(commands), AtomicU64::new(1));
+        let mut browser = Chromium { child, profile, commands, inbox, session: String::new(), next };
+        let target = browser.command("Target.createTarget", json!({"url": "about:blank"}));
         let attach = json!({"targetId": target["targetId"], "flatten": true});
-        let attached = browser.order("Target.attachToTarget", attach);
+        let attached = browser.command("Target.attachToTarget", attach);
         browser.session = attached["sessionId"].as_str().unwrap().to_owned();
         for domain in ["Page", "Runtime", "Log", "Network"] {
-            browser.order(&format!("{domain}.enable"), json!({}));
+            browser.command(&format!("{domain}.enable"), json!({}));
         }
-        // As on a phone, and as pictures want it.
-        browser.order("Emulation.setScrollbarsHidden", json!({"hidden": true}));
+        // As on a phone; screenshots show no scrollbars.
+        browser.command("Emulation.setScrollbarsHidden", json!({"hidden": true}));
         browser
     }
 
+    /// Navigates to a URL, without waiting until it is loaded.
     pub(crate) fn go(&self, url: &str) {
-        self.order("Page.navigate", json!({"url": url}));
+        self.command("Page.navigate", json!({"url": url}));
     }
 
-    /// Any order of the DevTools protocol, and its answer.
+    /// Sends a command of the DevTools protocol and returns its result.
     #[track_caller]
-    pub(crate) fn order(&self, method: &str, params: Value) -> Value {
+    pub(crate) fn command(&self, method: &str, params: Value) -> Value {
         let id = self.next.fetch_add(1, Ordering::Relaxed);
-        let mut order = json!({"id": id, "method": method, "params": params});
+        let mut command = json!({"id": id, "method": method, "params": params});
         if !self.session.is_empty() {
-            order["sessionId"] = self.session.clone().into();
+            command["sessionId"] = self.session.clone().into();
         }
-        let mut line = serde_json::to_vec(&order).unwrap();
+        let mut line = serde_json::to_vec(&command).unwrap();
         line.push(0);
-        self.orders.lock().unwrap().write_all(&line).expect("the browser is there");
-        let begun = Instant::now();
-        let mut state = self.heard.state.lock().unwrap();
+        self.commands.lock().unwrap().write_all(&line).expect("the browser runs");
+        let started = Instant::now();
+        let mut state = self.inbox.state.lock().unwrap();
         loop {
-            if let Some(mut answer) = state.answers.remove(&id) {
-                assert!(answer.get("error").is_none(), "{method}: {answer}");
-                return answer["result"].take();
+            if let Some(mut response) = state.responses.remove(&id) {
+                assert!(response.get("error").is_none(), "{method}: {response}");
+                return response["result"].take();
             }
-            assert!(begun.elapsed() < DEADLINE, "{method} isn't answered");
-            (state, _) = self.heard.grew.wait_timeout(state, DEADLINE).unwrap();
+            assert!(started.elapsed() < DEADLINE, "no response to {method}");
+            (state, _) = self.inbox.updated.wait_timeout(state, DEADLINE).unwrap();
         }
     }
 
-    /// What a script comes to, as JSON; a promise is waited for.
+    /// Evaluates a script and returns its value as JSON. Awaits a promise.
     #[track_caller]
-    pub(crate) fn ask(&self, script: &str) -> Value {
+    pub(crate) fn evaluate(&self, script: &str) -> Value {
         let params = json!({"expression": script, "returnByValue": true, "awaitPromise": true});
-        let mut answer = self.order("Runtime.evaluate", params);
-        assert!(answer.get("exceptionDetails").is_none(), "{script}: {answer}");
-        answer["result"]["value"].take()
+        let mut response = self.command("Runtime.evaluate", params);
+        assert!(response.get("exceptionDetails").is_none(), "{script}: {response}");
+        response["result"]["value"].take()
     }
 
-    /// The text of the first element that fits.
+    /// Returns the text of the first element that matches.
     #[track_caller]
     pub(crate) fn text(&self, selector: &str) -> String {
         let selector = serde_json::to_string(selector).unwrap();
-        let text = self.ask(&format!("document.querySelector({selector})?.innerText ?? ''"));
+        let text = self.evaluate(&format!("document.querySelector({selector})?.innerText ?? ''"));
         text.as_str().unwrap().to_owned()
     }
 
-    /// Waits until a script comes to true; what it looks for may not be there yet.
-    pub(crate) async fn until(&self, script: &str) {
-        let tried = format!("(() => {{ try {{ return {script}; }} catch {{ return false; }} }})()");
-        until(script, async || self.ask(&tried) == true).await;
+    /// Waits until a script returns true. A script that throws counts as false.
+    pub(crate) async fn wait_until(&self, script: &str) {
+        let guarded = format!("(() => {{ try {{ return {script}; }} catch {{ return false; }} }})()");
+        until(script, async || self.evaluate(&guarded) == true).await;
     }
 
+    /// Presses and releases a key.
     pub(crate) fn press(&self, key: &str) {
         let code = if key == "Tab" { 9 } else { 0 };
         for kind in ["rawKeyDown", "keyUp"] {
             let params = json!({"type": kind, "key": key, "code": key, "windowsVirtualKeyCode": code});
-            self.order("Input.dispatchKeyEvent", params);
+            self.command("Input.dispatchKeyEvent", params);
         }
     }
 
-    /// What was told of this kind.
+    /// Returns the events received for a method.
     pub(crate) fn events(&self, method: &str) -> Vec<Value> {
-        let state = self.heard.state.lock().unwrap();
+        let state = self.inbox.state.lock().unwrap();
         state.events.iter().filter(|event| event["method"] == method).cloned().collect()
     }
 
-    /// Everything that a console shows in red, requests that failed included.
-    pub(crate) fn complaints(&self) -> Vec<String> {
+    /// Returns exceptions, console errors and log entries of level `error`, failed requests
+    /// included.
+    pub(crate) fn console_errors(&self) -> Vec<String> {
         let mut all = self.events("Runtime.exceptionThrown");
         let called = self.events("Runtime.consoleAPICalled");
         all.extend(called.into_iter().filter(|event| event["params"]["type"] == "error"));
@@ -166,17 +171,17 @@ impl Chromium {
         all.iter().map(ToString::to_string).collect()
     }
 
-    /// All of the page as it looks now, as PNG.
-    pub(crate) fn picture(&self) -> Vec<u8> {
-        let mut clip = self.order("Page.getLayoutMetrics", json!({}))["cssContentSize"].take();
+    /// Returns a PNG of the whole page.
+    pub(crate) fn screenshot(&self) -> Vec<u8> {
+        let mut clip = self.command("Page.getLayoutMetrics", json!({}))["cssContentSize"].take();
         clip["scale"] = 1.into();
         let params = json!({"format": "png", "captureBeyondViewport": true, "clip": clip});
-        let picture = self.order("Page.captureScreenshot", params);
-        STANDARD.decode(picture["data"].as_str().unwrap()).unwrap()
+        let screenshot = self.command("Page.captureScreenshot", params);
+        STANDARD.decode(screenshot["data"].as_str().unwrap()).unwrap()
     }
 
-    /// The addresses of all requests that were made, but for data inside of the page.
-    pub(crate) fn requested(&self) -> Vec<String> {
+    /// Returns the URLs of all requests, except `data:` URLs.
+    pub(crate) fn requested_urls(&self) -> Vec<String> {
         let requests = self.events("Network.requestWillBeSent");
         let urls =
             requests.iter().map(|event| event["params"]["request"]["url"].as_str().unwrap().to_owned());
@@ -186,7 +191,7 @@ impl Chromium {
 
 impl Drop for Chromium {
     fn drop(&mut self) {
-        // The processes that it started are of its group.
+        // Its child processes belong to its process group.
         let group = Pid::from_raw(self.child.id().try_into().unwrap()).unwrap();
         let _ = kill_process_group(group, Signal::KILL);
         let _ = self.child.wait();

@@ -1,25 +1,26 @@
-//! The published npm clients, unmodified, against the program: the suites of `clients/test`, each on a Postgres of its own.
+//! The unmodified published npm clients against the program: runs each suite of `clients/test` with
+//! its own database.
 
 use std::path::Path;
 use std::process::Command;
 
 use forebay_sandbox::{Postgres, free_port};
 
-/// How many ports a suite may take.
+/// Number of ports reserved for a suite.
 const PORTS: usize = 8;
 
-fn passes(suite: &str) {
-    passes_on(suite, Postgres::shared(), &[]);
+fn run_suite(suite: &str) {
+    run_suite_on(suite, Postgres::shared(), &[]);
 }
 
-/// On databases that order texts by the rules of a language.
-fn passes_in_english(suite: &str, version: u32) {
-    passes_on(suite, Postgres::shared_version(version), &[("FOREBAY_TEST_ICU_LOCALE", "en-US")]);
+/// Runs a suite on databases that sort text by the ICU locale `en-US`.
+fn run_suite_in_english(suite: &str, version: u32) {
+    run_suite_on(suite, Postgres::shared_version(version), &[("FOREBAY_TEST_ICU_LOCALE", "en-US")]);
 }
 
-fn passes_on(suite: &str, postgres: &Postgres, more: &[(&str, &str)]) {
+fn run_suite_on(suite: &str, postgres: &Postgres, environment: &[(&str, &str)]) {
     let clients = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../clients");
-    assert!(clients.join("node_modules").is_dir(), "the clients aren't installed: run script/bootstrap");
+    assert!(clients.join("node_modules").is_dir(), "the npm packages aren't installed: run script/bootstrap");
     let output = Command::new("node")
         .arg("--test")
         .arg(format!("test/{suite}.test.mjs"))
@@ -27,81 +28,80 @@ fn passes_on(suite: &str, postgres: &Postgres, more: &[(&str, &str)]) {
         .env("FOREBAY_BIN", env!("CARGO_BIN_EXE_forebay"))
         .env("FOREBAY_TEST_DATABASE_URL", postgres.url("postgres"))
         .env("FOREBAY_TEST_PORTS", [(); PORTS].map(|()| free_port().to_string()).join(","))
-        .envs(more.iter().copied())
+        .envs(environment.iter().copied())
         .output()
         .unwrap();
-    let (said, complained) =
-        (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    assert!(output.status.success(), "{said}\n{complained}");
-    assert!(said.contains("# pass ") && !said.contains("# pass 0\n"), "nothing was tested:\n{said}");
+    let (stdout, stderr) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{stdout}\n{stderr}");
+    assert!(stdout.contains("# pass ") && !stdout.contains("# pass 0\n"), "no test ran:\n{stdout}");
 }
 
 #[test]
-fn streams_wait_and_come_again_when_they_are_refused() {
-    passes("backoff");
+fn refused_streams_wait_and_retry() {
+    run_suite("backoff");
 }
 
 #[test]
-fn streams_that_end_while_clients_catch_up_lose_nothing() {
-    passes("catchup");
+fn streams_that_end_during_catch_up_lose_nothing() {
+    run_suite("catchup");
 }
 
 #[test]
-fn clients_of_all_kinds_see_what_the_table_has() {
-    passes("convergence");
+fn all_kinds_of_clients_converge_to_the_table() {
+    run_suite("convergence");
 }
 
 #[test]
 fn react_shows_a_table_in_a_browser() {
-    passes("react");
+    run_suite("react");
 }
 
 #[test]
-fn clients_start_over_when_they_must() {
-    passes("refetch");
+fn clients_refetch_after_a_409() {
+    run_suite("refetch");
 }
 
 #[test]
-fn clients_go_on_where_they_were_after_a_restart() {
-    passes("restart");
+fn clients_resume_after_a_restart() {
+    run_suite("restart");
 }
 
 #[test]
 fn shapes_are_followed_by_long_polls() {
-    passes("shape");
+    run_suite("shape");
 }
 
 #[test]
 fn shapes_are_followed_by_server_sent_events() {
-    passes("sse");
+    run_suite("sse");
 }
 
 #[test]
-fn subsets_are_read_beside_the_log() {
-    passes("subsets");
+fn subsets_are_read_alongside_the_log() {
+    run_suite("subsets");
 }
 
 #[test]
-fn subsets_are_read_beside_the_log_where_texts_are_in_english() {
-    passes_in_english("subsets", 18);
+fn subsets_are_read_alongside_the_log_with_an_english_collation() {
+    run_suite_in_english("subsets", 18);
 }
 
 #[test]
-fn a_tanstack_collection_follows_a_table_where_texts_are_in_english() {
-    passes_in_english("tanstack", 15);
+fn a_tanstack_collection_follows_a_table_with_an_english_collation() {
+    run_suite_in_english("tanstack", 15);
 }
 
 #[test]
 fn a_tanstack_collection_follows_a_table() {
-    passes("tanstack");
+    run_suite("tanstack");
 }
 
 #[test]
-fn every_type_of_postgres_survives_the_trip() {
-    passes("types");
+fn values_of_every_postgres_type_arrive_unchanged() {
+    run_suite("types");
 }
 
 #[test]
-fn values_are_parsed_as_clients_ask() {
-    passes("values");
+fn values_are_parsed_by_the_schema_and_the_clients_parsers() {
+    run_suite("values");
 }

@@ -1,4 +1,4 @@
-//! The page at `/` of the admin address, in a browser.
+//! Dashboard: the page at `/` of the admin address, in a browser.
 
 use std::net::SocketAddr;
 
@@ -6,10 +6,10 @@ use forebay_sandbox::Postgres;
 use serde_json::json;
 
 use crate::chromium::Chromium;
-use crate::gate::{Gate, forebay};
-use crate::origin::Streams;
+use crate::forebay_process::{ForebayProcess, forebay};
 use crate::serve::support::{Place, path};
-use crate::wire::{Client, until};
+use crate::streaming_upstream::StreamingUpstream;
+use crate::wire::{HttpConnection, until};
 
 const ITEMS: &str =
     "CREATE TABLE items (id int PRIMARY KEY, title text); INSERT INTO items VALUES (1, 'one'), (2, 'two')";
@@ -19,87 +19,94 @@ fn page(admin: SocketAddr) -> String {
     format!("http://{admin}/")
 }
 
-/// Nothing was complained about, and nobody else was asked.
+/// Fails if the console has errors, or a request went to another host.
 #[track_caller]
-fn is_quiet(browser: &Chromium, admin: SocketAddr) {
-    assert_eq!(browser.complaints(), [""; 0]);
+fn assert_no_errors_or_foreign_requests(browser: &Chromium, admin: SocketAddr) {
+    assert_eq!(browser.console_errors(), [""; 0]);
     let host = format!("{admin}/");
     let is_foreign = |url: &String| {
         let rest = url.strip_prefix("http://").unwrap_or(url);
         !rest.split_once('@').map_or(rest, |(_, rest)| rest).starts_with(&host)
     };
-    let foreign: Vec<_> = browser.requested().into_iter().filter(is_foreign).collect();
+    let foreign: Vec<_> = browser.requested_urls().into_iter().filter(is_foreign).collect();
     assert_eq!(foreign, [""; 0]);
 }
 
 #[tokio::test]
-async fn the_conditions_change_when_postgres_stops_and_hold_again_when_it_is_back() {
+async fn conditions_fail_when_postgres_stops_and_hold_again_when_it_returns() {
     let postgres: &Postgres = Box::leak(Box::new(Postgres::start().unwrap()));
     let place = Place::on(postgres, ITEMS);
     let serve = place.serve().await;
     serve.reader(&[("table", "items")]).await;
     let browser = Chromium::open(&page(serve.admin), "dashboard");
-    browser.until(ALL_HOLD).await;
+    browser.wait_until(ALL_HOLD).await;
     assert_eq!(browser.text("#health"), "Active");
     assert_eq!(browser.text("#step"), "Running: streaming");
     assert_eq!(browser.text("#conditions-sum"), "7 of 7 hold");
-    browser.until("document.querySelector('#shapes tbody tr')?.cells[2].innerText === '2'").await;
-    assert_eq!(browser.ask("document.querySelectorAll('#tank [data-is=ready]').length > 0"), true);
+    browser.wait_until("document.querySelector('#shapes tbody tr')?.cells[2].innerText === '2'").await;
+    assert_eq!(browser.evaluate("document.querySelectorAll('#tank [data-is=ready]').length > 0"), true);
 
     postgres.stop().unwrap();
     browser
-        .until(
+        .wait_until(
             "document.querySelector('[data-condition=replication_client_ready]').dataset.holds === 'false'",
         )
         .await;
-    browser.until("!document.querySelector('#trouble').hidden").await;
+    browser.wait_until("!document.querySelector('#trouble').hidden").await;
     assert_ne!(browser.text("#health"), "Active");
-    browser.until("document.querySelector('[data-plot=lag] .now').innerText === '–'").await;
+    browser.wait_until("document.querySelector('[data-plot=lag] .now').innerText === '–'").await;
 
     postgres.revive().unwrap();
-    browser.until(ALL_HOLD).await;
-    browser.until("document.querySelector('#health').innerText === 'Active'").await;
-    browser.until("document.querySelector('#trouble').hidden").await;
-    is_quiet(&browser, serve.admin);
+    browser.wait_until(ALL_HOLD).await;
+    browser.wait_until("document.querySelector('#health').innerText === 'Active'").await;
+    browser.wait_until("document.querySelector('#trouble').hidden").await;
+    assert_no_errors_or_foreign_requests(&browser, serve.admin);
 }
 
 #[tokio::test]
-async fn a_page_says_that_its_server_is_gone_and_goes_on_when_it_is_back() {
-    let origin = Streams::start().await;
-    let gate = Gate::start(&origin.url(), &["--stream-route", "GET /stream", "--total", "50"]);
+async fn the_page_reports_a_lost_server_and_resumes_when_it_returns() {
+    let origin = StreamingUpstream::start().await;
+    let gate = ForebayProcess::start_gate(&origin.url(), &["--stream-route", "GET /stream", "--total", "50"]);
     let admin = gate.admin;
     let browser = Chromium::open(&page(admin), "dashboard-gate");
-    browser.until("document.querySelector('#link').dataset.link === 'live'").await;
+    browser.wait_until("document.querySelector('#link').dataset.link === 'live'").await;
     assert_eq!(browser.text("#health"), "Ready");
     assert_eq!(browser.text("#upstream-url"), origin.url());
     assert_eq!(browser.text("#routes"), "GET /stream");
-    assert_eq!(browser.ask("document.querySelector('#h-shapes').offsetParent"), serde_json::Value::Null);
+    assert_eq!(browser.evaluate("document.querySelector('#h-shapes').offsetParent"), serde_json::Value::Null);
 
     drop(gate);
     browser
-        .until("document.querySelector('#lost').innerText.startsWith('No connection to this server')")
+        .wait_until("document.querySelector('#lost').innerText.startsWith('No connection to this server')")
         .await;
-    assert_eq!(browser.ask("document.querySelector('main').dataset.stale"), "true");
+    assert_eq!(browser.evaluate("document.querySelector('main').dataset.stale"), "true");
 
     let mut again = forebay(&["gate", "--listen", "127.0.0.1:0", "--log-format", "json"]);
     again.args(["--upstream", &origin.url(), "--admin", &admin.to_string()]);
-    let _again = Gate::run(again, "gate listening");
-    browser.until("document.querySelector('#link').dataset.link === 'live'").await;
-    browser.until("document.querySelector('#lost').hidden").await;
-    // That nobody answered is what the test did; whatever else is wrong counts.
-    let others: Vec<_> =
-        browser.complaints().into_iter().filter(|text| !text.contains("net::ERR_")).collect();
-    assert_eq!(others, [""; 0]);
-    assert!(browser.requested().iter().all(|url| url.starts_with(&page(admin))), "{:?}", browser.requested());
+    let _again = ForebayProcess::run(again, "the gate listens");
+    browser.wait_until("document.querySelector('#link').dataset.link === 'live'").await;
+    browser.wait_until("document.querySelector('#lost').hidden").await;
+    // Network errors are expected, because the test ended the gate; other errors are not.
+    let other_errors: Vec<_> =
+        browser.console_errors().into_iter().filter(|text| !text.contains("net::ERR_")).collect();
+    assert_eq!(other_errors, [""; 0]);
+    assert!(
+        browser.requested_urls().iter().all(|url| url.starts_with(&page(admin))),
+        "{:?}",
+        browser.requested_urls()
+    );
 }
 
 #[tokio::test]
-async fn there_is_something_to_see_without_a_shape_and_with_many() {
+async fn the_shape_list_shows_a_hint_when_empty_and_20_rows_of_many() {
     let place = Place::new(ITEMS);
     let serve = place.serve().await;
     let browser = Chromium::open(&page(serve.admin), "dashboard-shapes");
-    browser.until("!document.querySelector('#shapes-none').hidden").await;
-    assert!(browser.text("#shapes-none").contains("/v1/shape?table="), "how to make the first");
+    browser.wait_until("!document.querySelector('#shapes-none').hidden").await;
+    assert!(
+        browser.text("#shapes-none").contains("/v1/shape?table="),
+        "the page shows how to create a shape"
+    );
     for number in 0..60 {
         let clause = format!("id > {number}");
         serve.reader(&[("table", "items"), ("where", &clause)]).await;
@@ -108,36 +115,36 @@ async fn there_is_something_to_see_without_a_shape_and_with_many() {
         [("table", "items"), ("where", "title = $1"), ("params[1]", "a-secret"), ("columns", "id,title")];
     let reader = serve.reader(&secret).await;
     let _stream = serve.events(&reader).await;
-    browser.until("document.querySelector('#shapes-sum').innerText.startsWith('61 shapes')").await;
-    assert_eq!(browser.ask("document.querySelectorAll('#shapes tbody tr').length"), 20);
-    // The one with a stream is the first, and its value is nowhere.
-    browser.until("document.querySelector('#shapes tbody tr').cells[4].innerText === '1'").await;
+    browser.wait_until("document.querySelector('#shapes-sum').innerText.startsWith('61 shapes')").await;
+    assert_eq!(browser.evaluate("document.querySelectorAll('#shapes tbody tr').length"), 20);
+    // The shape with a stream is listed first. The value of its parameter is shown nowhere.
+    browser.wait_until("document.querySelector('#shapes tbody tr').cells[4].innerText === '1'").await;
     for width in [390, 700, 1280] {
         let screen = json!({"width": width, "height": 844, "deviceScaleFactor": 1, "mobile": width == 390});
-        browser.order("Emulation.setDeviceMetricsOverride", screen);
-        let sticks_out = browser.ask("document.documentElement.scrollWidth > innerWidth");
-        assert_eq!(sticks_out, false, "at a width of {width}");
+        browser.command("Emulation.setDeviceMetricsOverride", screen);
+        let overflows = browser.evaluate("document.documentElement.scrollWidth > innerWidth");
+        assert_eq!(overflows, false, "at a width of {width}");
     }
     let first = browser.text("#shapes tbody tr");
     assert!(first.contains("title = '…'") && first.contains("items (id, title)"), "{first}");
-    assert!(!browser.ask("document.documentElement.outerHTML").as_str().unwrap().contains("a-secret"));
+    assert!(!browser.evaluate("document.documentElement.outerHTML").as_str().unwrap().contains("a-secret"));
     assert!(!serve.status().await.to_string().contains("a-secret"));
-    is_quiet(&browser, serve.admin);
+    assert_no_errors_or_foreign_requests(&browser, serve.admin);
 }
 
 #[tokio::test]
-async fn everything_is_reached_by_keyboard() {
+async fn every_control_is_reachable_by_keyboard() {
     let place = Place::new(ITEMS);
     let serve = place.serve().await;
     for clause in ["id = 1", "id > 0"] {
         serve.reader(&[("table", "items"), ("where", clause)]).await;
     }
     let browser = Chromium::open(&page(serve.admin), "dashboard-keyboard");
-    browser.until("document.querySelectorAll('#shapes tbody tr').length === 2").await;
+    browser.wait_until("document.querySelectorAll('#shapes tbody tr').length === 2").await;
     let focused = || {
         let name = "(({ id, dataset, className, tagName, textContent }) => \
              dataset.plot ?? dataset.sort ?? (className || (tagName === 'A' ? textContent : tagName)))(document.activeElement)";
-        browser.ask(name).as_str().unwrap().to_owned()
+        browser.evaluate(name).as_str().unwrap().to_owned()
     };
     let mut reached = Vec::new();
     while reached.len() < 20 && reached.last().is_none_or(|last| last != "readiness") {
@@ -150,9 +157,11 @@ async fn everything_is_reached_by_keyboard() {
                 assert!(read.contains(" ago"), "{read}");
             }
             "rows" => {
-                browser.ask("document.activeElement.click()");
-                browser.until("document.querySelector('#shapes tbody tr').cells[2].innerText === '2'").await;
-                assert_eq!(browser.ask("document.activeElement.parentElement.ariaSort"), "descending");
+                browser.evaluate("document.activeElement.click()");
+                browser
+                    .wait_until("document.querySelector('#shapes tbody tr').cells[2].innerText === '2'")
+                    .await;
+                assert_eq!(browser.evaluate("document.activeElement.parentElement.ariaSort"), "descending");
             }
             _ => {}
         }
@@ -160,18 +169,18 @@ async fn everything_is_reached_by_keyboard() {
     let wanted = ["skip", "lag", "retained", "streams", "scroll", "table", "rows", "bytes", "streams"];
     assert_eq!(reached[..wanted.len()], wanted);
     assert_eq!(reached[wanted.len()..], ["status", "metrics", "readiness"]);
-    let unnamed = browser.ask(
+    let unnamed = browser.evaluate(
         "[...document.querySelectorAll('section, button, a, [tabindex=\"0\"], [role=img]')].filter((element) => \
             !element.textContent.trim() && !element.ariaLabel && !element.getAttribute('aria-labelledby')).length",
     );
-    assert_eq!(unnamed, 0, "all have a name");
-    is_quiet(&browser, serve.admin);
+    assert_eq!(unnamed, 0, "elements without an accessible name");
+    assert_no_errors_or_foreign_requests(&browser, serve.admin);
 }
 
 #[tokio::test]
-async fn no_script_but_its_own_runs_and_nobody_may_frame_it() {
-    let origin = Streams::start().await;
-    let gate = Gate::start(&origin.url(), &[]);
+async fn only_the_pages_own_script_runs_and_no_site_can_frame_it() {
+    let origin = StreamingUpstream::start().await;
+    let gate = ForebayProcess::start_gate(&origin.url(), &[]);
     let head = gate.admin("/").await.head;
     let policy = head.header("content-security-policy").unwrap();
     for part in ["default-src 'none'", "frame-ancestors 'none'", "connect-src 'self'", "script-src 'sha256-"]
@@ -180,14 +189,15 @@ async fn no_script_but_its_own_runs_and_nobody_may_frame_it() {
     }
     assert_eq!(head.header("access-control-allow-origin"), None);
     let browser = Chromium::open(&page(gate.admin), "dashboard-policy");
-    browser.until("document.querySelector('#link').dataset.link === 'live'").await;
-    assert_eq!(browser.complaints(), [""; 0], "its own do");
+    browser.wait_until("document.querySelector('#link').dataset.link === 'live'").await;
+    assert_eq!(browser.console_errors(), [""; 0], "the page's own script runs");
     let script = "(() => { const other = document.createElement('script'); other.textContent = 'window.ran = true'; \
          document.body.append(other); return window.ran === undefined; })()";
-    assert_eq!(browser.ask(script), true);
+    assert_eq!(browser.evaluate(script), true);
 }
 
-/// Of the brightness of what is written on it, as WCAG has it.
+/// Script that returns the lowest contrast ratio (WCAG) between text and background of the selected
+/// elements.
 const CONTRAST: &str = "((selector) => { \
     const light = (color) => { const [r, g, b] = color.match(/[\\d.]+/g).map((part) => part / 255) \
         .map((part) => (part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4)); \
@@ -200,7 +210,7 @@ const CONTRAST: &str = "((selector) => { \
     return Math.min(...ratios); })";
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn with_the_secret_everything_is_seen_light_and_dark_on_a_desk_and_in_a_hand() {
+async fn with_the_secret_the_page_is_readable_light_and_dark_on_desktop_and_phone() {
     let place = Place::new(ITEMS);
     let hash = |key: &str| {
         let hash = ring::digest::digest(&ring::digest::SHA256, key.as_bytes());
@@ -217,62 +227,64 @@ async fn with_the_secret_everything_is_seen_light_and_dark_on_a_desk_and_in_a_ha
     let mut streams = Vec::new();
     for (user, count) in [("alice", 3), ("bob", 1)] {
         for _ in 0..count {
-            let mut stream = Client::get(serve.addr, &live, &[&format!("X-API-Key: key-of-{user}")]).await;
+            let mut stream =
+                HttpConnection::get(serve.addr, &live, &[&format!("X-API-Key: key-of-{user}")]).await;
             assert_eq!(stream.head().await.status, 200);
             streams.push(stream);
         }
     }
 
-    // A browser that was told the secret once says it each time, to the page's own requests as well.
+    // The browser keeps the credentials of the first URL and sends them with the page's own
+    // requests.
     let browser = Chromium::open(&format!("http://anybody:s3cr3t@{}/", serve.admin), "dashboard-secret");
-    browser.until("document.querySelector('#command').innerText === 'serve'").await;
+    browser.wait_until("document.querySelector('#command').innerText === 'serve'").await;
     browser.go(&page(serve.admin));
-    browser.until(ALL_HOLD).await;
-    browser.until("document.querySelectorAll('#users li').length === 2").await;
+    browser.wait_until(ALL_HOLD).await;
+    browser.wait_until("document.querySelectorAll('#users li').length === 2").await;
     let top = browser.text("#users li");
     assert!(top.ends_with('3') && !top.contains("alice"), "{top}");
-    assert_eq!(browser.ask("document.querySelectorAll('#ages i').length > 0"), true);
+    assert_eq!(browser.evaluate("document.querySelectorAll('#ages i').length > 0"), true);
     assert!(browser.text("#ages-sum").contains("Oldest "), "{}", browser.text("#ages-sum"));
     let since = "[...document.querySelectorAll('#conditions .since')].every((since) => /^for \\d/.test(since.innerText))";
-    assert_eq!(browser.ask(since), true, "{}", browser.text("#conditions"));
+    assert_eq!(browser.evaluate(since), true, "{}", browser.text("#conditions"));
     assert!(browser.text("#admission-why").contains("healthy for "), "{}", browser.text("#admission-why"));
 
     let folder = std::env::var_os("FOREBAY_SCREENSHOTS").map(std::path::PathBuf::from);
     for scheme in ["light", "dark"] {
         let feature = json!({"name": "prefers-color-scheme", "value": scheme});
-        browser.order("Emulation.setEmulatedMedia", json!({"features": [feature]}));
+        browser.command("Emulation.setEmulatedMedia", json!({"features": [feature]}));
         for (device, width, height) in [("desktop", 1280, 900), ("phone", 390, 844)] {
             let is_phone = device == "phone";
             let screen =
                 json!({"width": width, "height": height, "deviceScaleFactor": 2, "mobile": is_phone});
-            browser.order("Emulation.setDeviceMetricsOverride", screen);
+            browser.command("Emulation.setDeviceMetricsOverride", screen);
             let is_dark =
                 "getComputedStyle(document.body).backgroundColor.match(/\\d+/g).every((part) => part < 64)";
-            assert_eq!(browser.ask(is_dark), scheme == "dark", "{scheme} {device}");
-            let sticks_out = browser.ask("document.documentElement.scrollWidth > innerWidth");
-            assert_eq!(sticks_out, false, "{scheme} {device}");
+            assert_eq!(browser.evaluate(is_dark), scheme == "dark", "{scheme} {device}");
+            let overflows = browser.evaluate("document.documentElement.scrollWidth > innerWidth");
+            assert_eq!(overflows, false, "{scheme} {device}");
             for words in ["h1, h2, h3", ".quiet", ".pill", "td, th", "#conditions .name", "a"] {
-                let ratio = browser.ask(&format!("{CONTRAST}({words:?})")).as_f64().unwrap();
+                let ratio = browser.evaluate(&format!("{CONTRAST}({words:?})")).as_f64().unwrap();
                 assert!(ratio >= 4.5, "{scheme} {device}: {words} has a contrast of {ratio}");
             }
             if let Some(folder) = &folder {
                 std::fs::create_dir_all(folder).unwrap();
-                std::fs::write(folder.join(format!("{scheme}-{device}.png")), browser.picture()).unwrap();
+                std::fs::write(folder.join(format!("{scheme}-{device}.png")), browser.screenshot()).unwrap();
             }
         }
     }
-    is_quiet(&browser, serve.admin);
+    assert_no_errors_or_foreign_requests(&browser, serve.admin);
     drop(streams);
     std::fs::remove_file(&keys).unwrap();
 }
 
 #[tokio::test]
-async fn only_so_many_pages_look_at_a_time_and_one_that_leaves_makes_room() {
-    let origin = Streams::start().await;
-    let gate = Gate::start(&origin.url(), &[]);
+async fn at_most_32_pages_are_connected_and_a_closed_page_frees_a_slot() {
+    let origin = StreamingUpstream::start().await;
+    let gate = ForebayProcess::start_gate(&origin.url(), &[]);
     let mut pages = Vec::new();
     for _ in 0..32 {
-        let mut page = Client::get(gate.admin, "/v1/events", &[]).await;
+        let mut page = HttpConnection::get(gate.admin, "/v1/events", &[]).await;
         let head = page.head().await;
         assert_eq!((head.status, head.header("content-type")), (200, Some("text/event-stream")));
         let first = String::from_utf8(page.chunk().await.unwrap()).unwrap();
@@ -282,13 +294,13 @@ async fn only_so_many_pages_look_at_a_time_and_one_that_leaves_makes_room() {
     let refused = gate.admin("/v1/events").await;
     assert_eq!((refused.head.status, &refused.json()["error"]), (503, &"too_many_pages".into()));
     pages.pop();
-    until("there is room again", async || {
-        let mut page = Client::get(gate.admin, "/v1/events", &[]).await;
+    until("a slot is free again", async || {
+        let mut page = HttpConnection::get(gate.admin, "/v1/events", &[]).await;
         page.head().await.status == 200
     })
     .await;
-    // HEAD takes no place.
-    let mut head = Client::connect(gate.admin).await;
+    // A HEAD request takes no slot.
+    let mut head = HttpConnection::connect(gate.admin).await;
     head.request("HEAD", "/v1/events", &[], "").await;
     assert_eq!(head.head().await.status, 200);
 }

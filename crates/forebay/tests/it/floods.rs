@@ -1,18 +1,19 @@
-//! Floods: HTTP/2 frames, interim responses, chunks and trailers that mean no good. The gate's memory stays bounded, and others
-//! are served meanwhile.
+//! Floods of HTTP/2 frames and interim responses, malformed chunks, and trailers.
+//!
+//! The memory of the gate stays bounded, and other clients are served meanwhile.
 
 use std::time::Duration;
 
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
-use crate::echo::{Echo, Manners};
-use crate::gate::Gate;
-use crate::origin::Origin;
-use crate::wire::{Client, until, within};
+use crate::echo_upstream::{EchoUpstream, UpstreamBehavior};
+use crate::forebay_process::ForebayProcess;
+use crate::scripted_upstream::ScriptedUpstream;
+use crate::wire::{HttpConnection, until, within};
 
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
-/// Of the gate's memory by one client's flood.
+/// Maximum growth of the gate's memory during a flood, in KiB.
 const MAX_GROWTH_KIB: u64 = 24 * 1024;
 
 fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
@@ -29,35 +30,35 @@ const CONTINUATION: u8 = 9;
 const END_STREAM: u8 = 1;
 const END_HEADERS: u8 = 4;
 
-/// `GET /plain/h2` as HPACK writes it without a table.
-fn get() -> Vec<u8> {
+/// Returns the header block of `GET /plain/h2` in HPACK, without the dynamic table.
+fn get_header_block() -> Vec<u8> {
     [&b"\x82\x86\x04\x09/plain/h2\x01\x01a"[..]].concat()
 }
 
-/// So many frames of a flood, in one block.
-type Flood = fn(u32) -> Vec<u8>;
+/// Returns the frames of one step of a flood.
+type FrameGenerator = fn(u32) -> Vec<u8>;
 
 fn rapid_reset(number: u32) -> Vec<u8> {
     let stream = 2 * number + 1;
     [
-        frame(HEADERS, END_HEADERS | END_STREAM, stream, &get()),
+        frame(HEADERS, END_HEADERS | END_STREAM, stream, &get_header_block()),
         frame(RST_STREAM, 0, stream, &8_u32.to_be_bytes()),
     ]
     .concat()
 }
 
-fn streams_without_end(number: u32) -> Vec<u8> {
-    frame(HEADERS, END_HEADERS | END_STREAM, 2 * number + 1, &get())
+fn endless_streams(number: u32) -> Vec<u8> {
+    frame(HEADERS, END_HEADERS | END_STREAM, 2 * number + 1, &get_header_block())
 }
 
-fn bodies_that_never_come(number: u32) -> Vec<u8> {
-    frame(HEADERS, END_HEADERS, 2 * number + 1, &get())
+fn missing_bodies(number: u32) -> Vec<u8> {
+    frame(HEADERS, END_HEADERS, 2 * number + 1, &get_header_block())
 }
 
 fn continuations(number: u32) -> Vec<u8> {
     let field = [&b"\x00\x04x-ab\x7f\x01"[..], &[b'v'; 128]].concat();
     match number {
-        0 => frame(HEADERS, END_STREAM, 1, &get()),
+        0 => frame(HEADERS, END_STREAM, 1, &get_header_block()),
         _ => frame(CONTINUATION, 0, 1, &field.repeat(100)),
     }
 }
@@ -70,12 +71,13 @@ fn pings(number: u32) -> Vec<u8> {
     frame(PING, 0, 0, &u64::from(number).to_be_bytes())
 }
 
-fn empty_data_of_nobody(number: u32) -> Vec<u8> {
+fn data_of_unopened_streams(number: u32) -> Vec<u8> {
     frame(0, 0, 2 * number + 1, b"")
 }
 
-/// Sends the flood until the gate closes or all is sent; reads nothing, or all that comes.
-async fn flood(gate: std::net::SocketAddr, flood: Flood, frames: u32, reads: bool) {
+/// Sends a flood for at most a second, or until the gate closes the connection. Reads all responses
+/// if `reads`, else none.
+async fn flood(gate: std::net::SocketAddr, flood: FrameGenerator, frames: u32, reads: bool) {
     let socket = TcpStream::connect(gate).await.unwrap();
     let (mut reading, mut writing) = socket.into_split();
     let reader = tokio::spawn(async move {
@@ -91,25 +93,26 @@ async fn flood(gate: std::net::SocketAddr, flood: Flood, frames: u32, reads: boo
         }
         std::io::Result::Ok(())
     };
-    // Where the client reads nothing, the gate stops to read as well.
+    // If the client doesn't read, the gate stops reading as well.
     let _ = tokio::time::timeout(Duration::from_secs(1), sending).await;
     reader.abort();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn floods_of_http_2_frames_are_bounded_and_others_are_served() {
-    let origin = Echo::start(0, Manners::Good).await;
-    let gate = Gate::start(&origin.url(), &["--stream-route", "GET /stream"]);
-    let floods: [(&str, Flood); 7] = [
+async fn http_2_floods_use_bounded_memory_and_other_clients_are_served() {
+    let origin = EchoUpstream::start(0, UpstreamBehavior::AnswersAll).await;
+    let gate = ForebayProcess::start_gate(&origin.url(), &["--stream-route", "GET /stream"]);
+    let floods: [(&str, FrameGenerator); 7] = [
         ("rapid reset", rapid_reset),
-        ("streams without end", streams_without_end),
-        ("bodies that never come", bodies_that_never_come),
+        ("endless streams", endless_streams),
+        ("missing bodies", missing_bodies),
         ("continuations", continuations),
         ("settings", settings),
         ("pings", pings),
-        ("data of nobody", empty_data_of_nobody),
+        ("data of unopened streams", data_of_unopened_streams),
     ];
-    // Both ways at once, three clients of each, so that each flood takes a second at most.
+    // Three clients that read and three that don't, at the same time: each flood takes at most a
+    // second.
     for (name, frames) in floods {
         let before_kib = gate.resident_kib();
         let attack: Vec<_> =
@@ -117,9 +120,9 @@ async fn floods_of_http_2_frames_are_bounded_and_others_are_served() {
         let mut served = 0;
         while attack.iter().any(|attacker| !attacker.is_finished()) || served == 0 {
             let nonce = format!("other{served}");
-            let answer = Client::ask(gate.addr, "GET", &format!("/plain/{nonce}"), &[], "").await;
+            let response = HttpConnection::fetch(gate.addr, "GET", &format!("/plain/{nonce}"), &[], "").await;
             assert_eq!(
-                (answer.head.status, answer.body.as_slice()),
+                (response.head.status, response.body.as_slice()),
                 (200, nonce.as_bytes()),
                 "during {name}"
             );
@@ -130,8 +133,8 @@ async fn floods_of_http_2_frames_are_bounded_and_others_are_served() {
         }
         let grown_kib = gate.resident_kib().saturating_sub(before_kib);
         assert!(grown_kib < MAX_GROWTH_KIB, "{name}: {grown_kib} KiB more");
-        gate.empty().await;
-        until("all connections are gone", async || {
+        gate.wait_until_empty().await;
+        until("all connections are closed", async || {
             let status = gate.status().await;
             status["http"]["open_connections"] == 0 && status["gate"]["plain_requests"] == 0
         })
@@ -145,42 +148,46 @@ async fn floods_of_http_2_frames_are_bounded_and_others_are_served() {
 }
 
 #[tokio::test]
-async fn interim_responses_without_end_are_no_answer() {
-    let origin = Origin::start().await;
-    let gate = Gate::start_with(&origin.url(), &[], &[("FOREBAY_GATE_RESPONSE_TIMEOUT_MS", "500")]);
+async fn endless_interim_responses_end_in_a_504() {
+    let origin = ScriptedUpstream::start().await;
+    let gate =
+        ForebayProcess::start_gate_with(&origin.url(), &[], &[("FOREBAY_GATE_RESPONSE_TIMEOUT_MS", "500")]);
     for interim in ["100 Continue", "102 Processing", "103 Early Hints"] {
         let before_kib = gate.resident_kib();
-        let mut client = Client::get(gate.addr, "/", &[]).await;
+        let mut client = HttpConnection::get(gate.addr, "/", &[]).await;
         let mut upstream = origin.accept().await;
         upstream.head().await;
         let heads = format!("HTTP/1.1 {interim}\r\nLink: </a>\r\n\r\n").repeat(1_000);
         let flood =
             tokio::spawn(async move { while upstream.socket.write_all(heads.as_bytes()).await.is_ok() {} });
-        let answer = client.answer().await;
-        assert_eq!((answer.head.status, &answer.json()["error"]), (504, &"upstream_response_timeout".into()));
+        let response = client.response().await;
+        assert_eq!(
+            (response.head.status, &response.json()["error"]),
+            (504, &"upstream_response_timeout".into())
+        );
         within("the flood's end", flood).await.unwrap();
         assert!(gate.resident_kib().saturating_sub(before_kib) < MAX_GROWTH_KIB);
     }
-    // A few are nothing unusual, and only the answer counts.
-    let gate = Gate::start_with(&origin.url(), &[], &[]);
-    let mut client = Client::get(gate.addr, "/", &[]).await;
+    // Fifty interim responses are accepted, and the final response is passed.
+    let gate = ForebayProcess::start_gate_with(&origin.url(), &[], &[]);
+    let mut client = HttpConnection::get(gate.addr, "/", &[]).await;
     let mut upstream = origin.accept().await;
     upstream.head().await;
     let hints = "HTTP/1.1 103 Early Hints\r\nLink: </a>\r\n\r\n".repeat(50);
     upstream.send(format!("{hints}HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")).await;
-    let answer = client.answer().await;
-    assert_eq!((answer.head.status, answer.body.as_slice()), (200, &b"ok"[..]));
-    gate.empty().await;
+    let response = client.response().await;
+    assert_eq!((response.head.status, response.body.as_slice()), (200, &b"ok"[..]));
+    gate.wait_until_empty().await;
 }
 
 #[tokio::test]
-async fn trailers_are_dropped_both_ways() {
-    let origin = Origin::start().await;
+async fn trailers_are_dropped_in_both_directions() {
+    let origin = ScriptedUpstream::start().await;
     let settings = [("FOREBAY_GATE_UPSTREAM_IDLE_TIMEOUT_MS", "300")];
-    let gate = Gate::start_with(&origin.url(), &["--stream-route", "* /stream"], &settings);
+    let gate = ForebayProcess::start_gate_with(&origin.url(), &["--stream-route", "* /stream"], &settings);
     let trailers = "X-Trailer: 1\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\nHost: evil\r\n";
     for path in ["/plain", "/stream"] {
-        let mut client = Client::connect(gate.addr).await;
+        let mut client = HttpConnection::connect(gate.addr).await;
         let head =
             format!("POST {path} HTTP/1.1\r\nHost: a\r\nTE: trailers\r\nTransfer-Encoding: chunked\r\n");
         client.send(format!("{head}Trailer: X-Trailer\r\n\r\n3\r\nabc\r\n0\r\n{trailers}\r\n")).await;
@@ -194,16 +201,16 @@ async fn trailers_are_dropped_both_ways() {
         assert_eq!(head.header("trailer"), None, "{}", head.text);
         assert_eq!(client.take(13).await, b"3\r\nxyz\r\n0\r\n\r\n", "{path}");
         drop(client);
-        assert_eq!(upstream.rest().await.len(), 0, "nothing follows the last chunk");
+        assert_eq!(upstream.rest().await.len(), 0, "bytes after the last chunk");
     }
-    gate.empty().await;
+    gate.wait_until_empty().await;
 }
 
 #[tokio::test]
-async fn chunks_that_are_none_are_never_passed_as_a_whole_body() {
+async fn malformed_chunks_are_never_passed_as_a_complete_body() {
     let smuggled = "GET /smuggled HTTP/1.1\r\nHost: a\r\n\r\n";
-    let origin = Origin::start().await;
-    let gate = Gate::start(&origin.url(), &[]);
+    let origin = ScriptedUpstream::start().await;
+    let gate = ForebayProcess::start_gate(&origin.url(), &[]);
     for chunks in [
         "fffffffffffffffff\r\nabc\r\n0\r\n\r\n",
         "-1\r\nabc\r\n0\r\n\r\n",
@@ -216,7 +223,7 @@ async fn chunks_that_are_none_are_never_passed_as_a_whole_body() {
         "3\rabc\r\n0\r\n\r\n",
         "3 4\r\nabc\r\n0\r\n\r\n",
     ] {
-        let mut client = Client::connect(gate.addr).await;
+        let mut client = HttpConnection::connect(gate.addr).await;
         let head = "POST /first HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n";
         client.send(head).await;
         let mut upstream = origin.accept().await;
@@ -224,10 +231,10 @@ async fn chunks_that_are_none_are_never_passed_as_a_whole_body() {
         client.send(format!("{chunks}{smuggled}")).await;
         let body = String::from_utf8(upstream.rest().await).unwrap();
         assert!(!body.ends_with("0\r\n\r\n") && !body.contains("smuggled"), "{chunks:?}: {body:?}");
-        let said = String::from_utf8(client.rest().await).unwrap();
-        assert!(said.is_empty() || said.starts_with("HTTP/1.1 400 "), "{chunks:?}: {said}");
-        assert_eq!(said.matches("HTTP/1.1 ").count(), usize::from(!said.is_empty()), "{said}");
+        let reply = String::from_utf8(client.rest().await).unwrap();
+        assert!(reply.is_empty() || reply.starts_with("HTTP/1.1 400 "), "{chunks:?}: {reply}");
+        assert_eq!(reply.matches("HTTP/1.1 ").count(), usize::from(!reply.is_empty()), "{reply}");
     }
     assert!(origin.is_quiet());
-    gate.empty().await;
+    gate.wait_until_empty().await;
 }

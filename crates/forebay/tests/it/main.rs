@@ -1,38 +1,40 @@
-//! The program, as a process of its own, before real services.
+//! Integration tests of the program `forebay`: each test starts it as a process, with real
+//! Postgres, Redis, Chromium and published clients.
 
-#![allow(clippy::unwrap_used, reason = "a test's unwrap is its assertion, in a helper too")]
+#![allow(clippy::unwrap_used, reason = "in tests and their helpers, unwrap is an assertion")]
 
 mod admin;
 mod bodies;
-mod browser;
 mod check;
 mod chromium;
 mod clients;
 mod config;
-mod crowd;
 mod dashboard;
 mod dev;
 mod drain;
-mod echo;
+mod echo_upstream;
+mod event_source;
 mod fastapi;
 mod floods;
-mod gate;
-mod heads;
-mod hostile;
+mod forebay_process;
+mod headers;
+mod hostile_clients;
 mod limits;
-mod origin;
+mod many_streams;
 #[cfg(feature = "otel")]
 mod otel;
-mod python;
+mod python_app;
+mod random_load;
 mod readme;
 mod redis;
 mod reload;
+mod scripted_upstream;
 mod scripts;
 mod serve;
 mod serve_config;
 mod startup;
 mod status;
-mod storm;
+mod streaming_upstream;
 mod tail;
 mod tls;
 mod upstream;

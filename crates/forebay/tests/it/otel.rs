@@ -1,4 +1,4 @@
-//! Traces and metrics, as a real collector decodes them.
+//! Traces and metrics, as decoded by a collector with the official OpenTelemetry messages.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -7,12 +7,13 @@ use rustix::process::Signal;
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
-use crate::gate::Gate;
-use crate::limits::open;
-use crate::origin::{Origin, Streams};
-use crate::python::App;
+use crate::forebay_process::ForebayProcess;
+use crate::limits::open_stream;
+use crate::python_app::PythonApp;
+use crate::scripted_upstream::ScriptedUpstream;
 use crate::serve::support::{Place, path};
-use crate::wire::{Client, until};
+use crate::streaming_upstream::StreamingUpstream;
+use crate::wire::{HttpConnection, until};
 
 const TRACE: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
 const CALLER: &str = "00f067aa0ba902b7";
@@ -22,21 +23,23 @@ const ERROR: u64 = 2;
 const DOWN: &str = "the collector takes no telemetry";
 const UP: &str = "the collector takes telemetry again";
 
-/// What must be in nothing that is sent.
+/// Part of all secrets; must not be exported.
 const SECRET: &str = "s3cr3t";
 
-struct Collector(App);
+/// The collector of `tests/app/collector.py`.
+struct OtelCollector(PythonApp);
 
-impl Collector {
-    fn start() -> Collector {
-        Collector(App::run("collector.py"))
+impl OtelCollector {
+    fn start() -> OtelCollector {
+        OtelCollector(PythonApp::run("collector.py"))
     }
 
+    /// Returns everything that was exported so far.
     async fn received(&self) -> Value {
-        Client::ask(self.0.addr(), "GET", "/received", &[], "").await.json()
+        HttpConnection::fetch(self.0.addr(), "GET", "/received", &[], "").await.json()
     }
 
-    /// The spans of a trace, once there are so many.
+    /// Waits until the trace has `count` spans and returns them.
     async fn spans(&self, trace: &str, count: usize) -> Vec<Value> {
         until(&format!("{count} spans of {trace}"), async || self.spans_now(trace).await.len() >= count)
             .await;
@@ -45,12 +48,13 @@ impl Collector {
         found
     }
 
+    /// Returns the spans of a trace that were exported so far.
     async fn spans_now(&self, trace: &str) -> Vec<Value> {
         let all = self.received().await["spans"].as_array().unwrap().clone();
         all.into_iter().filter(|span| span["trace"] == trace).collect()
     }
 
-    /// A metric, once it is what it should be.
+    /// Waits until the metric was exported and satisfies `is_so`, and returns it.
     async fn metric(&self, name: &str, is_so: impl Fn(&Value) -> bool) -> Value {
         let now = async || self.received().await["metrics"][name].clone();
         until(&format!("{name} at the collector"), async || {
@@ -61,7 +65,7 @@ impl Collector {
         now().await
     }
 
-    /// Nothing that came has any of these in it.
+    /// Fails if any of the words was exported.
     async fn has_none_of(&self, words: &[&str]) {
         let received = self.received().await;
         let raw = received["raw"].as_str().unwrap();
@@ -81,46 +85,49 @@ fn settings(endpoint: &str) -> [(&str, &str); 4] {
     ]
 }
 
-/// A header that makes a request a part of a trace.
+/// Returns the header line that makes a request part of a trace.
 fn traceparent(trace: &str, flags: &str) -> String {
     format!("traceparent: 00-{trace}-{CALLER}-{flags}")
 }
 
-/// A trace of its own for each number.
+/// Returns a different trace id for each number.
 fn trace(number: u32) -> String {
     format!("{number:032x}")
 }
 
 fn since_1970() -> Duration {
-    #[allow(clippy::disallowed_methods, reason = "spans have the time of day")]
+    #[allow(clippy::disallowed_methods, reason = "spans hold the time of day")]
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap()
 }
 
-fn lasted(span: &Value) -> Duration {
+fn duration_of(span: &Value) -> Duration {
     Duration::from_nanos(span["end_ns"].as_u64().unwrap() - span["start_ns"].as_u64().unwrap())
 }
 
 #[tokio::test]
-async fn a_request_s_span_is_the_caller_s_child_and_the_upstream_s_parent() {
-    let (collector, origin) = (Collector::start(), Origin::start().await);
+async fn a_span_is_the_child_of_the_callers_and_the_parent_of_the_upstreams() {
+    let (collector, origin) = (OtelCollector::start(), ScriptedUpstream::start().await);
     let url = collector.0.url();
-    let gate =
-        Gate::start_with(&origin.url(), &["--stream-route", "GET /users/*/feed anonymous"], &settings(&url));
-    let ask = async |flags: &str, status: &str| {
-        let mut client = Client::connect(gate.addr).await;
+    let gate = ForebayProcess::start_gate_with(
+        &origin.url(),
+        &["--stream-route", "GET /users/*/feed anonymous"],
+        &settings(&url),
+    );
+    let send = async |flags: &str, status: &str| {
+        let mut client = HttpConnection::connect(gate.addr).await;
         let (parent, key) = (traceparent(TRACE, flags), format!("Authorization: Bearer {SECRET}-token"));
         let target = format!("/users/alice-{SECRET}/feed?q={SECRET}-query");
         client.request("GET", &target, &[&parent, "tracestate: vendor=1", &key], "").await;
         let mut upstream = origin.accept().await;
         let head = upstream.head().await;
         upstream.send(format!("HTTP/1.1 {status} X\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")).await;
-        client.answer().await;
+        client.response().await;
         assert_eq!(head.header("tracestate"), Some("vendor=1"));
         head.header("traceparent").unwrap().to_owned()
     };
-    let unsampled = ask("00", "200").await;
+    let unsampled = send("00", "200").await;
     assert!(unsampled.starts_with(&format!("00-{TRACE}-")) && unsampled.ends_with("-00"), "{unsampled}");
-    let passed = ask("01", "503").await;
+    let passed = send("01", "503").await;
     let span = &collector.spans(TRACE, 1).await[0];
     assert_eq!(span["parent"], CALLER);
     assert_eq!(passed, format!("00-{TRACE}-{}-01", span["id"].as_str().unwrap()));
@@ -144,17 +151,19 @@ async fn a_request_s_span_is_the_caller_s_child_and_the_upstream_s_parent() {
 }
 
 #[tokio::test]
-async fn a_trace_begins_at_the_gate_if_the_caller_has_none() {
-    let (collector, origin) = (Collector::start(), Origin::start().await);
+async fn a_trace_starts_at_the_gate_if_the_caller_sends_no_valid_one() {
+    let (collector, origin) = (OtelCollector::start(), ScriptedUpstream::start().await);
     let url = collector.0.url();
-    let gate = Gate::start_with(&origin.url(), &["--stream-route", "GET /live"], &settings(&url));
+    let gate =
+        ForebayProcess::start_gate_with(&origin.url(), &["--stream-route", "GET /live"], &settings(&url));
     let mut client =
-        Client::get(gate.addr, "/orders/4711", &["traceparent: 00-nonsense", "tracestate: a=b"]).await;
+        HttpConnection::get(gate.addr, "/orders/4711", &["traceparent: 00-nonsense", "tracestate: a=b"])
+            .await;
     let mut upstream = origin.accept().await;
     let head = upstream.head().await;
     upstream.send("HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n").await;
-    client.answer().await;
-    assert_eq!(head.header("tracestate"), None, "it belongs to a trace that can't be read");
+    client.response().await;
+    assert_eq!(head.header("tracestate"), None, "tracestate belongs to the invalid traceparent");
     let passed = head.header("traceparent").unwrap();
     let span = &collector.spans(&passed[3..35], 1).await[0];
     assert_eq!((&span["parent"], &span["name"]), (&json!(""), &json!("GET")));
@@ -164,43 +173,48 @@ async fn a_trace_begins_at_the_gate_if_the_caller_has_none() {
 }
 
 #[tokio::test]
-async fn a_stream_s_span_lasts_as_long_as_the_stream() {
-    let (collector, origin) = (Collector::start(), Streams::start().await);
+async fn a_streams_span_lasts_as_long_as_the_stream() {
+    let (collector, origin) = (OtelCollector::start(), StreamingUpstream::start().await);
     let url = collector.0.url();
-    let gate = Gate::start_with(&origin.url(), &["--stream-route", "GET /live"], &settings(&url));
+    let gate =
+        ForebayProcess::start_gate_with(&origin.url(), &["--stream-route", "GET /live"], &settings(&url));
     let before = since_1970();
-    let stream = open(&gate, "/live", &[&traceparent(TRACE, "01")]).await.unwrap();
+    let stream = open_stream(&gate, "/live", &[&traceparent(TRACE, "01")]).await.unwrap();
     let opened = Instant::now();
     assert_eq!(gate.status().await["http"]["lean_begun"], 1);
 
-    // Another one comes and goes meanwhile, and its span is there while this one's isn't.
-    drop(open(&gate, "/live", &[&traceparent(&trace(1), "01")]).await.unwrap());
+    // Another stream opens and ends meanwhile. Its span is exported before the span of the first.
+    drop(open_stream(&gate, "/live", &[&traceparent(&trace(1), "01")]).await.unwrap());
     collector.spans(&trace(1), 1).await;
-    assert_eq!(collector.spans_now(TRACE).await, [] as [Value; 0], "it is open still");
+    assert_eq!(collector.spans_now(TRACE).await, [] as [Value; 0], "the stream is still open");
 
     let lived = opened.elapsed();
     drop(stream);
     let span = &collector.spans(TRACE, 1).await[0];
-    assert!(lasted(span) >= lived, "{:?}, and it was open for {lived:?}", lasted(span));
+    assert!(duration_of(span) >= lived, "{:?}, but the stream was open for {lived:?}", duration_of(span));
     assert!(Duration::from_nanos(span["start_ns"].as_u64().unwrap()) >= before);
     assert!(Duration::from_nanos(span["end_ns"].as_u64().unwrap()) <= since_1970());
-    let told = span["attributes"]["forebay.stream.seconds"].as_f64().unwrap();
-    assert!(told >= lived.as_secs_f64() && told <= lasted(span).as_secs_f64() + 10.0, "{told}");
+    let stream_seconds = span["attributes"]["forebay.stream.seconds"].as_f64().unwrap();
+    assert!(
+        stream_seconds >= lived.as_secs_f64() && stream_seconds <= duration_of(span).as_secs_f64() + 10.0,
+        "{stream_seconds}"
+    );
     assert_eq!(span["attributes"]["http.response.status_code"], 200);
-    gate.empty().await;
+    gate.wait_until_empty().await;
 }
 
 #[tokio::test]
-async fn counters_and_histograms_arrive_as_what_they_are() {
-    let (collector, origin) = (Collector::start(), Origin::start().await);
+async fn counters_histograms_and_gauges_keep_their_types() {
+    let (collector, origin) = (OtelCollector::start(), ScriptedUpstream::start().await);
     let url = collector.0.url();
-    let gate = Gate::start_with(&origin.url(), &["--stream-route", "GET /live"], &settings(&url));
+    let gate =
+        ForebayProcess::start_gate_with(&origin.url(), &["--stream-route", "GET /live"], &settings(&url));
     for _ in 0..3 {
-        let mut client = Client::get(gate.addr, "/", &[]).await;
+        let mut client = HttpConnection::get(gate.addr, "/", &[]).await;
         let mut upstream = origin.accept().await;
         upstream.head().await;
         upstream.send("HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\n\r\n").await;
-        client.answer().await;
+        client.response().await;
     }
     let requests =
         collector.metric("forebay_gate_requests_total", |metric| metric["points"][0]["value"] == 3).await;
@@ -232,8 +246,8 @@ async fn counters_and_histograms_arrive_as_what_they_are() {
 }
 
 #[tokio::test]
-async fn a_server_of_shapes_tells_of_its_requests_and_of_no_data() {
-    let collector = Collector::start();
+async fn serve_exports_request_spans_without_data_or_secrets() {
+    let collector = OtelCollector::start();
     let place = Place::new(
         "CREATE TABLE pearls (id int PRIMARY KEY, name text); INSERT INTO pearls VALUES (1, 's3cr3t-row')",
     );
@@ -241,14 +255,14 @@ async fn a_server_of_shapes_tells_of_its_requests_and_of_no_data() {
     let serve =
         place.serve_with(&[&settings(&url)[..], &[("FOREBAY_SERVE_SECRET", "s3cr3t-key")]].concat()).await;
     let shape = [("table", "pearls"), ("where", "name = 's3cr3t-row'"), ("secret", "s3cr3t-key")];
-    let ask = async |more: &[(&str, &str)], trace: &str| {
+    let send = async |more: &[(&str, &str)], trace: &str| {
         let target = path(&[&shape[..], more].concat());
-        let mut client = Client::get(serve.addr, &target, &[&traceparent(trace, "01")]).await;
+        let mut client = HttpConnection::get(serve.addr, &target, &[&traceparent(trace, "01")]).await;
         let head = client.head().await;
         assert_eq!(head.status, 200, "{}", head.text);
         (client, head)
     };
-    let (mut client, head) = ask(&[("offset", "-1")], TRACE).await;
+    let (mut client, head) = send(&[("offset", "-1")], TRACE).await;
     client.take(head.header("content-length").unwrap().parse().unwrap()).await;
     let span = &collector.spans(TRACE, 1).await[0];
     assert_eq!(span["parent"], CALLER);
@@ -260,14 +274,17 @@ async fn a_server_of_shapes_tells_of_its_requests_and_of_no_data() {
 
     let (handle, offset) = (head.header("electric-handle").unwrap(), head.header("electric-offset").unwrap());
     let live = [("handle", handle), ("offset", offset), ("live", "true"), ("live_sse", "true")];
-    let (events, _) = ask(&live, &trace(1)).await;
+    let (events, _) = send(&live, &trace(1)).await;
     let opened = Instant::now();
     assert_eq!(
-        Client::ask(serve.addr, "GET", "/v1/nowhere", &[&traceparent(&trace(2), "01")], "").await.head.status,
+        HttpConnection::fetch(serve.addr, "GET", "/v1/nowhere", &[&traceparent(&trace(2), "01")], "")
+            .await
+            .head
+            .status,
         404
     );
     collector.spans(&trace(2), 1).await;
-    assert_eq!(collector.spans_now(&trace(1)).await, [] as [Value; 0], "it is open still");
+    assert_eq!(collector.spans_now(&trace(1)).await, [] as [Value; 0], "the stream is still open");
     let lived = opened.elapsed();
     drop(events);
     let span = &collector.spans(&trace(1), 1).await[0];
@@ -278,51 +295,53 @@ async fn a_server_of_shapes_tells_of_its_requests_and_of_no_data() {
 }
 
 #[tokio::test]
-async fn what_could_not_be_sent_arrives_when_the_collector_is_back() {
-    let (collector, origin) = (Collector::start(), Streams::start().await);
-    let way = Proxy::start(collector.0.addr());
-    let url = format!("http://{}", way.addr());
-    let gate = Gate::start_with(&origin.url(), &["--stream-route", "GET /live"], &settings(&url));
+async fn spans_of_an_outage_arrive_when_the_collector_returns() {
+    let (collector, origin) = (OtelCollector::start(), StreamingUpstream::start().await);
+    let proxy = Proxy::start(collector.0.addr());
+    let url = format!("http://{}", proxy.addr());
+    let gate =
+        ForebayProcess::start_gate_with(&origin.url(), &["--stream-route", "GET /live"], &settings(&url));
     collector.metric("forebay_build_info", |_| true).await;
-    way.refuse();
-    way.cut();
+    proxy.refuse();
+    proxy.cut();
     for number in 1..=5 {
-        drop(open(&gate, "/live", &[&traceparent(&trace(number), "01")]).await.unwrap());
+        drop(open_stream(&gate, "/live", &[&traceparent(&trace(number), "01")]).await.unwrap());
     }
     until("failures are counted", async || {
         let failed = async |signal| gate.metric("forebay_otel_exports_total", &["failed", signal]).await;
         failed("traces").await >= 2.0 && failed("metrics").await >= 5.0
     })
     .await;
-    way.accept();
+    proxy.accept();
     for number in 1..=5 {
         collector.spans(&trace(number), 1).await;
     }
-    until("both are told", async || gate.log().matches(UP).count() == 2).await;
+    until("both recoveries are logged", async || gate.log().matches(UP).count() == 2).await;
     assert_eq!(gate.log().matches(DOWN).count(), 2, "once for traces, once for metrics:\n{}", gate.log());
     assert_eq!(gate.metric("forebay_otel_lost_spans_total", &["queue_full"]).await, 0.0);
 }
 
 #[tokio::test]
-async fn a_collector_that_is_away_costs_a_bounded_buffer_and_disturbs_nobody() {
-    let origin = Origin::start().await;
+async fn an_unavailable_collector_costs_a_bounded_buffer_and_fails_no_request() {
+    let origin = ScriptedUpstream::start().await;
     let (collector, url) = {
         let socket = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let url = format!("http://{}", socket.local_addr().unwrap());
-        (socket, url) // nobody ever accepts, or answers
+        (socket, url) // never accepts a connection
     };
-    let mut gate = Gate::start_with(&origin.url(), &["--stream-route", "GET /live"], &settings(&url));
-    let mut client = Client::connect(gate.addr).await;
+    let mut gate =
+        ForebayProcess::start_gate_with(&origin.url(), &["--stream-route", "GET /live"], &settings(&url));
+    let mut client = HttpConnection::connect(gate.addr).await;
     let serving = tokio::spawn(async move {
         let mut upstream = origin.accept().await;
         while upstream.try_head().await.is_some() {
             upstream.send("HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n").await;
         }
     });
-    // More than the queue, the batch that gathers and the one under way have room for.
+    // More spans than the queue, the next batch and the batch in flight can hold.
     for _ in 0..4_000 {
         client.request("GET", "/", &[], "").await;
-        assert_eq!(client.answer().await.head.status, 200);
+        assert_eq!(client.response().await.head.status, 200);
     }
     assert!(gate.metric("forebay_otel_lost_spans_total", &["queue_full"]).await > 0.0);
     drop(client);
@@ -333,38 +352,38 @@ async fn a_collector_that_is_away_costs_a_bounded_buffer_and_disturbs_nobody() {
 }
 
 #[tokio::test]
-async fn the_last_spans_are_sent_before_the_end() {
-    let (collector, origin) = (Collector::start(), Streams::start().await);
-    let way = Proxy::start(collector.0.addr());
-    let url = format!("http://{}", way.addr());
+async fn the_last_spans_and_metrics_are_sent_before_exit() {
+    let (collector, origin) = (OtelCollector::start(), StreamingUpstream::start().await);
+    let proxy = Proxy::start(collector.0.addr());
+    let url = format!("http://{}", proxy.addr());
     let slow = [&settings(&url)[..3], &[("FOREBAY_OTEL_INTERVAL_MS", "3600000")]].concat();
-    let mut gate = Gate::start_with(&origin.url(), &["--stream-route", "GET /live"], &slow);
-    drop(open(&gate, "/live", &[&traceparent(TRACE, "01")]).await.unwrap());
-    gate.empty().await;
+    let mut gate = ForebayProcess::start_gate_with(&origin.url(), &["--stream-route", "GET /live"], &slow);
+    drop(open_stream(&gate, "/live", &[&traceparent(TRACE, "01")]).await.unwrap());
+    gate.wait_until_empty().await;
     gate.signal(Signal::TERM);
     assert!(gate.end().await.success());
     assert_eq!(collector.spans_now(TRACE).await.len(), 1);
     let ended = collector.received().await["metrics"]["forebay_gate_draining"]["points"][0]["value"].clone();
-    assert_eq!(ended, 1.0, "and so are the last metrics");
+    assert_eq!(ended, 1.0, "the last metrics are exported");
 
-    // One that stalls has its two seconds, and no more.
-    way.stall(Direction::Both);
-    let mut gate = Gate::start_with(&origin.url(), &[], &slow);
+    // A stalled collector delays the exit by two seconds at most.
+    proxy.stall(Direction::Both);
+    let mut gate = ForebayProcess::start_gate_with(&origin.url(), &[], &slow);
     gate.signal(Signal::TERM);
     assert!(gate.end().await.success());
     gate.wait_for_log("the last telemetry was not taken in time");
 }
 
 #[tokio::test]
-async fn of_the_traces_that_begin_here_as_many_are_sent_as_asked_for() {
-    let (collector, origin) = (Collector::start(), Streams::start().await);
+async fn the_sample_percentage_applies_to_traces_that_start_here() {
+    let (collector, origin) = (OtelCollector::start(), StreamingUpstream::start().await);
     let url = collector.0.url();
     let none = [&settings(&url)[..], &[("FOREBAY_OTEL_SAMPLE_PERCENT", "0")]].concat();
-    let gate = Gate::start_with(&origin.url(), &["--stream-route", "GET /live"], &none);
+    let gate = ForebayProcess::start_gate_with(&origin.url(), &["--stream-route", "GET /live"], &none);
     for _ in 0..20 {
-        drop(open(&gate, "/live", &[]).await.unwrap());
+        drop(open_stream(&gate, "/live", &[]).await.unwrap());
     }
-    drop(open(&gate, "/live", &[&traceparent(TRACE, "01")]).await.unwrap());
+    drop(open_stream(&gate, "/live", &[&traceparent(TRACE, "01")]).await.unwrap());
     collector.spans(TRACE, 1).await;
     assert_eq!(collector.received().await["spans"].as_array().unwrap().len(), 1);
 }

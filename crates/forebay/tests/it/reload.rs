@@ -1,4 +1,4 @@
-//! SIGHUP: what is read again, and what only after a restart.
+//! SIGHUP: which settings are reloaded, and which need a restart.
 
 use std::io::{BufRead as _, BufReader};
 use std::path::PathBuf;
@@ -6,20 +6,20 @@ use std::process::Stdio;
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::gate::{Gate, forebay};
-use crate::limits::open;
-use crate::origin::Streams;
+use crate::forebay_process::{ForebayProcess, forebay};
+use crate::limits::open_stream;
 use crate::serve::support::Place;
-use crate::wire::{Client, until};
+use crate::streaming_upstream::StreamingUpstream;
+use crate::wire::{HttpConnection, until};
 
-/// A folder of the test's own; gone at the end.
-struct Folder(PathBuf);
+/// Folder with the settings of one test; removed when dropped.
+struct ConfigFolder(PathBuf);
 
-impl Folder {
-    fn new(name: &str) -> Folder {
+impl ConfigFolder {
+    fn new(name: &str) -> ConfigFolder {
         let dir = std::env::temp_dir().join(format!("forebay-{}-{name}", std::process::id()));
         std::fs::create_dir_all(&dir).unwrap();
-        Folder(dir)
+        ConfigFolder(dir)
     }
 
     fn write(&self, name: &str, text: &str) -> String {
@@ -29,21 +29,21 @@ impl Folder {
     }
 }
 
-impl Drop for Folder {
+impl Drop for ConfigFolder {
     fn drop(&mut self) {
         let _gone = std::fs::remove_dir_all(&self.0);
     }
 }
 
-/// `printf %s KEY | sha256sum`
+/// Returns the SHA-256 of a key in hex, like `printf %s KEY | sha256sum`.
 fn hash(key: &str) -> String {
     let hash = ring::digest::digest(&ring::digest::SHA256, key.as_bytes());
     hash.as_ref().iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 #[tokio::test]
-async fn limits_secrets_and_keys_are_read_again_and_the_rest_is_named() {
-    let (origin, folder) = (Streams::start().await, Folder::new("reload"));
+async fn limits_secrets_and_keys_are_reloaded_and_other_changes_are_logged() {
+    let (origin, folder) = (StreamingUpstream::start().await, ConfigFolder::new("reload"));
     let keys = folder.write("api.keys", &format!("{} ada\n", hash("key-of-ada")));
     let settings = |total: u32, secret: &str, more: &str| {
         let text = format!(
@@ -52,19 +52,19 @@ async fn limits_secrets_and_keys_are_read_again_and_the_rest_is_named() {
         folder.write("gate.toml", &text)
     };
     let path = settings(1, "secret = \"first-s3cret\"", "");
-    let gate = Gate::start(&origin.url(), &["--config", &path]);
+    let gate = ForebayProcess::start_gate(&origin.url(), &["--config", &path]);
     let is_open = async |secret: &str| {
         let line = format!("Authorization: Bearer {secret}");
-        Client::ask(gate.admin, "GET", "/v1/status", &[&line], "").await.head.status == 200
+        HttpConnection::fetch(gate.admin, "GET", "/v1/status", &[&line], "").await.head.status == 200
     };
     let lines = |message: &str| gate.log().lines().filter(|line| line.contains(message)).count();
     let reload = async |message: &str, count: usize| {
         gate.signal(Signal::HUP);
         until(message, async || lines(message) == count).await;
     };
-    const AGAIN: &str = "settings reloaded";
-    let stream = open(&gate, "/", &["X-API-Key: key-of-ada"]).await.unwrap();
-    assert_eq!(open(&gate, "/", &["X-API-Key: key-of-ada"]).await.unwrap_err().head.status, 503);
+    const AGAIN: &str = "the settings were read again";
+    let stream = open_stream(&gate, "/", &["X-API-Key: key-of-ada"]).await.unwrap();
+    assert_eq!(open_stream(&gate, "/", &["X-API-Key: key-of-ada"]).await.unwrap_err().head.status, 503);
     assert!(is_open("first-s3cret").await);
 
     settings(3, "secret = \"second-s3cret\"", "host = \"upstream\"");
@@ -75,36 +75,36 @@ async fn limits_secrets_and_keys_are_read_again_and_the_rest_is_named() {
     let later = gate.wait_for_log("settings changed that need a restart")["keys"].clone();
     assert_eq!(later, "gate.host");
     assert!(is_open("second-s3cret").await && !is_open("first-s3cret").await);
-    assert_eq!(open(&gate, "/", &["X-API-Key: key-of-ada"]).await.unwrap_err().head.status, 401);
-    let another = open(&gate, "/", &["X-API-Key: key-of-bob"]).await.unwrap();
+    assert_eq!(open_stream(&gate, "/", &["X-API-Key: key-of-ada"]).await.unwrap_err().head.status, 401);
+    let another = open_stream(&gate, "/", &["X-API-Key: key-of-bob"]).await.unwrap();
 
-    // What can't be used changes nothing.
+    // Invalid settings change nothing.
     settings(0, "secret = \"third-s3cret\"", "");
     reload("settings not reloaded: previous settings kept", 1).await;
     assert!(is_open("second-s3cret").await && !is_open("third-s3cret").await);
-    // And no reload opens what was closed.
+    // A reload never removes access control.
     settings(3, "listen = \"off\"", "");
     reload(AGAIN, 2).await;
-    assert!(is_open("second-s3cret").await && !is_open("").await, "a secret goes only with a restart");
+    assert!(is_open("second-s3cret").await && !is_open("").await, "a secret is removed only by a restart");
     let log = gate.log();
-    assert!(log.contains("\"keys\":\"admin.secret\""), "a flag is stronger than the file's listen: {log}");
+    assert!(log.contains("\"keys\":\"admin.secret\""), "the flag overrides `listen` of the file: {log}");
     for value in ["s3cret", "key-of", &hash("key-of-bob")] {
         assert!(!log.contains(value), "{value} is in {log}");
     }
-    assert_eq!(origin.open(), 2, "open streams went on");
+    assert_eq!(origin.open(), 2, "a stream was cut");
     drop((stream, another));
 }
 
 #[tokio::test]
-async fn keys_are_rotated_though_something_beside_them_needs_a_restart() {
-    let (origin, folder) = (Streams::start().await, Folder::new("rotation"));
+async fn keys_are_reloaded_even_if_other_changes_need_a_restart() {
+    let (origin, folder) = (StreamingUpstream::start().await, ConfigFolder::new("rotation"));
     let settings = |key: &str, identity: &str, gate: &str| {
         let file = folder.write("api.keys", &format!("{} ada\n", hash(key)));
         let text = format!("[identity]\napi_keys_file = {file:?}\n{identity}\n[gate]\n{gate}\n");
         folder.write("gate.toml", &text)
     };
-    let gate = Gate::start(&origin.url(), &["--config", &settings("key-0", "", "")]);
-    let status = async |key: &str| match open(&gate, "/", &[&format!("X-API-Key: {key}")]).await {
+    let gate = ForebayProcess::start_gate(&origin.url(), &["--config", &settings("key-0", "", "")]);
+    let status = async |key: &str| match open_stream(&gate, "/", &[&format!("X-API-Key: {key}")]).await {
         Ok(_) => 200,
         Err(refusal) => refusal.head.status,
     };
@@ -126,56 +126,57 @@ async fn keys_are_rotated_though_something_beside_them_needs_a_restart() {
     }
 }
 
-const CHANGED: &str = "log filter replaced";
-/// Told of each request whose upstream isn't there, at the level `debug`.
+const CHANGED: &str = "the log's filter has changed";
+/// Logged at level `debug` for each request whose upstream is unreachable.
 const UNANSWERED: &str = "no response";
-const NOWHERE: &str = "http://127.0.0.1:9";
+const UNREACHABLE: &str = "http://127.0.0.1:9";
 
 #[tokio::test]
-async fn a_gate_logs_more_after_sighup_and_less_after_another() {
-    let folder = Folder::new("filter");
+async fn sighup_changes_the_log_filter_of_the_gate() {
+    let folder = ConfigFolder::new("filter");
     let settings = |filter: &str| folder.write("gate.toml", &format!("[log]\nfilter = {filter:?}\n"));
     let path = settings("info");
-    let gate = Gate::start(NOWHERE, &["--config", &path]);
+    let gate = ForebayProcess::start_gate(UNREACHABLE, &["--config", &path]);
     let lines = |message: &str| gate.log().lines().filter(|line| line.contains(message)).count();
-    // By the time that an answer is here, its line is written.
-    let ask = async || assert_eq!(Client::ask(gate.addr, "GET", "/", &[], "").await.head.status, 502);
+    // The log line of a request is written before its response.
+    let send_request =
+        async || assert_eq!(HttpConnection::fetch(gate.addr, "GET", "/", &[], "").await.head.status, 502);
     let reload = async |message: &str, count: usize| {
         gate.signal(Signal::HUP);
         until(message, async || lines(message) == count).await;
     };
-    ask().await;
+    send_request().await;
     settings("debug");
     reload(CHANGED, 1).await;
     assert_eq!(lines(UNANSWERED), 0);
-    assert_eq!(gate.wait_for_log("settings reloaded")["changed"], "log.filter");
-    ask().await;
+    assert_eq!(gate.wait_for_log("the settings were read again")["changed"], "log.filter");
+    send_request().await;
     gate.wait_for_log(UNANSWERED);
 
     settings("forebay_serve=loud");
-    reload("settings not reloaded: previous settings kept", 1).await;
-    ask().await;
-    until("another line", async || lines(UNANSWERED) == 2).await;
+    reload("the settings can't be read again: all stays as it was", 1).await;
+    send_request().await;
+    until("a second line", async || lines(UNANSWERED) == 2).await;
 
     settings("error");
     reload(CHANGED, 2).await;
-    ask().await;
-    // And what was silent says that it speaks again.
+    send_request().await;
+    // The change from `error` to `info` is logged too.
     settings("info");
     reload(CHANGED, 3).await;
-    ask().await;
+    send_request().await;
     settings("warn");
     reload(CHANGED, 4).await;
     assert_eq!(lines(UNANSWERED), 2);
 }
 
 #[tokio::test]
-async fn the_filter_of_a_log_for_people_changes_too() {
-    let folder = Folder::new("filter-text");
+async fn sighup_changes_the_log_filter_in_text_format() {
+    let folder = ConfigFolder::new("filter-text");
     let settings = |filter: &str| folder.write("gate.toml", &format!("[log]\nfilter = {filter:?}\n"));
     let path = settings("info");
     let args =
-        ["gate", "--listen", "127.0.0.1:0", "--admin", "off", "--upstream", NOWHERE, "--config", &path];
+        ["gate", "--listen", "127.0.0.1:0", "--admin", "off", "--upstream", UNREACHABLE, "--config", &path];
     let mut gate = forebay(&args).stderr(Stdio::piped()).spawn().unwrap();
     let mut lines = BufReader::new(gate.stderr.take().unwrap()).lines().map_while(Result::ok);
     let listens = lines.find(|line| line.contains("gate listening")).unwrap();
@@ -183,29 +184,29 @@ async fn the_filter_of_a_log_for_people_changes_too() {
     settings("debug");
     kill_process(Pid::from_child(&gate), Signal::HUP).unwrap();
     lines.find(|line| line.contains(CHANGED)).unwrap();
-    assert_eq!(Client::ask(address, "GET", "/", &[], "").await.head.status, 502);
+    assert_eq!(HttpConnection::fetch(address, "GET", "/", &[], "").await.head.status, 502);
     lines.find(|line| line.contains("DEBUG") && line.contains(UNANSWERED)).unwrap();
     gate.kill().unwrap();
     gate.wait().unwrap();
 }
 
 #[tokio::test]
-async fn a_server_of_shapes_logs_more_after_sighup() {
+async fn sighup_changes_the_log_filter_of_serve() {
     let (place, folder) =
-        (Place::new("CREATE TABLE items (id int PRIMARY KEY)"), Folder::new("filter-serve"));
+        (Place::new("CREATE TABLE items (id int PRIMARY KEY)"), ConfigFolder::new("filter-serve"));
     let settings = |filter: &str| folder.write("serve.toml", &format!("[log]\nfilter = {filter:?}\n"));
     let path = settings("info");
     let serve = place.serve_with_args(&["--config", &path]).await;
-    let garble = async || {
-        let mut client = Client::connect(serve.addr).await;
+    let send_invalid_request = async || {
+        let mut client = HttpConnection::connect(serve.addr).await;
         client.send("no request\r\n\r\n").await;
         client.rest().await;
     };
-    garble().await;
+    send_invalid_request().await;
     settings("debug");
     serve.signal(Signal::HUP);
     serve.wait_for_log(CHANGED);
     assert!(!serve.log().contains("\"DEBUG\""));
-    garble().await;
+    send_invalid_request().await;
     serve.wait_for_log("connection failed");
 }

@@ -1,4 +1,4 @@
-//! The scripts that a stranger runs first, and what operators copy: they work, and name only what there is.
+//! `script/bootstrap`, `script/server`, the systemd unit and the Dockerfile.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -12,40 +12,45 @@ use std::time::{Duration, Instant};
 use forebay_sandbox::free_port;
 use rustix::process::{Pid, Signal, kill_process_group};
 
-use crate::gate::{PROGRAM, forebay};
-use crate::wire::{Client, DEADLINE};
+use crate::forebay_process::{PROGRAM, forebay};
+use crate::wire::{DEADLINE, HttpConnection};
 
+/// Returns the root of the repository.
 fn workspace() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
+/// Returns the text of a file of the repository.
 fn file(name: &str) -> String {
     fs::read_to_string(workspace().join(name)).unwrap_or_else(|error| panic!("{name}: {error}"))
 }
 
-/// A machine with a Rust of its own: a cargo that notes what it is asked for, and the program as if it had been built.
-struct Machine(PathBuf);
+/// Folder with fake `rustc` and `cargo` programs and a built `forebay`; removed when dropped. The
+/// fake cargo appends its arguments to the file `cargo_arguments`.
+struct FakeToolchain(PathBuf);
 
-impl Machine {
-    fn new(name: &str, rust: &str) -> Machine {
+impl FakeToolchain {
+    fn new(name: &str, rust: &str) -> FakeToolchain {
         let folder = std::env::temp_dir().join(format!("forebay-{}-{name}", std::process::id()));
-        // Where another user may go, too: Postgres doesn't run as root.
-        let _ = fs::remove_dir_all(&folder); // of a killed process that had our number
+        // Accessible for other users: Postgres refuses to run as root.
+        let _ = fs::remove_dir_all(&folder); // left by a killed process with the same id
         fs::DirBuilder::new().mode(0o755).create(&folder).unwrap();
-        let machine = Machine(folder);
-        machine.program("rustc", &format!("echo 'rustc {rust} (of a test)'"));
-        machine.program("cargo", "echo \"$@\" >> \"$HOME/asked\"");
-        fs::create_dir_all(machine.0.join("target/debug")).unwrap();
-        symlink(PROGRAM, machine.0.join("target/debug/forebay")).unwrap();
-        machine
+        let toolchain = FakeToolchain(folder);
+        toolchain.program("rustc", &format!("echo 'rustc {rust} (of a test)'"));
+        toolchain.program("cargo", "echo \"$@\" >> \"$HOME/cargo_arguments\"");
+        fs::create_dir_all(toolchain.0.join("target/debug")).unwrap();
+        symlink(PROGRAM, toolchain.0.join("target/debug/forebay")).unwrap();
+        toolchain
     }
 
+    /// Writes an executable shell script.
     fn program(&self, name: &str, script: &str) {
         let path = self.0.join(name);
         fs::write(&path, format!("#!/bin/sh\n{script}\n")).unwrap();
         fs::set_permissions(path, fs::Permissions::from_mode(0o755)).unwrap();
     }
 
+    /// Returns a command that runs a script of the repository with the fake programs.
     fn script(&self, name: &str, args: &[&str]) -> Command {
         let mut command = Command::new(workspace().join("script").join(name));
         let path = format!("{}:{}", self.0.display(), std::env::var("PATH").unwrap());
@@ -56,74 +61,82 @@ impl Machine {
     }
 }
 
-impl Drop for Machine {
+impl Drop for FakeToolchain {
     fn drop(&mut self) {
         let _gone = fs::remove_dir_all(&self.0);
     }
 }
 
 #[test]
-fn an_old_rust_is_told_before_anything_is_built() {
-    let machine = Machine::new("old-rust", "1.94.1");
-    let output = machine.script("bootstrap", &["server"]).output().unwrap();
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(!output.status.success() && said.contains("1.94.1") && said.contains("rustup update"), "{said}");
+fn bootstrap_rejects_an_old_rust() {
+    let toolchain = FakeToolchain::new("old-rust", "1.94.1");
+    let output = toolchain.script("bootstrap", &["server"]).output().unwrap();
+    let output_text = String::from_utf8_lossy(&output.stderr);
+    assert!(
+        !output.status.success() && output_text.contains("1.94.1") && output_text.contains("rustup update"),
+        "{output_text}"
+    );
     for new in ["1.95.0", "1.100.0", "1.96.0-nightly"] {
-        machine.program("rustc", &format!("echo 'rustc {new} (of a test)'"));
-        let output = machine.script("bootstrap", &["server"]).output().unwrap();
+        toolchain.program("rustc", &format!("echo 'rustc {new} (of a test)'"));
+        let output = toolchain.script("bootstrap", &["server"]).output().unwrap();
         assert!(output.status.success(), "{new}: {}", String::from_utf8_lossy(&output.stderr));
     }
 }
 
 #[tokio::test]
-async fn one_command_shows_it_all_and_ctrl_c_ends_it() {
-    let machine = Machine::new("one-command", "1.95.0");
+async fn script_server_starts_everything_and_ctrl_c_ends_it() {
+    let toolchain = FakeToolchain::new("one-command", "1.95.0");
     let (clients, admin) = (format!("127.0.0.1:{}", free_port()), format!("127.0.0.1:{}", free_port()));
-    let mut command = machine.script("server", &["--listen", &clients, "--admin", &admin]);
+    let mut command = toolchain.script("server", &["--listen", &clients, "--admin", &admin]);
     let mut child = command.stderr(Stdio::inherit()).spawn().unwrap();
     let group = Pid::from_raw(child.id().try_into().unwrap()).unwrap();
-    let mut said = Vec::new();
+    let mut lines = Vec::new();
     for line in BufReader::new(child.stdout.take().unwrap()).lines().map_while(Result::ok) {
-        said.push(line);
-        if said.last().unwrap().starts_with("Ctrl-C ") {
+        lines.push(line);
+        if lines.last().unwrap().starts_with("Ctrl-C ") {
             break;
         }
     }
-    let text = said.join("\n");
+    let text = lines.join("\n");
     for address in [&clients, &admin] {
         assert!(text.contains(&format!("http://{address}")), "{text}");
     }
-    let asked = fs::read_to_string(machine.0.join("asked")).unwrap();
-    assert_eq!(asked.trim(), "build --package forebay --bin forebay");
-    let page = Client::ask(clients.parse().unwrap(), "GET", "/", &[], "").await;
+    let cargo_arguments = fs::read_to_string(toolchain.0.join("cargo_arguments")).unwrap();
+    assert_eq!(cargo_arguments.trim(), "build --package forebay --bin forebay");
+    let page = HttpConnection::fetch(clients.parse().unwrap(), "GET", "/", &[], "").await;
     assert_eq!(page.head.status, 200);
-    // As a terminal does it: to all that it started.
+    // Like a terminal, which signals the whole process group.
     kill_process_group(group, Signal::INT).unwrap();
-    let begun = Instant::now();
+    let started = Instant::now();
     let status = loop {
         if let Some(status) = child.try_wait().unwrap() {
             break status;
         }
-        assert!(begun.elapsed() < DEADLINE, "it still runs");
+        assert!(started.elapsed() < DEADLINE, "script/server still runs");
         tokio::time::sleep(Duration::from_millis(10)).await;
     };
     assert!(status.success(), "{status:?}");
     let left: BTreeSet<_> =
-        fs::read_dir(&machine.0).unwrap().map(|entry| entry.unwrap().file_name()).collect();
-    assert_eq!(left, ["asked", "cargo", "rustc", "target"].map(Into::into).into(), "nothing else stays");
+        fs::read_dir(&toolchain.0).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    assert_eq!(
+        left,
+        ["cargo_arguments", "cargo", "rustc", "target"].map(Into::into).into(),
+        "no other file is left"
+    );
 }
 
-/// What a page of help knows.
+/// Returns the help of a command.
 fn help(command: &str) -> String {
     String::from_utf8(forebay(&[command, "--help"]).output().unwrap().stdout).unwrap()
 }
 
 #[test]
-fn the_unit_and_the_image_name_flags_variables_and_files_that_there_are() {
+fn the_unit_and_the_image_name_only_existing_flags_variables_and_files() {
     let (unit, image, config) = (file("ops/forebay.service"), file("ops/Dockerfile"), file("docs/config.md"));
-    let start = unit.lines().find_map(|line| line.strip_prefix("ExecStart=")).expect("it starts something");
+    let start =
+        unit.lines().find_map(|line| line.strip_prefix("ExecStart=")).expect("the unit has ExecStart");
     let mut words = start.split_whitespace();
-    assert_eq!(words.next(), Some("/usr/local/bin/forebay"), "where the image puts it, too");
+    assert_eq!(words.next(), Some("/usr/local/bin/forebay"), "the same path as in the image");
     assert!(image.contains("/usr/local/bin/forebay\n"));
     let help = help(words.next().expect("a command"));
     for flag in words.filter(|word| word.starts_with("--")) {
@@ -136,16 +149,16 @@ fn the_unit_and_the_image_name_flags_variables_and_files_that_there_are() {
         }
     }
     let is_at = |text: &str| text.contains("/var/lib/forebay");
-    assert!(
-        is_at(start) && is_at(&image) && unit.contains("StateDirectory=forebay\n"),
-        "where shapes are kept"
-    );
+    assert!(is_at(start) && is_at(&image) && unit.contains("StateDirectory=forebay\n"), "the storage folder");
     let seconds = |key: &str| {
         let line = unit.lines().find_map(|line| line.strip_prefix(key)).unwrap_or_else(|| panic!("no {key}"));
         line.parse::<u32>().unwrap()
     };
-    assert!(seconds("TimeoutStopSec=") > 25, "longer than the drain timeout");
-    let built = image.lines().find_map(|line| line.strip_prefix("RUN cargo build ")).expect("it is built");
+    assert!(seconds("TimeoutStopSec=") > 25, "shorter than the drain timeout");
+    let built = image
+        .lines()
+        .find_map(|line| line.strip_prefix("RUN cargo build "))
+        .expect("the image builds the program");
     assert!(built.contains("--bin forebay") && image.contains("/source/target/release/forebay "), "{built}");
     for line in image.lines().filter_map(|line| line.strip_prefix("# docker build ")) {
         let path = line.split_whitespace().nth(1).unwrap();

@@ -1,35 +1,37 @@
-//! Starting, and what is said when it can't be.
+//! Start of the gate, and the errors if it fails.
 
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::Output;
 
-use crate::gate::{Gate, forebay};
-use crate::limits::open;
-use crate::origin::Streams;
+use crate::forebay_process::{ForebayProcess, forebay};
+use crate::limits::open_stream;
+use crate::streaming_upstream::StreamingUpstream;
 
 fn run(args: &[&str]) -> Output {
     forebay(args).output().unwrap()
 }
 
+/// Fails unless the program exits with `code` and prints all `parts`.
 #[track_caller]
-fn complains(args: &[&str], code: i32, parts: &[&str]) {
+fn assert_fails(args: &[&str], code: i32, parts: &[&str]) {
     let output = run(args);
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(code), "{said}");
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(code), "{stderr}");
     for part in parts {
-        assert!(said.contains(part), "{part:?} is not in {said:?}");
+        assert!(stderr.contains(part), "{part:?} is not in {stderr:?}");
     }
 }
 
-pub(crate) fn write(name: &str, text: &str) -> PathBuf {
+/// Writes a file with a unique name, and returns its path.
+pub(crate) fn write_temp_file(name: &str, text: &str) -> PathBuf {
     let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{}-{name}", std::process::id()));
     std::fs::write(&path, text).unwrap();
     path
 }
 
 #[test]
-fn help_is_enough_to_start() {
+fn the_help_names_everything_needed_to_start() {
     let output = run(&["gate", "--help"]);
     let text = String::from_utf8(output.stdout).unwrap();
     for part in
@@ -41,59 +43,59 @@ fn help_is_enough_to_start() {
 }
 
 #[test]
-fn the_example_that_it_prints_is_a_file_that_it_takes() {
+fn the_printed_example_config_is_accepted() {
     let example = String::from_utf8(run(&["gate", "--example-config"]).stdout).unwrap();
-    let path = write("example.toml", &example);
-    // It gets as far as to listen, which the address keeps it from.
+    let path = write_temp_file("example.toml", &example);
+    // The program accepts the file and fails only because the address can't be bound.
     let args = ["gate", "--config", path.to_str().unwrap(), "--listen", "192.0.2.1:1", "--admin", "off"];
-    complains(&args, 1, &["192.0.2.1"]);
+    assert_fails(&args, 1, &["192.0.2.1"]);
     std::fs::remove_file(path).unwrap();
 }
 
 #[test]
-fn a_port_that_is_taken_is_named_with_what_to_do() {
+fn an_address_that_cannot_be_bound_is_reported_with_its_flag() {
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap().to_string();
     let upstream = ["gate", "--upstream", "http://127.0.0.1:1"];
     let listen = [&upstream[..], &["--listen", &address, "--admin", "off"]].concat();
-    complains(&listen, 1, &[&address, "another program uses that port", "--listen"]);
+    assert_fails(&listen, 1, &[&address, "another program has that port", "--listen"]);
     let admin = [&upstream[..], &["--listen", "127.0.0.1:0", "--admin", &address]].concat();
-    complains(&admin, 1, &[&address, "--admin"]);
+    assert_fails(&admin, 1, &[&address, "--admin"]);
     let absent = [&upstream[..], &["--listen", "192.0.2.1:0", "--admin", "off"]].concat();
-    complains(&absent, 1, &["192.0.2.1", "no such address"]);
+    assert_fails(&absent, 1, &["192.0.2.1", "no such address"]);
 }
 
 #[test]
-fn bad_settings_are_named_with_what_to_write() {
-    complains(&["gate"], 2, &["gate.upstream is missing", "--upstream http://"]);
-    complains(
+fn invalid_settings_are_reported_with_the_expected_form() {
+    assert_fails(&["gate"], 2, &["gate.upstream is missing", "--upstream http://"]);
+    assert_fails(
         &["gate", "--upstream", "localhost:8000"],
         2,
         &["gate.upstream", "from --upstream", "http://127"],
     );
-    complains(&["gate", "--upstream", "http://a", "--redis", "http://b"], 2, &["redis.url", "redis://"]);
+    assert_fails(&["gate", "--upstream", "http://a", "--redis", "http://b"], 2, &["redis.url", "redis://"]);
     let secret = ["gate", "--upstream", "http://a", "--redis", "redis://:s3cr3t@b:x"];
     assert!(!String::from_utf8_lossy(&run(&secret).stderr).contains("s3cr3t"));
-    let file = write("secret.toml", "[redis]\nurl = redis://:s3cr3t@b\n");
-    let said = run(&["gate", "--upstream", "http://a", "--config", file.to_str().unwrap()]).stderr;
-    let said = String::from_utf8_lossy(&said);
-    assert!(said.contains("line 2, column 7") && !said.contains("s3cr3t"), "{said}");
+    let file = write_temp_file("secret.toml", "[redis]\nurl = redis://:s3cr3t@b\n");
+    let stderr = run(&["gate", "--upstream", "http://a", "--config", file.to_str().unwrap()]).stderr;
+    let stderr = String::from_utf8_lossy(&stderr);
+    assert!(stderr.contains("line 2, column 7") && !stderr.contains("s3cr3t"), "{stderr}");
     std::fs::remove_file(file).unwrap();
-    complains(
+    assert_fails(
         &["gate", "--upstream", "http://a", "--config", "/nowhere.toml"],
         2,
         &["/nowhere.toml", "--config"],
     );
-    complains(&["gate", "--upsteam", "http://a"], 2, &["--upsteam", "--upstream"]);
-    complains(&["gate", "--upstream", "http://a", "--admin", "0.0.0.0:1"], 2, &["--insecure-admin"]);
-    complains(&["gate", "--upstream", "http://a", "--total", "0"], 2, &["admission.total", "at least 1"]);
+    assert_fails(&["gate", "--upsteam", "http://a"], 2, &["--upsteam", "--upstream"]);
+    assert_fails(&["gate", "--upstream", "http://a", "--admin", "0.0.0.0:1"], 2, &["--insecure-admin"]);
+    assert_fails(&["gate", "--upstream", "http://a", "--total", "0"], 2, &["admission.total", "at least 1"]);
 }
 
 #[test]
-fn a_wrong_key_in_the_file_is_named_with_its_line() {
-    let path = write("typo.toml", "[gate]\nupstream = \"http://a\"\nstream_route = []\n");
+fn an_unknown_key_in_the_file_is_reported_with_its_line() {
+    let path = write_temp_file("typo.toml", "[gate]\nupstream = \"http://a\"\nstream_route = []\n");
     let file = path.to_str().unwrap();
-    complains(
+    assert_fails(
         &["gate", "--config", file],
         2,
         &[file, "line 3", "stream_route", "did you mean `stream_routes`?"],
@@ -102,12 +104,12 @@ fn a_wrong_key_in_the_file_is_named_with_its_line() {
 }
 
 #[test]
-fn a_route_of_a_class_that_nobody_knows_is_named_with_what_was_meant() {
+fn an_unknown_class_of_a_route_is_reported_with_a_suggestion() {
     let text = "[gate]\nupstream = \"http://127.0.0.1:1\"\nstream_routes = [\"GET /report bacth\"]\n\
                 [admission]\nclass_percent = { batch = 50 }\n";
-    let path = write("class.toml", text);
+    let path = write_temp_file("class.toml", text);
     let file = path.to_str().unwrap();
-    complains(
+    assert_fails(
         &["gate", "--config", file],
         2,
         &[
@@ -122,27 +124,30 @@ fn a_route_of_a_class_that_nobody_knows_is_named_with_what_was_meant() {
 }
 
 #[test]
-fn keys_that_can_not_be_read_are_named() {
+fn unusable_identity_settings_are_reported() {
     let settings = |text: &str| {
-        write("identity.toml", &format!("[gate]\nupstream = \"http://127.0.0.1:1\"\n[identity]\n{text}\n"))
+        write_temp_file(
+            "identity.toml",
+            &format!("[gate]\nupstream = \"http://127.0.0.1:1\"\n[identity]\n{text}\n"),
+        )
     };
-    let short = write("short.key", "too short\n");
+    let short = write_temp_file("short.key", "too short\n");
     let path = settings(&format!("jwt_secret_file = {short:?}"));
-    complains(&["gate", "--config", path.to_str().unwrap()], 2, &["identity.jwt_secret_file", "32"]);
-    let keys = write("api.keys", "# comment\n\nnot-a-hash ada\n");
+    assert_fails(&["gate", "--config", path.to_str().unwrap()], 2, &["identity.jwt_secret_file", "32"]);
+    let keys = write_temp_file("api.keys", "# comment\n\nnot-a-hash ada\n");
     let path = settings(&format!("api_keys_file = {keys:?}"));
-    complains(&["gate", "--config", path.to_str().unwrap()], 2, &["identity.api_keys_file", "line 3"]);
+    assert_fails(&["gate", "--config", path.to_str().unwrap()], 2, &["identity.api_keys_file", "line 3"]);
     let path = settings("user_header = \"X-User-ID\"");
-    complains(&["gate", "--config", path.to_str().unwrap()], 2, &["trusted_proxies"]);
+    assert_fails(&["gate", "--config", path.to_str().unwrap()], 2, &["trusted_proxies"]);
     for path in [path, short, keys] {
         std::fs::remove_file(path).unwrap();
     }
 }
 
 #[tokio::test]
-async fn the_largest_numbers_that_may_be_set_serve() {
-    let origin = Streams::start().await;
-    let most = [
+async fn the_largest_allowed_settings_work() {
+    let origin = StreamingUpstream::start().await;
+    let largest_counts = [
         "FOREBAY_HTTP_MAX_CONNECTIONS",
         "FOREBAY_GATE_UPSTREAM_MAX_CONNECTIONS",
         "FOREBAY_GATE_UPSTREAM_MAX_IDLE",
@@ -152,7 +157,7 @@ async fn the_largest_numbers_that_may_be_set_serve() {
         "FOREBAY_ADMISSION_MAX_WAITING_PER_USER",
     ]
     .map(|name| (name, "4294967295"));
-    let days = [
+    let longest_timeouts = [
         "FOREBAY_GATE_CONNECT_TIMEOUT_MS",
         "FOREBAY_GATE_RESPONSE_TIMEOUT_MS",
         "FOREBAY_GATE_REQUEST_IDLE_TIMEOUT_MS",
@@ -165,37 +170,41 @@ async fn the_largest_numbers_that_may_be_set_serve() {
     ]
     .map(|name| (name, "86400000"));
     let bounded = [("FOREBAY_HTTP_MAX_HEADERS", "1024"), ("FOREBAY_HTTP_MAX_HEADER_BYTES", "16777216")];
-    let gate = Gate::start_with(&origin.url(), &[], &[&most[..], &days, &bounded].concat());
-    open(&gate, "/", &[]).await.unwrap();
+    let gate = ForebayProcess::start_gate_with(
+        &origin.url(),
+        &[],
+        &[&largest_counts[..], &longest_timeouts, &bounded].concat(),
+    );
+    open_stream(&gate, "/", &[]).await.unwrap();
     gate.status().await;
 }
 
 #[tokio::test]
-async fn a_total_beyond_the_connections_is_warned_of() {
-    let origin = Streams::start().await;
+async fn a_total_above_a_connection_limit_is_logged() {
+    let origin = StreamingUpstream::start().await;
     for (variable, key) in [
         ("FOREBAY_HTTP_MAX_CONNECTIONS", "http.max_connections"),
         ("FOREBAY_GATE_UPSTREAM_MAX_CONNECTIONS", "gate.upstream_max_connections"),
     ] {
-        let gate = Gate::start_with(&origin.url(), &["--total", "6"], &[(variable, "5")]);
-        let warning = gate.wait_for_log("stream total unreachable: each stream takes a connection");
+        let gate = ForebayProcess::start_gate_with(&origin.url(), &["--total", "6"], &[(variable, "5")]);
+        let warning = gate.wait_for_log("the total can't be reached: every stream takes a connection");
         assert_eq!((&warning["key"], &warning["level"]), (&key.into(), &"WARN".into()), "{warning}");
-        let gate = Gate::start_with(&origin.url(), &["--total", "5"], &[(variable, "5")]);
+        let gate = ForebayProcess::start_gate_with(&origin.url(), &["--total", "5"], &[(variable, "5")]);
         assert!(!gate.log().contains("can't be reached"), "{}", gate.log());
     }
 }
 
 #[tokio::test]
-async fn the_file_gives_way_to_the_environment_and_both_to_flags() {
-    let origin = Streams::start().await;
+async fn flags_override_variables_and_variables_override_the_file() {
+    let origin = StreamingUpstream::start().await;
     let text =
         format!("[gate]\nupstream = {:?}\n[admission]\ntotal = 1\nper_user = 1\n", "http://192.0.2.1:9");
-    let path = write("layers.toml", &text);
+    let path = write_temp_file("layers.toml", &text);
     let args = ["--config", path.to_str().unwrap(), "--per-user", "9"];
     let settings = [("FOREBAY_ADMISSION_TOTAL", "2"), ("FOREBAY_ADMISSION_PER_USER", "8")];
-    let gate = Gate::start_with(&origin.url(), &args, &settings);
+    let gate = ForebayProcess::start_gate_with(&origin.url(), &args, &settings);
     let limits = &gate.status().await["admission"]["limits"];
     assert_eq!((&limits["total"], &limits["per_user"]), (&2.into(), &9.into()));
-    open(&gate, "/", &[]).await.unwrap();
+    open_stream(&gate, "/", &[]).await.unwrap();
     std::fs::remove_file(path).unwrap();
 }

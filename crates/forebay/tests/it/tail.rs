@@ -1,6 +1,8 @@
-//! `forebay tail` as a process, with a real server: rows, changes, restarts, shapes that start over, pipes that close.
+//! `forebay tail` with a running server: rows, changes, restarts, recreated shapes and closed
+//! pipes.
 //!
-//! Lines are waited for on the test's own thread, so each test has another one for the proxy.
+//! The tests block their thread while they wait for lines, so each needs another thread for the
+//! proxy.
 
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
@@ -11,7 +13,7 @@ use forebay_testkit::{Direction, Proxy};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
-use crate::gate::forebay;
+use crate::forebay_process::forebay;
 use crate::serve::support::{Place, Serve};
 use crate::wire::DEADLINE;
 
@@ -19,13 +21,16 @@ const ITEMS: &str = "CREATE TABLE items (id int PRIMARY KEY, note text);
     INSERT INTO items VALUES (1, 'one'), (2, 'two')";
 const QUICK: [(&str, &str); 1] = [("FOREBAY_SERVE_LONG_POLL_MS", "1000")];
 
-/// A running `forebay tail`.
-struct Tail {
+/// A running `forebay tail`; killed when dropped.
+struct TailProcess {
     child: Child,
+    /// Lines of standard output.
     lines: Receiver<String>,
+    /// Lines of standard error.
     notes: Receiver<String>,
 }
 
+/// Reads lines on another thread.
 fn lines(from: impl Read + Send + 'static) -> Receiver<String> {
     let (sender, receiver) = sync_channel(100_000);
     std::thread::spawn(move || {
@@ -38,6 +43,7 @@ fn lines(from: impl Read + Send + 'static) -> Receiver<String> {
     receiver
 }
 
+/// Returns a command that tails a shape of the server at a URL.
 fn command(at: &str, args: &[&str]) -> Command {
     let mut command = forebay(&["tail", "--url", at]);
     command.args(args).env_remove("ELECTRIC_SECRET").stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -48,36 +54,36 @@ fn url(serve: &Serve) -> String {
     format!("http://{}", serve.addr)
 }
 
-impl Tail {
-    fn of(serve: &Serve, args: &[&str]) -> Tail {
-        Tail::run(command(&url(serve), args))
+impl TailProcess {
+    fn of(serve: &Serve, args: &[&str]) -> TailProcess {
+        TailProcess::run(command(&url(serve), args))
     }
 
-    fn run(mut command: Command) -> Tail {
+    fn run(mut command: Command) -> TailProcess {
         let mut child = command.spawn().unwrap();
         let (stdout, stderr) = (child.stdout.take().unwrap(), child.stderr.take().unwrap());
-        Tail { child, lines: lines(stdout), notes: lines(stderr) }
+        TailProcess { child, lines: lines(stdout), notes: lines(stderr) }
     }
 
-    /// The next line.
+    /// Waits for the next line of output.
     #[track_caller]
     fn line(&self) -> String {
         self.lines.recv_timeout(DEADLINE).expect("another line")
     }
 
-    /// The next line, as JSON.
+    /// Waits for the next line of output and parses it as JSON.
     #[track_caller]
     fn json(&self) -> Value {
         let line = self.line();
         serde_json::from_str(&line).unwrap_or_else(|error| panic!("{error} in {line:?}"))
     }
 
-    /// Waits for a note that has this in it.
+    /// Waits for a line of standard error that contains `part`.
     #[track_caller]
     fn note(&self, part: &str) -> String {
-        let begun = Instant::now();
+        let started = Instant::now();
         let mut seen = Vec::new();
-        while begun.elapsed() < DEADLINE {
+        while started.elapsed() < DEADLINE {
             match self.notes.recv_timeout(DEADLINE) {
                 Ok(note) if note.contains(part) => return note,
                 Ok(note) => seen.push(note),
@@ -87,19 +93,20 @@ impl Tail {
         panic!("no {part:?} in {seen:?}");
     }
 
+    /// Waits until the process has ended.
     fn end(&mut self) -> ExitStatus {
-        let begun = Instant::now();
+        let started = Instant::now();
         loop {
             if let Some(status) = self.child.try_wait().unwrap() {
                 return status;
             }
-            assert!(begun.elapsed() < DEADLINE, "it still runs");
+            assert!(started.elapsed() < DEADLINE, "forebay tail still runs");
             std::thread::sleep(Duration::from_millis(10));
         }
     }
 }
 
-impl Drop for Tail {
+impl Drop for TailProcess {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
@@ -107,10 +114,10 @@ impl Drop for Tail {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn rows_come_first_and_then_each_change_as_a_line() {
+async fn rows_are_printed_first_and_then_one_line_per_change() {
     let place = Place::new(ITEMS);
     let serve = place.serve_with(&QUICK).await;
-    let mut tail = Tail::of(&serve, &["items"]);
+    let mut tail = TailProcess::of(&serve, &["items"]);
     let mut rows = [tail.line(), tail.line()];
     rows.sort();
     assert_eq!(rows, ["insert 1  id=1  note=one", "insert 2  id=2  note=two"]);
@@ -123,22 +130,22 @@ async fn rows_come_first_and_then_each_change_as_a_line() {
     assert_eq!(tail.line(), "delete 2  id=2");
     let pid = Pid::from_raw(tail.child.id().try_into().unwrap()).unwrap();
     kill_process(pid, Signal::INT).unwrap();
-    assert!(tail.end().success(), "Ctrl-C is how it ends");
-    assert!(tail.notes.recv().is_err(), "quietly");
+    assert!(tail.end().success(), "Ctrl-C is a success");
+    assert!(tail.notes.recv().is_err(), "a message at the end");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_clause_with_parameters_columns_and_a_beginning_are_passed_on() {
+async fn where_params_columns_from_and_secret_are_sent_to_the_server() {
     let place = Place::new(ITEMS);
     let serve = place.serve_with(&[QUICK[0], ("FOREBAY_SERVE_SECRET", "s3cr3t &=")]).await;
     let args = ["items", "--where", "note = $1 OR id > 5", "--param", "1=two", "--columns", "id"];
     let mut program = command(&url(&serve), &args);
     program.env("FOREBAY_SERVE_SECRET", "s3cr3t &=");
-    let tail = Tail::run(program);
+    let tail = TailProcess::run(program);
     assert_eq!(tail.line(), "insert 2  id=2");
     let mut program = command(&url(&serve), &["items", "--from", "now", "--json"]);
     program.env("FOREBAY_SERVE_SECRET", "s3cr3t &=");
-    let from_now = Tail::run(program);
+    let from_now = TailProcess::run(program);
     from_now.note("up to date: 0 rows");
     place.sql("INSERT INTO items VALUES (7, 'seven'), (4, 'four')");
     assert_eq!(tail.line(), "insert 7  id=7");
@@ -149,16 +156,16 @@ async fn a_clause_with_parameters_columns_and_a_beginning_are_passed_on() {
     assert_eq!(changes[0]["value"]["note"], "seven");
     assert_eq!(changes[1]["headers"]["operation"], "insert");
     let output = command(&url(&serve), &["items"]).output().unwrap();
-    let said = String::from_utf8(output.stderr).unwrap();
-    assert!(output.status.code() == Some(1) && said.contains("FOREBAY_SERVE_SECRET"), "{said}");
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.code() == Some(1) && stderr.contains("FOREBAY_SERVE_SECRET"), "{stderr}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn nothing_is_lost_or_printed_twice_while_the_server_restarts() {
+async fn no_change_is_lost_or_printed_twice_across_server_restarts() {
     let place = Place::new(ITEMS);
     let mut serve = place.serve_with(&QUICK).await;
     let path = Proxy::start(serve.addr);
-    let tail = Tail::run(command(&format!("http://{}", path.addr()), &["items", "--json"]));
+    let tail = TailProcess::run(command(&format!("http://{}", path.addr()), &["items", "--json"]));
     tail.note("up to date");
     for round in 1..4 {
         place
@@ -190,14 +197,14 @@ async fn nothing_is_lost_or_printed_twice_while_the_server_restarts() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_answer_that_breaks_off_is_asked_for_again_and_printed_once() {
+async fn a_truncated_response_is_requested_again_and_printed_once() {
     let place = Place::new(
         "CREATE TABLE items (id int PRIMARY KEY); INSERT INTO items SELECT generate_series(1, 3000)",
     );
     let serve = place.serve_with(&QUICK).await;
     let path = Proxy::start(serve.addr);
     path.truncate_after(20_000, Direction::ToClient);
-    let tail = Tail::run(command(&format!("http://{}", path.addr()), &["items"]));
+    let tail = TailProcess::run(command(&format!("http://{}", path.addr()), &["items"]));
     tail.note("broke");
     path.resume();
     tail.note("up to date: 3,000 rows");
@@ -209,26 +216,32 @@ async fn an_answer_that_breaks_off_is_asked_for_again_and_printed_once() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_shape_that_is_made_anew_is_read_again_and_told() {
+async fn a_recreated_shape_is_read_again_and_reported() {
     let place = Place::new(ITEMS);
     let serve = place.serve_with(&QUICK).await;
-    let tail = Tail::of(&serve, &["items", "--json"]);
+    let tail = TailProcess::of(&serve, &["items", "--json"]);
     tail.note("up to date: 2 rows");
     place.sql("ALTER TABLE items ADD COLUMN more int; INSERT INTO items VALUES (3, 'three', 4)");
     tail.note("shape replaced");
     tail.note("up to date: 3 rows");
-    // A note may be here before the lines that were printed before it.
-    let of = |messages: &[Value]| messages.iter().filter(|message| message.get("key").is_some()).count();
+    // Standard error can arrive before output that was printed earlier.
+    let count_changes =
+        |messages: &[Value]| messages.iter().filter(|message| message.get("key").is_some()).count();
     let mut messages = Vec::<Value>::new();
-    while of(&messages) < 5 {
+    while count_changes(&messages) < 5 {
         messages.push(serde_json::from_str(&tail.line()).unwrap());
     }
-    let over = messages.iter().position(|message| message["headers"]["control"] == "must-refetch").unwrap();
-    assert_eq!((of(&messages[..over]), of(&messages[over..])), (2, 3), "{messages:?}");
+    let refetch =
+        messages.iter().position(|message| message["headers"]["control"] == "must-refetch").unwrap();
+    assert_eq!(
+        (count_changes(&messages[..refetch]), count_changes(&messages[refetch..])),
+        (2, 3),
+        "{messages:?}"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_pipe_that_closes_ends_it_quietly_even_when_nothing_changes() {
+async fn a_closed_pipe_ends_tail_without_an_error_even_if_nothing_changes() {
     let place = Place::new(ITEMS);
     let serve = place.serve_with(&QUICK).await;
     let mut child = command(&url(&serve), &["items"]).spawn().unwrap();
@@ -236,15 +249,16 @@ async fn a_pipe_that_closes_ends_it_quietly_even_when_nothing_changes() {
     let mut first = String::new();
     stdout.read_line(&mut first).unwrap();
     assert!(first.starts_with("insert "), "{first}");
-    let mut tail = Tail { lines: lines(std::io::empty()), notes: lines(child.stderr.take().unwrap()), child };
+    let mut tail =
+        TailProcess { lines: lines(std::io::empty()), notes: lines(child.stderr.take().unwrap()), child };
     tail.note("up to date");
     drop(stdout);
     assert!(tail.end().success());
-    assert!(tail.notes.recv().is_err(), "quietly");
+    assert!(tail.notes.recv().is_err(), "a message at the end");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_can_not_be_asked_for_is_said_once() {
+async fn an_invalid_request_is_reported_in_one_line() {
     let place = Place::new(ITEMS);
     let serve = place.serve_with(&QUICK).await;
     for (args, parts) in [
@@ -253,10 +267,10 @@ async fn what_can_not_be_asked_for_is_said_once() {
         (&["items", "--columns", "note"], &["400", "columns"]),
     ] {
         let output = command(&url(&serve), args).output().unwrap();
-        let said = String::from_utf8(output.stderr).unwrap();
-        assert_eq!(output.status.code(), Some(1), "{said}");
-        assert_eq!(said.lines().count(), 1, "{said}");
-        parts.iter().for_each(|part| assert!(said.contains(part), "{part:?} is not in {said:?}"));
+        let stderr = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(1), "{stderr}");
+        assert_eq!(stderr.lines().count(), 1, "{stderr}");
+        parts.iter().for_each(|part| assert!(stderr.contains(part), "{part:?} is not in {stderr:?}"));
     }
     for args in [&["items", "--param", "x"][..], &["items", "--url", "nowhere"], &["items", "--from", "then"]]
     {

@@ -1,4 +1,4 @@
-//! TLS for clients, as curl sees it.
+//! TLS of the client address, tested with curl.
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -7,29 +7,30 @@ use rustix::process::Signal;
 use tokio::io::AsyncReadExt as _;
 use tokio::process::Command;
 
-use crate::gate::Gate;
-use crate::origin::{Origin, Streams};
-use crate::wire::{Client, until, within};
+use crate::forebay_process::ForebayProcess;
+use crate::scripted_upstream::ScriptedUpstream;
+use crate::streaming_upstream::StreamingUpstream;
+use crate::wire::{HttpConnection, until, within};
 
-/// A folder with a certificate for `localhost` and its key; gone at the end.
-pub(crate) struct Pair {
+/// Folder with a self-signed certificate for `localhost` and its key; removed when dropped.
+pub(crate) struct CertificateFiles {
     dir: PathBuf,
 }
 
-impl Pair {
-    pub(crate) fn new(name: &str) -> Pair {
+impl CertificateFiles {
+    pub(crate) fn new(name: &str) -> CertificateFiles {
         let dir = std::env::temp_dir().join(format!("forebay-{}-{name}", std::process::id()));
         std::fs::create_dir_all(&dir).unwrap();
-        let pair = Pair { dir };
+        let pair = CertificateFiles { dir };
         pair.renew();
         pair
     }
 
-    /// Another one in its place.
+    /// Replaces both files by a new certificate and key.
     pub(crate) fn renew(&self) {
-        let made = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
-        std::fs::write(self.key(), made.signing_key.serialize_pem()).unwrap();
-        std::fs::write(self.certificate(), made.cert.pem()).unwrap();
+        let generated = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
+        std::fs::write(self.key(), generated.signing_key.serialize_pem()).unwrap();
+        std::fs::write(self.certificate(), generated.cert.pem()).unwrap();
     }
 
     pub(crate) fn certificate(&self) -> PathBuf {
@@ -40,21 +41,22 @@ impl Pair {
         self.dir.join("tls.key")
     }
 
-    /// A copy of the certificate as it is now, to believe in.
-    pub(crate) fn trusted(&self, name: &str) -> PathBuf {
+    /// Copies the current certificate, for a client that trusts it. Returns the path.
+    pub(crate) fn copy_certificate(&self, name: &str) -> PathBuf {
         let copy = self.dir.join(name);
         std::fs::copy(self.certificate(), &copy).unwrap();
         copy
     }
 }
 
-impl Drop for Pair {
+impl Drop for CertificateFiles {
     fn drop(&mut self) {
         let _gone = std::fs::remove_dir_all(&self.dir);
     }
 }
 
-pub(crate) fn curl(authority: &Path, gate: &Gate, path: &str, args: &[&str]) -> Command {
+/// Returns a command that fetches a path by TLS and trusts one certificate.
+pub(crate) fn curl(authority: &Path, gate: &ForebayProcess, path: &str, args: &[&str]) -> Command {
     let mut command = Command::new("curl");
     command
         .args(["--silent", "--show-error", "--noproxy", "*", "--max-time", "60", "--cacert"])
@@ -65,8 +67,8 @@ pub(crate) fn curl(authority: &Path, gate: &Gate, path: &str, args: &[&str]) -> 
     command
 }
 
-/// What curl prints, or why it didn't.
-pub(crate) async fn fetched(mut command: Command) -> Result<String, String> {
+/// Runs curl. Returns its output, or its error text.
+pub(crate) async fn run_curl(mut command: Command) -> Result<String, String> {
     let output = within("curl", command.output()).await.expect("curl is installed");
     match output.status.success() {
         true => Ok(String::from_utf8(output.stdout).unwrap()),
@@ -74,79 +76,79 @@ pub(crate) async fn fetched(mut command: Command) -> Result<String, String> {
     }
 }
 
-fn gate(pair: &Pair, origin: &str, more: &[(&str, &str)]) -> Gate {
+fn gate(pair: &CertificateFiles, origin: &str, more: &[(&str, &str)]) -> ForebayProcess {
     let (certificate, key) = (pair.certificate(), pair.key());
     let files = [
         ("FOREBAY_GATE_TLS_CERT_FILE", certificate.to_str().unwrap()),
         ("FOREBAY_GATE_TLS_KEY_FILE", key.to_str().unwrap()),
     ];
-    Gate::start_with(origin, &[], &[&files[..], more].concat())
+    ForebayProcess::start_gate_with(origin, &[], &[&files[..], more].concat())
 }
 
 #[tokio::test]
-async fn streams_come_by_tls_over_http_1_and_2_and_end_with_their_clients() {
-    let (origin, pair) = (Streams::start().await, Pair::new("streams"));
+async fn streams_over_tls_with_http_1_and_2_end_with_their_clients() {
+    let (origin, pair) = (StreamingUpstream::start().await, CertificateFiles::new("streams"));
     let gate = gate(&pair, &origin.url(), &[]);
     for version in ["--http1.1", "--http2"] {
         let mut client = curl(&pair.certificate(), &gate, "/stream", &["-N", version]).spawn().unwrap();
-        let mut heard = [0; 9];
-        within("an event", client.stdout.as_mut().unwrap().read_exact(&mut heard)).await.unwrap();
-        assert_eq!(&heard, b"data: 1\n\n", "{version}");
+        let mut received = [0; 9];
+        within("an event", client.stdout.as_mut().unwrap().read_exact(&mut received)).await.unwrap();
+        assert_eq!(&received, b"data: 1\n\n", "{version}");
         assert_eq!(origin.open(), 1);
         client.kill().await.unwrap();
-        gate.empty().await;
+        gate.wait_until_empty().await;
         until("the upstream is empty", async || origin.open() == 0).await;
     }
     let report = gate.status().await;
-    assert_eq!(report["http"]["lean_streams"], 0, "by TLS the ordinary path is taken");
+    assert_eq!(report["http"]["lean_streams"], 0, "TLS streams don't use the lean path");
 }
 
 #[tokio::test]
-async fn the_upstream_is_told_that_the_client_came_by_tls() {
-    let (origin, pair) = (Origin::start().await, Pair::new("scheme"));
+async fn x_forwarded_proto_is_https_for_tls_clients() {
+    let (origin, pair) = (ScriptedUpstream::start().await, CertificateFiles::new("scheme"));
     let gate = gate(&pair, &origin.url(), &[]);
-    let mut asking = curl(&pair.certificate(), &gate, "/", &[]).spawn().unwrap();
+    let mut client = curl(&pair.certificate(), &gate, "/", &[]).spawn().unwrap();
     let head = origin.accept().await.head().await;
     assert_eq!(head.header("x-forwarded-proto"), Some("https"), "{}", head.text);
-    asking.kill().await.unwrap();
+    client.kill().await.unwrap();
 }
 
 #[tokio::test]
-async fn whoever_speaks_plainly_or_not_at_all_is_closed() {
-    let (origin, pair) = (Origin::start().await, Pair::new("plain"));
+async fn plain_text_silent_and_tls_1_1_clients_are_closed() {
+    let (origin, pair) = (ScriptedUpstream::start().await, CertificateFiles::new("plain"));
     let gate = gate(&pair, &origin.url(), &[("FOREBAY_HTTP_HEADER_TIMEOUT_MS", "300")]);
-    let mut plain = Client::get(gate.addr, "/", &[]).await;
-    let heard = within("its end", plain.rest()).await;
-    assert!(!heard.starts_with(b"HTTP/"), "{}", heard.escape_ascii());
-    let mut silent = Client::connect(gate.addr).await;
-    assert!(within("its end", silent.rest()).await.is_empty());
-    for old in ["--tls-max", "1.1"].chunks(2) {
-        assert!(fetched(curl(&pair.certificate(), &gate, "/", old)).await.is_err());
+    let mut plain = HttpConnection::get(gate.addr, "/", &[]).await;
+    let received = within("the end of the connection", plain.rest()).await;
+    assert!(!received.starts_with(b"HTTP/"), "{}", received.escape_ascii());
+    let mut silent = HttpConnection::connect(gate.addr).await;
+    assert!(within("the end of the connection", silent.rest()).await.is_empty());
+    for old_version in ["--tls-max", "1.1"].chunks(2) {
+        assert!(run_curl(curl(&pair.certificate(), &gate, "/", old_version)).await.is_err());
     }
     assert!(origin.is_quiet());
-    until("nobody is connected", async || gate.status().await["http"]["open_connections"] == 0).await;
+    until("no client is connected", async || gate.status().await["http"]["open_connections"] == 0).await;
 }
 
 #[tokio::test]
-async fn a_new_certificate_is_shown_after_sighup_and_a_bad_one_never() {
-    let (origin, pair) = (Streams::start().await, Pair::new("renewed"));
-    let first = pair.trusted("first.crt");
+async fn sighup_loads_a_new_certificate_and_keeps_the_old_one_if_it_is_invalid() {
+    let (origin, pair) = (StreamingUpstream::start().await, CertificateFiles::new("renewed"));
+    let first = pair.copy_certificate("first.crt");
     let gate = gate(&pair, &origin.url(), &[]);
-    let shows = async |authority: &Path| {
+    let serves = async |authority: &Path| {
         let mut client = curl(authority, &gate, "/stream", &["-N"]).spawn().unwrap();
-        let mut heard = [0; 1];
-        client.stdout.as_mut().unwrap().read_exact(&mut heard).await.is_ok()
+        let mut received = [0; 1];
+        client.stdout.as_mut().unwrap().read_exact(&mut received).await.is_ok()
     };
-    assert!(shows(&first).await);
+    assert!(serves(&first).await);
     std::fs::write(pair.key(), "rubbish").unwrap();
     gate.signal(Signal::HUP);
-    gate.wait_for_log("certificate not reloaded: previous one kept");
-    assert!(shows(&first).await);
+    gate.wait_for_log("the new certificate can't be used; the last good one stays");
+    assert!(serves(&first).await);
     pair.renew();
-    let second = pair.trusted("second.crt");
-    assert!(!shows(&second).await || !shows(&first).await, "one at a time");
+    let second = pair.copy_certificate("second.crt");
+    assert!(!serves(&second).await || !serves(&first).await, "only one certificate is served");
     gate.signal(Signal::HUP);
-    until("the new one is shown", async || shows(&second).await).await;
-    assert!(!shows(&first).await);
+    until("the new certificate is served", async || serves(&second).await).await;
+    assert!(!serves(&first).await);
     assert!(!gate.log().contains("rubbish") && !gate.log().contains("BEGIN"));
 }

@@ -1,4 +1,4 @@
-//! A client that sees every byte, and so can be as rude or as exact as a test wants.
+//! HTTP/1.1 connection that sends exact bytes, and functions that wait with a deadline.
 
 use std::future::Future;
 use std::net::SocketAddr;
@@ -9,45 +9,50 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::{Instant, sleep, timeout};
 
-/// Far beyond what anything here takes on a busy machine; reaching it is a failure.
+/// Longest wait of a test. Far longer than any step takes on a busy machine.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(60);
 
-/// Fails the test, rather than hang.
+/// Awaits a future. Fails after [`DEADLINE`], naming `what` and the caller.
 #[track_caller]
 pub(crate) fn within<F: Future>(what: &str, future: F) -> impl Future<Output = F::Output> {
-    let place = std::panic::Location::caller();
+    let caller = std::panic::Location::caller();
     let what = what.to_owned();
     async move {
-        let answer = timeout(DEADLINE, future).await;
-        answer.unwrap_or_else(|_| panic!("{place}: {what} took longer than {DEADLINE:?}"))
+        let output = timeout(DEADLINE, future).await;
+        output.unwrap_or_else(|_| panic!("{caller}: {what} took longer than {DEADLINE:?}"))
     }
 }
 
-/// Asks until the answer is yes.
+/// Waits until `is_so` returns true. Fails after [`DEADLINE`].
 pub(crate) async fn until<F: Future<Output = bool>>(what: &str, mut is_so: impl FnMut() -> F) {
-    let begun = Instant::now();
+    let started = Instant::now();
     while !is_so().await {
-        assert!(begun.elapsed() < DEADLINE, "{what}: still not so after {DEADLINE:?}");
+        assert!(started.elapsed() < DEADLINE, "{what}: not true after {DEADLINE:?}");
         sleep(Duration::from_millis(10)).await;
     }
 }
 
+/// A connection, of a client or of an upstream.
 #[derive(Debug)]
-pub(crate) struct Client {
+pub(crate) struct HttpConnection {
     pub(crate) socket: TcpStream,
+    /// Bytes that were received and not read yet.
     unread: Vec<u8>,
 }
 
+/// Head of a request or of a response.
 #[derive(Debug, Clone)]
-pub(crate) struct Head {
+pub(crate) struct HttpHead {
+    /// Status of a response; 0 for a request.
     pub(crate) status: u16,
-    /// Names in lower case.
+    /// Names, in lower case, and values.
     pub(crate) headers: Vec<(String, String)>,
+    /// The head as received, without the empty line.
     pub(crate) text: String,
 }
 
-impl Head {
-    fn parse(text: String) -> Head {
+impl HttpHead {
+    fn parse(text: String) -> HttpHead {
         let mut lines = text.split("\r\n");
         let first = lines.next().unwrap();
         let status = first.split(' ').nth(1).unwrap_or_default().parse().unwrap_or_default();
@@ -55,11 +60,12 @@ impl Head {
             .filter_map(|line| line.split_once(':'))
             .map(|(name, value)| (name.to_lowercase(), value.trim().to_owned()))
             .collect();
-        Head { status, headers, text }
+        HttpHead { status, headers, text }
     }
 
+    /// Returns the first value of a header. `name` is in lower case.
     pub(crate) fn header(&self, name: &str) -> Option<&str> {
-        self.headers.iter().find(|(own, _)| own == name).map(|(_, value)| value.as_str())
+        self.headers.iter().find(|(found, _)| found == name).map(|(_, value)| value.as_str())
     }
 
     pub(crate) fn is_chunked(&self) -> bool {
@@ -67,45 +73,53 @@ impl Head {
     }
 }
 
-/// A whole answer.
+/// A complete response.
 #[derive(Debug, Clone)]
-pub(crate) struct Answer {
-    pub(crate) head: Head,
+pub(crate) struct HttpResponse {
+    pub(crate) head: HttpHead,
     pub(crate) body: Vec<u8>,
 }
 
-impl Answer {
+impl HttpResponse {
     pub(crate) fn json(&self) -> Value {
         serde_json::from_slice(&self.body)
             .unwrap_or_else(|error| panic!("{error} in {:?}", String::from_utf8_lossy(&self.body)))
     }
 }
 
-impl Client {
-    pub(crate) async fn connect(to: SocketAddr) -> Client {
+impl HttpConnection {
+    pub(crate) async fn connect(to: SocketAddr) -> HttpConnection {
         let socket = within("connecting", TcpStream::connect(to)).await.unwrap();
         socket.set_nodelay(true).unwrap();
-        Client { socket, unread: Vec::new() }
+        HttpConnection { socket, unread: Vec::new() }
     }
 
-    pub(crate) fn over(socket: TcpStream) -> Client {
-        Client { socket, unread: Vec::new() }
+    /// Uses an accepted or connected socket.
+    pub(crate) fn over(socket: TcpStream) -> HttpConnection {
+        HttpConnection { socket, unread: Vec::new() }
     }
 
-    /// `GET path` with these lines, each without its end.
-    pub(crate) async fn get(to: SocketAddr, path: &str, lines: &[&str]) -> Client {
-        let mut client = Client::connect(to).await;
+    /// Connects and sends `GET path` with header lines without line ends.
+    pub(crate) async fn get(to: SocketAddr, path: &str, lines: &[&str]) -> HttpConnection {
+        let mut client = HttpConnection::connect(to).await;
         client.request("GET", path, lines, "").await;
         client
     }
 
-    /// One question, one answer, one connection.
-    pub(crate) async fn ask(to: SocketAddr, method: &str, path: &str, lines: &[&str], body: &str) -> Answer {
-        let mut client = Client::connect(to).await;
+    /// Sends one request on a new connection and returns the response.
+    pub(crate) async fn fetch(
+        to: SocketAddr,
+        method: &str,
+        path: &str,
+        lines: &[&str],
+        body: &str,
+    ) -> HttpResponse {
+        let mut client = HttpConnection::connect(to).await;
         client.request(method, path, lines, body).await;
-        client.answer().await
+        client.response().await
     }
 
+    /// Sends a request. A body that isn't empty gets a `Content-Length`.
     pub(crate) async fn request(&mut self, method: &str, path: &str, lines: &[&str], body: &str) {
         let mut text = format!("{method} {path} HTTP/1.1\r\nHost: localhost\r\n");
         for line in lines {
@@ -121,7 +135,7 @@ impl Client {
         within("sending", self.socket.write_all(bytes.as_ref())).await.unwrap();
     }
 
-    /// Nothing at the end of the stream, and nothing more after a reset.
+    /// Reads more bytes. Returns false at the end of the stream and after a reset.
     async fn read_more(&mut self) -> bool {
         let mut buffer = [0; 16 * 1024];
         let length = within("reading", self.socket.read(&mut buffer)).await.unwrap_or(0);
@@ -129,13 +143,13 @@ impl Client {
         length > 0
     }
 
-    /// None: the peer closed before it said a whole one.
-    pub(crate) async fn try_head(&mut self) -> Option<Head> {
+    /// Reads a head. Returns `None` if the peer closes before the head is complete.
+    pub(crate) async fn try_head(&mut self) -> Option<HttpHead> {
         loop {
             if let Some(end) = find(&self.unread, b"\r\n\r\n") {
                 let text = String::from_utf8(self.unread[..end].to_vec()).unwrap();
                 self.unread.drain(..end + 4);
-                return Some(Head::parse(text));
+                return Some(HttpHead::parse(text));
             }
             if !self.read_more().await {
                 return None;
@@ -143,18 +157,19 @@ impl Client {
         }
     }
 
-    pub(crate) async fn head(&mut self) -> Head {
+    /// Reads a head. Fails if the peer closes before the head is complete.
+    pub(crate) async fn head(&mut self) -> HttpHead {
         self.try_head().await.expect("a head before the end")
     }
 
-    /// Exactly so many bytes, or fewer at the end.
+    /// Reads `length` bytes, or fewer at the end of the stream.
     pub(crate) async fn take(&mut self, length: usize) -> Vec<u8> {
         while self.unread.len() < length && self.read_more().await {}
         let length = length.min(self.unread.len());
         self.unread.drain(..length).collect()
     }
 
-    /// The next chunk; empty is the last. None: the stream broke off before it.
+    /// Reads the next chunk; the last one is empty. Returns `None` if the stream ends before it.
     pub(crate) async fn chunk(&mut self) -> Option<Vec<u8>> {
         loop {
             if let Some(end) = find(&self.unread, b"\r\n") {
@@ -174,12 +189,13 @@ impl Client {
         }
     }
 
-    /// The chunk's text.
+    /// Reads the next chunk as text. Fails if the stream ends before it.
     pub(crate) async fn event(&mut self) -> String {
         String::from_utf8(self.chunk().await.expect("a chunk before the end")).unwrap()
     }
 
-    pub(crate) async fn answer(&mut self) -> Answer {
+    /// Reads a response with its body.
+    pub(crate) async fn response(&mut self) -> HttpResponse {
         let head = self.head().await;
         let body = match head.header("content-length") {
             Some(length) => self.take(length.parse().unwrap()).await,
@@ -192,10 +208,10 @@ impl Client {
             }
             None => Vec::new(),
         };
-        Answer { head, body }
+        HttpResponse { head, body }
     }
 
-    /// Reads until the peer closes, and gives what came before.
+    /// Reads until the peer closes the connection. Returns all unread bytes.
     pub(crate) async fn rest(&mut self) -> Vec<u8> {
         while self.read_more().await {}
         std::mem::take(&mut self.unread)

@@ -79,7 +79,8 @@ impl<'a> PgOutputMessage<'a> {
             b'R' => Relation::read(xid(reader, streaming)?, reader).map(PgOutputMessage::Relation),
             b'Y' => Type::read(xid(reader, streaming)?, reader).map(PgOutputMessage::Type),
             b'M' => LogicalMessage::read(xid(reader, streaming)?, reader).map(PgOutputMessage::Logical),
-            b'O' => Origin::read(reader).map(PgOutputMessage::Origin), // has no xid, even within a segment
+            // Origin messages have no xid, even within a segment.
+            b'O' => Origin::read(reader).map(PgOutputMessage::Origin),
             b'E' if streaming => Ok(PgOutputMessage::StreamStop),
             b'E' => Err(before.fault("tag", Fault::NotStreaming)),
             b'B' | b'C' | b'S' | b'c' | b'A' | b'b' | b'P' | b'K' | b'r' | b'p' if streaming => {

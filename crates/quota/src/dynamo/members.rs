@@ -56,7 +56,8 @@ impl DynamoStore {
             if let Some(rebuilt) = rebuilt
                 && self.end_rebuild(rebuilt).await? != WriteOutcome::Done
             {
-                backoff.wait().await?; // another member ended the rebuild, or the generation was lost
+                // Retry: another member ended the rebuild, or the generation was lost.
+                backoff.wait().await?;
                 continue;
             }
             let removed = self.remove_expired(expired).await?;

@@ -110,7 +110,8 @@ impl DynamoStore {
             }
         }
         if sequence_written && writers.is_empty() {
-            return Ok(BatchOutcome::Applied(replies)); // the sequence is written, and nothing else has changed
+            // The sequence is written, and nothing else has changed.
+            return Ok(BatchOutcome::Applied(replies));
         }
         Ok(match self.transact(writes).await? {
             TransactionOutcome::Done => BatchOutcome::Applied(replies),

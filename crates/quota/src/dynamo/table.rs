@@ -91,7 +91,8 @@ pub(super) async fn create(client: &Client, table: &str) -> Result<(), StoreErro
         .await;
     match created {
         Ok(_) => {}
-        Err(error) if error.code() == Some("ResourceInUseException") => {} // it exists, or is being created
+        // The table exists, or is being created.
+        Err(error) if error.code() == Some("ResourceInUseException") => {}
         Err(error) => return Err(failed(error)),
     }
     tokio::time::timeout(READY_TIMEOUT, ready(client, table))

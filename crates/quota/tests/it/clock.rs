@@ -110,7 +110,8 @@ async fn a_member_that_died_under_a_clock_ahead_expires_one_ttl_after_the_clock_
         members.iter().all(|liveness| liveness.member == witness)
     })
     .await;
-    // Members that expired after the last heartbeat are no longer listed; the next one removes them.
+    // Members that expired after the last heartbeat are no longer listed; the next heartbeat
+    // removes them.
     heartbeat(&store, &witness, HeartbeatKind::Renew).await;
     let ttls: Vec<String> = client.exec(("HKEYS", format!("{{{namespace}}}:t"))).await.unwrap();
     assert_eq!(ttls, [witness.as_str()], "nothing is left of the others");

@@ -62,7 +62,8 @@ impl<'a> Http1Drain<'a> {
                 ClientWait::Idle => DrainDecision::CloseIdle,
                 ClientWait::Head => DrainDecision::RejectHead,
                 ClientWait::Body => DrainDecision::AfterResponse,
-                ClientWait::Busy => return Poll::Pending, // until the response is written, which has a deadline
+                // Pending until the response is written, which has a deadline.
+                ClientWait::Busy => return Poll::Pending,
             }
         };
         self.decided = true;

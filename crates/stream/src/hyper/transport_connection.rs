@@ -101,7 +101,8 @@ async fn serve_transport_http1<S, B>(
                 io.write_all(SHUTTING_DOWN_RESPONSE).await?;
                 io.shutdown().await
             };
-            let _ = timeout(LINGER_TIMEOUT, responding).await; // fails if the client has disconnected
+            // Fails if the client has disconnected.
+            let _ = timeout(LINGER_TIMEOUT, responding).await;
         }
     }
 }

@@ -133,7 +133,8 @@ fn a_client_that_sends_more_and_disconnects_ends_its_request() {
         let mut client = RawClient::ask(server.address, "GET /hangs HTTP/1.1").await;
         let mut request = server.stream().await;
         client.send("GET /ec").await;
-        tokio::time::sleep(Duration::from_millis(20)).await; // so that the bytes may be read before the FIN
+        // The server may read the bytes before the FIN.
+        tokio::time::sleep(Duration::from_millis(20)).await;
         drop(client);
         request.dropped().await;
         until("the count", || server.stats.counts().open_connections == 0).await;

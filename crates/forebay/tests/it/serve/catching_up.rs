@@ -8,7 +8,7 @@ use socket2::SockRef;
 use tokio::time::sleep;
 
 use super::support::{Event, Events, Place, Reader, Serve, path};
-use crate::wire::{Client, until};
+use crate::wire::{HttpConnection, until};
 
 const ITEM: [(&str, &str); 1] = [("table", "items")];
 /// Rows of 5 KB, all of which have the same version after each transaction.
@@ -29,7 +29,7 @@ fn write(place: &Place, versions: std::ops::RangeInclusive<u32>) {
 
 /// A stream whose client takes little before it reads.
 async fn slow_events(serve: &Serve, reader: &Reader<'_>) -> Events {
-    let mut client = Client::connect(serve.addr).await;
+    let mut client = HttpConnection::connect(serve.addr).await;
     SockRef::from(&client.socket).set_recv_buffer_size(64 * 1024).unwrap();
     let live = [reader.params(), vec![("live", "true"), ("live_sse", "true")]].concat();
     client.request("GET", &path(&live), &[], "").await;

@@ -14,7 +14,7 @@ use tokio::sync::Barrier;
 use tokio::task::JoinSet;
 
 use super::support::{Place, Reader, path, short};
-use crate::wire::{Client, until};
+use crate::wire::{HttpConnection, until};
 
 const PROGRAM: &str = "/usr/sbin/nginx";
 const CLIENTS: usize = 200;
@@ -120,13 +120,13 @@ impl Crowd {
 
 /// Reads the snapshot, catches up, and waits for so many changes.
 async fn follow(nginx: SocketAddr, polls: usize, crowd: Arc<Crowd>) -> Vec<Value> {
-    let mut client = Client::connect(nginx).await;
+    let mut client = HttpConnection::connect(nginx).await;
     let mut reader = Reader::new(&SHAPE);
     let mut messages = Vec::new();
     let mut is_behind = true;
     while is_behind {
         client.request("GET", &path(&reader.params()), &[], "").await;
-        let answer = client.answer().await;
+        let answer = client.response().await;
         messages.extend(reader.take(&answer));
         is_behind = answer.head.header("electric-up-to-date").is_none();
     }
@@ -135,7 +135,7 @@ async fn follow(nginx: SocketAddr, polls: usize, crowd: Arc<Crowd>) -> Vec<Value
         crowd.together.wait().await;
         client.request("GET", &path(&live), &[], "").await;
         crowd.waiting.fetch_add(1, Ordering::Relaxed);
-        messages.extend(reader.take(&client.answer().await));
+        messages.extend(reader.take(&client.response().await));
     }
     messages
 }

@@ -7,8 +7,8 @@ use serde_json::Value;
 use tokio::task::JoinSet;
 
 use super::support::{Place, Reader, Serve, path, short};
-use crate::crowd::ALONE;
-use crate::wire::{Client, until};
+use crate::many_streams::MANY_CONNECTIONS_LOCK;
+use crate::wire::{HttpConnection, until};
 
 /// How many connections ask at once.
 const AT_ONCE: usize = 16;
@@ -29,17 +29,17 @@ fn clause(number: usize) -> String {
 }
 
 /// Asks for all of them, a few at a time, and gives each answer to `take`.
-async fn ask_all(serve: &Serve, paths: Vec<String>, mut take: impl FnMut(usize, crate::wire::Answer)) {
+async fn ask_all(serve: &Serve, paths: Vec<String>, mut take: impl FnMut(usize, crate::wire::HttpResponse)) {
     let mut asking = JoinSet::new();
     let (paths, addr) = (std::sync::Arc::new(paths), serve.addr);
     for lane in 0..AT_ONCE {
         let paths = std::sync::Arc::clone(&paths);
         asking.spawn(async move {
-            let mut client = Client::connect(addr).await;
+            let mut client = HttpConnection::connect(addr).await;
             let mut answers = Vec::new();
             for number in (lane..paths.len()).step_by(AT_ONCE) {
                 client.request("GET", &paths[number], &[], "").await;
-                answers.push((number, client.answer().await));
+                answers.push((number, client.response().await));
             }
             answers
         });
@@ -108,7 +108,7 @@ async fn each_of_a_thousand_changes_reaches_its_own_shape_of_a_thousand() {
     assert_eq!(serve.status().await["shapes"]["count"], count);
 }
 
-async fn next_changes(client: &mut Client) -> Vec<Value> {
+async fn next_changes(client: &mut HttpConnection) -> Vec<Value> {
     let mut changes = Vec::new();
     loop {
         for event in client.event().await.split_terminator("\n\n") {
@@ -122,14 +122,14 @@ async fn next_changes(client: &mut Client) -> Vec<Value> {
 }
 
 /// So many streams, each open.
-async fn gather(serve: &Serve, live: &str, count: usize) -> Vec<Client> {
-    let mut streams: Vec<Client> = Vec::with_capacity(count);
+async fn gather(serve: &Serve, live: &str, count: usize) -> Vec<HttpConnection> {
+    let mut streams: Vec<HttpConnection> = Vec::with_capacity(count);
     let (mut dialing, mut next) = (JoinSet::new(), 0);
     while streams.len() < count {
         while next < count && dialing.len() < 64 {
             let (addr, live) = (serve.addr, live.to_owned());
             dialing.spawn(async move {
-                let mut client = Client::get(addr, &live, &[]).await;
+                let mut client = HttpConnection::get(addr, &live, &[]).await;
                 assert_eq!(client.head().await.status, 200);
                 client
             });
@@ -142,7 +142,7 @@ async fn gather(serve: &Serve, live: &str, count: usize) -> Vec<Client> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn ten_thousand_streams_of_one_shape_get_a_write_and_leave_nothing_behind() {
-    let _alone = ALONE.lock().await;
+    let _alone = MANY_CONNECTIONS_LOCK.lock().await;
     let limit = getrlimit(Resource::Nofile);
     setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum }).unwrap();
     // Other tests of this process need some, too.
@@ -168,7 +168,7 @@ async fn ten_thousand_streams_of_one_shape_get_a_write_and_leave_nothing_behind(
     let status = serve.status().await;
     assert_eq!(status["http"]["lean_streams"], count);
     assert_eq!(status["admission"]["total_connections"], count);
-    let refused = Client::ask(serve.addr, "GET", &live, &[], "").await.head;
+    let refused = HttpConnection::fetch(serve.addr, "GET", &live, &[], "").await.head;
     assert_eq!(refused.status, 503);
     assert!(refused.header("retry-after").is_some(), "{}", refused.text);
     assert_eq!(serve.health().await, "active", "others are answered");

@@ -145,7 +145,7 @@ async fn whoever_wrote_while_a_table_was_not_published_is_waited_for() {
     let mut asking = serve.begin(&anew.params()).await;
     place.sql("INSERT INTO go VALUES (true)");
     writer.join().unwrap().unwrap();
-    let mut rows = anew.take(&asking.answer().await);
+    let mut rows = anew.take(&asking.response().await);
     rows.extend(anew.catch_up(&serve).await);
     assert!(short(&rows).contains(&"insert 7".to_owned()), "{:?}", short(&rows));
 }

@@ -8,7 +8,7 @@ use serde_json::Value;
 use tokio::task::block_in_place;
 
 use super::support::{Place, Reader, Serve, changes, path, short};
-use crate::wire::{Answer, Client, until};
+use crate::wire::{HttpConnection, HttpResponse, until};
 
 const ITEMS: &str = "CREATE TABLE items (id int PRIMARY KEY, note text);
     INSERT INTO items SELECT n, repeat('x', 1000) FROM generate_series(1, 20000) n;
@@ -16,7 +16,7 @@ const ITEMS: &str = "CREATE TABLE items (id int PRIMARY KEY, note text);
     INSERT INTO others VALUES (1, 'one')";
 
 #[track_caller]
-fn is_told(answer: &Answer, words: &str) {
+fn is_told(answer: &HttpResponse, words: &str) {
     let text = String::from_utf8_lossy(&answer.body);
     assert_eq!((answer.head.status, answer.head.header("retry-after")), (503, Some("10")), "{text}");
     assert_eq!(answer.head.header("cache-control"), Some("no-store"));
@@ -51,7 +51,7 @@ async fn a_table_that_is_locked_for_too_long() {
     let some = [("table", "items"), ("where", "id < 3"), ("offset", "-1")];
     let mut waiting = serve.begin(&some).await;
     goes_on(&place, &serve, &mut bystander, 2).await;
-    is_told(&waiting.answer().await, "lock timeout");
+    is_told(&waiting.response().await, "lock timeout");
     goes_on(&place, &serve, &mut bystander, 3).await;
     place.sql(&format!("SELECT pg_terminate_backend(pid) {holder}"));
     let _ended = locking.join().unwrap();
@@ -73,14 +73,14 @@ async fn a_backend_that_ends_in_the_middle_of_its_rows() {
     assert_eq!(reading.head().await.status, 200, "it has rows already");
     assert!(reading.chunk().await.is_some());
     let now = path(&[("table", "items"), ("offset", "now")]);
-    let mut waiting = Client::get(serve.addr, &now, &[]).await;
+    let mut waiting = HttpConnection::get(serve.addr, &now, &[]).await;
     let copying = "FROM pg_stat_activity WHERE datname = current_database() AND query LIKE 'COPY (SELECT%'";
     until("it is ended", async || {
         place.ask(&format!("SELECT count(pg_terminate_backend(pid)) {copying}")).as_deref() != Some("0")
     })
     .await;
     proxy.resume();
-    is_told(&waiting.answer().await, "connection");
+    is_told(&waiting.response().await, "connection");
     // Whoever was reading sees a stream that breaks, and never one that ends.
     let rest = tokio::time::timeout(Duration::from_secs(60), reading.rest()).await.unwrap();
     assert!(!rest.ends_with(b"0\r\n\r\n"), "{} bytes", rest.len());

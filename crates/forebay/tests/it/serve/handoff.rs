@@ -29,13 +29,13 @@ async fn a_commit_that_waits_for_its_standby_is_in_a_new_shape_all_the_same() {
     let mut after = Reader::new(&[("table", "items"), ("where", "id > 0")]);
     let mut asking = serve.begin(&after.params()).await;
     // Either it answers without the row, or it waits until the row can be seen.
-    let early = timeout(Duration::from_secs(1), asking.answer()).await;
+    let early = timeout(Duration::from_secs(1), asking.response()).await;
     postgres.set_config("synchronous_standby_names", "").unwrap();
     postgres.reload().unwrap();
     writer.join().unwrap().unwrap();
     let first = match early {
         Ok(answer) => answer,
-        Err(_) => asking.answer().await,
+        Err(_) => asking.response().await,
     };
     let mut seen = after.take(&first);
     place.sql("INSERT INTO items VALUES (2, 'two')");

@@ -12,7 +12,7 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep};
 
 use super::support::{Place, Serve, changes, path};
-use crate::wire::{Answer, Client, until, within};
+use crate::wire::{HttpConnection, HttpResponse, until, within};
 
 const ITEMS: &str =
     "CREATE TABLE items (id int PRIMARY KEY, note text); INSERT INTO items VALUES (1, 'one'), (2, 'two')";
@@ -46,7 +46,7 @@ impl Calm {
             let clause = format!("note = 'calm {number} {}'", NEXT.fetch_add(1, Ordering::Relaxed));
             let (addr, path) =
                 (serve.addr, path(&[("table", "items"), ("where", &clause), ("offset", "-1")]));
-            making.spawn(async move { Client::ask(addr, "GET", &path, &[], "").await });
+            making.spawn(async move { HttpConnection::fetch(addr, "GET", &path, &[], "").await });
         }
         let begun = Instant::now();
         for answer in making.join_all().await {
@@ -71,7 +71,7 @@ fn descriptors(serve: &Serve) -> usize {
 }
 
 /// The clause of a subset, by POST.
-async fn subset(serve: &Serve, clause: &str) -> Answer {
+async fn subset(serve: &Serve, clause: &str) -> HttpResponse {
     let body = json!({"subset": {"where": clause}}).to_string();
     serve.ask("POST", "/v1/shape?table=items&offset=-1", &["Content-Type: application/json"], &body).await
 }
@@ -84,7 +84,7 @@ fn bystander(serve: &Serve) -> impl AsyncFnOnce() -> Duration + use<> {
         let mut longest = Duration::ZERO;
         loop {
             let begun = Instant::now();
-            let answer = Client::ask(addr, "GET", "/v1/shape?table=items&offset=-1", &[], "").await;
+            let answer = HttpConnection::fetch(addr, "GET", "/v1/shape?table=items&offset=-1", &[], "").await;
             assert_eq!(answer.head.status, 200, "{}", answer.head.text);
             longest = longest.max(begun.elapsed());
             tokio::select! {
@@ -121,7 +121,7 @@ async fn clauses_beyond_all_measure_are_refused_while_others_are_served() {
         assert!(answer.json()["errors"]["where"].is_array(), "{}", String::from_utf8_lossy(&answer.body));
         assert!(answer.body.len() < 1_000, "the answer repeats what was asked");
     }
-    let mut client = Client::connect(serve.addr).await;
+    let mut client = HttpConnection::connect(serve.addr).await;
     let long = format!("GET /v1/shape?table=items&offset=-1&where={} HTTP/1.1\r\n\r\n", "x".repeat(1 << 20));
     // It is refused before all of it is heard.
     let _ = within("sending", client.socket.write_all(long.as_bytes())).await;
@@ -232,13 +232,13 @@ async fn absurd_offsets_and_the_handles_of_others_get_nothing() {
 async fn a_wrong_secret_is_answered_with_the_same_words_whatever_it_asks_for() {
     let place = Place::new(ITEMS);
     let serve = place.serve_with(&[("FOREBAY_SERVE_SECRET", "open sesame")]).await;
-    let ask = async |method: &str, path: &str| Client::ask(serve.addr, method, path, &[], "").await;
+    let ask = async |method: &str, path: &str| HttpConnection::fetch(serve.addr, method, path, &[], "").await;
     let first = ask("GET", "/v1/shape").await;
     assert_eq!(
         (first.head.status, first.json()),
         (401, json!({"message": "Unauthorized - Invalid API secret"}))
     );
-    let names = |answer: &Answer| {
+    let names = |answer: &HttpResponse| {
         let same = |name: &&str| !["x-request-id", "date"].contains(name);
         answer
             .head
@@ -324,7 +324,7 @@ async fn a_user_who_wants_a_thousand_shapes_is_told_to_come_back_and_leaves_few(
     for number in 0..flood() {
         let clause = format!("note = 'greedy {number}'");
         let (addr, path) = (serve.addr, path(&[("table", "items"), ("where", &clause), ("offset", "-1")]));
-        asking.spawn(async move { Client::ask(addr, "GET", &path, &[], "").await });
+        asking.spawn(async move { HttpConnection::fetch(addr, "GET", &path, &[], "").await });
     }
     let mut refused = 0;
     while let Some(answer) = asking.join_next().await {

@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 use tokio::time::sleep;
 
 use super::support::{Place, path};
-use crate::crowd::ALONE;
-use crate::wire::Client;
+use crate::many_streams::MANY_CONNECTIONS_LOCK;
+use crate::wire::HttpConnection;
 
 const SHAPES: usize = 100;
 /// Of 100 KiB.
@@ -18,7 +18,7 @@ const LONG: Duration = Duration::from_secs(240);
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_transaction_of_300_megabytes_that_a_hundred_shapes_match_is_never_in_memory() {
-    let _alone = ALONE.lock().await;
+    let _alone = MANY_CONNECTIONS_LOCK.lock().await;
     let place = Place::new("CREATE TABLE items (id int PRIMARY KEY, note text)");
     let serve = place.serve().await;
     // No index knows an equation; their rows are small, since all of them are on one disk.
@@ -28,7 +28,7 @@ async fn a_transaction_of_300_megabytes_that_a_hundred_shapes_match_is_never_in_
     }
     let all = serve.reader(&[("table", "items")]).await;
     let live = path(&[all.params(), vec![("live", "true"), ("live_sse", "true")]].concat());
-    let mut stream = Client::get(serve.addr, &live, &[]).await;
+    let mut stream = HttpConnection::get(serve.addr, &live, &[]).await;
     assert_eq!(stream.head().await.status, 200);
     let following = tokio::spawn(async move {
         let mut bytes = 0;

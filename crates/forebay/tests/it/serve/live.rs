@@ -34,7 +34,7 @@ async fn a_long_poll_waits_for_a_change_or_for_its_time() {
 
     let mut waits = serve.begin(&[reader.params(), vec![("live", "")]].concat()).await;
     place.sql("INSERT INTO items VALUES (2, 'two')");
-    let answer = waits.answer().await;
+    let answer = waits.response().await;
     // On a busy machine the change may come after the time; then it is in the next answer.
     let mut messages = reader.take(&answer);
     if changes(&messages).is_empty() {
@@ -54,7 +54,7 @@ async fn everybody_who_waits_hears_that_a_shape_is_over() {
     let mut events = serve.events(&reader).await;
     until("both wait", async || serve.status().await["admission"]["total_connections"] == 2).await;
     assert_eq!(serve.ask("DELETE", "/v1/shape?table=items", &[], "").await.head.status, 202);
-    let moved = waits.answer().await;
+    let moved = waits.response().await;
     assert_eq!(moved.head.status, 409, "{}", moved.head.text);
     let handle = moved.head.header("electric-handle").unwrap();
     assert_ne!(handle, reader.handle);

@@ -10,10 +10,10 @@ use std::path::Path;
 use super::operations::{file, workspace};
 use super::support::{Place, Reader};
 use crate::admin::check_metrics;
-use crate::gate::Gate;
-use crate::limits::{TRUSTED, USERS, open};
-use crate::origin::Streams;
-use crate::wire::{Client, until};
+use crate::forebay_process::ForebayProcess;
+use crate::limits::{TRUSTED, USERS, open_stream};
+use crate::streaming_upstream::StreamingUpstream;
+use crate::wire::{HttpConnection, until};
 
 /// A kind, and the names of the labels.
 type Fact = (String, BTreeSet<String>);
@@ -159,11 +159,11 @@ async fn told_by_serve() -> String {
 }
 
 async fn told_by_gate() -> String {
-    let origin = Streams::start().await;
-    let gate = Gate::start_with(&origin.url(), &TRUSTED, &USERS);
-    drop(open(&gate, "/", &["X-User-ID: ada"]).await.unwrap());
-    Client::ask(gate.addr, "GET", "/", &["Connection: Upgrade", "Upgrade: websocket"], "").await;
-    gate.empty().await;
+    let origin = StreamingUpstream::start().await;
+    let gate = ForebayProcess::start_gate_with(&origin.url(), &TRUSTED, &USERS);
+    drop(open_stream(&gate, "/", &["X-User-ID: ada"]).await.unwrap());
+    HttpConnection::fetch(gate.addr, "GET", "/", &["Connection: Upgrade", "Upgrade: websocket"], "").await;
+    gate.wait_until_empty().await;
     gate.metrics().await
 }
 

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 
 use super::support::{Place, Reader, Serve, changes, path, short};
-use crate::wire::{Answer, Client};
+use crate::wire::{HttpConnection, HttpResponse};
 
 const ITEMS: &str = "CREATE TABLE items (id int PRIMARY KEY, note text, price numeric(6,2));
     INSERT INTO items VALUES (1, 'one', 1.50), (2, NULL, 2)";
@@ -13,7 +13,7 @@ const ITEMS: &str = "CREATE TABLE items (id int PRIMARY KEY, note text, price nu
 const ITEM: [(&str, &str); 1] = [("table", "items")];
 const BEGINNING: [(&str, &str); 2] = [("table", "items"), ("offset", "-1")];
 
-fn text(answer: &Answer) -> String {
+fn text(answer: &HttpResponse) -> String {
     String::from_utf8_lossy(&answer.body).into_owned()
 }
 
@@ -209,7 +209,7 @@ async fn heads_tags_and_compression_are_as_http_has_them() {
     let gzip = |params: &[(&str, &str)], accepts: &'static str| {
         let (path, line) = (path(params), format!("Accept-Encoding: {accepts}"));
         let addr = serve.addr;
-        async move { Client::ask(addr, "GET", &path, &[&line], "").await }
+        async move { HttpConnection::fetch(addr, "GET", &path, &[&line], "").await }
     };
     for accepts in ["gzip", "br;q=1.0, gzip;q=0.5", "*", "deflate, GZIP"] {
         let packed = gzip(&BEGINNING, accepts).await;
@@ -227,7 +227,7 @@ async fn heads_tags_and_compression_are_as_http_has_them() {
     let events = [live, vec![("live_sse", "true")]].concat();
     let head = serve.head(&events).await;
     assert_eq!(head.status, 200, "a HEAD of what goes on ends at once: {}", head.text);
-    let mut client = Client::get(serve.addr, &path(&events), &["Accept-Encoding: gzip"]).await;
+    let mut client = HttpConnection::get(serve.addr, &path(&events), &["Accept-Encoding: gzip"]).await;
     assert_eq!(client.head().await.header("content-encoding"), None, "events are never packed");
 }
 
@@ -349,7 +349,7 @@ async fn a_handle_deletes_no_shape_of_another_table_or_definition() {
 
 /// The handle that a 409 tells.
 #[track_caller]
-fn refetched(answer: &Answer) -> String {
+fn refetched(answer: &HttpResponse) -> String {
     assert_eq!(answer.head.status, 409, "{}", answer.head.text);
     assert_eq!(text(answer), r#"[{"headers":{"control":"must-refetch"}}]"#);
     assert_eq!(answer.head.header("cache-control"), Some("public, max-age=60, must-revalidate"));
@@ -438,9 +438,9 @@ async fn what_is_wrong_is_said_all_at_once() {
 async fn an_open_address_of_this_machine_answers_to_its_own_names_only() {
     let place = Place::new("CREATE TABLE items (id int PRIMARY KEY); INSERT INTO items VALUES (1)");
     let ask = async |serve: &Serve, path: &str, host: &str| {
-        let mut client = Client::connect(serve.addr).await;
+        let mut client = HttpConnection::connect(serve.addr).await;
         client.send(format!("GET {path} HTTP/1.1\r\nHost: {host}\r\nOrigin: http://{host}\r\n\r\n")).await;
-        client.answer().await
+        client.response().await
     };
     const SHAPE: &str = "/v1/shape?table=items&offset=-1";
     let serve = place.serve().await;
@@ -509,7 +509,7 @@ async fn an_offset_beyond_the_end_is_waited_for_half_as_long_as_a_change() {
     let soon: u64 = place.ask("SELECT pg_current_wal_insert_lsn() - '0/0'").unwrap().parse().unwrap();
     let soon = format!("{}_0", soon + 1);
     let path = path(&[("table", "items"), ("offset", &soon), ("handle", &reader.handle)]);
-    let mut waiting = Client::get(serve.addr, &path, &[]).await;
+    let mut waiting = HttpConnection::get(serve.addr, &path, &[]).await;
     place.sql("INSERT INTO items VALUES (7, 'seven', 7)");
     assert_eq!(waiting.head().await.status, 200);
 }

@@ -13,8 +13,8 @@ use tokio::task::JoinSet;
 use tokio::time::sleep;
 
 use super::support::{Event, Events, Place, Reader, Serve, path};
-use crate::crowd::ALONE;
-use crate::wire::{Client, Head, until};
+use crate::many_streams::MANY_CONNECTIONS_LOCK;
+use crate::wire::{HttpConnection, HttpHead, until};
 
 const STREAMS: usize = 1_000;
 /// More want a stream than may have one.
@@ -34,12 +34,12 @@ struct Doors {
 
 impl Doors {
     /// Asks one of the instances. `None`: it is about to end, or gone.
-    async fn ask(&self, number: usize, path: &str) -> Option<(Client, Head)> {
+    async fn ask(&self, number: usize, path: &str) -> Option<(HttpConnection, HttpHead)> {
         let address = self.addresses.lock().unwrap()[number % 2];
         let mut socket = TcpStream::connect(address).await.ok()?;
         let request = format!("GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n");
         socket.write_all(request.as_bytes()).await.ok()?;
-        let mut client = Client::over(socket);
+        let mut client = HttpConnection::over(socket);
         let head = client.try_head().await?;
         Some((client, head))
     }
@@ -111,12 +111,13 @@ async fn is_full(doors: &Doors, instances: [&Serve; 2]) {
     until("every place is taken", async || doors.held.load(Ordering::Acquire) == STREAMS).await;
     assert_eq!(streams(instances).await, STREAMS as u64);
     for instance in instances {
-        let told = Client::ask(instance.addr, "GET", "/v1/shape?table=items&offset=now", &[], "").await;
+        let told =
+            HttpConnection::fetch(instance.addr, "GET", "/v1/shape?table=items&offset=now", &[], "").await;
         let reader = [("table", "items"), ("live", "true"), ("live_sse", "true")];
         let [handle, offset] =
             ["electric-handle", "electric-offset"].map(|name| told.head.header(name).unwrap());
         let more = [&reader[..], &[("handle", handle), ("offset", offset)]].concat();
-        let refused = Client::ask(instance.addr, "GET", &path(&more), &[], "").await;
+        let refused = HttpConnection::fetch(instance.addr, "GET", &path(&more), &[], "").await;
         assert_eq!(refused.head.status, 503, "{}", refused.head.text);
     }
 }
@@ -131,7 +132,7 @@ async fn streams(instances: [&Serve; 2]) -> u64 {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_rolling_restart_under_a_thousand_streams_loses_no_change_and_admits_nobody_wrongly() {
-    let _alone = ALONE.lock().await;
+    let _alone = MANY_CONNECTIONS_LOCK.lock().await;
     let place = Arc::new(Place::new("CREATE TABLE items (id int PRIMARY KEY, note text)"));
     let (redis, total) = (Redis::shared().url(), STREAMS.to_string());
     let settings = [

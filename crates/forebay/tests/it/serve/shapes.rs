@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::support::{Place, Reader, Serve, changes, encoded, path, short};
-use crate::wire::{Answer, until};
+use crate::wire::{HttpResponse, until};
 
 const ITEMS: &str = "CREATE TABLE items (id int PRIMARY KEY, kind text, price int);
     INSERT INTO items VALUES (1, 'a', 10), (2, 'b', 20), (3, 'a', 30)";
@@ -188,7 +188,7 @@ async fn a_subset_is_some_rows_right_now() {
     assert_eq!(serve.ask("GET", &hidden, &[], "").await.head.status, 400);
 }
 
-fn ids(answer: &Answer) -> Vec<String> {
+fn ids(answer: &HttpResponse) -> Vec<String> {
     assert_eq!(answer.head.status, 200, "{}", String::from_utf8_lossy(&answer.body));
     let body = answer.json();
     let rows = body["data"].as_array().unwrap();

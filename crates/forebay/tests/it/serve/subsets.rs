@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 
 use super::support::{Place, Serve, path};
-use crate::wire::{Answer, until};
+use crate::wire::{HttpResponse, until};
 
 const THINGS: &str = "CREATE TYPE mood AS ENUM ('sad', 'ok', 'happy');
     CREATE SCHEMA \"o\"\"ther\"; CREATE TYPE \"o\"\"ther\".size AS ENUM ('s', 'm');
@@ -71,7 +71,7 @@ const CLAUSES: &[(&str, &[&str])] = &[
     ("E'it\\'s' < word AND $$'$$ < word", &[]),
 ];
 
-async fn subset(serve: &Serve, shape: &[(&str, &str)], clause: &str, params: &[&str]) -> Answer {
+async fn subset(serve: &Serve, shape: &[(&str, &str)], clause: &str, params: &[&str]) -> HttpResponse {
     let params: serde_json::Map<String, Value> =
         params.iter().enumerate().map(|(place, value)| ((place + 1).to_string(), json!(value))).collect();
     let body = json!({"subset": {"where": clause, "params": params}}).to_string();
@@ -79,7 +79,7 @@ async fn subset(serve: &Serve, shape: &[(&str, &str)], clause: &str, params: &[&
     serve.ask("POST", &path(&shape), &["Content-Type: application/json"], &body).await
 }
 
-fn ids(answer: &Answer) -> Vec<String> {
+fn ids(answer: &HttpResponse) -> Vec<String> {
     assert_eq!(answer.head.status, 200, "{}", String::from_utf8_lossy(&answer.body));
     let body = answer.json();
     let rows = body["data"].as_array().unwrap().iter();
@@ -90,7 +90,7 @@ fn ids(answer: &Answer) -> Vec<String> {
 
 /// Refused for what is wrong with its clause: in these words.
 #[track_caller]
-fn complaint(answer: &Answer, clause: &str) -> String {
+fn complaint(answer: &HttpResponse, clause: &str) -> String {
     let body = String::from_utf8_lossy(&answer.body).into_owned();
     assert_eq!(answer.head.status, 400, "{clause}: {body}");
     answer.json()["errors"]["subset"]["where"][0]

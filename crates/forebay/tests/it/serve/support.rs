@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 use forebay_sandbox::Postgres;
 use serde_json::Value;
 
-use crate::gate::{Gate, forebay};
-use crate::wire::{Answer, Client, DEADLINE, Head, until};
+use crate::forebay_process::{ForebayProcess, forebay};
+use crate::wire::{DEADLINE, HttpConnection, HttpHead, HttpResponse, until};
 
 /// A slot is one of ten of its Postgres, and each server of shapes has several connections.
 const PLACES: u32 = 6;
@@ -97,7 +97,7 @@ impl Place {
     fn run(&self, args: &[&str], settings: &[(&str, &str)]) -> Serve {
         let mut command = self.command(args);
         command.envs(settings.iter().copied());
-        Serve { process: Gate::run(command, "server listening") }
+        Serve { process: ForebayProcess::run(command, "the server listens") }
     }
 
     /// What starts a server on free ports.
@@ -157,21 +157,21 @@ impl Drop for Turn {
     }
 }
 
-/// A running `forebay serve`; killed with -9 when it is dropped. What is not here, [`Gate`] has: the log, the status, signals.
+/// A running `forebay serve`; killed with -9 when it is dropped. What is not here, [`ForebayProcess`] has: the log, the status, signals.
 pub(crate) struct Serve {
-    process: Gate,
+    process: ForebayProcess,
 }
 
 impl Deref for Serve {
-    type Target = Gate;
+    type Target = ForebayProcess;
 
-    fn deref(&self) -> &Gate {
+    fn deref(&self) -> &ForebayProcess {
         &self.process
     }
 }
 
 impl DerefMut for Serve {
-    fn deref_mut(&mut self) -> &mut Gate {
+    fn deref_mut(&mut self) -> &mut ForebayProcess {
         &mut self.process
     }
 }
@@ -217,25 +217,25 @@ impl Serve {
     }
 
     /// Any request.
-    pub(crate) async fn ask(&self, method: &str, path: &str, lines: &[&str], body: &str) -> Answer {
-        Client::ask(self.addr, method, path, lines, body).await
+    pub(crate) async fn ask(&self, method: &str, path: &str, lines: &[&str], body: &str) -> HttpResponse {
+        HttpConnection::fetch(self.addr, method, path, lines, body).await
     }
 
     /// A GET of a shape.
-    pub(crate) async fn get(&self, params: &[(&str, &str)]) -> Answer {
+    pub(crate) async fn get(&self, params: &[(&str, &str)]) -> HttpResponse {
         self.ask("GET", &path(params), &[], "").await
     }
 
     /// Only the head, and only of a HEAD.
-    pub(crate) async fn head(&self, params: &[(&str, &str)]) -> Head {
-        let mut client = Client::connect(self.addr).await;
+    pub(crate) async fn head(&self, params: &[(&str, &str)]) -> HttpHead {
+        let mut client = HttpConnection::connect(self.addr).await;
         client.request("HEAD", &path(params), &[], "").await;
         client.head().await
     }
 
     /// A GET that isn't waited for.
-    pub(crate) async fn begin(&self, params: &[(&str, &str)]) -> Client {
-        Client::get(self.addr, &path(params), &[]).await
+    pub(crate) async fn begin(&self, params: &[(&str, &str)]) -> HttpConnection {
+        HttpConnection::get(self.addr, &path(params), &[]).await
     }
 
     /// A reader that has everything up to now.
@@ -334,8 +334,8 @@ impl<'a> Reader<'a> {
 
     /// Takes an answer in: its messages.
     #[track_caller]
-    pub(crate) fn take(&mut self, answer: &Answer) -> Vec<Value> {
-        let Answer { head, body } = answer;
+    pub(crate) fn take(&mut self, answer: &HttpResponse) -> Vec<Value> {
+        let HttpResponse { head, body } = answer;
         assert_eq!(head.status, 200, "{} {}", head.text, String::from_utf8_lossy(body));
         let named =
             |name| head.header(name).unwrap_or_else(|| panic!("no {name} in {}", head.text)).to_owned();
@@ -391,8 +391,8 @@ impl<'a> Reader<'a> {
 
 /// A stream of server-sent events.
 pub(crate) struct Events {
-    client: Client,
-    pub(crate) head: Head,
+    client: HttpConnection,
+    pub(crate) head: HttpHead,
     unread: Vec<u8>,
 }
 
@@ -404,7 +404,7 @@ pub(crate) enum Event {
 }
 
 impl Events {
-    pub(crate) fn over(client: Client, head: Head) -> Events {
+    pub(crate) fn over(client: HttpConnection, head: HttpHead) -> Events {
         Events { client, head, unread: Vec::new() }
     }
 

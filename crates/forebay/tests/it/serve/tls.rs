@@ -11,8 +11,8 @@ use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
 use super::support::{Place, Serve, path};
-use crate::tls::Pair;
-use crate::wire::{Client, until, within};
+use crate::tls::CertificateFiles;
+use crate::wire::{HttpConnection, until, within};
 
 const SQL: &str = "CREATE TABLE items (id int PRIMARY KEY, note text); INSERT INTO items VALUES (1, 'one')";
 const STREAMS: usize = 200;
@@ -20,7 +20,7 @@ const STREAMS: usize = 200;
 const STREAM_KIB: u64 = 64;
 
 /// Believes only in this certificate.
-fn connector(pair: &Pair) -> TlsConnector {
+fn connector(pair: &CertificateFiles) -> TlsConnector {
     let mut roots = rustls::RootCertStore::empty();
     roots.add(CertificateDer::from_pem_file(pair.certificate()).unwrap()).unwrap();
     let provider = Arc::new(rustls::crypto::ring::default_provider());
@@ -57,7 +57,7 @@ fn named<'a>(heard: &'a str, name: &str) -> &'a str {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn live_streams_by_tls_get_every_change_and_take_little() {
-    let (place, pair) = (Place::new(SQL), Pair::new("serve-tls"));
+    let (place, pair) = (Place::new(SQL), CertificateFiles::new("serve-tls"));
     let (certificate, key) = (pair.certificate(), pair.key());
     let serve = place.spawn(&[
         ("FOREBAY_SERVE_TLS_CERT_FILE", certificate.to_str().unwrap()),
@@ -105,7 +105,7 @@ async fn a_secret_that_is_changed_by_sighup_is_the_only_one_from_then_on() {
     let serve = place.serve_with_args(&["--config", file.to_str().unwrap()]).await;
     let ask = async |secret: &str| {
         let target = path(&[("table", "items"), ("offset", "-1"), ("secret", secret)]);
-        Client::ask(serve.addr, "GET", &target, &[], "").await.head.status
+        HttpConnection::fetch(serve.addr, "GET", &target, &[], "").await.head.status
     };
     assert_eq!((ask("first-s3cret").await, ask("second-s3cret").await), (200, 401));
     write("second-s3cret");

@@ -11,7 +11,7 @@ use ring::hmac;
 use serde_json::{Value, json};
 
 use super::support::{Place, Serve, changes as rows_of, path};
-use crate::wire::{Answer, Client};
+use crate::wire::{HttpConnection, HttpResponse};
 
 const KEY: &str = "a key of the test, of more than thirty-two bytes";
 const FAR: u64 = 4_000_000_000;
@@ -80,16 +80,16 @@ impl<'a> Bearer<'a> {
         Bearer { serve, line: format!("Authorization: Bearer {token}") }
     }
 
-    async fn ask(&self, method: &str, params: &[(&str, &str)], body: &str) -> Answer {
+    async fn ask(&self, method: &str, params: &[(&str, &str)], body: &str) -> HttpResponse {
         self.serve.ask(method, &path(params), &[&self.line], body).await
     }
 
-    async fn get(&self, params: &[(&str, &str)]) -> Answer {
+    async fn get(&self, params: &[(&str, &str)]) -> HttpResponse {
         self.ask("GET", params, "").await
     }
 
-    async fn begin(&self, params: &[(&str, &str)]) -> Client {
-        Client::get(self.serve.addr, &path(params), &[&self.line]).await
+    async fn begin(&self, params: &[(&str, &str)]) -> HttpConnection {
+        HttpConnection::get(self.serve.addr, &path(params), &[&self.line]).await
     }
 
     /// All rows of a shape, as they are and until it is up to date.
@@ -115,7 +115,7 @@ impl<'a> Bearer<'a> {
 }
 
 #[track_caller]
-fn is_refused(answer: &Answer, status: u16, code: &str) {
+fn is_refused(answer: &HttpResponse, status: u16, code: &str) {
     let body = String::from_utf8_lossy(&answer.body);
     assert_eq!(answer.head.status, status, "{} {body}", answer.head.text);
     assert_eq!(answer.json()["code"], code, "{body}");
@@ -286,7 +286,7 @@ async fn subsets_stay_within_the_grant_by_query_and_by_body() {
     let (place, keys) = (Place::new(SQL), Keys::new("subsets", KEY));
     let serve = serve_with(&place, &keys, &[]).await;
     let bearer = Bearer::new(&serve, json!([mine()]));
-    let ids = |answer: &Answer| -> Vec<String> {
+    let ids = |answer: &HttpResponse| -> Vec<String> {
         assert_eq!(answer.head.status, 200, "{}", String::from_utf8_lossy(&answer.body));
         let rows = answer.json()["data"].as_array().unwrap().clone();
         rows.iter().map(|row| row["value"]["id"].as_str().unwrap().to_owned()).collect()
@@ -379,12 +379,12 @@ async fn every_method_and_spelling_of_the_path_is_guarded() {
     let reader = serve.reader(&[("table", "orders"), ("secret", "s3cret")]).await;
     for path in ["/v1/shape", "/v1//shape", "/v1/%73hape", "//v1/shape/"] {
         for method in ["GET", "HEAD", "POST", "DELETE"] {
-            let mut client = Client::connect(serve.addr).await;
+            let mut client = HttpConnection::connect(serve.addr).await;
             client.request(method, &format!("{path}?table=orders&offset=-1"), &[], "").await;
             assert_eq!(client.head().await.status, 401, "{method} {path}");
         }
     }
-    let mut client = Client::connect(serve.addr).await;
+    let mut client = HttpConnection::connect(serve.addr).await;
     client.request("HEAD", &path(&[("table", "secrets"), ("offset", "-1")]), &[&bearer.line], "").await;
     assert_eq!(client.head().await.status, 403);
     for params in [

@@ -131,7 +131,8 @@ impl<W: TakeWaiter> QuotaMember<W> {
         let rebuild_left = reply.rebuild_left.min(self.rules.ttl);
         self.rebuild_ends_at = (!rebuild_left.is_zero()).then(|| now + rebuild_left);
         if let Some(rebuild_ends_at) = self.rebuild_ends_at {
-            self.heartbeat_due = self.heartbeat_due.min(rebuild_ends_at); // the store ends it with a heartbeat
+            // The store ends a rebuild when it processes a heartbeat.
+            self.heartbeat_due = self.heartbeat_due.min(rebuild_ends_at);
         }
         if self.generation.replace(reply.generation).is_some_and(|before| before != reply.generation) {
             self.notices.push(MemberNotice::StoreLostData);

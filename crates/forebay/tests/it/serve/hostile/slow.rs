@@ -8,7 +8,7 @@ use tokio::time::sleep;
 
 use super::{Calm, ITEMS, PROMPT, bystander, is_empty};
 use crate::serve::support::{Place, Reader, Serve, changes, path, short};
-use crate::wire::{Client, until, within};
+use crate::wire::{HttpConnection, until, within};
 
 #[tokio::test]
 async fn floods_rubbish_and_half_requests_are_closed() {
@@ -33,7 +33,7 @@ async fn floods_rubbish_and_half_requests_are_closed() {
         b"GET /v1/shape?table=items\0&offset=-1 HTTP/1.1\r\nHost: a\r\n\r\n",
     ];
     for bytes in rubbish {
-        let mut client = Client::connect(serve.addr).await;
+        let mut client = HttpConnection::connect(serve.addr).await;
         client.send(bytes).await;
         let said = client.rest().await;
         assert!(
@@ -45,7 +45,7 @@ async fn floods_rubbish_and_half_requests_are_closed() {
     let post = "POST /v1/shape?table=items&offset=-1 HTTP/1.1\r\nHost: a\r\n";
     let mut clients = Vec::new();
     for number in 0..40 {
-        let mut client = Client::connect(serve.addr).await;
+        let mut client = HttpConnection::connect(serve.addr).await;
         match number % 4 {
             0 => client.send("GET /v1/shape?table=items&off").await,
             1 => client.send(format!("{post}Content-Length: 100\r\n\r\n{{\"sub")).await,
@@ -69,7 +69,7 @@ async fn a_body_that_never_ends_is_not_waited_for() {
     let head =
         "POST /v1/shape?table=items&offset=-1 HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n";
     // At full speed, for as long as somebody listens.
-    let mut fast = Client::connect(serve.addr).await;
+    let mut fast = HttpConnection::connect(serve.addr).await;
     fast.send(head).await;
     let chunk = [b"10000\r\n", &[b' '; 65_536][..], b"\r\n"].concat();
     let sent = within("the server stops listening", async {
@@ -82,7 +82,7 @@ async fn a_body_that_never_ends_is_not_waited_for() {
     .await;
     assert!(sent < 32 << 20, "it took {sent} bytes");
     // A letter at a time, never silent for long.
-    let mut slow = Client::connect(serve.addr).await;
+    let mut slow = HttpConnection::connect(serve.addr).await;
     slow.send(head).await;
     within("the server loses patience", async {
         while slow.socket.write_all(b"1\r\n \r\n").await.is_ok() {
@@ -94,12 +94,12 @@ async fn a_body_that_never_ends_is_not_waited_for() {
 }
 
 /// A client that takes as little as it can.
-async fn narrow(serve: &Serve, path: &str) -> Client {
+async fn narrow(serve: &Serve, path: &str) -> HttpConnection {
     with_buffer(serve, path, 4096).await
 }
 
-async fn with_buffer(serve: &Serve, path: &str, bytes: usize) -> Client {
-    let mut client = Client::connect(serve.addr).await;
+async fn with_buffer(serve: &Serve, path: &str, bytes: usize) -> HttpConnection {
+    let mut client = HttpConnection::connect(serve.addr).await;
     SockRef::from(&client.socket).set_recv_buffer_size(bytes).unwrap();
     client.request("GET", path, &[], "").await;
     client

@@ -99,7 +99,7 @@ async fn a_commit_that_waits_for_its_standby_is_in_shapes_made_after_thousands_o
     // waits.
     let mut after = Reader::new(&[("table", "items"), ("where", "id < 10")]);
     let mut asking = serve.begin(&after.params()).await;
-    let early = timeout(Duration::from_secs(1), asking.answer()).await;
+    let early = timeout(Duration::from_secs(1), asking.response()).await;
     postgres.set_config("synchronous_standby_names", "").unwrap();
     postgres.reload().unwrap();
     for writer in hanging {
@@ -107,7 +107,7 @@ async fn a_commit_that_waits_for_its_standby_is_in_shapes_made_after_thousands_o
     }
     let first = match early {
         Ok(answer) => answer,
-        Err(_) => asking.answer().await,
+        Err(_) => asking.response().await,
     };
     assert!(matches!(first.head.status, 200 | 409 | 503), "{}", first.head.text);
     let mut rows = Vec::new();

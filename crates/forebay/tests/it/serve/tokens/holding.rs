@@ -11,8 +11,8 @@ use serde_json::{Value, json};
 
 use super::super::support::{Place, path};
 use super::{Bearer, FAR, KEY, Keys, ORDERS, SQL, is_refused, mine, serve_with, signed};
-use crate::tls::{Pair, curl, fetched};
-use crate::wire::{Client, until};
+use crate::tls::{CertificateFiles, curl, run_curl};
+use crate::wire::{HttpConnection, until};
 
 #[tokio::test]
 async fn tokens_that_do_not_hold_open_nothing_and_say_why() {
@@ -122,7 +122,7 @@ async fn what_waits_ends_with_its_token() {
     assert_eq!(events.head().await.status, 200);
     let begun = Instant::now();
     // The long-poll would wait for 20 s, and the events for 60.
-    assert_eq!(poll.answer().await.head.status, 200);
+    assert_eq!(poll.response().await.head.status, 200);
     while events.chunk().await.is_some_and(|chunk| !chunk.is_empty()) {}
     assert!(begun.elapsed() < Duration::from_secs(15), "{:?}", begun.elapsed());
     is_refused(&bearer.get(&live).await, 401, "expired");
@@ -143,11 +143,11 @@ async fn whatever_a_request_waits_for_its_token_does_not_hold_for_longer() {
     assert_eq!(lasting(600.0).get(&start).await.head.status, 200, "the table is known");
     // A body that never ends: two minutes would be fine without a token.
     let bearer = lasting(2.0);
-    let mut slow = Client::connect(serve.addr).await;
+    let mut slow = HttpConnection::connect(serve.addr).await;
     let lines = [&*bearer.line, "Content-Length: 100"];
     slow.request("POST", &path(&start), &lines, "").await;
     slow.send("{\"where\"").await;
-    let refused = slow.answer().await;
+    let refused = slow.response().await;
     assert_eq!((refused.head.status, &refused.json()["code"]), (401, &json!("expired")));
     // Rows that somebody has locked: of a shape in the making, and of a subset.
     let locked = "BEGIN; LOCK TABLE orders IN ACCESS EXCLUSIVE MODE; SELECT pg_sleep(60)";
@@ -263,7 +263,7 @@ async fn a_secret_of_tokens_is_rotated_by_sighup() {
 
 #[tokio::test]
 async fn a_stream_by_tls_and_http_2_ends_with_its_token() {
-    let (place, keys, pair) = (Place::new(SQL), Keys::new("tls", KEY), Pair::new("tokens"));
+    let (place, keys, pair) = (Place::new(SQL), Keys::new("tls", KEY), CertificateFiles::new("tokens"));
     let (certificate, key) = (pair.certificate(), pair.key());
     let serve = place.spawn(&[
         ("FOREBAY_SERVE_TOKENS", "required"),
@@ -276,7 +276,7 @@ async fn a_stream_by_tls_and_http_2_ends_with_its_token() {
         let exp = since_1970().as_secs_f64() + seconds;
         let claims = json!({"sub": "ada", "exp": exp, "shapes": [mine()]});
         let line = format!("Authorization: Bearer {}", signed(&json!({"alg": "HS256"}), &claims, KEY));
-        fetched(curl(&certificate, &serve, &path(params), &["--http2", "-N", "-i", "-H", &line]))
+        run_curl(curl(&certificate, &serve, &path(params), &["--http2", "-N", "-i", "-H", &line]))
             .await
             .unwrap()
     };

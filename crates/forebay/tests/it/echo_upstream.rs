@@ -1,4 +1,5 @@
-//! An upstream that answers each request with the nonce in its path, misbehaves by dice, and counts arrivals.
+//! Upstream that responds to each request with the nonce of its path, fails at random, and counts
+//! arrivals.
 
 use std::collections::HashMap;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -11,11 +12,11 @@ use tokio::io::AsyncWriteExt as _;
 use tokio::net::TcpListener;
 use tokio::task::AbortHandle;
 
-use crate::wire::{Client, Head};
+use crate::wire::{HttpConnection, HttpHead};
 
-/// The upstream; its connections end with it.
+/// The upstream. Dropping it stops the listener.
 #[derive(Debug)]
-pub(crate) struct Echo {
+pub(crate) struct EchoUpstream {
     addr: SocketAddr,
     state: Arc<State>,
     task: AbortHandle,
@@ -24,70 +25,72 @@ pub(crate) struct Echo {
 #[derive(Debug)]
 struct State {
     seed: u64,
-    manners: Manners,
+    behavior: UpstreamBehavior,
     open: AtomicUsize,
-    arrivals: Mutex<HashMap<String, Arrival>>,
+    arrivals: Mutex<HashMap<String, ArrivalRecord>>,
 }
 
-/// How an upstream treats its requests.
+/// How the upstream treats requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Manners {
-    /// Answers all.
-    Good,
-    /// Breaks off, hangs, closes: by dice.
-    Bad,
+pub(crate) enum UpstreamBehavior {
+    /// Responds to every request.
+    AnswersAll,
+    /// Truncates responses, stalls or closes the connection, at random.
+    FailsAtRandom,
 }
 
-/// What came of a request.
+/// Arrivals of one request.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Arrival {
+pub(crate) struct ArrivalRecord {
+    /// Number of arrivals.
     pub(crate) count: usize,
-    /// May be sent again if the connection closes in silence.
+    /// True if the gate may send it again after the connection closed without a response byte.
     pub(crate) is_repeatable: bool,
-    /// Arrived again after a byte of its response was sent.
-    pub(crate) after_answer: bool,
+    /// True if it arrived again after a byte of its response was sent.
+    pub(crate) after_response: bool,
+    /// True once a byte of its response was sent.
     answered: bool,
 }
 
-impl Echo {
-    pub(crate) async fn start(seed: u64, manners: Manners) -> Echo {
+impl EchoUpstream {
+    pub(crate) async fn start(seed: u64, behavior: UpstreamBehavior) -> EchoUpstream {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
         let addr = listener.local_addr().unwrap();
         let (open, arrivals) = (AtomicUsize::new(0), Mutex::default());
-        let state = Arc::new(State { seed, manners, open, arrivals });
+        let state = Arc::new(State { seed, behavior, open, arrivals });
         let shared = Arc::clone(&state);
         let task = tokio::spawn(async move {
             loop {
                 let Ok((socket, _)) = listener.accept().await else { continue };
                 socket.set_nodelay(true).unwrap();
-                tokio::spawn(serve(Client::over(socket), Arc::clone(&shared)));
+                tokio::spawn(serve(HttpConnection::over(socket), Arc::clone(&shared)));
             }
         });
-        Echo { addr, state, task: task.abort_handle() }
+        EchoUpstream { addr, state, task: task.abort_handle() }
     }
 
     pub(crate) fn url(&self) -> String {
         format!("http://{}", self.addr)
     }
 
-    /// Connections of the gate that are open.
+    /// Returns the number of open connections from the gate.
     pub(crate) fn open(&self) -> usize {
         self.state.open.load(Ordering::SeqCst)
     }
 
-    /// Requests by nonce.
-    pub(crate) fn arrivals(&self) -> HashMap<String, Arrival> {
+    /// Returns the arrivals by nonce.
+    pub(crate) fn arrivals(&self) -> HashMap<String, ArrivalRecord> {
         self.state.arrivals.lock().unwrap().clone()
     }
 }
 
-impl Drop for Echo {
+impl Drop for EchoUpstream {
     fn drop(&mut self) {
         self.task.abort();
     }
 }
 
-async fn serve(mut gate: Client, state: Arc<State>) {
+async fn serve(mut gate: HttpConnection, state: Arc<State>) {
     state.open.fetch_add(1, Ordering::SeqCst);
     while let Some(request) = gate.try_head().await {
         if !exchange(&mut gate, &request, &state).await {
@@ -98,8 +101,8 @@ async fn serve(mut gate: Client, state: Arc<State>) {
     state.open.fetch_sub(1, Ordering::SeqCst);
 }
 
-/// Reads a request and answers it in some way; false if the connection ends with that.
-async fn exchange(gate: &mut Client, request: &Head, state: &State) -> bool {
+/// Reads a request and responds to it. Returns false if the connection ends.
+async fn exchange(gate: &mut HttpConnection, request: &HttpHead, state: &State) -> bool {
     let mut words = request.text.split(' ');
     let (method, path) = (words.next().unwrap(), words.next().unwrap());
     let nonce = path.rsplit('/').next().unwrap().to_owned();
@@ -110,23 +113,23 @@ async fn exchange(gate: &mut Client, request: &Head, state: &State) -> bool {
         let arrival = arrivals.entry(nonce.clone()).or_default();
         arrival.count += 1;
         arrival.is_repeatable = !has_body && matches!(method, "GET" | "HEAD" | "PUT" | "DELETE");
-        arrival.after_answer |= arrival.answered;
+        arrival.after_response |= arrival.answered;
         arrival.count
     };
     if !read_body(gate, request, &nonce).await {
         return false;
     }
     let mut dice = Dice::of(state.seed, &nonce, arrival);
-    let way = if state.manners == Manners::Good { 100 } else { dice.below(100) };
-    if way < 8 {
-        return false; // in silence
+    let variant = if state.behavior == UpstreamBehavior::AnswersAll { 100 } else { dice.below(100) };
+    if variant < 8 {
+        return false; // without a response byte
     }
     state.arrivals.lock().unwrap().get_mut(&nonce).unwrap().answered = true;
-    answer(gate, method, path, &nonce, way, &mut dice).await
+    send_response(gate, method, path, &nonce, variant, &mut dice).await
 }
 
-/// False if it didn't come whole. What comes must be of this request.
-async fn read_body(gate: &mut Client, request: &Head, nonce: &str) -> bool {
+/// Reads the body. Returns false if it is truncated. Fails if it belongs to another request.
+async fn read_body(gate: &mut HttpConnection, request: &HttpHead, nonce: &str) -> bool {
     let body = if request.is_chunked() {
         let mut body = Vec::new();
         loop {
@@ -147,17 +150,21 @@ async fn read_body(gate: &mut Client, request: &Head, nonce: &str) -> bool {
         return true;
     };
     let expected = nonce.as_bytes();
-    assert!(body.chunks(expected.len()).all(|part| part == expected), "a foreign body arrived for {nonce}");
+    assert!(
+        body.chunks(expected.len()).all(|part| part == expected),
+        "the body of another request arrived for {nonce}"
+    );
     true
 }
 
-/// The nonce as the response's body, in the way that was rolled.
-async fn answer(
-    gate: &mut Client,
+/// Sends the nonce as the body, complete or broken, as `variant` (0 to 100) selects. Returns false
+/// if the connection ends.
+async fn send_response(
+    gate: &mut HttpConnection,
     method: &str,
     path: &str,
     nonce: &str,
-    way: usize,
+    variant: usize,
     dice: &mut Dice,
 ) -> bool {
     let socket = &mut gate.socket;
@@ -169,13 +176,13 @@ async fn answer(
     );
     let body = if is_head { "" } else { nonce };
     let chunk = format!("{length:x}\r\n{nonce}\r\n");
-    let (said, goes_on) = match way {
+    let (bytes, stays_open) = match variant {
         8..12 => ("HTTP/1.1 2".to_owned(), false),
         12..15 => ("HTTP/1.1 103 Early Hints\r\nLink: </a>\r\n\r\n".to_owned(), false),
         15..19 => (format!("{whole}{}", &body[..body.len() / 2]), false),
         19..22 => (format!("{chunked}{chunk}5\r\nab"), false),
         22..25 => {
-            // Silent until the gate gives up.
+            // Silent until the gate closes the connection.
             let mut rest = [0; 16];
             let _ = tokio::io::AsyncReadExt::read(socket, &mut rest).await;
             return false;
@@ -188,18 +195,18 @@ async fn answer(
         28..34 => (format!("HTTP/1.1 100 Continue\r\n\r\n{whole}{body}"), true),
         34..40 => (format!("{whole}{body}").replace("X-Nonce", "Connection: close\r\nX-Nonce"), false),
         _ if is_head => (whole, true),
-        _ if path.starts_with("/stream") || way < 60 => {
+        _ if path.starts_with("/stream") || variant < 60 => {
             (format!("{chunked}{chunk}{chunk}0\r\nX-Trailer: 1\r\n\r\n"), true)
         }
         _ => (format!("{whole}{body}"), true),
     };
-    // At once, or in pieces.
-    let piece = if dice.percent(20) { dice.between(1, 40) } else { said.len() };
-    for piece in said.as_bytes().chunks(piece.max(1)) {
+    // In one write, or in pieces.
+    let piece = if dice.percent(20) { dice.between(1, 40) } else { bytes.len() };
+    for piece in bytes.as_bytes().chunks(piece.max(1)) {
         if socket.write_all(piece).await.is_err() {
             return false;
         }
-        tokio::time::sleep(Duration::from_micros(if piece.len() < said.len() { 200 } else { 0 })).await;
+        tokio::time::sleep(Duration::from_micros(if piece.len() < bytes.len() { 200 } else { 0 })).await;
     }
-    goes_on
+    stays_open
 }

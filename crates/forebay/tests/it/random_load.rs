@@ -1,8 +1,12 @@
-//! A storm: clients of random behaviour through a gate to an upstream that misbehaves, with SIGHUP all the while and SIGTERM at its end.
+//! Random load: clients with random behaviour, an upstream that fails at random, SIGHUP throughout,
+//! and SIGTERM at the end.
 //!
-//! Oracle: a whole answer has the nonce of its own request; a request that must not be repeated arrives at the upstream at most
-//! once, any other at most twice, and none again after a byte of its answer; when the clients have left, the gate holds no permit,
-//! no connection and no descriptor; SIGTERM under load ends the process in order.
+//! Invariant: a complete response has the nonce of its own request.
+//! Invariant: a request that must not be repeated arrives at the upstream at most once, any other
+//! at most twice, and none again after a byte of its response.
+//! Invariant: once the clients have disconnected, the gate holds no permit, connection or
+//! descriptor.
+//! Invariant: SIGTERM under load ends the process with success.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -20,14 +24,14 @@ use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep};
 
-use crate::echo::{Echo, Manners};
-use crate::gate::Gate;
-use crate::wire::{Client, until};
+use crate::echo_upstream::{EchoUpstream, UpstreamBehavior};
+use crate::forebay_process::ForebayProcess;
+use crate::wire::{HttpConnection, until};
 
 const CLIENTS: usize = 24;
-/// Of one round: a gate from its start to its end.
+/// Duration of one round, from the start of a gate to its end.
 const ROUND: Duration = Duration::from_secs(4);
-/// A client and an upstream whose times are up are let go within this.
+/// Short timeouts: stalled clients and upstreams are closed within a round.
 const SETTINGS: [(&str, &str); 4] = [
     ("FOREBAY_GATE_RESPONSE_TIMEOUT_MS", "400"),
     ("FOREBAY_GATE_REQUEST_IDLE_TIMEOUT_MS", "400"),
@@ -35,36 +39,39 @@ const SETTINGS: [(&str, &str); 4] = [
     ("FOREBAY_HTTP_HEADER_TIMEOUT_MS", "1000"),
 ];
 
+/// Counts over all clients of a round.
 #[derive(Debug, Default)]
-struct Counts {
-    /// Requests of which the last byte was sent.
-    asked: AtomicUsize,
-    /// Whole answers with the nonce.
+struct RequestCounts {
+    /// Requests whose last byte was sent.
+    sent: AtomicUsize,
+    /// Complete responses with the nonce of their request.
     matched: AtomicUsize,
-    /// Whole answers of the gate's own.
+    /// Complete responses that the gate created itself.
     refused: AtomicUsize,
-    /// Connections that ended before a whole answer.
+    /// Connections that ended before a complete response.
     broken: AtomicUsize,
 }
 
+/// Clients that send requests until `over` is set.
 #[derive(Debug, Clone)]
-struct Storm {
+struct RandomClients {
     gate: SocketAddr,
-    counts: Arc<Counts>,
+    counts: Arc<RequestCounts>,
     over: Arc<AtomicBool>,
 }
 
-/// One request.
+/// Request with a unique nonce.
 #[derive(Debug)]
-struct Ask {
+struct RandomRequest {
     method: &'static str,
     path: String,
     nonce: String,
     body: String,
 }
 
-impl Ask {
-    fn roll(dice: &mut Dice, client: usize, number: usize) -> Ask {
+impl RandomRequest {
+    /// Returns a random request.
+    fn roll(dice: &mut Dice, client: usize, number: usize) -> RandomRequest {
         let nonce = format!("c{client}n{number}-{:08x}", dice.roll() as u32);
         let method = dice.pick(&["GET", "GET", "HEAD", "PUT", "DELETE", "POST"]);
         let kind = dice.pick(&["plain", "plain", "stream"]);
@@ -73,9 +80,10 @@ impl Ask {
         } else {
             0
         };
-        Ask { method, path: format!("/{kind}/{nonce}"), body: nonce.repeat(repeats), nonce }
+        RandomRequest { method, path: format!("/{kind}/{nonce}"), body: nonce.repeat(repeats), nonce }
     }
 
+    /// Returns the head, and whether the body is chunked.
     fn head(&self, dice: &mut Dice) -> (String, bool) {
         let is_chunked = !self.body.is_empty() && dice.percent(40);
         let framing = match (self.body.len(), is_chunked) {
@@ -95,11 +103,12 @@ impl Ask {
     }
 }
 
-impl Storm {
+impl RandomClients {
     fn is_over(&self) -> bool {
         self.over.load(Ordering::SeqCst)
     }
 
+    /// Runs one client, connection after connection.
     async fn client(self, seed: u64, client: usize) {
         let mut dice = Dice::of(seed, "client", client);
         let mut number = 0;
@@ -107,25 +116,26 @@ impl Storm {
             let Ok(socket) = TcpStream::connect(self.gate).await else { return };
             match dice.below(100) {
                 0..15 => self.over_http2(socket, &mut dice, client, &mut number).await,
-                15..22 => rubbish(socket, &mut dice).await,
+                15..22 => send_invalid_request(socket, &mut dice).await,
                 _ => self.over_http1(socket, &mut dice, client, &mut number).await,
             }
         }
     }
 
-    /// A few requests on one connection, one after another or in one write.
+    /// Sends a few requests on one connection, one after another or pipelined.
     async fn over_http1(&self, socket: TcpStream, dice: &mut Dice, client: usize, number: &mut usize) {
         socket.set_nodelay(true).unwrap();
-        let mut connection = Client::over(socket);
+        let mut connection = HttpConnection::over(socket);
         for _ in 0..dice.between(1, 5) {
             let pipelined = if dice.percent(15) { 3 } else { 1 };
-            let asks: Vec<Ask> = (0..pipelined).map(|_| next(dice, client, number)).collect();
-            let text: String = asks.iter().map(|ask| ask.text(dice)).collect();
-            // The whole text, or a part and then the end; at once, or in pieces.
+            let requests: Vec<RandomRequest> = (0..pipelined).map(|_| next(dice, client, number)).collect();
+            let text: String = requests.iter().map(|request| request.text(dice)).collect();
+            // The whole text, or a part of it; in one write, or in pieces.
             let leaves_at = if dice.percent(8) { dice.below(text.len()) } else { text.len() };
             let piece = if dice.percent(15) { dice.between(1, 200) } else { text.len() };
-            // At most 60 pieces. A client whose requests are cut leaves: the start of a next head that
-            // arrived with the request before it has only the idle timeout of a minute.
+            // At most 60 pieces. A client whose text is cut disconnects: if the start of the next
+            // head arrived with the previous request, only the idle timeout of a minute would end
+            // the wait.
             let sent = leaves_at.min(60 * piece);
             for piece in text.as_bytes()[..sent].chunks(piece) {
                 if connection.socket.write_all(piece).await.is_err() {
@@ -135,61 +145,71 @@ impl Storm {
                 tokio::task::yield_now().await;
             }
             if sent < text.len() || dice.percent(8) {
-                return; // without waiting for an answer
+                return; // disconnects without reading the response
             }
-            self.counts.asked.fetch_add(asks.len(), Ordering::Relaxed);
-            for ask in &asks {
+            self.counts.sent.fetch_add(requests.len(), Ordering::Relaxed);
+            for request in &requests {
                 if dice.percent(5) {
                     sleep(Duration::from_millis(dice.below(20) as u64)).await;
                 }
-                if !self.reads(&mut connection, ask, dice.percent(4)).await {
+                if !self.read_response(&mut connection, request, dice.percent(4)).await {
                     return;
                 }
             }
         }
     }
 
-    /// Whether the connection goes on after the answer.
-    async fn reads(&self, connection: &mut Client, ask: &Ask, leaves: bool) -> bool {
+    /// Reads a response. Returns true if the connection stays open after it.
+    async fn read_response(
+        &self,
+        connection: &mut HttpConnection,
+        request: &RandomRequest,
+        cancels: bool,
+    ) -> bool {
         let Some(head) = connection.try_head().await else {
             self.counts.broken.fetch_add(1, Ordering::Relaxed);
             return false;
         };
-        if leaves {
+        if cancels {
             return false;
         }
         let body = match head.header("content-length") {
-            _ if ask.method == "HEAD" => Some(Vec::new()),
+            _ if request.method == "HEAD" => Some(Vec::new()),
             Some(length) => {
                 let length = length.parse().unwrap();
                 Some(connection.take(length).await).filter(|body| body.len() == length)
             }
-            None if head.is_chunked() => chunks(connection).await,
+            None if head.is_chunked() => read_chunked_body(connection).await,
             None => Some(Vec::new()),
         };
         let Some(body) = body else {
             self.counts.broken.fetch_add(1, Ordering::Relaxed);
             return false;
         };
-        self.judge(ask, head.status, head.header("x-nonce"), &body);
+        self.check_response(request, head.status, head.header("x-nonce"), &body);
         head.header("connection") != Some("close") && !head.is_chunked()
     }
 
-    /// The oracle for one whole answer.
-    fn judge(&self, ask: &Ask, status: u16, nonce: Option<&str>, body: &[u8]) {
+    /// Fails if a complete response doesn't belong to its request.
+    fn check_response(&self, request: &RandomRequest, status: u16, nonce: Option<&str>, body: &[u8]) {
         if status == 200 {
-            assert_eq!(nonce, Some(ask.nonce.as_str()), "the answer of another");
-            let is_own = body.chunks(ask.nonce.len()).all(|part| part == ask.nonce.as_bytes());
-            assert!(is_own, "{:?} for {ask:?}", String::from_utf8_lossy(body));
+            assert_eq!(nonce, Some(request.nonce.as_str()), "the response of another request");
+            let is_own = body.chunks(request.nonce.len()).all(|part| part == request.nonce.as_bytes());
+            assert!(is_own, "{:?} for {request:?}", String::from_utf8_lossy(body));
             self.counts.matched.fetch_add(1, Ordering::Relaxed);
         } else {
-            assert!(matches!(status, 400 | 408 | 502..=504), "{status} for {} {}", ask.method, ask.path);
-            assert_eq!(nonce, None, "a refusal with an upstream's header");
+            assert!(
+                matches!(status, 400 | 408 | 502..=504),
+                "{status} for {} {}",
+                request.method,
+                request.path
+            );
+            assert_eq!(nonce, None, "a refusal with a header of the upstream");
             self.counts.refused.fetch_add(1, Ordering::Relaxed);
         }
     }
 
-    /// Several requests at once, some of which are dropped.
+    /// Sends concurrent requests, and cancels some of them.
     async fn over_http2(&self, socket: TcpStream, dice: &mut Dice, client: usize, number: &mut usize) {
         let builder = hyper::client::conn::http2::Builder::new(TokioExecutor::new());
         let Ok((sender, driver)) = builder.handshake::<_, Full<Bytes>>(TokioIo::new(socket)).await else {
@@ -198,51 +218,51 @@ impl Storm {
         let driver = tokio::spawn(driver);
         let mut requests = JoinSet::new();
         for _ in 0..dice.between(1, 8) {
-            let (ask, leaves, storm) = (next(dice, client, number), dice.percent(20), self.clone());
+            let (request, cancels, clients) = (next(dice, client, number), dice.percent(20), self.clone());
             let mut sender = sender.clone();
             let pause = Duration::from_millis(dice.below(10) as u64);
             requests.spawn(async move {
-                let uri = format!("http://a{}", ask.path);
-                let request = Request::builder().method(ask.method).uri(uri);
-                let request = request.body(Full::new(Bytes::from(ask.body.clone()))).unwrap();
-                storm.counts.asked.fetch_add(1, Ordering::Relaxed);
-                let response = sender.send_request(request);
-                let response = if leaves {
+                let uri = format!("http://a{}", request.path);
+                let builder = Request::builder().method(request.method).uri(uri);
+                let http_request = builder.body(Full::new(Bytes::from(request.body.clone()))).unwrap();
+                clients.counts.sent.fetch_add(1, Ordering::Relaxed);
+                let response = sender.send_request(http_request);
+                let response = if cancels {
                     match tokio::time::timeout(pause, response).await {
                         Ok(response) => response,
-                        Err(_) => return, // resets the stream
+                        Err(_) => return, // dropping the future resets the stream
                     }
                 } else {
                     response.await
                 };
                 let Ok(response) = response else {
-                    storm.counts.broken.fetch_add(1, Ordering::Relaxed);
+                    clients.counts.broken.fetch_add(1, Ordering::Relaxed);
                     return;
                 };
                 let (parts, body) = response.into_parts();
                 let Ok(body) = body.collect().await else {
-                    storm.counts.broken.fetch_add(1, Ordering::Relaxed);
+                    clients.counts.broken.fetch_add(1, Ordering::Relaxed);
                     return;
                 };
                 let nonce = parts.headers.get("x-nonce").map(|nonce| nonce.to_str().unwrap());
-                storm.judge(&ask, parts.status.as_u16(), nonce, &body.to_bytes());
+                clients.check_response(&request, parts.status.as_u16(), nonce, &body.to_bytes());
             });
         }
-        while let Some(request) = requests.join_next().await {
-            request.unwrap();
+        while let Some(finished) = requests.join_next().await {
+            finished.unwrap();
         }
         drop(sender);
         let _ = driver.await.unwrap();
     }
 }
 
-fn next(dice: &mut Dice, client: usize, number: &mut usize) -> Ask {
+fn next(dice: &mut Dice, client: usize, number: &mut usize) -> RandomRequest {
     *number += 1;
-    Ask::roll(dice, client, *number)
+    RandomRequest::roll(dice, client, *number)
 }
 
-/// A chunked body, if it is whole.
-async fn chunks(connection: &mut Client) -> Option<Vec<u8>> {
+/// Reads a chunked body. Returns `None` if it is truncated.
+async fn read_chunked_body(connection: &mut HttpConnection) -> Option<Vec<u8>> {
     let mut body = Vec::new();
     loop {
         let chunk = connection.chunk().await?;
@@ -253,8 +273,8 @@ async fn chunks(connection: &mut Client) -> Option<Vec<u8>> {
     }
 }
 
-/// Something that is no request, or not a whole one; then the end.
-async fn rubbish(mut socket: TcpStream, dice: &mut Dice) {
+/// Sends something that is no complete request, and disconnects.
+async fn send_invalid_request(mut socket: TcpStream, dice: &mut Dice) {
     let text = dice.pick(&[
         "",
         "G",
@@ -268,6 +288,7 @@ async fn rubbish(mut socket: TcpStream, dice: &mut Dice) {
     sleep(Duration::from_millis(dice.below(5) as u64)).await;
 }
 
+/// Returns the number of open sockets of a process.
 fn sockets_of(pid: u32) -> usize {
     let open = std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap().filter_map(Result::ok);
     open.filter(|entry| {
@@ -276,32 +297,33 @@ fn sockets_of(pid: u32) -> usize {
     .count()
 }
 
-/// One gate from its start to its end; the storm stops for a check in the midst, and SIGTERM comes while it goes on.
+/// Runs one gate: load, a check that nothing is open, load again, and SIGTERM under load.
 async fn round(seed: u64) {
-    let origin = Echo::start(seed, Manners::Bad).await;
-    let mut gate = Gate::start_with(&origin.url(), &["--stream-route", "* /stream/**"], &SETTINGS);
+    let origin = EchoUpstream::start(seed, UpstreamBehavior::FailsAtRandom).await;
+    let mut gate =
+        ForebayProcess::start_gate_with(&origin.url(), &["--stream-route", "* /stream/**"], &SETTINGS);
     let sockets = sockets_of(gate.pid());
-    let counts = Arc::new(Counts::default());
-    let rage = |seed: u64| {
-        let storm = Storm { gate: gate.addr, counts: Arc::clone(&counts), over: Arc::default() };
+    let counts = Arc::new(RequestCounts::default());
+    let start_clients = |seed: u64| {
+        let behavior = RandomClients { gate: gate.addr, counts: Arc::clone(&counts), over: Arc::default() };
         let mut clients = JoinSet::new();
         for client in 0..CLIENTS {
-            clients.spawn(storm.clone().client(seed, client));
+            clients.spawn(behavior.clone().client(seed, client));
         }
-        (clients, storm.over)
+        (clients, behavior.over)
     };
-    let hang_up = async |gate: &Gate, until: Instant| {
+    let send_sighup_until = async |gate: &ForebayProcess, until: Instant| {
         while Instant::now() < until {
             sleep(Duration::from_millis(250)).await;
             gate.signal(Signal::HUP);
         }
     };
-    let (clients, over) = rage(seed);
-    hang_up(&gate, Instant::now() + ROUND * 3 / 4).await;
+    let (clients, over) = start_clients(seed);
+    send_sighup_until(&gate, Instant::now() + ROUND * 3 / 4).await;
     over.store(true, Ordering::SeqCst);
     clients.join_all().await;
-    gate.empty().await;
-    until("nothing is open", async || {
+    gate.wait_until_empty().await;
+    until("no connection is open", async || {
         let status = gate.status().await;
         status["http"]["open_connections"] == 0
             && status["gate"]["plain_requests"] == 0
@@ -311,8 +333,8 @@ async fn round(seed: u64) {
     until("the upstream's connections are closed", async || origin.open() == 0).await;
     until("all sockets are closed", async || sockets_of(gate.pid()) <= sockets).await;
 
-    let (clients, over) = rage(seed ^ 1);
-    hang_up(&gate, Instant::now() + ROUND / 4).await;
+    let (clients, over) = start_clients(seed ^ 1);
+    send_sighup_until(&gate, Instant::now() + ROUND / 4).await;
     gate.signal(Signal::TERM);
     let status = gate.end().await;
     assert!(status.success(), "{status}");
@@ -324,15 +346,15 @@ async fn round(seed: u64) {
     for (nonce, arrival) in &arrivals {
         let most = if arrival.is_repeatable { 2 } else { 1 };
         assert!(arrival.count <= most, "{nonce}: {arrival:?}");
-        assert!(!arrival.after_answer, "{nonce}: {arrival:?}");
+        assert!(!arrival.after_response, "{nonce}: {arrival:?}");
     }
     let count = |counter: &AtomicUsize| counter.load(Ordering::Relaxed);
-    let (asked, matched) = (count(&counts.asked), count(&counts.matched));
-    assert!(matched > 100, "{matched} of {asked} requests were answered: {counts:?}");
+    let (sent, matched) = (count(&counts.sent), count(&counts.matched));
+    assert!(matched > 100, "{matched} of {sent} requests got their response: {counts:?}");
     let twice = arrivals.values().filter(|arrival| arrival.count == 2).count();
     eprintln!(
-        "seed {seed}: {asked} requests, {matched} answers with their nonce, {} refusals, {} broken off; {} arrived, {twice} of \
-         them twice",
+        "seed {seed}: {sent} requests, {matched} responses with their nonce, {} refusals, {} truncated; {} arrived, \
+         {twice} of them twice",
         count(&counts.refused),
         count(&counts.broken),
         arrivals.len(),
@@ -340,14 +362,15 @@ async fn round(seed: u64) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_storm_leaves_nothing_behind_and_mixes_nothing_up() {
+async fn random_load_mixes_up_no_responses_and_leaks_nothing() {
     round(seed()).await;
 }
 
-/// `FOREBAY_SECONDS=600 FOREBAY_SEED=7 cargo nextest run -p forebay --test it --run-ignored only storm::`
+/// To run it: `FOREBAY_SECONDS=600 FOREBAY_SEED=7 cargo nextest run -p forebay --test it
+/// --run-ignored only random_load::`
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "takes FOREBAY_SECONDS, 120 unless told"]
-async fn a_long_storm_leaves_nothing_behind_and_mixes_nothing_up() {
+#[ignore = "takes FOREBAY_SECONDS seconds, 120 by default"]
+async fn a_long_random_load_mixes_up_no_responses_and_leaks_nothing() {
     let seconds = std::env::var("FOREBAY_SECONDS").map_or(120, |seconds| seconds.parse().unwrap());
     let until = Instant::now() + Duration::from_secs(seconds);
     let mut seed = seed();

@@ -1,15 +1,15 @@
-//! A browser's EventSource through the gate, in headless Chromium.
+//! An `EventSource` in headless Chromium, through the gate.
 
 use serde_json::json;
 
 use crate::chromium::Chromium;
-use crate::gate::Gate;
-use crate::python::App;
+use crate::forebay_process::ForebayProcess;
+use crate::python_app::PythonApp;
 
 #[tokio::test]
-async fn an_event_source_gets_each_event_as_it_is_sent_and_closing_it_reaches_the_app() {
-    let app = App::start();
-    let gate = Gate::start(&app.url(), &["--stream-route", "GET /live/*", "--total", "5"]);
+async fn an_event_source_receives_each_event_at_once_and_its_close_reaches_the_app() {
+    let app = PythonApp::start();
+    let gate = ForebayProcess::start_gate(&app.url(), &["--stream-route", "GET /live/*", "--total", "5"]);
 
     // Each event is acknowledged by a fetch before the app sends the next.
     let browser = Chromium::open(&format!("http://{}/page/whole", gate.addr), "whole");
@@ -20,7 +20,7 @@ async fn an_event_source_gets_each_event_as_it_is_sent_and_closing_it_reaches_th
     let browser = Chromium::open(&format!("http://{}/page/closed?leave=3", gate.addr), "closed");
     let state = app.wait_for("closed", "the end", |state| !state["end"].is_null()).await;
     assert_eq!((&state["end"], &state["sent"]), (&"cancelled".into(), &3.into()), "{state}");
-    gate.empty().await; // while the browser is still there
+    gate.wait_until_empty().await; // the browser still runs
     let state = app.wait_for("closed", "the browser's report", |state| !state["report"].is_null()).await;
     assert_eq!(state["report"], json!([1, 2, 3]));
     drop(browser);

@@ -1,4 +1,4 @@
-//! The program itself, as a process of its own.
+//! The program `forebay` as a child process.
 
 use std::io::{BufRead, BufReader};
 use std::net::SocketAddr;
@@ -9,25 +9,28 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
-use crate::wire::{Answer, Client, DEADLINE, until};
+use crate::wire::{DEADLINE, HttpConnection, HttpResponse, until};
 
 pub(crate) const PROGRAM: &str = env!("CARGO_BIN_EXE_forebay");
 
+/// A running `forebay gate` or `forebay serve`; killed when dropped.
 #[derive(Debug)]
-pub(crate) struct Gate {
+pub(crate) struct ForebayProcess {
     child: Child,
+    /// Client address.
     pub(crate) addr: SocketAddr,
+    /// Admin address.
     pub(crate) admin: SocketAddr,
-    log: Arc<Log>,
+    log: Arc<ProcessLog>,
 }
 
 #[derive(Debug, Default)]
-struct Log {
+struct ProcessLog {
     lines: Mutex<Vec<String>>,
     grew: Condvar,
 }
 
-/// A command with nothing of ours in its environment.
+/// Returns a command of the program, without the `FOREBAY_` and `OTEL_` variables of this process.
 pub(crate) fn forebay(args: &[&str]) -> Command {
     let mut command = Command::new(PROGRAM);
     for (name, _) in std::env::vars() {
@@ -39,23 +42,29 @@ pub(crate) fn forebay(args: &[&str]) -> Command {
     command
 }
 
-impl Gate {
-    /// Starts one on free ports, and waits until it listens.
-    pub(crate) fn start(upstream: &str, args: &[&str]) -> Gate {
-        Gate::start_with(upstream, args, &[])
+impl ForebayProcess {
+    /// Starts a gate on free ports and waits until it listens.
+    pub(crate) fn start_gate(upstream: &str, args: &[&str]) -> ForebayProcess {
+        ForebayProcess::start_gate_with(upstream, args, &[])
     }
 
-    pub(crate) fn start_with(upstream: &str, args: &[&str], environment: &[(&str, &str)]) -> Gate {
-        let own = ["gate", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--log-format", "json"];
-        let mut command = forebay(&own);
+    /// Starts a gate with environment variables, like [`Self::start_gate`].
+    pub(crate) fn start_gate_with(
+        upstream: &str,
+        args: &[&str],
+        environment: &[(&str, &str)],
+    ) -> ForebayProcess {
+        let args_of_tests =
+            ["gate", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--log-format", "json"];
+        let mut command = forebay(&args_of_tests);
         command.args(["--upstream", upstream]).args(args).envs(environment.iter().copied());
-        Gate::run(command, "gate listening")
+        ForebayProcess::run(command, "the gate listens")
     }
 
-    /// Any command of the program that listens and says so with this message.
-    pub(crate) fn run(mut command: Command, message: &str) -> Gate {
+    /// Starts a command that logs `message` when it listens, and waits for that log line.
+    pub(crate) fn run(mut command: Command, message: &str) -> ForebayProcess {
         let mut child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
-        let log = Arc::new(Log::default());
+        let log = Arc::new(ProcessLog::default());
         let (stderr, lines) = (child.stderr.take().unwrap(), Arc::clone(&log));
         std::thread::spawn(move || {
             for line in BufReader::new(stderr).lines().map_while(Result::ok) {
@@ -63,8 +72,8 @@ impl Gate {
                 lines.grew.notify_all();
             }
         });
-        let nowhere = SocketAddr::from(([0, 0, 0, 0], 0));
-        let mut gate = Gate { child, addr: nowhere, admin: nowhere, log };
+        let unknown = SocketAddr::from(([0, 0, 0, 0], 0));
+        let mut gate = ForebayProcess { child, addr: unknown, admin: unknown, log };
         let listens = gate.wait_for_log(message);
         gate.addr = listens["address"].as_str().unwrap().parse().unwrap();
         gate.admin = listens["admin"].as_str().unwrap().parse().unwrap();
@@ -75,20 +84,21 @@ impl Gate {
         self.child.id()
     }
 
-    /// The first line with this message, now or later.
+    /// Waits for the first log line with this message and returns it.
     pub(crate) fn wait_for_log(&self, message: &str) -> Value {
-        let begun = Instant::now();
+        let started = Instant::now();
         let mut lines = self.log.lines.lock().unwrap();
         loop {
             let events = lines.iter().filter_map(|line| serde_json::from_str::<Value>(line).ok());
             if let Some(event) = events.into_iter().find(|event| event["message"] == message) {
                 return event;
             }
-            assert!(begun.elapsed() < DEADLINE, "no {message:?} in the log:\n{}", lines.join("\n"));
+            assert!(started.elapsed() < DEADLINE, "no {message:?} in the log:\n{}", lines.join("\n"));
             (lines, _) = self.log.grew.wait_timeout(lines, Duration::from_millis(100)).unwrap();
         }
     }
 
+    /// Returns all log lines.
     pub(crate) fn log(&self) -> String {
         self.log.lines.lock().unwrap_or_else(PoisonError::into_inner).join("\n")
     }
@@ -98,24 +108,26 @@ impl Gate {
         kill_process(pid, signal).unwrap();
     }
 
+    /// Returns the exit status, or `None` while the process runs.
     pub(crate) fn has_ended(&mut self) -> Option<ExitStatus> {
         self.child.try_wait().unwrap()
     }
 
-    /// Waits for the end that a signal asked for.
+    /// Waits until the process has ended and returns its exit status.
     pub(crate) async fn end(&mut self) -> ExitStatus {
-        let begun = Instant::now();
+        let started = Instant::now();
         loop {
             if let Some(status) = self.has_ended() {
                 return status;
             }
-            assert!(begun.elapsed() < DEADLINE, "still running:\n{}", self.log());
+            assert!(started.elapsed() < DEADLINE, "still running:\n{}", self.log());
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     }
 
-    pub(crate) async fn admin(&self, path: &str) -> Answer {
-        Client::ask(self.admin, "GET", path, &[], "").await
+    /// Sends a GET request to the admin address.
+    pub(crate) async fn admin(&self, path: &str) -> HttpResponse {
+        HttpConnection::fetch(self.admin, "GET", path, &[], "").await
     }
 
     pub(crate) async fn status(&self) -> Value {
@@ -126,7 +138,7 @@ impl Gate {
         String::from_utf8(self.admin("/metrics").await.body).unwrap()
     }
 
-    /// The sum over a metric's lines that have all these labels in them.
+    /// Returns the sum of the metric's lines that contain all `labels`.
     pub(crate) async fn metric(&self, name: &str, labels: &[&str]) -> f64 {
         let text = self.metrics().await;
         let lines = text.lines().filter(|line| {
@@ -137,8 +149,8 @@ impl Gate {
         lines.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum()
     }
 
-    /// Waits until nothing is inside any more: no request, no permit.
-    pub(crate) async fn empty(&self) {
+    /// Waits until the gate has no stream and no permit is taken.
+    pub(crate) async fn wait_until_empty(&self) {
         until("the gate is empty", async || {
             let status = self.status().await;
             status["gate"]["streams"] == 0 && status["statistics"]["total_connections"] == 0
@@ -146,7 +158,7 @@ impl Gate {
         .await;
     }
 
-    /// Resident memory of its own, in KiB; without the program's text, which is read as it is needed.
+    /// Returns the anonymous resident memory in KiB, which excludes the program's text.
     pub(crate) fn resident_kib(&self) -> u64 {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid())).unwrap();
         let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).unwrap();
@@ -154,12 +166,12 @@ impl Gate {
     }
 }
 
-impl Drop for Gate {
+impl Drop for ForebayProcess {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
         if std::thread::panicking() {
-            eprintln!("--- log of the gate\n{}", self.log());
+            eprintln!("--- log of forebay\n{}", self.log());
         }
     }
 }

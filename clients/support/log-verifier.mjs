@@ -1,11 +1,11 @@
-// A reader that takes the log by its word.
+// Reader that verifies the log of a shape.
 //
-// Invariant of a log: an insert is of a row that isn't there, an update or a delete of one that is. A change that is
-// told twice, or not at all, breaks it sooner or later; a `Shape` would not notice.
+// Invariant of a log: each insert adds a row that doesn't exist; each update and delete changes a row that exists. A
+// repeated or missing change breaks it. The `Shape` of the client doesn't detect this.
 import { isChangeMessage } from '@electric-sql/client';
 
-/** Keeps the rows of a stream, and what was wrong with its messages. */
-export class Ledger {
+/** Holds the rows of a stream, and in `faults` the messages that broke the invariant. */
+export class LogVerifier {
   #rows = new Map();
   faults = [];
 
@@ -13,7 +13,7 @@ export class Ledger {
     stream.subscribe((messages) => messages.forEach((message) => this.#take(message)));
   }
 
-  /** The rows, by their ids. */
+  /** The rows, ordered by id. */
   get rows() {
     return [...this.#rows.values()].sort((one, other) => one.id - other.id);
   }

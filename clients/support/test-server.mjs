@@ -1,17 +1,17 @@
-// What a file of tests stands on: a database, and the program before it, until the file's last test is done.
+// Database and program of one test file; both are removed after its last test.
 import { after } from 'node:test';
 import { startForebay } from './forebay.mjs';
 import { makeDatabase } from './postgres.mjs';
 
-/** Makes both. What `startForebay` takes, this takes too. */
-export async function world(purpose, how = {}) {
+/** Creates a database and starts the program. Takes the options of `startForebay`. */
+export async function startTestServer(purpose, options = {}) {
   const database = await makeDatabase(purpose);
   try {
-    const forebay = await startForebay({ database, ...how });
+    const forebay = await startForebay({ database, ...options });
     after(async () => {
       await forebay.end();
       await database.end();
-      // Now and then something, most likely a published client's timer, keeps the process although all tests have ended.
+      // Sometimes a timer, probably of a published client, keeps the process alive although all tests have ended.
       setTimeout(() => process.exit(), 2_000).unref();
     });
     const { sql, text, table, transaction } = database;

@@ -1,4 +1,4 @@
-//! Upstreams under the test's control.
+//! Upstream that responds to each request with an open event stream.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
@@ -8,52 +8,17 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::AbortHandle;
 
-use crate::wire::{Client, within};
-
-/// One whose every byte the test decides.
+/// Sends one event at once, and then nothing until the client disconnects.
 #[derive(Debug)]
-pub(crate) struct Origin {
-    listener: TcpListener,
-}
-
-impl Origin {
-    pub(crate) async fn start() -> Origin {
-        Origin { listener: TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap() }
-    }
-
-    pub(crate) fn addr(&self) -> SocketAddr {
-        self.listener.local_addr().unwrap()
-    }
-
-    pub(crate) fn url(&self) -> String {
-        format!("http://{}", self.addr())
-    }
-
-    /// The gate's next connection. Its `head` is the request's, `send` answers.
-    pub(crate) async fn accept(&self) -> Client {
-        let (socket, _) = within("the gate's dial", self.listener.accept()).await.unwrap();
-        socket.set_nodelay(true).unwrap();
-        Client::over(socket)
-    }
-
-    /// Whether nobody waits to be accepted.
-    pub(crate) fn is_quiet(&self) -> bool {
-        let mut cx = std::task::Context::from_waker(std::task::Waker::noop());
-        self.listener.poll_accept(&mut cx).is_pending()
-    }
-}
-
-/// One that streams to everybody: an event at once, and then nothing until the client leaves.
-#[derive(Debug)]
-pub(crate) struct Streams {
+pub(crate) struct StreamingUpstream {
     addr: SocketAddr,
     open: Arc<AtomicUsize>,
     task: AbortHandle,
 }
 
-impl Streams {
-    pub(crate) async fn start() -> Streams {
-        let listener = roomy_listener();
+impl StreamingUpstream {
+    pub(crate) async fn start() -> StreamingUpstream {
+        let listener = listener_with_long_backlog();
         let addr = listener.local_addr().unwrap();
         let open = Arc::new(AtomicUsize::new(0));
         let count = Arc::clone(&open);
@@ -63,34 +28,34 @@ impl Streams {
                 tokio::spawn(stream(socket, Arc::clone(&count)));
             }
         });
-        Streams { addr, open, task: task.abort_handle() }
+        StreamingUpstream { addr, open, task: task.abort_handle() }
     }
 
     pub(crate) fn url(&self) -> String {
         format!("http://{}", self.addr)
     }
 
-    /// Streams that are open now.
+    /// Returns the number of open streams.
     pub(crate) fn open(&self) -> usize {
         self.open.load(Ordering::SeqCst)
     }
 }
 
-impl Drop for Streams {
+impl Drop for StreamingUpstream {
     fn drop(&mut self) {
         self.task.abort();
     }
 }
 
-/// With a backlog for thousands that come at once.
-fn roomy_listener() -> TcpListener {
+/// Returns a listener whose backlog holds thousands of connections.
+fn listener_with_long_backlog() -> TcpListener {
     let socket = tokio::net::TcpSocket::new_v4().unwrap();
     socket.bind((Ipv4Addr::LOCALHOST, 0).into()).unwrap();
     socket.listen(8192).unwrap()
 }
 
 async fn stream(mut socket: TcpStream, open: Arc<AtomicUsize>) {
-    const ANSWER: &[u8] =
+    const RESPONSE: &[u8] =
         b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n\
         9\r\ndata: 1\n\n\r\n";
     let mut request = Vec::with_capacity(512);
@@ -101,7 +66,7 @@ async fn stream(mut socket: TcpStream, open: Arc<AtomicUsize>) {
     }
     drop(request);
     open.fetch_add(1, Ordering::SeqCst);
-    if socket.write_all(ANSWER).await.is_ok() {
+    if socket.write_all(RESPONSE).await.is_ok() {
         let mut rest = [0; 16];
         while socket.read(&mut rest).await.unwrap_or(0) > 0 {}
     }

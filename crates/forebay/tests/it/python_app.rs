@@ -1,4 +1,4 @@
-//! The FastAPI app and whatever else runs in Python.
+//! Test programs in Python.
 
 use std::io::{BufRead, BufReader};
 use std::net::SocketAddr;
@@ -8,26 +8,28 @@ use std::process::{Child, Command, Stdio};
 use forebay_testkit::python;
 use serde_json::Value;
 
-use crate::wire::{Client, until};
+use crate::wire::{HttpConnection, until};
 
+/// Returns the path of a script of `tests/app`.
 pub(crate) fn script(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/app").join(name)
 }
 
-/// The app, on uvicorn.
+/// A running script of `tests/app`; killed when dropped.
 #[derive(Debug)]
-pub(crate) struct App {
+pub(crate) struct PythonApp {
     child: Child,
     addr: SocketAddr,
 }
 
-impl App {
-    pub(crate) fn start() -> App {
-        App::run("app.py")
+impl PythonApp {
+    /// Starts the FastAPI app on uvicorn.
+    pub(crate) fn start() -> PythonApp {
+        PythonApp::run("app.py")
     }
 
-    /// Any of the scripts that listen and say so by their port.
-    pub(crate) fn run(name: &str) -> App {
+    /// Starts a script that prints `PORT` and its port once it listens.
+    pub(crate) fn run(name: &str) -> PythonApp {
         let mut child = Command::new(python())
             .arg("-B") // leaves no compiled files beside the sources
             .arg(script(name))
@@ -37,8 +39,8 @@ impl App {
             .unwrap();
         let mut line = String::new();
         BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
-        let port = line.trim().strip_prefix("PORT ").unwrap_or_else(|| panic!("the app says {line:?}"));
-        App { addr: SocketAddr::from(([127, 0, 0, 1], port.parse().unwrap())), child }
+        let port = line.trim().strip_prefix("PORT ").unwrap_or_else(|| panic!("the app printed {line:?}"));
+        PythonApp { addr: SocketAddr::from(([127, 0, 0, 1], port.parse().unwrap())), child }
     }
 
     #[cfg(feature = "otel")]
@@ -50,18 +52,19 @@ impl App {
         format!("http://{}", self.addr)
     }
 
-    /// What the app knows of a run; asked directly, not through the gate.
+    /// Returns the app's state of a run. Connects directly, not through the gate.
     pub(crate) async fn state(&self, name: &str) -> Value {
-        Client::ask(self.addr, "GET", &format!("/state/{name}"), &[], "").await.json()
+        HttpConnection::fetch(self.addr, "GET", &format!("/state/{name}"), &[], "").await.json()
     }
 
+    /// Waits until the state of a run satisfies `is_so`, and returns it.
     pub(crate) async fn wait_for(&self, name: &str, what: &str, is_so: impl Fn(&Value) -> bool) -> Value {
         until(&format!("{what} of {name}"), async || is_so(&self.state(name).await)).await;
         self.state(name).await
     }
 }
 
-impl Drop for App {
+impl Drop for PythonApp {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
