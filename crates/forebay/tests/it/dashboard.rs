@@ -83,7 +83,7 @@ async fn the_page_reports_a_lost_server_and_resumes_when_it_returns() {
 
     let mut again = forebay(&["gate", "--listen", "127.0.0.1:0", "--log-format", "json"]);
     again.args(["--upstream", &origin.url(), "--admin", &admin.to_string()]);
-    let _again = ForebayProcess::run(again, "the gate listens");
+    let _again = ForebayProcess::run(again, "gate listening");
     browser.wait_until("document.querySelector('#link').dataset.link === 'live'").await;
     browser.wait_until("document.querySelector('#lost').hidden").await;
     // Network errors are expected, because the test ended the gate; other errors are not.

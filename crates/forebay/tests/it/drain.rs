@@ -59,7 +59,7 @@ async fn after_sigterm_open_streams_continue_new_ones_are_refused_and_the_proces
     assert_eq!(client.chunk().await, Some(Vec::new()));
     assert!(gate.end().await.success());
     assert!(started.elapsed() < Duration::from_secs(10), "the drain ends before its deadline");
-    assert_eq!(gate.wait_for_log("the gate ends")["cut"], 0);
+    assert_eq!(gate.wait_for_log("gate stopped")["cut"], 0);
 }
 
 #[tokio::test]
@@ -78,7 +78,7 @@ async fn at_the_drain_deadline_streams_are_cut_without_a_clean_end() {
     let log = gate.log();
     let position = |message: &str| log.find(message).unwrap_or_else(|| panic!("no {message} in {log}"));
     assert!(
-        position("drain finished") < position("the gate ends"),
+        position("drain finished") < position("gate stopped"),
         "streams are cut before the quota is returned: {log}"
     );
 }

@@ -58,7 +58,7 @@ impl ForebayProcess {
             ["gate", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--log-format", "json"];
         let mut command = forebay(&args_of_tests);
         command.args(["--upstream", upstream]).args(args).envs(environment.iter().copied());
-        ForebayProcess::run(command, "the gate listens")
+        ForebayProcess::run(command, "gate listening")
     }
 
     /// Starts a command that logs `message` when it listens, and waits for that log line.

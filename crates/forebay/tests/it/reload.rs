@@ -62,7 +62,7 @@ async fn limits_secrets_and_keys_are_reloaded_and_other_changes_are_logged() {
         gate.signal(Signal::HUP);
         until(message, async || lines(message) == count).await;
     };
-    const AGAIN: &str = "the settings were read again";
+    const AGAIN: &str = "settings reloaded";
     let stream = open_stream(&gate, "/", &["X-API-Key: key-of-ada"]).await.unwrap();
     assert_eq!(open_stream(&gate, "/", &["X-API-Key: key-of-ada"]).await.unwrap_err().head.status, 503);
     assert!(is_open("first-s3cret").await);
@@ -126,9 +126,9 @@ async fn keys_are_reloaded_even_if_other_changes_need_a_restart() {
     }
 }
 
-const CHANGED: &str = "the log's filter has changed";
+const CHANGED: &str = "log filter replaced";
 /// Logged at level `debug` for each request whose upstream is unreachable.
-const UNANSWERED: &str = "no response";
+const UNANSWERED: &str = "upstream request failed";
 const UNREACHABLE: &str = "http://127.0.0.1:9";
 
 #[tokio::test]
@@ -149,12 +149,12 @@ async fn sighup_changes_the_log_filter_of_the_gate() {
     settings("debug");
     reload(CHANGED, 1).await;
     assert_eq!(lines(UNANSWERED), 0);
-    assert_eq!(gate.wait_for_log("the settings were read again")["changed"], "log.filter");
+    assert_eq!(gate.wait_for_log("settings reloaded")["changed"], "log.filter");
     send_request().await;
     gate.wait_for_log(UNANSWERED);
 
     settings("forebay_serve=loud");
-    reload("the settings can't be read again: all stays as it was", 1).await;
+    reload("settings not reloaded: previous settings kept", 1).await;
     send_request().await;
     until("a second line", async || lines(UNANSWERED) == 2).await;
 

@@ -58,7 +58,7 @@ fn an_address_that_cannot_be_bound_is_reported_with_its_flag() {
     let address = taken.local_addr().unwrap().to_string();
     let upstream = ["gate", "--upstream", "http://127.0.0.1:1"];
     let listen = [&upstream[..], &["--listen", &address, "--admin", "off"]].concat();
-    assert_fails(&listen, 1, &[&address, "another program has that port", "--listen"]);
+    assert_fails(&listen, 1, &[&address, "another program uses that port", "--listen"]);
     let admin = [&upstream[..], &["--listen", "127.0.0.1:0", "--admin", &address]].concat();
     assert_fails(&admin, 1, &[&address, "--admin"]);
     let absent = [&upstream[..], &["--listen", "192.0.2.1:0", "--admin", "off"]].concat();
@@ -187,7 +187,7 @@ async fn a_total_above_a_connection_limit_is_logged() {
         ("FOREBAY_GATE_UPSTREAM_MAX_CONNECTIONS", "gate.upstream_max_connections"),
     ] {
         let gate = ForebayProcess::start_gate_with(&origin.url(), &["--total", "6"], &[(variable, "5")]);
-        let warning = gate.wait_for_log("the total can't be reached: every stream takes a connection");
+        let warning = gate.wait_for_log("stream total unreachable: each stream takes a connection");
         assert_eq!((&warning["key"], &warning["level"]), (&key.into(), &"WARN".into()), "{warning}");
         let gate = ForebayProcess::start_gate_with(&origin.url(), &["--total", "5"], &[(variable, "5")]);
         assert!(!gate.log().contains("can't be reached"), "{}", gate.log());

@@ -97,7 +97,7 @@ impl Place {
     fn run(&self, args: &[&str], settings: &[(&str, &str)]) -> Serve {
         let mut command = self.command(args);
         command.envs(settings.iter().copied());
-        Serve { process: ForebayProcess::run(command, "the server listens") }
+        Serve { process: ForebayProcess::run(command, "server listening") }
     }
 
     /// What starts a server on free ports.
