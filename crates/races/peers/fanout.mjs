@@ -1,4 +1,4 @@
-// What one writes in an afternoon: each inserted row to everybody who listens, as a server-sent event.
+// Peer of the race `fanout`: sends each inserted row to all clients, as a server-sent event.
 import http from 'node:http';
 import { LogicalReplicationService, PgoutputPlugin } from 'pg-logical-replication';
 

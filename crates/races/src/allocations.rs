@@ -1,6 +1,7 @@
-//! Counts heap allocations, for every contestant alike.
+//! Counts heap allocations of the whole process.
 //!
-//! While nobody counts, an allocation costs one relaxed load more, so that the timed races are not disturbed.
+//! While counting is off, an allocation costs one more relaxed load, so that timed races aren't
+//! disturbed.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -10,7 +11,7 @@ static ALLOCATOR: CountingAllocator = CountingAllocator;
 static ENABLED: AtomicBool = AtomicBool::new(false);
 static COUNT: AtomicU64 = AtomicU64::new(0);
 
-/// Runs `work` and counts the allocations (growing ones included) of the whole process meanwhile.
+/// Runs `work`, and returns the number of allocations and reallocations of the process meanwhile.
 pub(crate) fn during<T>(work: impl FnOnce() -> T) -> (T, u64) {
     let before = COUNT.load(Relaxed);
     ENABLED.store(true, Relaxed);
@@ -19,6 +20,7 @@ pub(crate) fn during<T>(work: impl FnOnce() -> T) -> (T, u64) {
     (done, COUNT.load(Relaxed) - before)
 }
 
+/// Allocator that counts, and passes every call to `System`.
 struct CountingAllocator;
 
 fn count() {
@@ -27,11 +29,12 @@ fn count() {
     }
 }
 
-// SAFETY: every call is passed on to `System` unchanged; counting touches atomics only and never allocates.
+// SAFETY: every call is passed to `System` unchanged. Counting uses only atomics and never
+// allocates.
 unsafe impl GlobalAlloc for CountingAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count();
-        // SAFETY: the caller's promise to us is the one that `System` asks for.
+        // SAFETY: the caller upholds the contract, which is the one of `System`.
         unsafe { System.alloc(layout) }
     }
 
@@ -43,12 +46,12 @@ unsafe impl GlobalAlloc for CountingAllocator {
 
     unsafe fn realloc(&self, block: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         count();
-        // SAFETY: as above; `block` came from `System`, as all blocks do.
+        // SAFETY: as above; `block` was allocated by `System`.
         unsafe { System.realloc(block, layout, size) }
     }
 
     unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
-        // SAFETY: as above; `block` came from `System`, as all blocks do.
+        // SAFETY: as above; `block` was allocated by `System`.
         unsafe { System.dealloc(block, layout) }
     }
 }
@@ -56,7 +59,7 @@ unsafe impl GlobalAlloc for CountingAllocator {
 #[cfg(test)]
 mod tests {
     #[test]
-    fn what_is_allocated_meanwhile_is_counted() {
+    fn allocations_of_the_work_are_counted() {
         let (boxes, counted) = super::during(|| (0..100).map(Box::new).collect::<Vec<_>>());
         assert!(counted >= 101, "{counted} counted for {} boxes and their vector", boxes.len());
     }

@@ -1,8 +1,10 @@
-//! What every race is made of: interleaved rounds, spreads, the rows, and experiments in processes of their own.
+//! Parts of every race: interleaved turns, spreads, result rows, and experiments in separate
+//! processes.
 //!
-//! Invariant: nothing here knows what is raced.
-//! Figures are medians over rounds. Within a round everybody has one turn, and the order rotates from round to
-//! round, so that a slow minute of the machine hits all contestants alike.
+//! Invariant: this module depends on no race.
+//!
+//! Figures are medians over rounds. Each contestant has one turn in each round. The order rotates
+//! from round to round, so that a slow minute of the machine affects all contestants alike.
 
 use std::collections::BTreeMap;
 use std::io::Read;
@@ -14,22 +16,22 @@ use serde::{Deserialize, Serialize};
 
 use crate::machine;
 
-/// One entry of the registry in `main.rs`.
+/// Race: an entry of `RACES` in `main.rs`.
 pub(crate) struct Race {
     pub(crate) name: &'static str,
     pub(crate) about: &'static str,
     pub(crate) cases: &'static [&'static str],
     pub(crate) run: fn(&mut Scoreboard) -> Result<()>,
-    /// Runs one experiment in a process of its own; see [`run_in_child`].
+    /// Runs one experiment in a separate process; see [`run_in_child`].
     pub(crate) child: fn(experiment: &str) -> Result<ExperimentReport>,
 }
 
-/// For races without experiments in processes of their own.
+/// Fails. For races without experiments in separate processes.
 pub(crate) fn no_child(experiment: &str) -> Result<ExperimentReport> {
     anyhow::bail!("this race has no experiment {experiment}")
 }
 
-/// Where a race writes its rows; knows which cases were asked for.
+/// Collects and prints the rows of a race, for the cases that the command line selects.
 pub(crate) struct Scoreboard {
     race: &'static str,
     filter: String,
@@ -42,20 +44,22 @@ impl Scoreboard {
         Self { race, filter: filter.unwrap_or_default(), quick, rows: Vec::new() }
     }
 
+    /// Returns whether a case is selected.
     pub(crate) fn wants(&self, case: &str) -> bool {
         case.contains(&self.filter)
     }
 
-    /// `full`, or a small part of it in a smoke run, and at least one.
+    /// Returns `full`, or a twentieth of it in a smoke run, and at least 1.
     pub(crate) fn scaled(&self, full: u64) -> u64 {
         if self.quick { full.div_ceil(20) } else { full }
     }
 
+    /// Returns the number of rounds.
     pub(crate) fn rounds(&self) -> usize {
         if self.quick { 2 } else { 7 }
     }
 
-    /// Prints and keeps the row of a contest, if its case was asked for.
+    /// Prints and stores the row of a contest, if its case is selected.
     pub(crate) fn contest(&mut self, case: &str, contest: Contest<'_>) {
         let Contest { ours, peer, theirs, unit, better, goal } = contest;
         if self.wants(case) {
@@ -70,7 +74,7 @@ impl Scoreboard {
         }
     }
 
-    /// Prints and keeps what became of one contestant in an experiment.
+    /// Prints and stores the outcome of an experiment for one contestant.
     pub(crate) fn outcome(&mut self, case: &str, client: &str, report: ExperimentReport) {
         let race = format!("{}.{case}", self.race);
         let numbers: Vec<_> = report.numbers.iter().map(|(name, value)| format!("{name}={value}")).collect();
@@ -80,7 +84,7 @@ impl Scoreboard {
         self.rows.push(ResultRow::Outcome { race, client: client.into(), report });
     }
 
-    /// Shows every contestant's figures on stderr, so that nobody is hidden behind the best.
+    /// Prints the figures of all contestants on stderr. A row names only the compared one.
     pub(crate) fn table(&self, case: &str, unit: &str, spreads: &[(&str, Spread)]) {
         eprintln!(
             "{:<32} {:>12} {:>12} {:>12}",
@@ -100,18 +104,18 @@ impl Scoreboard {
     }
 }
 
-/// What [`Scoreboard::contest`] compares.
+/// Two figures to compare.
 pub(crate) struct Contest<'a> {
     pub(crate) ours: f64,
     pub(crate) peer: &'a str,
     pub(crate) theirs: f64,
     pub(crate) unit: &'static str,
     pub(crate) better: Better,
-    /// The ratio that we want at least.
+    /// Minimum ratio to reach.
     pub(crate) goal: f64,
 }
 
-/// Which of two figures wins.
+/// Whether the higher or the lower figure is better.
 #[derive(Clone, Copy)]
 pub(crate) enum Better {
     Higher,
@@ -119,7 +123,7 @@ pub(crate) enum Better {
 }
 
 impl Better {
-    /// How many times better `ours` is.
+    /// Returns how many times better `ours` is.
     fn ratio(self, ours: f64, theirs: f64) -> f64 {
         match self {
             Better::Higher => ours / theirs,
@@ -130,6 +134,7 @@ impl Better {
 
 #[derive(Serialize)]
 #[serde(untagged)]
+/// Row of the results.
 pub(crate) enum ResultRow {
     Contest {
         race: String,
@@ -148,7 +153,7 @@ pub(crate) enum ResultRow {
     },
 }
 
-/// What an experiment found: a word, or an error, and the numbers behind it.
+/// Outcome of an experiment: a word or an error, with its numbers.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct ExperimentReport {
     pub(crate) result: String,
@@ -166,7 +171,7 @@ impl ExperimentReport {
         self
     }
 
-    /// Adds a number, if there is one.
+    /// Adds a number, if it is known.
     pub(crate) fn with_some(self, name: &str, value: Option<f64>) -> Self {
         match value {
             Some(value) => self.with(name, value),
@@ -179,7 +184,7 @@ impl ExperimentReport {
     }
 }
 
-/// The median and the ends of one contestant's figures.
+/// Median, minimum and maximum of one contestant's figures.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Spread {
     pub(crate) median: f64,
@@ -201,21 +206,22 @@ impl Spread {
     }
 }
 
-/// A contestant, and what one of its turns is: set up, warm up, measure.
+/// Contestant with the function that runs one turn: set up, warm up, measure.
 pub(crate) struct Entrant<'a, S> {
     pub(crate) name: &'static str,
     pub(crate) turn: Box<dyn FnMut() -> Result<S> + 'a>,
 }
 
-/// Gives each entrant one turn per round, each round beginning with the next one; returns their samples.
+/// Runs one turn of each entrant in each round, and returns the samples. Each round starts with the
+/// next entrant.
 pub(crate) fn interleave<S>(
     rounds: usize,
     entrants: &mut [Entrant<'_, S>],
 ) -> Result<Vec<(&'static str, Vec<S>)>> {
     let mut samples: Vec<_> = entrants.iter().map(|entrant| (entrant.name, Vec::new())).collect();
     for round in 0..rounds {
-        for place in 0..entrants.len() {
-            let turn = (round + place) % entrants.len();
+        for index in 0..entrants.len() {
+            let turn = (round + index) % entrants.len();
             let sample =
                 (entrants[turn].turn)().with_context(|| format!("{}'s turn", entrants[turn].name))?;
             samples[turn].1.push(sample);
@@ -224,7 +230,7 @@ pub(crate) fn interleave<S>(
     Ok(samples)
 }
 
-/// What some work cost.
+/// Wall time and CPU time of a number of operations.
 pub(crate) struct WorkCost {
     ops: u64,
     wall: Duration,
@@ -232,7 +238,7 @@ pub(crate) struct WorkCost {
 }
 
 impl WorkCost {
-    /// Measures `work`, which does `ops` operations.
+    /// Measures `work`, which performs `ops` operations.
     pub(crate) fn of(ops: u64, work: impl FnOnce() -> Result<()>) -> Result<Self> {
         let (started, cpu) = (Instant::now(), machine::cpu_time());
         work()?;
@@ -248,8 +254,8 @@ impl WorkCost {
     }
 }
 
-/// Runs one experiment of a race in a fresh process of this program, and ends it after `limit`, so that a
-/// contestant that hangs can't hang the race. `None`: it was ended.
+/// Runs one experiment of a race in a new process of this program, and kills it after `limit`. So a
+/// contestant that hangs can't block the race. `None`: it was killed.
 pub(crate) fn run_in_child(
     race: &str,
     experiment: &str,
@@ -277,10 +283,10 @@ pub(crate) fn run_in_child(
     child.stdout.take().expect("stdout is piped").read_to_string(&mut report)?;
     serde_json::from_str(&report)
         .map(Some)
-        .with_context(|| format!("the experiment {experiment} said {report:?}"))
+        .with_context(|| format!("the experiment {experiment} printed {report:?}"))
 }
 
-/// Large figures need no decimals, small ones need three digits.
+/// Returns the number of decimals to print: none for large figures, three for small ones.
 fn decimals(figure: f64) -> usize {
     match figure.abs() {
         size if size >= 1000.0 => 0,
@@ -294,7 +300,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_order_rotates_and_everybody_has_one_turn_per_round() {
+    fn the_order_rotates_and_every_entrant_has_one_turn_per_round() {
         let turns = &std::cell::Cell::new(0);
         let turn = move || Ok(turns.replace(turns.get() + 1));
         let mut entrants = ["a", "b", "c"].map(|name| Entrant { name, turn: Box::new(turn) });
@@ -303,19 +309,19 @@ mod tests {
     }
 
     #[test]
-    fn a_spread_is_the_median_and_the_ends() {
+    fn a_spread_is_median_minimum_and_maximum() {
         assert_eq!(Spread::of([5.0, 1.0, 3.0]), Spread { median: 3.0, min: 1.0, max: 5.0 });
         assert_eq!(Spread::of([4.0, 2.0]), Spread { median: 3.0, min: 2.0, max: 4.0 });
     }
 
     #[test]
-    fn a_ratio_above_one_means_that_we_win_whatever_the_unit() {
+    fn a_ratio_above_one_means_that_ours_is_better() {
         assert_eq!(Better::Higher.ratio(300.0, 200.0), 1.5);
         assert_eq!(Better::Lower.ratio(2.0, 3.0), 1.5);
     }
 
     #[test]
-    fn a_board_wants_the_cases_that_contain_the_text() {
+    fn a_case_is_selected_if_its_name_contains_the_text() {
         let board = Scoreboard::new("race", Some("_cpu".into()), false);
         assert!(board.wants("tasks64_ct_cpu") && !board.wants("tasks64_ct"));
     }

@@ -1,7 +1,8 @@
-//! A race's own processes, and how they talk: a line at a time, on their standard input and output.
+//! Helper processes of a race. They exchange lines with the race over standard input and output.
 //!
-//! Invariant: a helper ends when the race does, however that ends.
-//! Kept by: it ends with its standard input, which the kernel closes.
+//! Invariant: a helper ends when the race ends, for any reason.
+//! Enforced by: a helper ends when its standard input is closed, which the kernel does when the
+//! race ends.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::process::{Child, ChildStdin, Command, Stdio};
@@ -12,10 +13,10 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use rustix::process::{Pid, Signal, kill_process};
 
-/// No helper keeps the race waiting longer.
+/// Maximum time to wait for a line of a helper.
 const LINE_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// One helper_process, from the race's side; ended when dropped.
+/// Handle of a helper, in the race. Kills the helper on drop.
 pub(crate) struct HelperProcess {
     child: Child,
     commands: Option<ChildStdin>,
@@ -24,6 +25,7 @@ pub(crate) struct HelperProcess {
 }
 
 impl HelperProcess {
+    /// Starts this program with `--child experiment`.
     pub(crate) fn start(race: &str, experiment: &str) -> Result<HelperProcess> {
         let mut child = Command::new(std::env::current_exe()?)
             .args([race, "--child", experiment])
@@ -31,7 +33,7 @@ impl HelperProcess {
             .stdout(Stdio::piped())
             .spawn()
             .with_context(|| format!("starting {experiment}"))?;
-        let (commands, output) = (child.stdin.take(), child.stdout.take().context("a pipe was asked for")?);
+        let (commands, output) = (child.stdin.take(), child.stdout.take().context("stdout is piped")?);
         let (sender, lines) = sync_channel(16);
         thread::spawn(move || {
             for line in BufReader::new(output).lines().map_while(io::Result::ok) {
@@ -47,13 +49,13 @@ impl HelperProcess {
         self.child.id()
     }
 
-    /// Ends it at once, as a crash would.
+    /// Kills the helper, like a crash.
     pub(crate) fn kill(&mut self) -> io::Result<()> {
         self.child.kill()?;
         self.child.wait().map(drop)
     }
 
-    /// Asks it to end, as an operator does, and waits until it has.
+    /// Sends SIGTERM, and waits until the helper has ended.
     pub(crate) fn terminate(&mut self) -> Result<()> {
         let pid = i32::try_from(self.pid()).ok().and_then(Pid::from_raw).context("a child has a pid")?;
         kill_process(pid, Signal::TERM)?;
@@ -62,22 +64,23 @@ impl HelperProcess {
         Ok(())
     }
 
+    /// Sends a line to the helper.
     pub(crate) fn send_command(&mut self, command: &str) -> Result<()> {
-        let commands = self.commands.as_mut().context("it has been let go")?;
+        let commands = self.commands.as_mut().context("the helper was released")?;
         writeln!(commands, "{command}").with_context(|| format!("{} is gone", self.name))
     }
 
-    /// Waits for its next line, which begins with `word`, and returns the rest.
+    /// Waits for the next line, which must start with `word`, and returns the rest.
     pub(crate) fn expect_line(&mut self, word: &str) -> Result<String> {
         let line = self
             .lines
             .recv_timeout(LINE_TIMEOUT)
-            .with_context(|| format!("{} never said {word}", self.name))?;
+            .with_context(|| format!("{} never printed {word}", self.name))?;
         let rest = line.strip_prefix(word).map(|rest| rest.trim().to_owned());
-        rest.with_context(|| format!("{} said {line:?} where {word:?} was due", self.name))
+        rest.with_context(|| format!("{} printed {line:?} instead of {word:?}", self.name))
     }
 
-    /// Lets it end by itself.
+    /// Closes the helper's standard input, and waits until it has ended.
     pub(crate) fn release(mut self) -> Result<()> {
         self.commands = None;
         let report = self.expect_line("{")?;
@@ -89,25 +92,25 @@ impl HelperProcess {
 
 impl Drop for HelperProcess {
     fn drop(&mut self) {
-        // Both fail only if it has ended already.
+        // Both fail only if the helper has ended.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// Says a line to the race.
+/// Sends a line to the race. Called in a helper.
 pub(crate) fn announce(line: &str) -> io::Result<()> {
     let mut output = io::stdout().lock();
     writeln!(output, "{line}")?;
     output.flush()
 }
 
-/// The race's next command; none when it has let go.
+/// Waits for the next line of the race. `None`: the race released the helper. Called in a helper.
 pub(crate) fn next_command() -> Option<String> {
     io::stdin().lines().next()?.ok()
 }
 
-/// Resolves when the race lets go.
+/// Waits until the race releases the helper. Called in a helper.
 pub(crate) async fn released() {
     let (sender, receiver) = tokio::sync::oneshot::channel::<()>();
     thread::spawn(move || {

@@ -1,4 +1,4 @@
-//! What the kernel knows of a process: its CPU time, its memory, the CPUs that it may use. Linux only.
+//! CPU time, memory and CPU affinity of processes. Linux only.
 
 use std::fs;
 use std::io;
@@ -8,13 +8,13 @@ use rustix::process::Pid;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use rustix::time::{ClockId, clock_gettime};
 
-/// The CPU time, user and system, that all threads of this process have used.
+/// Returns the CPU time, user and system, of all threads of this process.
 pub(crate) fn cpu_time() -> Duration {
     let time = clock_gettime(ClockId::ProcessCPUTime);
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
-/// The CPU time that the living threads of another process have used.
+/// Returns the CPU time of the running threads of another process.
 pub(crate) fn cpu_time_of(pid: u32) -> io::Result<Duration> {
     let mut ns = 0;
     for thread in fs::read_dir(format!("/proc/{pid}/task"))? {
@@ -25,7 +25,7 @@ pub(crate) fn cpu_time_of(pid: u32) -> io::Result<Duration> {
     Ok(Duration::from_nanos(ns))
 }
 
-/// The resident memory of this process, in bytes.
+/// Returns the resident memory of this process, in bytes.
 pub(crate) fn resident_bytes() -> io::Result<u64> {
     let statm = fs::read_to_string("/proc/self/statm")?;
     let pages = statm.split(' ').nth(1).and_then(|pages| pages.parse::<u64>().ok());
@@ -33,7 +33,7 @@ pub(crate) fn resident_bytes() -> io::Result<u64> {
     Ok(pages * rustix::param::page_size() as u64)
 }
 
-/// Holds every thread of some processes on one CPU; dropping it lets them go.
+/// Pins all threads of some processes to one CPU. Undone on drop.
 pub(crate) struct CpuPin {
     pids: Vec<u32>,
     before: CpuSet,
@@ -67,7 +67,7 @@ impl CpuPin {
 
 impl Drop for CpuPin {
     fn drop(&mut self) {
-        // A process that has ended in the meantime needs no letting go.
+        // Fails for a process that has ended.
         let _ = self.allow(&self.before);
     }
 }

@@ -1,10 +1,57 @@
-//! Races: our crates against their peers, side by side, on this machine.
+//! Races: benchmarks of our crates side by side with their peers, on this machine.
 //!
-//! Invariant: every contestant of a race does the same work, in the same process, in interleaved rounds.
-//! Kept by: `harness::interleave`; a race only says what one turn of a contestant is.
-//! Not here: pass or fail. A row states a ratio and its goal; the reader judges.
+//! ```text
+//! cargo run --release -p races -- --list             races and their cases
+//! cargo run --release -p races -- redis tasks64      the cases of `redis` whose name contains `tasks64`
+//! cargo run --release -p races -- redis --json FILE  all cases, with the rows in a file as well
+//! ```
 //!
-//! To add a race: one module with a `pub const RACE: Race`, and its name in `RACES`.
+//! Each case prints one line on standard output. `ratio` says how many times better ours is, in any
+//! unit; `goal` is the ratio to reach. `peer=limit` compares with a fixed limit. The figures of all
+//! contestants go to standard error.
+//!
+//! ```text
+//! race=redis.tasks64_ct ours=… peer=rustis theirs=… ratio=… goal=1.30 unit=ops/s
+//! ```
+//!
+//! Invariant: all contestants of a race do the same work on this machine, in interleaved rounds.
+//! Enforced by: `harness::interleave`. A race only defines one turn of a contestant. Test:
+//! `the_order_rotates_and_every_entrant_has_one_turn_per_round`.
+//! Out of scope: pass or fail. A row states a ratio and its goal, and the reader judges.
+//!
+//! | race | measures | peers |
+//! |---|---|---|
+//! | `admission` | decisions: local, exact over Redis, CPU time of Redis | PING, plain counters, a lease script |
+//! | `fanout` | one write to 1,000 clients: delay, CPU time | a bare thread, durable-streams, Node |
+//! | `redis` | GETs on one connection: rate, CPU time, allocations, latency | rustis, redis-rs, fred, a raw socket |
+//! | `replication` | draining a slot of a million rows: rate, CPU time | pg_recvlogical, pgwire-replication |
+//! | `reservoir` | connection pools: checkout, contention, expiry | deadpool, bb8, sqlx |
+//! | `resilience` | Redis clients under faults | rustis, redis-rs, fred |
+//! | `shapes` | 10,000 shapes: creation, a matching write, crashes | SELECT, ten shapes |
+//! | `snapshot` | a million rows as a shape | COPY |
+//! | `streams` | 10,000 SSE streams: memory, broadcast | nginx with nchan, axum |
+//! | `takeover` | time without rows when an instance is restarted or killed | a limit |
+//! | `throughput` | rows from a writing session to a live reader | pg_recvlogical |
+//!
+//! # Add a race
+//!
+//! 1. A module with a `pub(crate) const RACE: Race`: name, description, cases, and the function
+//! that runs them. 2. Its name in [`RACES`]. 3. For each case: an [`Entrant`](harness::Entrant) per
+//! contestant with its turn, `interleave`, a table, and a `contest`. 4. A contestant that needs its
+//! own process: `harness::run_in_child` for one report, or `helper_process` to exchange lines. The
+//! race's `child` runs both.
+//!
+//! # Where to look
+//!
+//! | to find | look in |
+//! |---|---|
+//! | rounds, spreads, rows, their format | `harness.rs` |
+//! | processes of a race | `helper_process.rs` |
+//! | CPU time, memory, CPU pinning | `machine.rs`, `process.rs` |
+//! | counted allocations | `allocations.rs` |
+//! | `forebay serve` as a process, and its HTTP client | `serving/` |
+//! | Redis clients and their configuration | `redis/` |
+//! | the Node peer | `peers/` |
 
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "the rows are this program's output")]
 
@@ -47,10 +94,10 @@ const RACES: &[Race] = &[
     throughput::RACE,
 ];
 
-/// Race our crates against their peers, side by side, on this machine.
+/// Runs benchmarks of our crates side by side with their peers, on this machine.
 ///
-/// Each contest prints one line on stdout: ours, the peer's or the limit, and their ratio, which says how many
-/// times better we are (above 1: we win), whatever the unit. Every contestant's figures go to stderr.
+/// Each case prints one line on stdout: our figure, the peer's or the limit, and the ratio, which
+/// says how many times better ours is in any unit. The figures of all contestants go to stderr.
 #[derive(Parser)]
 #[command(
     after_help = "Run it on an idle machine, with --release; `races --list` names the races and their cases."
@@ -70,7 +117,7 @@ struct Args {
     /// List the races and their cases
     #[arg(long)]
     list: bool,
-    /// One experiment of a race, in a process of its own (see `harness::run_in_child`)
+    /// One experiment of a race, in a separate process (see `harness::run_in_child`)
     #[arg(long, hide = true)]
     child: Option<String>,
 }
@@ -88,7 +135,7 @@ fn main() -> anyhow::Result<()> {
     let race = RACES
         .iter()
         .find(|race| race.name == name)
-        .with_context(|| format!("no race is called {name}; there are: {}", names()))?;
+        .with_context(|| format!("unknown race {name}; races: {}", names()))?;
 
     if let Some(experiment) = args.child {
         let report = (race.child)(&experiment)?;

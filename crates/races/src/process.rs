@@ -1,11 +1,12 @@
-//! What `/proc` says of a server's processes. Linux only.
+//! CPU time and memory of server processes, from `/proc`. Linux only.
 
 use std::fs;
 
 use anyhow::{Context, Result};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// CPU time of all threads of some processes, in nanoseconds. Exact for threads that sleep.
+/// Returns the CPU time of all threads of some processes, in nanoseconds. Exact for threads that
+/// sleep.
 pub(crate) fn cpu_ns(pids: &[u32]) -> Result<u64> {
     let mut total = 0;
     for pid in pids {
@@ -13,13 +14,13 @@ pub(crate) fn cpu_ns(pids: &[u32]) -> Result<u64> {
             let path = thread?.path().join("schedstat");
             let text = fs::read_to_string(&path)?;
             let ran = text.split(' ').next().and_then(|ran| ran.parse::<u64>().ok());
-            total += ran.with_context(|| format!("{} says {text:?}", path.display()))?;
+            total += ran.with_context(|| format!("{} contains {text:?}", path.display()))?;
         }
     }
     Ok(total)
 }
 
-/// Resident memory of some processes, in bytes.
+/// Returns the resident memory of some processes, in bytes.
 pub(crate) fn resident_bytes(pids: &[u32]) -> Result<u64> {
     let mut total = 0;
     for pid in pids {
@@ -30,23 +31,24 @@ pub(crate) fn resident_bytes(pids: &[u32]) -> Result<u64> {
     Ok(total)
 }
 
-/// The children of a process.
+/// Returns the children of a process.
 pub(crate) fn children(parent: u32) -> Result<Vec<u32>> {
     let mut children = Vec::new();
     for entry in fs::read_dir("/proc")? {
         let Some(pid) = entry?.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
-        // A process that has ended meanwhile is nobody's child.
+        // The process may have ended meanwhile.
         let Ok(stat) = fs::read_to_string(format!("/proc/{pid}/stat")) else { continue };
         let fields = stat.rsplit_once(')').map(|(_, fields)| fields);
-        let of = fields.and_then(|fields| fields.split_ascii_whitespace().nth(1)?.parse::<u32>().ok());
-        if of == Some(parent) {
+        let parent_pid =
+            fields.and_then(|fields| fields.split_ascii_whitespace().nth(1)?.parse::<u32>().ok());
+        if parent_pid == Some(parent) {
             children.push(pid);
         }
     }
     Ok(children)
 }
 
-/// As many descriptors as this process may have.
+/// Raises the limit of open file descriptors to its maximum.
 pub(crate) fn raise_descriptor_limit() -> Result<()> {
     let maximum = getrlimit(Resource::Nofile).maximum;
     setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }).context("raising the descriptor limit")

@@ -1,4 +1,5 @@
-//! The seed's connection pool, command by command as it is written down: read, then count, then list.
+//! Connection pool of plain Redis counters: reads the counts, then increments them, then lists the
+//! connection.
 
 use anyhow::{Result, ensure};
 use forebay_redis::RedisClient;
@@ -6,12 +7,13 @@ use forebay_redis::RedisClient;
 const MAX_CONNECTIONS: u64 = 10_000;
 const MAX_PER_USER: u64 = 3;
 
+/// Counters in Redis: one of all connections, and one of each user.
 pub(crate) struct CounterPool<'a> {
     pub(crate) client: &'a RedisClient,
 }
 
 impl CounterPool<'_> {
-    /// Five commands, one after the other, as the seed draws them: each decides whether the next is sent.
+    /// Sends five commands, one after the other. Each reply decides whether the next one is sent.
     pub(crate) async fn acquire(&self, user: &str, thread: &str) -> Result<()> {
         let user_key = format!("connection_pool:user:{user}");
         let total: Option<u64> = self.client.exec(("GET", "connection_pool:total")).await?;
@@ -24,7 +26,7 @@ impl CounterPool<'_> {
         Ok(())
     }
 
-    /// How full the pool is by now: the state of health that the seed with_health at its stage CP.5, the sixth command.
+    /// Sends a sixth command, and returns the utilization in percent.
     pub(crate) async fn read_utilization(&self) -> Result<u64> {
         let total: Option<u64> = self.client.exec(("GET", "connection_pool:total")).await?;
         Ok(total.unwrap_or(0) * 100 / MAX_CONNECTIONS)

@@ -1,4 +1,4 @@
-//! Exact decisions over Redis: how long one takes, and how much of Redis it takes.
+//! Exact decisions over Redis: their latency, and the CPU time that they take of Redis.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -16,7 +16,8 @@ use crate::machine::{CpuPin, cpu_time_of};
 
 const USERS: usize = 2_000;
 
-/// One decision at a time, with client and Redis on one CPU. All streams stay open until the last has come.
+/// Measures one decision at a time, with client and Redis on one CPU. All streams stay open until
+/// the last decision.
 pub(crate) fn latency(board: &mut Scoreboard) -> Result<()> {
     let server = &Redis::start()?;
     let decisions = board.scaled(5_000);
@@ -39,7 +40,8 @@ pub(crate) fn latency(board: &mut Scoreboard) -> Result<()> {
     Ok(())
 }
 
-/// A budget's unit and a user's, as admission takes them.
+/// Takes a unit of a budget and a unit of a user, as admission does. Returns the median, in
+/// microseconds.
 fn ours(server: &Redis, decisions: u64) -> Result<f64> {
     let url = server.url();
     run_in_task(async move {
@@ -76,7 +78,8 @@ fn ping(server: &Redis, decisions: u64) -> Result<f64> {
     })
 }
 
-/// The seed's commands: the five that it draws, or all six, with the look at its health.
+/// Measures the counter pool: five commands, or six with the read of the utilization. Returns the
+/// median, in microseconds.
 fn counters(server: &Redis, decisions: u64, with_health: bool) -> Result<f64> {
     let url = server.url();
     run_in_task(async move {
@@ -99,7 +102,7 @@ fn counters(server: &Redis, decisions: u64, with_health: bool) -> Result<f64> {
     })
 }
 
-/// Many deciders at once: decisions for each second that Redis is busy.
+/// Measures decisions per second of Redis's CPU time, with many concurrent deciders.
 pub(crate) fn redis_cpu(board: &mut Scoreboard) -> Result<()> {
     let server = &Redis::start()?;
     let decisions = board.scaled(200_000);
@@ -117,6 +120,7 @@ pub(crate) fn redis_cpu(board: &mut Scoreboard) -> Result<()> {
     Ok(())
 }
 
+/// Number of concurrent tasks.
 const DECIDERS: u64 = 64;
 
 fn ours_per_core(server: &Redis, decisions: u64) -> Result<f64> {
@@ -155,7 +159,8 @@ fn leases_per_core(server: &Redis, decisions: u64) -> Result<f64> {
     })
 }
 
-/// The same deciders for everybody: each decides for one user after another, and no user is refused.
+/// Runs the deciders, and returns decisions per second of Redis's CPU time. Each decides for one
+/// user after another, and no user is refused.
 async fn per_core<F: Future<Output = Result<()>> + Send>(
     redis: u32,
     decisions: u64,
@@ -181,7 +186,7 @@ async fn per_core<F: Future<Output = Result<()>> + Send>(
     Ok(decisions as f64 / busy.as_secs_f64())
 }
 
-/// A member in a namespace that is ready to grant.
+/// Joins a namespace that is ready to grant, so that no rebuild is measured.
 async fn join(url: &str) -> Result<(Quota, Budget, KeyedLimit)> {
     let client = RedisClient::connect(url).await?;
     client.exec::<u64>(("HSET", "{race}:m", ["!", "1:0", "?", "0"])).await?;
@@ -202,7 +207,7 @@ fn runtime() -> Result<tokio::runtime::Runtime> {
     Ok(Builder::new_current_thread().enable_all().build()?)
 }
 
-/// In a spawned task, as a server's handlers run.
+/// Runs the work in a spawned task, as a server runs its handlers.
 fn run_in_task(work: impl Future<Output = Result<f64>> + Send + 'static) -> Result<f64> {
     runtime()?.block_on(async { tokio::spawn(work).await? })
 }

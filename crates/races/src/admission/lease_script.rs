@@ -1,4 +1,4 @@
-//! The usual exact limit over Redis: a sorted set of leases by expiry for each key, in one script.
+//! Common exact limit over Redis: a sorted set of leases by expiry for each key, in one script.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use forebay_redis::{LuaScript, RedisClient};
 const LEASE: Duration = Duration::from_secs(60);
 const LIMIT: u32 = 3;
 
-/// Drops what has expired, counts, adds.
+/// Removes expired leases, counts the rest, and adds one.
 const ACQUIRE: &str = r"
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
@@ -19,6 +19,7 @@ redis.call('PEXPIRE', KEYS[1], ARGV[2])
 return 1
 ";
 
+/// Takes and releases leases with the script.
 pub(crate) struct LeaseScript {
     client: RedisClient,
     acquire: LuaScript,

@@ -1,4 +1,4 @@
-//! A decision that needs nobody else: a unit of this member's slice.
+//! Local decision: a unit of this member's slice, without a call to the store.
 
 use std::time::Instant;
 
@@ -8,7 +8,7 @@ use tokio::runtime::Builder;
 
 use crate::harness::{Better, Contest, Entrant, Scoreboard, Spread, interleave};
 
-/// What a local decision may cost.
+/// Maximum time of a local decision, in nanoseconds.
 const LIMIT_NS: f64 = 500.0;
 
 pub(crate) fn run(board: &mut Scoreboard) -> Result<()> {
@@ -24,7 +24,7 @@ pub(crate) fn run(board: &mut Scoreboard) -> Result<()> {
     Ok(())
 }
 
-/// Takes and gives back, with a thousand others lent meanwhile.
+/// Takes and returns units while a thousand others are lent. Returns nanoseconds per decision.
 fn ours(decisions: u64) -> Result<f64> {
     Builder::new_current_thread().enable_all().build()?.block_on(async move {
         let quota = Quota::local();

@@ -1,7 +1,11 @@
-//! Decisions: what one costs here, what an exact one costs over Redis, and what it costs Redis.
+//! Admission decisions: the cost of a local one, the latency of an exact one over Redis, and its
+//! cost for Redis.
 //!
-//! A decision is to take a unit and to give it back. All contestants use the same Redis and, where they need a client, ours,
-//! so that the difference is what they send.
+//! A decision takes a unit and returns it. All contestants use the same Redis and, where they need
+//! a client, ours. So only the commands differ.
+//!
+//! The peer `seed` is a connection pool of plain counters, whose commands are sent one after the
+//! other.
 
 mod counter_pool;
 mod decision;
@@ -14,7 +18,7 @@ use crate::harness::{Race, Scoreboard, no_child};
 
 pub(crate) const RACE: Race = Race {
     name: "admission",
-    about: "decisions: local ones, exact ones per user over Redis, the seed's commands, the usual lease script",
+    about: "admission decisions: local, exact per user over Redis; peers: plain counters, a lease script",
     cases: &["local", "keyed", "seed", "seed_drawn", "redis_cpu"],
     run,
     child: no_child,

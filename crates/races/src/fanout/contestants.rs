@@ -1,4 +1,4 @@
-//! Who is raced: each a server, its clients, and a mode to write.
+//! Contestants: each is a server, its clients, and a function that writes.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -17,11 +17,11 @@ use super::{RACE, direct, now};
 use crate::helper_process::HelperProcess;
 use crate::serving::ForebayProcess;
 
-/// From a server's start until it listens.
+/// Maximum time from the start of a server until it listens.
 const START_TIMEOUT: Duration = Duration::from_secs(20);
 const INSERT: &str =
     "INSERT INTO news (note) VALUES ('~ sixty-four bytes or so, as a price or a line of a chat has them')";
-/// The same, for who has no Postgres.
+/// The same content as an event, for servers without Postgres.
 const EVENT: &str =
     "{\"id\":\"12345\",\"note\":\"~ sixty-four bytes or so, as a price or a line of a chat has them\"}";
 
@@ -30,9 +30,9 @@ pub(super) struct FanoutContestant {
     pub(super) name: &'static str,
     pub(super) pids: Vec<u32>,
     pub(super) listeners: HelperProcess,
-    /// Writes, and returns when it started to.
+    /// Writes, and returns the time at which it started.
     pub(super) write: Box<dyn FnMut() -> Result<u64>>,
-    /// What a client got, the last time.
+    /// Bytes that a client received in the last turn.
     pub(super) bytes: usize,
     _resources: Box<dyn std::any::Any>,
 }
@@ -53,7 +53,7 @@ pub(super) fn long_poll(clients: u64) -> Result<Vec<FanoutContestant>> {
     with_bare_thread(clients, ours, [durable])
 }
 
-/// It writes as many bytes as one of our clients gets.
+/// Adds the bare thread, which writes as many bytes as one of our clients receives.
 fn with_bare_thread(
     clients: u64,
     mut ours: FanoutContestant,
@@ -156,7 +156,7 @@ fn durable_streams(clients: u64, header: &str, target: &str) -> Result<FanoutCon
     })
 }
 
-/// To durable-streams, about its stream.
+/// Sends a request for the stream to durable-streams.
 fn send_request(socket: &mut TcpStream, method: &str, body: &str) -> Result<()> {
     let length = body.len();
     let request = format!(
@@ -165,15 +165,12 @@ fn send_request(socket: &mut TcpStream, method: &str, body: &str) -> Result<()> 
     socket.write_all(request.as_bytes())?;
     let mut answer = [0; 4096];
     let read = socket.read(&mut answer)?;
-    ensure!(
-        answer.starts_with(b"HTTP/1.1 20"),
-        "{method} is answered with {}",
-        answer[..read].escape_ascii()
-    );
+    ensure!(answer.starts_with(b"HTTP/1.1 20"), "{method} returned {}", answer[..read].escape_ascii());
     Ok(())
 }
 
-/// A program that isn't ours, on a free port that is its last argument; ended when dropped, and its folder with it.
+/// Server of a peer, on a free port that is its last argument. Killed on drop, and its folder is
+/// removed.
 struct PeerProcess {
     child: Child,
     address: SocketAddr,
@@ -198,7 +195,7 @@ impl PeerProcess {
 
 impl Drop for PeerProcess {
     fn drop(&mut self) {
-        // All of these fail only for what is gone already.
+        // All of these fail only if the process or the folder is gone.
         let _ = self.child.kill();
         let _ = self.child.wait();
         let _ = self.folder.as_ref().map(fs::remove_dir_all);

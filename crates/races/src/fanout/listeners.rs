@@ -1,6 +1,7 @@
-//! The clients: one process with many sockets, on one epoll. They take the time at which each has its event.
+//! Clients: one process with many sockets on one epoll. Records when each client has its event.
 //!
-//! Those that poll ask again at once, from where the answer says: its header is named, and its value goes where the target has `OFFSET`.
+//! A client that polls sends its next request at once. The reply's header `header` has the offset,
+//! which replaces `OFFSET` in the target.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -15,26 +16,29 @@ use crate::harness::ExperimentReport;
 use crate::helper_process;
 use crate::serving::ResponseHead;
 
-/// In every event once, and in nothing else that servers send.
+/// Byte that every event contains once, and nothing else that servers send contains.
 const MARK: u8 = b'~';
-/// Where the next request begins.
+/// Placeholder of the offset in a target.
 const OFFSET_PLACEHOLDER: &str = "OFFSET";
-/// Streams that don't poll have no header that says where to go on.
+/// Value of `header` for streams, which have no offset header.
 pub(super) const STREAM: &str = "-";
-/// How long nobody hears anything when all have come to rest.
+/// Time without data after which all clients count as connected and idle.
 const QUIET_TIME: Duration = Duration::from_millis(100);
-/// How long an event may take.
+/// Maximum time of a delivery.
 const EVENT_TIMEOUT: Duration = Duration::from_secs(30);
-/// Those who ask at the same time.
+/// Number of connections after which replies are read.
 const WAVE: usize = 100;
 
+/// One client.
 struct Listener {
     socket: TcpStream,
-    /// Of one that polls: what there is of its answer.
-    answer: Vec<u8>,
+    /// Reply so far, of a client that polls.
+    reply: Vec<u8>,
+    /// Time of the event, in nanoseconds.
     arrived: Option<u64>,
 }
 
+/// All clients, and the buffer into which they read.
 struct Listeners<'a> {
     clients: Vec<Listener>,
     header: &'a str,
@@ -43,7 +47,8 @@ struct Listeners<'a> {
     bytes: usize,
 }
 
-/// `target` is asked for by each; where it has `OFFSET`, what comes first is the part behind `#`.
+/// Connects the clients, then reports deliveries until the race ends. All request `target`. If it
+/// contains `OFFSET`, the part after `#` is the first offset.
 pub(super) fn run(count: usize, address: SocketAddr, header: &str, target: &str) -> Result<ExperimentReport> {
     let poll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
     let (target, first) = target.split_once('#').unwrap_or((target, ""));
@@ -55,7 +60,7 @@ pub(super) fn run(count: usize, address: SocketAddr, header: &str, target: &str)
         request(&mut socket, target, first)?;
         socket.set_nonblocking(true)?;
         epoll::add(&poll, &socket, epoll::EventData::new_u64(user as u64), epoll::EventFlags::IN)?;
-        listeners.clients.push(Listener { socket, answer: Vec::new(), arrived: None });
+        listeners.clients.push(Listener { socket, reply: Vec::new(), arrived: None });
         if user % WAVE == 0 {
             listeners.read_ready(&poll, Duration::ZERO)?;
         }
@@ -69,13 +74,13 @@ pub(super) fn run(count: usize, address: SocketAddr, header: &str, target: &str)
         while listeners.clients.iter().any(|client| client.arrived.is_none()) {
             ensure!(
                 listeners.read_ready(&poll, EVENT_TIMEOUT)?,
-                "some have no event after {EVENT_TIMEOUT:?}"
+                "some clients have no event after {EVENT_TIMEOUT:?}"
             );
         }
-        let mut said = format!("received {}", listeners.bytes / count);
+        let mut line = format!("received {}", listeners.bytes / count);
         let arrived = listeners.clients.iter().filter_map(|client| client.arrived);
-        arrived.for_each(|at| said += &format!(" {at}"));
-        helper_process::announce(&said)?;
+        arrived.for_each(|at| line += &format!(" {at}"));
+        helper_process::announce(&line)?;
     }
     Ok(ExperimentReport::new("gone"))
 }
@@ -87,7 +92,7 @@ fn request(socket: &mut TcpStream, target: &str, offset: &str) -> Result<()> {
 }
 
 impl Listeners<'_> {
-    /// Hears whatever is there, or comes within the time; `false`: nothing did.
+    /// Reads what is available or arrives within the time. Returns `false` if nothing did.
     fn read_ready(&mut self, poll: impl AsFd, within: Duration) -> Result<bool> {
         let mut ready = Vec::with_capacity(64);
         let within = Timespec::try_from(within)?;
@@ -106,7 +111,7 @@ impl Listeners<'_> {
                 client.arrived = Some(now());
             }
             if self.header != STREAM {
-                client.answer.extend_from_slice(bytes);
+                client.reply.extend_from_slice(bytes);
                 client.request_next(self.header, self.target)?;
             }
         }
@@ -115,23 +120,23 @@ impl Listeners<'_> {
 }
 
 impl Listener {
-    /// If its answer is whole.
+    /// Sends the next request if the reply is complete.
     fn request_next(&mut self, header: &str, target: &str) -> Result<()> {
-        let end = self.answer.windows(4).position(|four| four == b"\r\n\r\n").map(|at| at + 4);
+        let end = self.reply.windows(4).position(|four| four == b"\r\n\r\n").map(|at| at + 4);
         let Some(end) = end else { return Ok(()) };
-        let head = ResponseHead::parse(&self.answer[..end])?;
-        ensure!(head.status == 200, "a poll is answered with {}", self.answer.escape_ascii());
+        let head = ResponseHead::parse(&self.reply[..end])?;
+        ensure!(head.status == 200, "a poll returned {}", self.reply.escape_ascii());
         let length = match head.get("content-length") {
             Some(length) => end + length.parse::<usize>()?,
-            None if self.answer.ends_with(b"0\r\n\r\n") => self.answer.len(),
+            None if self.reply.ends_with(b"0\r\n\r\n") => self.reply.len(),
             None => return Ok(()),
         };
-        if self.answer.len() < length {
+        if self.reply.len() < length {
             return Ok(());
         }
-        let offset = head.get(header).with_context(|| format!("an answer without {header}"))?;
+        let offset = head.get(header).with_context(|| format!("a reply without {header}"))?;
         request(&mut self.socket, target, offset)?;
-        self.answer.clear();
+        self.reply.clear();
         Ok(())
     }
 }

@@ -1,8 +1,10 @@
-//! One write, and a thousand clients that wait for it: how long until half of them have it, until all but ten have, and what it costs.
+//! Fan-out of one write to a thousand waiting clients: median and 99th percentile of the delivery
+//! time, and the CPU time.
 //!
-//! The clock runs from the INSERT (which waits for its commit) to each client's event. The reference is one thread that writes the same
-//! number of bytes to a thousand sockets. In one process all clients wait on one epoll, the same for everybody. Also there: durable-streams,
-//! which has no Postgres to wait for, and ten lines of Node with `pg-logical-replication`.
+//! The clock runs from the INSERT, which waits for its commit, to each client's event. The
+//! reference is one thread that writes the same number of bytes to a thousand sockets. In every
+//! case, the clients are one process with one epoll. Peers: durable-streams, which has no Postgres,
+//! and a short Node program with `pg-logical-replication`.
 
 mod contestants;
 mod direct;
@@ -25,13 +27,15 @@ pub(crate) const RACE: Race = Race {
     child,
 };
 
+/// Number of clients.
 const CLIENTS: u64 = 1000;
-/// Writes in a turn.
+/// Number of writes in a turn.
 const WRITES: u64 = 20;
-/// Between two writes, for everybody to come to rest.
+/// Pause between two writes, in which all processes become idle.
 const SETTLE: Duration = Duration::from_millis(30);
 
-/// A mode to wait: the goal is a part of the bare thread's speed, the limit is CPU for each delivery.
+/// How clients wait for changes. The goal is a fraction of the bare thread's speed, the limit is
+/// the CPU time of one delivery.
 struct DeliveryMode {
     name: &'static str,
     goal: f64,
@@ -44,7 +48,7 @@ const DELIVERY_MODES: [DeliveryMode; 2] = [
     DeliveryMode { name: "long_poll", goal: 1.0 / 5.0, cpu_limit_us: 40.0, open: contestants::long_poll },
 ];
 
-/// What a turn showed.
+/// Figures of one turn.
 struct FanoutSample {
     p50_ms: f64,
     p99_ms: f64,
@@ -52,7 +56,7 @@ struct FanoutSample {
 }
 
 fn run(board: &mut Scoreboard) -> Result<()> {
-    // A tenth is few enough for a smoke run.
+    // A tenth is enough for a smoke run.
     let clients = board.scaled(CLIENTS).max(CLIENTS / 10);
     for mode in &DELIVERY_MODES {
         let cases = ["p50", "p99", "cpu"].map(|figure| format!("{}_{figure}", mode.name));
@@ -66,7 +70,7 @@ fn run(board: &mut Scoreboard) -> Result<()> {
 fn race_mode(board: &mut Scoreboard, mode: &DeliveryMode, cases: &[String; 3], clients: u64) -> Result<()> {
     let mut contestants = (mode.open)(clients)?;
     for contestant in &mut contestants {
-        contestant.run_turn(WRITES / 4)?; // a warm-up
+        contestant.run_turn(WRITES / 4)?; // warm-up
     }
     let mut entrants: Vec<_> = contestants
         .iter_mut()
@@ -102,30 +106,31 @@ fn race_mode(board: &mut Scoreboard, mode: &DeliveryMode, cases: &[String; 3], c
 }
 
 impl FanoutContestant {
+    /// Writes a number of times, and measures the deliveries.
     fn run_turn(&mut self, writes: u64) -> Result<FanoutSample> {
         let before = process::cpu_ns(&self.pids)?;
-        let mut took = Vec::new();
+        let mut delays_ns = Vec::new();
         for _ in 0..writes {
             self.listeners.send_command("expect")?;
             self.listeners.expect_line("expecting")?;
             let written = (self.write)()?;
             let received = self.listeners.expect_line("received")?;
             let mut words = received.split(' ');
-            self.bytes = words.next().and_then(|bytes| bytes.parse().ok()).context("how many bytes")?;
+            self.bytes = words.next().and_then(|bytes| bytes.parse().ok()).context("the number of bytes")?;
             for at in words {
-                took.push(at.parse::<u64>()?.saturating_sub(written));
+                delays_ns.push(at.parse::<u64>()?.saturating_sub(written));
             }
             std::thread::sleep(SETTLE);
         }
-        let deliveries = took.len() as f64;
+        let deliveries = delays_ns.len() as f64;
         let cpu_us = (process::cpu_ns(&self.pids)? - before) as f64 / 1e3 / deliveries;
-        took.sort_unstable();
-        let at = |percent: usize| took[(took.len() - 1) * percent / 100] as f64 / 1e6;
+        delays_ns.sort_unstable();
+        let at = |percent: usize| delays_ns[(delays_ns.len() - 1) * percent / 100] as f64 / 1e6;
         Ok(FanoutSample { p50_ms: at(50), p99_ms: at(99), cpu_us })
     }
 }
 
-/// A clock that all processes read alike, in nanoseconds.
+/// Returns the monotonic time in nanoseconds, which all processes share.
 fn now() -> u64 {
     let time = clock_gettime(ClockId::Monotonic);
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64

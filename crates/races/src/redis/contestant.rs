@@ -1,4 +1,4 @@
-//! What a Redis client must be able to do to race. One file per client implements it.
+//! Operations that every Redis client of the races implements, in a file of its own.
 
 use std::future::Future;
 use std::io::{Read, Write};
@@ -6,10 +6,10 @@ use std::net::{SocketAddr, TcpStream};
 
 use anyhow::{Result, ensure};
 
-/// A client with one shared connection; a clone is another handle of the same connection.
+/// Client with one shared connection. A clone is another handle of the same connection.
 ///
-/// Each is set up as its makers would for one busy shared connection, and keeps its own default deadlines.
-/// The handle is `&mut` because redis-rs wants it so; every task has its own.
+/// Each client is configured as its authors would for one busy shared connection, and keeps its
+/// default deadlines. The handle is `&mut` because redis-rs requires it; every task has its own.
 pub(crate) trait RedisContestant: Clone + Send + Sync + 'static {
     const NAME: &'static str;
 
@@ -19,10 +19,11 @@ pub(crate) trait RedisContestant: Clone + Send + Sync + 'static {
 
     fn incr(&mut self, key: &str) -> impl Future<Output = Result<i64>> + Send;
 
-    /// One pipeline of a GET per key, built anew each time, as one whose keys vary must be.
+    /// Sends one pipeline with a GET of each key. It is built for each call, as with keys that
+    /// vary.
     fn get_many(&mut self, keys: &[String]) -> impl Future<Output = Result<Vec<String>>> + Send;
 
-    /// One pipeline that sets and gets `value`, twice; returns both replies.
+    /// Sends one pipeline that sets and gets `value`, twice. Returns both replies.
     fn set_and_get_twice(
         &mut self,
         key: &str,
@@ -30,27 +31,27 @@ pub(crate) trait RedisContestant: Clone + Send + Sync + 'static {
     ) -> impl Future<Output = Result<[String; 2]>> + Send;
 }
 
-/// How many keys [`fill`] writes; as many as a pipeline holds.
+/// Number of keys that [`fill`] writes, and that a pipeline holds.
 pub(crate) const KEYS: usize = 100;
-/// The size of each value.
+/// Size of each value, in bytes.
 pub(crate) const VALUE_BYTES: usize = 100;
 
 pub(crate) fn keys() -> Vec<String> {
     (0..KEYS).map(|i| format!("key:{i:04}")).collect()
 }
 
-/// Writes the keys, without any contestant's help.
+/// Writes the keys over a plain socket, without a contestant.
 pub(crate) fn fill(server: SocketAddr) -> Result<()> {
     let mut socket = TcpStream::connect(server)?;
     let value = "v".repeat(VALUE_BYTES);
     for key in keys() {
         let reply = send_command(&mut socket, &["SET", &key, &value])?;
-        ensure!(reply == "+OK\r\n", "SET {key} was answered with {reply:?}");
+        ensure!(reply == "+OK\r\n", "SET {key} returned {reply:?}");
     }
     Ok(())
 }
 
-/// Sends one command and reads one short reply.
+/// Sends one command, and reads one short reply.
 pub(crate) fn send_command(socket: &mut TcpStream, command: &[&str]) -> Result<String> {
     socket.write_all(encode(command).as_bytes())?;
     let mut reply = [0; 512];

@@ -1,7 +1,7 @@
-//! fred: pipelines by itself, and has no deadline for a response by default.
+//! fred: pipelines automatically, and has no response deadline by default.
 //!
-//! As it comes, except that it is told to reconnect, by its default policy. Nagle stays on, as is its default: without,
-//! its pipelines were a third slower here.
+//! Default configuration, with its default reconnection policy enabled. Nagle's algorithm stays on,
+//! as by default: without it, its pipelines were a third slower here.
 
 use ::fred::prelude::{Builder, Client, ClientLike, Config, KeysInterface, ReconnectPolicy};
 use ::fred::types::Value;

@@ -1,7 +1,7 @@
 //! Redis clients on one shared connection each: throughput, CPU, allocations, latency.
 //!
-//! 100-byte values, decoded to `String`, with each client's own default deadlines. One private server for all; a
-//! fresh runtime and connection for each turn.
+//! Values of 100 bytes, decoded to `String`, with each client's default deadlines. All contestants
+//! share one server. Each turn has a new runtime and connection.
 
 pub(crate) mod contestant;
 mod fred;

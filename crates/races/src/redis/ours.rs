@@ -1,4 +1,4 @@
-//! ForebayRedis, as it comes: its default deadlines are on.
+//! `forebay_redis` with its default configuration, deadlines included.
 
 use anyhow::Result;
 use forebay_redis::RedisClient;

@@ -1,7 +1,9 @@
-//! redis-rs: the multiplexed connection, which races, and the connection manager, which also reconnects.
+//! redis-rs: the multiplexed connection, which is raced, and the connection manager, which also
+//! reconnects.
 //!
-//! Both as they come, with their deadline of 500 ms: a longer queue, larger writes and no Nagle made the multiplexed
-//! connection slower here with 1,000 tasks, and no faster otherwise.
+//! Both have their default configuration, with a deadline of 500 ms. A longer queue, larger writes
+//! and no Nagle's algorithm made the multiplexed connection slower here with 1,000 tasks, and no
+//! faster otherwise.
 
 use ::redis::aio::{ConnectionLike, ConnectionManager, MultiplexedConnection};
 use ::redis::{Client, Pipeline, cmd};
@@ -9,14 +11,14 @@ use anyhow::Result;
 
 use super::contestant::RedisContestant;
 
-/// A handle with its connection, of either kind.
+/// Handle of a connection of either kind.
 #[derive(Clone)]
 pub(crate) struct RedisRs<C>(C);
 
 pub(crate) type MultiplexedRedisRs = RedisRs<MultiplexedConnection>;
 pub(crate) type ManagedRedisRs = RedisRs<ConnectionManager>;
 
-/// What the two kinds do not share.
+/// Differences of the two kinds.
 pub(crate) trait RedisRsConnection: ConnectionLike + Clone + Send + Sync + 'static {
     const NAME: &'static str;
     fn open(client: Client) -> impl Future<Output = Result<Self>> + Send;

@@ -1,6 +1,7 @@
-//! rustis: batches by itself, and has no deadline for a response by default.
+//! rustis: batches automatically, and has no response deadline by default.
 //!
-//! With waves of 512 commands instead of its default 48 it was up to a quarter faster here, with many tasks.
+//! With batches of 512 commands instead of the default 48, it was up to a quarter faster here with
+//! many tasks.
 
 use ::rustis::client::{BatchPreparedCommand, Client, IntoConfig};
 use ::rustis::commands::StringCommands;

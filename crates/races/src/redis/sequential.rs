@@ -38,7 +38,7 @@ pub(crate) fn run(board: &mut Scoreboard, server: &Redis) -> Result<()> {
     Ok(())
 }
 
-/// The median, after a tenth for warming up.
+/// Returns the median without the first tenth, which warms up.
 fn p50(latencies_us: Vec<f64>) -> f64 {
     let warm_up = latencies_us.len() / 10;
     Spread::of(latencies_us.into_iter().skip(warm_up)).median
@@ -62,8 +62,9 @@ fn client<C: RedisContestant>(url: &str, requests: u64) -> Entrant<'_, f64> {
     Entrant { name: C::NAME, turn: Box::new(turn) }
 }
 
-/// Runs in a spawned task of a current-thread runtime, as a server's handlers do. The future of `block_on` itself is polled
-/// only after another look at the driver, which would count as the client's.
+/// Runs the work in a spawned task of a current-thread runtime, as a server runs its handlers. The
+/// future of `block_on` itself is polled only after the driver was polled again, which would count
+/// for the client.
 fn run_in_task(work: impl Future<Output = Result<f64>> + Send + 'static) -> Result<f64> {
     let runtime = Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async { tokio::spawn(work).await? })
@@ -80,7 +81,7 @@ fn raw_socket(address: SocketAddr, requests: u64) -> Result<f64> {
         let mut read = 0;
         while read < REPLY_BYTES {
             let more = socket.read(&mut reply[read..])?;
-            ensure!(more > 0, "the server hung up");
+            ensure!(more > 0, "the server closed the connection");
             read += more;
         }
         latencies_us.push(started.elapsed().as_secs_f64() * 1e6);
@@ -100,7 +101,7 @@ fn raw_tokio_socket(address: SocketAddr, requests: u64) -> Result<f64> {
             let mut read = 0;
             while read < REPLY_BYTES {
                 let more = socket.read(&mut reply[read..]).await?;
-                ensure!(more > 0, "the server hung up");
+                ensure!(more > 0, "the server closed the connection");
                 read += more;
             }
             latencies_us.push(started.elapsed().as_secs_f64() * 1e6);

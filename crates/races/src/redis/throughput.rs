@@ -43,7 +43,7 @@ impl RedisRequest {
     }
 }
 
-/// So many tasks, each with one request open at a time.
+/// Load: a number of tasks, each with one open request at a time.
 #[derive(Clone, Copy)]
 struct RedisLoad {
     workers: RuntimeKind,
@@ -57,7 +57,7 @@ impl RedisLoad {
         self.tasks * self.requests_per_task * self.request.ops()
     }
 
-    /// A fresh runtime and connection, warmed up by a tenth of the load.
+    /// Returns a new runtime and connection, after a tenth of the load as warm-up.
     fn prepare<C: RedisContestant>(self, url: &str) -> Result<(Runtime, C)> {
         let runtime = self.workers.runtime()?;
         let client = runtime.block_on(C::connect(url))?;
@@ -87,7 +87,7 @@ impl RedisLoad {
     }
 }
 
-/// The six contests, each with its CPU.
+/// Runs the six contests, each with its CPU time.
 pub(crate) fn run(board: &mut Scoreboard, url: &str) -> Result<()> {
     for (name, tasks, request, ops) in [
         ("tasks64", 64, RedisRequest::Get, 384_000),
@@ -142,7 +142,7 @@ fn timed<C: RedisContestant>(url: &str, load: RedisLoad) -> Entrant<'_, WorkCost
     Entrant { name: C::NAME, turn: Box::new(turn) }
 }
 
-/// Allocations per GET, of the whole process, with 64 tasks on a current-thread runtime.
+/// Counts allocations per GET, of the whole process, with 64 tasks on a current-thread runtime.
 pub(crate) fn allocs(board: &mut Scoreboard, url: &str) -> Result<()> {
     const LIMIT: f64 = 2.0;
     let requests_per_task = board.scaled(1_000);
@@ -169,7 +169,8 @@ pub(crate) fn allocs(board: &mut Scoreboard, url: &str) -> Result<()> {
     Ok(())
 }
 
-/// What three times the load allocates more than the load, so that starting the tasks does not count.
+/// Returns the allocations per request: the difference of the triple load and the load, so that
+/// starting the tasks doesn't count.
 fn counted<C: RedisContestant>(url: &str, load: RedisLoad) -> Entrant<'_, f64> {
     let triple = RedisLoad { requests_per_task: 3 * load.requests_per_task, ..load };
     let turn = move || {

@@ -1,8 +1,9 @@
-//! Draining a slot: how fast a million rows arrive, and what they cost on our side.
+//! Draining a replication slot of a million rows: rate, and CPU time of the client.
 //!
-//! Everybody reads the same log: the slot is copied before each turn. The clock runs from the server's word that it streams to the
-//! last commit. Whoever gets one row more or less than was written has no time: the race ends. Postgres' own program is
-//! counted in a turn apart, since it would have to write its rows somewhere.
+//! All contestants read the same WAL: the slot is copied before each turn. The clock runs from the
+//! server's message that streaming has started to the last commit. The race fails if a contestant
+//! gets one row more or less than was written. `pg_recvlogical` is checked in a separate turn,
+//! since it has to write its rows to a pipe for that.
 
 mod ours;
 mod pg_recvlogical;
@@ -39,26 +40,28 @@ pub(crate) const RACE: Race = Race {
 };
 
 const ROWS: u64 = 1_000_000;
-/// Of each row's note, all of them an `x`, which is in no other column.
+/// Number of characters of each row's note. All are `x`, which no other column contains.
 const NOTE_CHARS: u64 = 60;
 const PUBLICATION: &str = "forebay";
+/// Time limit of a turn.
 const TURN_TIMEOUT: Duration = Duration::from_secs(300);
-/// At least as fast as Postgres' own program, which only copies bytes, but for noise.
+/// At least as fast as `pg_recvlogical`, which only copies bytes, apart from noise.
 const THROUGHPUT_GOAL: f64 = 0.95;
-/// Half of the CPU.
+/// Half of the CPU time.
 const CPU_GOAL: f64 = 2.0;
 
 #[derive(Clone, Copy)]
+/// Operation that wrote the rows.
 enum RowOperation {
     Insert,
     Update,
 }
 
-/// What a contestant is to drain.
+/// What a contestant drains.
 pub(super) struct DrainTask {
     url: String,
     slot: String,
-    /// The commit that ends at or after this is the last.
+    /// LSN. The first commit that ends at or after it is the last one.
     end: u64,
     /// Inserts and updates until then.
     rows: u64,
@@ -71,7 +74,7 @@ impl DrainTask {
     }
 }
 
-/// What it took.
+/// Time that draining took.
 struct DrainResult {
     wall: Duration,
     cpu: Option<Duration>,
@@ -153,7 +156,7 @@ fn race_case(
     Ok(())
 }
 
-/// Writes the rows behind a new slot of the database's name; returns the position after them.
+/// Creates a slot with the name of the database, then writes the rows. Returns the LSN after them.
 fn write_log(
     server: &Postgres,
     database: &str,
@@ -165,7 +168,8 @@ fn write_log(
     eprintln!("{database}: writing {rows} rows");
     sql("CREATE TABLE items (id bigint PRIMARY KEY, name text, price numeric, note text, at timestamptz)")?;
     sql("ALTER TABLE items REPLICA IDENTITY FULL")?;
-    // As the manager makes it: otherwise it would begin with a publication, and so a slot, of its own.
+    // Like the manager's own publication. Otherwise the manager would create a new publication, and
+    // thus a new slot.
     sql(&format!(
         "CREATE PUBLICATION {PUBLICATION} FOR TABLE items WITH (publish_via_partition_root = true)"
     ))?;
@@ -186,19 +190,19 @@ fn write_log(
         "CREATE PROCEDURE write(k bigint, rows bigint) LANGUAGE plpgsql AS $$ BEGIN WHILE k <= rows LOOP \
          {statement}; COMMIT; k := k + {per_transaction}; END LOOP; END $$"
     ))?;
-    // In parts: the sandbox waits a minute for one answer.
+    // In parts, because the sandbox waits one minute for a statement.
     let part = (rows / 10).next_multiple_of(per_transaction);
     for from in (1..=rows).step_by(usize::try_from(part)?) {
         sql(&format!("CALL write({from}, {})", rows.min(from + part - 1)))?;
     }
     let position = server.query(database, "SELECT pg_current_wal_insert_lsn() - '0/0'")?;
-    // One more commit, so that there is one at or after that position; without a row, so that it makes no difference to the count.
+    // One more commit, at or after that position. It has no row, so the count stays the same.
     sql("TRUNCATE items")?;
     let position = position.first().and_then(|row| row.first()?.as_deref()).context("a position")?;
     Ok(position.parse()?)
 }
 
-/// The server may need a moment to see that nobody uses it any more.
+/// Drops a slot. Retries for 5 s, until the server has noticed that the client is gone.
 pub(crate) fn drop_slot(server: &Postgres, database: &str, slot: &str) -> Result<()> {
     for _ in 0..500 {
         if server.execute(database, &format!("SELECT pg_drop_replication_slot('{slot}')")).is_ok() {
@@ -209,10 +213,11 @@ pub(crate) fn drop_slot(server: &Postgres, database: &str, slot: &str) -> Result
     anyhow::bail!("the slot {slot} is still in use")
 }
 
+/// Runs one turn in a separate process.
 fn in_process(contestant: &str, task: &DrainTask) -> Result<DrainResult> {
     let DrainTask { url, slot, end, rows } = task;
     let report = run_in_child(RACE.name, &format!("{contestant} {url} {slot} {end} {rows}"), TURN_TIMEOUT)?
-        .context("it took too long")?;
+        .context("the turn took too long")?;
     let seconds = |name: &str| report.number(name).map(Duration::from_secs_f64).context("a figure");
     Ok(DrainResult { wall: seconds("wall_s")?, cpu: Some(seconds("cpu_s")?) })
 }

@@ -1,4 +1,5 @@
-//! Ours: the whole manager, with a consumer that decodes everything and keeps nothing.
+//! `forebay_replication`: a complete manager, with a consumer that decodes everything and stores
+//! nothing.
 
 use std::time::{Duration, Instant};
 
@@ -32,6 +33,7 @@ pub(super) async fn drain(task: &DrainTask) -> Result<DrainResult> {
     Ok(drained)
 }
 
+/// Consumer that counts rows.
 struct NullConsumer {
     end: Lsn,
     durable: Option<DurablePosition>,
@@ -74,7 +76,7 @@ impl Consumer for NullConsumer {
             {
                 let (started, cpu) = self.started;
                 let drained = DrainResult { wall: started.elapsed(), cpu: Some(machine::cpu_time() - cpu) };
-                // Whoever waited may have given up.
+                // Fails only if the receiver is gone.
                 let _late = done.send((drained, self.rows));
             }
         }

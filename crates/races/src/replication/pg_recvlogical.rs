@@ -1,4 +1,4 @@
-//! Postgres' own program, which writes the bytes to /dev/null.
+//! `pg_recvlogical` of Postgres, which writes the bytes to /dev/null.
 
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Command, Stdio};
@@ -12,31 +12,31 @@ const MISSING: &str = "pg_recvlogical: script/bootstrap installs it with Postgre
 
 pub(super) fn drain(task: &DrainTask) -> Result<DrainResult> {
     let mut child = program(task, "/dev/null").stderr(Stdio::piped()).spawn().context(MISSING)?;
-    let mut words = BufReader::new(child.stderr.take().context("stderr is piped")?);
-    let (mut line, mut said) = (String::new(), String::new());
+    let mut stderr = BufReader::new(child.stderr.take().context("stderr is piped")?);
+    let (mut line, mut output) = (String::new(), String::new());
     let started = loop {
         line.clear();
-        ensure!(words.read_line(&mut line)? > 0, "pg_recvlogical ended early: {said}");
+        ensure!(stderr.read_line(&mut line)? > 0, "pg_recvlogical ended early: {output}");
         if line.contains("streaming initiated") {
             break Instant::now();
         }
-        said += &line;
+        output += &line;
     };
-    // What else it says must be read, or it would wait for that.
-    for line in words.lines() {
-        said += &line?;
+    // The rest must be read, or the program would block when the pipe is full.
+    for line in stderr.lines() {
+        output += &line?;
     }
     let status = child.wait()?;
-    ensure!(status.success(), "pg_recvlogical: {status}: {said}");
+    ensure!(status.success(), "pg_recvlogical: {status}: {output}");
     Ok(DrainResult { wall: started.elapsed(), cpu: None })
 }
 
-/// Counts the rows that it writes. It writes no lengths, so rows are known by their notes.
+/// Counts the rows of inserts. The output has no lengths, so rows are recognized by their notes.
 pub(super) fn count_inserts(task: &DrainTask) -> Result<DrainResult> {
     count(task, 1)
 }
 
-/// Likewise: an update has the old row, too.
+/// Counts the rows of updates, which also have the old row.
 pub(super) fn count_updates(task: &DrainTask) -> Result<DrainResult> {
     count(task, 2)
 }

@@ -1,4 +1,4 @@
-//! The crate pgwire-replication: it hands out the bytes of each change, undecoded.
+//! The crate pgwire-replication, which returns the bytes of each change without decoding them.
 
 use std::time::Instant;
 

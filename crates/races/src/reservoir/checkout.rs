@@ -1,4 +1,4 @@
-//! What it costs to lend a connection and take it back.
+//! CPU time of a checkout and a return.
 
 use anyhow::Result;
 use tokio::runtime::Builder;
@@ -7,7 +7,7 @@ use super::pools::{Bb8, ContestantPool, Deadpool, ForebayPool, Sqlx};
 use super::{PoolSettings, contest_best_peer};
 use crate::harness::{Better, Entrant, Scoreboard, WorkCost, interleave};
 
-/// Nothing is done with the connection, and nothing to it between two callers.
+/// Checkout without a query and without a reset.
 pub(crate) fn plain(board: &mut Scoreboard, url: &str) -> Result<()> {
     let (settings, times) = (&PoolSettings::new(url.into()), board.scaled(200_000));
     let mut entrants = [
@@ -21,8 +21,8 @@ pub(crate) fn plain(board: &mut Scoreboard, url: &str) -> Result<()> {
     Ok(())
 }
 
-/// One small query each time, and the session is cleaned up before the next caller: deadpool's Clean and our standard reset send
-/// nearly the same statements.
+/// Checkout with one small query, and a reset of the session before the next caller. The statements
+/// of deadpool's `Clean` and of our standard reset are nearly the same.
 pub(crate) fn reset(board: &mut Scoreboard, url: &str) -> Result<()> {
     let (settings, times) =
         (&PoolSettings { reset: true, ..PoolSettings::new(url.into()) }, board.scaled(10_000));
@@ -35,18 +35,18 @@ pub(crate) fn reset(board: &mut Scoreboard, url: &str) -> Result<()> {
     Ok(())
 }
 
-fn turn<P: ContestantPool>(settings: &PoolSettings, times: u64, asks: bool) -> Result<f64> {
+fn turn<P: ContestantPool>(settings: &PoolSettings, times: u64, queries: bool) -> Result<f64> {
     let runtime = Builder::new_current_thread().enable_all().build()?;
     let pool = runtime.block_on(P::open(settings))?;
     let effort = WorkCost::of(times, || {
         runtime.block_on(async {
             let work = async move {
                 for _ in 0..times {
-                    let mut lent = pool.take().await?;
-                    if asks {
-                        P::query(&mut lent).await?;
+                    let mut connection = pool.take().await?;
+                    if queries {
+                        P::query(&mut connection).await?;
                     }
-                    drop(lent);
+                    drop(connection);
                 }
                 anyhow::Ok(())
             };

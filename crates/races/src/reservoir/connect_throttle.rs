@@ -1,4 +1,4 @@
-//! A server that accepts only so many connections per second: a connect_throttle in front of one that accepts any number.
+//! Proxy that limits the rate of new connections to a server.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -10,30 +10,30 @@ use tokio::io::copy_bidirectional;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::{MissedTickBehavior, interval};
 
-/// A connect_throttle that is open wide until it is narrowed. It is shut with the runtime.
+/// Throttle of new connections. Unlimited until [`ConnectThrottle::limit`]. Ends with the runtime.
 pub(crate) struct ConnectThrottle {
     pub(crate) address: SocketAddr,
-    narrow: Arc<AtomicBool>,
+    is_limited: Arc<AtomicBool>,
 }
 
 impl ConnectThrottle {
-    /// From now on connections wait before it, in the order of coming.
-    pub(crate) fn narrow(&self) {
-        self.narrow.store(true, Ordering::Relaxed);
+    /// Starts to limit. From then on, connections wait in the order of arrival.
+    pub(crate) fn limit(&self) {
+        self.is_limited.store(true, Ordering::Relaxed);
     }
 }
 
-/// Opens the connect_throttle, which lets in `per_second` connections once it is narrow.
+/// Starts the proxy, which accepts `per_second` connections once it is limited.
 pub(crate) async fn open(server: SocketAddr, per_second: f64) -> Result<ConnectThrottle> {
     let listener = TcpListener::bind("127.0.0.1:0").await?;
-    let (address, narrow) = (listener.local_addr()?, Arc::new(AtomicBool::new(false)));
-    let is_narrow = narrow.clone();
+    let (address, is_limited) = (listener.local_addr()?, Arc::new(AtomicBool::new(false)));
+    let limited = is_limited.clone();
     tokio::spawn(async move {
         let mut ticks = interval(Duration::from_secs_f64(1.0 / per_second));
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             let Ok((mut client, _)) = listener.accept().await else { return };
-            if is_narrow.load(Ordering::Relaxed) {
+            if limited.load(Ordering::Relaxed) {
                 ticks.tick().await;
             }
             tokio::spawn(async move {
@@ -43,5 +43,5 @@ pub(crate) async fn open(server: SocketAddr, per_second: f64) -> Result<ConnectT
             });
         }
     });
-    Ok(ConnectThrottle { address, narrow })
+    Ok(ConnectThrottle { address, is_limited })
 }

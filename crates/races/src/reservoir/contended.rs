@@ -1,4 +1,4 @@
-//! Many tasks, few connections.
+//! Contention: many tasks, few connections.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,15 +12,17 @@ use super::{PoolSettings, contest_best_peer};
 use crate::harness::{Better, Entrant, Scoreboard, Spread, interleave};
 
 const TASKS: usize = 64;
-/// More and shorter turns than elsewhere: Postgres takes most of the time, the same for all, and it moves by a tenth from one turn to the
-/// next, by where the system has put its processes.
+/// Number of turns in a round. They are many and short: Postgres takes most of the time, the same
+/// for all pools, and varies by a tenth between turns, depending on where the system schedules its
+/// processes.
 const TURNS: usize = 18;
 
 struct ContentionSample {
     per_second: f64,
-    /// The worst task's 99th percentile: a pool that serves some and starves the rest has few long waits, but they are long.
+    /// The worst task's 99th percentile. A pool that starves some tasks has few long waits in
+    /// total, but they are long.
     p99_us: f64,
-    /// The least served task's count by the most served one's.
+    /// Count of the least served task divided by that of the most served one.
     fairness: f64,
 }
 
@@ -55,13 +57,13 @@ fn turn<P: ContestantPool>(settings: &PoolSettings, span: Duration) -> Result<Co
                 tokio::spawn(async move {
                     let (mut waits_us, mut served) = (Vec::new(), 0_u64);
                     loop {
-                        let asked = Instant::now();
-                        let mut lent = pool.take().await?;
-                        waits_us.push(asked.elapsed().as_secs_f64() * 1e6);
+                        let requested = Instant::now();
+                        let mut connection = pool.take().await?;
+                        waits_us.push(requested.elapsed().as_secs_f64() * 1e6);
                         if over.load(Ordering::Relaxed) {
                             return anyhow::Ok((waits_us, served));
                         }
-                        P::query(&mut lent).await?;
+                        P::query(&mut connection).await?;
                         served += 1;
                     }
                 })

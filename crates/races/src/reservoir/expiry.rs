@@ -1,7 +1,7 @@
-//! All connections end together, and the server accepts only twenty a second.
+//! All connections expire at the same time, and the server accepts only twenty a second.
 //!
-//! 400 requests a second, each of which holds one of 16 connections for 20 ms. What counts is how long a request waits for its
-//! connection: the rest of its time is its own.
+//! 400 requests a second, each of which holds one of 16 connections for 20 ms. The figure is how
+//! long a request waits for its connection.
 
 use std::time::{Duration, Instant};
 
@@ -19,23 +19,24 @@ const REQUESTS_PER_SECOND: u64 = 400;
 const HOLD: Duration = Duration::from_millis(20);
 const OPENS_PER_SECOND: f64 = 20.0;
 const LIFETIME: Duration = Duration::from_secs(4);
-/// What is looked at: the requests that come in the second in which the others' connections end.
+/// Measured time: the second in which the peers' connections expire.
 const BURST: Duration = Duration::from_secs(1);
+/// Start of the measured time, before the expiry.
 const BEFORE: Duration = Duration::from_millis(100);
 
 pub(crate) fn run(board: &mut Scoreboard, server: &Postgres) -> Result<()> {
-    // A lifetime, and the burst after it.
+    // One lifetime, and the second after it.
     let requests = (LIFETIME + BURST).as_secs() * REQUESTS_PER_SECOND;
-    let mortal = Some(LIFETIME);
+    let lifetime = Some(LIFETIME);
     let mut entrants = [
-        Entrant { name: "forebay", turn: Box::new(|| turn::<ForebayPool>(server, mortal, requests)) },
-        Entrant { name: "deadpool", turn: Box::new(|| turn::<Deadpool>(server, mortal, requests)) },
-        Entrant { name: "bb8", turn: Box::new(|| turn::<Bb8>(server, mortal, requests)) },
-        Entrant { name: "sqlx", turn: Box::new(|| turn::<Sqlx>(server, mortal, requests)) },
+        Entrant { name: "forebay", turn: Box::new(|| turn::<ForebayPool>(server, lifetime, requests)) },
+        Entrant { name: "deadpool", turn: Box::new(|| turn::<Deadpool>(server, lifetime, requests)) },
+        Entrant { name: "bb8", turn: Box::new(|| turn::<Bb8>(server, lifetime, requests)) },
+        Entrant { name: "sqlx", turn: Box::new(|| turn::<Sqlx>(server, lifetime, requests)) },
         Entrant { name: "forebay-steady", turn: Box::new(|| turn::<ForebayPool>(server, None, requests)) },
     ];
     let mut figures = interleave(board.rounds(), &mut entrants)?;
-    let (_, steady) = figures.pop().expect("it is last");
+    let (_, steady) = figures.pop().expect("the steady entrant is last");
     contest_best_peer(board, "expiry_p99", "ms waited, p99", Better::Lower, 10.0, &figures);
     let (ours, steady) = (Spread::of(figures.swap_remove(0).1), Spread::of(steady));
     board.table("expiry_steady", "ms waited, p99", &[("forebay, ends", ours), ("forebay, steady", steady)]);
@@ -62,28 +63,28 @@ fn turn<P: ContestantPool>(server: &Postgres, lifetime: Option<Duration>, reques
             connections: CONNECTIONS,
             ..PoolSettings::new(url)
         };
-        // All are opened at once, so that all of the others' end at once.
+        // All are opened at once, so that all of the peers' connections expire at once.
         let pool = P::open(&settings).await?;
-        connect_throttle.narrow();
+        connect_throttle.limit();
         let (started, mut tasks) = (Instant::now(), JoinSet::new());
         for at in 0..requests {
-            // Requests come when they come, whether those before are done or not.
+            // Requests arrive at a fixed rate, whether earlier ones are done or not.
             let due = started + Duration::from_secs_f64(at as f64 / REQUESTS_PER_SECOND as f64);
             tokio::time::sleep_until(due.into()).await;
             let pool = pool.clone();
             tasks.spawn(async move {
-                let came = Instant::now();
-                let lent = pool.take().await?;
-                let waited_ms = came.elapsed().as_secs_f64() * 1e3;
+                let arrived = Instant::now();
+                let connection = pool.take().await?;
+                let waited_ms = arrived.elapsed().as_secs_f64() * 1e3;
                 tokio::time::sleep(HOLD).await;
-                drop(lent);
-                anyhow::Ok((came, waited_ms))
+                drop(connection);
+                anyhow::Ok((arrived, waited_ms))
             });
         }
         let mut waits_ms = Vec::new();
         while let Some(done) = tasks.join_next().await {
-            let (came, waited_ms) = done??;
-            if came - started > LIFETIME - BEFORE {
+            let (arrived, waited_ms) = done??;
+            if arrived - started > LIFETIME - BEFORE {
                 waits_ms.push(waited_ms);
             }
         }

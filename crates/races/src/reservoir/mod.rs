@@ -1,5 +1,5 @@
-//! Pools of Postgres connections: what lending one costs, who gets one when many want one, and what happens when all of them end
-//! together.
+//! Pools of Postgres connections: cost of a checkout, contention, and simultaneous expiry of all
+//! connections.
 
 mod checkout;
 mod connect_throttle;
@@ -32,15 +32,16 @@ pub(crate) const RACE: Race = Race {
 
 const CONNECTIONS: u32 = 16;
 
-/// What a pool is asked to be.
+/// Settings of a pool, for all contestants.
 #[derive(Clone)]
 pub(crate) struct PoolSettings {
     url: String,
     connections: u32,
-    /// How long connections live, if they end at all.
+    /// Lifetime of connections. `None`: unlimited.
     lifetime: Option<Duration>,
-    /// How many may be opened per second, for a pool that wants to know.
+    /// Connections that may be opened per second, for pools with such a limit.
     opens_per_second: f64,
+    /// Whether the session is reset between two callers.
     reset: bool,
 }
 
@@ -68,7 +69,7 @@ fn run(board: &mut Scoreboard) -> Result<()> {
     Ok(())
 }
 
-/// ForebayPool against the best of the others.
+/// Compares ours, the first figure, with the best of the others.
 fn contest_best_peer(
     board: &mut Scoreboard,
     case: &str,

@@ -1,4 +1,4 @@
-//! The contestants.
+//! Contestants: four pools with the same operations.
 
 use std::time::Duration;
 
@@ -11,18 +11,18 @@ use tokio_postgres::NoTls;
 
 use super::PoolSettings;
 
-/// A pool: all do the same with it.
+/// Connection pool.
 pub(crate) trait ContestantPool: Clone + Send + Sync + 'static {
     type Connection: Send;
 
-    /// One that is full.
+    /// Opens a pool with all of its connections.
     fn open(settings: &PoolSettings) -> impl Future<Output = Result<Self>>;
     fn take(&self) -> impl Future<Output = Result<Self::Connection>> + Send;
-    /// The smallest query there is.
-    fn query(lent: &mut Self::Connection) -> impl Future<Output = Result<()>> + Send;
+    /// Runs the smallest query.
+    fn query(connection: &mut Self::Connection) -> impl Future<Output = Result<()>> + Send;
 }
 
-/// How long a caller may wait: longer than any here has to.
+/// Maximum time that a caller waits. Longer than any wait in these races.
 const WAIT_TIMEOUT: Duration = Duration::from_secs(60);
 
 #[derive(Clone)]
@@ -37,7 +37,7 @@ impl ContestantPool for ForebayPool {
             config = config.reset(Reset::None);
         }
         if let Some(lifetime) = settings.lifetime {
-            // As long on average as the others', spread by a third.
+            // The same lifetime on average as the others, with a jitter of a third.
             let window = lifetime / 12;
             config = config
                 .base_lifetime(lifetime * 5 / 6)
@@ -56,8 +56,8 @@ impl ContestantPool for ForebayPool {
         Ok(self.0.checkout_within(WAIT_TIMEOUT).await?)
     }
 
-    async fn query(lent: &mut Self::Connection) -> Result<()> {
-        lent.simple_query("SELECT 1").await?;
+    async fn query(connection: &mut Self::Connection) -> Result<()> {
+        connection.simple_query("SELECT 1").await?;
         Ok(())
     }
 }
@@ -88,8 +88,8 @@ impl ContestantPool for Deadpool {
         Ok(self.0.get().await?)
     }
 
-    async fn query(lent: &mut Self::Connection) -> Result<()> {
-        lent.simple_query("SELECT 1").await?;
+    async fn query(connection: &mut Self::Connection) -> Result<()> {
+        connection.simple_query("SELECT 1").await?;
         Ok(())
     }
 }
@@ -111,7 +111,7 @@ impl ContestantPool for Bb8 {
             .reaper_rate(Duration::from_millis(100))
             .idle_timeout(None)
             .connection_timeout(WAIT_TIMEOUT)
-            // The others ask no server either.
+            // The other pools don't test connections either.
             .test_on_check_out(false)
             .build(manager)
             .await?;
@@ -124,8 +124,8 @@ impl ContestantPool for Bb8 {
         Ok(self.0.get_owned().await?)
     }
 
-    async fn query(lent: &mut Self::Connection) -> Result<()> {
-        lent.simple_query("SELECT 1").await?;
+    async fn query(connection: &mut Self::Connection) -> Result<()> {
+        connection.simple_query("SELECT 1").await?;
         Ok(())
     }
 }
@@ -155,21 +155,21 @@ impl ContestantPool for Sqlx {
         Ok(self.0.acquire().await?)
     }
 
-    async fn query(lent: &mut Self::Connection) -> Result<()> {
+    async fn query(connection: &mut Self::Connection) -> Result<()> {
         use sqlx::Executor;
-        lent.execute(sqlx::raw_sql("SELECT 1")).await?;
+        connection.execute(sqlx::raw_sql("SELECT 1")).await?;
         Ok(())
     }
 }
 
-/// Opens all connections of a pool that opens them when they are asked for.
+/// Opens all connections of a pool that opens them on demand.
 async fn fill(pool: &impl ContestantPool, settings: &PoolSettings) -> Result<()> {
-    let mut lent = Vec::new();
+    let mut connections = Vec::new();
     for _ in 0..settings.connections {
-        lent.push(pool.take().await?);
+        connections.push(pool.take().await?);
     }
-    drop(lent);
-    // sqlx gives connections back in tasks of their own.
+    drop(connections);
+    // sqlx returns connections in separate tasks.
     tokio::time::sleep(Duration::from_millis(50)).await;
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! Requests as the experiments make them: with an end, and some of them given up.
+//! Requests with time limits, and requests that are dropped midway.
 
 use std::future::poll_fn;
 use std::pin::pin;
@@ -11,10 +11,10 @@ use tokio::time::{sleep, timeout, timeout_at};
 
 use crate::redis::contestant::RedisContestant;
 
-/// How long a caller waits for one answer before it asks again.
+/// Time limit of one attempt.
 const CALL_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// Asks until there is an answer; tells when that was, unless it takes longer than `limit`.
+/// Sends requests until one succeeds, and returns that time. `None`: none did within `limit`.
 pub(super) async fn first_reply<C: RedisContestant>(
     mut client: C,
     key: &str,
@@ -31,7 +31,7 @@ pub(super) async fn first_reply<C: RedisContestant>(
     timeout(limit, asking).await.ok()
 }
 
-/// What the tasks that end within `limit` have to tell; the others are aborted.
+/// Returns the results of the tasks that end within `limit`, and aborts the others.
 pub(super) async fn within<T: 'static>(limit: Duration, mut tasks: JoinSet<T>) -> Result<Vec<T>> {
     let (deadline, mut ended) = (tokio::time::Instant::now() + limit, Vec::new());
     while let Ok(Some(task)) = timeout_at(deadline, tasks.join_next()).await {
@@ -40,7 +40,8 @@ pub(super) async fn within<T: 'static>(limit: Duration, mut tasks: JoinSet<T>) -
     Ok(ended)
 }
 
-/// Polls `call` up to `polls` times, in as many turns of its task, then drops it. `None`: it was dropped.
+/// Polls `call` up to `polls` times, in as many polls of its task, then drops it. `None`: it was
+/// dropped.
 pub(super) async fn drop_after_polls<T>(polls: u32, call: impl Future<Output = T>) -> Option<T> {
     let (mut call, mut polled) = (pin!(call), 0);
     poll_fn(|cx| {
@@ -57,7 +58,7 @@ pub(super) async fn drop_after_polls<T>(polls: u32, call: impl Future<Output = T
     .await
 }
 
-/// A small generator of random numbers (SplitMix64): the same seed, the same numbers.
+/// Random number generator (SplitMix64). The same seed yields the same numbers.
 pub(super) struct SeededRandom(pub(super) u64);
 
 impl SeededRandom {

@@ -1,4 +1,4 @@
-//! The experiments, one function each: break something, and see what becomes of the requests.
+//! Experiments: each causes one fault, and reports what happens to the requests.
 
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
@@ -15,12 +15,14 @@ use crate::harness::{ExperimentReport, Spread};
 use crate::machine::resident_bytes;
 use crate::redis::contestant::{RedisContestant, fill, keys, send_command};
 
-/// Three times the default deadline of our client, the longest of those that have one.
+/// Time after which a request counts as hanging: three times our client's default deadline, the
+/// longest of all clients.
 const HANG_TIMEOUT: Duration = Duration::from_secs(15);
-/// After this, a client that does not work again never will.
+/// Time after which a client that doesn't work again counts as broken.
 const RECOVERY_TIMEOUT: Duration = Duration::from_secs(3);
-/// A short outage, such as a restart.
+/// Length of a short outage, such as a restart.
 const OUTAGE: Duration = Duration::from_millis(200);
+/// Number of requests that are open during the fault.
 const OPEN_REQUESTS: usize = 1_000;
 
 pub(super) fn experiment<C: RedisContestant>(fault: &str) -> Result<ExperimentReport> {
@@ -34,15 +36,16 @@ pub(super) fn experiment<C: RedisContestant>(fault: &str) -> Result<ExperimentRe
             "abandoned" => abandoned::<C>().await,
             "cancelled" => cancelled::<C>().await,
             "huge" => huge::<C>().await,
-            _ => bail!("no fault is called {fault}"),
+            _ => bail!("unknown fault {fault}"),
         }
     });
-    // A client that hangs must not keep the process from ending.
+    // A client that hangs must not keep the process alive.
     runtime.shutdown_background();
     report
 }
 
-/// The server stands still with 1,000 GETs open: does each fail in time, and does the client work again after?
+/// The server is frozen with 1,000 open GETs. Does each fail in time, and does the client work
+/// again afterwards?
 async fn frozen<C: RedisContestant>() -> Result<ExperimentReport> {
     let (server, client, key) = start::<C>().await?;
     server.freeze();
@@ -69,8 +72,8 @@ async fn frozen<C: RedisContestant>() -> Result<ExperimentReport> {
         .with_some("works_after_ms", works.map(|at| ms(at - thawed))))
 }
 
-/// The server dies with 1,000 INCRs open, all of them run and on disk but unanswered: does each fail at once, and does any
-/// run twice?
+/// The server is killed with 1,000 open INCRs, which ran and are on disk, without their replies.
+/// Does each fail at once, and does any run twice?
 async fn killed<C: RedisContestant>() -> Result<ExperimentReport> {
     let server = Redis::builder().config("appendonly", "yes").config("appendfsync", "always").start()?;
     let proxy = Proxy::start(server.addr());
@@ -115,14 +118,14 @@ async fn killed<C: RedisContestant>() -> Result<ExperimentReport> {
 const RAN_TWICE: &str = "local n = 0 for _, key in ipairs(redis.call('KEYS', '*')) do \
      if tonumber(redis.call('GET', key)) > 1 then n = n + 1 end end return n";
 
-/// Asks the server itself, without any contestant's help.
+/// Sends a command over a plain socket, without a contestant.
 fn number(server: &Redis, command: &[&str]) -> Result<usize> {
     let reply = send_command(&mut TcpStream::connect(server.addr())?, command)?;
     let number = reply.strip_prefix(':').and_then(|number| number.trim_end().parse().ok());
-    number.with_context(|| format!("{} was answered with {reply:?}", command[0]))
+    number.with_context(|| format!("{} returned {reply:?}", command[0]))
 }
 
-/// GETs while the server is down: how soon is each rejected?
+/// GETs while the server is down. How soon is each rejected?
 async fn rejected<C: RedisContestant>() -> Result<ExperimentReport> {
     let (server, mut client, key) = start::<C>().await?;
     server.kill();
@@ -131,7 +134,7 @@ async fn rejected<C: RedisContestant>() -> Result<ExperimentReport> {
     for _ in 0..20 {
         let started = Instant::now();
         match timeout(Duration::from_secs(2), client.get(&key)).await {
-            Ok(Ok(_)) => bail!("a dead server answers"),
+            Ok(Ok(_)) => bail!("a killed server replied"),
             Ok(Err(_)) => rejections_us.push(started.elapsed().as_secs_f64() * 1e6),
             Err(_) => return Ok(ExperimentReport::new("waits").with("rejected", rejections_us.len() as f64)),
         }
@@ -141,7 +144,7 @@ async fn rejected<C: RedisContestant>() -> Result<ExperimentReport> {
     Ok(ExperimentReport::new("rejects").with("median_us", median).with("max_us", max))
 }
 
-/// From the server's return after a short outage to the first answer.
+/// Time from the server's return after a short outage to the first reply.
 async fn reconnect<C: RedisContestant>() -> Result<ExperimentReport> {
     let (server, client, key) = start::<C>().await?;
     let mut waits_ms = Vec::new();
@@ -168,7 +171,7 @@ async fn reconnect<C: RedisContestant>() -> Result<ExperimentReport> {
     Ok(ExperimentReport::new("reconnects").with("median_ms", median).with("max_ms", max))
 }
 
-/// 200,000 GETs of a frozen server, each dropped after it was sent: how much memory do they keep?
+/// 200,000 GETs to a frozen server, each dropped after it was sent. How much memory do they keep?
 async fn abandoned<C: RedisContestant>() -> Result<ExperimentReport> {
     let (server, mut client, key) = start::<C>().await?;
     server.freeze();
@@ -187,7 +190,7 @@ async fn abandoned<C: RedisContestant>() -> Result<ExperimentReport> {
         .with_some("works_after_ms", works.map(|at| ms(at - thawed))))
 }
 
-/// 100,000 GETs, a third of them dropped halfway: does any other get a wrong reply?
+/// 100,000 GETs, a third of them dropped midway. Does any other GET get a wrong reply?
 async fn cancelled<C: RedisContestant>() -> Result<ExperimentReport> {
     const TASKS: u64 = 64;
     const REQUESTS: u64 = 100_000;
@@ -232,7 +235,8 @@ async fn cancelled<C: RedisContestant>() -> Result<ExperimentReport> {
         .with("dropped", dropped as f64))
 }
 
-/// 64 MiB there and back, twice, in one pipeline: replies come while the request is still being written.
+/// 64 MiB sent and read back, twice, in one pipeline. Replies arrive while the request is still
+/// being written.
 async fn huge<C: RedisContestant>() -> Result<ExperimentReport> {
     let (_server, mut client, key) = start::<C>().await?;
     let value = "v".repeat(64 << 20);
@@ -249,7 +253,8 @@ async fn huge<C: RedisContestant>() -> Result<ExperimentReport> {
     }
 }
 
-/// A server with the keys, which survive it, a client that works, and one of the keys.
+/// Starts a persistent server with the keys, and connects a client. Returns both, and one of the
+/// keys.
 async fn start<C: RedisContestant>() -> Result<(Redis, C, String)> {
     let server = Redis::builder().config("appendonly", "yes").start()?;
     fill(server.addr())?;

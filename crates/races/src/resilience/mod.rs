@@ -1,7 +1,7 @@
-//! Who survives which fault. Each experiment has a server and a process of its own, so that a client that hangs can't
-//! hang the race.
+//! Behaviour of Redis clients under faults. Each experiment has its own server and process, so that
+//! a client that hangs can't block the race.
 //!
-//! The contestants keep their own deadlines and policies; see `redis/` for what each is told.
+//! The contestants keep their own deadlines and policies; `redis/` has the configuration of each.
 
 mod calls;
 mod faults;
@@ -25,7 +25,8 @@ pub(crate) const RACE: Race = Race {
 const CLIENTS: [&str; 5] =
     [ForebayRedis::NAME, Rustis::NAME, MultiplexedRedisRs::NAME, ManagedRedisRs::NAME, Fred::NAME];
 
-/// No experiment takes longer; the slowest waits three times our deadline for the answers of a frozen server.
+/// Time limit of an experiment. The slowest waits three times our deadline for the replies of a
+/// frozen server.
 const LIMIT: Duration = Duration::from_secs(22);
 
 fn run(board: &mut Scoreboard) -> Result<()> {
@@ -47,7 +48,7 @@ fn run(board: &mut Scoreboard) -> Result<()> {
     Ok(())
 }
 
-/// The number by which clients compare in an experiment, and its unit; the lower, the better.
+/// Returns the number by which an experiment compares the clients, and its unit. Lower is better.
 fn figure(fault: &str) -> Option<(&'static str, &'static str)> {
     match fault {
         "rejected" => Some(("median_us", "us")),
@@ -58,13 +59,13 @@ fn figure(fault: &str) -> Option<(&'static str, &'static str)> {
     }
 }
 
-/// ForebayRedis against the best of those that got so far as to have the number.
+/// Compares ours with the best peer that has the number.
 fn contest(board: &mut Scoreboard, fault: &str, figures: &[(&str, f64, &'static str)]) {
     let ours = figures.iter().find(|(client, ..)| *client == ForebayRedis::NAME);
     let peers = figures.iter().filter(|(client, ..)| *client != ForebayRedis::NAME);
     let best = peers.min_by(|a, b| a.1.total_cmp(&b.1));
     if let (Some(&(_, ours, unit)), Some(&(peer, theirs, _))) = (ours, best) {
-        // Below a thousandth there is nothing left to compare.
+        // Avoids a division by almost zero.
         let (ours, theirs) = (ours.max(0.001), theirs.max(0.001));
         board.contest(fault, Contest { ours, peer, theirs, unit, better: Better::Lower, goal: 1.0 });
     }
@@ -78,6 +79,6 @@ fn child(experiment: &str) -> Result<ExperimentReport> {
         MultiplexedRedisRs::NAME => faults::experiment::<MultiplexedRedisRs>(fault),
         ManagedRedisRs::NAME => faults::experiment::<ManagedRedisRs>(fault),
         Fred::NAME => faults::experiment::<Fred>(fault),
-        _ => bail!("no client is called {client}"),
+        _ => bail!("unknown client {client}"),
     }
 }

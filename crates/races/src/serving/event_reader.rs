@@ -1,6 +1,8 @@
-//! A reader of events that goes on as the published client does: after up-to-date from `<global_last_seen_lsn>_0`, otherwise from the last change.
+//! Reader of an event stream that resumes like the published client: after `up-to-date` from
+//! `<global_last_seen_lsn>_0`, otherwise from the last change.
 //!
-//! The rows of its table are numbered 1, 2, 3 and so on, in the order in which they are written: what comes twice, or is left out, shows.
+//! The rows of its table are numbered 1, 2, 3 and so on, in the order of their commits. So
+//! duplicates and gaps are detected.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -12,12 +14,12 @@ use serde_json::Value;
 
 use super::HttpConnection;
 
-/// For the readers to get the rest, once nobody writes.
+/// Maximum time for the readers to catch up after the last write.
 const CATCH_UP_TIMEOUT: Duration = Duration::from_secs(30);
-/// Before a stream that broke off, or was refused, is asked for again.
+/// Delay before the next request, after a stream was lost or refused.
 const RETRY_DELAY: Duration = Duration::from_millis(20);
 
-/// What has been written so far, and whether that is all.
+/// Number of the last written row, and whether the writer has finished.
 #[derive(Default)]
 pub(crate) struct WriteProgress {
     last: AtomicU64,
@@ -33,7 +35,7 @@ impl WriteProgress {
         self.last.load(Ordering::Acquire)
     }
 
-    /// Nobody writes any more.
+    /// Marks the writer as finished.
     pub(crate) fn finish(&self) {
         self.is_finished.store(true, Ordering::Release);
     }
@@ -43,19 +45,23 @@ impl WriteProgress {
     }
 }
 
-/// What became of one reader.
+/// State and counts of one reader.
 pub(crate) struct EventReader {
-    /// Where it goes on.
+    /// Offset of the next request.
     offset: String,
-    /// The last row that it has.
+    /// Number of the last received row.
     pub(crate) last: u64,
-    /// Streams that it had to ask for.
+    /// Number of requested streams.
     pub(crate) streams: u64,
+    /// Rows that were received again.
     pub(crate) duplicates: u64,
+    /// Times at which rows were missing.
     pub(crate) gaps: u64,
+    /// Replies that required the shape to be read anew.
     pub(crate) refetches: u64,
-    /// When the last row came, and the longest time between two.
+    /// When the last row arrived.
     last_row_at: Option<Instant>,
+    /// Longest time between two rows.
     pub(crate) longest_gap: Duration,
 }
 
@@ -73,7 +79,8 @@ impl EventReader {
         }
     }
 
-    /// Until everything that was written is there; each stream from the next of the servers.
+    /// Reads until all written rows are received. Requests each stream from the next of the
+    /// servers.
     pub(crate) fn follow(
         mut self,
         servers: &[SocketAddr],
@@ -90,7 +97,7 @@ impl EventReader {
                 ensure!(since.elapsed() < CATCH_UP_TIMEOUT, "a reader is still at {last} of {all}");
             }
             if let Some(server) = servers.next() {
-                // What breaks off, or isn't there yet, is tried again.
+                // A lost or refused stream is requested again.
                 let _broken = self.stream(*server, shape, handle, written);
             }
             thread::sleep(RETRY_DELAY);
@@ -110,14 +117,14 @@ impl EventReader {
         written: &WriteProgress,
     ) -> Result<()> {
         let mut http = HttpConnection::open(server)?;
-        // Whoever waits for the last row looks up now and then.
+        // Short, so that the end is checked regularly while no rows arrive.
         http.set_read_timeout(Duration::from_secs(1))?;
         let offset = &self.offset;
         let target = format!("/v1/shape?{shape}&handle={handle}&offset={offset}&live=true&live_sse=true");
         self.streams += 1;
         let head = http.get(&target)?;
         self.refetches += u64::from(head.status == 409);
-        ensure!(head.status == 200, "the stream answers {}", head.status);
+        ensure!(head.status == 200, "the stream returned {}", head.status);
         let mut lines = Vec::new();
         while !self.is_done(written) {
             let chunk = http.next_chunk()?;
@@ -134,6 +141,7 @@ impl EventReader {
         Ok(())
     }
 
+    /// Counts a message, and advances the offset.
     fn handle(&mut self, message: &Value) {
         let headers = &message["headers"];
         if headers["control"] == "up-to-date" {

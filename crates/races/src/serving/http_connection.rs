@@ -1,4 +1,5 @@
-//! A client that costs little: one socket, blocking, its answers read in large pieces and never kept.
+//! HTTP client with little overhead: one blocking socket. Bodies are read in large parts and not
+//! stored.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -6,21 +7,21 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 
-/// How much is read at once.
+/// Size of the read buffer.
 const READ_BYTES: usize = 256 * 1024;
-/// No answer takes longer to begin, or to go on.
+/// Maximum time without data from the server.
 const READ_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// One connection to a server, for one request after another.
+/// One connection to a server, for sequential requests.
 pub(crate) struct HttpConnection {
     address: SocketAddr,
     socket: TcpStream,
     buffer: Vec<u8>,
-    /// What was read and not used yet.
+    /// Range of the buffer that was read and not consumed.
     unread: std::ops::Range<usize>,
 }
 
-/// The head of an answer.
+/// Head of a response.
 pub(crate) struct ResponseHead {
     pub(crate) status: u16,
     headers: Vec<(String, String)>,
@@ -31,18 +32,22 @@ impl ResponseHead {
         self.headers.iter().find(|(known, _)| known == name).map(|(_, value)| &**value)
     }
 
+    /// Returns a header. Fails if it is missing.
     pub(crate) fn require(&self, name: &str) -> Result<&str> {
-        self.get(name).with_context(|| format!("an answer ({}) without {name}", self.status))
+        self.get(name).with_context(|| format!("a response ({}) without {name}", self.status))
     }
 
-    /// Of the bytes up to the empty line.
+    /// Parses the bytes up to the empty line.
     pub(crate) fn parse(bytes: &[u8]) -> Result<ResponseHead> {
         let text = std::str::from_utf8(bytes)?;
         let mut lines = text.split("\r\n");
         let status = lines.next().and_then(|line| line.split(' ').nth(1)?.parse().ok());
         let headers = lines.filter_map(|line| line.split_once(':'));
         let headers = headers.map(|(name, value)| (name.to_ascii_lowercase(), value.trim().to_owned()));
-        Ok(ResponseHead { status: status.context("an answer without a status")?, headers: headers.collect() })
+        Ok(ResponseHead {
+            status: status.context("a response without a status")?,
+            headers: headers.collect(),
+        })
     }
 }
 
@@ -54,14 +59,14 @@ impl HttpConnection {
         Ok(HttpConnection { address, socket, buffer: vec![0; READ_BYTES], unread: 0..0 })
     }
 
-    /// Asks and reads all of the answer; its status.
+    /// Sends a GET, reads the complete response, and returns its status.
     pub(crate) fn fetch(&mut self, target: &str) -> Result<u16> {
         let head = self.get(target)?;
         self.read_body(&head, |_| {})?;
         Ok(head.status)
     }
 
-    /// Asks, and reads the head of the answer.
+    /// Sends a GET, and reads the head of the response.
     pub(crate) fn get(&mut self, target: &str) -> Result<ResponseHead> {
         self.send("GET", target)?;
         self.read_head()
@@ -82,7 +87,7 @@ impl HttpConnection {
         ResponseHead::parse(&head)
     }
 
-    /// Reads the body that follows a head, piece by piece.
+    /// Reads the body after a head, part by part, and returns its length.
     pub(crate) fn read_body(&mut self, head: &ResponseHead, mut take: impl FnMut(&[u8])) -> Result<u64> {
         if let Some(length) = head.get("content-length") {
             let length = length.parse()?;
@@ -97,27 +102,27 @@ impl HttpConnection {
             let size = self.read_chunk_size()?;
             self.read_exactly(size, &mut take)?;
             total += size as u64;
-            ensure!(self.read_line()? == b"\r\n", "a chunk that doesn't end");
+            ensure!(self.read_line()? == b"\r\n", "a chunk without its end");
             if size == 0 {
                 return Ok(total);
             }
         }
     }
 
-    /// How long is waited for the next bytes.
+    /// Sets the maximum time without data.
     pub(crate) fn set_read_timeout(&self, patience: Duration) -> Result<()> {
         Ok(self.socket.set_read_timeout(Some(patience))?)
     }
 
-    /// The next chunk of a stream; empty at its end.
+    /// Reads the next chunk of a stream. Empty at its end.
     pub(crate) fn next_chunk(&mut self) -> Result<Vec<u8>> {
         let (size, mut chunk) = (self.read_chunk_size()?, Vec::new());
         self.read_exactly(size, &mut |bytes: &[u8]| chunk.extend_from_slice(bytes))?;
-        ensure!(self.read_line()? == b"\r\n", "a chunk that doesn't end");
+        ensure!(self.read_line()? == b"\r\n", "a chunk without its end");
         Ok(chunk)
     }
 
-    /// The next bytes of a stream, as they come: framing and all.
+    /// Reads the next bytes of a stream, with the framing.
     pub(crate) fn next_bytes(&mut self) -> Result<&[u8]> {
         if self.unread.is_empty() {
             self.fill_buffer()?;
@@ -126,7 +131,7 @@ impl HttpConnection {
         Ok(&self.buffer[unread])
     }
 
-    /// Of the next chunk.
+    /// Reads the size of the next chunk.
     fn read_chunk_size(&mut self) -> Result<usize> {
         let line = self.read_line()?;
         Ok(usize::from_str_radix(std::str::from_utf8(&line)?.trim_end(), 16)?)

@@ -1,6 +1,8 @@
-//! `forebay serve`, as a process of its own on a database of the race's, and a client for it.
+//! `forebay serve` in a separate process, on a database of the race, and a client for it.
 //!
-//! Invariant: the server is the real one, with its defaults, but for the address, the folder, and how many streams it has for how long.
+//! Invariant: the server is the complete one with its default settings, except for the address, the
+//! folder, and the number and lifetime of streams.
+//!
 //! The process is this program again, so that one build has both; see [`child`].
 
 mod event_reader;
@@ -25,12 +27,13 @@ pub(crate) use self::http_connection::{HttpConnection, ResponseHead};
 use crate::harness::ExperimentReport;
 use crate::helper_process::{self, HelperProcess};
 
-/// From its start until it is active.
+/// Maximum time from the start until the instance is active.
 const START_TIMEOUT: Duration = Duration::from_secs(60);
-/// Streams that it admits: more than any race has.
+/// Maximum number of streams, more than any race has.
 const STREAMS: u32 = 20_000;
 
-/// What instances share: a database, a folder, and perhaps a Redis. The folder goes with the last of them.
+/// What the instances share: a database, a folder, and optionally Redis. The folder is removed on
+/// drop.
 struct InstanceGroup {
     race: &'static str,
     url: String,
@@ -52,26 +55,26 @@ impl InstanceGroup {
 
 impl Drop for InstanceGroup {
     fn drop(&mut self) {
-        // It fails only if nothing is there.
+        // Fails only if the folder doesn't exist.
         let _ = fs::remove_dir_all(&self.folder);
     }
 }
 
-/// A server that follows a database, or waits for its turn; it ends when it is dropped.
+/// An instance that follows the database, or waits until it can. Ended on drop.
 pub(crate) struct ForebayProcess {
-    // In the order in which they end.
+    // Dropped in this order.
     process: HelperProcess,
     address: SocketAddr,
     group: Arc<InstanceGroup>,
 }
 
 impl ForebayProcess {
-    /// Starts it, and waits until it follows.
+    /// Starts an instance, and waits until it follows the database.
     pub(crate) fn start(race: &'static str, postgres: &Postgres, database: &str) -> Result<ForebayProcess> {
         ForebayProcess::first(race, postgres.url(database), "none".to_owned())
     }
 
-    /// One of several, which count their streams together.
+    /// Starts one of several instances, which count their streams together in Redis.
     pub(crate) fn with_redis(
         race: &'static str,
         postgres: &Postgres,
@@ -89,7 +92,7 @@ impl ForebayProcess {
         Ok(forebay)
     }
 
-    /// Another instance, which waits until this one has ended.
+    /// Starts another instance, which waits until this one has ended.
     pub(crate) fn another(&self) -> Result<ForebayProcess> {
         ForebayProcess::at(Arc::clone(&self.group))
     }
@@ -107,14 +110,14 @@ impl ForebayProcess {
         self.process.pid()
     }
 
-    /// Kills it on the spot, and starts it again where it was.
+    /// Kills the process, and starts it again at the same address.
     pub(crate) fn crash(&mut self) -> Result<()> {
         self.process.kill()?;
         self.process = self.group.launch(self.address)?;
         Ok(())
     }
 
-    /// Ends it as an operator does, and starts it again where it was.
+    /// Ends the process with SIGTERM, and starts it again at the same address.
     pub(crate) fn restart(&mut self) -> Result<()> {
         self.process.terminate()?;
         self.process = self.group.launch(self.address)?;
@@ -130,37 +133,40 @@ impl ForebayProcess {
         Ok(())
     }
 
-    /// 200: it follows; 202: it starts, or waits.
+    /// Returns the status of `/v1/health`: 200 if it follows the database, 202 if it starts or
+    /// waits.
     pub(crate) fn health(&self) -> Option<u16> {
         HttpConnection::open(self.address).and_then(|mut http| http.fetch("/v1/health")).ok()
     }
 
-    /// The live request that goes on from right now: its path, for a shape that this makes if it must.
+    /// Returns the path of a live request from the end of the shape's log. Creates the shape if
+    /// needed.
     pub(crate) fn live(&self, shape: &str, more: &str) -> Result<String> {
         let (handle, offset) = self.now(shape)?;
         Ok(format!("/v1/shape?{shape}&handle={handle}&offset={offset}&live=true{more}"))
     }
 
-    /// A shape's handle, and where its log ends.
+    /// Returns the handle of a shape, and the offset of its end.
     pub(crate) fn now(&self, shape: &str) -> Result<(String, String)> {
         let mut http = HttpConnection::open(self.address)?;
         let head = http.get(&format!("/v1/shape?{shape}&offset=now"))?;
-        ensure!(head.status == 200, "{shape} answers {}", head.status);
+        ensure!(head.status == 200, "{shape} returned {}", head.status);
         Ok((head.require("electric-handle")?.to_owned(), head.require("electric-offset")?.to_owned()))
     }
 }
 
-/// The process: `forebay URL ADDRESS FOLDER REDIS`, the last may be `none`. Ends when the race lets go, or on a signal.
+/// Runs the process: `forebay URL ADDRESS FOLDER REDIS`, where the last may be `none`. Ends when
+/// the race releases it, or on a signal.
 pub(crate) fn child(words: &[&str]) -> Result<ExperimentReport> {
     let ["forebay", url, address, folder, redis] = words else { bail!("no such process: {words:?}") };
-    // As the program does.
+    // Like the program `forebay`.
     memory::tune_allocator();
     let mut settings = vec![
         ("DATABASE_URL", *url),
         ("FOREBAY_SERVE_LISTEN", address),
         ("FOREBAY_STORAGE_DIR", folder),
         ("FOREBAY_SERVE_ALLOW_DELETE", "true"),
-        // A stream that ended in the middle of a measurement would be measured.
+        // No stream ends, and no keep-alive is sent, during a measurement.
         ("FOREBAY_SERVE_SSE_TIMEOUT_MS", "600000"),
         ("FOREBAY_SERVE_SSE_KEEP_ALIVE_MS", "600000"),
         ("FOREBAY_ADMIN_LISTEN", "off"),

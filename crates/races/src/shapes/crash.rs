@@ -1,4 +1,5 @@
-//! Streams across crashes: the server is killed again and again while somebody writes; every reader must get every row once, in order.
+//! Streams across crashes: the server is killed repeatedly during writes. Every reader must receive
+//! every row once, in order.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -11,11 +12,13 @@ use crate::harness::{ExperimentReport, Scoreboard};
 use crate::serving::{EventReader, ForebayProcess, WriteProgress};
 
 const READERS: usize = 20;
-const LASTS: Duration = Duration::from_secs(60);
-const QUICK: Duration = Duration::from_secs(8);
+/// Duration of the experiment.
+const DURATION: Duration = Duration::from_secs(60);
+/// Duration of a smoke run.
+const QUICK_DURATION: Duration = Duration::from_secs(8);
 
 pub(super) fn run(board: &mut Scoreboard) -> Result<()> {
-    let lasts = if board.scaled(20) < 20 { QUICK } else { LASTS };
+    let duration = if board.scaled(20) < 20 { QUICK_DURATION } else { DURATION };
     let postgres = Postgres::start()?;
     postgres.execute("postgres", "CREATE TABLE crashed (id bigint PRIMARY KEY, note text)")?;
     let mut forebay = ForebayProcess::start(RACE.name, &postgres, "postgres")?;
@@ -32,8 +35,8 @@ pub(super) fn run(board: &mut Scoreboard) -> Result<()> {
         let writer = scope.spawn(|| write(&postgres, &written));
         let started = Instant::now();
         let mut killing = || {
-            while started.elapsed() < lasts {
-                // Not in step with anything.
+            while started.elapsed() < duration {
+                // Intervals that vary, so that kills hit different moments.
                 thread::sleep(Duration::from_millis(300 + 137 * (kills % 7)));
                 forebay.crash()?;
                 kills += 1;
@@ -63,7 +66,7 @@ pub(super) fn run(board: &mut Scoreboard) -> Result<()> {
     Ok(())
 }
 
-/// Rows 1, 2, 3 and so on, in transactions of one to five.
+/// Writes rows 1, 2, 3 and so on, in transactions of one to five.
 fn write(postgres: &Postgres, written: &WriteProgress) -> Result<()> {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
     let client = connect(&runtime, postgres)?;

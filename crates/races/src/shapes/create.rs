@@ -1,4 +1,5 @@
-//! Making ten thousand shapes, twenty at a time, beside the SELECTs of the same rows on twenty connections.
+//! Creation of ten thousand shapes, twenty at a time. The peer is SELECTs of the same rows on
+//! twenty connections.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -13,16 +14,18 @@ use crate::process;
 use crate::serving::{ForebayProcess, HttpConnection};
 
 const SHAPES: u64 = 10_000;
-/// How many are asked for at the same time.
+/// Number of concurrent clients.
 const CLIENTS: u64 = 20;
-/// A tenth of the SELECTs' rate; then milliseconds of CPU, and bytes, for each.
+/// A tenth of the rate of the SELECTs.
 const GOAL: f64 = 0.1;
+/// Maximum CPU time of a shape, in milliseconds.
 const CPU_LIMIT_MS: f64 = 0.3;
+/// Maximum memory of a shape, in bytes.
 const MEMORY_LIMIT: f64 = 5.0 * 1024.0;
-/// For the server to finish what it does after the last shape.
+/// Pause for the server to finish its work after the last shape.
 const SETTLE: Duration = Duration::from_millis(500);
 
-/// What a turn took, for each shape or SELECT.
+/// Time, CPU time and memory of a shape or a SELECT.
 struct CreateSample {
     seconds: f64,
     cpu_ms: f64,
@@ -43,7 +46,7 @@ pub(super) fn run(board: &mut Scoreboard) -> Result<()> {
         turn += 1;
         let table = format!("teams_{turn}");
         create_table(&postgres, &table, shapes)?;
-        // The table is known, and published: that is done once for all of its shapes.
+        // The table is published before, because that is done once for all of its shapes.
         forebay.now(&shape(&table, shapes + 1))?;
         measure_creation(&forebay, &table, shapes)
     };
@@ -85,7 +88,7 @@ fn measure_creation(forebay: &ForebayProcess, table: &str, shapes: u64) -> Resul
     Ok(CreateSample { seconds, cpu_ms, bytes })
 }
 
-/// A shape for each group, all of its snapshot read.
+/// Creates a shape for each group, and reads its snapshot.
 pub(super) fn create_shapes(forebay: &ForebayProcess, table: &str, shapes: u64) -> Result<()> {
     let address = forebay.address();
     thread::scope(|scope| {
@@ -95,7 +98,7 @@ pub(super) fn create_shapes(forebay: &ForebayProcess, table: &str, shapes: u64) 
                 for group in (first..shapes).step_by(CLIENTS as usize) {
                     let target = format!("/v1/shape?{}&offset=-1", shape(table, group));
                     let status = http.fetch(&target)?;
-                    ensure!(status == 200, "{target} is answered with {status}");
+                    ensure!(status == 200, "{target} returned {status}");
                 }
                 Ok(())
             }
@@ -116,7 +119,7 @@ fn select_all(runtime: &Runtime, postgres: &Postgres, selects: u64) -> Result<Cr
                 for group in (first..selects).step_by(CLIENTS as usize) {
                     let sql = format!("SELECT id, team, note FROM selected WHERE team = {group}");
                     let rows = client.simple_query(&sql).await?;
-                    ensure!(rows.len() > 5, "{} rows came", rows.len());
+                    ensure!(rows.len() > 5, "{} rows received", rows.len());
                 }
                 Ok(())
             })

@@ -1,4 +1,5 @@
-//! A write that one shape wants, among ten and among ten thousand: from the INSERT to the event at its client.
+//! Delay of a write that matches one shape, among ten and among ten thousand: from the INSERT to
+//! the event at its client.
 
 use std::time::{Duration, Instant};
 
@@ -13,17 +14,19 @@ use crate::serving::{ForebayProcess, HttpConnection};
 
 const MANY: u64 = 10_000;
 const FEW: u64 = 10;
-/// Writes in a turn.
+/// Number of writes in a turn.
 const WRITES: u64 = 300;
-/// Within 1.5 times.
+/// At most 1.5 times as long.
 const GOAL: f64 = 1.0 / 1.5;
+/// Pause between two writes.
 const PAUSE: Duration = Duration::from_millis(2);
 
+/// A server with a number of shapes, a writer, and a stream of one shape.
 struct HitContestant {
     name: &'static str,
     writer: tokio_postgres::Client,
     stream: HttpConnection,
-    // In the order in which they end.
+    // Dropped in this order.
     _forebay: ForebayProcess,
     _postgres: Postgres,
 }
@@ -35,7 +38,7 @@ pub(super) fn run(board: &mut Scoreboard) -> Result<()> {
         HitContestant::open(&runtime, "10 shapes", FEW)?,
     ];
     for contestant in &mut contestants {
-        contestant.write(&runtime, WRITES / 10)?; // a warm-up
+        contestant.write(&runtime, WRITES / 10)?; // warm-up
     }
     let runtime = &runtime;
     let mut entrants = contestants.each_mut().map(|contestant| Entrant {
@@ -59,7 +62,7 @@ impl HitContestant {
         create_shapes(&forebay, "teams", shapes)?;
         let mut stream = HttpConnection::open(forebay.address())?;
         let head = stream.get(&forebay.live(&shape("teams", 1), "&live_sse=true")?)?;
-        ensure!(head.status == 200, "the stream answers {}", head.status);
+        ensure!(head.status == 200, "the stream returned {}", head.status);
         Ok(HitContestant {
             name,
             writer: connect(runtime, &postgres)?,
@@ -69,17 +72,17 @@ impl HitContestant {
         })
     }
 
-    /// The 99th percentile, in milliseconds.
+    /// Writes a number of times, and returns the 99th percentile of the delay, in milliseconds.
     fn write(&mut self, runtime: &Runtime, writes: u64) -> Result<f64> {
-        let mut took = Vec::new();
+        let mut delays = Vec::new();
         for _ in 0..writes {
             let started = Instant::now();
             runtime.block_on(self.writer.batch_execute("INSERT INTO teams (team, note) VALUES (1, '~')"))?;
             while !self.stream.next_bytes()?.contains(&b'~') {}
-            took.push(started.elapsed());
+            delays.push(started.elapsed());
             std::thread::sleep(PAUSE);
         }
-        took.sort_unstable();
-        Ok(took[took.len() * 99 / 100].as_secs_f64() * 1e3)
+        delays.sort_unstable();
+        Ok(delays[delays.len() * 99 / 100].as_secs_f64() * 1e3)
     }
 }

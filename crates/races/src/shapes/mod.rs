@@ -1,4 +1,5 @@
-//! Ten thousand shapes: what making them takes, what a write takes that one of them wants, and what clients get when the server crashes.
+//! Ten thousand shapes: creating them, the delay of a write that one of them matches, and streams
+//! across crashes.
 
 mod crash;
 mod create;
@@ -33,17 +34,17 @@ fn run(board: &mut Scoreboard) -> Result<()> {
     Ok(())
 }
 
-/// A table with a few rows in each of so many groups.
+/// Creates a table with five rows in each of a number of groups.
 fn create_table(postgres: &Postgres, table: &str, groups: u64) -> Result<()> {
     let sql = format!(
         "CREATE TABLE {table} (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, team bigint, note text);
          INSERT INTO {table} (team, note) SELECT i % {groups}, repeat('x', 60) FROM generate_series(1, 5 * {groups}) i;
          CREATE INDEX ON {table} (team); ANALYZE {table}"
     );
-    postgres.execute("postgres", &sql).with_context(|| format!("making {table}"))
+    postgres.execute("postgres", &sql).with_context(|| format!("creating {table}"))
 }
 
-/// One group of it.
+/// Returns the query of the shape of one group.
 fn shape(table: &str, group: u64) -> String {
     format!("table={table}&where=team%3D{group}")
 }

@@ -1,7 +1,7 @@
-//! What one small event to everybody costs the server in CPU time.
+//! CPU time of the server for one small event to all subscribers.
 //!
-//! All servers run with their subscribers the whole time; in a turn one of them broadcasts, one event after another, each
-//! when everybody has the one before.
+//! All servers run with their subscribers all the time. In a turn, one server broadcasts events,
+//! each after all subscribers have received the previous one.
 
 use std::thread;
 use std::time::Duration;
@@ -15,9 +15,9 @@ use crate::harness::{Better, Contest, Entrant, Scoreboard, Spread, interleave};
 use crate::helper_process::HelperProcess;
 use crate::process;
 
-/// Events in a turn.
+/// Number of events in a turn.
 const PUBLISHED: u64 = 20;
-/// For a server to finish what it does after the last client has its event.
+/// Pause for the server to finish its work after the last client has its event.
 const SETTLE: Duration = Duration::from_millis(20);
 
 /// A server and its clients.
@@ -28,6 +28,7 @@ struct BroadcastContestant {
     _server: BroadcastServer,
 }
 
+/// Process of the server.
 enum BroadcastServer {
     Helper(#[expect(dead_code, reason = "held until the race ends")] HelperProcess),
     Nginx(#[expect(dead_code, reason = "held until the race ends")] Nginx),
@@ -41,7 +42,7 @@ pub(crate) fn run(board: &mut Scoreboard) -> Result<()> {
         BroadcastContestant::of_helper(sse::NAME, streams)?,
     ];
     for contestant in &mut contestants {
-        contestant.broadcast(PUBLISHED.div_ceil(4))?; // a warm-up
+        contestant.broadcast(PUBLISHED.div_ceil(4))?; // warm-up
     }
     let mut entrants = contestants.each_mut().map(BroadcastContestant::entrant);
     let samples = interleave(board.rounds(), &mut entrants)?;
@@ -79,7 +80,7 @@ impl BroadcastContestant {
         Entrant { name: self.name, turn: Box::new(|| self.broadcast(PUBLISHED)) }
     }
 
-    /// The CPU time of one event, in milliseconds.
+    /// Broadcasts events, and returns the CPU time of one, in milliseconds.
     fn broadcast(&mut self, events: u64) -> Result<f64> {
         let before = process::cpu_ns(&self.pids)?;
         self.subscribers.send_command(&format!("publish {events}"))?;

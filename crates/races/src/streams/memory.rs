@@ -1,4 +1,5 @@
-//! What an idle stream costs its server in resident memory. Kernel memory is the same for all and not counted.
+//! Resident memory of the server for an idle stream. Kernel memory isn't counted; it is the same
+//! for all.
 
 use std::net::SocketAddr;
 use std::thread;
@@ -12,13 +13,14 @@ use crate::harness::{Better, Contest, Entrant, Scoreboard, Spread, interleave};
 use crate::helper_process::HelperProcess;
 use crate::process;
 
-/// What a stream may take.
+/// Maximum memory of a stream, in bytes.
 pub(crate) const LIMIT: f64 = 3.0 * 1024.0;
-/// Where the servers of this race stream.
+/// Path of the event stream, on all servers of this race.
 pub(crate) const EVENTS: &str = "events";
-/// For a server to settle after the last of its streams.
+/// Pause for the server to become idle after a change of its streams.
 const SETTLE: Duration = Duration::from_millis(500);
-/// Streams that come and go before the first measurement, so that what is there once is not taken for a stream's.
+/// Number of streams that are opened and closed before the first measurement, so that one-time
+/// allocations don't count.
 const WARM_UP: usize = 200;
 
 pub(crate) fn run(board: &mut Scoreboard) -> Result<()> {
@@ -41,9 +43,11 @@ pub(crate) fn run(board: &mut Scoreboard) -> Result<()> {
     Ok(())
 }
 
-/// What a server has more than before its streams came, for each of them.
+/// Growth of the server's memory for each stream, in bytes.
 pub(crate) struct StreamMemory {
+    /// While the streams are open.
     pub(crate) open: f64,
+    /// After all streams have closed.
     left: f64,
 }
 
@@ -60,7 +64,7 @@ fn measure_nginx(streams: usize) -> Result<StreamMemory> {
     measure(&nginx.pids()?, nginx.address(), EVENTS, streams)
 }
 
-/// Of streams of a path, without its first slash.
+/// Measures the memory of streams. `target` is a path without its first slash.
 pub(crate) fn measure(
     pids: &[u32],
     address: SocketAddr,
@@ -80,7 +84,7 @@ pub(crate) fn measure(
     Ok(StreamMemory { open: each(open), left: each(left) })
 }
 
-/// Clients of a server, all of them subscribed.
+/// Starts clients, and waits until all of them are subscribed.
 pub(crate) fn subscribe(address: SocketAddr, target: &str, streams: usize) -> Result<HelperProcess> {
     let mut subscribers =
         HelperProcess::start(RACE.name, &format!("subscribe/{streams}/{address}/{target}"))?;

@@ -1,7 +1,8 @@
-//! Ten thousand SSE streams on one server: what an idle one costs in memory, and what a broadcast costs in CPU.
+//! Ten thousand SSE streams on one server: memory of an idle stream, and CPU time of a broadcast.
 //!
-//! Each server has a process of its own, so that its memory and its CPU time are its own, and so have its ten thousand
-//! clients, since a process may have 20,000 descriptors. Ours and axum's run on one thread, as nginx does with one worker.
+//! Each server has its own process, so that memory and CPU time can be measured. So do its ten
+//! thousand clients, since a process may have 20,000 descriptors. Our server and axum's run on one
+//! thread, like nginx with one worker.
 
 mod broadcast;
 mod memory;
@@ -40,7 +41,7 @@ fn run(board: &mut Scoreboard) -> Result<()> {
     Ok(())
 }
 
-/// The processes of this race: `serve/NAME`, `subscribe/COUNT/ADDRESS/TARGET`, and `forebay serve`.
+/// Runs a process of this race: `serve/NAME`, `subscribe/COUNT/ADDRESS/TARGET`, or `forebay serve`.
 fn child(experiment: &str) -> Result<ExperimentReport> {
     process::raise_descriptor_limit()?;
     if experiment.starts_with("forebay ") {

@@ -16,10 +16,10 @@ pub(crate) const NAME: &str = "nchan";
 
 const PROGRAM: &str = "/usr/sbin/nginx";
 const MODULE: &str = "/usr/lib/nginx/modules/ngx_nchan_module.so";
-/// From its start until it answers.
+/// Maximum time from the start until nginx accepts connections.
 const START_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// A private nginx; ended when dropped.
+/// A private nginx. Terminated on drop.
 pub(crate) struct Nginx {
     master: Child,
     address: SocketAddr,
@@ -38,9 +38,9 @@ impl Nginx {
         fs::write(&config, configuration(&folder, address))?;
         let mut command = Command::new(PROGRAM);
         command.arg("-c").arg(&config).arg("-p").arg(&folder).stderr(Stdio::null());
-        let with_us = || Ok(set_parent_process_death_signal(Some(Signal::TERM))?);
+        let end_with_parent = || Ok(set_parent_process_death_signal(Some(Signal::TERM))?);
         // SAFETY: between fork and exec this makes one async-signal-safe call and allocates nothing.
-        unsafe { command.pre_exec(with_us) };
+        unsafe { command.pre_exec(end_with_parent) };
         let master = command.spawn().with_context(|| format!("starting {PROGRAM}"))?;
         let mut nginx = Nginx { master, address, folder };
         nginx.wait_until_up()?;
@@ -51,7 +51,7 @@ impl Nginx {
         self.address
     }
 
-    /// The master and its worker.
+    /// Returns the process ids of the master and its worker.
     pub(crate) fn pids(&self) -> Result<Vec<u32>> {
         let master = self.master.id();
         let mut pids = process::children(master)?;
@@ -82,14 +82,15 @@ impl Nginx {
 impl Drop for Nginx {
     fn drop(&mut self) {
         let pid = i32::try_from(self.master.id()).ok().and_then(Pid::from_raw);
-        // Everything here fails only for what is gone already.
+        // All of these fail only if the process or the folder is gone.
         let _ = pid.map(|pid| kill_process(pid, Signal::TERM));
         let _ = self.master.wait();
         let _ = fs::remove_dir_all(&self.folder);
     }
 }
 
-/// As its manual has it for many idle subscribers, without logs and pings, which would cost it time.
+/// Returns the configuration that nchan's manual recommends for many idle subscribers, without logs
+/// and pings.
 fn configuration(folder: &Path, address: SocketAddr) -> String {
     let folder = folder.display();
     let descriptors = getrlimit(rustix::process::Resource::Nofile).current.unwrap_or(20_000);

@@ -1,4 +1,4 @@
-//! A minimal server on `forebay_stream`, with admission before it: the contestant.
+//! Minimal server on `forebay_stream`, with admission.
 
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -18,10 +18,10 @@ use crate::helper_process;
 
 pub(crate) const NAME: &str = "forebay";
 
-/// Nothing, for whoever publishes, or a stream.
+/// Empty for a publisher, a stream for a subscriber.
 type StreamBody = Either<Empty<Bytes>, Tail>;
 
-/// Serves until the race lets go.
+/// Serves until the race releases this process.
 pub(crate) fn serve() -> Result<ExperimentReport> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
@@ -34,8 +34,8 @@ pub(crate) fn serve() -> Result<ExperimentReport> {
     })
 }
 
-/// The one place where admission is put before the service: 10,000 in all and 3 for each user, counted in this process.
-/// Every subscriber is a user of its own, which is the most that there can be to remember.
+/// Adds admission: 10,000 streams in total and 3 for each user, counted in this process. Every
+/// subscriber is another user, so that the number of counted users is as high as possible.
 fn with_admission<S>(service: S) -> AdmissionService<S> {
     let admission = Admission::builder().build(Quota::local());
     let identify =

@@ -1,4 +1,5 @@
-//! What an idle stream of a shape costs `forebay serve`: the whole program, with everything that a stream holds on to.
+//! Memory of `forebay serve` for an idle stream of a shape: the complete program, with everything
+//! that a stream holds.
 
 use anyhow::Result;
 use forebay_sandbox::Postgres;

@@ -1,4 +1,4 @@
-//! The same server as axum's makers would write it: `Sse` over tokio's broadcast channel.
+//! The same server in idiomatic axum: `Sse` over tokio's broadcast channel.
 
 use std::convert::Infallible;
 
@@ -17,7 +17,7 @@ use crate::helper_process;
 
 pub(crate) const NAME: &str = "axum";
 
-/// Serves until the race lets go.
+/// Serves until the race releases this process.
 pub(crate) fn serve() -> Result<ExperimentReport> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {

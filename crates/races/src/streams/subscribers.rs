@@ -1,4 +1,4 @@
-//! The clients: one process with thousands of sockets that count what they are sent.
+//! Clients: one process with thousands of sockets that count the events they receive.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -11,22 +11,24 @@ use rustix::event::{Timespec, epoll};
 use crate::harness::ExperimentReport;
 use crate::helper_process;
 
-/// Heads that are waited for at the same time.
+/// Number of responses that are awaited at the same time.
 const WAVE: usize = 100;
-/// How often the clients look whether there is anything. They don't wait in the kernel: over loopback, waking them would be
-/// done by whoever sends, and counted as the server's work; real clients are elsewhere.
+/// Interval between polls. The clients don't block in the kernel: over loopback, the sender would
+/// wake them, which would count as the server's CPU time. Real clients run on other machines.
 const POLL_INTERVAL: Duration = Duration::from_millis(1);
-/// In every event once, and in nothing else that servers send.
+/// Byte that every event contains once, and nothing else that servers send contains.
 const MARK: u8 = b'~';
-/// One small event.
+/// A small event.
 const EVENT: &str = "{\"price\":1234.5,\"symbol\":\"FBAY\",\"text\":\"~ sixty-four bytes or so\"}";
 
+/// One client, and the number of events that it received.
 struct Subscriber {
     socket: TcpStream,
     events: u64,
 }
 
-/// Subscribes, then publishes when told to, and says so when everybody has got everything.
+/// Subscribes, then publishes for each command, and reports when all subscribers have received
+/// everything.
 pub(crate) fn run(count: usize, address: SocketAddr, target: &str) -> Result<ExperimentReport> {
     let poll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
     let mut subscribers = Vec::with_capacity(count);
@@ -45,10 +47,10 @@ pub(crate) fn run(count: usize, address: SocketAddr, target: &str) -> Result<Exp
     helper_process::announce("ready")?;
     let mut publisher = TcpStream::connect(address)?;
     let mut published = 0;
-    while let Some(order) = helper_process::next_command() {
-        let Some(events) = order.strip_prefix("publish ").and_then(|events| events.parse::<u64>().ok())
+    while let Some(command) = helper_process::next_command() {
+        let Some(events) = command.strip_prefix("publish ").and_then(|events| events.parse::<u64>().ok())
         else {
-            bail!("no order {order:?} is known");
+            bail!("unknown command {command:?}");
         };
         for _ in 0..events {
             publish(&mut publisher)?;
@@ -76,7 +78,7 @@ fn read_head(mut socket: &TcpStream) -> Result<()> {
         ensure!(read > 0, "the server closed after {}", head.escape_ascii());
         head.extend_from_slice(&bytes[..read]);
     }
-    ensure!(head.starts_with(b"HTTP/1.1 200 "), "the server said {}", head.escape_ascii());
+    ensure!(head.starts_with(b"HTTP/1.1 200 "), "the server replied {}", head.escape_ascii());
     Ok(())
 }
 
@@ -86,7 +88,7 @@ fn publish(publisher: &mut TcpStream) -> Result<()> {
     publisher.write_all(request.as_bytes())?;
     let mut answer = [0; 4096];
     let read = publisher.read(&mut answer)?;
-    ensure!(answer.starts_with(b"HTTP/1.1 20"), "the publisher was told {}", answer[..read].escape_ascii());
+    ensure!(answer.starts_with(b"HTTP/1.1 20"), "publishing returned {}", answer[..read].escape_ascii());
     Ok(())
 }
 

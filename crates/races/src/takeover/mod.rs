@@ -1,8 +1,10 @@
-//! Two instances on one database and one Redis, a thousand streams, somebody who writes: for how long does nobody get anything?
+//! Takeover: two instances on one database and one Redis, a thousand streams, and a writer. How
+//! long do clients get no rows?
 //!
-//! *rolling*: one instance after the other is ended with SIGTERM and started again. *killed*: the one that follows is killed with -9.
-//! Streams that end are asked for again at the other instance, from where they were. The figure is the longest time between two rows of a
-//! client, as the median and the 99th percentile over all clients; rows come every 25 ms.
+//! *rolling*: one instance after the other is ended with SIGTERM and started again. *killed*: the
+//! instance that follows the database is killed with SIGKILL. A stream that ends is requested from
+//! the other instance, at its last offset. The figure is the longest time between two rows of a
+//! client: the median and the 99th percentile over all clients. A row is written every 25 ms.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -23,11 +25,12 @@ pub(crate) const RACE: Race = Race {
 };
 
 const STREAMS: u64 = 1000;
-const ROWS_EVERY: Duration = Duration::from_millis(25);
-/// Before, between and after the restarts.
-const CALM: Duration = Duration::from_secs(3);
-/// Whoever waits takes over within this time of the other's end.
+const WRITE_INTERVAL: Duration = Duration::from_millis(25);
+/// Time before, between and after the restarts.
+const SETTLE: Duration = Duration::from_secs(3);
+/// Maximum time without rows, in milliseconds.
 const LIMIT_MS: f64 = 2000.0;
+/// Maximum time until a stream is admitted.
 const ADMISSION_TIMEOUT: Duration = Duration::from_secs(60);
 const SHAPE: &str = "table=rolled";
 
@@ -38,7 +41,7 @@ fn run(board: &mut Scoreboard) -> Result<()> {
         race_case(board, "rolling", streams, |instances| {
             for instance in instances {
                 instance.restart()?;
-                thread::sleep(CALM);
+                thread::sleep(SETTLE);
             }
             Ok(())
         })?;
@@ -46,7 +49,7 @@ fn run(board: &mut Scoreboard) -> Result<()> {
     if board.wants("killed") {
         race_case(board, "killed", streams, |instances| {
             instances[0].crash()?;
-            thread::sleep(CALM);
+            thread::sleep(SETTLE);
             Ok(())
         })?;
     }
@@ -73,12 +76,12 @@ fn race_case(
                 let (reader, handle, written) = (EventReader::at(&offset), &handle, &written);
                 let mut servers = servers;
                 servers.rotate_left(number as usize % 2);
-                let name = thread::Builder::new().stack_size(256 * 1024);
-                name.spawn_scoped(scope, move || reader.follow(&servers, SHAPE, handle, written))
+                let builder = thread::Builder::new().stack_size(256 * 1024);
+                builder.spawn_scoped(scope, move || reader.follow(&servers, SHAPE, handle, written))
             })
             .collect::<Result<_, _>>()?;
         let writer = scope.spawn(|| write(&postgres, &written));
-        thread::sleep(CALM);
+        thread::sleep(SETTLE);
         let disturbed = disturb(&mut instances);
         written.finish();
         writer.join().expect("the writer returns its errors")?;
@@ -90,7 +93,8 @@ fn race_case(
     report(board, case, readers, &written)
 }
 
-/// A Redis that knows of nobody admits nobody for one TTL, and another instance reads of a shape a little later.
+/// Waits until the instance admits a stream. A new namespace in Redis admits none for one TTL, and
+/// another instance learns of a shape a little later.
 fn wait_until_admitted(instance: &ForebayProcess) -> Result<()> {
     let started = Instant::now();
     loop {
@@ -101,7 +105,7 @@ fn wait_until_admitted(instance: &ForebayProcess) -> Result<()> {
         if admitted().unwrap_or(false) {
             return Ok(());
         }
-        ensure!(started.elapsed() < ADMISSION_TIMEOUT, "nobody is admitted after {ADMISSION_TIMEOUT:?}");
+        ensure!(started.elapsed() < ADMISSION_TIMEOUT, "no stream is admitted after {ADMISSION_TIMEOUT:?}");
         thread::sleep(Duration::from_millis(100));
     }
 }
@@ -124,7 +128,7 @@ fn report(
         .with("out_of_place", out_of_place)
         .with("refetches", refetches);
     board.outcome(case, "forebay", report);
-    ensure!(!readers.is_empty(), "nobody read");
+    ensure!(!readers.is_empty(), "there are no readers");
     readers.sort_by_key(|reader| reader.longest_gap);
     let at = |percent: usize| readers[(readers.len() - 1) * percent / 100].longest_gap.as_secs_f64() * 1e3;
     eprintln!(
@@ -137,7 +141,7 @@ fn report(
     Ok(())
 }
 
-/// Rows 1, 2, 3 and so on.
+/// Writes rows 1, 2, 3 and so on.
 fn write(postgres: &Postgres, written: &WriteProgress) -> Result<()> {
     for id in 1.. {
         if written.is_finished() {
@@ -146,7 +150,7 @@ fn write(postgres: &Postgres, written: &WriteProgress) -> Result<()> {
         let sql = format!("INSERT INTO rolled VALUES ({id}, 'note')");
         postgres.execute("postgres", &sql).context("writing")?;
         written.set(id);
-        thread::sleep(ROWS_EVERY);
+        thread::sleep(WRITE_INTERVAL);
     }
     Ok(())
 }

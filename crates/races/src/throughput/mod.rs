@@ -1,7 +1,9 @@
-//! Rows that are written as fast as one session can, and one reader that follows: from the first commit to the last row delivered.
+//! Throughput of a live stream: rows written as fast as one session can, and one reader, from the
+//! first commit to the last row received.
 //!
-//! Each contestant has a Postgres of its own, so that nobody decodes for the other. Both hand what they get to a reader of ours that
-//! counts marks: forebay to a socket, as server-sent events; pg_recvlogical to a pipe.
+//! Each contestant has its own Postgres, so that no server decodes for both. Both send to a reader
+//! of ours that counts marks: `forebay serve` to a socket as server-sent events, `pg_recvlogical`
+//! to a pipe.
 
 mod pg_recvlogical;
 
@@ -27,22 +29,23 @@ const CASES: [ThroughputCase; 2] = [
     ThroughputCase { name: "rows1", rows: 20_000, per_transaction: 1, goal: 0.77, cpu_limit_us: 25.0 },
 ];
 
+/// One case of the race.
 struct ThroughputCase {
     name: &'static str,
     rows: u64,
     per_transaction: u64,
-    /// Of pg_recvlogical's rate.
+    /// Fraction of pg_recvlogical's rate.
     goal: f64,
     cpu_limit_us: f64,
 }
 
-/// In every row once, and in nothing else.
+/// Byte that every row contains once, and nothing else contains.
 const MARK: u8 = b'~';
 
-/// What a turn took.
+/// Times of one turn.
 struct ThroughputSample {
     wall: Duration,
-    /// The server's.
+    /// CPU time of the server.
     cpu_ns: Option<u64>,
 }
 
@@ -108,7 +111,7 @@ fn race_case(
     Ok(())
 }
 
-/// A table, and a procedure that writes it a transaction at a time.
+/// Creates a table, and a procedure that writes it in transactions.
 fn prepare(postgres: &Postgres, table: &str, per_transaction: u64) -> Result<()> {
     postgres.execute(
         "postgres",
@@ -128,6 +131,7 @@ fn write(postgres: &Postgres, table: &str, rows: u64) -> Result<()> {
     postgres.execute("postgres", &format!("CALL write_{table}({rows})")).context("writing")
 }
 
+/// Writes the rows, and reads them from a live stream.
 fn follow(
     postgres: &Postgres,
     forebay: &ForebayProcess,
@@ -138,16 +142,16 @@ fn follow(
     prepare(postgres, table, per_transaction)?;
     let mut stream = HttpConnection::open(forebay.address())?;
     let head = stream.get(&forebay.live(&format!("table={table}"), "&live_sse=true")?)?;
-    anyhow::ensure!(head.status == 200, "the stream answers {}", head.status);
+    anyhow::ensure!(head.status == 200, "the stream returned {}", head.status);
     let before = process::cpu_ns(&[forebay.pid()])?;
     let started = Instant::now();
     let end = std::thread::scope(|scope| {
         let reader = scope.spawn(move || {
-            let mut seen = 0;
-            while seen < rows {
-                seen += count(stream.next_bytes()?);
+            let mut received = 0;
+            while received < rows {
+                received += count(stream.next_bytes()?);
             }
-            anyhow::ensure!(seen == rows, "{seen} rows came of {rows}");
+            anyhow::ensure!(received == rows, "{received} rows received of {rows}");
             Ok(Instant::now())
         });
         write(postgres, table, rows)?;

@@ -1,4 +1,4 @@
-//! Postgres' own program, which writes the bytes to a pipe.
+//! `pg_recvlogical` of Postgres, which writes the bytes to a pipe.
 
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, Command, Stdio};
@@ -38,20 +38,20 @@ pub(super) fn follow(
             .context("pg_recvlogical: script/bootstrap installs it with Postgres")?,
     );
     let mut output = program.0.stdout.take().context("stdout is piped")?;
-    let mut words = BufReader::new(program.0.stderr.take().context("stderr is piped")?);
+    let mut stderr = BufReader::new(program.0.stderr.take().context("stderr is piped")?);
     let mut line = String::new();
     while !line.contains("streaming initiated") {
         line.clear();
-        ensure!(words.read_line(&mut line)? > 0, "pg_recvlogical ended early");
+        ensure!(stderr.read_line(&mut line)? > 0, "pg_recvlogical ended early");
     }
     let started = Instant::now();
     let end = std::thread::scope(|scope| {
         let reader = scope.spawn(move || {
-            let (mut bytes, mut seen) = (vec![0; 256 * 1024], 0);
-            while seen < rows {
+            let (mut bytes, mut received) = (vec![0; 256 * 1024], 0);
+            while received < rows {
                 let read = output.read(&mut bytes)?;
-                ensure!(read > 0, "pg_recvlogical ended after {seen} rows");
-                seen += count(&bytes[..read]);
+                ensure!(read > 0, "pg_recvlogical ended after {received} rows");
+                received += count(&bytes[..read]);
             }
             Ok(Instant::now())
         });
@@ -63,12 +63,12 @@ pub(super) fn follow(
     Ok(ThroughputSample { wall: end - started, cpu_ns: None })
 }
 
-/// Ended when dropped.
+/// Process of `pg_recvlogical`. Killed on drop.
 struct RecvLogicalProcess(Child);
 
 impl Drop for RecvLogicalProcess {
     fn drop(&mut self) {
-        // Both fail only if it has ended already.
+        // Both fail only if the process has ended.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
