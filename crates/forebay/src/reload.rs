@@ -21,14 +21,14 @@ use forebay_serve::protocol::Access;
 use http::HeaderName;
 use tracing::{error, info, warn};
 
-use crate::config::{ConfigError, GateConfig, IdentityConfig, Said, ServeConfig};
+use crate::config::{ConfigError, ExplicitSettings, GateConfig, IdentityConfig, ServeConfig};
 use crate::guard::Guard;
 use crate::logging;
 use crate::tls::Tls;
 
 /// What of a command's settings may change.
 pub(crate) struct Fresh {
-    said: Said,
+    said: ExplicitSettings,
     limits: StreamLimits,
     identity: IdentityConfig,
     secret: Option<Secret>,
@@ -38,14 +38,15 @@ pub(crate) struct Fresh {
 
 impl From<ServeConfig> for Fresh {
     fn from(config: ServeConfig) -> Fresh {
-        let ServeConfig { said, admission, identity, secret, admin_secret, log, .. } = config;
+        let ServeConfig { explicit_settings: said, admission, identity, secret, admin_secret, log, .. } =
+            config;
         Fresh { said, limits: admission.limits, identity, secret, admin_secret, filter: log.filter }
     }
 }
 
 impl From<GateConfig> for Fresh {
     fn from(config: GateConfig) -> Fresh {
-        let GateConfig { said, admission, identity, admin_secret, log, .. } = config;
+        let GateConfig { explicit_settings: said, admission, identity, admin_secret, log, .. } = config;
         Fresh { said, limits: admission.limits, identity, secret: None, admin_secret, filter: log.filter }
     }
 }
@@ -56,8 +57,8 @@ type Load = dyn Fn() -> Result<Fresh, ConfigError> + Send + Sync;
 pub(crate) struct Reload {
     load: Option<Arc<Load>>,
     /// As they were at the start, and as they were read last.
-    start: Said,
-    last: Said,
+    start: ExplicitSettings,
+    last: ExplicitSettings,
     ways: (Vec<&'static str>, Vec<HeaderName>),
     admission: Admission,
     identify: Identify,
@@ -67,12 +68,17 @@ pub(crate) struct Reload {
 }
 
 impl Reload {
-    pub(crate) fn new(said: &Said, identity: &IdentityConfig, admission: Admission, guard: Guard) -> Reload {
+    pub(crate) fn new(
+        said: &ExplicitSettings,
+        identity: &IdentityConfig,
+        admission: Admission,
+        guard: Guard,
+    ) -> Reload {
         Reload {
             load: None,
             start: said.clone(),
             last: said.clone(),
-            ways: (identity.ways.clone(), identity.user_headers.clone()),
+            ways: (identity.methods.clone(), identity.user_headers.clone()),
             admission,
             identify: identity.identify.clone(),
             guard,
@@ -114,11 +120,11 @@ impl Reload {
 
     fn adopt(&mut self, fresh: Fresh) {
         let Fresh { said, limits, identity, secret, admin_secret, filter } = fresh;
-        let changed = |key: &str| self.last.changed(&said).contains(&key);
+        let changed = |key: &str| self.last.changed_keys(&said).contains(&key);
         // Who is trusted to name users decides elsewhere, too.
         let is_elsewhere = |key: &&str| key.ends_with(".trusted_proxies") || key.ends_with(".forwarded_by");
-        let same_ways = self.ways == (identity.ways.clone(), identity.user_headers.clone())
-            && !self.start.changed(&said).iter().any(is_elsewhere);
+        let same_ways = self.ways == (identity.methods.clone(), identity.user_headers.clone())
+            && !self.start.changed_keys(&said).iter().any(is_elsewhere);
         if changed("admission.total") || changed("admission.per_user") {
             self.admission.set_limits(limits);
         }
@@ -133,7 +139,7 @@ impl Reload {
         if let (Some(access), Some(secret)) = (&self.access, &secret) {
             access.write().unwrap_or_else(PoisonError::into_inner).secret = Some(secret.clone());
         }
-        let is_renewed = |way: &str| self.ways.0.contains(&way) && identity.ways.contains(&way);
+        let is_renewed = |way: &str| self.ways.0.contains(&way) && identity.methods.contains(&way);
         let holds = |key: &str| match key {
             "admission.total" | "admission.per_user" | "log.filter" => true,
             "serve.secret" => secret.is_some(),
@@ -142,14 +148,14 @@ impl Reload {
             key if key.starts_with("identity.api_key") && is_renewed("api_key") => true,
             key => same_ways && key.starts_with("identity."),
         };
-        let now: Vec<&str> = self.last.changed(&said).into_iter().filter(|key| holds(key)).collect();
-        let later: Vec<&str> = self.start.changed(&said).into_iter().filter(|key| !holds(key)).collect();
+        let now: Vec<&str> = self.last.changed_keys(&said).into_iter().filter(|key| holds(key)).collect();
+        let later: Vec<&str> = self.start.changed_keys(&said).into_iter().filter(|key| !holds(key)).collect();
         info!(changed = now.join(" "), "the settings were read again");
         if !later.is_empty() {
             warn!(keys = later.join(" "), "settings have changed that hold only after a restart");
         }
         // Last, so that what was read is told under the filter that held when it was read.
-        if self.last.changed(&said).contains(&"log.filter")
+        if self.last.changed_keys(&said).contains(&"log.filter")
             && let Err(error) = logging::set_filter(&filter)
         {
             error!(error, "the log's filter stays as it was");

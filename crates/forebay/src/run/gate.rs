@@ -18,7 +18,7 @@ use super::{StartError, announce_borrowed, join, listen, upkeep};
 use crate::admin::{self, Report};
 use crate::config::{ConfigError, GateConfig};
 use crate::guard::Guard;
-use crate::otel::{Telemetry, Traced};
+use crate::otel::{Telemetry, TracedService};
 use crate::reload::Reload;
 use crate::report::GateReport;
 use crate::signals::Signals;
@@ -28,7 +28,7 @@ use crate::tls::Tls;
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(2);
 /// A gate that listens.
 pub struct Gate {
-    server: HttpServer<Traced<GateService>>,
+    server: HttpServer<TracedService<GateService>>,
     admin: Option<HttpServer<admin::Admin>>,
     admission: Admission,
     quota: Quota,
@@ -72,7 +72,7 @@ impl Gate {
             started: Instant::now(),
             address,
             upstream_url: format!("http://{}", config.upstream.authority),
-            identity: config.identity.ways.clone(),
+            identity: config.identity.methods.clone(),
             admission: admission.clone(),
             quota: quota.clone(),
             proxy: proxy.clone(),
@@ -81,8 +81,9 @@ impl Gate {
         let report: Arc<dyn Report> = Arc::new(report);
         telemetry.start(Arc::clone(&report), metrics.clone());
         let guard = Guard::new(config.admin_secret.clone());
-        let reload = Reload::new(&config.said, &config.identity, admission.clone(), guard.clone())
-            .tls(config.tls.clone());
+        let reload =
+            Reload::new(&config.explicit_settings, &config.identity, admission.clone(), guard.clone())
+                .tls(config.tls.clone());
         let admin = admin_listener.map(|listener| admin::server(listener, report, metrics.clone(), guard));
         let (drain_timeout, tls) = (config.drain_timeout, config.tls);
         Ok(Gate { server, admin, admission, quota, proxy, drain_timeout, tls, reload, metrics, telemetry })
@@ -180,15 +181,18 @@ fn proxy_config(config: &GateConfig) -> Config {
 
 /// One line with where everything is, and a warning for each setting that can't mean what it says.
 fn announce(config: &GateConfig, address: SocketAddr, admin: Option<SocketAddr>, descriptors: Option<u64>) {
-    announce_borrowed(&config.borrowed);
+    announce_borrowed(&config.variable_notices);
     let upstream = config.upstream.authority.as_str();
     let admin = admin.map_or_else(|| "off".to_owned(), |admin| admin.to_string());
-    let identity =
-        if config.identity.ways.is_empty() { "none".to_owned() } else { config.identity.ways.join(",") };
+    let identity = if config.identity.methods.is_empty() {
+        "none".to_owned()
+    } else {
+        config.identity.methods.join(",")
+    };
     if config.stream_routes.is_empty() {
         info!("no stream route is named: every request takes a permit while it runs");
     }
-    if config.identity.ways.is_empty() && config.admission.per_user.is_some() {
+    if config.identity.methods.is_empty() && config.admission.per_user.is_some() {
         warn!("a limit per user is set, but there is no way to know a user: see [identity] in the settings");
     }
     let total = config.admission.total;

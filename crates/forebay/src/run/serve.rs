@@ -23,7 +23,7 @@ use super::{StartError, announce_borrowed, join, listen, upkeep};
 use crate::admin::{self, Report};
 use crate::config::{ConfigError, ServeConfig};
 use crate::guard::Guard;
-use crate::otel::{Telemetry, Traced};
+use crate::otel::{Telemetry, TracedService};
 use crate::reload::Reload;
 use crate::report::{Listing, ServeReport};
 use crate::signals::Signals;
@@ -37,7 +37,7 @@ const BODY_SILENCES: u32 = 4;
 
 /// A server of shapes that listens.
 pub struct Serve {
-    server: HttpServer<Traced<ServeService>>,
+    server: HttpServer<TracedService<ServeService>>,
     admin: Option<HttpServer<admin::Admin>>,
     admission: Admission,
     quota: Quota,
@@ -108,11 +108,12 @@ impl Serve {
         let report: Arc<dyn Report> = Arc::new(report);
         telemetry.start(Arc::clone(&report), metrics.clone());
         let guard = Guard::new(config.admin_secret.clone());
-        let reload = Reload::new(&config.said, &config.identity, admission.clone(), guard.clone())
-            .access(access)
-            .tls(config.tls.clone());
+        let reload =
+            Reload::new(&config.explicit_settings, &config.identity, admission.clone(), guard.clone())
+                .access(access)
+                .tls(config.tls.clone());
         let admin = admin_listener.map(|listener| admin::server(listener, report, metrics.clone(), guard));
-        let leaves_nothing = config.leaves_nothing;
+        let leaves_nothing = config.drops_slot_on_exit;
         Ok(Serve {
             server,
             admin,
@@ -217,7 +218,7 @@ fn backend_config(config: &ServeConfig) -> Config {
     backend.stale_age_s = config.stale_age_s;
     backend.body_timeout = BODY_SILENCES * config.http.body_read_timeout;
     backend.tokens_claim = config.tokens.clone();
-    backend.home = config.home;
+    backend.home = config.home_page;
     backend
 }
 
@@ -230,12 +231,12 @@ async fn end_with_the_store(shapes: Shapes) {
 
 fn announce(config: &ServeConfig, address: SocketAddr, admin: Option<SocketAddr>, descriptors: Option<u64>) {
     let admin = admin.map_or_else(|| "off".to_owned(), |admin| admin.to_string());
-    if config.identity.ways.is_empty() && config.admission.per_user.is_some() {
+    if config.identity.methods.is_empty() && config.admission.per_user.is_some() {
         info!(
             "no way to know a user is set: only the limit on all streams holds; see [identity] in the settings"
         );
     }
-    announce_borrowed(&config.borrowed);
+    announce_borrowed(&config.variable_notices);
     let total = config.admission.total;
     let needed = u64::from(total) + 1024;
     if let Some(limit) = descriptors.filter(|limit| *limit < needed) {

@@ -13,7 +13,7 @@ use serde_json::Value;
 use tokio::time::sleep;
 
 use crate::client::{Client, ClientError, Endpoint};
-use crate::config::Hidden;
+use crate::config::SecretText;
 use crate::signals::Signals;
 use crate::terminal::{Paint, Tone, shown};
 
@@ -61,13 +61,13 @@ pub enum StatusError {
 /// When there is nothing to show. While it is shown live, that is told in its place.
 pub async fn status(
     endpoint: Endpoint,
-    secret: Option<Hidden>,
+    secret: Option<SecretText>,
     show: Show,
     mut signals: Signals,
 ) -> Result<(), StatusError> {
     let mut client = Client::new(endpoint);
     let paint = Paint::on(&io::stdout());
-    let secret = secret.as_ref().map(Hidden::reveal);
+    let secret = secret.as_ref().map(SecretText::reveal);
     let first = tokio::select! {
         answer = ask(&mut client, secret) => answer?,
         _signal = signals.next() => return Ok(()),

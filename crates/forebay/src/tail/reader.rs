@@ -8,7 +8,7 @@ use http::{HeaderMap, StatusCode};
 use serde_json::value::RawValue;
 
 use crate::client::ClientError;
-use crate::config::Hidden;
+use crate::config::SecretText;
 use crate::terminal::shown;
 
 /// A server that asks for more has other reasons than load.
@@ -40,7 +40,7 @@ pub struct Shape {
     /// Where to begin.
     pub since: Since,
     /// What the server wants to be shown.
-    pub secret: Option<Hidden>,
+    pub secret: Option<SecretText>,
 }
 
 /// Why it can't go on.
@@ -112,7 +112,7 @@ impl Reader {
             ("columns", columns.as_deref()),
             ("handle", self.handle.as_deref()),
             ("cursor", self.cursor.as_deref()),
-            ("secret", secret.as_ref().map(Hidden::reveal)),
+            ("secret", secret.as_ref().map(SecretText::reveal)),
         ];
         add("offset", &self.offset);
         optional.into_iter().for_each(|(name, value)| value.into_iter().for_each(|value| add(name, value)));
