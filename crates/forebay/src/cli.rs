@@ -1,4 +1,4 @@
-//! What may be said on the command line. Each flag is a setting of the file, and stronger than it.
+//! Command line of `forebay`. Each flag is a key of the config file and overrides it.
 
 use std::path::PathBuf;
 
@@ -6,40 +6,42 @@ use clap::{Args, Parser, Subcommand};
 use toml::Value;
 
 use crate::client::Endpoint;
-use crate::config::{GateFile, Hidden, Layers, ServeFile, Shape};
+use crate::config::{GateFile, SecretText, ServeFile, SettingLayers, SettingsFile};
 use crate::tail::TailStart;
 
-/// Manages every connection between clients and a service.
+/// Manages the connections between clients and a service.
 #[derive(Debug, Parser)]
 #[command(name = "forebay", version, arg_required_else_help = true)]
 pub struct Cli {
-    /// What to do.
+    /// The command.
     #[command(subcommand)]
     pub command: Command,
 }
 
-/// What there is to do.
+/// The commands.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Stands before an HTTP service and admits streams to it, up to a limit in all and for each user
+    /// Reverse proxy for an HTTP service that limits streams, in total and for each user
     Gate(GateArgs),
-    /// Follows a Postgres database and streams shapes of it to HTTP clients
+    /// Replicates a Postgres database and streams shapes of it to HTTP clients
     Serve(ServeArgs),
-    /// Prints the rows of a table and then its changes as they come, from a running `forebay serve`
+    /// Prints the rows of a table and then its changes, from a running `forebay serve`
     #[command(after_long_help = TAIL_HELP, after_help = "--help has examples.")]
     Tail(TailArgs),
     /// Shows the state of a running instance, live on a terminal
     #[command(after_long_help = STATUS_HELP, after_help = "")]
     Status(StatusArgs),
-    /// Looks whether the database, Redis and this machine are fit for `forebay serve`, and says what to do
+    /// Checks whether the database, Redis and this machine are ready for `forebay serve`, and
+    /// prints what to change
     #[command(after_long_help = CHECK_HELP, after_help = "")]
     Check(Box<CheckArgs>),
-    /// Prints every setting as it holds, and where it came from; secrets are hidden
+    /// Prints every effective setting and its origin; secrets are hidden
     #[command(after_long_help = CONFIG_HELP, after_help = "")]
     Config(Box<ConfigArgs>),
-    /// Tries it all on this machine: a throwaway Postgres with a sample that lives, the server and its dashboard
+    /// Runs a demo on this machine: a temporary Postgres with sample data that changes, the server
+    /// and its dashboard
     #[cfg(target_os = "linux")]
-    // a Postgres that ends with its owner, however that ends, is one of Linux
+    // Linux only: there, Postgres is ended with its parent process, even if that is killed.
     Dev(DevArgs),
 }
 
@@ -50,69 +52,71 @@ Examples:
 
   forebay gate --upstream http://127.0.0.1:8000 --stream-route 'POST /api/v1/stream' \\
       --redis redis://127.0.0.1:6379 --total 5000
-      Only that route takes permits, and all gates at that Redis share 5,000 of them.
+      Only requests of that route take permits. All gates with the same Redis share 5,000 permits.
 
-Settings come from the file (--config), then from the environment, then from the flags; the last one counts. Each key
-of the file is a variable: `listen` in [gate] is FOREBAY_GATE_LISTEN. A password in a URL is seen by everybody on this
-machine when it is in a flag; use FOREBAY_REDIS_URL or the file. --example-config prints a file with all keys, their defaults
-and reasons.
+Settings come from the config file (--config), the environment and the flags. Variables override the file, and
+flags override variables. Each key of the file is a variable: `listen` in [gate] is FOREBAY_GATE_LISTEN. Other
+users of this machine can see flags: put a URL with a password into FOREBAY_REDIS_URL or into the file.
+--example-config prints a file with all keys, their defaults and the reasons.
 
-SIGTERM or SIGINT: new streams are refused, open ones may go on for the drain timeout; a second signal ends at once.
-SIGHUP: limits, secrets, keys, the certificate and the log's filter are read again; the log names what needs a restart.
-Operators find a page at /, and /healthz, /readyz, /metrics and /v1/status, on the admin address.";
+SIGTERM or SIGINT: new streams are refused, and open streams may continue for the drain timeout. A second signal
+ends the process at once. SIGHUP: limits, secrets, keys, the certificate and the log filter are reloaded; the log
+lists the changed settings that need a restart. The admin address has a dashboard at /, and /healthz, /readyz,
+/metrics and /v1/status.";
 
 /// Flags of `forebay gate`.
 #[derive(Debug, Clone, Default, Args)]
 #[command(after_long_help = GATE_HELP, after_help = "--help has examples.")]
 pub struct GateArgs {
-    /// A TOML file with settings
+    /// TOML file with settings
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
-    /// Prints a config file with every key, and ends
+    /// Print a config file with every key, and exit
     #[arg(long)]
     pub example_config: bool,
-    /// The service behind the gate, such as http://127.0.0.1:8000
+    /// URL of the service behind the gate, such as http://127.0.0.1:8000
     #[arg(long, value_name = "URL")]
     pub upstream: Option<String>,
-    /// Where clients connect [default: 127.0.0.1:8080]
+    /// Address for clients [default: 127.0.0.1:8080]
     #[arg(long, value_name = "IP:PORT")]
     pub listen: Option<String>,
-    /// A route whose requests take a permit: 'METHOD PATH' or 'METHOD PATH CLASS', with * for one segment and ** for the
-    /// rest; may be repeated [default: every request takes one]
+    /// Route whose requests take a permit: 'METHOD PATH' or 'METHOD PATH CLASS', with * for one
+    /// segment and ** for the rest; may be repeated [default: every request takes one]
     #[arg(long = "stream-route", value_name = "ROUTE")]
     pub stream_routes: Vec<String>,
-    /// Streams in all, over all gates at the same Redis [default: 10000]
+    /// Maximum number of streams of all gates with the same Redis [default: 10000]
     #[arg(long, value_name = "N")]
     pub total: Option<u32>,
-    /// Streams of one user, over all gates at the same Redis [default: 3]
+    /// Maximum number of streams of one user, at all gates with the same Redis [default: 3]
     #[arg(long, value_name = "N")]
     pub per_user: Option<u32>,
-    /// Where gates meet [default: none, this one counts alone]
+    /// Redis that gates share [default: none, this gate counts alone]
     #[arg(long, value_name = "URL")]
-    pub redis: Option<Hidden>,
-    /// A proxy, or a network of them, whose word about clients counts; may be repeated [default: none]
+    pub redis: Option<SecretText>,
+    /// Proxy, or network of proxies, whose headers about clients are trusted; may be repeated
+    /// [default: none]
     #[arg(long = "trusted-proxy", value_name = "IP[/BITS]")]
     pub trusted_proxies: Vec<String>,
-    /// How long open streams may go on after SIGTERM [default: 25000]
+    /// Time that open streams may continue after SIGTERM [default: 25000]
     #[arg(long, value_name = "MS")]
     pub drain_timeout_ms: Option<u32>,
-    /// Where operators look, or `off` [default: 127.0.0.1:8081]
+    /// Address for operators, or `off` [default: 127.0.0.1:8081]
     #[arg(long, value_name = "IP:PORT")]
     pub admin: Option<String>,
-    /// Allows an admin address beyond this machine
+    /// Allow an admin address that other machines can reach, without a secret
     #[arg(long)]
     pub insecure_admin: bool,
-    /// text or json [default: text]
+    /// Log format: text or json [default: text]
     #[arg(long, value_name = "FORMAT")]
     pub log_format: Option<String>,
-    /// The least level: error, warn, info, debug or trace [default: info]
+    /// Minimum log level: error, warn, info, debug or trace [default: info]
     #[arg(long, value_name = "FILTER")]
     pub log: Option<String>,
 }
 
 impl GateArgs {
-    /// Adds what was said to what the file and the environment say.
-    pub(crate) fn apply(self, layers: &mut Layers<GateFile>) {
+    /// Adds the flags to the layers, on top of the file and the environment.
+    pub(crate) fn apply(self, layers: &mut SettingLayers<GateFile>) {
         let redis = self.redis.map(|url| url.reveal().to_owned());
         let texts = [
             ("--upstream", "gate", "upstream", self.upstream),
@@ -145,84 +149,89 @@ impl GateArgs {
 const SERVE_HELP: &str = "\
 Examples:
   DATABASE_URL=postgres://postgres:password@localhost:5432/shop forebay serve
-      Follows that database. Clients get a table and its changes from http://127.0.0.1:3000:
+      Replicates that database. Clients read a table and its changes from http://127.0.0.1:3000:
       curl 'http://127.0.0.1:3000/v1/shape?table=products&offset=-1'
 
   FOREBAY_SERVE_SECRET=... DATABASE_URL=... forebay serve --listen 0.0.0.0:3000 --storage /var/lib/forebay
-      Serves other machines, too, if they show the secret as `?secret=`.
+      Also serves clients on other machines, if they send the secret as `?secret=`.
 
-The database needs wal_level=logical, and a user that may replicate (ALTER ROLE name REPLICATION) and owns the tables. A
-slot and a publication are made in it. The slot keeps the log while nobody follows: drop it when you are done, with
-SELECT pg_drop_replication_slot('forebay'). `forebay check` says whether a database is fit, and what to do about it.
+The database needs wal_level=logical. Its user needs REPLICATION (ALTER ROLE name REPLICATION) and must own the
+tables. Forebay creates a slot and a publication. While Forebay does not run, the slot retains WAL. Drop the slot
+if you no longer need it: SELECT pg_drop_replication_slot('forebay'). `forebay check` verifies a database and
+prints what to change.
 
-Settings come from the file (--config), then from the environment, then from the flags; the last one counts. Each key
-of the file is a variable: `listen` in [serve] is FOREBAY_SERVE_LISTEN. DATABASE_URL is FOREBAY_DATABASE_URL, if that is not
-set, and Electric's own variables are understood, too; `forebay config` shows what holds. A password in a URL is seen by everybody on this machine when it is in a flag; use the variables or the file.
---example-config prints a file with all keys, their defaults and reasons.
+Settings come from the config file (--config), the environment and the flags. Variables override the file, and
+flags override variables. Each key of the file is a variable: `listen` in [serve] is FOREBAY_SERVE_LISTEN.
+DATABASE_URL is used if FOREBAY_DATABASE_URL is not set, and Electric's variables are accepted; `forebay config`
+prints the effective settings. Other users of this machine can see flags: put a URL with a password into a variable
+or into the file. --example-config prints a file with all keys, their defaults and the reasons.
 
-SIGTERM or SIGINT: new streams are refused, open ones end, and what came from the database is made durable; a second
-signal ends at once. SIGHUP: limits, secrets, keys, the certificate and the log's filter are read again; the log names what
-needs a restart. Operators find a page at /, and /healthz, /readyz, /metrics and /v1/status, on the admin address.";
+SIGTERM or SIGINT: new streams are refused, open streams end, and all received changes are made durable. A second
+signal ends the process at once. SIGHUP: limits, secrets, keys, the certificate and the log filter are reloaded;
+the log lists the changed settings that need a restart. The admin address has a dashboard at /, and /healthz,
+/readyz, /metrics and /v1/status.";
 
 /// Flags of `forebay serve`.
 #[derive(Debug, Clone, Default, Args)]
 #[command(after_long_help = SERVE_HELP, after_help = "--help has examples.")]
 pub struct ServeArgs {
-    /// A TOML file with settings
+    /// TOML file with settings
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
-    /// Prints a config file with every key, and ends
+    /// Print a config file with every key, and exit
     #[arg(long)]
     pub example_config: bool,
-    /// The database to follow, such as postgres://user@localhost/name. Others on this machine see flags: with a password in
-    /// it, use the variable DATABASE_URL
+    /// Database to replicate, such as postgres://user@localhost/name. Others on this machine see
+    /// flags: if the URL contains a password, use the variable DATABASE_URL
     #[arg(long, value_name = "URL")]
-    pub database_url: Option<Hidden>,
-    /// The replication slot; instances with the same one take turns [default: forebay]
+    pub database_url: Option<SecretText>,
+    /// Replication slot; of the instances with the same slot, one is active at a time [default:
+    /// forebay]
     #[arg(long, value_name = "NAME")]
     pub slot: Option<String>,
-    /// The publication [default: forebay]
+    /// Publication [default: forebay]
     #[arg(long, value_name = "NAME")]
     pub publication: Option<String>,
-    /// Where shapes are kept [default: ./forebay-data]
+    /// Storage directory for shapes [default: ./forebay-data]
     #[arg(long, value_name = "DIR")]
     pub storage: Option<String>,
-    /// Where clients connect [default: 127.0.0.1:3000]
+    /// Address for clients [default: 127.0.0.1:3000]
     #[arg(long, value_name = "IP:PORT")]
     pub listen: Option<String>,
-    /// Serves whoever comes, beyond this machine too, without a secret (FOREBAY_SERVE_SECRET)
+    /// Allow a client address that other machines can reach, without a secret
+    /// (FOREBAY_SERVE_SECRET)
     #[arg(long)]
     pub insecure: bool,
-    /// Allows clients to delete shapes
+    /// Allow clients to delete shapes
     #[arg(long)]
     pub allow_delete: bool,
-    /// Streams in all, over all instances at the same Redis [default: 10000]
+    /// Maximum number of streams of all instances with the same Redis [default: 10000]
     #[arg(long, value_name = "N")]
     pub total: Option<u32>,
-    /// Streams of one user, over all instances at the same Redis [default: 100]
+    /// Maximum number of streams of one user, at all instances with the same Redis [default: 100]
     #[arg(long, value_name = "N")]
     pub per_user: Option<u32>,
-    /// Where instances meet [default: none, this one counts alone]
+    /// Redis that instances share [default: none, this instance counts alone]
     #[arg(long, value_name = "URL")]
-    pub redis: Option<Hidden>,
-    /// Where operators look, or `off` [default: 127.0.0.1:3001]
+    pub redis: Option<SecretText>,
+    /// Address for operators, or `off` [default: 127.0.0.1:3001]
     #[arg(long, value_name = "IP:PORT")]
     pub admin: Option<String>,
-    /// Allows an admin address beyond this machine
+    /// Allow an admin address that other machines can reach, without a secret
     #[arg(long)]
     pub insecure_admin: bool,
-    /// text or json [default: text]
+    /// Log format: text or json [default: text]
     #[arg(long, value_name = "FORMAT")]
     pub log_format: Option<String>,
-    /// The least level: error, warn, info, debug or trace [default: info]
+    /// Minimum log level: error, warn, info, debug or trace [default: info]
     #[arg(long, value_name = "FILTER")]
     pub log: Option<String>,
 }
 
 impl ServeArgs {
-    /// Adds what was said to what the file and the environment say.
-    pub(crate) fn apply(self, layers: &mut Layers<ServeFile>) {
-        let text = |hidden: Option<Hidden>| hidden.map(|text| text.reveal().to_owned());
+    /// Adds the flags to the layers, on top of the file and the environment.
+    pub(crate) fn apply(self, layers: &mut SettingLayers<ServeFile>) {
+        let text = |hidden: Option<SecretText>| hidden.map(|text| text.reveal().to_owned());
         let texts = [
             ("--database-url", "database", "url", text(self.database_url)),
             ("--slot", "database", "slot", self.slot),
@@ -255,101 +264,104 @@ Examples:
   forebay tail shop.orders --where 'status = $1 AND total > 100' --param 1=open --columns id,status,total
   forebay tail orders --from now --json | jq 'select(.key) | .value'
 
-One line for each row and change; on a terminal coloured by what happened: insert, update, delete. With --json each line is a message \
-of the protocol. What happens meanwhile (a lost connection, a shape that starts over) is told on standard error. A lost \
-connection is made again, and nothing is missed or printed twice. Ctrl-C and a closed pipe end it.
+Prints one line for each row and each change. On a terminal, the color shows the operation: insert, update or
+delete. With --json, each line is a message of the protocol. Other events (a lost connection, a shape that starts
+over) are printed to standard error. After a lost connection, it reconnects; no change is missed or printed twice.
+It ends with Ctrl-C or when its output is closed.
 
-The server's secret, if it has one, comes from FOREBAY_SERVE_SECRET. With https, SSL_CERT_FILE may name an authority of your own.";
+The secret of the server, if it has one, is read from FOREBAY_SERVE_SECRET. With https, SSL_CERT_FILE may name a
+file with your own certificate authority.";
 
 /// Flags of `forebay tail`.
 #[derive(Debug, Args)]
 pub struct TailArgs {
-    /// The table, as `name` or `schema.name`
+    /// Table, as `name` or `schema.name`
     pub table: String,
-    /// Only rows for which this holds, such as 'total > 100'
+    /// WHERE clause for the rows, such as 'total > 100'
     #[arg(long = "where", value_name = "CLAUSE")]
     pub clause: Option<String>,
-    /// Only these columns, parted by commas; the primary key must be among them
+    /// Columns, separated by commas; they must include the primary key
     #[arg(long, value_name = "NAMES")]
     pub columns: Option<String>,
-    /// The value of $N in the clause; may be repeated
+    /// Value of $N in the clause; may be repeated
     #[arg(long = "param", value_name = "N=VALUE", value_parser = param)]
     pub params: Vec<(u32, String)>,
-    /// Where to begin: `start` with all rows, `now` with the next change
+    /// Where to start: `start` with all rows, `now` with the next change
     #[arg(long, value_enum, default_value = "start")]
     pub from: TailStart,
-    /// Prints each message as a line of JSON
+    /// Print each message as a line of JSON
     #[arg(long)]
     pub json: bool,
-    /// Where `forebay serve` is
+    /// URL of `forebay serve`
     #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:3000")]
     pub url: Endpoint,
 }
 
 fn param(text: &str) -> Result<(u32, String), String> {
-    let (number, value) = text.split_once('=').ok_or("write it as N=VALUE, such as 1=open")?;
+    let (number, value) = text.split_once('=').ok_or("expected N=VALUE, such as 1=open")?;
     let number =
-        number.trim_start_matches('$').parse().map_err(|_| "the number before = must be that of a $N")?;
+        number.trim_start_matches('$').parse().map_err(|_| "the text before = must be the number of a $N")?;
     Ok((number, value.to_owned()))
 }
 
 const STATUS_HELP: &str = "\
-On a terminal it is drawn again each second until Ctrl-C; otherwise it is printed once. The admin address's secret, if it has one, \
-comes from FOREBAY_ADMIN_SECRET. A gate's address is http://127.0.0.1:8081.";
+On a terminal, the output is refreshed every second until Ctrl-C; otherwise it is printed once. The secret of the
+admin address, if it has one, is read from FOREBAY_ADMIN_SECRET. The default admin address of a gate is
+http://127.0.0.1:8081.";
 
 /// Flags of `forebay status`.
 #[derive(Debug, Args)]
 pub struct StatusArgs {
-    /// The admin address of the instance
+    /// URL of the admin address of the instance
     #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:3001")]
     pub url: Endpoint,
-    /// Prints all that the instance tells, as JSON
+    /// Print the whole status as JSON
     #[arg(long)]
     pub json: bool,
-    /// Prints it once, on a terminal, too
+    /// Print once, on a terminal, too
     #[arg(long)]
     pub once: bool,
 }
 
 const CHECK_HELP: &str = "\
-Takes the flags of `forebay serve`, and reads the same file and environment. Each line is ok, warn or fail, with what to do. \
-Nothing is changed in the database or in Redis. Ends with 0 if nothing failed, with 1 if something did, with 2 if the settings \
-can't be used.";
+Takes the flags of `forebay serve`, and reads the same file and environment. Each line is ok, warn or fail, with
+what to do. Nothing is changed in the database or in Redis. Exit code: 0 if no check failed, 1 if one failed, 2 if
+the settings are invalid.";
 
 /// Flags of `forebay check`.
 #[derive(Debug, Args)]
 pub struct CheckArgs {
-    /// Prints one JSON object, for programs
+    /// Print one JSON object, for programs
     #[arg(long)]
     pub json: bool,
-    /// As `forebay serve` takes them.
+    /// Flags of `forebay serve`.
     #[command(flatten)]
     pub serve: ServeArgs,
 }
 
 const CONFIG_HELP: &str = "\
-Takes the flags of `forebay serve`, or after `gate` those of `forebay gate`, and reads the same file and environment. \
-Ends with 2 if the command couldn't start with these settings, and says why.";
+Takes the flags of `forebay serve`, or after `gate` those of `forebay gate`, and reads the same file and
+environment. Exit code: 2, with the reason, if the command could not start with these settings.";
 
 /// Flags of `forebay config`.
 #[derive(Debug, Args)]
 #[command(args_conflicts_with_subcommands = true)]
 pub struct ConfigArgs {
-    /// Whose settings; those of `forebay serve` if nothing is said.
+    /// Command whose settings are printed; default `forebay serve`.
     #[command(subcommand)]
-    pub of: Option<ConfigOf>,
-    /// As `forebay serve` takes them.
+    pub target: Option<ConfigTarget>,
+    /// Flags of `forebay serve`.
     #[command(flatten)]
     pub serve: ServeArgs,
 }
 
-/// Whose settings are printed.
+/// Command whose settings are printed.
 #[derive(Debug, Subcommand)]
-pub enum ConfigOf {
-    /// The settings of `forebay serve`
+pub enum ConfigTarget {
+    /// Settings of `forebay serve`
     #[command(after_long_help = CONFIG_HELP, after_help = "")]
     Serve(ServeArgs),
-    /// The settings of `forebay gate`
+    /// Settings of `forebay gate`
     #[command(after_long_help = CONFIG_HELP, after_help = "")]
     Gate(GateArgs),
 }
@@ -357,39 +369,40 @@ pub enum ConfigOf {
 const DEV_HELP: &str = "\
 Examples:
   forebay dev
-      Starts a throwaway Postgres with orders that come in and move on, and serves it. Ctrl-C leaves nothing behind.
+      Starts a temporary Postgres with sample orders that change, and serves it. Ctrl-C removes everything.
 
   forebay dev --database-url postgres://user@localhost/name
-      Serves your own database. In it, a temporary slot and a publication are made, which go at the end; and a table that
-      somebody asks for is set to REPLICA IDENTITY FULL, as changes can't be told otherwise. It needs wal_level=logical.
+      Serves your own database. It creates a temporary slot and a publication there, and drops both at the end. A
+      table that a client requests is set to REPLICA IDENTITY FULL, which replication needs. The database needs
+      wal_level=logical.
 
-Everything is on this machine only. Ports that are taken are passed over, unless you name them. The shell's variables
-(FOREBAY_..., DATABASE_URL) are for `forebay serve`, and don't count here.";
+All addresses are on this machine only. If a default port is in use, the next free one is taken. Variables of the
+shell (FOREBAY_..., DATABASE_URL) are for `forebay serve`, and are ignored here.";
 
 /// Flags of `forebay dev`.
 #[derive(Debug, Clone, Default, Args)]
 #[command(after_long_help = DEV_HELP, after_help = "--help has examples.")]
 pub struct DevArgs {
-    /// Your own database instead of a throwaway one
+    /// URL of your own database, instead of a temporary one
     #[arg(long, value_name = "URL")]
-    pub database_url: Option<Hidden>,
-    /// Where instances meet [default: none, this one counts alone]
+    pub database_url: Option<SecretText>,
+    /// Redis that instances share [default: none, this instance counts alone]
     #[arg(long, value_name = "URL")]
-    pub redis: Option<Hidden>,
-    /// Where clients connect [default: 127.0.0.1:3000, or the next free port]
+    pub redis: Option<SecretText>,
+    /// Address for clients [default: 127.0.0.1:3000, or the next free port]
     #[arg(long, value_name = "IP:PORT")]
     pub listen: Option<String>,
-    /// Where the dashboard is [default: 127.0.0.1:3001, or the next free port]
+    /// Address of the dashboard [default: 127.0.0.1:3001, or the next free port]
     #[arg(long, value_name = "IP:PORT")]
     pub admin: Option<String>,
-    /// The least level that is logged: error, warn, info, debug or trace [default: warn]
+    /// Minimum log level: error, warn, info, debug or trace [default: warn]
     #[arg(long, value_name = "FILTER")]
     pub log: Option<String>,
 }
 
-/// Adds those of the flags that were said.
-fn add<F: Shape, V: Into<Value>, const N: usize>(
-    layers: &mut Layers<F>,
+/// Adds the flags that have a value.
+fn add<F: SettingsFile, V: Into<Value>, const N: usize>(
+    layers: &mut SettingLayers<F>,
     flags: [(&str, &str, &str, Option<V>); N],
 ) {
     for (flag, section, key, value) in flags {

@@ -7,9 +7,9 @@ use anyhow::Context as _;
 use clap::Parser as _;
 use forebay::check::Finding;
 use forebay::cli::{
-    CheckArgs, Cli, Command, ConfigArgs, ConfigOf, GateArgs, ServeArgs, StatusArgs, TailArgs,
+    CheckArgs, Cli, Command, ConfigArgs, ConfigTarget, GateArgs, ServeArgs, StatusArgs, TailArgs,
 };
-use forebay::config::{ConfigError, Hidden};
+use forebay::config::{ConfigError, SecretText};
 use forebay::logging::LogConfig;
 use forebay::signals::Signals;
 use forebay::status::StatusFormat;
@@ -105,7 +105,7 @@ where
 }
 
 /// Returns the value of the first of these variables that isn't empty.
-fn secret_from_env(names: &[&str]) -> Option<Hidden> {
+fn secret_from_env(names: &[&str]) -> Option<SecretText> {
     let secret = names.iter().find_map(|name| std::env::var(name).ok().filter(|secret| !secret.is_empty()));
     secret.and_then(|secret| secret.parse().ok())
 }
@@ -136,16 +136,16 @@ fn run_check(args: CheckArgs) -> anyhow::Result<ExitCode> {
 }
 
 fn run_config(args: ConfigArgs) -> anyhow::Result<ExitCode> {
-    let settings = match args.of.unwrap_or(ConfigOf::Serve(args.serve)) {
-        ConfigOf::Gate(args) if args.example_config => return print(config::GATE_EXAMPLE),
-        ConfigOf::Serve(args) if args.example_config => return print(config::SERVE_EXAMPLE),
-        ConfigOf::Gate(args) => config::effective_gate(args, environment()),
-        ConfigOf::Serve(args) => config::effective_serve(args, environment()),
+    let settings = match args.target.unwrap_or(ConfigTarget::Serve(args.serve)) {
+        ConfigTarget::Gate(args) if args.example_config => return print(config::GATE_EXAMPLE),
+        ConfigTarget::Serve(args) if args.example_config => return print(config::SERVE_EXAMPLE),
+        ConfigTarget::Gate(args) => config::effective_gate(args, environment()),
+        ConfigTarget::Serve(args) => config::effective_serve(args, environment()),
     };
     match settings {
         Ok(settings) => {
             print(&settings.to_string())?;
-            Ok(settings.wrong.as_ref().map_or(ExitCode::SUCCESS, config_failure))
+            Ok(settings.error.as_ref().map_or(ExitCode::SUCCESS, config_failure))
         }
         Err(error) => Ok(config_failure(&error)),
     }

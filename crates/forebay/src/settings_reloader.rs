@@ -22,14 +22,14 @@ use forebay_serve::protocol::Access;
 use http::HeaderName;
 use tracing::{error, info, warn};
 
-use crate::config::{ConfigError, GateConfig, IdentityConfig, Said, ServeConfig};
+use crate::config::{ConfigError, ExplicitSettings, GateConfig, IdentityConfig, ServeConfig};
 use crate::logging;
 use crate::secret_guard::SecretGuard;
 use crate::tls::TlsCertificate;
 
 /// Settings of a server that can change while it runs.
 pub(crate) struct ReloadableSettings {
-    said: Said,
+    said: ExplicitSettings,
     limits: StreamLimits,
     identity: IdentityConfig,
     secret: Option<Secret>,
@@ -39,7 +39,8 @@ pub(crate) struct ReloadableSettings {
 
 impl From<ServeConfig> for ReloadableSettings {
     fn from(config: ServeConfig) -> ReloadableSettings {
-        let ServeConfig { said, admission, identity, secret, admin_secret, log, .. } = config;
+        let ServeConfig { explicit_settings: said, admission, identity, secret, admin_secret, log, .. } =
+            config;
         ReloadableSettings {
             said,
             limits: admission.limits,
@@ -53,7 +54,7 @@ impl From<ServeConfig> for ReloadableSettings {
 
 impl From<GateConfig> for ReloadableSettings {
     fn from(config: GateConfig) -> ReloadableSettings {
-        let GateConfig { said, admission, identity, admin_secret, log, .. } = config;
+        let GateConfig { explicit_settings: said, admission, identity, admin_secret, log, .. } = config;
         ReloadableSettings {
             said,
             limits: admission.limits,
@@ -72,9 +73,9 @@ type LoadSettings = dyn Fn() -> Result<ReloadableSettings, ConfigError> + Send +
 pub(crate) struct SettingsReloader {
     load: Option<Arc<LoadSettings>>,
     /// Settings at the start.
-    start: Said,
+    start: ExplicitSettings,
     /// Settings of the last successful load.
-    last: Said,
+    last: ExplicitSettings,
     /// Identity methods and user headers at the start.
     ways: (Vec<&'static str>, Vec<HeaderName>),
     admission: Admission,
@@ -86,7 +87,7 @@ pub(crate) struct SettingsReloader {
 
 impl SettingsReloader {
     pub(crate) fn new(
-        said: &Said,
+        said: &ExplicitSettings,
         identity: &IdentityConfig,
         admission: Admission,
         guard: SecretGuard,
@@ -95,7 +96,7 @@ impl SettingsReloader {
             load: None,
             start: said.clone(),
             last: said.clone(),
-            ways: (identity.ways.clone(), identity.user_headers.clone()),
+            ways: (identity.methods.clone(), identity.user_headers.clone()),
             admission,
             identify: identity.identify.clone(),
             guard,
@@ -138,12 +139,12 @@ impl SettingsReloader {
     /// Applies the settings, and logs which keys took effect and which need a restart.
     fn apply(&mut self, settings: ReloadableSettings) {
         let ReloadableSettings { said, limits, identity, secret, admin_secret, filter } = settings;
-        let changed = |key: &str| self.last.changed(&said).contains(&key);
+        let changed = |key: &str| self.last.changed_keys(&said).contains(&key);
         // These keys also decide outside of `identify` which peers may name users.
         let affects_other_components =
             |key: &&str| key.ends_with(".trusted_proxies") || key.ends_with(".forwarded_by");
-        let same_ways = self.ways == (identity.ways.clone(), identity.user_headers.clone())
-            && !self.start.changed(&said).iter().any(affects_other_components);
+        let same_ways = self.ways == (identity.methods.clone(), identity.user_headers.clone())
+            && !self.start.changed_keys(&said).iter().any(affects_other_components);
         if changed("admission.total") || changed("admission.per_user") {
             self.admission.set_limits(limits);
         }
@@ -158,7 +159,7 @@ impl SettingsReloader {
         if let (Some(access), Some(secret)) = (&self.access, &secret) {
             access.write().unwrap_or_else(PoisonError::into_inner).secret = Some(secret.clone());
         }
-        let keys_renewed = |way: &str| self.ways.0.contains(&way) && identity.ways.contains(&way);
+        let keys_renewed = |way: &str| self.ways.0.contains(&way) && identity.methods.contains(&way);
         let is_applied = |key: &str| match key {
             "admission.total" | "admission.per_user" | "log.filter" => true,
             "serve.secret" => secret.is_some(),
@@ -167,15 +168,16 @@ impl SettingsReloader {
             key if key.starts_with("identity.api_key") && keys_renewed("api_key") => true,
             key => same_ways && key.starts_with("identity."),
         };
-        let applied: Vec<&str> = self.last.changed(&said).into_iter().filter(|key| is_applied(key)).collect();
+        let applied: Vec<&str> =
+            self.last.changed_keys(&said).into_iter().filter(|key| is_applied(key)).collect();
         let deferred: Vec<&str> =
-            self.start.changed(&said).into_iter().filter(|key| !is_applied(key)).collect();
+            self.start.changed_keys(&said).into_iter().filter(|key| !is_applied(key)).collect();
         info!(changed = applied.join(" "), "settings reloaded");
         if !deferred.is_empty() {
             warn!(keys = deferred.join(" "), "settings changed that need a restart");
         }
         // Last, so that the lines above are written under the filter that was in force before.
-        if self.last.changed(&said).contains(&"log.filter")
+        if self.last.changed_keys(&said).contains(&"log.filter")
             && let Err(error) = logging::set_filter(&filter)
         {
             error!(error, "log filter not replaced");

@@ -1,4 +1,4 @@
-//! One thing that was looked at, and how it is told.
+//! Findings of `forebay check` and their output.
 
 use std::fmt::Write as _;
 
@@ -6,44 +6,44 @@ use serde::Serialize;
 
 use crate::terminal::{Paint, Tone};
 
-/// How it is.
+/// Result of a check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Level {
-    /// Fit.
+pub enum FindingLevel {
+    /// The check passed.
     Ok,
-    /// It will run, but somebody should look.
+    /// The server will run, but the operator should look at it.
     Warn,
-    /// It won't run, or not well.
+    /// The server will not run, or not correctly.
     Fail,
 }
 
-impl Level {
-    /// In what is printed.
+impl FindingLevel {
+    /// Returns the name in the output.
     pub fn as_str(self) -> &'static str {
         match self {
-            Level::Ok => "ok",
-            Level::Warn => "warn",
-            Level::Fail => "fail",
+            FindingLevel::Ok => "ok",
+            FindingLevel::Warn => "warn",
+            FindingLevel::Fail => "fail",
         }
     }
 
     fn tone(self) -> Tone {
         match self {
-            Level::Ok => Tone::Good,
-            Level::Warn => Tone::Careful,
-            Level::Fail => Tone::Bad,
+            FindingLevel::Ok => Tone::Good,
+            FindingLevel::Warn => Tone::Careful,
+            FindingLevel::Fail => Tone::Bad,
         }
     }
 }
 
-/// What was looked at.
+/// Part of the system that a check is about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Area {
+pub enum CheckArea {
     /// The database.
     Postgres,
-    /// Where instances meet.
+    /// The Redis that instances share.
     Redis,
     /// The storage directory.
     Storage,
@@ -51,56 +51,56 @@ pub enum Area {
     Machine,
 }
 
-impl Area {
+impl CheckArea {
     fn as_str(self) -> &'static str {
         match self {
-            Area::Postgres => "postgres",
-            Area::Redis => "redis",
-            Area::Storage => "storage",
-            Area::Machine => "machine",
+            CheckArea::Postgres => "postgres",
+            CheckArea::Redis => "redis",
+            CheckArea::Storage => "storage",
+            CheckArea::Machine => "machine",
         }
     }
 }
 
-/// One thing that was looked at.
+/// Result of one check.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Finding {
-    /// How it is.
-    pub level: Level,
-    /// Where.
-    pub area: Area,
-    /// Which check, for programs: it stays the same.
+    /// Whether the check passed.
+    pub level: FindingLevel,
+    /// Part of the system.
+    pub area: CheckArea,
+    /// Stable name of the check, for programs.
     pub check: &'static str,
-    /// What was found.
+    /// The finding.
     pub what: String,
-    /// What to do, if something is to be done.
+    /// What to do; `None` if nothing.
     pub advice: Option<String>,
 }
 
 impl Finding {
-    pub(super) fn ok(area: Area, check: &'static str, what: impl Into<String>) -> Finding {
-        Finding { level: Level::Ok, area, check, what: what.into(), advice: None }
+    pub(super) fn ok(area: CheckArea, check: &'static str, what: impl Into<String>) -> Finding {
+        Finding { level: FindingLevel::Ok, area, check, what: what.into(), advice: None }
     }
 
     pub(super) fn warn(
-        area: Area,
+        area: CheckArea,
         check: &'static str,
         what: impl Into<String>,
         advice: impl Into<String>,
     ) -> Finding {
-        Finding { level: Level::Warn, area, check, what: what.into(), advice: Some(advice.into()) }
+        Finding { level: FindingLevel::Warn, area, check, what: what.into(), advice: Some(advice.into()) }
     }
 
     pub(super) fn fail(
-        area: Area,
+        area: CheckArea,
         check: &'static str,
         what: impl Into<String>,
         advice: impl Into<String>,
     ) -> Finding {
-        Finding { level: Level::Fail, area, check, what: what.into(), advice: Some(advice.into()) }
+        Finding { level: FindingLevel::Fail, area, check, what: what.into(), advice: Some(advice.into()) }
     }
 
-    /// For people, with its end of line; the advice is a line of its own.
+    /// Returns the text output, with a line break. The advice is on its own line.
     pub fn line(&self, paint: Paint) -> String {
         let level = paint.tone(self.level.tone(), &format!("{:<4}", self.level.as_str()));
         let mut line = format!("{level}  {:<8}  {}\n", self.area.as_str(), self.what);
@@ -111,7 +111,7 @@ impl Finding {
     }
 }
 
-/// All of it.
+/// All findings, with counts.
 #[derive(Debug, Default, Serialize)]
 pub struct Findings {
     failed: usize,
@@ -122,27 +122,27 @@ pub struct Findings {
 impl Findings {
     pub(super) fn add(&mut self, finding: Finding) {
         match finding.level {
-            Level::Ok => {}
-            Level::Warn => self.warned += 1,
-            Level::Fail => self.failed += 1,
+            FindingLevel::Ok => {}
+            FindingLevel::Warn => self.warned += 1,
+            FindingLevel::Fail => self.failed += 1,
         }
         self.findings.push(finding);
     }
 
-    /// Whether nothing failed.
+    /// Returns whether no check failed.
     pub fn is_fit(&self) -> bool {
         self.failed == 0
     }
 
-    /// The last line, for people.
+    /// Returns the last line of the text output.
     pub fn summary(&self) -> String {
         let all = self.findings.len();
         match (self.failed, self.warned) {
-            (0, 0) => format!("all {all} checks are ok"),
-            (0, warned) => format!("fit, with {warned} of {all} checks to look at"),
-            (failed, 0) => format!("not fit: {failed} of {all} checks failed"),
+            (0, 0) => format!("all {all} checks passed"),
+            (0, warned) => format!("ready, with {warned} of {all} checks to look at"),
+            (failed, 0) => format!("not ready: {failed} of {all} checks failed"),
             (failed, warned) => {
-                format!("not fit: {failed} of {all} checks failed, and {warned} are to look at")
+                format!("not ready: {failed} of {all} checks failed, and {warned} to look at")
             }
         }
     }

@@ -1,35 +1,42 @@
-//! `forebay check`: is everything fit for `forebay serve`, and what is to be done about what isn't.
+//! `forebay check`: verifies that the database, Redis, the storage directory and this machine are
+//! ready for `forebay serve`, and prints what to change.
 //!
-//! Invariant: nothing is changed in the database or in Redis; whatever can't be reached is one line, and the rest goes on.
-//! Kept by: only questions are asked (`postgres.rs`, `redis.rs`); the storage directory sees one file come and go (`storage.rs`).
+//! Invariant: nothing is changed in the database or in Redis. A server that can't be reached is one
+//! finding, and the other checks continue.
+//! Enforced by: `postgres.rs` and `redis.rs` only send queries that read. `storage.rs` writes one
+//! file to the storage directory and removes it.
 //!
-//! | to find | look in |
+//! | topic | file |
 //! |---|---|
-//! | a line, and how it is printed | `finding.rs` |
-//! | versions, rights, slots, connections, TLS, clock | `postgres.rs` asks, `judging.rs` decides |
+//! | findings and their output | `finding.rs` |
+//! | queries to the database | `postgres.rs` |
+//! | version, rights, slots, connections, TLS | `postgres_server.rs`, pure |
+//! | tables, slot, publication | `postgres_objects.rs`, pure |
 //! | Redis | `redis.rs` |
-//! | round trips, clocks | `trips.rs` |
+//! | round trips, clocks | `round_trips.rs` |
 //! | disk, files, lock | `storage.rs` |
 //! | file descriptors, addresses | `machine.rs` |
 
+mod catalog_row;
 mod finding;
-mod judging;
 mod machine;
 mod postgres;
+mod postgres_objects;
+mod postgres_server;
 mod redis;
+mod round_trips;
 mod storage;
-mod trips;
 
-pub use finding::{Area, Finding, Findings, Level};
+pub use finding::{CheckArea, Finding, FindingLevel, Findings};
 
 use crate::config::ServeConfig;
 
-/// Looks at everything, and tells `seen` of each finding as it comes.
-pub async fn check(config: &ServeConfig, mut seen: impl FnMut(&Finding)) -> Findings {
+/// Runs all checks. Calls `report` with each finding as it is made.
+pub async fn check(config: &ServeConfig, mut report: impl FnMut(&Finding)) -> Findings {
     let mut findings = Findings::default();
     let mut add = |some: Vec<Finding>| {
         for finding in some {
-            seen(&finding);
+            report(&finding);
             findings.add(finding);
         }
     };

@@ -1,6 +1,6 @@
-//! Asks the database; `judging.rs` says what the answers mean.
+//! Connects to the database and runs the queries. `postgres_server.rs` and `postgres_objects.rs`
+//! evaluate the rows.
 
-use std::collections::HashMap;
 use std::time::Duration;
 
 use forebay_replication::ManagerOutline;
@@ -10,22 +10,21 @@ use forebay_replication::reservoir::{
 };
 use tokio::time::timeout;
 
-use super::finding::{Area, Finding};
-use super::judging::{self, Wanted};
-use super::trips;
+use super::catalog_row::CatalogRow;
+use super::finding::{CheckArea, Finding};
+use super::postgres_server::DatabaseRequirements;
+use super::{postgres_objects, postgres_server, round_trips};
 use crate::config::ServeConfig;
-use crate::terminal::escape_controls as shown;
+use crate::terminal::escape_controls;
 
-const AREA: Area = Area::Postgres;
-/// A question that takes longer won't be answered.
-const PATIENCE: Duration = Duration::from_secs(10);
+const AREA: CheckArea = CheckArea::Postgres;
+/// Timeout of each query.
+const QUERY_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// What the server said, by the names of the columns.
-pub(super) type Row = HashMap<String, String>;
-
+/// Checks the database, and the pooler if there is one.
 pub(super) async fn check(config: &ServeConfig) -> Vec<Finding> {
     let outline = config.manager.outline();
-    let wanted = Wanted {
+    let requirements = DatabaseRequirements {
         slot: outline.slot,
         publication: outline.publication,
         manual_publication: outline.manual_publication,
@@ -36,8 +35,8 @@ pub(super) async fn check(config: &ServeConfig) -> Vec<Finding> {
     let mut findings = match open(outline.connect).await {
         Err(why) => vec![unreachable("reachable", outline.connect, "database.url", &why)],
         Ok(client) => {
-            let mut findings = direct(&client, &outline, &wanted).await;
-            if timeout(PATIENCE, client.close()).await.is_err() {
+            let mut findings = direct(&client, &outline, &requirements).await;
+            if timeout(QUERY_TIMEOUT, client.close()).await.is_err() {
                 findings.push(slow("closing the connection"));
             }
             findings
@@ -49,54 +48,62 @@ pub(super) async fn check(config: &ServeConfig) -> Vec<Finding> {
     findings
 }
 
-async fn direct(client: &PostgresClient, outline: &ManagerOutline<'_>, wanted: &Wanted<'_>) -> Vec<Finding> {
-    let about = match ask(client, judging::ABOUT).await {
+/// Runs all checks over a direct connection.
+async fn direct(
+    client: &PostgresClient,
+    outline: &ManagerOutline<'_>,
+    requirements: &DatabaseRequirements<'_>,
+) -> Vec<Finding> {
+    let about = match query(client, postgres_server::ABOUT).await {
         Ok(mut rows) if !rows.is_empty() => rows.remove(0),
-        Ok(_) => return vec![slow("asking what the server is")],
+        Ok(_) => return vec![slow("the query for the server's version and settings")],
         Err(why) => return vec![unanswered("about", &why)],
     };
-    let place = format!(
+    let target = format!(
         "{} as {}, database {}",
         client.address(),
         outline.connect.user(),
         outline.connect.database()
     );
-    let mut findings = judging::server(&about, &place, wanted);
-    findings.push(judging::tls(&about, outline.connect.ssl_mode(), &outline.connect.endpoint()));
-    findings.extend(trips(client).await);
-    for (check, sql, judge) in [
-        ("tables", judging::tables_sql(), judging::tables as Judge),
-        ("slot", judging::slot_sql(wanted), judging::slot),
-        ("publication", judging::publication_sql(wanted), judging::publication),
+    let mut findings = postgres_server::server(&about, &target, requirements);
+    findings.push(postgres_server::tls(&about, outline.connect.ssl_mode(), &outline.connect.endpoint()));
+    findings.extend(round_trips(client).await);
+    for (check, sql, evaluate) in [
+        ("tables", postgres_objects::tables_sql(), postgres_objects::tables as RowEvaluator),
+        ("slot", postgres_objects::slot_sql(requirements), postgres_objects::slot),
+        ("publication", postgres_objects::publication_sql(requirements), postgres_objects::publication),
     ] {
-        match ask(client, &sql).await {
-            Ok(rows) => findings.extend(judge(rows.first(), &about, wanted)),
+        match query(client, &sql).await {
+            Ok(rows) => findings.extend(evaluate(rows.first(), &about, requirements)),
             Err(why) => findings.push(unanswered(check, &why)),
         }
     }
     findings
 }
 
-type Judge = fn(Option<&Row>, &Row, &Wanted<'_>) -> Vec<Finding>;
+/// Evaluates the first row of a query, with the row about the server.
+type RowEvaluator = fn(Option<&CatalogRow>, &CatalogRow, &DatabaseRequirements<'_>) -> Vec<Finding>;
 
-async fn trips(client: &PostgresClient) -> Vec<Finding> {
+/// Measures the round trips and the clock of the server.
+async fn round_trips(client: &PostgresClient) -> Vec<Finding> {
     let now_ms = async || {
         let rows =
-            ask(client, "SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint AS now_ms").await?;
+            query(client, "SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint AS now_ms").await?;
         Ok::<_, String>(rows.first().and_then(|row| row.get("now_ms")?.parse().ok()))
     };
-    trips::measure(AREA, now_ms).await.unwrap_or_else(|why| vec![unanswered("latency", &why)])
+    round_trips::measure(AREA, now_ms).await.unwrap_or_else(|why| vec![unanswered("latency", &why)])
 }
 
+/// Checks that queries work through the pooler.
 async fn through_pooler(pooled: &PostgresConnect) -> Finding {
     const CHECK: &str = "pooled";
     match open(pooled).await {
         Err(why) => unreachable(CHECK, pooled, "database.pooled_url", &why),
         Ok(client) => {
-            let asked = ask(&client, "SELECT 1 AS one").await;
-            let _late = timeout(PATIENCE, client.close()).await;
-            match asked {
-                Ok(_) => Finding::ok(AREA, CHECK, format!("queries go through {}", pooled.endpoint())),
+            let result = query(&client, "SELECT 1 AS one").await;
+            let _late = timeout(QUERY_TIMEOUT, client.close()).await;
+            match result {
+                Ok(_) => Finding::ok(AREA, CHECK, format!("queries work through {}", pooled.endpoint())),
                 Err(why) => unanswered(CHECK, &why),
             }
         }
@@ -108,11 +115,11 @@ async fn open(connect: &PostgresConnect) -> Result<PostgresClient, String> {
     connect.connect(credentials).await.map_err(|error| error.to_string())
 }
 
-async fn ask(client: &PostgresClient, sql: &str) -> Result<Vec<Row>, String> {
-    let asked = timeout(PATIENCE, client.simple_query(sql)).await;
-    let messages = asked.map_err(|_| format!("no answer within {PATIENCE:?}"))?.map_err(|error| {
-        // The server's own words only: the client's would repeat the question.
-        error.as_db_error().map_or_else(|| error.to_string(), |said| said.message().to_owned())
+async fn query(client: &PostgresClient, sql: &str) -> Result<Vec<CatalogRow>, String> {
+    let result = timeout(QUERY_TIMEOUT, client.simple_query(sql)).await;
+    let messages = result.map_err(|_| format!("no answer within {QUERY_TIMEOUT:?}"))?.map_err(|error| {
+        // Only the message of the server: the error of the client would contain the query.
+        error.as_db_error().map_or_else(|| error.to_string(), |db_error| db_error.message().to_owned())
     })?;
     let rows = messages.into_iter().filter_map(|message| match message {
         SimpleQueryMessage::Row(row) => Some(row),
@@ -126,17 +133,17 @@ async fn ask(client: &PostgresClient, sql: &str) -> Result<Vec<Row>, String> {
 }
 
 fn unreachable(check: &'static str, connect: &PostgresConnect, key: &str, why: &str) -> Finding {
-    let what = format!("can't connect as {}: {}", connect.user(), shown(why));
-    let advice = format!("see that the server can be reached from here, and that {key} is right");
+    let what = format!("can't connect as {}: {}", connect.user(), escape_controls(why));
+    let advice = format!("check that the server can be reached from here, and that {key} is correct");
     Finding::fail(AREA, check, what, advice)
 }
 
 fn unanswered(check: &'static str, why: &str) -> Finding {
-    let what = format!("the server didn't say what was asked ({check}): {}", shown(why));
-    Finding::warn(AREA, check, what, "try again; if it stays so, the user's rights are narrower than usual")
+    let what = format!("the query for {check} failed: {}", escape_controls(why));
+    Finding::warn(AREA, check, what, "try again; if it fails again, the user lacks a common privilege")
 }
 
 fn slow(what: &str) -> Finding {
-    let advice = "the server hangs, or something in between does: see its log";
-    Finding::fail(AREA, "answers", format!("{what} took longer than {PATIENCE:?}"), advice)
+    let advice = "the server or the network hangs: see the log of the server";
+    Finding::fail(AREA, "answers", format!("{what} took longer than {QUERY_TIMEOUT:?}"), advice)
 }

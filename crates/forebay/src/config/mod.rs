@@ -1,82 +1,92 @@
-//! Settings: defaults, then a file, then the environment, then flags; each stronger than the one before.
+//! Settings of `forebay gate` and `forebay serve`.
 //!
-//! Invariant: what the rest of the program sees is whole and checked ([`GateConfig`], [`ServeConfig`]); nothing is checked again
-//! there. No password is in what can be printed.
-//! Kept by: the files' shapes (`file.rs`, `serve_file.rs`) are private, and the only way out of them is `TryFrom` in `gate.rs`
-//! and `serve.rs`; whatever may hold a password is a [`Hidden`] there.
+//! Order of precedence, weakest first: defaults, the config file, variables of other programs,
+//! `FOREBAY_` variables, flags.
+//!
+//! Invariant: [`GateConfig`] and [`ServeConfig`] are complete and valid. The rest of the program
+//! does not validate them again. Their `Debug` output contains no password.
+//! Enforced by: the file types (`gate_file.rs`, `serve_file.rs`) are private. `TryFrom` in `gate.rs`
+//! and `serve.rs` is the only conversion from them. A value that may contain a password is a
+//! [`SecretText`].
 
-mod access;
-mod borrowed;
-mod check;
+mod admission;
 mod database;
-mod effective;
-mod electric;
+mod effective_settings;
+mod electric_variables;
 #[cfg(test)]
-mod electric_tests;
+mod electric_variables_tests;
 #[cfg(test)]
-mod example;
-mod fields;
-mod file;
+mod example_tests;
+mod explicit_settings;
+mod field_names;
 mod gate;
-mod hidden;
-mod layers;
-mod nearest;
-mod opentelemetry;
-mod origin;
-mod otel;
+mod gate_file;
 #[cfg(test)]
-mod page;
+mod generated_page;
+mod identity;
+mod imported_variables;
+mod nearest;
+mod opentelemetry_variables;
+mod otel_config;
+mod quota;
 #[cfg(test)]
 mod reference;
-mod running;
-mod said;
+mod secret_text;
 mod serve;
 mod serve_file;
 #[cfg(test)]
 mod serve_tests;
+mod server_settings;
+mod setting_layers;
+mod setting_origin;
+mod settings_file;
 mod storage;
+mod value_reader;
 
-pub use access::{AdmissionConfig, IdentityConfig, QuotaConfig};
-pub use borrowed::VariableNotice;
-pub use check::ValueError;
-pub use effective::Effective;
-pub(crate) use file::{GateFile, Shape};
+pub use admission::AdmissionConfig;
+pub use effective_settings::EffectiveSettings;
+pub use explicit_settings::ExplicitSettings;
 pub use gate::GateConfig;
-pub use hidden::Hidden;
-pub use layers::LayerError;
-pub(crate) use layers::Layers;
-pub use otel::OtelConfig;
-pub use said::Said;
+pub(crate) use gate_file::GateFile;
+pub use identity::IdentityConfig;
+pub use imported_variables::VariableNotice;
+pub use otel_config::OtelConfig;
+pub use quota::QuotaConfig;
+pub use secret_text::SecretText;
 pub use serve::ServeConfig;
 pub(crate) use serve_file::ServeFile;
+pub use setting_layers::LayerError;
+pub(crate) use setting_layers::SettingLayers;
+pub(crate) use settings_file::SettingsFile;
+pub use value_reader::ValueError;
 
 use crate::cli::{GateArgs, ServeArgs};
 
-/// Why there are no settings to start with.
+/// Why the settings can't be loaded.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConfigError {
     /// A layer can't be read.
     #[error(transparent)]
     Layer(#[from] LayerError),
-    /// A value of another kind than its key wants.
-    #[error("a setting is not right: {0}")]
+    /// A value has the wrong type for its key.
+    #[error("a setting has the wrong type: {0}")]
     Kind(#[from] toml::de::Error),
-    /// A value that can't be used.
+    /// A value is invalid.
     #[error(transparent)]
     Value(#[from] ValueError),
 }
 
-/// A config file of `forebay gate` with every key, its default and its reason.
+/// Config file of `forebay gate` with every key, its default and the reason for it.
 pub const GATE_EXAMPLE: &str = include_str!("../../gate.example.toml");
 
-/// A config file of `forebay serve` with every key, its default and its reason.
+/// Config file of `forebay serve` with every key, its default and the reason for it.
 pub const SERVE_EXAMPLE: &str = include_str!("../../serve.example.toml");
 
-/// The settings of `forebay gate`.
+/// Loads the settings of `forebay gate`.
 ///
 /// # Errors
-/// Says what is wrong, where it was written, and what to write.
+/// The error names the invalid setting, its origin, and a valid value.
 pub fn load_gate(
     args: GateArgs,
     environment: impl IntoIterator<Item = (String, String)>,
@@ -84,10 +94,10 @@ pub fn load_gate(
     GateConfig::try_from(gate_layers(args, environment)?)
 }
 
-/// The settings of `forebay serve`.
+/// Loads the settings of `forebay serve`.
 ///
 /// # Errors
-/// Says what is wrong, where it was written, and what to write.
+/// The error names the invalid setting, its origin, and a valid value.
 pub fn load_serve(
     args: ServeArgs,
     environment: impl IntoIterator<Item = (String, String)>,
@@ -95,33 +105,33 @@ pub fn load_serve(
     ServeConfig::try_from(serve_layers(args, environment)?)
 }
 
-/// All settings of `forebay gate` as they would hold, for people to read.
+/// Returns all effective settings of `forebay gate`, to be printed.
 ///
 /// # Errors
-/// When a layer can't be read.
+/// Fails if a layer can't be read.
 pub fn effective_gate(
     args: GateArgs,
     environment: impl IntoIterator<Item = (String, String)>,
-) -> Result<Effective, ConfigError> {
-    Ok(Effective::of_gate(gate_layers(args, environment)?))
+) -> Result<EffectiveSettings, ConfigError> {
+    Ok(EffectiveSettings::of_gate(gate_layers(args, environment)?))
 }
 
-/// All settings of `forebay serve` as they would hold, for people to read.
+/// Returns all effective settings of `forebay serve`, to be printed.
 ///
 /// # Errors
-/// When a layer can't be read.
+/// Fails if a layer can't be read.
 pub fn effective_serve(
     args: ServeArgs,
     environment: impl IntoIterator<Item = (String, String)>,
-) -> Result<Effective, ConfigError> {
-    Ok(Effective::of_serve(serve_layers(args, environment)?))
+) -> Result<EffectiveSettings, ConfigError> {
+    Ok(EffectiveSettings::of_serve(serve_layers(args, environment)?))
 }
 
 fn gate_layers(
     args: GateArgs,
     environment: impl IntoIterator<Item = (String, String)>,
-) -> Result<Layers<GateFile>, LayerError> {
-    let mut layers = Layers::default();
+) -> Result<SettingLayers<GateFile>, LayerError> {
+    let mut layers = SettingLayers::default();
     if let Some(path) = &args.config {
         layers.file(path)?;
     }
@@ -133,8 +143,8 @@ fn gate_layers(
 fn serve_layers(
     args: ServeArgs,
     environment: impl IntoIterator<Item = (String, String)>,
-) -> Result<Layers<ServeFile>, LayerError> {
-    let mut layers = Layers::default();
+) -> Result<SettingLayers<ServeFile>, LayerError> {
+    let mut layers = SettingLayers::default();
     if let Some(path) = &args.config {
         layers.file(path)?;
     }

@@ -1,11 +1,12 @@
-//! What somebody may have meant.
+//! Suggestions for misspelt names.
 
-/// The candidate that is spelt most like `word`, if one is spelt much like it.
+/// Returns the candidate that is most similar to `word`, if at most a third of its letters, plus
+/// one, differ.
 pub(super) fn nearest<'a>(word: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     nearest_within(word.chars().count() / 3 + 1, word, candidates)
 }
 
-/// The candidate that is spelt most like `word`, if so many letters or fewer are wrong.
+/// Returns the candidate that is most similar to `word`, if at most `most` letters differ.
 pub(super) fn nearest_within<'a>(
     most: usize,
     word: &str,
@@ -19,7 +20,7 @@ pub(super) fn nearest_within<'a>(
         .map(|(_, candidate)| candidate)
 }
 
-/// How many letters must be put in, taken out or replaced.
+/// Returns the edit distance: the number of letters to insert, remove or replace.
 fn distance(from: &str, to: &str) -> usize {
     let to: Vec<char> = to.chars().collect();
     let mut row: Vec<usize> = (0..=to.len()).collect();
@@ -40,7 +41,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_slip_finds_its_word() {
+    fn a_typo_finds_the_similar_word() {
         let words = ["listen", "upstream", "stream_routes", "upstream_max_idle"];
         assert_eq!(nearest("lisen", words), Some("listen"));
         assert_eq!(nearest("stream_route", words), Some("stream_routes"));
@@ -50,7 +51,7 @@ mod tests {
     }
 
     #[test]
-    fn the_distance_counts_changes() {
+    fn the_distance_counts_edits() {
         assert_eq!(distance("kitten", "sitting"), 3);
         assert_eq!(distance("", "abc"), 3);
         assert_eq!(distance("abc", "abc"), 0);

@@ -1,32 +1,36 @@
-//! The reference of settings and flags, `docs/config.md`, made of the code: keys as serde knows them, their meaning as the file's
-//! types say it, defaults as the examples have them, flags as clap has them.
+//! Generator and test of the reference `docs/config.md`.
+//!
+//! Keys come from serde, meanings from the comments of the file types, defaults from the examples,
+//! flags from clap.
 
 use std::collections::BTreeMap;
 
 use clap::{Arg, Command, CommandFactory as _, Parser as _};
 use toml::Table;
 
-use super::effective::{defaults, written};
-use super::file::{GateFile, Section, Shape};
-use super::layers::{Layers, variable};
-use super::origin::Origin;
-use super::page;
+use super::effective_settings::{defaults, to_toml};
+use super::gate_file::GateFile;
+use super::generated_page;
 use super::serve_file::ServeFile;
+use super::setting_layers::{SettingLayers, variable};
+use super::setting_origin::SettingOrigin;
+use super::settings_file::{SectionKeys, SettingsFile};
 use super::{GATE_EXAMPLE, SERVE_EXAMPLE};
-use crate::cli::{Cli, Command as Chosen};
+use crate::cli::{Cli, Command as ChosenCommand};
 
 const PAGE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/config.md");
-const SOURCES: [&str; 2] = [include_str!("file.rs"), include_str!("serve_file.rs")];
+const SOURCES: [&str; 3] =
+    [include_str!("gate_file.rs"), include_str!("settings_file.rs"), include_str!("serve_file.rs")];
 
-/// What a field's type says about it, and its comment.
+/// Kind and comment of a field.
 #[derive(Debug, Clone)]
-struct Field {
+struct DocumentedField {
     kind: &'static str,
     meaning: String,
 }
 
-/// `Struct` → what its comment says, and its fields by name.
-fn structs() -> BTreeMap<String, (String, BTreeMap<String, Field>)> {
+/// Returns the comment and the fields of each struct, by its name.
+fn structs() -> BTreeMap<String, (String, BTreeMap<String, DocumentedField>)> {
     let mut structs = BTreeMap::new();
     let (mut comment, mut current) = (Vec::new(), None::<String>);
     for line in SOURCES.iter().flat_map(|source| source.lines()) {
@@ -43,7 +47,10 @@ fn structs() -> BTreeMap<String, (String, BTreeMap<String, Field>)> {
             && let Some((_, fields)) = current.as_ref().and_then(|current| structs.get_mut(current))
         {
             let meaning = std::mem::take(&mut comment).join(" ");
-            fields.insert(name.to_owned(), Field { kind: kind_of(kind.trim_end_matches(',')), meaning });
+            fields.insert(
+                name.to_owned(),
+                DocumentedField { kind: kind_of(kind.trim_end_matches(',')), meaning },
+            );
         } else if !line.starts_with("#[") {
             comment.clear();
         }
@@ -54,20 +61,20 @@ fn structs() -> BTreeMap<String, (String, BTreeMap<String, Field>)> {
 fn kind_of(rust: &str) -> &'static str {
     match rust.strip_prefix("Option<").and_then(|rest| rest.strip_suffix('>')).unwrap_or(rust) {
         "String" => "text",
-        "Hidden" => "text, secret",
+        "SecretText" => "text, secret",
         "PathBuf" => "path",
         "bool" => "true or false",
         "u8" | "u16" | "u32" | "u64" | "usize" | "f64" => "number",
         "Vec<String>" => "list",
-        "Vec<Hidden>" => "list, secret",
+        "Vec<SecretText>" => "list, secret",
         "Vec<PathBuf>" => "list of paths",
         "BTreeMap<String, u8>" => "table of numbers",
-        other if other.ends_with("Section") => "section",
-        other => panic!("{other}: how is that written?"),
+        other if other.ends_with("SectionKeys") => "section",
+        other => panic!("{other}: unknown type of a setting"),
     }
 }
 
-/// The struct of a section, as the whole file's type names it.
+/// Returns the name of a section's struct, from the type of the whole file.
 fn struct_of(section: &str) -> String {
     let line = SOURCES.iter().flat_map(|source| source.lines()).find_map(|line| {
         line.trim().strip_prefix(&format!("pub(crate) {section}: "))?.strip_suffix(',').map(str::to_owned)
@@ -75,57 +82,61 @@ fn struct_of(section: &str) -> String {
     line.unwrap_or_else(|| panic!("{section} has no type"))
 }
 
-/// `section.key` → the flag of a command that sets it, found by trying.
+/// Returns the flag of each `section.key`. Each flag is parsed to find the key that it sets.
 fn flags_of(command: &'static str) -> BTreeMap<String, String> {
     let cli = Cli::command();
     let args = cli.find_subcommand(command).unwrap().get_arguments();
     let mut found = BTreeMap::new();
     for flag in args.filter_map(Arg::get_long) {
-        let said = format!("--{flag}");
-        let with_value = ["forebay", command, &said, "1"];
+        let long = format!("--{flag}");
+        let with_value = ["forebay", command, &long, "1"];
         let parsed = Cli::try_parse_from(with_value).or_else(|_| Cli::try_parse_from(&with_value[..3]));
         let Ok(Cli { command }) = parsed else { continue };
         let keys = match command {
-            Chosen::Serve(args) => {
-                let mut layers = Layers::default();
+            ChosenCommand::Serve(args) => {
+                let mut layers = SettingLayers::default();
                 args.apply(&mut layers);
                 set_by_flag::<ServeFile>(&layers)
             }
-            Chosen::Gate(args) => {
-                let mut layers = Layers::default();
+            ChosenCommand::Gate(args) => {
+                let mut layers = SettingLayers::default();
                 args.apply(&mut layers);
                 set_by_flag::<GateFile>(&layers)
             }
             other => panic!("{other:?} has no settings"),
         };
-        found.extend(keys.into_iter().map(|key| (key, said.clone())));
+        found.extend(keys.into_iter().map(|key| (key, long.clone())));
     }
     found
 }
 
-fn set_by_flag<F: Shape>(layers: &Layers<F>) -> Vec<String> {
+fn set_by_flag<F: SettingsFile>(layers: &SettingLayers<F>) -> Vec<String> {
     let sections = F::sections().into_iter();
     let keys = sections.flat_map(|(section, keys)| keys.iter().map(move |key| (section, *key)));
-    keys.filter(|(section, key)| matches!(layers.get(section, key), Some((_, Origin::Flag(_)))))
+    keys.filter(|(section, key)| matches!(layers.get(section, key), Some((_, SettingOrigin::Flag(_)))))
         .map(|(section, key)| format!("{section}.{key}"))
         .collect()
 }
 
-/// One command's settings, as far as they are its own or as it has them.
-struct Settings {
-    sections: Vec<Section>,
+/// Sections, defaults and flags of one command.
+struct CommandSettings {
+    sections: Vec<SectionKeys>,
     defaults: Table,
     flags: BTreeMap<String, String>,
 }
 
-impl Settings {
-    fn of<F: Shape>(command: &'static str, example: &str) -> Settings {
-        Settings { sections: F::sections(), defaults: defaults(example, vec![]), flags: flags_of(command) }
+impl CommandSettings {
+    fn of<F: SettingsFile>(command: &'static str, example: &str) -> CommandSettings {
+        CommandSettings {
+            sections: F::sections(),
+            defaults: defaults(example, vec![]),
+            flags: flags_of(command),
+        }
     }
 
     fn default(&self, section: &str, key: &str) -> String {
         let value = self.defaults.get(section).and_then(|keys| keys.get(key));
-        value.map_or_else(|| "none".to_owned(), |value| format!("`{}`", written(value)))
+        value.map_or_else(|| "none".to_owned(), |value| format!("`{}`", to_toml(value)))
     }
 
     fn flag(&self, path: &str) -> Option<&String> {
@@ -133,24 +144,28 @@ impl Settings {
     }
 }
 
-/// The tables of all sections: of the server, of the gate, and those of both.
+/// Returns the tables of all sections: those of the server, of the gate, and of both.
 fn settings() -> String {
-    let serve = Settings::of::<ServeFile>("serve", SERVE_EXAMPLE);
-    let gate = Settings::of::<GateFile>("gate", GATE_EXAMPLE);
+    let serve = CommandSettings::of::<ServeFile>("serve", SERVE_EXAMPLE);
+    let gate = CommandSettings::of::<GateFile>("gate", GATE_EXAMPLE);
     let structs = structs();
     let mut out = String::new();
-    let of_both = |section: &str| gate.sections.iter().any(|(other, _)| *other == section);
+    let is_common = |section: &str| gate.sections.iter().any(|(other, _)| *other == section);
     let own = serve
         .sections
         .iter()
-        .filter(|(section, _)| !of_both(section))
+        .filter(|(section, _)| !is_common(section))
         .map(|section| (section, "`forebay serve`"));
     let gates = gate.sections.iter().take(1).map(|section| (section, "`forebay gate`"));
-    let both = serve.sections.iter().filter(|(section, _)| of_both(section)).map(|section| (section, "both"));
+    let both = serve
+        .sections
+        .iter()
+        .filter(|(section, _)| is_common(section))
+        .map(|section| (section, "both commands"));
     for ((section, keys), whose) in own.chain(gates).chain(both) {
         let (about, fields) = &structs[&struct_of(section)];
         out += &format!(
-            "### [{section}]\nOf {whose}. {about}\n\n| key, variable, flag | kind | default | meaning |\n|---|---|---|---|\n"
+            "### [{section}]\nFor {whose}. {about}\n\n| key, variable, flag | kind | default | meaning |\n|---|---|---|---|\n"
         );
         for key in *keys {
             let path = format!("{section}.{key}");
@@ -158,12 +173,12 @@ fn settings() -> String {
             let (ours, theirs) = (serve.default(section, key), gate.default(section, key));
             let default = match whose {
                 "`forebay gate`" => theirs,
-                "both" if ours != theirs => format!("{ours}; gate {theirs}"),
+                "both commands" if ours != theirs => format!("{ours}; gate {theirs}"),
                 _ => ours,
             };
             let flag = serve.flag(&path).or_else(|| gate.flag(&path));
             let flag = flag.map(|flag| format!("<br>`{flag}`")).unwrap_or_default();
-            let Field { kind, meaning } = field;
+            let DocumentedField { kind, meaning } = field;
             assert!(!meaning.is_empty(), "{path} has no comment");
             let meaning = meaning.replace('|', "\\|");
             out += &format!(
@@ -176,7 +191,7 @@ fn settings() -> String {
     out
 }
 
-/// Every command and its flags, as `--help` has them.
+/// Returns every command with its flags, as in `--help`.
 fn commands() -> String {
     let mut out = String::new();
     let cli = Cli::command();
@@ -228,15 +243,15 @@ fn help(arg: &Arg) -> String {
     }
 }
 
-/// One test for both parts: written anew, they are in one file.
+/// Both sections are in one test, because both rewrite the same file.
 #[test]
-fn the_reference_is_what_the_code_takes_and_what_help_says() {
-    page::holds(PAGE, "settings", &settings());
-    page::holds(PAGE, "commands", &commands());
+fn the_reference_of_settings_and_flags_is_up_to_date() {
+    generated_page::assert_section(PAGE, "settings", &settings());
+    generated_page::assert_section(PAGE, "commands", &commands());
 }
 
 #[test]
-fn every_flag_of_a_setting_is_in_the_reference() {
+fn every_flag_that_sets_a_key_is_in_the_reference() {
     let text = settings();
     for command in ["serve", "gate"] {
         let cli = Cli::command();

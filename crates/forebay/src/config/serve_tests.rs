@@ -1,12 +1,13 @@
-//! Every setting of `forebay serve` counts, and what can't be is refused by its name.
+//! Tests of the settings of `forebay serve`: every key has an effect, and invalid values are
+//! refused by name.
 
 use std::collections::BTreeSet;
 
 use clap::Parser as _;
 use http::{HeaderMap, HeaderValue};
 
-use super::file::Shape as _;
 use super::serve_file::ServeFile;
+use super::settings_file::SettingsFile as _;
 use super::{ConfigError, ServeConfig, load_serve};
 use crate::cli::{Cli, Command, ServeArgs};
 
@@ -20,26 +21,27 @@ fn with(variables: &[(&str, &str)]) -> Result<ServeConfig, ConfigError> {
     load_serve(ServeArgs::default(), pairs(&[&[URL], variables].concat()))
 }
 
-fn said(flags: &[&str], variables: &[(&str, &str)]) -> Result<ServeConfig, ConfigError> {
+fn with_flags(flags: &[&str], variables: &[(&str, &str)]) -> Result<ServeConfig, ConfigError> {
     let cli = Cli::try_parse_from(["forebay", "serve"].iter().chain(flags)).unwrap();
-    let Command::Serve(args) = cli.command else { panic!("it is another command") };
+    let Command::Serve(args) = cli.command else { panic!("another command") };
     load_serve(args, pairs(variables))
 }
 
 fn from_file(name: &str, text: &str, variables: &[(&str, &str)]) -> Result<ServeConfig, ConfigError> {
     let path = std::env::temp_dir().join(format!("forebay-serve-{name}-{}.toml", std::process::id()));
     std::fs::write(&path, text).unwrap();
-    let loaded = said(&["--config", path.to_str().unwrap()], variables);
+    let loaded = with_flags(&["--config", path.to_str().unwrap()], variables);
     std::fs::remove_file(path).unwrap();
     loaded
 }
 
-/// `section.key` as a variable.
+/// Returns the variable of a `section.key`.
 fn variable(key: &str) -> String {
     format!("FOREBAY_{}", key.replacen('.', "_", 1).to_uppercase())
 }
 
-/// The lines of its `Debug`, each with the fields that it is in: `store.chunk_bytes: 10485760`.
+/// Returns the lines of the `Debug` output, each with the path of its field: `store.chunk_bytes:
+/// 10485760`.
 fn lines(config: &ServeConfig) -> BTreeSet<String> {
     let (mut path, mut lines) = (Vec::new(), BTreeSet::new());
     for line in format!("{config:#?}").lines() {
@@ -61,7 +63,7 @@ fn endpoint(config: &ServeConfig) -> String {
 }
 
 #[test]
-fn the_database_s_url_alone_is_enough() {
+fn the_database_url_is_the_only_required_setting() {
     let config = with(&[]).unwrap();
     assert_eq!(endpoint(&config), "db.test:5433");
     assert_eq!(config.listen.to_string(), "127.0.0.1:3000");
@@ -89,9 +91,9 @@ fn the_database_s_url_alone_is_enough() {
 }
 
 #[test]
-fn without_a_database_it_says_what_to_do() {
+fn a_missing_database_url_is_an_error_with_an_example() {
     for variables in [&[][..], &[("DATABASE_URL", "")]] {
-        let error = said(&[], variables).unwrap_err().to_string();
+        let error = with_flags(&[], variables).unwrap_err().to_string();
         for part in ["database.url is missing", "DATABASE_URL=postgres://", "forebay serve"] {
             assert!(error.contains(part), "{part:?} is not in {error:?}");
         }
@@ -99,20 +101,20 @@ fn without_a_database_it_says_what_to_do() {
 }
 
 #[test]
-fn our_own_variable_is_stronger_than_the_borrowed_one_and_a_flag_is_strongest() {
+fn forebay_variables_override_database_url_and_flags_override_both() {
     let file = "[database]\nurl = \"postgres://me@file\"\n";
     let own = ("FOREBAY_DATABASE_URL", "postgres://me@own");
     assert_eq!(endpoint(&from_file("url", file, &[]).unwrap()), "file:5432");
     assert_eq!(endpoint(&from_file("empty", file, &[("DATABASE_URL", "")]).unwrap()), "file:5432");
     assert_eq!(endpoint(&from_file("borrowed", file, &[URL]).unwrap()), "db.test:5433");
     assert_eq!(endpoint(&from_file("own", file, &[own, URL]).unwrap()), "own:5432");
-    assert_eq!(endpoint(&said(&[], &[URL, own]).unwrap()), "own:5432");
+    assert_eq!(endpoint(&with_flags(&[], &[URL, own]).unwrap()), "own:5432");
     let flag = ["--database-url", "postgres://me@flag"];
-    assert_eq!(endpoint(&said(&flag, &[own, URL]).unwrap()), "flag:5432");
+    assert_eq!(endpoint(&with_flags(&flag, &[own, URL]).unwrap()), "flag:5432");
 }
 
-/// A key, a value that isn't its default, and the line of the settings that it makes.
-const REACHED: &[(&str, &str, &str)] = &[
+/// Key, a value other than the default, and the resulting line of the `Debug` output.
+const KEYS_WITH_LINES: &[(&str, &str, &str)] = &[
     ("database.url", "postgres://me@other", "manager.connect.endpoint: \"other:5432\""),
     (
         "database.pooled_url",
@@ -170,7 +172,7 @@ const REACHED: &[(&str, &str, &str)] = &[
     ("admission.max_waiting_per_user", "7", "admission.builder.max_waiting_per_user: 7"),
     ("admission.max_memory_percent", "50", "admission.builder.memory.0.5"),
     ("admission.max_cpu_percent", "50", "admission.builder.cpu.0.5"),
-    ("identity.by_address", "true", "identity.ways.\"address\""),
+    ("identity.by_address", "true", "identity.methods.\"address\""),
     ("redis.namespace", "other", "quota.namespace: \"other\""),
     ("quota.member", "seven", "quota.member.\"seven\""),
     ("quota.policy", "closed", "quota.policy: Closed"),
@@ -182,8 +184,8 @@ const REACHED: &[(&str, &str, &str)] = &[
     ("log.filter", "debug", "log.filter: \"debug\""),
 ];
 
-/// What is seen only in what it does; each has a test of its own.
-const ELSEWHERE: &[&str] = &[
+/// Keys without a line of their own in the `Debug` output. Each has its own test.
+const KEYS_WITH_OWN_TESTS: &[&str] = &[
     "database.password_file",
     "database.password_command",
     "database.ca_file",
@@ -204,18 +206,22 @@ const ELSEWHERE: &[&str] = &[
 ];
 
 #[test]
-fn every_key_reaches_its_field() {
+fn every_key_sets_its_field() {
     let before = lines(&with(&[]).unwrap());
-    for (key, value, line) in REACHED {
-        assert!(!before.contains(*line), "{key}: {line} holds without it");
+    for (key, value, line) in KEYS_WITH_LINES {
+        assert!(!before.contains(*line), "{key}: {line} is the default");
         let after = lines(&with(&[(&variable(key), value)]).unwrap());
         let new: Vec<_> = after.difference(&before).collect();
-        assert!(after.contains(*line), "{key} = {value} has made {new:?}, not {line:?}");
+        assert!(after.contains(*line), "{key} = {value} changed {new:?}, not {line:?}");
     }
-    let tested: BTreeSet<String> =
-        REACHED.iter().map(|(key, ..)| *key).chain(ELSEWHERE.iter().copied()).map(str::to_owned).collect();
+    let tested: BTreeSet<String> = KEYS_WITH_LINES
+        .iter()
+        .map(|(key, ..)| *key)
+        .chain(KEYS_WITH_OWN_TESTS.iter().copied())
+        .map(str::to_owned)
+        .collect();
     let keys = ServeFile::sections().into_iter();
-    // Who somebody is, is the same question as at a gate, and tested there.
+    // The gate has the same identity keys; its tests cover them.
     let keys = keys.flat_map(|(section, keys)| keys.iter().map(move |key| format!("{section}.{key}")));
     let keys: BTreeSet<String> =
         keys.filter(|key| !key.starts_with("identity.") || key == "identity.by_address").collect();
@@ -223,7 +229,7 @@ fn every_key_reaches_its_field() {
 }
 
 #[test]
-fn what_zero_turns_off_is_off() {
+fn zero_disables_a_limit() {
     for (key, field) in [
         ("database.idle_timeout_ms", "manager.idle_after: None"),
         ("database.unpublish_after_ms", ".unpublish_after: None"),
@@ -237,7 +243,7 @@ fn what_zero_turns_off_is_off() {
 }
 
 #[track_caller]
-fn complains(key: &str, value: &str, parts: &[&str]) {
+fn assert_error(key: &str, value: &str, parts: &[&str]) {
     let variable = variable(key);
     let error = with(&[(&variable, value)]).unwrap_err().to_string();
     for part in parts.iter().copied().chain([variable.as_str()]) {
@@ -246,7 +252,7 @@ fn complains(key: &str, value: &str, parts: &[&str]) {
 }
 
 #[test]
-fn each_wrong_value_names_its_key_and_where_it_was_set() {
+fn an_error_names_the_key_and_the_origin_of_an_invalid_value() {
     for (key, value, part) in [
         ("database.url", "mysql://me@h/db", "postgres"),
         ("database.url", "postgres://h/db", "user: it must be given"),
@@ -297,33 +303,33 @@ fn each_wrong_value_names_its_key_and_where_it_was_set() {
         ("serve.tokens", "required", "identity.jwt_secret_file"),
         ("serve.tokens_claim", "grants", "serve.tokens is \"required\""),
     ] {
-        complains(key, value, &[key, part]);
+        assert_error(key, value, &[key, part]);
     }
 }
 
 #[test]
-fn a_value_of_another_kind_names_its_variable() {
+fn an_error_names_the_variable_of_a_value_with_the_wrong_type() {
     let sections = ServeFile::sections().into_iter().take(3);
     for key in sections.flat_map(|(section, keys)| keys.iter().map(move |key| format!("{section}.{key}"))) {
         let is_number = key.ends_with("_ms") || key.ends_with("_s") || key.ends_with("_bytes");
         let is_switch = key.ends_with("_slot") || key.ends_with("insecure") || key.ends_with("allow_delete");
         if is_number || is_switch {
-            complains(&key, "maybe", &["does not fit"]);
+            assert_error(&key, "maybe", &["has an invalid value"]);
         }
     }
-    complains("database.manual_publication", "maybe", &["does not fit", "a boolean"]);
-    complains("database.pool_size", "-1", &["u32"]);
+    assert_error("database.manual_publication", "maybe", &["has an invalid value", "a boolean"]);
+    assert_error("database.pool_size", "-1", &["u32"]);
 }
 
 #[test]
-fn a_slot_can_not_end_with_its_connection_and_outlive_its_server() {
+fn a_slot_can_not_be_both_temporary_and_a_failover_slot() {
     let both = [("FOREBAY_DATABASE_TEMPORARY_SLOT", "true"), ("FOREBAY_DATABASE_FAILOVER_SLOT", "true")];
     let error = with(&both).unwrap_err().to_string();
     assert!(error.contains("database.failover_slot") && error.contains("database.temporary_slot"), "{error}");
 }
 
 #[test]
-fn a_certificate_that_can_not_be_read_is_named() {
+fn an_unreadable_certificate_is_an_error_with_its_key() {
     let files = [
         ("FOREBAY_SERVE_TLS_CERT_FILE", "/nowhere/tls.crt"),
         ("FOREBAY_SERVE_TLS_KEY_FILE", "/nowhere/tls.key"),
@@ -333,7 +339,7 @@ fn a_certificate_that_can_not_be_read_is_named() {
 }
 
 #[test]
-fn tokens_open_an_address_beyond_this_machine_and_delete_nothing() {
+fn tokens_allow_a_public_address_but_not_deletion() {
     let path = std::env::temp_dir().join(format!("forebay-tokens-{}.secret", std::process::id()));
     std::fs::write(&path, [b'x'; 40]).unwrap();
     let keys = ("FOREBAY_IDENTITY_JWT_SECRET_FILE", path.to_str().unwrap());
@@ -351,16 +357,16 @@ fn tokens_open_an_address_beyond_this_machine_and_delete_nothing() {
 }
 
 #[test]
-fn beyond_this_machine_a_secret_is_needed_or_somebody_insists() {
+fn a_public_address_needs_a_secret_or_the_insecure_flag() {
     for address in ["0.0.0.0:3000", "[::]:3000", "192.0.2.1:3000"] {
-        complains("serve.listen", address, &[address, "FOREBAY_SERVE_SECRET", "--insecure"]);
+        assert_error("serve.listen", address, &[address, "FOREBAY_SERVE_SECRET", "--insecure"]);
         let listen = ("FOREBAY_SERVE_LISTEN", address);
         let config = with(&[listen, ("FOREBAY_SERVE_SECRET", "s3cr3t")]).unwrap();
         assert!(config.secret.is_some());
         let config = with(&[listen, ("FOREBAY_SERVE_INSECURE", "true")]).unwrap();
         assert!(config.secret.is_none() && config.listen.to_string() == address);
-        said(&["--listen", address, "--insecure"], &[URL]).unwrap();
-        assert!(said(&["--listen", address, "--insecure-admin"], &[URL]).is_err());
+        with_flags(&["--listen", address, "--insecure"], &[URL]).unwrap();
+        assert!(with_flags(&["--listen", address, "--insecure-admin"], &[URL]).is_err());
     }
     for address in ["127.0.0.1:3000", "127.9.9.9:3000", "[::1]:3000"] {
         with(&[("FOREBAY_SERVE_LISTEN", address)]).unwrap();
@@ -368,24 +374,27 @@ fn beyond_this_machine_a_secret_is_needed_or_somebody_insists() {
 }
 
 #[test]
-fn operators_stay_on_this_machine_unless_somebody_insists() {
-    complains("admin.listen", "0.0.0.0:3001", &["admin.listen", "--insecure-admin"]);
-    said(&["--admin", "0.0.0.0:3001", "--insecure-admin"], &[URL]).unwrap();
-    said(&["--admin", "0.0.0.0:3001"], &[URL, ("FOREBAY_ADMIN_SECRET", "s3cr3t")]).unwrap();
-    complains("admin.secret", "", &["admin.secret", "empty"]);
+fn a_public_admin_address_needs_a_secret_or_the_insecure_flag() {
+    assert_error("admin.listen", "0.0.0.0:3001", &["admin.listen", "--insecure-admin"]);
+    with_flags(&["--admin", "0.0.0.0:3001", "--insecure-admin"], &[URL]).unwrap();
+    with_flags(&["--admin", "0.0.0.0:3001"], &[URL, ("FOREBAY_ADMIN_SECRET", "s3cr3t")]).unwrap();
+    assert_error("admin.secret", "", &["admin.secret", "empty"]);
     with(&[("FOREBAY_ADMIN_LISTEN", "0.0.0.0:3001"), ("FOREBAY_ADMIN_INSECURE", "true")]).unwrap();
-    assert!(said(&["--admin", "0.0.0.0:3001", "--insecure"], &[URL]).is_err(), "that is for clients");
-    assert_eq!(said(&["--admin", "off"], &[URL]).unwrap().admin, None);
+    assert!(
+        with_flags(&["--admin", "0.0.0.0:3001", "--insecure"], &[URL]).is_err(),
+        "that flag is for the clients' address"
+    );
+    assert_eq!(with_flags(&["--admin", "off"], &[URL]).unwrap().admin, None);
 }
 
 #[tokio::test]
-async fn only_trusted_proxies_tell_who_a_client_is() {
+async fn only_headers_of_trusted_proxies_identify_a_client() {
     let proxies = ("FOREBAY_SERVE_TRUSTED_PROXIES", "10.0.0.0/8, 192.0.2.1");
     let by = ("FOREBAY_SERVE_FORWARDED_BY", "forwarded");
     let header = ("FOREBAY_IDENTITY_USER_HEADER", "X-User-ID");
     let address = ("FOREBAY_IDENTITY_BY_ADDRESS", "true");
     let config = with(&[proxies, by, header, address]).unwrap();
-    assert_eq!(config.identity.ways, ["trusted_header", "address"]);
+    assert_eq!(config.identity.methods, ["trusted_header", "address"]);
     assert_eq!(config.admission.share(&forebay_admission::Class::ANONYMOUS), 90);
     let who = async |name: &'static str, value: &'static str, peer: &str| {
         let headers = HeaderMap::from_iter([(name.parse().unwrap(), HeaderValue::from_static(value))]);
@@ -396,11 +405,15 @@ async fn only_trusted_proxies_tell_who_a_client_is() {
     assert_eq!(who("x-user-id", "ada", "192.0.2.1").await, "ada");
     assert_eq!(who("x-user-id", "ada", "203.0.113.7").await, "203.0.113.7");
     assert_eq!(who("forwarded", "for=203.0.113.7", "10.1.2.3").await, "203.0.113.7");
-    assert_eq!(who("x-forwarded-for", "203.0.113.7", "10.1.2.3").await, "10.1.2.3", "not what they write");
+    assert_eq!(
+        who("x-forwarded-for", "203.0.113.7", "10.1.2.3").await,
+        "10.1.2.3",
+        "the proxies do not write this header"
+    );
 }
 
 #[test]
-fn each_flag_counts_and_is_stronger_than_its_variable() {
+fn each_flag_overrides_its_variable() {
     let flags = [
         (
             "--database-url",
@@ -420,16 +433,16 @@ fn each_flag_counts_and_is_stronger_than_its_variable() {
         ("--redis", "redis://cache:7", "FOREBAY_REDIS_URL", "quota.redis.Config.address.port: 7"),
     ];
     for (flag, value, variable, line) in flags {
-        // The variable alone would be an error, or mean something else.
+        // The variable alone would be an error or another value.
         let weaker = if flag == "--total" || flag == "--per-user" { "9" } else { "text" };
-        let all = lines(&said(&[flag, value], &[URL, (variable, weaker)]).unwrap());
+        let all = lines(&with_flags(&[flag, value], &[URL, (variable, weaker)]).unwrap());
         assert!(all.contains(line), "{flag}: {line} is not in {all:#?}");
     }
-    assert!(said(&["--allow-delete"], &[URL]).unwrap().allow_delete);
+    assert!(with_flags(&["--allow-delete"], &[URL]).unwrap().allow_delete);
 }
 
 #[test]
-fn passwords_and_secrets_are_not_shown() {
+fn passwords_and_secrets_are_never_printed() {
     let config = with(&[
         ("FOREBAY_SERVE_SECRET", "s3cr3t"),
         ("FOREBAY_REDIS_URL", "redis://:s3cr3t@h"),
@@ -468,7 +481,7 @@ fn passwords_and_secrets_are_not_shown() {
 }
 
 #[test]
-fn a_wrong_key_is_named_with_what_was_meant() {
+fn an_unknown_key_or_variable_is_reported_with_a_suggestion() {
     let error = from_file("slip", "[serve]\nlisen = \"a\"\n", &[URL]).unwrap_err().to_string();
     assert!(error.contains("line 2") && error.contains("did you mean `listen`?"), "{error}");
     let error = from_file("section", "[databse]\n", &[URL]).unwrap_err().to_string();
@@ -480,8 +493,8 @@ fn a_wrong_key_is_named_with_what_was_meant() {
 }
 
 #[test]
-fn the_gate_s_settings_are_not_the_server_s() {
-    for (section, keys) in super::file::GateFile::sections().into_iter().take(1) {
+fn variables_of_the_gate_are_ignored_and_its_section_is_unknown() {
+    for (section, keys) in super::gate_file::GateFile::sections().into_iter().take(1) {
         let names = keys.iter().map(|key| variable(&format!("{section}.{key}")));
         names.for_each(|name| drop(with(&[(&name, "x")]).expect("a gate may run in the same environment")));
     }

@@ -1,18 +1,21 @@
-//! `forebay dev`: everything on one machine, to try it: a throwaway Postgres with a sample that lives, and the server.
+//! `forebay dev`: a demo on one machine, with a temporary Postgres, sample data that changes, and
+//! the server.
 //!
-//! Invariant: it listens on this machine only, and leaves nothing behind: no process, no folder; in somebody's own database no slot and
-//! no publication. Kept by: the sandbox's handles, which end what they hold however this process ends; a slot that ends with its
-//! connection; a publication of this run's own name, dropped at the end.
+//! Invariant: it listens on this machine only. It leaves no process and no directory, and in the
+//! user's own database no slot and no publication.
+//! Enforced by: the handles of the sandbox end their processes and remove their directories, even
+//! if this process is killed. The slot is temporary. The publication has a name of this run and is
+//! dropped at the end.
 //!
-//! | to find | look in |
+//! | topic | file |
 //! |---|---|
-//! | which addresses, and what the server is told | `settings.rs` |
-//! | the sample: tables, and who changes them | `sample.sql`, `sample.rs` |
-//! | what is printed; the page at `/` | `words.rs`; `page.html`, `page.css`, `page.js` |
+//! | addresses and settings of the server | `dev_addresses.rs` |
+//! | sample data: tables, and the task that changes them | `sample.sql`, `order_generator.rs` |
+//! | text output; the page at `/` | `startup_banner.rs`; `page.html`, `page.css`, `page.js` |
 
-mod sample;
-mod settings;
-mod words;
+mod dev_addresses;
+mod order_generator;
+mod startup_banner;
 
 use std::io::Write as _;
 use std::time::Duration;
@@ -22,60 +25,62 @@ use metrics_exporter_prometheus::PrometheusHandle;
 use tokio::task::{JoinHandle, spawn_blocking};
 use tokio::time::timeout;
 
-use self::sample::Sample;
-use self::settings::{Addresses, serve_args};
-pub use self::settings::{check, log};
-use self::words::Words;
+use self::dev_addresses::{DevAddresses, serve_args};
+pub use self::dev_addresses::{check, log};
+use self::order_generator::OrderGenerator;
+use self::startup_banner::StartupBanner;
 use crate::cli::DevArgs;
 use crate::config::{self, ConfigError};
 use crate::run::{ShapeServer, StartError};
 use crate::signals::Signals;
 
-/// How long a database may take before the addresses are told anyway.
-const PATIENCE: Duration = Duration::from_secs(5);
-/// Where the throwaway Postgres has its sample.
+/// Timeout for the replication to start before the banner is printed anyway.
+const READY_TIMEOUT: Duration = Duration::from_secs(5);
+/// Database of the temporary Postgres with the sample.
 const DATABASE: &str = "postgres";
 
-/// Why it can't be tried.
+/// Why the demo can't start.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DevError {
-    /// There is no Postgres to start.
+    /// Postgres is not installed.
     #[error(
         "no Postgres found on the PATH or in /usr/lib/postgresql/*/bin: install one (Debian, Ubuntu: apt install postgresql; \
-         Fedora: dnf install postgresql-server; or set FOREBAY_PG_BIN to the folder with its initdb and postgres), or use \
+         Fedora: dnf install postgresql-server; or set FOREBAY_PG_BIN to the directory with initdb and postgres), or use \
          your own database with --database-url"
     )]
     NoPostgres,
-    /// The throwaway Postgres doesn't start.
-    #[error("the throwaway Postgres: {0}")]
+    /// The temporary Postgres doesn't start.
+    #[error("the temporary Postgres does not start: {0}")]
     Postgres(#[source] forebay_sandbox::StartError),
-    /// The sample can't be made.
-    #[error("the sample can't be made: {0}")]
-    Sample(#[from] sample::SampleError),
-    /// Flags that don't fit.
+    /// The sample data can't be created.
+    #[error("can't create the sample data: {0}")]
+    OrderGenerator(#[from] order_generator::SampleError),
+    /// The flags are invalid.
     #[error(transparent)]
     Config(#[from] ConfigError),
     /// The server doesn't start.
     #[error(transparent)]
     Start(#[from] StartError),
-    /// The addresses can't be told.
+    /// The banner can't be printed.
     #[error("can't print: {0}")]
     Print(#[from] std::io::Error),
 }
 
-/// What ends with this run.
+/// Resources that end with this run.
 #[derive(Debug)]
-struct Throwaway {
-    /// `None`: the database is somebody's own.
+struct DevResources {
+    /// Temporary Postgres; `None`: the user's own database is used.
     postgres: Option<Postgres>,
+    /// Storage directory.
     storage: Folder,
 }
 
-/// Runs until a signal; a second one ends it at once, and is returned. Either way nothing is left.
+/// Runs until a signal. A second signal ends it at once, and is returned. All resources are removed
+/// in both cases.
 ///
 /// # Errors
-/// When something can't be started; nothing is left then, too.
+/// Fails if something can't be started. Then, too, all resources are removed.
 pub async fn run(
     args: DevArgs,
     metrics: PrometheusHandle,
@@ -83,78 +88,79 @@ pub async fn run(
     mut signals: Signals,
 ) -> Result<Option<&'static str>, DevError> {
     signals.end_on_hangup();
-    let own = args.database_url.is_some();
-    let mut starting = spawn_blocking(move || Throwaway::start(own));
+    let has_own_database = args.database_url.is_some();
+    let mut starting = spawn_blocking(move || DevResources::start(has_own_database));
     let early = tokio::select! {
         started = &mut starting => Some(started),
         _ = signals.next() => None,
     };
     let Some(started) = early else {
-        // It is about to be there, and goes as soon as it is.
+        // Postgres may just be starting: wait for its handle and drop it.
         drop(starting.await);
         return Ok(None);
     };
-    let throwaway = started.map_err(|error| DevError::Print(std::io::Error::other(error)))??;
-    let ended = serve(args, &throwaway, metrics, descriptors, signals).await;
-    // Ending a Postgres waits for its processes.
-    let _gone = spawn_blocking(move || drop(throwaway)).await;
+    let resources = started.map_err(|error| DevError::Print(std::io::Error::other(error)))??;
+    let ended = serve(args, &resources, metrics, descriptors, signals).await;
+    // Dropping Postgres blocks until its processes have ended.
+    let _gone = spawn_blocking(move || drop(resources)).await;
     ended
 }
 
 async fn serve(
     args: DevArgs,
-    throwaway: &Throwaway,
+    resources: &DevResources,
     metrics: PrometheusHandle,
     descriptors: Option<u64>,
     mut signals: Signals,
 ) -> Result<Option<&'static str>, DevError> {
-    let sample = match &throwaway.postgres {
+    let sample = match &resources.postgres {
         None => None,
-        Some(postgres) => Some(Sample::make(postgres.addr(), DATABASE).await?),
+        Some(postgres) => Some(OrderGenerator::create(postgres.addr(), DATABASE).await?),
     };
-    let addresses = Addresses::find(&args);
-    let url = throwaway.postgres.as_ref().map(|postgres| postgres.url(DATABASE));
-    let (args, environment) = serve_args(&args, &addresses, url, throwaway.storage.path());
+    let addresses = DevAddresses::find(&args);
+    let url = resources.postgres.as_ref().map(|postgres| postgres.url(DATABASE));
+    let (args, environment) = serve_args(&args, &addresses, url, resources.storage.path());
     let mut config = config::load_serve(args, environment)?;
-    config.home = Some(words::home);
-    config.leaves_nothing = true;
+    config.home_page = Some(startup_banner::home_page);
+    config.drops_slot_on_exit = true;
     let serve = ShapeServer::start(config, metrics, descriptors).await?;
     let is_ready = tokio::select! {
-        ready = timeout(PATIENCE, serve.ready()) => Ok(matches!(ready, Ok(Ok(())))),
+        ready = timeout(READY_TIMEOUT, serve.ready()) => Ok(matches!(ready, Ok(Ok(())))),
         signal = signals.next() => Err(signal),
     };
     match is_ready {
         Ok(is_ready) => {
             let trouble = if is_ready { None } else { serve.trouble() };
-            let words = Words { addresses: &addresses, has_sample: sample.is_some(), is_ready, trouble };
-            // Whoever doesn't want to read it is served all the same, and nothing is left behind.
-            let _unread = std::io::stdout().write_all(words.to_string().as_bytes());
+            let banner =
+                StartupBanner { addresses: &addresses, has_sample: sample.is_some(), is_ready, trouble };
+            // If standard output is closed, the server runs without the banner.
+            let _closed = std::io::stdout().write_all(banner.to_string().as_bytes());
         }
         Err(signal) => signals.requeue(signal),
     }
-    let living = sample.map(|sample| Living(tokio::spawn(sample.live())));
+    let generator = sample.map(|sample| GeneratorTask(tokio::spawn(sample.run())));
     let second = serve.run(signals).await;
-    drop(living);
+    drop(generator);
     Ok(second)
 }
 
-/// A task that ends when it is dropped.
-struct Living(JoinHandle<()>);
+/// Task that is aborted on drop.
+struct GeneratorTask(JoinHandle<()>);
 
-impl Drop for Living {
+impl Drop for GeneratorTask {
     fn drop(&mut self) {
         self.0.abort();
     }
 }
 
-impl Throwaway {
-    /// Blocks for some seconds.
-    fn start(own: bool) -> Result<Self, DevError> {
+impl DevResources {
+    /// Starts the resources. Blocks for some seconds.
+    fn start(has_own_database: bool) -> Result<Self, DevError> {
         let storage = Folder::create().map_err(DevError::Postgres)?;
-        if own {
-            return Ok(Throwaway { postgres: None, storage });
+        if has_own_database {
+            return Ok(DevResources { postgres: None, storage });
         }
-        // It lives in memory, where there is plenty: its log stays small, and nothing is worth a sync.
+        // The data may be in memory: WAL stays small, and syncs are not needed.
         let built = Postgres::builder()
             .config("wal_level", "logical")
             .config("fsync", "off")
@@ -165,6 +171,6 @@ impl Throwaway {
             forebay_sandbox::StartError::NotFound { .. } => DevError::NoPostgres,
             other => DevError::Postgres(other),
         })?;
-        Ok(Throwaway { postgres: Some(postgres), storage })
+        Ok(DevResources { postgres: Some(postgres), storage })
     }
 }

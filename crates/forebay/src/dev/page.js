@@ -1,5 +1,5 @@
 "use strict";
-// A client without a library: it asks for the table, then for what changes, for ever.
+// A client without a library: it requests the table, then waits for changes in a loop.
 const $ = (id) => document.getElementById(id);
 const SHOWN = 200;
 const table = new URLSearchParams(location.search).get("table") || "orders";
@@ -11,7 +11,7 @@ async function follow() {
   for (;;) {
     const url = `/v1/shape?table=${encodeURIComponent(table)}&offset=${offset}${handle}${live}`;
     const response = await fetch(url, { cache: "no-store" });
-    if (response.status === 409) { // the shape is gone: from the beginning, with another
+    if (response.status === 409) { // the shape was removed: start over with a new one
       rows.clear();
       [offset, handle, live] = ["-1", "", ""];
       continue;
@@ -24,7 +24,7 @@ async function follow() {
       if (headers.operation === "delete") rows.delete(key);
       else {
         const row = { ...rows.get(key), ...value };
-        rows.delete(key); // what has changed last is the last
+        rows.delete(key); // the most recent change is last
         rows.set(key, row);
         if (live) changed.add(key);
       }

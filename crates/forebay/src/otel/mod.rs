@@ -1,33 +1,37 @@
-//! OpenTelemetry: a span for each request of clients, and the metrics of `/metrics`, sent to a collector by OTLP over HTTP.
+//! OpenTelemetry: exports a span for each client request, and the metrics of `/metrics`, to a
+//! collector by OTLP over HTTP.
 //!
-//! Invariant: nobody waits for the collector, and one that is away costs a bounded buffer; a span ends once, with the body of its
-//! response, however that ends; and of what a client wrote, a span has nothing but the method, if it is a known one, and the trace
-//! that it belongs to: no path, query, header, user or address.
-//! Kept by: ended spans go into a queue that drops what it has no room for (`queue.rs`), and one task empties it (`worker.rs`); the span
-//! travels in the body, as admission's permit does (`spans.rs`), which names routes as the settings and the protocol write them.
-//! Not here: anything at all in a program that was built without the feature `otel`; `absent.rs` has the same face, and nothing
-//! behind it.
+//! Invariant: requests never wait for the collector. While it is unavailable, only a bounded buffer
+//! is used. A span ends exactly once, when the body of its response ends or is dropped. Of the
+//! client's data, a span contains only the method, if it is a standard one, and the trace that it
+//! belongs to: no path, query, header, user or address.
+//! Enforced by: ended spans go into a bounded queue that drops spans when it is full
+//! (`span_queue.rs`), and one task empties it (`export_worker.rs`). The span is a field of the
+//! response body, like the permit of admission (`traced_service.rs`). Routes are named by their
+//! pattern in the settings or the protocol.
+//! Out of scope: builds without the feature `otel`. There, `disabled.rs` has the same interface and
+//! does nothing.
 
+#[cfg(feature = "otel")]
+mod collector_outage;
 #[cfg(not(feature = "otel"))]
-mod absent;
+mod disabled;
 #[cfg(feature = "otel")]
-mod delivery;
+mod export_worker;
 #[cfg(feature = "otel")]
-mod measured;
+mod otlp_exporter;
 #[cfg(feature = "otel")]
-mod outage;
+mod otlp_metrics;
 #[cfg(feature = "otel")]
-mod queue;
-#[cfg(feature = "otel")]
-mod spans;
+mod span_queue;
 #[cfg(feature = "otel")]
 mod telemetry;
 #[cfg(feature = "otel")]
-mod worker;
+mod traced_service;
 
 #[cfg(not(feature = "otel"))]
-pub(crate) use absent::{Telemetry, Traced};
-#[cfg(feature = "otel")]
-pub(crate) use spans::Traced;
+pub(crate) use disabled::{Telemetry, TracedService};
 #[cfg(feature = "otel")]
 pub(crate) use telemetry::Telemetry;
+#[cfg(feature = "otel")]
+pub(crate) use traced_service::TracedService;

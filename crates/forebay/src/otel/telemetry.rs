@@ -1,4 +1,4 @@
-//! Telemetry as a command has it: off, or a tracer and the task that sends.
+//! Telemetry of a command: off, or a tracer and the export worker.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -14,72 +14,75 @@ use tokio::task::JoinHandle;
 use tokio::time::timeout;
 use tracing::{info, warn};
 
-use super::queue::Queue;
-use super::spans::{Traced, Tracing};
-use super::worker::Worker;
+use super::export_worker::ExportWorker;
+use super::span_queue::SpanQueue;
+use super::traced_service::{SpanFactory, TracedService};
 use crate::admin::StatusReport;
 use crate::config::OtelConfig;
 use crate::run::member_name;
 
-/// Who made the spans and the metrics.
+/// Instrumentation scope of the spans and metrics.
 pub(super) const SCOPE: &str = "forebay";
-/// How long the end waits for what is left to be sent.
+/// Time limit of the last export at shutdown.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Off, unless the settings name a collector.
+/// Telemetry; off unless the settings have a collector.
 #[derive(Debug)]
-pub(crate) struct Telemetry(Option<On>);
+pub(crate) struct Telemetry(Option<ActiveTelemetry>);
 
+/// Telemetry with a collector.
 #[derive(Debug)]
-struct On {
+struct ActiveTelemetry {
     config: OtelConfig,
-    tracing: Arc<Tracing>,
+    span_factory: Arc<SpanFactory>,
     resource: Resource,
-    /// Until the task has it.
+    /// Receiver of the span queue, until the worker takes it.
     spans: Option<mpsc::Receiver<SpanData>>,
     task: Option<(oneshot::Sender<()>, JoinHandle<()>)>,
 }
 
 impl Telemetry {
-    /// Of an instance that listens there.
+    /// Creates the telemetry of an instance that listens on `address`.
     pub(crate) fn new(config: Option<&OtelConfig>, is_tls: bool, address: SocketAddr) -> Telemetry {
-        Telemetry(config.map(|config| On::new(config.clone(), is_tls, address)))
+        Telemetry(config.map(|config| ActiveTelemetry::new(config.clone(), is_tls, address)))
     }
 
-    pub(crate) fn traced<S>(&self, service: S) -> Traced<S> {
-        Traced::new(service, self.0.as_ref().map(|on| Arc::clone(&on.tracing)))
+    /// Wraps a service so that each request has a span.
+    pub(crate) fn traced<S>(&self, service: S) -> TracedService<S> {
+        TracedService::new(service, self.0.as_ref().map(|active| Arc::clone(&active.span_factory)))
     }
 
-    /// Begins to send. Needs a tokio runtime.
+    /// Starts the export worker. It needs a tokio runtime.
     pub(crate) fn start(&mut self, report: Arc<dyn StatusReport>, metrics: PrometheusHandle) {
-        let Some(on) = &mut self.0 else { return };
-        let Some(spans) = on.spans.take() else { return };
+        let Some(active) = &mut self.0 else { return };
+        let Some(spans) = active.spans.take() else { return };
         let (stop, stopped) = oneshot::channel();
-        let worker = Worker::new(&on.config, (&on.resource).into(), spans, stopped, (report, metrics));
-        on.task = Some((stop, tokio::spawn(worker.run())));
-        info!(endpoint = %on.config.endpoint, "traces and metrics are sent");
+        let worker =
+            ExportWorker::new(&active.config, (&active.resource).into(), spans, stopped, (report, metrics));
+        active.task = Some((stop, tokio::spawn(worker.run())));
+        info!(endpoint = %active.config.endpoint, "telemetry export started");
     }
 
-    /// Sends what is left, as far as there is time.
+    /// Sends the remaining data, within the time limit.
     pub(crate) async fn end(self) {
-        let Some((stop, mut task)) = self.0.and_then(|on| on.task) else { return };
+        let Some((stop, mut task)) = self.0.and_then(|active| active.task) else { return };
         let _ = stop.send(());
         if timeout(FLUSH_TIMEOUT, &mut task).await.is_err() {
             task.abort();
-            warn!(deadline = ?FLUSH_TIMEOUT, "the last telemetry was not taken in time");
+            warn!(deadline = ?FLUSH_TIMEOUT, "telemetry flush timed out");
         }
     }
 }
 
-impl On {
-    fn new(config: OtelConfig, is_tls: bool, address: SocketAddr) -> On {
-        // Without the instance, the counters of two would be taken for those of one.
+impl ActiveTelemetry {
+    fn new(config: OtelConfig, is_tls: bool, address: SocketAddr) -> ActiveTelemetry {
+        // The instance id keeps the counters of two instances apart.
         let resource = Resource::builder_empty()
             .with_service_name(config.service_name.clone())
             .with_attribute(KeyValue::new("service.version", env!("CARGO_PKG_VERSION")))
             .with_attribute(KeyValue::new("service.instance.id", member_name(address)))
             .build();
-        let (queue, spans) = Queue::new();
+        let (queue, spans) = SpanQueue::new();
         let sampler = Sampler::ParentBased(Box::new(Sampler::TraceIdRatioBased(config.sample)));
         let provider = SdkTracerProvider::builder()
             .with_span_processor(queue)
@@ -88,7 +91,7 @@ impl On {
             .build();
         let scope = InstrumentationScope::builder(SCOPE).with_version(env!("CARGO_PKG_VERSION")).build();
         let scheme = if is_tls { "https" } else { "http" };
-        let tracing = Arc::new(Tracing { tracer: provider.tracer_with_scope(scope), scheme });
-        On { config, tracing, resource, spans: Some(spans), task: None }
+        let span_factory = Arc::new(SpanFactory { tracer: provider.tracer_with_scope(scope), scheme });
+        ActiveTelemetry { config, span_factory, resource, spans: Some(spans), task: None }
     }
 }

@@ -17,7 +17,7 @@ use tracing::{info, warn};
 use super::{StartError, join_quota, listen, log_mapped_variables, upkeep};
 use crate::admin::{self, StatusReport};
 use crate::config::{ConfigError, GateConfig};
-use crate::otel::{Telemetry, Traced};
+use crate::otel::{Telemetry, TracedService};
 use crate::report::GateReport;
 use crate::secret_guard::SecretGuard;
 use crate::settings_reloader::SettingsReloader;
@@ -28,7 +28,7 @@ use crate::tls::TlsCertificate;
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(2);
 /// A gate that is listening.
 pub struct GateServer {
-    server: HttpServer<Traced<GateService>>,
+    server: HttpServer<TracedService<GateService>>,
     admin: Option<HttpServer<admin::AdminService>>,
     admission: Admission,
     quota: Quota,
@@ -72,7 +72,7 @@ impl GateServer {
             started: Instant::now(),
             address,
             upstream_url: format!("http://{}", config.upstream.authority),
-            identity: config.identity.ways.clone(),
+            identity: config.identity.methods.clone(),
             admission: admission.clone(),
             quota: quota.clone(),
             proxy: proxy.clone(),
@@ -81,8 +81,13 @@ impl GateServer {
         let report: Arc<dyn StatusReport> = Arc::new(report);
         telemetry.start(Arc::clone(&report), metrics.clone());
         let guard = SecretGuard::new(config.admin_secret.clone());
-        let reload = SettingsReloader::new(&config.said, &config.identity, admission.clone(), guard.clone())
-            .tls(config.tls.clone());
+        let reload = SettingsReloader::new(
+            &config.explicit_settings,
+            &config.identity,
+            admission.clone(),
+            guard.clone(),
+        )
+        .tls(config.tls.clone());
         let admin = admin_listener.map(|listener| admin::server(listener, report, metrics.clone(), guard));
         let (drain_timeout, tls) = (config.drain_timeout, config.tls);
         Ok(GateServer {
@@ -199,15 +204,18 @@ fn proxy_config(config: &GateConfig) -> Config {
 
 /// Logs the addresses, and warns of settings that can't take effect.
 fn log_start(config: &GateConfig, address: SocketAddr, admin: Option<SocketAddr>, descriptors: Option<u64>) {
-    log_mapped_variables(&config.borrowed);
+    log_mapped_variables(&config.variable_notices);
     let upstream = config.upstream.authority.as_str();
     let admin = admin.map_or_else(|| "off".to_owned(), |admin| admin.to_string());
-    let identity =
-        if config.identity.ways.is_empty() { "none".to_owned() } else { config.identity.ways.join(",") };
+    let identity = if config.identity.methods.is_empty() {
+        "none".to_owned()
+    } else {
+        config.identity.methods.join(",")
+    };
     if config.stream_routes.is_empty() {
         info!("no stream routes configured: every request takes a permit");
     }
-    if config.identity.ways.is_empty() && config.admission.per_user.is_some() {
+    if config.identity.methods.is_empty() && config.admission.per_user.is_some() {
         warn!("per-user limit has no effect: no identity method configured; see [identity] in the settings");
     }
     let total = config.admission.total;

@@ -22,7 +22,7 @@ use tracing::{error, info, warn};
 use super::{StartError, join_quota, listen, log_mapped_variables, upkeep};
 use crate::admin::{self, StatusReport};
 use crate::config::{ConfigError, ServeConfig};
-use crate::otel::{Telemetry, Traced};
+use crate::otel::{Telemetry, TracedService};
 use crate::report::{ServeReport, ShapeLister};
 use crate::secret_guard::SecretGuard;
 use crate::settings_reloader::SettingsReloader;
@@ -37,7 +37,7 @@ const BODY_TIMEOUT_FACTOR: u32 = 4;
 
 /// A shape server that is listening.
 pub struct ShapeServer {
-    server: HttpServer<Traced<ServeService>>,
+    server: HttpServer<TracedService<ServeService>>,
     admin: Option<HttpServer<admin::AdminService>>,
     admission: Admission,
     quota: Quota,
@@ -111,11 +111,16 @@ impl ShapeServer {
         let report: Arc<dyn StatusReport> = Arc::new(report);
         telemetry.start(Arc::clone(&report), metrics.clone());
         let guard = SecretGuard::new(config.admin_secret.clone());
-        let reload = SettingsReloader::new(&config.said, &config.identity, admission.clone(), guard.clone())
-            .access(access)
-            .tls(config.tls.clone());
+        let reload = SettingsReloader::new(
+            &config.explicit_settings,
+            &config.identity,
+            admission.clone(),
+            guard.clone(),
+        )
+        .access(access)
+        .tls(config.tls.clone());
         let admin = admin_listener.map(|listener| admin::server(listener, report, metrics.clone(), guard));
-        let drop_on_exit = config.leaves_nothing;
+        let drop_on_exit = config.drops_slot_on_exit;
         Ok(ShapeServer {
             server,
             admin,
@@ -224,7 +229,7 @@ fn backend_config(config: &ServeConfig) -> Config {
     backend.stale_age_s = config.stale_age_s;
     backend.body_timeout = BODY_TIMEOUT_FACTOR * config.http.body_read_timeout;
     backend.tokens_claim = config.tokens.clone();
-    backend.home = config.home;
+    backend.home = config.home_page;
     backend
 }
 
@@ -239,12 +244,12 @@ async fn exit_when_the_store_fails(shapes: Shapes) {
 /// Logs the addresses, and warns of settings that can't take effect.
 fn log_start(config: &ServeConfig, address: SocketAddr, admin: Option<SocketAddr>, descriptors: Option<u64>) {
     let admin = admin.map_or_else(|| "off".to_owned(), |admin| admin.to_string());
-    if config.identity.ways.is_empty() && config.admission.per_user.is_some() {
+    if config.identity.methods.is_empty() && config.admission.per_user.is_some() {
         info!(
             "no identity method configured: only the total stream limit applies; see [identity] in the settings"
         );
     }
-    log_mapped_variables(&config.borrowed);
+    log_mapped_variables(&config.variable_notices);
     let total = config.admission.total;
     let needed = u64::from(total) + 1024;
     if let Some(limit) = descriptors.filter(|limit| *limit < needed) {

@@ -15,7 +15,7 @@ use serde_json::Value;
 use tokio::time::sleep;
 
 use crate::client::{ClientError, Endpoint, HttpClient};
-use crate::config::Hidden;
+use crate::config::SecretText;
 use crate::signals::Signals;
 use crate::terminal::{Paint, Tone, escape_controls};
 
@@ -64,13 +64,13 @@ pub enum StatusError {
 /// Fails if the first request fails. A later failure is shown above the last status.
 pub async fn status(
     endpoint: Endpoint,
-    secret: Option<Hidden>,
+    secret: Option<SecretText>,
     format: StatusFormat,
     mut signals: Signals,
 ) -> Result<(), StatusError> {
     let mut client = HttpClient::new(endpoint);
     let paint = Paint::on(&io::stdout());
-    let secret = secret.as_ref().map(Hidden::reveal);
+    let secret = secret.as_ref().map(SecretText::reveal);
     let first = tokio::select! {
         answer = fetch(&mut client, secret) => answer?,
         _signal = signals.next() => return Ok(()),

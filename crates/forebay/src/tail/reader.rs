@@ -9,7 +9,7 @@ use http::{HeaderMap, StatusCode};
 use serde_json::value::RawValue;
 
 use crate::client::ClientError;
-use crate::config::Hidden;
+use crate::config::SecretText;
 use crate::terminal::escape_controls;
 
 /// Maximum delay that `Retry-After` can set.
@@ -41,7 +41,7 @@ pub struct TailShape {
     /// Where to start.
     pub start: TailStart,
     /// Secret of the server.
-    pub secret: Option<Hidden>,
+    pub secret: Option<SecretText>,
 }
 
 /// Why `forebay tail` ended.
@@ -113,7 +113,7 @@ impl TailReader {
             ("columns", columns.as_deref()),
             ("handle", self.handle.as_deref()),
             ("cursor", self.cursor.as_deref()),
-            ("secret", secret.as_ref().map(Hidden::reveal)),
+            ("secret", secret.as_ref().map(SecretText::reveal)),
         ];
         add("offset", &self.offset);
         optional.into_iter().for_each(|(name, value)| value.into_iter().for_each(|value| add(name, value)));

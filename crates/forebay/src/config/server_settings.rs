@@ -1,4 +1,4 @@
-//! How connections are served, where operators look, and what is logged: the same for every command.
+//! Checks of settings that every command has: HTTP, TLS, admin address, secrets and log.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -8,28 +8,29 @@ use std::time::Duration;
 use forebay_admission::Secret;
 use forebay_stream::HttpServerConfig;
 
-use super::check::{Check, ValueError};
-use super::file::{AdminSection, HttpSection, LogSection};
-use super::hidden::Hidden;
+use super::secret_text::SecretText;
+use super::settings_file::{AdminSection, HttpSection, LogSection};
+use super::value_reader::{ValueError, ValueReader};
 use crate::logging::{LogConfig, LogFormat, check_filter};
 use crate::tls::TlsCertificate;
 
-/// While a request's body is read, its client may be silent for as long as `body` says.
+/// Checks `[http]`. `body` is the time without data from a client whose request body is incomplete.
 pub(super) fn check_http(
     http: &HttpSection,
     body: Duration,
-    check: &Check,
+    reader: &ValueReader,
 ) -> Result<HttpServerConfig, ValueError> {
     let mut serve = HttpServerConfig::default();
-    let count = |key, given, default, bounds| check.count_within(key, given, default, bounds);
+    let count = |key, given, default, bounds| reader.count_within(key, given, default, bounds);
     serve.max_connections =
         count("http.max_connections", http.max_connections, serve.max_connections, 1..=u32::MAX)?;
     serve.max_headers = count("http.max_headers", http.max_headers, serve.max_headers, 1..=1024)?;
-    // Less refuses ordinary browsers; more is for every client to fill.
+    // A smaller limit would refuse ordinary browsers; a larger one would let every client use that
+    // much memory.
     let bytes = 8192..=16 * 1024 * 1024;
     serve.max_header_bytes =
-        check.count_within("http.max_header_bytes", http.max_header_bytes, serve.max_header_bytes, bytes)?;
-    let duration = |key, given, default| check.duration(key, given, default);
+        reader.count_within("http.max_header_bytes", http.max_header_bytes, serve.max_header_bytes, bytes)?;
+    let duration = |key, given, default| reader.duration(key, given, default);
     serve.header_read_timeout =
         duration("http.header_timeout_ms", http.header_timeout_ms, serve.header_read_timeout)?;
     serve.write_timeout = duration("http.write_timeout_ms", http.write_timeout_ms, serve.write_timeout)?;
@@ -39,65 +40,67 @@ pub(super) fn check_http(
     Ok(serve)
 }
 
+/// Checks the admin address. `None`: off.
 pub(super) fn check_admin(
     admin: &AdminSection,
     default: SocketAddr,
-    check: &Check,
+    reader: &ValueReader,
 ) -> Result<Option<SocketAddr>, ValueError> {
     const KEY: &str = "admin.listen";
     if admin.listen.as_deref() == Some("off") {
         return Ok(None);
     }
-    let address = check.address(KEY, admin.listen.as_ref(), default)?;
+    let address = reader.address(KEY, admin.listen.as_ref(), default)?;
     if !address.ip().is_loopback() && admin.secret.is_none() && admin.insecure != Some(true) {
-        let why = "is beyond this machine, and nobody is asked for a password there: set one in FOREBAY_ADMIN_SECRET, or \
-                   choose a loopback address, or say --insecure-admin if the network is yours";
-        return Err(check.wrong(KEY, address.to_string(), why));
+        let why = "can be reached from other machines without a password: set one in FOREBAY_ADMIN_SECRET, or \
+                   use a loopback address, or use --insecure-admin if you control the network";
+        return Err(reader.error(KEY, address.to_string(), why));
     }
     Ok(Some(address))
 }
 
-/// The certificate that clients see, and its key: both or none.
+/// Checks the certificate and its key. Both or neither must be set.
 pub(super) fn check_tls(
     (certificate_key, certificate): (&'static str, Option<&PathBuf>),
     (key_key, key): (&'static str, Option<&PathBuf>),
-    check: &Check,
+    reader: &ValueReader,
 ) -> Result<Option<Arc<TlsCertificate>>, ValueError> {
     let shown = |path: &PathBuf| path.display().to_string();
     match (certificate, key) {
         (None, None) => Ok(None),
         (Some(certificate), Some(key)) => match TlsCertificate::open(certificate, key) {
             Ok(tls) => Ok(Some(Arc::new(tls))),
-            Err(error) => Err(check.wrong(certificate_key, shown(certificate), error)),
+            Err(error) => Err(reader.error(certificate_key, shown(certificate), error)),
         },
         (Some(path), None) => {
-            Err(check.wrong(certificate_key, shown(path), format!("needs its key: name it in {key_key}")))
+            Err(reader.error(certificate_key, shown(path), format!("needs its private key: set {key_key}")))
         }
         (None, Some(path)) => {
-            let why = format!("needs its certificate: name it in {certificate_key}");
-            Err(check.wrong(key_key, shown(path), why))
+            let why = format!("needs its certificate: set {certificate_key}");
+            Err(reader.error(key_key, shown(path), why))
         }
     }
 }
 
-/// What somebody must show.
+/// Checks a secret.
 pub(super) fn check_secret(
     key: &'static str,
-    given: Option<&Hidden>,
-    check: &Check,
+    given: Option<&SecretText>,
+    reader: &ValueReader,
 ) -> Result<Option<Secret>, ValueError> {
-    let Some(text) = given.map(Hidden::reveal) else { return Ok(None) };
+    let Some(text) = given.map(SecretText::reveal) else { return Ok(None) };
     if text.trim() != text {
-        let why = "begins or ends with white space, which clients would have to show as well: leave it out";
-        return Err(check.wrong(key, None, why));
+        let why = "begins or ends with white space, which clients would have to send, too: remove it";
+        return Err(reader.error(key, None, why));
     }
-    let why = "is empty, and would keep nobody out: choose a long one, or leave the setting out";
-    Secret::new(text).map(Some).ok_or_else(|| check.wrong(key, None, why))
+    let why = "is empty: choose a long secret, or remove the setting";
+    Secret::new(text).map(Some).ok_or_else(|| reader.error(key, None, why))
 }
 
-pub(super) fn check_log(log: &LogSection, check: &Check) -> Result<LogConfig, ValueError> {
+/// Checks the log format and filter.
+pub(super) fn check_log(log: &LogSection, reader: &ValueReader) -> Result<LogConfig, ValueError> {
     let formats = [("text", LogFormat::Text), ("json", LogFormat::Json)];
     let filter = log.filter.clone().unwrap_or_else(|| "info".to_owned());
-    check_filter(&filter).map_err(|why| check.wrong("log.filter", filter.clone(), why))?;
-    Ok(LogConfig { format: check.choice("log.format", log.format.as_ref(), &formats)?, filter })
+    check_filter(&filter).map_err(|why| reader.error("log.filter", filter.clone(), why))?;
+    Ok(LogConfig { format: reader.choice("log.format", log.format.as_ref(), &formats)?, filter })
 }

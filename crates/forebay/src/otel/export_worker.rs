@@ -1,8 +1,9 @@
-//! The task that sends: spans in batches, metrics on time.
+//! Export worker: the task that sends spans in batches and metrics at an interval.
 //!
-//! Invariant: at most one batch is on its way and one gathers; what is on its way stays until it has arrived, is refused, or the program
-//! ends; what comes meanwhile waits in the queue, as far as that has room.
-//! Kept by: a message is encoded once, and kept as it is until then.
+//! Invariant: at most one batch is in flight and one is collected. A batch stays in flight until
+//! the collector accepts or refuses it, or the process ends. Meanwhile, further spans wait in the
+//! bounded queue.
+//! Enforced by: a batch is encoded once, and the message is kept until then.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -23,65 +24,66 @@ use prost::Message as _;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, Interval, MissedTickBehavior, interval, sleep_until};
 
-use super::delivery::{Delivery, Signal};
-use super::measured::{Span, translate};
+use super::otlp_exporter::{OtlpExporter, OtlpSignal};
+use super::otlp_metrics::{MeasurementWindow, translate};
 use super::telemetry::SCOPE;
 use crate::admin::StatusReport;
 use crate::config::OtelConfig;
 use crate::metrics;
 
-/// So many spans go together, as OpenTelemetry's own processors have it.
-const BATCH: usize = 512;
-/// How long the first of a batch waits for others.
+/// Spans in a batch, the default of OpenTelemetry's batch processor.
+const BATCH_SPANS: usize = 512;
+/// Time that the first span of a batch waits for others.
 const LINGER: Duration = Duration::from_secs(1);
 
-pub(super) struct Worker {
+/// State of the worker task.
+pub(super) struct ExportWorker {
     spans: mpsc::Receiver<SpanData>,
-    gathered: Vec<SpanData>,
-    under_way: Option<Batch>,
-    /// When the next batch leaves, or the one before is tried again.
-    departs: Instant,
+    collected: Vec<SpanData>,
+    in_flight: Option<SpanBatch>,
+    /// Time at which the next batch is sent, or the batch in flight is sent again.
+    next_send: Instant,
     ticks: Interval,
     stop: oneshot::Receiver<()>,
-    delivery: Delivery,
+    delivery: OtlpExporter,
     resource: ResourceAttributesWithSchema,
     report: Arc<dyn StatusReport>,
     metrics: PrometheusHandle,
     start_ns: u64,
 }
 
-/// Spans as they are sent.
-struct Batch {
+/// An encoded batch.
+struct SpanBatch {
     message: Bytes,
     spans: usize,
 }
 
-/// What happens to a worker.
+/// Event of the worker.
 enum Event {
-    Gathered,
-    Departure,
-    Measuring,
+    Collected,
+    SendDue,
+    MetricsDue,
     Stop,
 }
 
-impl Worker {
+impl ExportWorker {
     pub(super) fn new(
         config: &OtelConfig,
         resource: ResourceAttributesWithSchema,
         spans: mpsc::Receiver<SpanData>,
         stop: oneshot::Receiver<()>,
         (report, metrics): (Arc<dyn StatusReport>, PrometheusHandle),
-    ) -> Worker {
+    ) -> ExportWorker {
         let mut ticks = interval(config.interval);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        Worker {
+        ExportWorker {
             spans,
-            gathered: Vec::new(),
-            under_way: None,
-            departs: Instant::now(),
+            collected: Vec::new(),
+            in_flight: None,
+            next_send: Instant::now(),
             ticks,
             stop,
-            delivery: Delivery::new(config),
+            delivery: OtlpExporter::new(config),
             resource,
             report,
             metrics,
@@ -92,78 +94,78 @@ impl Worker {
     pub(super) async fn run(mut self) {
         loop {
             match self.next().await {
-                Event::Gathered => {
-                    if self.gathered.len() == BATCH && self.under_way.is_none() {
-                        self.departs = Instant::now();
+                Event::Collected => {
+                    if self.collected.len() == BATCH_SPANS && self.in_flight.is_none() {
+                        self.next_send = Instant::now();
                     }
                 }
-                Event::Departure => self.depart().await,
-                Event::Measuring => self.send_metrics().await,
+                Event::SendDue => self.send_spans().await,
+                Event::MetricsDue => self.send_metrics().await,
                 Event::Stop => return self.flush().await,
             }
         }
     }
 
     async fn next(&mut self) -> Event {
-        let (room, is_empty) = (BATCH - self.gathered.len(), self.gathered.is_empty());
-        let has_cargo = self.under_way.is_some() || !is_empty;
-        let (stop, spans, gathered) = (&mut self.stop, &mut self.spans, &mut self.gathered);
+        let (room, is_empty) = (BATCH_SPANS - self.collected.len(), self.collected.is_empty());
+        let has_spans = self.in_flight.is_some() || !is_empty;
+        let (stop, spans, collected) = (&mut self.stop, &mut self.spans, &mut self.collected);
         tokio::select! {
             biased;
             _ = stop => Event::Stop,
-            _ = self.ticks.tick() => Event::Measuring,
-            () = sleep_until(self.departs), if has_cargo => Event::Departure,
-            _ = spans.recv_many(gathered, room), if room > 0 => {
-                if is_empty && self.under_way.is_none() {
-                    self.departs = Instant::now() + LINGER;
+            _ = self.ticks.tick() => Event::MetricsDue,
+            () = sleep_until(self.next_send), if has_spans => Event::SendDue,
+            _ = spans.recv_many(collected, room), if room > 0 => {
+                if is_empty && self.in_flight.is_none() {
+                    self.next_send = Instant::now() + LINGER;
                 }
-                Event::Gathered
+                Event::Collected
             }
         }
     }
 
-    /// Sends what is under way, or what has gathered.
-    async fn depart(&mut self) {
-        let batch = match self.under_way.take() {
+    /// Sends the batch in flight, or else the collected spans.
+    async fn send_spans(&mut self) {
+        let batch = match self.in_flight.take() {
             Some(batch) => batch,
-            None => self.pack(),
+            None => self.encode_batch(),
         };
-        let sent = self.delivery.send(Signal::Traces, batch.message.clone()).await;
+        let sent = self.delivery.send(OtlpSignal::Traces, batch.message.clone()).await;
         let now = Instant::now();
-        self.departs = if self.gathered.len() == BATCH { now } else { now + LINGER };
+        self.next_send = if self.collected.len() == BATCH_SPANS { now } else { now + LINGER };
         match sent {
-            Ok(answer) => {
-                let refused = ExportTraceServiceResponse::decode(&answer[..]).ok();
-                let refused = refused.and_then(|answer| answer.partial_success);
+            Ok(response) => {
+                let refused = ExportTraceServiceResponse::decode(&response[..]).ok();
+                let refused = refused.and_then(|response| response.partial_success);
                 let refused = refused.map_or(0, |partial| partial.rejected_spans);
                 metrics::lost_spans("refused", usize::try_from(refused).unwrap_or_default());
             }
             Err(error) if error.retry() => {
-                self.departs = now + self.delivery.pause(Signal::Traces);
-                self.under_way = Some(batch);
+                self.next_send = now + self.delivery.retry_delay(OtlpSignal::Traces);
+                self.in_flight = Some(batch);
             }
             Err(_) => metrics::lost_spans("refused", batch.spans),
         }
     }
 
-    fn pack(&mut self) -> Batch {
-        let spans = std::mem::take(&mut self.gathered);
+    fn encode_batch(&mut self) -> SpanBatch {
+        let spans = std::mem::take(&mut self.collected);
         let count = spans.len();
         let resource_spans = group_spans_by_resource_and_scope(spans, &self.resource);
         let message = ExportTraceServiceRequest { resource_spans }.encode_to_vec();
-        Batch { message: message.into(), spans: count }
+        SpanBatch { message: message.into(), spans: count }
     }
 
-    /// They are cumulative: what doesn't arrive now is in the next ones.
+    /// Sends the metrics. They are cumulative, so a lost message is contained in the next one.
     async fn send_metrics(&mut self) {
         self.report.measure();
-        let span = Span { start_ns: self.start_ns, now_ns: now_ns() };
+        let window = MeasurementWindow { start_ns: self.start_ns, now_ns: now_ns() };
         let scope = InstrumentationScope {
             name: SCOPE.to_owned(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
             ..InstrumentationScope::default()
         };
-        let metrics = translate(&self.metrics.render(), span);
+        let metrics = translate(&self.metrics.render(), window);
         let of_scope = ScopeMetrics { scope: Some(scope), metrics, ..ScopeMetrics::default() };
         let attributes = self.resource.attributes.0.clone();
         let of_resource = ResourceMetrics {
@@ -172,23 +174,23 @@ impl Worker {
             ..ResourceMetrics::default()
         };
         let message = ExportMetricsServiceRequest { resource_metrics: vec![of_resource] }.encode_to_vec();
-        let _noted = self.delivery.send(Signal::Metrics, message.into()).await;
+        let _recorded = self.delivery.send(OtlpSignal::Metrics, message.into()).await;
     }
 
-    /// What is left is tried once; a collector that is away is not waited for.
+    /// Sends the remaining data, each batch once. It stops if the collector is unavailable.
     async fn flush(mut self) {
         loop {
-            while self.gathered.len() < BATCH
+            while self.collected.len() < BATCH_SPANS
                 && let Ok(span) = self.spans.try_recv()
             {
-                self.gathered.push(span);
+                self.collected.push(span);
             }
-            if self.under_way.is_none() && self.gathered.is_empty() {
+            if self.in_flight.is_none() && self.collected.is_empty() {
                 break;
             }
-            self.depart().await;
-            if let Some(batch) = &self.under_way {
-                metrics::lost_spans("ended", batch.spans + self.gathered.len() + self.spans.len());
+            self.send_spans().await;
+            if let Some(batch) = &self.in_flight {
+                metrics::lost_spans("ended", batch.spans + self.collected.len() + self.spans.len());
                 return;
             }
         }
@@ -196,7 +198,7 @@ impl Worker {
     }
 }
 
-#[allow(clippy::disallowed_methods, reason = "a collector orders what it gets by the time of day")]
+#[allow(clippy::disallowed_methods, reason = "a collector orders data by wall-clock time")]
 fn now_ns() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)

@@ -1,7 +1,9 @@
-//! Every setting as it holds, and where it came from, for people to read.
+//! Effective settings with their origins, for `forebay config`.
 //!
-//! Invariant: nothing that a `Hidden` holds is shown, only which server it leads to; and every key of the command is there.
-//! Kept by: what is hidden is asked of the file's own type, by its `Debug`; the keys are those that serde knows.
+//! Invariant: the content of a `SecretText` is never printed, only the server that a URL points
+//! to. Every key of the command is listed.
+//! Enforced by: the file's own type decides what is secret, by its `Debug` output; the keys come
+//! from serde.
 
 use std::fmt::{self, Write as _};
 
@@ -9,87 +11,89 @@ use forebay_redis::IntoConfig as _;
 use forebay_replication::reservoir::PostgresConnect;
 use toml::{Table, Value};
 
-use super::file::{GateFile, Shape};
-use super::layers::Layers;
-use super::origin::Origin;
+use super::gate_file::GateFile;
 use super::serve_file::ServeFile;
+use super::setting_layers::SettingLayers;
+use super::setting_origin::SettingOrigin;
+use super::settings_file::SettingsFile;
 use super::{ConfigError, GATE_EXAMPLE, GateConfig, SERVE_EXAMPLE, ServeConfig, VariableNotice};
 
-/// Where the second column begins, if the first leaves room.
+/// Column of the origins, if the setting is not longer.
 const COLUMN: usize = 56;
-/// What stands for a secret.
-const HIDDEN: &str = "(hidden)";
+/// Placeholder of a secret.
+const REDACTED: &str = "(hidden)";
 
-/// All settings of a command.
+/// Effective settings of a command.
 #[derive(Debug)]
-pub struct Effective {
+pub struct EffectiveSettings {
     command: &'static str,
-    sections: Vec<(&'static str, Vec<Line>)>,
+    sections: Vec<(&'static str, Vec<SettingLine>)>,
     notices: Vec<VariableNotice>,
-    /// Why the command can't start with them, if so.
-    pub wrong: Option<ConfigError>,
+    /// Why the command can't start with these settings; `None` if it can.
+    pub error: Option<ConfigError>,
 }
 
+/// A setting and its origin.
 #[derive(Debug)]
-struct Line {
+struct SettingLine {
     key: &'static str,
-    /// As TOML writes it; none if there is neither a value nor a default.
+    /// Value in TOML; `None` if there is neither a value nor a default.
     value: Option<String>,
-    origin: Option<Origin>,
+    origin: Option<SettingOrigin>,
 }
 
-/// `section.key`, and what holds where nothing is said.
-type Derived = Vec<(&'static str, Value)>;
+/// Defaults that depend on other settings, by `section.key`.
+type DerivedDefaults = Vec<(&'static str, Value)>;
 
-impl Effective {
-    pub(super) fn of_gate(layers: Layers<GateFile>) -> Effective {
+impl EffectiveSettings {
+    pub(super) fn of_gate(layers: SettingLayers<GateFile>) -> EffectiveSettings {
         let checked = GateConfig::try_from(layers.clone());
         let derived = |config: &GateConfig| vec![shares(config.admission.shares())];
         let defaults = defaults(GATE_EXAMPLE, checked.as_ref().map(derived).unwrap_or_default());
-        Effective::of("gate", &layers, &defaults, checked.err())
+        EffectiveSettings::of("gate", &layers, &defaults, checked.err())
     }
 
-    pub(super) fn of_serve(layers: Layers<ServeFile>) -> Effective {
+    pub(super) fn of_serve(layers: SettingLayers<ServeFile>) -> EffectiveSettings {
         let checked = ServeConfig::try_from(layers.clone());
         let derived = |config: &ServeConfig| {
             let snapshots = i64::try_from(config.snapshots).unwrap_or(i64::MAX);
             vec![shares(config.admission.shares()), ("serve.snapshots", Value::Integer(snapshots))]
         };
         let defaults = defaults(SERVE_EXAMPLE, checked.as_ref().map(derived).unwrap_or_default());
-        Effective::of("serve", &layers, &defaults, checked.err())
+        EffectiveSettings::of("serve", &layers, &defaults, checked.err())
     }
 
-    fn of<F: Shape>(
+    fn of<F: SettingsFile>(
         command: &'static str,
-        layers: &Layers<F>,
+        layers: &SettingLayers<F>,
         defaults: &Table,
-        wrong: Option<ConfigError>,
-    ) -> Effective {
+        error: Option<ConfigError>,
+    ) -> EffectiveSettings {
         let line = |section: &str, key: &'static str| match layers.get(section, key) {
             Some((value, origin)) => {
                 let value =
-                    if is_hidden::<F>(section, key) { leads_to(section, value) } else { written(value) };
-                Line { key, value: Some(value), origin: Some(origin.clone()) }
+                    if is_secret::<F>(section, key) { redacted(section, value) } else { to_toml(value) };
+                SettingLine { key, value: Some(value), origin: Some(origin.clone()) }
             }
             None => {
                 let default = defaults.get(section).and_then(|keys| keys.get(key));
-                Line { key, value: default.map(written), origin: None }
+                SettingLine { key, value: default.map(to_toml), origin: None }
             }
         };
         let sections = F::sections().into_iter();
         let sections = sections
             .map(|(section, keys)| (section, keys.iter().map(|key| line(section, key)).collect()))
             .collect();
-        Effective { command, sections, notices: layers.notices().to_vec(), wrong }
+        EffectiveSettings { command, sections, notices: layers.notices().to_vec(), error }
     }
 }
 
-impl fmt::Display for Effective {
+impl fmt::Display for EffectiveSettings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "# forebay {}: every setting as it holds, and where it came from", self.command)?;
+        writeln!(f, "# forebay {}: effective settings and their origins", self.command)?;
         for (section, lines) in &self.sections {
             writeln!(f, "\n[{section}]")?;
-            for Line { key, value, origin } in lines {
+            for SettingLine { key, value, origin } in lines {
                 let left = match value {
                     Some(value) => format!("{key} = {value}"),
                     None => format!("# {key}"),
@@ -97,16 +101,16 @@ impl fmt::Display for Effective {
                 let origin: &dyn fmt::Display = match origin {
                     None if value.is_none() => &"not set",
                     None => &"default",
-                    Some(Origin::File(path)) => &format!("file {}", path.display()),
-                    Some(Origin::Variable(name)) => &format!("variable {name}"),
-                    Some(Origin::Flag(flag)) => &format!("flag {flag}"),
+                    Some(SettingOrigin::File(path)) => &format!("file {}", path.display()),
+                    Some(SettingOrigin::Variable(name)) => &format!("variable {name}"),
+                    Some(SettingOrigin::Flag(flag)) => &format!("flag {flag}"),
                 };
                 writeln!(f, "{left:COLUMN$} # {origin}")?;
             }
         }
-        let without =
+        let without_effect =
             self.notices.iter().filter_map(|notice| Some((notice.variable, notice.why_not.as_ref()?)));
-        for (number, (variable, why)) in without.enumerate() {
+        for (number, (variable, why)) in without_effect.enumerate() {
             let gap = if number == 0 { "\n" } else { "" };
             writeln!(f, "{gap}# {variable} has no effect: {why}")?;
         }
@@ -114,8 +118,9 @@ impl fmt::Display for Effective {
     }
 }
 
-/// The values that hold where nothing is said: what the example says, unless its line says otherwise.
-pub(super) fn defaults(example: &str, derived: Derived) -> Table {
+/// Returns the defaults: the values of the example file, unless a remark on the line overrides
+/// them.
+pub(super) fn defaults(example: &str, derived: DerivedDefaults) -> Table {
     let mut lines = String::new();
     for line in example.lines() {
         match line.split_once(" # ") {
@@ -142,23 +147,24 @@ pub(super) fn defaults(example: &str, derived: Derived) -> Table {
     table
 }
 
+/// Returns the class shares as a setting.
 fn shares<'a>(shares: impl Iterator<Item = (&'a str, u8)>) -> (&'static str, Value) {
     let shares = shares.map(|(class, share)| (class.to_owned(), Value::Integer(share.into())));
     ("admission.class_percent", Value::Table(shares.collect()))
 }
 
-/// Whether the file's type hides what is written there.
-fn is_hidden<F: Shape>(section: &str, key: &str) -> bool {
+/// Returns whether the file's type has a `SecretText` at this key.
+fn is_secret<F: SettingsFile>(section: &str, key: &str) -> bool {
     let text = Value::String("text".to_owned());
     [text.clone(), Value::Array(vec![text])].into_iter().any(|value| {
         let keys = Table::from_iter([(key.to_owned(), value)]);
         let whole = Table::from_iter([(section.to_owned(), Value::Table(keys))]);
-        F::deserialize(whole).is_ok_and(|file| format!("{file:?}").contains("Hidden(…)"))
+        F::deserialize(whole).is_ok_and(|file| format!("{file:?}").contains("SecretText(…)"))
     })
 }
 
-/// Of a URL that can be read, the server that it leads to.
-fn leads_to(section: &str, value: &Value) -> String {
+/// Returns the placeholder of a secret. For a valid URL, it includes the server.
+fn redacted(section: &str, value: &Value) -> String {
     let url = value.as_str().unwrap_or_default();
     let server = match section {
         "database" => PostgresConnect::new(url).ok().map(|connect| {
@@ -167,17 +173,17 @@ fn leads_to(section: &str, value: &Value) -> String {
         "redis" => url.into_config().ok().map(|config| format!(": {}", config.address)),
         _ => None,
     };
-    written(&Value::String(format!("{HIDDEN}{}", server.unwrap_or_default())))
+    to_toml(&Value::String(format!("{REDACTED}{}", server.unwrap_or_default())))
 }
 
-/// As TOML has it.
-pub(super) fn written(value: &Value) -> String {
+/// Formats a value as TOML.
+pub(super) fn to_toml(value: &Value) -> String {
     match value {
         Value::String(text) => format!("{text:?}"),
-        Value::Array(items) => format!("[{}]", items.iter().map(written).collect::<Vec<_>>().join(", ")),
+        Value::Array(items) => format!("[{}]", items.iter().map(to_toml).collect::<Vec<_>>().join(", ")),
         Value::Table(keys) => {
             let pairs: Vec<_> =
-                keys.iter().map(|(key, value)| format!("{key} = {}", written(value))).collect();
+                keys.iter().map(|(key, value)| format!("{key} = {}", to_toml(value))).collect();
             format!("{{ {} }}", pairs.join(", "))
         }
         Value::Integer(number) => number.to_string(),

@@ -1,6 +1,6 @@
-//! What stands for telemetry in a program that was built without it: nothing, at no cost.
+//! Telemetry of a build without the feature `otel`: it does nothing, at no cost.
 //!
-//! Invariant: a service is what it was, and nothing is kept or awaited.
+//! Invariant: services are unchanged, and nothing is stored or awaited.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -10,18 +10,20 @@ use metrics_exporter_prometheus::PrometheusHandle;
 use crate::admin::StatusReport;
 use crate::config::OtelConfig;
 
-pub(crate) type Traced<S> = S;
+/// The service itself.
+pub(crate) type TracedService<S> = S;
 
+/// Disabled telemetry.
 #[derive(Debug)]
 pub(crate) struct Telemetry;
 
 impl Telemetry {
     pub(crate) fn new(config: Option<&OtelConfig>, _is_tls: bool, _address: SocketAddr) -> Telemetry {
-        debug_assert!(config.is_none(), "the settings refuse an endpoint that nothing is sent to");
+        debug_assert!(config.is_none(), "without the feature, the settings refuse an endpoint");
         Telemetry
     }
 
-    pub(crate) fn traced<S>(&self, service: S) -> Traced<S> {
+    pub(crate) fn traced<S>(&self, service: S) -> TracedService<S> {
         service
     }
 

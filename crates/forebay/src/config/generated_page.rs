@@ -1,8 +1,10 @@
-//! Pages whose tables are made of the code: a test compares them, and `UPDATE_DOCS=1` writes them.
+//! Documentation pages with generated sections. Tests compare them with the code; `UPDATE_DOCS=1`
+//! rewrites them.
 
-/// Fails unless the part of a page between `<!-- begin NAME -->` and `<!-- end NAME -->` is this text.
+/// Panics unless the section of a page between `<!-- begin NAME -->` and `<!-- end NAME -->` is
+/// this text.
 #[track_caller]
-pub(crate) fn holds(path: &str, name: &str, text: &str) {
+pub(crate) fn assert_section(path: &str, name: &str, text: &str) {
     let page = std::fs::read_to_string(path).unwrap_or_else(|error| panic!("{path}: {error}"));
     let (begin, end) = (format!("<!-- begin {name} -->\n"), format!("<!-- end {name} -->"));
     let (before, rest) = page.split_once(&begin).unwrap_or_else(|| panic!("{path} has no {begin:?}"));
@@ -14,6 +16,6 @@ pub(crate) fn holds(path: &str, name: &str, text: &str) {
     let differs = there.lines().zip(text.lines()).find(|(there, made)| there != made);
     assert!(
         there == text,
-        "{path} is not what the code makes, first {differs:?}: run this with UPDATE_DOCS=1"
+        "{path} differs from the generated text, first {differs:?}: run this test with UPDATE_DOCS=1"
     );
 }

@@ -1,13 +1,13 @@
-//! Electric's variables: each is understood or named, and the page that says so is true.
+//! Tests of Electric's variables, and of the generated table in `docs/from-electric.md`.
 
 use std::collections::BTreeSet;
 
-use super::borrowed::{Counterpart, Known};
-use super::electric::KNOWN;
-use super::file::Shape as _;
-use super::layers::{Layers, variable};
-use super::origin::Origin;
+use super::electric_variables::ELECTRIC_VARIABLES;
+use super::imported_variables::{Counterpart, KnownVariable};
 use super::serve_file::ServeFile;
+use super::setting_layers::{SettingLayers, variable};
+use super::setting_origin::SettingOrigin;
+use super::settings_file::SettingsFile as _;
 use super::{ServeConfig, load_serve};
 use crate::cli::ServeArgs;
 
@@ -18,8 +18,8 @@ fn pairs(variables: &[(&str, &str)]) -> Vec<(String, String)> {
     variables.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect()
 }
 
-fn layered(variables: &[(&str, &str)]) -> Layers<ServeFile> {
-    let mut layers = Layers::default();
+fn layered(variables: &[(&str, &str)]) -> SettingLayers<ServeFile> {
+    let mut layers = SettingLayers::default();
     layers.environment(pairs(variables)).unwrap();
     layers
 }
@@ -29,17 +29,17 @@ fn with(variables: &[(&str, &str)]) -> Result<ServeConfig, String> {
     load_serve(ServeArgs::default(), all).map_err(|error| error.to_string())
 }
 
-/// What a setting is, with only this variable set.
-fn made(name: &str, text: &str, section: &str, key: &str) -> String {
+/// Returns a setting when only this variable is set.
+fn imported(name: &str, text: &str, section: &str, key: &str) -> String {
     let layers = layered(&[(name, text)]);
     let (value, origin) =
-        layers.get(section, key).unwrap_or_else(|| panic!("{name} makes no {section}.{key}"));
-    assert_eq!(*origin, Origin::Variable(name.to_owned()));
-    super::effective::written(value)
+        layers.get(section, key).unwrap_or_else(|| panic!("{name} does not set {section}.{key}"));
+    assert_eq!(*origin, SettingOrigin::Variable(name.to_owned()));
+    super::effective_settings::to_toml(value)
 }
 
 #[test]
-fn each_variable_of_electric_is_the_setting_that_it_means() {
+fn each_variable_of_electric_sets_its_counterpart() {
     for (name, text, path, value) in [
         ("DATABASE_URL", "postgres://a@b/c", "database.url", "\"postgres://a@b/c\""),
         ("ELECTRIC_QUERY_DATABASE_URL", "postgres://a@b/c", "database.pooled_url", "\"postgres://a@b/c\""),
@@ -69,19 +69,19 @@ fn each_variable_of_electric_is_the_setting_that_it_means() {
         ("ELECTRIC_PROMETHEUS_PORT", "9090", "admin.listen", "\"127.0.0.1:9090\""),
     ] {
         let (section, key) = path.split_once('.').unwrap();
-        assert_eq!(made(name, text, section, key), value, "{name}");
+        assert_eq!(imported(name, text, section, key), value, "{name}");
     }
 }
 
 #[test]
-fn electric_s_telemetry_is_sent_by_a_program_that_can_and_named_by_one_that_can_not() {
+fn telemetry_variables_of_electric_have_an_effect_only_with_the_otel_feature() {
     let theirs = [
         ("ELECTRIC_OTLP_ENDPOINT", "http://collector.test:4318"),
         ("ELECTRIC_OTEL_EXPORT_PERIOD", "30s"),
         ("ELECTRIC_OTEL_SAMPLING_RATIO", "0.25"),
     ];
     let config = with(&theirs).unwrap();
-    assert_eq!((config.borrowed.len(), config.otel.is_some()), (3, cfg!(feature = "otel")));
+    assert_eq!((config.variable_notices.len(), config.otel.is_some()), (3, cfg!(feature = "otel")));
     match config.otel {
         Some(otel) => {
             assert_eq!(otel.endpoint.to_string(), "http://collector.test:4318");
@@ -90,32 +90,32 @@ fn electric_s_telemetry_is_sent_by_a_program_that_can_and_named_by_one_that_can_
             assert!(error.contains("ELECTRIC_OTEL_SAMPLING_RATIO") && error.contains("0 to 1"), "{error}");
         }
         None => {
-            let why = config.borrowed[0].why_not.as_ref().unwrap();
+            let why = config.variable_notices[0].why_not.as_ref().unwrap();
             assert!(why.contains("--features otel"), "{why}");
         }
     }
 }
 
 #[test]
-fn every_counterpart_is_a_setting_of_the_server() {
+fn every_counterpart_is_a_key_of_the_config_file() {
     let sections = ServeFile::sections().into_iter();
     let keys: BTreeSet<String> =
         sections.flat_map(|(section, keys)| keys.iter().map(move |key| format!("{section}.{key}"))).collect();
     let mut names = BTreeSet::new();
-    for Known { name, counterpart, remark } in KNOWN {
-        assert!(names.insert(name), "{name} is there twice");
+    for KnownVariable { name, counterpart, remark } in ELECTRIC_VARIABLES {
+        assert!(names.insert(name), "{name} is listed twice");
         match counterpart {
-            Counterpart::These(made) => {
+            Counterpart::Settings(made) => {
                 made.iter().for_each(|(path, _)| assert!(keys.contains(*path), "{path}"))
             }
             Counterpart::Similar(path) => assert!(keys.contains(*path) && !remark.is_empty(), "{path}"),
-            Counterpart::Missing => assert!(!remark.is_empty(), "{name}: why?"),
+            Counterpart::Nothing => assert!(!remark.is_empty(), "{name} has no reason"),
         }
     }
 }
 
 #[test]
-fn a_variable_of_ours_is_stronger_and_the_file_is_weaker() {
+fn electric_variables_override_the_file_and_forebay_variables_override_them() {
     let both = [("ELECTRIC_DB_POOL_SIZE", "7"), ("FOREBAY_DATABASE_POOL_SIZE", "9")];
     assert_eq!(layered(&both).get("database", "pool_size").unwrap().0.as_integer(), Some(9));
     let path = std::env::temp_dir().join(format!("forebay-electric-{}.toml", std::process::id()));
@@ -131,7 +131,7 @@ fn a_variable_of_ours_is_stronger_and_the_file_is_weaker() {
 }
 
 #[test]
-fn electric_s_port_needs_a_secret_as_any_address_beyond_this_machine_does() {
+fn the_port_of_electric_needs_a_secret_like_any_address_that_others_can_reach() {
     let port = ("ELECTRIC_PORT", "3000");
     let error = with(&[port]).unwrap_err();
     assert!(error.contains("from ELECTRIC_PORT") && error.contains("FOREBAY_SERVE_SECRET"), "{error}");
@@ -141,7 +141,7 @@ fn electric_s_port_needs_a_secret_as_any_address_beyond_this_machine_does() {
 }
 
 #[test]
-fn what_has_an_effect_and_what_has_none_is_told_by_name() {
+fn variables_with_and_without_effect_are_reported_by_name() {
     let config = with(&[
         ("ELECTRIC_SECRET", "s3cr3t"),
         ("ELECTRIC_INSTANCE_ID", "s3cr3t"),
@@ -152,17 +152,17 @@ fn what_has_an_effect_and_what_has_none_is_told_by_name() {
         ("ELECTRIC_URL", "http://other.programs.test"),
     ])
     .unwrap();
-    let names: Vec<_> = config.borrowed.iter().map(|notice| notice.variable).collect();
+    let names: Vec<_> = config.variable_notices.iter().map(|notice| notice.variable).collect();
     assert_eq!(names, ["ELECTRIC_SECRET", "ELECTRIC_STORAGE", "ELECTRIC_INSTANCE_ID"]);
-    assert_eq!(config.borrowed[0].settings, ["serve.secret"]);
-    assert!(config.borrowed[1].why_not.as_ref().unwrap().contains("storage.dir"));
-    assert!(config.borrowed[2].why_not.as_ref().unwrap().contains("its counterpart is quota.member"));
-    assert!(!format!("{:?}", config.borrowed).contains("s3cr3t"));
-    assert!(with(&[]).unwrap().borrowed.is_empty(), "DATABASE_URL is everybody's");
+    assert_eq!(config.variable_notices[0].settings, ["serve.secret"]);
+    assert!(config.variable_notices[1].why_not.as_ref().unwrap().contains("storage.dir"));
+    assert!(config.variable_notices[2].why_not.as_ref().unwrap().contains("its counterpart is quota.member"));
+    assert!(!format!("{:?}", config.variable_notices).contains("s3cr3t"));
+    assert!(with(&[]).unwrap().variable_notices.is_empty(), "DATABASE_URL is too common for a notice");
 }
 
 #[test]
-fn a_value_that_can_not_be_is_named_with_its_variable() {
+fn an_invalid_value_is_reported_with_its_variable() {
     for (name, value, part) in [
         ("ELECTRIC_PORT", "many", "a port"),
         ("ELECTRIC_INSECURE", "maybe", "true or false"),
@@ -181,23 +181,25 @@ fn a_value_that_can_not_be_is_named_with_its_variable() {
 }
 
 #[test]
-fn what_kubernetes_tells_of_a_service_called_electric_is_no_setting() {
+fn variables_of_a_kubernetes_service_named_electric_are_ignored() {
     let ours = [("ELECTRIC_SERVICE_HOST", "10.0.0.1"), ("ELECTRIC_PORT", "tcp://10.0.0.1:3000")];
     assert!(with(&ours).unwrap().listen.ip().is_loopback());
 }
 
-/// The table of the page.
+/// Returns the table of the page.
 fn table() -> String {
     let mut table = String::from("| Electric | Forebay | remark |\n|---|---|---|\n");
-    for Known { name, counterpart, remark } in KNOWN {
+    for KnownVariable { name, counterpart, remark } in ELECTRIC_VARIABLES {
         let key = |path: &str| {
             let (section, key) = path.split_once('.').unwrap();
             format!("`{path}`, `{}`", variable(section, key))
         };
         let ours = match counterpart {
-            Counterpart::These(made) => made.iter().map(|(path, _)| key(path)).collect::<Vec<_>>().join("; "),
-            Counterpart::Similar(path) => format!("named only: {}", key(path)),
-            Counterpart::Missing => "none".to_owned(),
+            Counterpart::Settings(made) => {
+                made.iter().map(|(path, _)| key(path)).collect::<Vec<_>>().join("; ")
+            }
+            Counterpart::Similar(path) => format!("no effect; similar: {}", key(path)),
+            Counterpart::Nothing => "none".to_owned(),
         };
         table += &format!("| `{name}` | {ours} | {remark} |\n");
     }
@@ -205,6 +207,6 @@ fn table() -> String {
 }
 
 #[test]
-fn the_page_for_those_who_come_from_electric_is_what_the_code_does() {
-    crate::config::page::holds(PAGE, "electric", &table());
+fn the_table_of_electric_variables_is_up_to_date() {
+    crate::config::generated_page::assert_section(PAGE, "electric", &table());
 }

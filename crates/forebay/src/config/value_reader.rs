@@ -1,4 +1,4 @@
-//! From what was written to what is meant: each value checked once, each complaint naming its key and where it was set.
+//! Validation of setting values. Each error names the key and the origin of the value.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -10,28 +10,29 @@ use std::time::Duration;
 
 use http::header::HeaderName;
 
-use super::origin::Origin;
+use super::setting_origin::SettingOrigin;
 
-/// A value that can't be used.
+/// An invalid value.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{key}{} {why}", Given { value, origin })]
+#[error("{key}{} {why}", ValueAndOrigin { value, origin })]
 pub struct ValueError {
-    /// `section.key`.
+    /// Key, as `section.key`.
     pub key: &'static str,
-    /// What was written; nothing if it was missing, or is a secret.
+    /// The value; `None` if it is missing or secret.
     pub value: Option<String>,
-    /// Where.
+    /// Origin of the value: the file, a variable or a flag.
     pub origin: Option<String>,
-    /// What is wrong, and what to write.
+    /// The problem, and a valid value.
     pub why: String,
 }
 
-struct Given<'a> {
+/// The value and its origin, as shown in a [`ValueError`].
+struct ValueAndOrigin<'a> {
     value: &'a Option<String>,
     origin: &'a Option<String>,
 }
 
-impl fmt::Display for Given<'_> {
+impl fmt::Display for ValueAndOrigin<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Some(value) = self.value {
             write!(f, " = {value:?}")?;
@@ -43,14 +44,16 @@ impl fmt::Display for Given<'_> {
     }
 }
 
-/// Reads values, knowing where each was set.
+/// Converts values and builds errors with their origins.
 #[derive(Debug, Default)]
-pub(super) struct Check {
-    pub(super) origins: BTreeMap<String, Origin>,
+pub(super) struct ValueReader {
+    /// Origins by `section.key`. A key without an origin has its default.
+    pub(super) origins: BTreeMap<String, SettingOrigin>,
 }
 
-impl Check {
-    pub(super) fn wrong(
+impl ValueReader {
+    /// Returns an error for a key, with its origin.
+    pub(super) fn error(
         &self,
         key: &'static str,
         value: impl Into<Option<String>>,
@@ -60,7 +63,7 @@ impl Check {
         ValueError { key, value: value.into(), origin, why: why.to_string() }
     }
 
-    /// A text that stands for something.
+    /// Parses a text; `why` is the error text.
     pub(super) fn parse<T: FromStr>(
         &self,
         key: &'static str,
@@ -68,10 +71,10 @@ impl Check {
         default: T,
         why: &str,
     ) -> Result<T, ValueError> {
-        text.map_or(Ok(default), |text| text.parse().map_err(|_| self.wrong(key, text.clone(), why)))
+        text.map_or(Ok(default), |text| text.parse().map_err(|_| self.error(key, text.clone(), why)))
     }
 
-    /// One of a few words.
+    /// Returns the choice with this name; the first one is the default.
     pub(super) fn choice<T: Copy>(
         &self,
         key: &'static str,
@@ -81,11 +84,11 @@ impl Check {
         let Some(text) = text else { return Ok(choices[0].1) };
         choices.iter().find(|(name, _)| name == text).map(|(_, choice)| *choice).ok_or_else(|| {
             let names: Vec<_> = choices.iter().map(|(name, _)| format!("`{name}`")).collect();
-            self.wrong(key, text.clone(), format!("must be {}", names.join(" or ")))
+            self.error(key, text.clone(), format!("must be {}", names.join(" or ")))
         })
     }
 
-    /// A list of texts that stand for something; `why` comes from the parser.
+    /// Parses each text of a list; the parser provides the error text.
     pub(super) fn list<T: FromStr>(
         &self,
         key: &'static str,
@@ -95,9 +98,10 @@ impl Check {
         T::Err: fmt::Display,
     {
         let texts = texts.map(Vec::as_slice).unwrap_or_default();
-        texts.iter().map(|text| text.parse().map_err(|why| self.wrong(key, text.clone(), why))).collect()
+        texts.iter().map(|text| text.parse().map_err(|why| self.error(key, text.clone(), why))).collect()
     }
 
+    /// Parses an IP address with a port.
     pub(super) fn address(
         &self,
         key: &'static str,
@@ -108,7 +112,8 @@ impl Check {
         self.parse(key, text, default, &why)
     }
 
-    /// Between one millisecond and a day: a wait of zero can only fail, and a longer one is a slip.
+    /// Returns a duration of 1 ms to one day. Zero would always time out, and a longer value is
+    /// probably a mistake.
     pub(super) fn duration(
         &self,
         key: &'static str,
@@ -119,11 +124,11 @@ impl Check {
         match given_ms {
             None => Ok(default),
             Some(ms) if (1..=DAY_MS).contains(&ms) => Ok(Duration::from_millis(ms)),
-            Some(ms) => Err(self.wrong(key, ms.to_string(), format!("must be 1 to {DAY_MS} milliseconds"))),
+            Some(ms) => Err(self.error(key, ms.to_string(), format!("must be 1 to {DAY_MS} milliseconds"))),
         }
     }
 
-    /// At least one of something.
+    /// Returns a count of at least 1.
     pub(super) fn count(
         &self,
         key: &'static str,
@@ -131,12 +136,13 @@ impl Check {
         default: u32,
     ) -> Result<u32, ValueError> {
         match given {
-            Some(0) => Err(self.wrong(key, "0".to_owned(), "must be at least 1")),
+            Some(0) => Err(self.error(key, "0".to_owned(), "must be at least 1")),
             given => Ok(given.unwrap_or(default)),
         }
     }
 
-    /// So many of something that is paid for with memory: a slip of the pen must not be a crash.
+    /// Returns a count within bounds. It is for counts that allocate memory, so that a typo can't
+    /// exhaust it.
     pub(super) fn count_within(
         &self,
         key: &'static str,
@@ -149,12 +155,12 @@ impl Check {
             Some(given) if bounds.contains(&given) => Ok(given as usize),
             Some(given) => {
                 let why = format!("must be {} to {}", bounds.start(), bounds.end());
-                Err(self.wrong(key, given.to_string(), why))
+                Err(self.error(key, given.to_string(), why))
             }
         }
     }
 
-    /// So many bytes.
+    /// Returns a size within bounds, in bytes.
     pub(super) fn bytes(
         &self,
         key: &'static str,
@@ -167,24 +173,26 @@ impl Check {
             Some(given) if bounds.contains(&given) => Ok(given),
             Some(given) => {
                 let why = format!("must be {} to {} bytes", bounds.start(), bounds.end());
-                Err(self.wrong(key, given.to_string(), why))
+                Err(self.error(key, given.to_string(), why))
             }
         }
     }
 
+    /// Parses the name of a header.
     pub(super) fn header(
         &self,
         key: &'static str,
         name: Option<&String>,
     ) -> Result<Option<HeaderName>, ValueError> {
         let parse = |name: &String| {
-            HeaderName::try_from(name).map_err(|_| self.wrong(key, name.clone(), "is no name of a header"))
+            HeaderName::try_from(name)
+                .map_err(|_| self.error(key, name.clone(), "is not a valid header name"))
         };
         name.map(parse).transpose()
     }
 
-    /// A file's content, for keys and secrets.
-    pub(super) fn read(
+    /// Returns the content of a file with a key or a secret. Fails if the file is empty.
+    pub(super) fn read_file(
         &self,
         key: &'static str,
         path: Option<&PathBuf>,
@@ -192,9 +200,9 @@ impl Check {
         let Some(path) = path else { return Ok(None) };
         let text = || path.display().to_string();
         let content = std::fs::read(path)
-            .map_err(|error| self.wrong(key, text(), format!("can't be read: {error}")))?;
+            .map_err(|error| self.error(key, text(), format!("can't be read: {error}")))?;
         if content.is_empty() {
-            return Err(self.wrong(key, text(), "is an empty file"));
+            return Err(self.error(key, text(), "is an empty file"));
         }
         Ok(Some(content))
     }

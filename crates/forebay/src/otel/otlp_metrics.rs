@@ -1,9 +1,11 @@
-//! From the text of `/metrics` to OTLP's metrics.
+//! Translation of the Prometheus text of `/metrics` to OTLP metrics.
 //!
-//! Invariant: what is sent is what `/metrics` says, under the same names: counters as monotonic sums and histograms with their buckets, both
-//! cumulative since the start, and gauges as they are.
-//! Kept by: both are made of the same rendering. Every histogram has buckets (`metrics.rs`), so there are no summaries.
-//! Not here: sockets and clocks; this file is pure.
+//! Invariant: the exported metrics are those of `/metrics`, with the same names. Counters are
+//! monotonic sums and histograms have their buckets, both cumulative since the start. Gauges are
+//! unchanged.
+//! Enforced by: both use the same rendering. Every histogram has buckets (`metrics.rs`), so there
+//! are no summaries.
+//! Out of scope: sockets and clocks; this file is pure.
 
 use opentelemetry_proto::tonic::common::v1::{AnyValue, KeyValue, any_value};
 use opentelemetry_proto::tonic::metrics::v1::metric::Data;
@@ -14,29 +16,30 @@ use opentelemetry_proto::tonic::metrics::v1::{
 
 const CUMULATIVE: i32 = AggregationTemporality::Cumulative as i32;
 
-/// From when to when was measured, in nanoseconds since 1970.
+/// Period of a measurement, in nanoseconds since 1970.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Span {
+pub(super) struct MeasurementWindow {
     pub(super) start_ns: u64,
     pub(super) now_ns: u64,
 }
 
-/// All metrics of a rendering.
-pub(super) fn translate(text: &str, span: Span) -> Vec<Metric> {
+/// Translates all metrics of a rendering.
+pub(super) fn translate(text: &str, window: MeasurementWindow) -> Vec<Metric> {
     let (mut metrics, mut help) = (Vec::<Metric>::new(), "");
     for line in text.lines() {
         if let Some(rest) = line.strip_prefix("# HELP ") {
             help = rest.split_once(' ').map_or("", |(_, help)| help);
         } else if let Some(rest) = line.strip_prefix("# TYPE ") {
-            metrics.extend(begin(rest, std::mem::take(&mut help)));
-        } else if let (Some(sample), Some(metric)) = (Sample::parse(line), metrics.last_mut()) {
-            add(metric, sample, span);
+            metrics.extend(new_metric(rest, std::mem::take(&mut help)));
+        } else if let (Some(sample), Some(metric)) = (PrometheusSample::parse(line), metrics.last_mut()) {
+            add_sample(metric, sample, window);
         }
     }
     metrics
 }
 
-fn begin(name_and_kind: &str, help: &str) -> Option<Metric> {
+/// Returns an empty metric for a `# TYPE` line; `None` for other types.
+fn new_metric(name_and_kind: &str, help: &str) -> Option<Metric> {
     let (name, kind) = name_and_kind.split_once(' ')?;
     let data = match kind {
         "counter" => Data::Sum(Sum {
@@ -54,49 +57,56 @@ fn begin(name_and_kind: &str, help: &str) -> Option<Metric> {
     Some(Metric { name, description, data: Some(data), ..Metric::default() })
 }
 
-fn add(metric: &mut Metric, sample: Sample<'_>, span: Span) {
+/// Adds a sample to its metric.
+fn add_sample(metric: &mut Metric, sample: PrometheusSample<'_>, window: MeasurementWindow) {
     let Some(part) = sample.name.strip_prefix(metric.name.as_str()) else { return };
     match (&mut metric.data, part) {
         (Some(Data::Sum(sum)), "") => {
             let Ok(count) = sample.value.parse::<u64>() else { return };
             let value = Value::AsInt(i64::try_from(count).unwrap_or(i64::MAX));
-            sum.data_points.push(number(sample.labels, value, span));
+            sum.data_points.push(number(sample.labels, value, window));
         }
         (Some(Data::Gauge(gauge)), "") => {
             let Ok(value) = sample.value.parse() else { return };
-            gauge.data_points.push(number(sample.labels, Value::AsDouble(value), span));
+            gauge.data_points.push(number(sample.labels, Value::AsDouble(value), window));
         }
-        (Some(Data::Histogram(histogram)), part) => add_to_histogram(histogram, part, sample, span),
+        (Some(Data::Histogram(histogram)), part) => add_to_histogram(histogram, part, sample, window),
         _ => {}
     }
 }
 
-fn number(labels: Vec<KeyValue>, value: Value, span: Span) -> NumberDataPoint {
+fn number(labels: Vec<KeyValue>, value: Value, window: MeasurementWindow) -> NumberDataPoint {
     NumberDataPoint {
         attributes: labels,
-        start_time_unix_nano: span.start_ns,
-        time_unix_nano: span.now_ns,
+        start_time_unix_nano: window.start_ns,
+        time_unix_nano: window.now_ns,
         value: Some(value),
         ..NumberDataPoint::default()
     }
 }
 
-/// The lines of one point follow each other: its buckets, its sum, its count.
-fn add_to_histogram(histogram: &mut Histogram, part: &str, mut sample: Sample<'_>, span: Span) {
-    let bound = sample.take("le");
+/// Adds a line of a histogram. The lines of one point are consecutive: its buckets, its sum, its
+/// count.
+fn add_to_histogram(
+    histogram: &mut Histogram,
+    part: &str,
+    mut sample: PrometheusSample<'_>,
+    window: MeasurementWindow,
+) {
+    let bound = sample.take_label("le");
     let points = &mut histogram.data_points;
     if points.last().is_none_or(|point| point.attributes != sample.labels) {
         points.push(HistogramDataPoint {
             attributes: sample.labels,
-            start_time_unix_nano: span.start_ns,
-            time_unix_nano: span.now_ns,
+            start_time_unix_nano: window.start_ns,
+            time_unix_nano: window.now_ns,
             ..HistogramDataPoint::default()
         });
     }
     let Some(point) = points.last_mut() else { return };
     match (part, bound) {
         ("_bucket", Some(bound)) => {
-            // Prometheus counts what is up to the bound, OTLP what is in the bucket.
+            // Prometheus buckets are cumulative, OTLP buckets are not.
             let below: u64 = point.bucket_counts.iter().sum();
             let up_to = sample.value.parse().unwrap_or(below);
             point.bucket_counts.push(u64::saturating_sub(up_to, below));
@@ -108,15 +118,15 @@ fn add_to_histogram(histogram: &mut Histogram, part: &str, mut sample: Sample<'_
     }
 }
 
-/// A line: `name{label="value",…} value`.
-struct Sample<'a> {
+/// A line of the Prometheus text: `name{label="value",…} value`.
+struct PrometheusSample<'a> {
     name: &'a str,
     labels: Vec<KeyValue>,
     value: &'a str,
 }
 
-impl<'a> Sample<'a> {
-    fn parse(line: &'a str) -> Option<Sample<'a>> {
+impl<'a> PrometheusSample<'a> {
+    fn parse(line: &'a str) -> Option<PrometheusSample<'a>> {
         let end = line.find(['{', ' '])?;
         let (name, mut rest) = line.split_at(end);
         let mut labels = Vec::new();
@@ -124,16 +134,16 @@ impl<'a> Sample<'a> {
             rest = inside;
             while !rest.starts_with('}') {
                 let (label, after) = rest.split_once("=\"")?;
-                let (value, after) = quoted(after)?;
+                let (value, after) = parse_quoted(after)?;
                 labels.push(attribute(label, value));
                 rest = after.strip_prefix(',').unwrap_or(after);
             }
             rest = &rest[1..];
         }
-        Some(Sample { name, labels, value: rest.trim() })
+        Some(PrometheusSample { name, labels, value: rest.trim() })
     }
 
-    fn take(&mut self, label: &str) -> Option<String> {
+    fn take_label(&mut self, label: &str) -> Option<String> {
         let at = self.labels.iter().position(|own| own.key == label)?;
         match self.labels.remove(at).value?.value? {
             any_value::Value::StringValue(value) => Some(value),
@@ -142,8 +152,8 @@ impl<'a> Sample<'a> {
     }
 }
 
-/// The text up to the next quote that nothing escapes, and what follows it.
-fn quoted(text: &str) -> Option<(String, &str)> {
+/// Returns the unescaped text up to the next unescaped quote, and the rest.
+fn parse_quoted(text: &str) -> Option<(String, &str)> {
     let (mut value, mut letters) = (String::new(), text.char_indices());
     while let Some((at, letter)) = letters.next() {
         match letter {
@@ -167,7 +177,7 @@ pub(super) fn attribute(key: &str, value: impl Into<String>) -> KeyValue {
 mod tests {
     use super::*;
 
-    const SPAN: Span = Span { start_ns: 1, now_ns: 2 };
+    const WINDOW: MeasurementWindow = MeasurementWindow { start_ns: 1, now_ns: 2 };
 
     const TEXT: &str = r#"# HELP forebay_gate_requests_total Responses, by kind.
 # TYPE forebay_gate_requests_total counter
@@ -192,7 +202,7 @@ head_seconds_count{kind="b"} 0
 
     #[test]
     fn counters_are_monotonic_sums_since_the_start() {
-        let metrics = translate(TEXT, SPAN);
+        let metrics = translate(TEXT, WINDOW);
         let requests = &metrics[0];
         assert_eq!(requests.name, "forebay_gate_requests_total");
         assert_eq!(requests.description, "Responses, by kind.");
@@ -205,16 +215,16 @@ head_seconds_count{kind="b"} 0
     }
 
     #[test]
-    fn gauges_are_what_they_are_and_no_help_is_no_other_s() {
-        let metrics = translate(TEXT, SPAN);
+    fn gauges_are_unchanged_and_a_missing_help_text_stays_empty() {
+        let metrics = translate(TEXT, WINDOW);
         let Some(Data::Gauge(gauge)) = &metrics[1].data else { panic!("{:?}", metrics[1]) };
         assert_eq!(gauge.data_points[0].value, Some(Value::AsDouble(1.5)));
         assert_eq!(metrics[1].description, "");
     }
 
     #[test]
-    fn a_histogram_s_buckets_are_counted_each_for_itself() {
-        let metrics = translate(TEXT, SPAN);
+    fn cumulative_buckets_become_separate_counts() {
+        let metrics = translate(TEXT, WINDOW);
         let Some(Data::Histogram(histogram)) = &metrics[2].data else { panic!("{:?}", metrics[2]) };
         assert_eq!(histogram.aggregation_temporality, CUMULATIVE);
         let [a, b] = &histogram.data_points[..] else { panic!("{histogram:?}") };
@@ -224,19 +234,19 @@ head_seconds_count{kind="b"} 0
     }
 
     #[test]
-    fn labels_with_quotes_and_braces_are_read_whole() {
-        let sample = Sample::parse(r#"m{a="x \"}\" \\ y\n",b=""} 7"#).unwrap();
+    fn labels_with_quotes_and_braces_are_parsed() {
+        let sample = PrometheusSample::parse(r#"m{a="x \"}\" \\ y\n",b=""} 7"#).unwrap();
         assert_eq!(sample.labels, [attribute("a", "x \"}\" \\ y\n"), attribute("b", "")]);
         assert_eq!((sample.name, sample.value), ("m", "7"));
         for broken in ["", "m", "m{", "m{a=\"", "m{a=\"x\\", "m{a}"] {
-            assert!(Sample::parse(broken).is_none(), "{broken}");
+            assert!(PrometheusSample::parse(broken).is_none(), "{broken}");
         }
     }
 
     #[test]
-    fn what_is_of_no_known_kind_is_left_out_and_harms_no_other() {
+    fn a_metric_of_unknown_type_is_skipped() {
         let text = "# TYPE a counter\na 1\n# TYPE b summary\nb{quantile=\"0.5\"} 2\nb_sum 3\n";
-        let metrics = translate(text, SPAN);
+        let metrics = translate(text, WINDOW);
         assert_eq!(metrics.len(), 1);
         let Some(Data::Sum(sum)) = &metrics[0].data else { panic!("{metrics:?}") };
         assert_eq!(sum.data_points.len(), 1);

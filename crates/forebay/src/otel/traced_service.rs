@@ -1,10 +1,11 @@
-//! A span for each request, from the door to the end of its response's body.
+//! Tracing middleware: a span for each request, from its arrival to the end of its response body.
 //!
-//! Invariant: a span that began ends once: when the body ends or fails, or with whatever is dropped before, the request's future or the
-//! body; so a stream's span lasts as long as the stream, on the lean path too. What is behind the door sees a `traceparent` that
-//! names this span.
-//! Kept by: the span is a local of the call's future, and moves into the [`TracedBody`] with the response.
-//! Absent on purpose: `url.path`, `url.query`, addresses and headers, which may name users or hold secrets.
+//! Invariant: a span ends exactly once: when the body ends or fails, or when the future of the
+//! request or the body is dropped. So the span of a stream lasts as long as the stream, also with a
+//! [`LiveBody`], which takes over its socket. The inner service gets a `traceparent` of this span.
+//! Enforced by: the span is owned by the future of the call, and moves into the [`TracedBody`] with
+//! the response. Out of scope, on purpose: `url.path`, `url.query`, addresses and headers, which
+//! may contain user names or secrets.
 
 use std::borrow::Cow;
 use std::convert::Infallible;
@@ -36,19 +37,21 @@ const STATUS: &str = "http.response.status_code";
 const ERROR: &str = "error.type";
 const SCHEME: &str = "url.scheme";
 const PROTOCOL_VERSION: &str = "network.protocol.version";
-/// OpenTelemetry has no name for it: from the head of a stream to its end.
+/// Seconds from the head of a stream to its end. OpenTelemetry has no attribute for it.
 const STREAM_SECONDS: &str = "forebay.stream.seconds";
 
-/// What every program must pass on of a trace's state (W3C); a span keeps it, and spans must stay small.
+/// Maximum length of `tracestate` that is kept. W3C requires that programs pass on this much; spans
+/// stay small.
 const MAX_TRACE_BYTES: usize = 512;
 
-/// A service that knows its routes.
-pub(crate) trait Routed {
-    /// Where a request leads, as the settings or the protocol write it; never as the client did.
+/// A service that can name the route of a request.
+pub(crate) trait RoutePattern {
+    /// Returns the pattern of the route, from the settings or the protocol; never the client's
+    /// path.
     fn route(&self, request: &Request<Incoming>) -> Option<Cow<'static, str>>;
 }
 
-impl Routed for ServeService {
+impl RoutePattern for ServeService {
     fn route(&self, request: &Request<Incoming>) -> Option<Cow<'static, str>> {
         let route = match Route::of(request.uri().path()) {
             Route::Shape => "/v1/shape",
@@ -60,65 +63,65 @@ impl Routed for ServeService {
     }
 }
 
-impl Routed for GateService {
+impl RoutePattern for GateService {
     fn route(&self, request: &Request<Incoming>) -> Option<Cow<'static, str>> {
         let route = GateService::route(self, request)?;
         Some(route.path().to_owned().into())
     }
 }
 
-/// What spans are made with.
+/// Creates spans.
 #[derive(Debug)]
-pub(super) struct Tracing {
+pub(super) struct SpanFactory {
     pub(super) tracer: SdkTracer,
-    /// How clients reach us: `http` or `https`.
+    /// Scheme of client connections: `http` or `https`.
     pub(super) scheme: &'static str,
 }
 
-/// A service whose requests have a span each, if telemetry is on.
+/// Service that creates a span for each request, if telemetry is on.
 #[derive(Clone)]
-pub(crate) struct Traced<S> {
+pub(crate) struct TracedService<S> {
     service: S,
-    tracing: Option<Arc<Tracing>>,
+    spans: Option<Arc<SpanFactory>>,
 }
 
-impl<S> Traced<S> {
-    pub(super) fn new(service: S, tracing: Option<Arc<Tracing>>) -> Traced<S> {
-        Traced { service, tracing }
+impl<S> TracedService<S> {
+    pub(super) fn new(service: S, spans: Option<Arc<SpanFactory>>) -> TracedService<S> {
+        TracedService { service, spans }
     }
 }
 
-impl<S, B> Service<Request<Incoming>> for Traced<S>
+impl<S, B> Service<Request<Incoming>> for TracedService<S>
 where
-    S: Service<Request<Incoming>, Response = Response<B>, Error = Infallible> + Routed,
+    S: Service<Request<Incoming>, Response = Response<B>, Error = Infallible> + RoutePattern,
 {
     type Response = Response<TracedBody<B>>;
     type Error = Infallible;
-    type Future = Answering<S::Future>;
+    type Future = TracedResponseFuture<S::Future>;
 
     fn poll_ready(&mut self, cx: &mut TaskContext<'_>) -> Poll<Result<(), Infallible>> {
         self.service.poll_ready(cx)
     }
 
     fn call(&mut self, mut request: Request<Incoming>) -> Self::Future {
-        let span = self.tracing.as_deref().and_then(|tracing| {
+        let span = self.spans.as_deref().and_then(|spans| {
             let route = self.service.route(&request);
-            RequestSpan::begin(tracing, route, &mut request)
+            RequestSpan::begin(spans, route, &mut request)
         });
-        Answering { answering: self.service.call(request), span }
+        TracedResponseFuture { response: self.service.call(request), span }
     }
 }
 
 pin_project! {
-    /// A request on its way to its response.
-    pub(crate) struct Answering<F> {
+    /// Future of a response, with the span of the request.
+    pub(crate) struct TracedResponseFuture<F> {
         #[pin]
-        answering: F,
+        response: F,
         span: Option<Box<RequestSpan>>,
     }
 }
 
-impl<F, B> Future for Answering<F>
+impl<F, B> Future for TracedResponseFuture<F>
 where
     F: Future<Output = Result<Response<B>, Infallible>>,
 {
@@ -126,17 +129,18 @@ where
 
     fn poll(self: Pin<&mut Self>, cx: &mut TaskContext<'_>) -> Poll<Self::Output> {
         let this = self.project();
-        let Ok(response) = ready!(this.answering.poll(cx));
+        let Ok(response) = ready!(this.response.poll(cx));
         let mut span = this.span.take();
         if let Some(span) = &mut span {
-            span.answered(&response);
+            span.record_response(&response);
         }
         Poll::Ready(Ok(response.map(|body| TracedBody { body, span })))
     }
 }
 
 pin_project! {
-    /// A body that holds its request's span; a pointer, and nothing behind it unless the span is recorded.
+    /// Response body that owns the span of its request. The span is boxed, so a body without one is
+    /// larger by a pointer only.
     pub(crate) struct TracedBody<B> {
         #[pin]
         body: B,
@@ -158,7 +162,7 @@ impl<B: Body<Data = Bytes>> Body for TracedBody<B> {
             Some(Ok(_)) => {}
             Some(Err(_)) => {
                 if let Some(mut span) = this.span.take() {
-                    span.fails("broken_off");
+                    span.fail("broken_off");
                 }
             }
             None => drop(this.span.take()),
@@ -175,25 +179,26 @@ impl<B: Body<Data = Bytes>> Body for TracedBody<B> {
     }
 }
 
-/// The span of a request; it ends when it is dropped.
+/// Span of a request. It ends on drop.
 struct RequestSpan {
     span: Span,
-    is_answered: bool,
-    /// Since when it streams, if it does.
-    streams_since: Option<Instant>,
+    has_response: bool,
+    /// Time of the response head, if the response is a stream.
+    stream_start: Option<Instant>,
 }
 
 impl RequestSpan {
-    /// Marks the request as a part of its trace; nothing is kept of one that isn't sampled.
+    /// Starts a span and writes its context into the headers of the request. Returns `None` if the
+    /// trace is not sampled.
     fn begin(
-        tracing: &Tracing,
+        spans: &SpanFactory,
         route: Option<Cow<'static, str>>,
         request: &mut Request<Incoming>,
     ) -> Option<Box<RequestSpan>> {
         let propagator = TraceContextPropagator::new();
-        let parent = propagator.extract_with_context(&Context::new(), &Received(request.headers()));
+        let parent = propagator.extract_with_context(&Context::new(), &IncomingHeaders(request.headers()));
         let (method, name) = method(request.method());
-        let mut attributes = vec![KeyValue::new(METHOD, method), KeyValue::new(SCHEME, tracing.scheme)];
+        let mut attributes = vec![KeyValue::new(METHOD, method), KeyValue::new(SCHEME, spans.scheme)];
         attributes.extend(version(request.version()).map(|version| KeyValue::new(PROTOCOL_VERSION, version)));
         let name = match route {
             Some(route) => {
@@ -203,26 +208,25 @@ impl RequestSpan {
             }
             None => Cow::Borrowed(name),
         };
-        let builder =
-            tracing.tracer.span_builder(name).with_kind(SpanKind::Server).with_attributes(attributes);
-        let span = tracing.tracer.build_with_context(builder, &parent);
+        let builder = spans.tracer.span_builder(name).with_kind(SpanKind::Server).with_attributes(attributes);
+        let span = spans.tracer.build_with_context(builder, &parent);
         let own = Context::new().with_remote_span_context(span.span_context().clone());
-        propagator.inject_context(&own, &mut Passed(request.headers_mut()));
+        propagator.inject_context(&own, &mut OutgoingHeaders(request.headers_mut()));
         let is_recording = span.is_recording();
-        is_recording.then(|| Box::new(RequestSpan { span, is_answered: false, streams_since: None }))
+        is_recording.then(|| Box::new(RequestSpan { span, has_response: false, stream_start: None }))
     }
 
-    fn answered<B>(&mut self, response: &Response<B>) {
-        self.is_answered = true;
+    fn record_response<B>(&mut self, response: &Response<B>) {
+        self.has_response = true;
         let status = response.status();
         self.span.set_attribute(KeyValue::new(STATUS, i64::from(status.as_u16())));
         if status.is_server_error() {
-            self.fails(status.as_str().to_owned());
+            self.fail(status.as_str().to_owned());
         }
-        self.streams_since = is_stream(response).then(Instant::now);
+        self.stream_start = is_stream(response).then(Instant::now);
     }
 
-    fn fails(&mut self, why: impl Into<Cow<'static, str>>) {
+    fn fail(&mut self, why: impl Into<Cow<'static, str>>) {
         self.span.set_attribute(KeyValue::new(ERROR, why.into()));
         self.span.set_status(Status::error(""));
     }
@@ -230,23 +234,25 @@ impl RequestSpan {
 
 impl Drop for RequestSpan {
     fn drop(&mut self) {
-        if !self.is_answered {
+        if !self.has_response {
             self.span.set_attribute(KeyValue::new(ERROR, "cancelled"));
         }
-        if let Some(since) = self.streams_since {
-            self.span.set_attribute(KeyValue::new(STREAM_SECONDS, since.elapsed().as_secs_f64()));
+        if let Some(start) = self.stream_start {
+            self.span.set_attribute(KeyValue::new(STREAM_SECONDS, start.elapsed().as_secs_f64()));
         }
         self.span.end();
     }
 }
 
-/// `LiveBody` marks what leaves by the lean path; over HTTP/2 a stream is known by its type.
+/// Returns whether a response is a stream. Over HTTP/1, a [`LiveBody`] marks it; over HTTP/2, the
+/// content type does.
 fn is_stream<B>(response: &Response<B>) -> bool {
     let kind = response.headers().get(CONTENT_TYPE).map(HeaderValue::as_bytes).unwrap_or_default();
     response.extensions().get::<LiveBody>().is_some() || kind.starts_with(b"text/event-stream")
 }
 
-/// As the attribute has it, and as names do. What nobody knows is the client's own word, and isn't repeated.
+/// Returns the method for the attribute and for the span name. An unknown method is the client's
+/// own text and is not recorded.
 fn method(method: &Method) -> (&'static str, &'static str) {
     const KNOWN: [&str; 9] = ["GET", "HEAD", "POST", "PUT", "DELETE", "CONNECT", "OPTIONS", "TRACE", "PATCH"];
     let known = KNOWN.into_iter().find(|known| *known == method.as_str());
@@ -258,14 +264,14 @@ fn version(version: Version) -> Option<&'static str> {
         Version::HTTP_10 => Some("1.0"),
         Version::HTTP_11 => Some("1.1"),
         Version::HTTP_2 => Some("2"),
-        _ => None, // `Version` is open; there is no other that the server speaks
+        _ => None, // non-exhaustive; the server supports no other version
     }
 }
 
-/// The headers as they came.
-struct Received<'a>(&'a HeaderMap);
+/// Headers of the client's request.
+struct IncomingHeaders<'a>(&'a HeaderMap);
 
-impl Extractor for Received<'_> {
+impl Extractor for IncomingHeaders<'_> {
     fn get(&self, key: &str) -> Option<&str> {
         let text = self.0.get(key)?.to_str().ok()?;
         (text.len() <= MAX_TRACE_BYTES).then_some(text)
@@ -276,10 +282,10 @@ impl Extractor for Received<'_> {
     }
 }
 
-/// The headers as they go on. What is empty isn't said.
-struct Passed<'a>(&'a mut HeaderMap);
+/// Headers for the inner service. An empty value removes the header.
+struct OutgoingHeaders<'a>(&'a mut HeaderMap);
 
-impl Injector for Passed<'_> {
+impl Injector for OutgoingHeaders<'_> {
     fn set(&mut self, key: &str, value: String) {
         let Ok(name) = HeaderName::try_from(key) else { return };
         match HeaderValue::try_from(value) {
@@ -298,33 +304,33 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_method_that_nobody_knows_is_not_repeated() {
+    fn an_unknown_method_is_not_recorded() {
         assert_eq!(method(&Method::GET), ("GET", "GET"));
         assert_eq!(method(&Method::from_bytes(b"S3CR3T").unwrap()), ("_OTHER", "HTTP"));
     }
 
     #[test]
-    fn an_old_trace_state_does_not_outlive_its_trace() {
+    fn the_trace_state_of_an_old_trace_is_removed() {
         let mut headers = HeaderMap::new();
         headers.insert("tracestate", HeaderValue::from_static("a=b"));
-        let mut passed = Passed(&mut headers);
-        passed.set("traceparent", "00-1-2-01".to_owned());
-        passed.set("tracestate", String::new());
+        let mut outgoing = OutgoingHeaders(&mut headers);
+        outgoing.set("traceparent", "00-1-2-01".to_owned());
+        outgoing.set("tracestate", String::new());
         assert_eq!(headers.len(), 1);
         assert_eq!(headers["traceparent"], "00-1-2-01");
     }
 
     #[test]
-    fn a_trace_s_state_that_is_too_long_to_keep_is_dropped() {
+    fn a_trace_state_that_is_too_long_is_dropped() {
         let mut headers = HeaderMap::new();
         headers.insert("tracestate", HeaderValue::try_from(format!("a={}", "b".repeat(510))).unwrap());
-        assert!(Received(&headers).get("tracestate").is_some());
+        assert!(IncomingHeaders(&headers).get("tracestate").is_some());
         headers.insert("tracestate", HeaderValue::try_from(format!("a={}", "b".repeat(511))).unwrap());
-        assert!(Received(&headers).get("tracestate").is_none());
+        assert!(IncomingHeaders(&headers).get("tracestate").is_none());
     }
 
     #[test]
-    fn a_recorded_span_takes_a_kibibyte_at_most() {
+    fn a_recorded_span_takes_at_most_a_kibibyte() {
         let attributes = 8 * size_of::<KeyValue>();
         assert!(size_of::<RequestSpan>() + attributes <= 1024, "{}", size_of::<RequestSpan>());
     }

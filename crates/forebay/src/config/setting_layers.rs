@@ -1,7 +1,7 @@
-//! Where settings come from: the file, the environment, the flags, each stronger than the one before.
+//! Layers of settings: the file, the environment, the flags. Each overrides the previous one.
 //!
-//! Invariant: a value that no section knows is an error that names it, wherever it was written; and every setting
-//! remembers where it came from, so that a later complaint can say so.
+//! Invariant: an unknown key or variable is an error that names it. Every setting has its origin,
+//! which later errors include.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -10,85 +10,85 @@ use std::path::{Path, PathBuf};
 
 use toml::{Table, Value};
 
-use super::borrowed::VariableNotice;
-use super::file::Shape;
+use super::explicit_settings::ExplicitSettings;
+use super::imported_variables::VariableNotice;
 use super::nearest::{nearest, nearest_within};
-use super::origin::Origin;
-use super::said::Said;
+use super::setting_origin::SettingOrigin;
+use super::settings_file::SettingsFile;
 
 const PREFIX: &str = "FOREBAY_";
-/// So many letters may be wrong in a slip of the pen; two commands' variables differ by more.
-const A_SLIP: usize = 2;
+/// Maximum number of wrong letters in a typo. The variables of two commands differ by more.
+const MAX_TYPO_LETTERS: usize = 2;
 
-/// The settings so far, of a command whose file has the shape `F`.
+/// The merged settings of a command with the config file `F`.
 #[derive(Clone, Default)]
-pub(crate) struct Layers<F> {
+pub(crate) struct SettingLayers<F> {
     table: Table,
-    /// `section.key` → where it was written.
-    origins: BTreeMap<String, Origin>,
-    /// What is to be told of other programs' variables.
+    /// Origins by `section.key`.
+    origins: BTreeMap<String, SettingOrigin>,
+    /// Notices about variables of other programs.
     notices: Vec<VariableNotice>,
     shape: PhantomData<F>,
 }
 
-/// Without the values: some are passwords.
-impl<F> fmt::Debug for Layers<F> {
+/// Omits the values: some are passwords.
+impl<F> fmt::Debug for SettingLayers<F> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Layers").field("origins", &self.origins).finish_non_exhaustive()
+        f.debug_struct("SettingLayers").field("origins", &self.origins).finish_non_exhaustive()
     }
 }
 
-/// Why settings can't be read.
+/// Why a layer can't be read.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LayerError {
-    /// There is no such file, or we may not read it.
+    /// The file does not exist or can't be read.
     #[error("can't read the config file {}: {source}; check the path after --config", path.display())]
     Unreadable {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// Error of the operating system.
         source: std::io::Error,
     },
-    /// The file is no TOML, has a key that nobody knows, or a value of another kind.
-    #[error("the config file {} is not right: {what}{}", path.display(), Meant(suggestion.as_deref()))]
+    /// The file is not valid TOML, has an unknown key, or a value of the wrong type.
+    #[error("the config file {} is invalid: {what}{}", path.display(), Suggestion(suggestion.as_deref()))]
     File {
         /// The file.
         path: PathBuf,
-        /// Line, column and what is wrong there.
+        /// Line, column and the problem.
         what: String,
-        /// The key that may have been meant.
+        /// Most similar known key.
         suggestion: Option<String>,
     },
-    /// A variable that begins as ours do, but is none.
-    #[error("the environment variable {name} names no setting{}; unset it or correct it", Meant(suggestion.as_deref()))]
+    /// A variable with our prefix that names no setting.
+    #[error("the environment variable {name} names no setting{}; unset it or correct it", Suggestion(suggestion.as_deref()))]
     UnknownVariable {
-        /// Its name.
+        /// Name of the variable.
         name: String,
-        /// The variable that may have been meant.
+        /// Most similar known variable.
         suggestion: Option<String>,
     },
-    /// A variable's value is of another kind than its setting.
-    #[error("the environment variable {name} has a value that does not fit: {why}")]
+    /// The value of a variable has the wrong type for its setting.
+    #[error("the environment variable {name} has an invalid value: {why}")]
     Variable {
-        /// Its name.
+        /// Name of the variable.
         name: String,
-        /// What was expected.
+        /// Expected type or format.
         why: String,
     },
 }
 
-/// What may have been meant, in brackets; nothing if nobody knows.
-pub(super) struct Meant<'a>(pub(super) Option<&'a str>);
+/// A suggestion in brackets; empty if there is none.
+pub(super) struct Suggestion<'a>(pub(super) Option<&'a str>);
 
-impl fmt::Display for Meant<'_> {
+impl fmt::Display for Suggestion<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.map_or(Ok(()), |meant| write!(f, " (did you mean `{meant}`?)"))
+        self.0.map_or(Ok(()), |name| write!(f, " (did you mean `{name}`?)"))
     }
 }
 
-impl<F: Shape> Layers<F> {
-    /// Adds a file.
+impl<F: SettingsFile> SettingLayers<F> {
+    /// Adds a config file.
     pub(crate) fn file(&mut self, path: &Path) -> Result<(), LayerError> {
         let unreadable = |source| LayerError::Unreadable { path: path.to_owned(), source };
         let text = std::fs::read_to_string(path).map_err(unreadable)?;
@@ -98,21 +98,22 @@ impl<F: Shape> Layers<F> {
     fn text(&mut self, text: &str, path: &Path) -> Result<(), LayerError> {
         let wrong = |error: toml::de::Error| LayerError::File {
             path: path.to_owned(),
-            what: complaint(text, &error),
-            suggestion: meant::<F>(text, &error),
+            what: describe_error(text, &error),
+            suggestion: suggest_key::<F>(text, &error),
         };
-        // Read as the whole shape, for the line and column of what is wrong; kept as a table, to be overlaid.
+        // Parsed as `F` for the line and column of an error; kept as a table, so that other layers
+        // can override it.
         toml::from_str::<F>(text).map_err(wrong)?;
         for (section, keys) in toml::from_str::<Table>(text).map_err(wrong)? {
             let Value::Table(keys) = keys else { continue };
             for (key, value) in keys {
-                self.set(&section, &key, value, Origin::File(path.to_owned()));
+                self.set(&section, &key, value, SettingOrigin::File(path.to_owned()));
             }
         }
         Ok(())
     }
 
-    /// Adds the variables that are ours.
+    /// Adds the `FOREBAY_` variables of this command, and those of other programs.
     pub(crate) fn environment(
         &mut self,
         variables: impl IntoIterator<Item = (String, String)>,
@@ -124,11 +125,11 @@ impl<F: Shape> Layers<F> {
             .flat_map(|(section, keys)| keys.iter().map(move |key| (variable(section, key), section, *key)))
             .collect();
         let variables: Vec<(String, String)> = variables.into_iter().collect();
-        let services: Vec<String> = variables.iter().filter_map(|(name, _)| service(name)).collect();
-        let ours = |name: &str| !services.iter().any(|service| tells_of(service, name));
+        let services: Vec<String> = variables.iter().filter_map(|(name, _)| service_prefix(name)).collect();
+        let ours = |name: &str| !services.iter().any(|service| is_service_variable(service, name));
         let variables: Vec<(String, String)> = variables.into_iter().filter(|(name, _)| ours(name)).collect();
         let wrong = |(name, why): (&str, String)| LayerError::Variable { name: name.to_owned(), why };
-        let (borrowed, notices) = F::borrowed(&variables).map_err(wrong)?;
+        let (borrowed, notices) = F::import_variables(&variables).map_err(wrong)?;
         for setting in borrowed {
             self.variable(setting.variable, setting.section, setting.key, &setting.text)?;
         }
@@ -136,15 +137,16 @@ impl<F: Shape> Layers<F> {
         for (name, text) in variables {
             match known.iter().find(|(own, ..)| *own == name) {
                 Some((_, section, key)) => self.variable(&name, section, key, &text)?,
-                // Others that begin with FOREBAY_ may belong to another program; those of our sections don't.
+                // A `FOREBAY_` variable without one of our sections may belong to another program.
                 None if sections.iter().any(|(section, _)| name.starts_with(&variable(section, ""))) => {
                     let suggestion = nearest(&name, known.iter().map(|(own, ..)| own.as_str()));
                     let suggestion = suggestion.map(str::to_owned);
                     return Err(LayerError::UnknownVariable { name, suggestion });
                 }
-                // Unless one is so near that the section itself must be misspelt.
+                // But if it is very similar to a known variable, its section is misspelt.
                 None if name.starts_with(PREFIX) => {
-                    let near = nearest_within(A_SLIP, &name, known.iter().map(|(own, ..)| own.as_str()));
+                    let near =
+                        nearest_within(MAX_TYPO_LETTERS, &name, known.iter().map(|(own, ..)| own.as_str()));
                     if let Some(suggestion) = near.map(str::to_owned) {
                         return Err(LayerError::UnknownVariable { name, suggestion: Some(suggestion) });
                     }
@@ -157,17 +159,17 @@ impl<F: Shape> Layers<F> {
 
     fn variable(&mut self, name: &str, section: &str, key: &str, text: &str) -> Result<(), LayerError> {
         let wrong = |why| LayerError::Variable { name: name.to_owned(), why };
-        let value = read::<F>(section, key, text).map_err(wrong)?;
-        self.set(section, key, value, Origin::Variable(name.to_owned()));
+        let value = parse_text::<F>(section, key, text).map_err(wrong)?;
+        self.set(section, key, value, SettingOrigin::Variable(name.to_owned()));
         Ok(())
     }
 
-    /// Adds one setting, given by a flag.
+    /// Adds a setting from a flag.
     pub(crate) fn flag(&mut self, flag: &str, section: &str, key: &str, value: impl Into<Value>) {
-        self.set(section, key, value.into(), Origin::Flag(flag.to_owned()));
+        self.set(section, key, value.into(), SettingOrigin::Flag(flag.to_owned()));
     }
 
-    fn set(&mut self, section: &str, key: &str, value: Value, origin: Origin) {
+    fn set(&mut self, section: &str, key: &str, value: Value, origin: SettingOrigin) {
         let table = self.table.entry(section).or_insert_with(|| Value::Table(Table::new()));
         if let Value::Table(table) = table {
             table.insert(key.to_owned(), value);
@@ -175,49 +177,50 @@ impl<F: Shape> Layers<F> {
         self.origins.insert(format!("{section}.{key}"), origin);
     }
 
-    /// One setting and where it was written, if it was.
-    pub(crate) fn get(&self, section: &str, key: &str) -> Option<(&Value, &Origin)> {
+    /// Returns a setting and its origin, if it is set.
+    pub(crate) fn get(&self, section: &str, key: &str) -> Option<(&Value, &SettingOrigin)> {
         let value = self.table.get(section)?.get(key)?;
         Some((value, self.origins.get(&format!("{section}.{key}"))?))
     }
 
-    /// What is to be told of other programs' variables.
+    /// Returns the notices about variables of other programs.
     pub(crate) fn notices(&self) -> &[VariableNotice] {
         &self.notices
     }
 
-    /// All of it, as it was said.
-    pub(crate) fn said(&self) -> Said {
-        Said::of(&self.table)
+    /// Returns all explicit settings.
+    pub(crate) fn explicit_settings(&self) -> ExplicitSettings {
+        ExplicitSettings::of(&self.table)
     }
 
-    /// All of it, and where each came from.
-    pub(crate) fn finish(self) -> Result<(F, BTreeMap<String, Origin>), toml::de::Error> {
+    /// Returns the merged file and the origins.
+    pub(crate) fn finish(self) -> Result<(F, BTreeMap<String, SettingOrigin>), toml::de::Error> {
         Ok((F::deserialize(self.table)?, self.origins))
     }
 }
 
-/// The variable of a key.
+/// Returns the environment variable of a key.
 pub(super) fn variable(section: &str, key: &str) -> String {
     format!("{PREFIX}{}_{}", section.to_uppercase(), key.to_uppercase())
 }
 
-/// The Kubernetes Service that a variable tells the address of. One named `forebay-gate` makes `FOREBAY_GATE_SERVICE_HOST`
-/// and more in every pod beside it.
-fn service(name: &str) -> Option<String> {
+/// Returns the Kubernetes Service whose address a variable contains. A Service `forebay-gate` sets
+/// `FOREBAY_GATE_SERVICE_HOST` and more in every pod of its namespace.
+fn service_prefix(name: &str) -> Option<String> {
     name.strip_suffix("_SERVICE_HOST").map(str::to_owned)
 }
 
-/// Whether a variable was made for this Service.
-fn tells_of(service: &str, name: &str) -> bool {
+/// Returns whether Kubernetes sets a variable for this Service.
+fn is_service_variable(service: &str, name: &str) -> bool {
     let Some(rest) = name.strip_prefix(service) else { return false };
     let is =
         |what: &str| rest.strip_prefix(what).is_some_and(|more| more.is_empty() || more.starts_with('_'));
     rest == "_SERVICE_HOST" || is("_SERVICE_PORT") || is("_PORT")
 }
 
-/// A text as the kind that the setting wants: a number or a bool, a string, or a list parted by commas.
-fn read<F: Shape>(section: &str, key: &str, text: &str) -> Result<Value, String> {
+/// Parses a text as the type of the setting: a number or a bool, a string, or a list separated by
+/// commas.
+fn parse_text<F: SettingsFile>(section: &str, key: &str, text: &str) -> Result<Value, String> {
     let fits = |value: &Value| {
         let keys = Table::from_iter([(key.to_owned(), value.clone())]);
         let whole = Table::from_iter([(section.to_owned(), Value::Table(keys))]);
@@ -226,22 +229,23 @@ fn read<F: Shape>(section: &str, key: &str, text: &str) -> Result<Value, String>
     let list = text.split(',').map(str::trim).filter(|item| !item.is_empty());
     let plain = toml::from_str::<Table>(&format!("value = {text}")).ok();
     let plain = plain.and_then(|mut table| table.remove("value"));
-    let readings = plain.into_iter().chain([
+    let candidates = plain.into_iter().chain([
         Value::String(text.to_owned()),
         Value::Array(list.map(|item| Value::String(item.to_owned())).collect()),
     ]);
     let mut first = None;
-    for reading in readings {
-        match fits(&reading) {
-            Ok(()) => return Ok(reading),
+    for candidate in candidates {
+        match fits(&candidate) {
+            Ok(()) => return Ok(candidate),
             Err(error) => first = first.or(Some(error.message().to_owned())),
         }
     }
     Err(first.unwrap_or_default())
 }
 
-/// Where and what is wrong, without the words that are there: they may be a password.
-fn complaint(text: &str, error: &toml::de::Error) -> String {
+/// Describes an error with its line and column, without quoting the file: the text may be a
+/// password.
+fn describe_error(text: &str, error: &toml::de::Error) -> String {
     let what = error.message();
     let what = match (what.strip_prefix("invalid type: "), what.rsplit_once(", expected ")) {
         (Some(found), Some((_, expected))) => {
@@ -256,8 +260,9 @@ fn complaint(text: &str, error: &toml::de::Error) -> String {
     format!("line {line}, column {column}: {what}")
 }
 
-/// For an unknown key: the nearest that there is. serde tells the key only by the place of the error.
-fn meant<F: Shape>(text: &str, error: &toml::de::Error) -> Option<String> {
+/// Returns the most similar known key, if the error is an unknown key. serde reports the key only
+/// as a position.
+fn suggest_key<F: SettingsFile>(text: &str, error: &toml::de::Error) -> Option<String> {
     if !error.message().starts_with("unknown field") {
         return None;
     }
@@ -270,10 +275,10 @@ fn meant<F: Shape>(text: &str, error: &toml::de::Error) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::file::GateFile;
+    use crate::config::gate_file::GateFile;
 
-    fn layered(file: &str, variables: &[(&str, &str)]) -> Result<Layers<GateFile>, LayerError> {
-        let mut layers = Layers::default();
+    fn layered(file: &str, variables: &[(&str, &str)]) -> Result<SettingLayers<GateFile>, LayerError> {
+        let mut layers = SettingLayers::default();
         layers.text(file, Path::new("gate.toml"))?;
         let variables = variables.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
         layers.environment(variables)?;
@@ -281,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn the_environment_is_stronger_than_the_file_and_flags_are_strongest() {
+    fn variables_override_the_file_and_flags_override_variables() {
         let file = "[gate]\nlisten = \"a\"\nupstream = \"b\"\nhost = \"c\"\n";
         let variables = [("FOREBAY_GATE_UPSTREAM", "e"), ("FOREBAY_GATE_HOST", "f"), ("HOME", "/")];
         let mut layers = layered(file, &variables).unwrap();
@@ -290,13 +295,13 @@ mod tests {
         assert_eq!(file.gate.listen.as_deref(), Some("a"));
         assert_eq!(file.gate.upstream.as_deref(), Some("e"));
         assert_eq!(file.gate.host.as_deref(), Some("g"));
-        assert_eq!(origins["gate.listen"], Origin::File("gate.toml".into()));
-        assert_eq!(origins["gate.upstream"], Origin::Variable("FOREBAY_GATE_UPSTREAM".into()));
-        assert_eq!(origins["gate.host"], Origin::Flag("--host".into()));
+        assert_eq!(origins["gate.listen"], SettingOrigin::File("gate.toml".into()));
+        assert_eq!(origins["gate.upstream"], SettingOrigin::Variable("FOREBAY_GATE_UPSTREAM".into()));
+        assert_eq!(origins["gate.host"], SettingOrigin::Flag("--host".into()));
     }
 
     #[test]
-    fn a_variable_is_read_as_its_setting_wants() {
+    fn a_variable_is_parsed_as_the_type_of_its_setting() {
         let variables = [
             ("FOREBAY_ADMISSION_TOTAL", "12"),
             ("FOREBAY_GATE_STREAM_ROUTES", "POST /a, GET /b/**"),
@@ -306,12 +311,12 @@ mod tests {
         let (file, _) = layered("", &variables).unwrap().finish().unwrap();
         assert_eq!(file.admission.total, Some(12));
         assert_eq!(file.gate.stream_routes.unwrap(), ["POST /a", "GET /b/**"]);
-        assert_eq!(file.gate.forward_user_header.as_deref(), Some("1"), "a number where a text is meant");
+        assert_eq!(file.gate.forward_user_header.as_deref(), Some("1"), "a number for a text setting");
         assert_eq!(file.admin.insecure, Some(true));
     }
 
     #[test]
-    fn a_wrong_key_is_named_with_its_line_and_what_was_meant() {
+    fn an_unknown_key_is_reported_with_its_line_and_a_suggestion() {
         let error = layered("[gate]\nlisen = \"a\"\n", &[]).unwrap_err().to_string();
         for part in ["gate.toml", "line 2", "lisen", "did you mean `listen`?"] {
             assert!(error.contains(part), "{part} is not in {error}");
@@ -323,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn a_complaint_about_the_file_does_not_repeat_what_may_be_a_password() {
+    fn an_error_about_the_file_does_not_quote_a_possible_password() {
         for (file, place) in [
             ("[redis]\nurl = \"redis://:s3cr3t@h", "line 2, column "),
             ("[redis]\nurl = redis://:s3cr3t@h\n", "line 2, column 7"),
@@ -335,14 +340,14 @@ mod tests {
             ("[redis]\n'redis://:s3cr3t@h'\n", "line 2, column "),
         ] {
             let error = layered(file, &[]).unwrap_err();
-            let said = format!("{error} {error:?}");
-            assert!(said.contains(place), "{said}");
-            assert!(!said.contains("s3cr3t") && !said.contains("53637233"), "{said}");
+            let text = format!("{error} {error:?}");
+            assert!(text.contains(place), "{text}");
+            assert!(!text.contains("s3cr3t") && !text.contains("53637233"), "{text}");
         }
     }
 
     #[test]
-    fn what_kubernetes_tells_of_services_is_no_setting() {
+    fn variables_of_kubernetes_services_are_ignored() {
         let ours = [
             ("FOREBAY_GATE_SERVICE_HOST", "10.0.0.1"),
             ("FOREBAY_GATE_SERVICE_PORT", "80"),
@@ -361,18 +366,18 @@ mod tests {
             assert!(alone.contains(name), "{alone}");
         }
         let beside = [ours[0], ("FOREBAY_GATE_LISEN", "a")];
-        assert!(layered("", &beside).is_err(), "a slip is still one");
+        assert!(layered("", &beside).is_err(), "a typo is still an error");
     }
 
     #[test]
-    fn a_wrong_variable_is_named_with_what_was_meant() {
+    fn an_unknown_variable_is_reported_with_a_suggestion() {
         let error = layered("", &[("FOREBAY_GATE_LISEN", "a")]).unwrap_err().to_string();
         assert!(error.contains("FOREBAY_GATE_LISEN") && error.contains("`FOREBAY_GATE_LISTEN`"), "{error}");
         let error = layered("", &[("FOREBAY_ADMISSION_TOTAL", "many")]).unwrap_err().to_string();
         assert!(error.contains("FOREBAY_ADMISSION_TOTAL") && error.contains("u32"), "{error}");
-        layered("", &[("FOREBAY_VENV", "x")]).expect("other programs' variables are theirs");
+        layered("", &[("FOREBAY_VENV", "x")]).expect("variables of other programs are ignored");
         let error = layered("", &[("FOREBAY_GTAE_LISTEN", "a")]).unwrap_err().to_string();
         assert!(error.contains("FOREBAY_GTAE_LISTEN") && error.contains("`FOREBAY_GATE_LISTEN`"), "{error}");
-        layered("", &[("FOREBAY_SERVE_LISTEN", "x")]).expect("another command's variables are its own");
+        layered("", &[("FOREBAY_SERVE_LISTEN", "x")]).expect("variables of other commands are ignored");
     }
 }

@@ -1,4 +1,4 @@
-//! What `forebay dev` says, and the page at `/`.
+//! Text output of `forebay dev`, and the page at `/`.
 
 use std::fmt;
 use std::sync::LazyLock;
@@ -6,55 +6,58 @@ use std::sync::LazyLock;
 use bytes::Bytes;
 use http::Response;
 
-use super::settings::Addresses;
+use super::dev_addresses::DevAddresses;
 use crate::html_page::HtmlPage;
 
-/// A page that shows a table as it changes; the same requests as any client's.
-pub(super) fn home() -> Response<Bytes> {
+/// Returns a page that shows a table live, with the same requests as any client.
+pub(super) fn home_page() -> Response<Bytes> {
     static HOME: LazyLock<HtmlPage> = LazyLock::new(|| {
         HtmlPage::new(include_str!("page.html"), include_str!("page.css"), include_str!("page.js"))
     });
     HOME.response()
 }
 
-/// What is printed at the start: the clients' address first.
+/// Text that is printed at the start, with the address for clients first.
 #[derive(Debug)]
-pub(super) struct Words<'a> {
-    pub(super) addresses: &'a Addresses,
+pub(super) struct StartupBanner<'a> {
+    pub(super) addresses: &'a DevAddresses,
+    /// Whether the database is the temporary one, with sample data.
     pub(super) has_sample: bool,
+    /// Whether replication has started.
     pub(super) is_ready: bool,
+    /// Reason why replication has not started, if it is known.
     pub(super) trouble: Option<String>,
 }
 
-impl fmt::Display for Words<'_> {
+impl fmt::Display for StartupBanner<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Addresses { clients, admin, taken } = self.addresses;
+        let DevAddresses { clients, admin, taken } = self.addresses;
         let table = if self.has_sample { "orders" } else { "YOUR_TABLE" };
-        writeln!(f, "\nClients    http://{clients}    open it: a table, live")?;
+        writeln!(f, "\nClients    http://{clients}    open it to see a table, live")?;
         writeln!(f, "Dashboard  http://{admin}")?;
         if !taken.is_empty() {
             let ports: Vec<String> = taken.iter().map(ToString::to_string).collect();
             writeln!(
                 f,
-                "           (another program has {}, so these are the next free ones)",
+                "           (another program uses {}: these are the next free ports)",
                 ports.join(" and ")
             )?;
         }
         if !self.is_ready {
             let why = self.trouble.as_deref().unwrap_or("it takes longer than usual");
-            writeln!(f, "\nThe database isn't followed yet, and is tried on: {why}")?;
+            writeln!(f, "\nReplication has not started yet, and is retried: {why}")?;
         }
         writeln!(f, "\nTry        curl 'http://{clients}/v1/shape?table={table}&offset=-1'")?;
-        writeln!(f, "\nOr save these five lines as live.html and open it:\n")?;
+        writeln!(f, "\nOr save these five lines as live.html and open the file:\n")?;
         for line in five_lines(clients, table) {
             writeln!(f, "{line}")?;
         }
-        let end = if self.has_sample { "Postgres too" } else { "slot and publication too" };
-        writeln!(f, "\nCtrl-C ends it all, {end}, and leaves nothing behind.")
+        let end = if self.has_sample { "the temporary Postgres" } else { "its slot and its publication" };
+        writeln!(f, "\nCtrl-C ends the server and removes {end}.")
     }
 }
 
-/// A client without a library.
+/// Returns a client of five lines, without a library.
 fn five_lines(clients: &str, table: &str) -> [String; 5] {
     [
         "<pre id=list></pre><script type=module>".to_owned(),

@@ -1,14 +1,14 @@
-//! OpenTelemetry's own environment variables, as far as they are understood.
+//! OpenTelemetry's environment variables that Forebay accepts.
 
-use super::borrowed::Counterpart::{Missing, These};
-use super::borrowed::{Known, known, text};
+use super::imported_variables::Counterpart::{Nothing, Settings};
+use super::imported_variables::{KnownVariable, known_variable, text};
 
-/// Weaker than Electric's, which are meant for this program alone.
-pub(super) const KNOWN: &[Known] = &[
-    known("OTEL_EXPORTER_OTLP_ENDPOINT", These(&[("otel.endpoint", text)]), ""),
-    known("OTEL_EXPORTER_OTLP_HEADERS", These(&[("otel.headers", text)]), ""),
-    known("OTEL_SERVICE_NAME", These(&[("otel.service_name", text)]), ""),
-    known("OTEL_EXPORTER_OTLP_PROTOCOL", Missing, "`http/protobuf` is all that is spoken"),
+/// Electric's variables override these, because they are for this program only.
+pub(super) const OPENTELEMETRY_VARIABLES: &[KnownVariable] = &[
+    known_variable("OTEL_EXPORTER_OTLP_ENDPOINT", Settings(&[("otel.endpoint", text)]), ""),
+    known_variable("OTEL_EXPORTER_OTLP_HEADERS", Settings(&[("otel.headers", text)]), ""),
+    known_variable("OTEL_SERVICE_NAME", Settings(&[("otel.service_name", text)]), ""),
+    known_variable("OTEL_EXPORTER_OTLP_PROTOCOL", Nothing, "only `http/protobuf` is supported"),
 ];
 
 #[cfg(test)]
@@ -24,7 +24,7 @@ mod tests {
     }
 
     #[test]
-    fn opentelemetry_s_variables_are_settings_and_ours_are_stronger() {
+    fn opentelemetry_variables_are_settings_and_forebay_variables_override_them() {
         let theirs = [
             ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://collector.test:4318"),
             ("OTEL_EXPORTER_OTLP_HEADERS", "api-key=s3cr3t"),
@@ -32,7 +32,7 @@ mod tests {
             ("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf"),
         ];
         let config = with(&theirs);
-        assert!(config.borrowed.is_empty(), "{:?}", config.borrowed);
+        assert!(config.variable_notices.is_empty(), "{:?}", config.variable_notices);
         let otel = config.otel.unwrap();
         assert_eq!(otel.endpoint.to_string(), "http://collector.test:4318");
         assert_eq!((otel.headers.len(), otel.service_name.as_str()), (1, "edge"));
@@ -40,7 +40,7 @@ mod tests {
         let ours = ("FOREBAY_OTEL_ENDPOINT", "http://other.test:4318");
         let both = with(&[theirs[0], ours]).otel.unwrap();
         assert_eq!(both.endpoint.to_string(), "http://other.test:4318");
-        let spoken = with(&[("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc")]);
-        assert_eq!(spoken.borrowed[0].variable, "OTEL_EXPORTER_OTLP_PROTOCOL");
+        let grpc = with(&[("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc")]);
+        assert_eq!(grpc.variable_notices[0].variable, "OTEL_EXPORTER_OTLP_PROTOCOL");
     }
 }
