@@ -45,7 +45,7 @@ impl Scoreboard {
     }
 
     /// Returns whether a case is selected.
-    pub(crate) fn wants(&self, case: &str) -> bool {
+    pub(crate) fn is_selected(&self, case: &str) -> bool {
         case.contains(&self.filter)
     }
 
@@ -62,7 +62,7 @@ impl Scoreboard {
     /// Prints and stores the row of a contest, if its case is selected.
     pub(crate) fn contest(&mut self, case: &str, contest: Contest<'_>) {
         let Contest { ours, peer, theirs, unit, better, goal } = contest;
-        if self.wants(case) {
+        if self.is_selected(case) {
             let race = format!("{}.{case}", self.race);
             let ratio = better.ratio(ours, theirs);
             println!(
@@ -323,6 +323,6 @@ mod tests {
     #[test]
     fn a_case_is_selected_if_its_name_contains_the_text() {
         let board = Scoreboard::new("race", Some("_cpu".into()), false);
-        assert!(board.wants("tasks64_ct_cpu") && !board.wants("tasks64_ct"));
+        assert!(board.is_selected("tasks64_ct_cpu") && !board.is_selected("tasks64_ct"));
     }
 }

@@ -36,10 +36,12 @@
 //! # Add a race
 //!
 //! 1. A module with a `pub(crate) const RACE: Race`: name, description, cases, and the function
-//! that runs them. 2. Its name in [`RACES`]. 3. For each case: an [`Entrant`](harness::Entrant) per
-//! contestant with its turn, `interleave`, a table, and a `contest`. 4. A contestant that needs its
-//! own process: `harness::run_in_child` for one report, or `helper_process` to exchange lines. The
-//! race's `child` runs both.
+//!    that runs them.
+//! 2. Its name in [`RACES`].
+//! 3. For each case: an [`Entrant`](harness::Entrant) per contestant with its turn, `interleave`, a
+//!    table, and a `contest`.
+//! 4. A contestant that needs its own process: `harness::run_in_child` for one report, or
+//!    `helper_process` to exchange lines. The race's `child` runs both.
 //!
 //! # Where to look
 //!
@@ -144,7 +146,7 @@ fn main() -> anyhow::Result<()> {
     }
     let mut board = Scoreboard::new(race.name, args.case, args.quick);
     anyhow::ensure!(
-        race.cases.iter().any(|case| board.wants(case)),
+        race.cases.iter().any(|case| board.is_selected(case)),
         "no case of {name} contains that text; see --list"
     );
     (race.run)(&mut board)?;

@@ -1,21 +1,21 @@
 "use strict";
-// Everything that comes from the server is shown as text, never as markup.
+// Values of the server are inserted as text, never as markup.
 
 const $ = (id) => document.getElementById(id);
-const WINDOW_MS = 600_000; // what the plots show; the server keeps as much for a new page
-const SILENCE_MS = 4_000; // a server that lives tells something each second
+const WINDOW_MS = 600_000; // time range of the plots; the server keeps as much history
+const SILENCE_MS = 4_000; // time without events after which the connection counts as lost; one is due each second
 
-// ---- words and units
+// ---- texts and units
 
 const WAY = [
-  ["start_replication_client", "Begin"],
+  ["start_replication_client", "Start"],
   ["replication_client_connecting", "Connect"],
   ["acquiring_lock", "Lock"],
   ["configuring_connection", "Configure"],
   ["start_connection_pool", "Start pools"],
   ["connection_pool_connecting", "Fill pools"],
   ["start_shapes", "Load shapes"],
-  ["start_streaming", "Ask for stream"],
+  ["start_streaming", "Request stream"],
   ["waiting_for_streaming_confirmation", "Confirm"],
   ["streaming", "Streaming"],
 ];
@@ -26,7 +26,7 @@ const CONDITIONS = {
   snapshot_connection_pool_ready: "Pool for snapshots",
   supervisor_processes_ready: "Shapes loaded",
   integrity_checks_passed: "Integrity checked",
-  shape_log_collector_ready: "Shapes take changes",
+  shape_log_collector_ready: "Shapes receive changes",
 };
 const PHASES = {
   connection_setup: "Connection setup", running: "Running", sleeping: "Asleep", halted: "Halted", stopped: "Stopping",
@@ -44,7 +44,7 @@ function bytes(n) {
   while (n >= 1024 && at < units.length - 1) { n /= 1024; at += 1; }
   return `${at === 0 || n >= 100 ? Math.round(n) : n.toFixed(1).replace(/\.0$/, "")} ${units[at]}`;
 }
-// A number and its unit stay on one line.
+// A no-break space keeps a number and its unit on one line.
 function duration(ms) {
   const s = Math.max(0, Math.floor(ms / 1000));
   const parts = s < 60 ? [s, "s"]
@@ -54,7 +54,7 @@ function duration(ms) {
   return parts.join("\u00a0");
 }
 
-// ---- changing the page: only what differs, so that a selection or a focus stays
+// ---- page updates: only changed values are written, so that selection and focus are kept
 
 function say(element, text) { if (element.textContent !== text) element.textContent = text; }
 function set(element, name, value) { if (element.getAttribute(name) !== value) element.setAttribute(name, value); }
@@ -83,7 +83,7 @@ function pairs(parent, items) {
 // ---- plots
 
 const SVG = "http://www.w3.org/2000/svg";
-let samples = []; // [time here, lag, retained, streams, requests a second], the oldest first
+let samples = []; // [local time, lag, retained, streams, requests per second], oldest first
 
 class Plot {
   constructor(figure, title, unit, value) {
@@ -156,7 +156,7 @@ class Plot {
       const anchor = minutes === 0 ? "end" : minutes === 10 ? "start" : "middle";
       add("text", "tick", { x: at, y: y + h + 16, "text-anchor": anchor }, minutes === 0 ? "now" : `−${minutes} min`);
     }
-    // A gap in what was heard is a gap in the curve.
+    // Missing samples are a gap in the curve.
     const runs = [];
     for (const point of points) {
       const run = runs.at(-1);
@@ -169,7 +169,7 @@ class Plot {
       add("path", "area", { d: `M${from} ${py(0)}L${path}L${to} ${py(0)}Z` });
       add("path", "curve", { d: `M${path}` });
     }
-    let read = points.length ? `most ${this.unit.show(most)} ·` : "";
+    let read = points.length ? `max ${this.unit.show(most)} ·` : "";
     if (this.picked !== null && points.length) {
       const near = points.reduce((a, b) => (Math.abs(b[0] - this.picked) < Math.abs(a[0] - this.picked) ? b : a));
       add("line", "cross", { x1: px(near[0]), x2: px(near[0]), y1: y, y2: y + h });
@@ -177,7 +177,7 @@ class Plot {
       read = `${this.unit.show(near[1])}, ${duration(end - near[0])} ago · now`;
     }
     say(this.read, read);
-    set(this.figure, "aria-label", `${this.title}, last 10 minutes: ${last ? this.unit.show(last[1]) : "nothing yet"}, most ${this.unit.show(most)}. Arrow keys read values.`);
+    set(this.figure, "aria-label", `${this.title}, last 10 minutes: ${last ? this.unit.show(last[1]) : "no data yet"}, maximum ${this.unit.show(most)}. Arrow keys read values.`);
     this.svg.replaceChildren(...parts);
   }
 }
@@ -196,7 +196,7 @@ const PLOTS = {
 };
 const plots = [...document.querySelectorAll("[data-plot]")].map((figure) => new Plot(figure, ...PLOTS[figure.dataset.plot]));
 
-let requests = null; // the last count, and when
+let requests = null; // time and number of the last request count
 function sampled([age, lag, retained, streams, total], now) {
   const time = now - age;
   const rate = requests && time > requests[0] && total >= requests[1] ? ((total - requests[1]) * 1000) / (time - requests[0]) : null;
@@ -205,7 +205,7 @@ function sampled([age, lag, retained, streams, total], now) {
 }
 function remember(sample) {
   const before = samples.at(-1);
-  if (before && sample[0] - before[0] < 400) return; // a page that has just come is told twice
+  if (before && sample[0] - before[0] < 400) return; // a new page gets the latest sample twice
   samples.push(sample);
   while (samples.length && samples[0][0] < sample[0] - WINDOW_MS) samples.shift();
 }

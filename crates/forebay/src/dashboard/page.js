@@ -1,5 +1,5 @@
 
-// ---- what both commands have
+// ---- both commands
 
 function common(status) {
   const admission = status.admission, statistics = admission.statistics, quota = status.quota ?? admission.quota;
@@ -25,10 +25,10 @@ function common(status) {
   });
   const limit = admission.limits.per_user;
   const bits = [
-    `${statistics.utilization_percent} % of ${count(most)} in all`,
-    limit < most ? `${count(limit)} for each user` : "no limit for a user",
+    `${statistics.utilization_percent} % of ${count(most)} in total`,
+    limit < most ? `${count(limit)} per user` : "no limit per user",
     admission.waiting ? `${count(admission.waiting)} waiting` : null,
-    admission.shedding ? `takes no new ones: too much ${admission.shedding}` : null,
+    admission.shedding ? `refuses new streams: too much ${admission.shedding}` : null,
     `${statistics.state} for ${duration(admission.health.since_seconds * 1000)}`,
     statistics.state === "healthy" ? null : admission.health.why,
   ];
@@ -52,8 +52,8 @@ function facts(status, quota, process) {
   const alone = quota.store === "memory";
   pairs($("facts"), [
     ["Version", status.version], ["Uptime", duration(status.uptime_ms)],
-    ["Instance", alone ? "counts alone" : quota.member.replace(/:[0-9a-f]{16}$/, ""), alone ? "" : "mono"],
-    ["Counting", alone ? null : `${words(quota.mode)}, ${plural(quota.members, "member", "members")}`],
+    ["Instance", alone ? "local quota" : quota.member.replace(/:[0-9a-f]{16}$/, ""), alone ? "" : "mono"],
+    ["Quota", alone ? null : `${words(quota.mode)}, ${plural(quota.members, "member", "members")}`],
     ["Connections", count(status.http.open_connections)],
     ["Memory", process.resident_bytes === null ? null : bytes(process.resident_bytes)],
     ["CPU", process.cpu_ratio === null ? null : `${(process.cpu_ratio * 100).toFixed(1)} % of ${+process.cpus.toFixed(1)}`],
@@ -98,7 +98,7 @@ function database({ database }) {
   });
 }
 
-const CELLS = 48; // more are drawn as one bar
+const CELLS = 48; // larger pools are drawn as one bar
 function reservoir({ reservoir: pool }) {
   const states = ["lent", "ready", "resetting", "dialing", "retiring"];
   const counts = pool?.counts ?? {}, most = pool?.max ?? 0;
@@ -113,7 +113,7 @@ function reservoir({ reservoir: pool }) {
   tank.classList.toggle("many", many);
   set(tank, "aria-label", states.map((state) => `${counts[state] ?? 0} ${state}`).join(", ") + ` of ${most}`);
   list(tank, drawn, () => make("span"), (span, [state, parts]) => { set(span, "data-is", state); span.style.flexGrow = parts; });
-  list($("tank-marks"), pool ? [[pool.low_watermark, `hurries below ${pool.low_watermark}`], [pool.target, `target ${pool.target}`]] : [],
+  list($("tank-marks"), pool ? [[pool.low_watermark, `low watermark ${pool.low_watermark}`], [pool.target, `target ${pool.target}`]] : [],
     () => make("span"), (span, [at, text]) => { say(span, text); span.style.left = `${most ? (at / most) * 100 : 0}%`; });
   list($("tank-legend"), states, () => { const li = make("li"); li.append(make("i"), make("b"), make("span")); return li; },
     (li, state) => { set(li, "data-is", state); say(li.children[1], count(counts[state] ?? 0)); say(li.children[2], state); });
@@ -124,14 +124,14 @@ function reservoir({ reservoir: pool }) {
   });
   const next = lives.reduce((least, life) => Math.min(least, life.ends_in_ms), Infinity);
   const text = lives.length
-    ? `New on the left, replaced on the right. Oldest ${duration(lives[0].age_ms)}, youngest ${duration(lives.at(-1).age_ms)}; the next is due in ${duration(next)}.`
-    : "No connection is open.";
+    ? `New on the left, replaced on the right. Oldest ${duration(lives[0].age_ms)}, youngest ${duration(lives.at(-1).age_ms)}; the next expires in ${duration(next)}.`
+    : "No open connections.";
   say($("ages-sum"), text);
   set($("ages"), "aria-label", text);
   note($("reservoir-trouble"), pool?.trouble);
 }
 
-// As somebody would write it: names that need no quotes have none, nor is all of it in brackets.
+// Clause without unneeded quotes and without brackets around the whole.
 const clause = (text) => text.replaceAll(/"([a-z_][a-z0-9_]*)"/g, "$1").replace(/^\((.*)\)$/s, (all, inside) => (balanced(inside) ? inside : all));
 function balanced(text) {
   let depth = 0;
@@ -147,8 +147,8 @@ function shapes({ shapes: all, listen }) {
   const top = [...all.top];
   const key = (shape) => (order.by === "table" ? shape.table : shape[order.by] ?? -1);
   top.sort((a, b) => (key(a) < key(b) ? -1 : key(a) > key(b) ? 1 : 0) * (order.up ? 1 : -1) || b.bytes - a.bytes);
-  const more = all.count > top.length ? `; below, ${top.length} with the most streams, then the largest` : "";
-  say($("shapes-sum"), `${plural(all.count, "shape", "shapes")} · ${bytes(all.bytes)} · ${plural(all.streams, "stream", "streams")}${all.writes ? "" : " · read from another instance's store"}${more}`);
+  const more = all.count > top.length ? `; showing the ${top.length} with the most streams, then the largest` : "";
+  say($("shapes-sum"), `${plural(all.count, "shape", "shapes")} · ${bytes(all.bytes)} · ${plural(all.streams, "stream", "streams")}${all.writes ? "" : " · read-only, another instance writes"}${more}`);
   $("shapes-none").hidden = all.count > 0;
   $("shapes").hidden = all.count === 0;
   say($("first-shape"), `curl 'http://${listen}/v1/shape?table=…&offset=-1'`);
@@ -201,27 +201,27 @@ function gate(status) {
   facts(status, quota, process);
   pill($("health"), gate.draining ? "Draining" : status.ready ? "Ready" : "Not ready", gate.draining || !status.ready ? "warn" : "ok");
   set($("health"), "title", status.why_not_ready ?? "ready");
-  pill($("upstream-state"), gate.upstream_failing ? "Failing" : "Answers", gate.upstream_failing ? "bad" : "ok");
+  pill($("upstream-state"), gate.upstream_failing ? "Failing" : "OK", gate.upstream_failing ? "bad" : "ok");
   say($("upstream-url"), gate.upstream);
   pairs($("upstream-facts"), [
-    ["Open", count(pool.open)], ["Idle", count(pool.idle)], ["Dialled", count(pool.dials)], ["Used again", count(pool.reuses)],
-    ["Sent again", count(pool.retries)], ["Plain requests", count(gate.plain_requests)],
-    ["Users are known by", gate.identity.join(", ") || "nothing"],
+    ["Open", count(pool.open)], ["Idle", count(pool.idle)], ["Dialled", count(pool.dials)], ["Reused", count(pool.reuses)],
+    ["Retried", count(pool.retries)], ["Plain requests", count(gate.plain_requests)],
+    ["Identity", gate.identity.join(", ") || "none"],
   ]);
   const routes = gate.every_request_takes_a_permit ? ["every request takes a permit"] : gate.stream_routes;
   list($("routes"), routes, () => make("li"), (li, route) => say(li, route));
   pill($("quota-state"), words(quota.mode), quota.mode === "normal" ? "ok" : "warn");
   pairs($("quota-facts"), [
-    ["Store", quota.store], ["Members", count(quota.members)], ["So for", duration(quota.mode_since_ms)], ["Member", quota.member, "mono"],
+    ["Store", quota.store], ["Members", count(quota.members)], ["In mode for", duration(quota.mode_since_ms)], ["Member", quota.member, "mono"],
   ]);
   note($("quota-why"), quota.why);
   say($("traffic"), `${count(status.http.request)} requests, ${count(status.http.accepted)} connections so far`);
   return gate.listen;
 }
 
-// ---- the stream
+// ---- event stream
 
-let heard = 0, lostSince = null, source = null;
+let lastEvent = 0, lostSince = null, source = null;
 function show({ sample, status }) {
   latest = status;
   remember(sampled(sample, performance.now()));
@@ -236,7 +236,7 @@ function show({ sample, status }) {
 }
 function link(state, text) { set($("link"), "data-link", state); say($("link-text"), text); }
 function live() {
-  heard = performance.now();
+  lastEvent = performance.now();
   lostSince = null;
   link("live", "Live");
   note($("lost"), null);
@@ -245,28 +245,28 @@ function live() {
 function lost() {
   if (lostSince === null) lostSince = Date.now();
   link("lost", "No connection");
-  const old = latest ? "What is below is from before. " : "";
-  note($("lost"), `No connection to this server since ${new Date(lostSince).toLocaleTimeString()}. ${old}Trying again…`);
+  const old = latest ? "The data below is outdated. " : "";
+  note($("lost"), `No connection to this server since ${new Date(lostSince).toLocaleTimeString()}. ${old}Reconnecting…`);
   set($("main"), "data-stale", "true");
   pill($("health"), "Unknown", "quiet");
   document.title = `No connection · Forebay`;
 }
 function listen() {
-  // The page's own parameters go along: they may be what opens the door.
+  // The page's own parameters are passed on: a proxy may authenticate by them.
   source = new EventSource(`v1/events${location.search}`);
   source.addEventListener("history", (event) => {
-    const now = performance.now(), told = JSON.parse(event.data);
+    const now = performance.now(), history = JSON.parse(event.data);
     requests = null;
-    const theirs = told.map((sample) => sampled(sample, now));
-    const from = theirs.length ? theirs[0][0] : now;
-    samples = samples.filter((sample) => sample[0] < from && sample[0] > now - WINDOW_MS).concat(theirs);
+    const received = history.map((sample) => sampled(sample, now));
+    const from = received.length ? received[0][0] : now;
+    samples = samples.filter((sample) => sample[0] < from && sample[0] > now - WINDOW_MS).concat(received);
   });
   source.addEventListener("message", (event) => { live(); show(JSON.parse(event.data)); });
   source.addEventListener("error", lost);
 }
 setInterval(() => {
-  if (heard && performance.now() - heard > SILENCE_MS) lost();
-  // A browser gives up on some answers; this page doesn't.
+  if (lastEvent && performance.now() - lastEvent > SILENCE_MS) lost();
+  // A browser stops reconnecting after some responses; this page doesn't.
   if (source.readyState === EventSource.CLOSED) { source.close(); listen(); }
 }, 2_000);
 listen();

@@ -1,6 +1,6 @@
 //! `forebay tail`: prints the rows of a shape, then its changes as they arrive.
 //!
-//! Invariant: every message is printed once, whatever connection is lost. No secret and no control
+//! Invariant: every message is printed once, even if connections are lost. No secret and no control
 //! character of a row reaches the terminal.
 //! Enforced by: a reply is printed only when it is complete, and only then the offset advances
 //! (`reader.rs`). Rows are escaped with `terminal::escape_controls` (`message.rs`).

@@ -25,13 +25,13 @@ pub(crate) const RACE: Race = Race {
 };
 
 fn run(board: &mut Scoreboard) -> Result<()> {
-    if board.wants("local") {
+    if board.is_selected("local") {
         local::run(board)?;
     }
-    if ["keyed", "seed", "seed_drawn"].iter().any(|case| board.wants(case)) {
+    if ["keyed", "seed", "seed_drawn"].iter().any(|case| board.is_selected(case)) {
         decision::latency(board)?;
     }
-    if board.wants("redis_cpu") {
+    if board.is_selected("redis_cpu") {
         decision::redis_cpu(board)?;
     }
     Ok(())

@@ -48,10 +48,10 @@ fn run(board: &mut Scoreboard) -> Result<()> {
     let server = Redis::start()?;
     contestant::fill(server.addr())?;
     throughput::run(board, &server.url())?;
-    if board.wants("allocs") {
+    if board.is_selected("allocs") {
         throughput::allocs(board, &server.url())?;
     }
-    if board.wants("sequential") {
+    if board.is_selected("sequential") {
         sequential::run(board, &server)?;
     }
     Ok(())

@@ -97,7 +97,7 @@ pub(crate) fn run(board: &mut Scoreboard, url: &str) -> Result<()> {
         for (suffix, workers) in [("ct", RuntimeKind::CurrentThread), ("mt", RuntimeKind::Two)] {
             let case = format!("{name}_{suffix}");
             let cpu_case = format!("{case}_cpu");
-            if board.wants(&case) || board.wants(&cpu_case) {
+            if board.is_selected(&case) || board.is_selected(&cpu_case) {
                 let requests_per_task = board.scaled(ops / tasks / request.ops());
                 race(board, url, &case, &cpu_case, RedisLoad { workers, tasks, request, requests_per_task })?;
             }

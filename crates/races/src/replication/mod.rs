@@ -89,7 +89,7 @@ fn run(board: &mut Scoreboard) -> Result<()> {
     for (name, operation) in [("insert", RowOperation::Insert), ("update", RowOperation::Update)] {
         for per_transaction in [1, 100, 10_000] {
             let case = format!("{name}{per_transaction}");
-            if board.wants(&format!("{case}_throughput")) || board.wants(&format!("{case}_cpu")) {
+            if board.is_selected(&format!("{case}_throughput")) || board.is_selected(&format!("{case}_cpu")) {
                 race_case(board, &server, &case, operation, per_transaction)?;
             }
         }

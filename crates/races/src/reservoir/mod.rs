@@ -54,16 +54,19 @@ impl PoolSettings {
 fn run(board: &mut Scoreboard) -> Result<()> {
     let server = Postgres::start()?;
     let url = server.url("postgres");
-    if board.wants("checkout") {
+    if board.is_selected("checkout") {
         checkout::plain(board, &url)?;
     }
-    if board.wants("checkout_reset") {
+    if board.is_selected("checkout_reset") {
         checkout::reset(board, &url)?;
     }
-    if ["contended_throughput", "contended_p99", "contended_fairness"].iter().any(|case| board.wants(case)) {
+    if ["contended_throughput", "contended_p99", "contended_fairness"]
+        .iter()
+        .any(|case| board.is_selected(case))
+    {
         contended::run(board, &url)?;
     }
-    if board.wants("expiry_p99") || board.wants("expiry_steady") {
+    if board.is_selected("expiry_p99") || board.is_selected("expiry_steady") {
         expiry::run(board, &server)?;
     }
     Ok(())

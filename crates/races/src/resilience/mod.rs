@@ -30,7 +30,7 @@ const CLIENTS: [&str; 5] =
 const LIMIT: Duration = Duration::from_secs(22);
 
 fn run(board: &mut Scoreboard) -> Result<()> {
-    for fault in RACE.cases.iter().filter(|fault| board.wants(fault)).collect::<Vec<_>>() {
+    for fault in RACE.cases.iter().filter(|fault| board.is_selected(fault)).collect::<Vec<_>>() {
         let mut figures = Vec::new();
         for client in CLIENTS {
             let report = match run_in_child(RACE.name, &format!("{fault}/{client}"), LIMIT) {

@@ -22,13 +22,13 @@ pub(crate) const RACE: Race = Race {
 };
 
 fn run(board: &mut Scoreboard) -> Result<()> {
-    if ["create", "create_cpu", "create_memory"].iter().any(|case| board.wants(case)) {
+    if ["create", "create_cpu", "create_memory"].iter().any(|case| board.is_selected(case)) {
         create::run(board)?;
     }
-    if board.wants("hit") {
+    if board.is_selected("hit") {
         hit::run(board)?;
     }
-    if board.wants("crash") {
+    if board.is_selected("crash") {
         crash::run(board)?;
     }
     Ok(())

@@ -29,13 +29,13 @@ pub(crate) const RACE: Race = Race {
 const STREAMS: usize = 10_000;
 
 fn run(board: &mut Scoreboard) -> Result<()> {
-    if board.wants("memory") {
+    if board.is_selected("memory") {
         memory::run(board)?;
     }
-    if board.wants("serve") {
+    if board.is_selected("serve") {
         serve::run(board)?;
     }
-    if board.wants("broadcast") {
+    if board.is_selected("broadcast") {
         broadcast::run(board)?;
     }
     Ok(())

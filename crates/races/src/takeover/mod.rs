@@ -37,7 +37,7 @@ const SHAPE: &str = "table=rolled";
 fn run(board: &mut Scoreboard) -> Result<()> {
     process::raise_descriptor_limit()?;
     let streams = board.scaled(STREAMS);
-    if board.wants("rolling") {
+    if board.is_selected("rolling") {
         race_case(board, "rolling", streams, |instances| {
             for instance in instances {
                 instance.restart()?;
@@ -46,7 +46,7 @@ fn run(board: &mut Scoreboard) -> Result<()> {
             Ok(())
         })?;
     }
-    if board.wants("killed") {
+    if board.is_selected("killed") {
         race_case(board, "killed", streams, |instances| {
             instances[0].crash()?;
             thread::sleep(SETTLE);

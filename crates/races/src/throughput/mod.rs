@@ -54,7 +54,7 @@ fn run(board: &mut Scoreboard) -> Result<()> {
     let forebay = ForebayProcess::start(RACE.name, &ours, "postgres")?;
     for case in &CASES {
         let cpu = format!("{}_cpu", case.name);
-        if board.wants(case.name) || board.wants(&cpu) {
+        if board.is_selected(case.name) || board.is_selected(&cpu) {
             race_case(board, case, &cpu, (&ours, &forebay), &theirs)?;
         }
     }
