@@ -121,7 +121,7 @@
 //! | transactions of a topic | 64, and 1 MiB | the stream reads the log |
 //! | one transaction in a topic | 256 KiB | streams read the log |
 //! | bytes kept for streams or being sent, of all shapes | 256 MiB for topics | streams read the log; from half of it on, reads are 16 KiB instead of 256 KiB |
-//! | cached long-poll responses | 64 of 16 KiB | the oldest of the slot is evicted |
+//! | cached long-poll responses | 64 of 16 KiB | the response in the same slot is replaced |
 //! | one subset | 64 MiB | 400 |
 //! | all subsets | 256 MiB | 503 with Retry-After |
 //! | a subset's clause that only Postgres can evaluate | 5 s | 400 |

@@ -116,7 +116,7 @@ pub enum DescribeError {
         /// Its name.
         table: TableName,
     },
-    /// Only tables have changes.
+    /// The relation isn't a table, so it has no changes to follow.
     #[error("{table} is {kind}: only ordinary and partitioned tables have changes to follow")]
     NotATable {
         /// Its name.

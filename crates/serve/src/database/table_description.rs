@@ -108,7 +108,7 @@ pub enum ColumnSelectionError {
     /// The table has no column of that name.
     #[error("column {} does not exist", super::quote_identifier(.0))]
     NotFound(String),
-    /// The stream doesn't have it.
+    /// The stream doesn't have this generated column.
     #[error(
         "column {} is generated, and its changes are not in the stream: Postgres publishes stored generated columns \
          since version 18, and others never",
