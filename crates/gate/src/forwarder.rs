@@ -80,6 +80,7 @@ impl Forwarder {
         self.0.failing.load(Ordering::Relaxed)
     }
 
+    /// Forwards a request. Returns the upstream's response, or a refusal.
     async fn forward(self, request: Request<Incoming>, in_flight: InFlightRequest) -> Response<GateBody> {
         let kind = in_flight.kind();
         let (mut parts, body) = request.into_parts();
@@ -126,6 +127,7 @@ impl Forwarder {
         }
     }
 
+    /// Rewrites the head of a request for the upstream.
     async fn rewrite(&self, parts: &mut Parts, kind: RequestKind) -> Result<(), GateRefusal> {
         let state = &*self.0;
         let peer = parts.extensions.get::<Peer>().map(|peer| peer.0.ip()).ok_or(GateRefusal::NoPeer)?;
@@ -220,15 +222,15 @@ fn relay_response(
     Response::from_parts(parts, GateBody::from_upstream(download, in_flight))
 }
 
-/// Returns whether a response is a live stream. Live streams end their connection. So without
-/// stream routes, only `text/event-stream` counts.
+/// Returns whether a response is a live stream. A client's connection takes no further request
+/// after one. So without stream routes, only `text/event-stream` counts.
 fn is_live(parts: &http::response::Parts, kind: RequestKind, version: Version, method: &Method) -> bool {
-    let has_no_length = version == Version::HTTP_11
+    let may_be_endless = version == Version::HTTP_11
         && method != Method::HEAD
         && parts.status.is_success()
         && parts.status != StatusCode::NO_CONTENT
         && !parts.headers.contains_key(CONTENT_LENGTH);
-    has_no_length
+    may_be_endless
         && match kind {
             RequestKind::Plain => false,
             RequestKind::Stream => true,
@@ -253,8 +255,8 @@ impl Service<Request<Incoming>> for Forwarder {
             request.extensions().get().copied().unwrap_or_default();
         let refusal = match (rejection, self.0.drain.enter(kind)) {
             (None, Some(in_flight)) => {
-                let proxy = self.clone();
-                return Box::pin(async move { Ok(proxy.forward(request, in_flight).await) });
+                let forwarder = self.clone();
+                return Box::pin(async move { Ok(forwarder.forward(request, in_flight).await) });
             }
             (Some(bad_request), _) => GateRefusal::BadRequest(bad_request),
             (None, None) => GateRefusal::Draining,

@@ -64,7 +64,7 @@ impl UpstreamConnection {
         !self.ended && self.sender.is_ready()
     }
 
-    /// Reads the response body, as far as hyper's buffer has room.
+    /// Lets hyper read the response body, as far as the body's reader has polled for it.
     pub(crate) fn drive_body(&mut self, cx: &mut Context<'_>) {
         self.control.read_all();
         drive(&mut self.driver, &mut self.ended, cx);
