@@ -40,26 +40,52 @@
 //! Shutdown of a shape server: new streams are refused and open ones end. Received changes are made
 //! durable and acknowledged, the quota is returned, and the store is closed.
 //!
-//! # Invariants
+//! # Invariants and their tests
 //!
-//! | guarantee | tests |
-//! |---|---|
-//! | An invalid setting is an error that names its key, its origin, and what to write. | `each_wrong_value_names_its_key_and_where_it_was_set`, `a_bad_value_is_named_with_where_it_came_from`, `bad_settings_are_named_with_what_to_write` |
-//! | The probes need no secret; every other admin endpoint does, if one is set. | `with_a_secret_only_probes_are_answered_without_it`, `the_secret_is_accepted_as_a_password_or_alone_and_nothing_else_is` |
-//! | On a loopback address, requests for the name of another host are refused. | `the_admin_address_answers_only_to_this_machine_s_names` |
-//! | Admin endpoints change nothing: only GET and HEAD are allowed. | `unknown_paths_and_methods_are_refused` |
-//! | Logs contain no value of a row, no secret and no token. User ids are hashed. | `a_server_of_shapes_tells_of_its_requests_and_of_no_data`, `credentials_are_never_logged`, `messages_that_quote_values_are_replaced` |
-//! | Traces contain no path, query, header, user or address. Requests never wait for the collector. | `a_request_s_span_is_the_caller_s_child_and_the_upstream_s_parent`, `a_collector_that_is_away_costs_a_bounded_buffer_and_disturbs_nobody` |
-//! | Telemetry is sent only to a configured collector. | `nothing_is_sent_unless_somebody_says_where` |
-//! | The dashboard loads nothing from other hosts, and runs only its own script. | `the_page_is_one_document_that_names_no_other_host`, `the_policy_allows_only_the_pages_own_script_and_style` |
-//! | The status shows no literal of a where clause. | `a_listed_clause_has_no_literals` |
-//! | `check`, `config`, `status` and `tail` change nothing. | `a_good_server_is_fit_and_nothing_is_changed` |
-//! | Text from rows and servers can't control the terminal. | `control_characters_are_escaped`, `control_characters_of_a_row_are_escaped` |
-//! | `tail` prints every message once, across restarts and lost connections. | `nothing_is_lost_or_printed_twice_while_the_server_restarts`, `an_answer_that_breaks_off_is_asked_for_again_and_printed_once` |
-//! | Invalid settings change nothing on SIGHUP, and no reload removes a secret. | `limits_secrets_and_keys_are_read_again_and_the_rest_is_named` |
-//! | An invalid certificate never replaces a valid one. | `a_new_pair_replaces_the_old_one_once_both_files_are_written`, `a_new_certificate_is_shown_after_sighup_and_a_bad_one_never` |
-//! | After SIGTERM, open streams of a gate continue until the deadline, and no request in transit is lost. | `after_sigterm_streams_go_on_new_ones_are_refused_and_the_last_one_ends_it`, `every_client_that_connected_while_sigterm_came_gets_a_whole_answer` |
-//! | Documentation lists exactly the endpoints, errors and settings of the code. | `exactly_the_endpoints_of_the_code_are_documented_with_their_methods`, `the_reference_is_what_the_code_takes_and_what_help_says` |
+//! - An invalid setting is an error that names its key, its origin, and what to write.
+//!   `each_wrong_value_names_its_key_and_where_it_was_set`,
+//!   `a_bad_value_is_named_with_where_it_came_from`, `invalid_settings_are_reported_with_the_expected_form`
+//! - The probes need no secret; every other admin endpoint does, if one is set.
+//!   `with_an_admin_secret_only_probes_need_no_credentials`,
+//!   `the_secret_is_accepted_as_a_password_or_alone_and_nothing_else_is`
+//! - On a loopback address, requests for the name of another host are refused.
+//!   `the_admin_address_refuses_foreign_host_headers`
+//! - Admin endpoints change nothing: only GET and HEAD are allowed.
+//!   `unknown_admin_paths_and_methods_are_refused`
+//! - Logs contain no value of a row, no secret and no token. User ids are hashed.
+//!   `serve_exports_request_spans_without_data_or_secrets`, `credentials_are_never_logged`,
+//!   `messages_that_quote_values_are_replaced`,
+//!   `a_span_is_the_child_of_the_callers_and_the_parent_of_the_upstreams`,
+//!   `a_stream_is_logged_stage_by_stage`
+//! - Traces contain no path, query, header, user or address. Requests never wait for the collector.
+//!   `a_span_is_the_child_of_the_callers_and_the_parent_of_the_upstreams`,
+//!   `an_unavailable_collector_costs_a_bounded_buffer_and_fails_no_request`
+//! - Telemetry is sent only to a configured collector.
+//!   `nothing_is_sent_unless_somebody_says_where`
+//! - The dashboard loads nothing from other hosts, and runs only its own script.
+//!   `the_page_is_one_document_that_names_no_other_host`,
+//!   `the_policy_allows_only_the_pages_own_script_and_style`
+//! - The status shows no literal of a where clause.
+//!   `a_listed_clause_has_no_literals`
+//! - `check`, `config`, `status` and `tail` change nothing.
+//!   `check_passes_on_a_suitable_server_and_changes_nothing`
+//! - Text from rows and servers can't control the terminal.
+//!   `control_characters_are_escaped`, `control_characters_of_a_row_are_escaped`
+//! - `tail` prints every message once, across restarts and lost connections.
+//!   `no_change_is_lost_or_printed_twice_across_server_restarts`,
+//!   `a_truncated_response_is_requested_again_and_printed_once`
+//! - Invalid settings change nothing on SIGHUP, and no reload removes a secret.
+//!   `limits_secrets_and_keys_are_reloaded_and_other_changes_are_logged`
+//! - An invalid certificate never replaces a valid one.
+//!   `a_new_pair_replaces_the_old_one_once_both_files_are_written`,
+//!   `sighup_loads_a_new_certificate_and_keeps_the_old_one_if_it_is_invalid`
+//! - After SIGTERM, open streams of a gate continue until the deadline, and no request in transit
+//!   is lost.
+//!   `after_sigterm_open_streams_continue_new_ones_are_refused_and_the_process_ends_with_the_last`,
+//!   `every_client_connected_at_sigterm_gets_a_complete_response`
+//! - Documentation lists exactly the endpoints, errors and settings of the code.
+//!   `exactly_the_endpoints_of_the_code_are_documented_with_their_methods`,
+//!   `the_reference_is_what_the_code_takes_and_what_help_says`
 //!
 //! Bounds: 128 admin connections, 32 open dashboards, 20 listed shapes, 64 MiB for a status that
 //! `forebay status` reads, 1 GiB for a reply that `forebay tail` reads.

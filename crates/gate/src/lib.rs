@@ -44,36 +44,36 @@
 //! - No stream reaches the upstream without a permit, in any common spelling of its path.
 //!   Percent-encoding is decoded once.
 //!   Enforced by: only `gate_service.rs` calls `forwarder.rs`, through admission's layer.
-//!   `beyond_the_total_is_a_503_and_a_place_that_comes_free_is_given_again`,
+//!   `streams_beyond_the_total_get_a_503_and_a_freed_permit_is_reused`,
 //!   `no_spelling_of_a_path_bypasses_the_limits`, `no_spelling_of_a_segment_bypasses_a_wildcard`,
-//!   `a_way_around_the_route_s_spelling_is_none_around_its_limit`
+//!   `other_spellings_of_a_path_do_not_evade_its_routes_limit`
 //! - A stream holds its permit until its response body has ended. The limits hold over all gates
 //!   that share one Redis.
-//!   `after_a_tumult_the_count_is_zero`, `a_user_s_limit_is_exact_across_gates`,
-//!   `the_total_is_shared_and_a_killed_gate_s_part_comes_back`
+//!   `after_random_disconnects_no_permit_is_held`, `a_users_limit_is_exact_across_gates`,
+//!   `the_total_is_shared_and_a_killed_gates_permits_return`
 //! - Bodies pass in both directions as they arrive, unchanged.
 //!   `each_event_arrives_before_the_next_is_sent`,
-//!   `a_request_s_body_streams_up_while_the_response_streams_down`, `many_megabytes_pass_unchanged`
+//!   `request_and_response_bodies_stream_at_the_same_time`, `many_megabytes_pass_unchanged`
 //! - A client that leaves cancels its request to the upstream.
-//!   `a_client_that_leaves_while_it_waits_cancels_the_request`,
-//!   `a_client_that_leaves_in_the_midst_of_a_stream_cancels_it`
+//!   `a_client_that_disconnects_before_the_response_cancels_the_request`,
+//!   `a_client_that_disconnects_during_a_stream_cancels_it`
 //! - If the upstream breaks off a body, the client's stream breaks off, too. It never looks
 //!   complete.
-//!   `an_upstream_that_breaks_off_breaks_the_client_s_stream`,
-//!   `a_body_shorter_than_promised_is_no_clean_end`
+//!   `when_the_upstream_aborts_a_stream_the_client_sees_no_clean_end`,
+//!   `a_body_shorter_than_its_content_length_is_not_a_clean_end`
 //! - Open streams continue when all permits are taken, during an outage of Redis, and after SIGTERM
 //!   until the drain timeout.
-//!   `beyond_the_total_is_a_503_and_a_place_that_comes_free_is_given_again`,
-//!   `without_redis_streams_go_on_and_its_return_mends_everything`,
-//!   `after_sigterm_streams_go_on_new_ones_are_refused_and_the_last_one_ends_it`,
-//!   `at_the_deadline_streams_are_cut_and_their_clients_know`
+//!   `streams_beyond_the_total_get_a_503_and_a_freed_permit_is_reused`,
+//!   `streams_continue_without_redis_and_counts_reconcile_when_it_returns`,
+//!   `after_sigterm_open_streams_continue_new_ones_are_refused_and_the_process_ends_with_the_last`,
+//!   `at_the_drain_deadline_streams_are_cut_without_a_clean_end`
 //! - After SIGTERM, a connected client gets a complete response to a request that was in transit.
-//!   `every_client_that_connected_while_sigterm_came_gets_a_whole_answer`
+//!   `every_client_connected_at_sigterm_gets_a_complete_response`
 //! - A request is sent at most twice. It is sent again only if a reused connection failed, and
 //!   either no byte of the request was sent, or its method is idempotent, it has no body, and no
 //!   byte of a response arrived. No response reaches another client.
-//!   `a_request_that_the_upstream_began_to_answer_is_sent_once`,
-//!   `what_does_harm_twice_is_sent_once`, `a_storm_leaves_nothing_behind_and_mixes_nothing_up`
+//!   `a_request_is_not_retried_once_a_response_byte_arrived`,
+//!   `only_idempotent_requests_on_reused_connections_are_retried_and_only_once`, `random_load_mixes_up_no_responses_and_leaks_nothing`
 //! - Identity headers, forwarded headers and headers that override the route reach the upstream
 //!   only from the gate or a trusted proxy.
 //!   `identity_headers_of_an_untrusted_peer_are_dropped`,

@@ -77,7 +77,8 @@
 //! # Invariants and their tests
 //!
 //! - Restarts, kills and lost connections lose nothing and deliver nothing twice.
-//!   `kills_restarts_and_cuts_change_nothing_for_clients`, `shapes_survive_a_restart_and_a_kill`
+//!   `kills_restarts_and_cuts_change_nothing_for_clients`, `shapes_survive_a_restart_and_a_kill`,
+//!   `no_change_is_lost_or_printed_twice_across_server_restarts`
 //! - In a rolling deploy clients miss nothing. After a kill, another instance takes over.
 //!   `a_rolling_restart_under_a_thousand_streams_loses_no_change_and_admits_nobody_wrongly`,
 //!   `an_instance_that_waits_serves_what_is_there_and_takes_over`

@@ -1,4 +1,4 @@
-//! Checks that the crates depend on each other only as ARCHITECTURE.md allows.
+//! Checks that the crates depend on each other only as the table of ARCHITECTURE.md allows.
 
 use std::path::Path;
 use std::process::Command;

@@ -1,21 +1,33 @@
-//! Checks that every test named in the threat model and in the promises of ARCHITECTURE.md exists.
+//! Checks that every test that the threat model and the invariants name exists.
+//!
+//! The invariants of a crate are a list in its `lib.rs`, under [`INVARIANTS`]. Each item names the
+//! tests that fail if the invariant is broken.
 
 use std::collections::HashSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// The heading of the promises in ARCHITECTURE.md.
-const PROMISES: &str = "\n## Promises and their tests\n";
-/// Line before the list of promises in a crate's README.
-const PROMISE_LIST: &str = "\nWhat always holds:\n";
+/// Heading of the list of invariants in a `lib.rs`.
+const INVARIANTS: &str = "//! # Invariants and their tests";
+/// Line before the list of guarantees in a crate's README.
+const GUARANTEES: &str = "\nGuarantees:\n";
+/// Crates without a list of guarantees: tools for tests and benchmarks.
+const WITHOUT_GUARANTEES: &[&str] = &["sandbox", "testkit", "races"];
+
+/// An invariant of a crate and the tests that its text names.
+#[derive(Debug)]
+struct Invariant {
+    text: String,
+    tests: Vec<String>,
+}
 
 /// Returns the root of the repository.
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
-fn page(path: &str) -> String {
-    fs::read_to_string(root().join(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
+fn read(path: &Path) -> String {
+    fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
 /// Adds the names of all tests in a folder of sources.
@@ -25,7 +37,7 @@ fn collect_tests(dir: &Path, found: &mut HashSet<String>) {
         if entry.is_dir() && !entry.ends_with("target") {
             collect_tests(&entry, found);
         } else if entry.extension().is_some_and(|extension| extension == "rs") {
-            tests_of(&fs::read_to_string(entry).expect("a source is text"), found);
+            tests_of(&read(&entry), found);
         }
     }
 }
@@ -54,37 +66,50 @@ fn all_tests() -> HashSet<String> {
     found
 }
 
-/// Returns all texts between backticks.
-fn quoted(text: &str) -> impl Iterator<Item = &str> {
-    text.split('`').skip(1).step_by(2)
+/// Returns the names of tests between backticks: at least four words of lower-case letters and
+/// digits.
+fn named_tests(text: &str) -> impl Iterator<Item = &str> {
+    let is_sentence = |name: &&str| {
+        let is_part = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'_';
+        name.matches('_').count() >= 3 && name.bytes().all(is_part)
+    };
+    text.split('`').skip(1).step_by(2).filter(is_sentence)
 }
 
-/// Returns the crate, the promise and the tests of each row in the section of promises.
-fn promises(architecture: &str) -> Vec<(&str, &str, &str)> {
-    let (_, section) = architecture.split_once(PROMISES).expect("the section of promises");
-    let section = section.split("\n## ").next().unwrap_or_default();
-    let (mut rows, mut crate_name) = (Vec::new(), "");
-    for line in section.lines() {
-        if let Some(heading) = line.strip_prefix("### crates/") {
-            crate_name = heading;
-        } else if let Some(row) = line.strip_prefix("| ").and_then(|row| row.strip_suffix(" |"))
-            && row != "promise | tests"
-        {
-            let (promise, tests) = row.split_once(" | ").unwrap_or_else(|| panic!("{row} has no tests"));
-            rows.push((crate_name, promise, tests));
+/// Returns the items of the list under [`INVARIANTS`].
+fn invariants(source: &str) -> Vec<Invariant> {
+    let Some((_, section)) = source.split_once(INVARIANTS) else { return Vec::new() };
+    let mut items: Vec<String> = Vec::new();
+    for line in section.lines().skip(1).take_while(|line| line.starts_with("//!") && !is_heading(line)) {
+        if let Some(first) = line.strip_prefix("//! - ") {
+            items.push(first.to_owned());
+        } else if let (Some(next), Some(item)) = (line.strip_prefix("//!   "), items.last_mut()) {
+            item.push(' ');
+            item.push_str(next);
         }
     }
-    rows
+    let invariant =
+        |text: String| Invariant { tests: named_tests(&text).map(ToOwned::to_owned).collect(), text };
+    items.into_iter().map(invariant).collect()
+}
+
+fn is_heading(line: &str) -> bool {
+    line.starts_with("//! # ")
+}
+
+/// Returns the folders of the crates that have a list of guarantees.
+fn crates_with_guarantees() -> Vec<PathBuf> {
+    let folders = fs::read_dir(root().join("crates")).unwrap().map(|entry| entry.unwrap().path());
+    let has_guarantees = |path: &PathBuf| !WITHOUT_GUARANTEES.iter().any(|name| path.ends_with(name));
+    let folders: Vec<PathBuf> = folders.filter(has_guarantees).collect();
+    assert_eq!(folders.len(), 12, "{folders:?}");
+    folders
 }
 
 #[test]
 fn every_test_named_in_the_threat_model_exists() {
-    let (page, tests) = (page("docs/threat-model.md"), all_tests());
-    // A test's name has at least four words of lower-case letters.
-    let is_sentence = |name: &&str| {
-        name.matches('_').count() >= 3 && name.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'_')
-    };
-    let names: Vec<&str> = quoted(&page).filter(is_sentence).collect();
+    let (page, tests) = (read(&root().join("docs/threat-model.md")), all_tests());
+    let names: Vec<&str> = named_tests(&page).collect();
     assert!(names.len() > 25, "{names:?}");
     for name in names {
         assert!(tests.contains(name), "there is no test {name}");
@@ -92,33 +117,39 @@ fn every_test_named_in_the_threat_model_exists() {
 }
 
 #[test]
-fn every_test_named_by_a_promise_exists() {
-    let (architecture, tests) = (page("ARCHITECTURE.md"), all_tests());
-    let rows = promises(&architecture);
-    assert!(rows.len() > 50, "{rows:?}");
-    for (crate_name, promise, named) in rows {
-        assert!(quoted(named).next().is_some(), "crates/{crate_name}: no test is named for: {promise}");
-        for name in quoted(named) {
-            assert!(tests.contains(name), "crates/{crate_name}: there is no test {name} for: {promise}");
+fn every_invariant_names_tests_that_exist() {
+    let tests = all_tests();
+    for folder in crates_with_guarantees() {
+        let folder = folder.display();
+        let invariants = invariants(&read(Path::new(&format!("{folder}/src/lib.rs"))));
+        assert!(invariants.len() > 2, "{folder}: {invariants:?}");
+        for Invariant { text, tests: named } in invariants {
+            assert!(!named.is_empty(), "{folder}: no test is named for: {text}");
+            for name in named {
+                assert!(tests.contains(&name), "{folder}: there is no test {name} for: {text}");
+            }
         }
     }
 }
 
 #[test]
-fn a_crate_has_at_least_as_many_promises_with_tests_as_its_readme_lists() {
-    let architecture = page("ARCHITECTURE.md");
-    let rows = promises(&architecture);
-    let mut lists = 0;
-    for entry in fs::read_dir(root().join("crates")).unwrap() {
-        let path = entry.unwrap().path();
-        let name = path.file_name().and_then(|name| name.to_str()).expect("a crate's name is text");
-        let Ok(readme) = fs::read_to_string(path.join("README.md")) else { continue };
-        let Some((_, list)) = readme.split_once(PROMISE_LIST) else { continue };
-        let points = list.trim_start().lines().take_while(|line| !line.is_empty());
-        let points = points.filter(|line| line.starts_with("- ")).count();
-        let named = rows.iter().filter(|(of, ..)| *of == name).count();
-        assert!(named >= points, "crates/{name}: {points} promises, and {named} rows in ARCHITECTURE.md");
-        lists += 1;
+fn a_crate_has_at_least_as_many_invariants_as_its_readme_has_guarantees() {
+    for folder in crates_with_guarantees() {
+        let readme = read(&folder.join("README.md"));
+        let (_, list) = readme.split_once(GUARANTEES).unwrap_or_else(|| panic!("{folder:?}: no guarantees"));
+        let lines = list.trim_start().lines().take_while(|line| !line.is_empty());
+        let guarantees = lines.filter(|line| line.starts_with("- ")).count();
+        let invariants = invariants(&read(&folder.join("src/lib.rs"))).len();
+        assert!(invariants >= guarantees, "{folder:?}: {guarantees} guarantees, {invariants} invariants");
     }
-    assert_eq!(lists, 12, "READMEs with a list of what always holds");
+}
+
+#[test]
+fn an_item_of_the_list_is_read_with_all_its_lines() {
+    let source = "//! # Invariants and their tests\n//!\n//! Text.\n//!\n//! - First\n//!   goes on. \
+                  `a_b_c_d`,\n//!   `e_f_g_h`\n//! - Second.\n//!\n//! # Next\n//! - Other.\n";
+    let [first, second] = &invariants(source)[..] else { panic!("{:?}", invariants(source)) };
+    assert_eq!(first.text, "First goes on. `a_b_c_d`, `e_f_g_h`");
+    assert_eq!(first.tests, ["a_b_c_d", "e_f_g_h"]);
+    assert_eq!((second.text.as_str(), second.tests.len()), ("Second.", 0));
 }
