@@ -6,7 +6,7 @@ use forebay_sandbox::{Postgres, Redis};
 use serde_json::Value;
 
 use crate::gate::forebay;
-use crate::serve::support::Place;
+use crate::serve::support::ServeFixture;
 
 /// A folder that isn't there yet, of this test's own.
 fn folder(name: &str) -> PathBuf {
@@ -65,11 +65,11 @@ fn check(name: &str, url: &str, variables: &[(&str, &str)]) -> Checked {
 
 #[test]
 fn a_good_server_is_fit_and_nothing_is_changed() {
-    let place = Place::new("CREATE TABLE items (id int PRIMARY KEY)");
+    let place = ServeFixture::new("CREATE TABLE items (id int PRIMARY KEY)");
     let redis = Redis::shared();
     let everything = "SELECT (SELECT count(*) FROM pg_publication) || ' ' || \
                       (SELECT count(*) FROM pg_replication_slots WHERE database = current_database())";
-    let before = place.ask(everything);
+    let before = place.query_value(everything);
     let checked = check("good", &place.postgres.url(&place.database), &[("FOREBAY_REDIS_URL", &redis.url())]);
     assert_eq!((checked.code, checked.failed()), (Some(0), vec![]), "{}", checked.text);
     for (area, name) in [
@@ -97,7 +97,7 @@ fn a_good_server_is_fit_and_nothing_is_changed() {
     // How quick a busy machine is, is not for a test to say.
     let latencies = checked.findings.iter().filter(|finding| finding["check"] == "latency");
     assert_eq!(latencies.count(), 2, "{}", checked.text);
-    assert_eq!(place.ask(everything), before);
+    assert_eq!(place.query_value(everything), before);
     assert!(!folder("good").exists(), "it was not for us to make");
 }
 
@@ -117,7 +117,7 @@ fn a_log_that_is_not_logical_is_named_with_the_statement_that_changes_it() {
 
 #[test]
 fn a_user_without_rights_is_told_which_and_who_may_give_them() {
-    let place = Place::new("CREATE TABLE items (id int PRIMARY KEY)");
+    let place = ServeFixture::new("CREATE TABLE items (id int PRIMARY KEY)");
     let role = format!("guest_{}", place.database);
     place.sql(&format!("CREATE ROLE {role} LOGIN PASSWORD 's3cr3t'"));
     let checked = check("rights", &place.postgres.url_as(&role, "s3cr3t", &place.database), &[]);
@@ -180,7 +180,7 @@ fn a_redis_that_drops_counts_is_no_place_to_meet() {
         .config("maxmemory", "100mb")
         .start()
         .unwrap();
-    let place = Place::new("");
+    let place = ServeFixture::new("");
     let checked =
         check("eviction", &place.postgres.url(&place.database), &[("FOREBAY_REDIS_URL", &redis.url())]);
     assert_eq!((checked.code, checked.failed()), (Some(1), vec!["eviction"]), "{}", checked.text);
@@ -189,7 +189,7 @@ fn a_redis_that_drops_counts_is_no_place_to_meet() {
 
 #[tokio::test]
 async fn beside_a_running_instance_its_slot_its_lock_and_its_addresses_are_seen() {
-    let place = Place::new("CREATE TABLE items (id int PRIMARY KEY)");
+    let place = ServeFixture::new("CREATE TABLE items (id int PRIMARY KEY)");
     let serve = place.serve().await;
     serve.reader(&[("table", "items")]).await;
     let (listen, admin) = (serve.addr.to_string(), serve.admin.to_string());
@@ -216,7 +216,7 @@ async fn beside_a_running_instance_its_slot_its_lock_and_its_addresses_are_seen(
 
 #[test]
 fn a_folder_that_can_not_be_used_is_told() {
-    let place = Place::new("");
+    let place = ServeFixture::new("");
     let file = folder("file");
     std::fs::write(&file, "no folder").unwrap();
     let url = place.postgres.url(&place.database);

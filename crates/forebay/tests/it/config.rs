@@ -5,7 +5,7 @@ use std::process::Output;
 use serde_json::json;
 
 use crate::gate::forebay;
-use crate::serve::support::Place;
+use crate::serve::support::ServeFixture;
 use crate::startup::write;
 
 fn config(args: &[&str], variables: &[(&str, &str)]) -> Output {
@@ -79,7 +79,7 @@ fn the_gate_has_settings_of_its_own() {
 
 #[tokio::test]
 async fn a_server_says_at_its_start_which_variables_of_electric_it_understands() {
-    let place = Place::new("");
+    let place = ServeFixture::new("");
     let serve = place.spawn(&[("ELECTRIC_SECRET", "s3cr3t"), ("ELECTRIC_HNY_API_KEY", "s3cr3t")]);
     let understood = serve.wait_for_log("a variable of another program is understood");
     assert_eq!(

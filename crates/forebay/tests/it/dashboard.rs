@@ -8,7 +8,7 @@ use serde_json::json;
 use crate::chromium::Chromium;
 use crate::gate::{Gate, forebay};
 use crate::origin::Streams;
-use crate::serve::support::{Place, path};
+use crate::serve::support::{ServeFixture, path};
 use crate::wire::{Client, until};
 
 const ITEMS: &str =
@@ -35,7 +35,7 @@ fn is_quiet(browser: &Chromium, admin: SocketAddr) {
 #[tokio::test]
 async fn the_conditions_change_when_postgres_stops_and_hold_again_when_it_is_back() {
     let postgres: &Postgres = Box::leak(Box::new(Postgres::start().unwrap()));
-    let place = Place::on(postgres, ITEMS);
+    let place = ServeFixture::on_postgres(postgres, ITEMS);
     let serve = place.serve().await;
     serve.reader(&[("table", "items")]).await;
     let browser = Chromium::open(&page(serve.admin), "dashboard");
@@ -95,7 +95,7 @@ async fn a_page_says_that_its_server_is_gone_and_goes_on_when_it_is_back() {
 
 #[tokio::test]
 async fn there_is_something_to_see_without_a_shape_and_with_many() {
-    let place = Place::new(ITEMS);
+    let place = ServeFixture::new(ITEMS);
     let serve = place.serve().await;
     let browser = Chromium::open(&page(serve.admin), "dashboard-shapes");
     browser.until("!document.querySelector('#shapes-none').hidden").await;
@@ -127,7 +127,7 @@ async fn there_is_something_to_see_without_a_shape_and_with_many() {
 
 #[tokio::test]
 async fn everything_is_reached_by_keyboard() {
-    let place = Place::new(ITEMS);
+    let place = ServeFixture::new(ITEMS);
     let serve = place.serve().await;
     for clause in ["id = 1", "id > 0"] {
         serve.reader(&[("table", "items"), ("where", clause)]).await;
@@ -201,7 +201,7 @@ const CONTRAST: &str = "((selector) => { \
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn with_the_secret_everything_is_seen_light_and_dark_on_a_desk_and_in_a_hand() {
-    let place = Place::new(ITEMS);
+    let place = ServeFixture::new(ITEMS);
     let hash = |key: &str| {
         let hash = ring::digest::digest(&ring::digest::SHA256, key.as_bytes());
         hash.as_ref().iter().map(|byte| format!("{byte:02x}")).collect::<String>()

@@ -13,7 +13,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::chromium::Chromium;
 use crate::gate::forebay;
-use crate::serve::support::Place;
+use crate::serve::support::ServeFixture;
 use crate::wire::{Client, DEADLINE, until};
 
 /// A run, and the folder that all it makes is in; killed when it is dropped.
@@ -171,7 +171,7 @@ async fn postgres_ends_with_a_run_that_is_killed_and_the_next_run_tidies_up() {
 
 #[tokio::test]
 async fn an_own_database_is_served_and_keeps_neither_slot_nor_publication() {
-    let place = Place::new(
+    let place = ServeFixture::new(
         "CREATE TABLE items (id int PRIMARY KEY, title text); INSERT INTO items VALUES (1, 'one')",
     );
     let url = place.postgres.url(&place.database);
@@ -185,7 +185,7 @@ async fn an_own_database_is_served_and_keeps_neither_slot_nor_publication() {
     dev.signal(Signal::TERM);
     assert_eq!(dev.ends().await, Some(0));
     assert_eq!(dev.left(), [""; 0]);
-    let count = |sql: &str| place.ask(sql).unwrap();
+    let count = |sql: &str| place.query_value(sql).unwrap();
     let slots = format!("SELECT count(*) FROM pg_replication_slots WHERE database = '{}'", place.database);
     assert_eq!(
         (count(&slots), count("SELECT count(*) FROM pg_publication")),

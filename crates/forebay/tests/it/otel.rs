@@ -11,7 +11,7 @@ use crate::gate::Gate;
 use crate::limits::open;
 use crate::origin::{Origin, Streams};
 use crate::python::App;
-use crate::serve::support::{Place, path};
+use crate::serve::support::{ServeFixture, path};
 use crate::wire::{Client, until};
 
 const TRACE: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
@@ -234,7 +234,7 @@ async fn counters_and_histograms_arrive_as_what_they_are() {
 #[tokio::test]
 async fn a_server_of_shapes_tells_of_its_requests_and_of_no_data() {
     let collector = Collector::start();
-    let place = Place::new(
+    let place = ServeFixture::new(
         "CREATE TABLE pearls (id int PRIMARY KEY, name text); INSERT INTO pearls VALUES (1, 's3cr3t-row')",
     );
     let url = collector.0.url();

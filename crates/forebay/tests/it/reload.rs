@@ -9,7 +9,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use crate::gate::{Gate, forebay};
 use crate::limits::open;
 use crate::origin::Streams;
-use crate::serve::support::Place;
+use crate::serve::support::ServeFixture;
 use crate::wire::{Client, until};
 
 /// A folder of the test's own; gone at the end.
@@ -192,7 +192,7 @@ async fn the_filter_of_a_log_for_people_changes_too() {
 #[tokio::test]
 async fn a_server_of_shapes_logs_more_after_sighup() {
     let (place, folder) =
-        (Place::new("CREATE TABLE items (id int PRIMARY KEY)"), Folder::new("filter-serve"));
+        (ServeFixture::new("CREATE TABLE items (id int PRIMARY KEY)"), Folder::new("filter-serve"));
     let settings = |filter: &str| folder.write("serve.toml", &format!("[log]\nfilter = {filter:?}\n"));
     let path = settings("info");
     let serve = place.serve_with_args(&["--config", &path]).await;

@@ -9,7 +9,7 @@ use forebay_sandbox::Redis;
 use serde_json::Value;
 
 use crate::gate::{Gate, forebay};
-use crate::serve::support::Place;
+use crate::serve::support::ServeFixture;
 
 fn status(admin: &str, args: &[&str]) -> Output {
     forebay(&["status", "--url", &format!("http://{admin}")]).args(args).output().unwrap()
@@ -21,7 +21,7 @@ fn said(output: &Output) -> String {
 
 #[tokio::test]
 async fn a_server_tells_its_phase_its_conditions_and_its_shapes() {
-    let place = Place::new("CREATE TABLE items (id int PRIMARY KEY)");
+    let place = ServeFixture::new("CREATE TABLE items (id int PRIMARY KEY)");
     let serve = place.serve().await;
     serve.reader(&[("table", "items")]).await;
     let admin = serve.admin.to_string();

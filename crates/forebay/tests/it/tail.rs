@@ -12,7 +12,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
 use crate::gate::forebay;
-use crate::serve::support::{Place, Serve};
+use crate::serve::support::{ServeFixture, ServeProcess};
 use crate::wire::DEADLINE;
 
 const ITEMS: &str = "CREATE TABLE items (id int PRIMARY KEY, note text);
@@ -44,12 +44,12 @@ fn command(at: &str, args: &[&str]) -> Command {
     command
 }
 
-fn url(serve: &Serve) -> String {
+fn url(serve: &ServeProcess) -> String {
     format!("http://{}", serve.addr)
 }
 
 impl Tail {
-    fn of(serve: &Serve, args: &[&str]) -> Tail {
+    fn of(serve: &ServeProcess, args: &[&str]) -> Tail {
         Tail::run(command(&url(serve), args))
     }
 
@@ -108,7 +108,7 @@ impl Drop for Tail {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn rows_come_first_and_then_each_change_as_a_line() {
-    let place = Place::new(ITEMS);
+    let place = ServeFixture::new(ITEMS);
     let serve = place.serve_with(&QUICK).await;
     let mut tail = Tail::of(&serve, &["items"]);
     let mut rows = [tail.line(), tail.line()];
@@ -129,7 +129,7 @@ async fn rows_come_first_and_then_each_change_as_a_line() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_clause_with_parameters_columns_and_a_beginning_are_passed_on() {
-    let place = Place::new(ITEMS);
+    let place = ServeFixture::new(ITEMS);
     let serve = place.serve_with(&[QUICK[0], ("FOREBAY_SERVE_SECRET", "s3cr3t &=")]).await;
     let args = ["items", "--where", "note = $1 OR id > 5", "--param", "1=two", "--columns", "id"];
     let mut program = command(&url(&serve), &args);
@@ -155,7 +155,7 @@ async fn a_clause_with_parameters_columns_and_a_beginning_are_passed_on() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn nothing_is_lost_or_printed_twice_while_the_server_restarts() {
-    let place = Place::new(ITEMS);
+    let place = ServeFixture::new(ITEMS);
     let mut serve = place.serve_with(&QUICK).await;
     let path = Proxy::start(serve.addr);
     let tail = Tail::run(command(&format!("http://{}", path.addr()), &["items", "--json"]));
@@ -191,7 +191,7 @@ async fn nothing_is_lost_or_printed_twice_while_the_server_restarts() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_answer_that_breaks_off_is_asked_for_again_and_printed_once() {
-    let place = Place::new(
+    let place = ServeFixture::new(
         "CREATE TABLE items (id int PRIMARY KEY); INSERT INTO items SELECT generate_series(1, 3000)",
     );
     let serve = place.serve_with(&QUICK).await;
@@ -210,7 +210,7 @@ async fn an_answer_that_breaks_off_is_asked_for_again_and_printed_once() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_shape_that_is_made_anew_is_read_again_and_told() {
-    let place = Place::new(ITEMS);
+    let place = ServeFixture::new(ITEMS);
     let serve = place.serve_with(&QUICK).await;
     let tail = Tail::of(&serve, &["items", "--json"]);
     tail.note("up to date: 2 rows");
@@ -229,7 +229,7 @@ async fn a_shape_that_is_made_anew_is_read_again_and_told() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_pipe_that_closes_ends_it_quietly_even_when_nothing_changes() {
-    let place = Place::new(ITEMS);
+    let place = ServeFixture::new(ITEMS);
     let serve = place.serve_with(&QUICK).await;
     let mut child = command(&url(&serve), &["items"]).spawn().unwrap();
     let mut stdout: BufReader<ChildStdout> = BufReader::new(child.stdout.take().unwrap());
@@ -245,7 +245,7 @@ async fn a_pipe_that_closes_ends_it_quietly_even_when_nothing_changes() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_can_not_be_asked_for_is_said_once() {
-    let place = Place::new(ITEMS);
+    let place = ServeFixture::new(ITEMS);
     let serve = place.serve_with(&QUICK).await;
     for (args, parts) in [
         (&["nothing"][..], &["400", "nothing"][..]),

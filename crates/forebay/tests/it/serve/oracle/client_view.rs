@@ -1,90 +1,106 @@
-//! A shape as a strict client sees it: every message is checked against the rules, then applied.
+//! The rows of one shape in a client. Each message is checked against the rules, then applied.
 //!
-//! The rules: offsets rise; a present key isn't inserted, an absent one isn't changed; an update changes what it names; a
-//! transaction ends with `last`, once; the two messages of a changed key follow each other; up-to-date comes between transactions.
-//! Of tables whose rows pass through the keys of others ([`Rules::Loose`]) messages are applied as
-//! the published client does: an insert
-//! replaces what its key had, and a delete may find nothing.
-//! Not here: HTTP (`client.rs`), and whether the rows are the right ones (`history.rs`).
+//! The rules for messages:
+//! - Offsets rise.
+//! - An insert is of an absent key. An update or a delete is of a present key.
+//! - An update names exactly the columns that it changes, unless the log is compacted.
+//! - `last` is on the last change of a transaction, and only there.
+//! - A changed key is a delete with `key_change_to`, directly followed by an insert with
+//!   `key_change_from`.
+//! - An up-to-date comes between two transactions.
+//!
+//! Where keys move between rows ([`MessageRules::Loose`], [`MessageRules::Mixed`]), messages are applied as the
+//! published client does: an insert replaces the row of its key, and a delete may find none.
+//!
+//! Out of scope: HTTP (`oracle_client.rs`), and whether the rows are right (`history.rs`).
 
 use std::collections::{BTreeMap, VecDeque};
 
 use serde_json::{Map, Value};
 use tokio::time::Instant;
 
-use super::clauses::Wanted;
-use super::history::{Digest, Row, Sight};
-use super::tables::{Rules, Table};
+use super::history::{OracleRow, OracleSnapshot, RowsDigest};
+use super::shape_request::OracleRequest;
+use super::tables::{MessageRules, OracleTable};
 
-/// How many messages are shown when one is wrong.
-const SHOWN: usize = 30;
+/// How many messages a failure report shows.
+const MAX_RECENT: usize = 30;
 
+/// The rows of one shape in a client, and its position in the log.
 #[derive(Debug)]
-pub(crate) struct View {
-    table: &'static Table,
-    /// In the order of the rows' values.
+pub(crate) struct ClientView {
+    table: &'static OracleTable,
+    /// The selected columns, in the order of the values in `rows`.
     pub(crate) columns: Vec<String>,
     is_full: bool,
-    /// Whether updates may be merged: then they may name what is as it was.
-    is_merged: bool,
-    pub(crate) rows: BTreeMap<String, Row>,
-    pub(crate) digest: Digest,
-    /// Of the last message of the log.
+    /// Whether the server compacts logs. Merged updates may name columns that didn't change.
+    is_compacting: bool,
+    /// The rows, by key.
+    pub(crate) rows: BTreeMap<String, OracleRow>,
+    pub(crate) digest: RowsDigest,
+    /// LSN and operation of the last change.
     pub(crate) at: (u64, u64),
-    /// Whether the transaction of the last message goes on.
+    /// Whether more changes of the last change's transaction must follow.
     is_open: bool,
-    /// The keys of a delete whose insert must follow.
-    moving: Option<(String, String)>,
+    /// Old and new key of a delete whose insert must follow.
+    pending_key_change: Option<(String, String)>,
+    /// Whether the snapshot is complete.
     is_whole: bool,
-    /// What its snapshot saw.
-    pub(crate) sight: Sight,
-    /// What the last up-to-date said.
+    /// Transactions that the snapshot saw.
+    pub(crate) snapshot: OracleSnapshot,
+    /// Position in the last up-to-date.
     pub(crate) seen: u64,
-    /// The rows at each up-to-date.
-    pub(crate) checkpoints: Vec<Checkpoint>,
-    pub(crate) counts: Counts,
+    /// The states at the up-to-dates.
+    pub(crate) checkpoints: Vec<UpToDateState>,
+    pub(crate) counts: MessageCounts,
+    /// The last messages and actions, for a failure report.
     recent: VecDeque<String>,
 }
 
 /// The rows at an up-to-date.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Checkpoint {
+pub(crate) struct UpToDateState {
+    /// Position in the up-to-date.
     pub(crate) seen: u64,
-    pub(crate) digest: Digest,
-    /// When it was so for the last time.
+    pub(crate) digest: RowsDigest,
+    /// When the last up-to-date with this position and these rows arrived.
     pub(crate) at: Instant,
 }
 
-/// What came.
+/// Numbers of messages.
 #[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Counts {
+pub(crate) struct MessageCounts {
     pub(crate) changes: u64,
+    /// Changed keys.
     pub(crate) moves: u64,
     pub(crate) up_to_dates: u64,
 }
 
-impl View {
-    pub(crate) fn new(wanted: &Wanted, is_merged: bool) -> Self {
-        View {
-            table: wanted.table,
-            columns: wanted.columns.iter().map(|name| (*name).to_owned()).collect(),
-            is_full: wanted.is_full,
-            is_merged,
+impl ClientView {
+    pub(crate) fn new(request: &OracleRequest, is_compacting: bool) -> Self {
+        ClientView {
+            table: request.table,
+            columns: request.columns.iter().map(|name| (*name).to_owned()).collect(),
+            is_full: request.is_full,
+            is_compacting,
             rows: BTreeMap::new(),
-            digest: Digest::default(),
+            digest: RowsDigest::default(),
             at: (0, 0),
             is_open: false,
-            moving: None,
+            pending_key_change: None,
             is_whole: false,
-            sight: Sight::default(),
+            snapshot: OracleSnapshot::default(),
             seen: 0,
             checkpoints: Vec::new(),
-            counts: Counts::default(),
+            counts: MessageCounts::default(),
             recent: VecDeque::new(),
         }
     }
 
     /// Checks a message and applies it.
+    ///
+    /// # Errors
+    /// Names the rule that the message breaks.
     pub(crate) fn apply(&mut self, message: &Value) -> Result<(), String> {
         self.note(shortened(message));
         let headers = &message["headers"];
@@ -92,32 +108,32 @@ impl View {
             (Some("up-to-date"), None) => self.up_to_date(headers),
             (Some("snapshot-end"), None) => self.snapshot_end(headers),
             (None, Some(operation)) => self.change(operation, message),
-            _ => Err("it is neither a change nor known control".to_owned()),
+            _ => Err("neither a change nor a known control message".to_owned()),
         }
     }
 
-    /// For whoever looks for what went wrong.
+    /// Stores a line for a failure report.
     pub(crate) fn note(&mut self, line: String) {
-        if self.recent.len() == SHOWN {
+        if self.recent.len() == MAX_RECENT {
             self.recent.pop_front();
         }
         self.recent.push_back(line);
     }
 
-    /// What came last, for whoever looks for what went wrong.
+    /// Returns the last messages and actions, for a failure report.
     pub(crate) fn recent(&self) -> String {
         Vec::from_iter(self.recent.iter().map(String::as_str)).join("\n  ")
     }
 
     fn up_to_date(&mut self, headers: &Value) -> Result<(), String> {
         let seen = number(&headers["global_last_seen_lsn"])?;
-        check(self.is_whole, "up-to-date before the snapshot's end")?;
+        check(self.is_whole, "up-to-date before snapshot-end")?;
         check(!self.is_open, "up-to-date inside a transaction")?;
-        check(seen > self.at.0, "up-to-date doesn't lie after what was sent")?;
-        check(seen >= self.seen, "up-to-date goes back")?;
+        check(seen > self.at.0, "up-to-date isn't after the last change")?;
+        check(seen >= self.seen, "the position of up-to-date decreases")?;
         self.seen = seen;
         self.counts.up_to_dates += 1;
-        let now = Checkpoint { seen, digest: self.digest, at: Instant::now() };
+        let now = UpToDateState { seen, digest: self.digest, at: Instant::now() };
         match self.checkpoints.last_mut() {
             Some(last) if (last.seen, last.digest) == (seen, self.digest) => *last = now,
             _ => self.checkpoints.push(now),
@@ -126,28 +142,31 @@ impl View {
     }
 
     fn snapshot_end(&mut self, headers: &Value) -> Result<(), String> {
-        check(!self.is_whole, "the snapshot ends twice")?;
+        check(!self.is_whole, "a second snapshot-end")?;
         number(&headers["xmin"])?;
-        let running = headers["xip_list"].as_array().ok_or("the snapshot's end has no xip_list")?;
+        let running = headers["xip_list"].as_array().ok_or("snapshot-end without xip_list")?;
         let running = running.iter().map(number).collect::<Result<_, _>>()?;
-        self.sight = Sight { xmax: number(&headers["xmax"])?, running, crash: None };
+        self.snapshot = OracleSnapshot { xmax: number(&headers["xmax"])?, running, crash: None };
         self.is_whole = true;
         Ok(())
     }
 
     fn change(&mut self, operation: &str, message: &Value) -> Result<(), String> {
         let headers = &message["headers"];
-        check(headers["relation"] == serde_json::json!(["public", self.table.name]), "another relation")?;
+        check(
+            headers["relation"] == serde_json::json!(["public", self.table.name]),
+            "the relation of another table",
+        )?;
         let value = message["value"].as_object().ok_or("no value")?;
         let of_key = |name: &&str| value.get(*name).is_some_and(|value| text(value).is_ok());
-        check(self.table.key.iter().all(of_key), "the key isn't whole")?;
+        check(self.table.key.iter().all(of_key), "a key column is missing")?;
         let key = key_of(self.table.name, self.table.key, |name| value[name].as_str());
-        check(message["key"] == *key, "the key isn't that of the row")?;
+        check(message["key"] == *key, "the key doesn't match the row")?;
         match headers.get("lsn") {
-            Some(_) => self.place(headers, &key, operation)?,
+            Some(_) => self.check_position(headers, &key, operation)?,
             None => {
-                check(!self.is_whole, "a row of the snapshot after its end")?;
-                check(operation == "insert", "a row of the snapshot that isn't inserted")?;
+                check(!self.is_whole, "a row of the snapshot after snapshot-end")?;
+                check(operation == "insert", "a row of the snapshot that isn't an insert")?;
             }
         }
         match operation {
@@ -159,37 +178,41 @@ impl View {
     }
 
     fn is_loose(&self) -> bool {
-        matches!(self.table.rules, Rules::Loose | Rules::Mixed)
+        matches!(self.table.rules, MessageRules::Loose | MessageRules::Mixed)
     }
 
-    /// Where in the log a change is.
-    fn place(&mut self, headers: &Value, key: &str, operation: &str) -> Result<(), String> {
-        check(self.is_whole, "a change before the snapshot's end")?;
+    /// Checks the position of a change in the log, and stores it.
+    fn check_position(&mut self, headers: &Value, key: &str, operation: &str) -> Result<(), String> {
+        check(self.is_whole, "a change before snapshot-end")?;
         self.counts.changes += 1;
         let op = headers["op_position"].as_u64().ok_or("no op_position")?;
         let at = (number(&headers["lsn"])?, op);
         check(at > self.at, "the offset doesn't rise")?;
-        check(at.0 >= self.seen, "it should have come before up-to-date")?;
-        // Who was inside of a transaction when the rest of it was merged into later ones isn't told that it ended.
-        let is_cut = self.is_merged && self.is_open;
+        check(at.0 >= self.seen, "the change belongs before up-to-date")?;
+        // Compaction may merge the rest of a transaction into later ones. Then a client in the middle
+        // of it gets no `last`.
+        let is_cut = self.is_compacting && self.is_open;
         check(
             self.is_open == (at.0 == self.at.0) || is_cut,
-            "`last` isn't on a transaction's last change, and only there",
+            "`last` is not exactly on the last change of a transaction",
         )?;
-        check(headers["txids"].as_array().is_some_and(|ids| ids.len() == 1), "not one transaction")?;
+        check(
+            headers["txids"].as_array().is_some_and(|ids| ids.len() == 1),
+            "txids doesn't have exactly one transaction",
+        )?;
         let is_last = match headers.get("last") {
             None => false,
             Some(last) => last.as_bool().ok_or("`last` isn't a boolean")?,
         };
         if !self.is_loose() {
-            self.follow_key(headers, key, operation, at, is_last)?;
+            self.check_key_change(headers, key, operation, at, is_last)?;
         }
         (self.at, self.is_open) = (at, !is_last);
         Ok(())
     }
 
-    /// The two halves of a changed key follow each other.
-    fn follow_key(
+    /// Checks that the delete and the insert of a changed key follow each other.
+    fn check_key_change(
         &mut self,
         headers: &Value,
         key: &str,
@@ -198,26 +221,32 @@ impl View {
         is_last: bool,
     ) -> Result<(), String> {
         let named = |name: &str| headers[name].as_str().map(str::to_owned);
-        match (self.moving.take(), named("key_change_from")) {
+        match (self.pending_key_change.take(), named("key_change_from")) {
             (None, None) => {
-                check(at.1.is_multiple_of(2), "an odd op that isn't the insert of a changed key")?
+                check(at.1.is_multiple_of(2), "an odd op_position that isn't the insert of a changed key")?
             }
-            (Some((from, to)), Some(told)) => {
-                check(operation == "insert" && at == (self.at.0, self.at.1 + 1), "no insert at the next op")?;
-                check(told == from && key == to, "the insert is of another changed key")?;
+            (Some((from, to)), Some(named)) => {
+                check(
+                    operation == "insert" && at == (self.at.0, self.at.1 + 1),
+                    "no insert at the next op_position",
+                )?;
+                check(named == from && key == to, "the insert is of another changed key")?;
                 self.counts.moves += 1;
             }
-            _ => return Err("half a changed key".to_owned()),
+            _ => return Err("only one half of a changed key".to_owned()),
         }
         if let Some(to) = named("key_change_to") {
-            check(operation == "delete" && !is_last, "a changed key must be deleted, then inserted")?;
-            self.moving = Some((key.to_owned(), to));
+            check(
+                operation == "delete" && !is_last,
+                "key_change_to on a message that isn't a delete before an insert",
+            )?;
+            self.pending_key_change = Some((key.to_owned(), to));
         }
         Ok(())
     }
 
     fn insert(&mut self, key: String, value: &Map<String, Value>) -> Result<(), String> {
-        let row = self.whole(value)?;
+        let row = self.whole_row(value)?;
         self.digest.add(&row);
         match self.rows.insert(key, row) {
             None => Ok(()),
@@ -236,24 +265,24 @@ impl View {
             row[self.index(name)?] = text(new)?;
         }
         let changed = row.iter().zip(&before).filter(|(new, old)| new != old).count();
-        let is_exact = !self.is_merged && !self.is_loose();
-        check(!is_exact || changed > 0, "an update of nothing")?;
+        let is_exact = !self.is_compacting && !self.is_loose();
+        check(!is_exact || changed > 0, "an update without a change")?;
         if !is_exact {
-            // Its old values may be older than what was here.
+            // The old values may be older than the client's row.
         } else if self.is_full {
-            self.whole(value)?;
+            self.whole_row(value)?;
             let old = old.as_object().ok_or("no old_value")?;
-            check(old.len() == changed, "old_value isn't of what changed")?;
+            check(old.len() == changed, "old_value doesn't have exactly the changed columns")?;
             for (name, old) in old {
                 let index = self.index(name)?;
                 check(
                     before[index] == text(old)? && before[index] != row[index],
-                    "old_value isn't as it was",
+                    "old_value has a wrong value",
                 )?;
             }
         } else {
             let named = value.keys().filter(|name| !self.table.key.contains(&name.as_str())).count();
-            check(named == changed, "an update names what didn't change")?;
+            check(named == changed, "an update names a column that didn't change")?;
         }
         self.digest.remove(&before);
         self.digest.add(&row);
@@ -267,25 +296,24 @@ impl View {
         };
         self.digest.remove(&row);
         match self.is_full {
-            true => {
-                check(self.whole(value)? == row || self.is_loose(), "a delete of another row than was there")
-            }
-            false => check(value.len() == self.table.key.len(), "a delete says more than the key"),
+            true => check(self.whole_row(value)? == row || self.is_loose(), "a delete with wrong values"),
+            false => check(value.len() == self.table.key.len(), "a delete with more than the key"),
         }
     }
 
-    /// A row with all columns.
-    fn whole(&self, value: &Map<String, Value>) -> Result<Row, String> {
-        check(value.len() == self.columns.len(), "not the columns that were asked for")?;
+    /// Returns a row. Fails if it doesn't have exactly the selected columns.
+    fn whole_row(&self, value: &Map<String, Value>) -> Result<OracleRow, String> {
+        check(value.len() == self.columns.len(), "not exactly the requested columns")?;
         self.columns.iter().map(|name| text(value.get(name).ok_or(format!("no {name}"))?)).collect()
     }
 
+    /// Returns the index of a column.
     fn index(&self, name: &str) -> Result<usize, String> {
-        self.columns.iter().position(|own| own == name).ok_or(format!("{name} wasn't asked for"))
+        self.columns.iter().position(|own| own == name).ok_or(format!("column {name} wasn't requested"))
     }
 }
 
-/// As the protocol spells the key of a row.
+/// Returns the key of a row as the protocol spells it.
 pub(crate) fn key_of<'v>(table: &str, key: &[&str], value: impl Fn(&str) -> Option<&'v str>) -> String {
     let part = |name: &&str| match value(name) {
         Some(text) => format!("/\"{}\"", text.replace('/', "//")),
@@ -294,21 +322,23 @@ pub(crate) fn key_of<'v>(table: &str, key: &[&str], value: impl Fn(&str) -> Opti
     format!("\"public\".\"{table}\"{}", key.iter().map(part).collect::<String>())
 }
 
-/// What breaks a rule.
-fn check(holds: bool, otherwise: &str) -> Result<(), String> {
-    if holds { Ok(()) } else { Err(otherwise.to_owned()) }
+/// Returns `violation` as an error unless the rule holds.
+fn check(holds: bool, violation: &str) -> Result<(), String> {
+    if holds { Ok(()) } else { Err(violation.to_owned()) }
 }
 
+/// Reads a value of a column: a string or null.
 fn text(value: &Value) -> Result<Option<String>, String> {
     match value {
         Value::Null => Ok(None),
         Value::String(text) => Ok(Some(text.clone())),
-        other => Err(format!("neither text nor null: {other}")),
+        other => Err(format!("neither a string nor null: {other}")),
     }
 }
 
+/// Reads a number that is a JSON string.
 fn number(value: &Value) -> Result<u64, String> {
-    value.as_str().and_then(|text| text.parse().ok()).ok_or(format!("not a number as text: {value}"))
+    value.as_str().and_then(|text| text.parse().ok()).ok_or(format!("not a number in a string: {value}"))
 }
 
 fn shortened(message: &Value) -> String {
@@ -327,10 +357,10 @@ mod tests {
     use super::super::tables::ITEMS;
     use super::*;
 
-    fn view(messages: &[Value]) -> Result<View, String> {
-        let mut wanted = Wanted::random(&mut Dice::new(1), 18, None);
-        (wanted.table, wanted.columns, wanted.is_full) = (&ITEMS, vec!["id", "grp"], false);
-        let mut view = View::new(&wanted, false);
+    fn view(messages: &[Value]) -> Result<ClientView, String> {
+        let mut request = OracleRequest::random(&mut Dice::new(1), 18, None);
+        (request.table, request.columns, request.is_full) = (&ITEMS, vec!["id", "grp"], false);
+        let mut view = ClientView::new(&request, false);
         view.apply(
             &json!({"headers": {"control": "snapshot-end", "xmin": "1", "xmax": "1", "xip_list": []}}),
         )?;
@@ -356,7 +386,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lawful_log_is_taken() {
+    fn a_log_that_keeps_the_rules_is_applied() {
         let log = [
             change("insert", "1", 10, 0, false),
             change("update", "1", 10, 2, true),
@@ -369,9 +399,9 @@ mod tests {
     }
 
     #[test]
-    fn each_rule_that_is_broken_is_named() {
+    fn each_broken_rule_is_named() {
         let insert = || change("insert", "1", 10, 0, true);
-        for (log, word) in [
+        for (log, words) in [
             (vec![insert(), change("insert", "1", 11, 0, true)], "present key"),
             (vec![change("update", "1", 10, 0, true)], "absent key"),
             (vec![change("delete", "1", 10, 0, true)], "absent key"),
@@ -379,17 +409,17 @@ mod tests {
             (vec![change("insert", "1", 10, 0, false), up_to_date(11)], "inside a transaction"),
             (vec![change("insert", "1", 10, 0, false), change("insert", "2", 11, 0, true)], "`last`"),
             (vec![insert(), change("insert", "2", 10, 2, true)], "`last`"),
-            (vec![insert(), up_to_date(10)], "after what was sent"),
+            (vec![insert(), up_to_date(10)], "after the last change"),
             (vec![insert(), up_to_date(20), change("insert", "2", 19, 0, true)], "before up-to-date"),
-            (vec![change("insert", "1", 10, 1, true)], "odd op"),
+            (vec![change("insert", "1", 10, 1, true)], "odd op_position"),
         ] {
             let error = view(&log).unwrap_err();
-            assert!(error.contains(word), "{word:?} isn't in {error:?}");
+            assert!(error.contains(words), "{words:?} isn't in {error:?}");
         }
     }
 
     #[test]
-    fn a_changed_key_has_both_its_halves() {
+    fn a_changed_key_is_a_delete_and_an_insert() {
         let pair = || {
             let mut delete = change("delete", "1", 20, 0, false);
             delete["headers"]["key_change_to"] = json!("\"public\".\"items\"/\"2\"");
@@ -400,7 +430,7 @@ mod tests {
         let first = change("insert", "1", 10, 0, true);
         let (delete, insert) = pair();
         assert_eq!(view(&[first.clone(), delete.clone(), insert]).unwrap().counts.moves, 1);
-        let stranger = change("insert", "3", 20, 2, true);
-        assert!(view(&[first, delete, stranger]).unwrap_err().contains("half"));
+        let other = change("insert", "3", 20, 2, true);
+        assert!(view(&[first, delete, other]).unwrap_err().contains("half"));
     }
 }
