@@ -12,7 +12,7 @@ use super::support::{ServeFixture, ServeProcess, ShapeReader, SseEvent, SseStrea
 use crate::wire::{Client, until};
 
 const ITEM: [(&str, &str); 1] = [("table", "items")];
-/// VersionedRows of 5 KB. After each transaction all of them have the same version.
+/// Rows of 5 KB. After each transaction all of them have the same version.
 const ITEMS: &str = "CREATE TABLE items (id int PRIMARY KEY, version int, note text);
     INSERT INTO items SELECT n, 0, '' FROM generate_series(1, 20) n";
 /// Bytes that one transaction adds to the log, about.
@@ -28,7 +28,8 @@ fn write_versions(fixture: &ServeFixture, versions: std::ops::RangeInclusive<u32
     ));
 }
 
-/// Opens a stream with a small receive buffer, so that the server waits while the client doesn't read.
+/// Opens a stream with a small receive buffer, so that the server waits while the client doesn't
+/// read.
 async fn slow_events(serve: &ServeProcess, reader: &ShapeReader<'_>) -> SseStream {
     let mut client = Client::connect(serve.addr).await;
     SockRef::from(&client.socket).set_recv_buffer_size(64 * 1024).unwrap();
@@ -51,7 +52,8 @@ struct VersionedRows {
 }
 
 impl VersionedRows {
-    /// Applies a message. Returns whether it is an up-to-date, at which all rows must have one version.
+    /// Applies a message. Returns whether it is an up-to-date, at which all rows must have one
+    /// version.
     #[track_caller]
     fn apply(&mut self, message: &Value) -> bool {
         let headers = &message["headers"];
@@ -181,8 +183,8 @@ async fn removing_the_file_that_a_slow_client_reads_breaks_no_stream() {
     compacted_under_a_slow_client(true).await;
 }
 
-/// Returns whether a shape has a file whose name ends like this. `0.log` denotes the first file of a
-/// log, whose name has no position.
+/// Returns whether a shape has a file whose name ends like this. `0.log` denotes the first file of
+/// a log, whose name has no position.
 fn has_file(fixture: &ServeFixture, end: &str) -> bool {
     let files = std::fs::read_dir(fixture.dir.join("shapes")).unwrap();
     let mut names = files.filter_map(|file| file.unwrap().file_name().into_string().ok());
@@ -229,8 +231,8 @@ async fn compacted_under_a_slow_client(is_gone: bool) {
     version += 1;
     write_versions(&fixture, version..=version);
     rows.read_until(&mut slow, version).await;
-    // A client that starts in the compacted part gets no up-to-date inside it, neither by events nor
-    // by pages: its rows have several versions there.
+    // A client that starts in the compacted part gets no up-to-date inside it, neither by events
+    // nor by pages: its rows have several versions there.
     let mut late = VersionedRows::default();
     late.read_until(&mut serve.events(&reader).await, version).await;
     assert_eq!(late.last, rows.last);

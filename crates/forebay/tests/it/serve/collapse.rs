@@ -1,5 +1,5 @@
-//! A cache that collapses requests, in front of the server. Any number of clients costs the server one
-//! request for each chunk and one for each change.
+//! A cache that collapses requests, in front of the server. Any number of clients costs the server
+//! one request for each chunk and one for each change.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;

@@ -18,7 +18,8 @@ fn crowd_size(usual: usize) -> usize {
     std::env::var("FOREBAY_CROWD").ok().and_then(|count| count.parse().ok()).unwrap_or(usual)
 }
 
-/// Returns a clause that only the row `number` satisfies. The four kinds of indexed clauses alternate.
+/// Returns a clause that only the row `number` satisfies. The four kinds of indexed clauses
+/// alternate.
 fn clause(number: usize) -> String {
     match number % 4 {
         0 => format!("owner = 'o{number}'"),
@@ -60,7 +61,8 @@ fn cpu_ms(pid: u32) -> u64 {
     (fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap()) * 10
 }
 
-/// Inserts rows from number `from` on, one transaction each. Returns the CPU time of the server, in ms.
+/// Inserts rows from number `from` on, one transaction each. Returns the CPU time of the server, in
+/// ms.
 async fn insert_rows(fixture: &ServeFixture, serve: &ServeProcess, from: usize, count: usize) -> u64 {
     let before = cpu_ms(serve.pid());
     fixture.sql(&format!(

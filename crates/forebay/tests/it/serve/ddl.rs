@@ -27,8 +27,8 @@ async fn columns(serve: &ServeProcess, shape: &[(&str, &str)]) -> Vec<String> {
     schema.as_object().unwrap().keys().cloned().collect()
 }
 
-/// Runs DDL on `items`, then a change of a row. Checks that the shape of `items` is replaced, and that
-/// the shape of `others` continues.
+/// Runs DDL on `items`, then a change of a row. Checks that the shape of `items` is replaced, and
+/// that the shape of `others` continues.
 async fn replaced_by(ddl: &str, change: &str) -> (ServeFixture, ServeProcess) {
     let fixture = ServeFixture::new(TABLES);
     let serve = fixture.serve_with(&[("FOREBAY_SERVE_LONG_POLL_MS", "1000")]).await;
@@ -152,10 +152,10 @@ async fn a_new_shape_waits_for_transactions_from_while_its_table_was_unpublished
     fixture.sql(&format!("{end} '{}'", fixture.slot));
     items.wait_for_refetch(&serve).await;
     let mut fresh = ShapeReader::new(&ITEM);
-    let mut asking = serve.start_get(&fresh.params()).await;
+    let mut request = serve.start_get(&fresh.params()).await;
     fixture.sql("INSERT INTO go VALUES (true)");
     writer.join().unwrap().unwrap();
-    let mut rows = fresh.accept(&asking.answer().await);
+    let mut rows = fresh.accept(&request.answer().await);
     rows.extend(fresh.catch_up(&serve).await);
     assert!(summarize(&rows).contains(&"insert 7".to_owned()), "{:?}", summarize(&rows));
 }
@@ -222,7 +222,8 @@ async fn a_new_column_is_soon_served_although_no_row_changed() {
         .await;
 }
 
-/// Runs scripts with DDL and a change of a row. Checks that the shape ends before it gets the change.
+/// Runs scripts with DDL and a change of a row. Checks that the shape ends before it gets the
+/// change.
 ///
 /// `statuses`: the possible responses.
 async fn ends_before_the_change(

@@ -1,5 +1,5 @@
-//! Snapshots that fail. Waiting requests get a 503 with Retry-After, other shapes are not affected, and
-//! the next snapshot succeeds.
+//! Snapshots that fail. Waiting requests get a 503 with Retry-After, other shapes are not affected,
+//! and the next snapshot succeeds.
 
 use std::time::Duration;
 
@@ -36,9 +36,9 @@ async fn other_table_is_served(
     fixture.sql(&format!("INSERT INTO others VALUES ({id}, 'x')"));
     assert_eq!(summarize(&reader.live_changes(serve, 1).await), [format!("insert {id}")]);
     let clause = format!("id = {id}");
-    let mut made = ShapeReader::new(&[("table", "others"), ("where", &clause)]);
+    let mut created = ShapeReader::new(&[("table", "others"), ("where", &clause)]);
     assert_eq!(
-        summarize(&made.catch_up(serve).await),
+        summarize(&created.catch_up(serve).await),
         [format!("insert {id}")],
         "other shapes can be created"
     );
@@ -110,8 +110,8 @@ async fn postgres_can_restart_while_replication_is_paused() {
     let serve = fixture.serve().await;
     let mut reader = serve.reader(&[("table", "others")]).await;
 
-    // An open session changes the definition and a row. Then the server can't connect to read the new
-    // definition.
+    // An open session changes the definition and a row. Then the server can't connect to read the
+    // new definition.
     let database = fixture.database.clone();
     let change = "SELECT pg_sleep(8); ALTER TABLE others ALTER note SET STATISTICS 10; INSERT INTO others VALUES (2, 'two')";
     let changing = std::thread::spawn(move || postgres.execute(&database, change));

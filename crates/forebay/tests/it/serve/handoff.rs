@@ -1,7 +1,7 @@
 //! Handoff from snapshot to stream without a gap, for commits that wait for a synchronous standby.
 //!
-//! Postgres writes a commit to the WAL, waits for the standby, and only then lets snapshots see it. The
-//! replication stream sends it before.
+//! Postgres writes a commit to the WAL, waits for the standby, and only then lets snapshots see it.
+//! The replication stream sends it before.
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ async fn a_commit_that_waits_for_its_standby_is_in_a_new_shape() {
     let serve = fixture.serve().await;
     let mut before = serve.reader(&[("table", "items")]).await;
 
-    postgres.set_config("synchronous_standby_names", "nobody").unwrap();
+    postgres.set_config("synchronous_standby_names", "absent_standby").unwrap();
     postgres.reload().unwrap();
     let database = fixture.database.clone();
     let insert = "SET synchronous_commit = on; INSERT INTO items VALUES (1, 'one')";
@@ -57,7 +57,7 @@ async fn ddl_that_waits_for_its_standby_ends_the_shape_before_the_next_row() {
     let serve = fixture.serve().await;
     let reader = serve.reader(&[("table", "items")]).await;
     let mut waiting = serve.start_get(&[reader.params(), vec![("live", "true")]].concat()).await;
-    postgres.set_config("synchronous_standby_names", "nobody").unwrap();
+    postgres.set_config("synchronous_standby_names", "absent_standby").unwrap();
     postgres.reload().unwrap();
     let database = fixture.database.clone();
     let change = "SET synchronous_commit = on; ALTER TABLE items DROP CONSTRAINT items_pkey, ADD PRIMARY KEY (id, note);

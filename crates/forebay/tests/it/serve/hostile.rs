@@ -1,5 +1,5 @@
-//! Hostile clients: their requests are refused with a reason, their cost is bounded, and nothing is left
-//! of them.
+//! Hostile clients: their requests are refused with a reason, their cost is bounded, and nothing is
+//! left of them.
 
 mod slow;
 
@@ -36,8 +36,8 @@ impl IdleResources {
         IdleResources { descriptors: descriptors(serve), kib: serve.resident_kib() }
     }
 
-    /// Waits until the resources are released again, except `spare_kib` of memory. Then checks that new
-    /// shapes are created promptly.
+    /// Waits until the resources are released again, except `spare_kib` of memory. Then checks that
+    /// new shapes are created promptly.
     async fn wait_for_release(&self, serve: &ServeProcess, spare_kib: u64) {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         wait_until_idle(serve).await;
@@ -131,8 +131,12 @@ async fn huge_clauses_are_refused_while_other_requests_are_served() {
     let long = format!("GET /v1/shape?table=items&offset=-1&where={} HTTP/1.1\r\n\r\n", "x".repeat(1 << 20));
     // The server refuses it before it has read all of it.
     let _ = within("sending", client.socket.write_all(long.as_bytes())).await;
-    let said = client.rest().await;
-    assert!(said.is_empty() || said.starts_with(b"HTTP/1.1 431 "), "{}", String::from_utf8_lossy(&said));
+    let received = client.rest().await;
+    assert!(
+        received.is_empty() || received.starts_with(b"HTTP/1.1 431 "),
+        "{}",
+        String::from_utf8_lossy(&received)
+    );
 
     // Within the maximum length of a clause, and far beyond it.
     for bytes in [60_000, 1_000_000] {

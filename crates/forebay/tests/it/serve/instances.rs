@@ -129,8 +129,8 @@ async fn a_waiting_instance_serves_existing_shapes_and_takes_over() {
     assert_eq!((&logged["status"], &logged["reason"]), (&json!(503), &json!("not_ready")));
     // A request for a shape that the other instance has just created waits for it.
     let clause = [("table", "items"), ("where", "id > 3")];
-    let made = first.reader(&clause).await;
-    assert_eq!(second.get(&made.params()).await.head.status, 200);
+    let created = first.reader(&clause).await;
+    assert_eq!(second.get(&created.params()).await.head.status, 200);
 
     first.signal(Signal::KILL);
     first.end().await;
@@ -144,8 +144,8 @@ async fn a_waiting_instance_serves_existing_shapes_and_takes_over() {
         "the stream continues through the takeover"
     );
     assert_eq!(reader.handle, second_reader.handle);
-    let mut made = made;
-    assert_eq!(summarize(&made.live_changes(&second, 1).await), ["insert 5"]);
+    let mut created = created;
+    assert_eq!(summarize(&created.live_changes(&second, 1).await), ["insert 5"]);
     let status = second.status().await;
     assert_eq!(status["shapes"]["writes"], json!(true));
 }

@@ -133,8 +133,8 @@ async fn a_stream_that_is_far_behind_gets_everything_in_order() {
     assert!(last(10_000) && !(0..10_000).any(last));
 }
 
-/// A client that reads late falls behind the buffer and continues from the log. The others get their
-/// changes from the topic.
+/// A client that reads late falls behind the buffer and continues from the log. The others get
+/// their changes from the topic.
 #[tokio::test(flavor = "multi_thread")]
 async fn many_streams_of_one_shape_get_everything_in_order_and_keep_alives() {
     async fn ids(events: &mut SseStream, last: u64) {

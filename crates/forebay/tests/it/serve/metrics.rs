@@ -1,4 +1,5 @@
-//! `docs/metrics.md` lists every metric of the code, and no other, with its kind, labels and help text.
+//! `docs/metrics.md` lists every metric of the code, and no other, with its kind, labels and help
+//! text.
 //!
 //! Kinds and labels are taken from the macro calls in the sources, and from `/metrics` of a running
 //! server and a running gate. Each metric is in at least one of them.
@@ -18,7 +19,7 @@ use crate::wire::{Client, until};
 /// Kind of a metric, and the names of its labels.
 type MetricFact = (String, BTreeSet<String>);
 
-/// MetricFacts by the name of the metric.
+/// Facts by the name of the metric.
 type MetricFacts = BTreeMap<String, BTreeSet<MetricFact>>;
 
 /// A row of the table in the docs.

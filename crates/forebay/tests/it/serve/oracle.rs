@@ -1,8 +1,8 @@
 //! Consistency oracle: compares the rows of many clients with the history of the database.
 //!
-//! A run starts a Postgres, `forebay serve` and 50 clients. RowWriters commit random transactions, and
-//! in some tests random DDL. Each client requests random shapes and follows them by long-poll and
-//! server-sent events, as the published client does. Some tests also kill the server, restart
+//! A run starts a Postgres, `forebay serve` and 50 clients. Writers commit random transactions,
+//! and in some tests random DDL. Each client requests random shapes and follows them by long-poll
+//! and server-sent events, as the published client does. Some tests also kill the server, restart
 //! Postgres and break connections. After the run, the oracle reads from Postgres which rows each
 //! commit changed, and checks every state that a client called up to date.
 //!
@@ -40,7 +40,7 @@
 //! | what these tables contained after each commit | `history.rs` |
 //! | tables whose definition changes, and the writers that change them | `schema_writers.rs` |
 //! | what these tables contained, and which states a client may have | `schema_journal.rs` |
-//! | which shapes clients request | `shape_request.rs` |
+//! | which shapes clients request | `oracle_request.rs` |
 //! | a client: requests, retries, resuming | `oracle_client.rs`, `http_connection.rs` |
 //! | a client: rules for messages, and its rows | `client_view.rs` |
 //! | kills, restarts and network faults | `faults.rs` |
@@ -52,11 +52,11 @@ mod faults;
 mod history;
 mod http_connection;
 mod oracle_client;
+mod oracle_request;
 mod plot;
 mod row_writers;
 mod schema_journal;
 mod schema_writers;
-mod shape_request;
 mod slow;
 mod soak;
 mod standby;
@@ -74,7 +74,7 @@ use tokio::sync::watch;
 use tokio::task::{JoinSet, block_in_place};
 use tokio::time::{Instant, sleep};
 
-use self::client_view::UpToDateState;
+use self::client_view::ObservedState;
 use self::faults::{InjectedFaults, ServerUnderTest};
 use self::history::{
     ExpectedStates, OracleSnapshot, PostgresCrash, TableHistories, current_rows, last_commit,
@@ -90,7 +90,9 @@ use self::soak::ProcessSamples;
 use self::tables::MessageRules;
 use super::support::ServeFixture;
 
+/// Number of clients.
 const CLIENTS: usize = 50;
+/// Number of row writers.
 const WRITERS: usize = 3;
 /// Limit on shapes in a soak. No shape is evicted while a client uses it.
 const MAX_SHAPES: usize = 8 * CLIENTS;
@@ -118,23 +120,26 @@ async fn shapes_follow_changes_of_table_definitions_and_of_the_publication() {
     run(OracleScenario::Schema).await;
 }
 
+/// What changes and what fails in a run. Its number is a part of the seed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum OracleScenario {
     /// Rows change; nothing fails.
     Rows,
     /// Rows change, while the server, Postgres and connections fail at random.
     Faults,
-    /// OracleTable definitions and the publication change; nothing fails.
+    /// Table definitions and the publication change; nothing fails.
     Schema,
     /// Rows and definitions change, with faults. After a third of the time the server is killed no
     /// more, so that the memory of one process can be compared over time.
     Soak,
 }
 
+/// Runs a scenario, and compares all clients with the history.
 async fn run(scenario: OracleScenario) {
     let has_faults = matches!(scenario, OracleScenario::Faults | OracleScenario::Soak);
     let seed = forebay_testkit::seed();
-    let seconds = std::env::var("FOREBAY_SECONDS").map_or(10, |text| text.parse().expect("a number"));
+    let seconds = std::env::var("FOREBAY_SECONDS")
+        .map_or(10, |text| text.parse().expect("FOREBAY_SECONDS is a number"));
     let variant = PostgresVariant::of(seed, scenario);
     eprintln!("FOREBAY_SEED={seed} FOREBAY_SECONDS={seconds}, {scenario:?}, {variant:?}");
     let fixture = variant.fixture();
@@ -164,10 +169,10 @@ async fn run(scenario: OracleScenario) {
     let schema_writers = has_changes.then(|| {
         block_in_place(|| SchemaWriters::start(&fixture, seed, variant.version, has_rows, &journal))
     });
-    let (target, targeted) = watch::channel(None);
+    let (target, target_receiver) = watch::channel(None);
     let server = if has_faults { server_under_test.addr() } else { server_under_test.direct_addr() };
     let context =
-        OracleContext::new(server, has_faults, is_compacting, variant, Arc::clone(&journal), targeted);
+        OracleContext::new(server, has_faults, is_compacting, variant, Arc::clone(&journal), target_receiver);
     let context = Arc::new(context);
     let mut clients = JoinSet::new();
     for number in 0..CLIENTS {
@@ -190,13 +195,13 @@ async fn run(scenario: OracleScenario) {
         Some(ended) = clients.join_next() => Err(describe_client_end(ended)),
         () = samples.record(move || pid.load(Ordering::Relaxed)), if scenario == OracleScenario::Soak => unreachable!("sampling never ends"),
     };
-    let faults = faults.unwrap_or_else(|wrong| panic!("seed {seed}: {wrong}"));
+    let faults = faults.unwrap_or_else(|violation| panic!("seed {seed}: {violation}"));
     let committed = writers.stop().await;
     let changed = block_in_place(|| schema_writers.map(SchemaWriters::stop).unwrap_or_default());
     block_in_place(|| fixture.sql(tables::LAST_TRANSACTION));
     let end = block_in_place(|| last_commit(&fixture));
-    let calm = if has_rows { ROWS_SETTLE_TIMEOUT } else { SCHEMA_SETTLE_TIMEOUT };
-    target.send(Some(CatchUpTarget { position: end, max_stall: calm })).unwrap();
+    let max_stall = if has_rows { ROWS_SETTLE_TIMEOUT } else { SCHEMA_SETTLE_TIMEOUT };
+    target.send(Some(CatchUpTarget { position: end, max_stall })).unwrap();
     let mut traces = Vec::new();
     while let Some(ended) = clients.join_next().await {
         match ended {
@@ -237,6 +242,7 @@ impl PostgresVariant {
         PostgresVariant { version: if number & 1 == 0 { 15 } else { 18 }, is_icu: number & 2 == 0 }
     }
 
+    /// Starts a Postgres and creates the database and its tables.
     fn fixture(self) -> ServeFixture {
         let postgres = Postgres::builder().version(self.version).config("max_connections", "60");
         let postgres: &Postgres = Box::leak(Box::new(postgres.start().unwrap()));
@@ -318,10 +324,10 @@ fn judge(
         }
         if trace.request.table.rules.is_changing() {
             verdicts = journal_verdicts(trace, &histories, journal, crashes, verdicts)
-                .unwrap_or_else(|wrong| panic!("seed {seed}: {wrong}"));
+                .unwrap_or_else(|violation| panic!("seed {seed}: {violation}"));
             continue;
         }
-        let HandleTrace { request, handle, snapshot, checkpoints, rows, had, recent, .. } = trace;
+        let HandleTrace { request, handle, snapshot, observed_states, rows, rows_text, recent, .. } = trace;
         if let Some(rows) = rows {
             let expected = current_rows(fixture, request);
             let (has, should) = (format_rows(rows), format_rows(&expected));
@@ -330,29 +336,29 @@ fn judge(
                 "seed {seed}: the final rows of {handle} are wrong: {request:?}\n rows:{has}\n expected:{should}\n  {recent}"
             );
         }
-        let Some((first, last)) = checkpoints.first().zip(checkpoints.last()) else { continue };
-        let is_wrong = |states: &ExpectedStates<'_>, checkpoint: &&UpToDateState| {
-            checkpoint.digest != states.at(checkpoint.seen)
+        let Some((first, last)) = observed_states.first().zip(observed_states.last()) else { continue };
+        let is_wrong = |states: &ExpectedStates<'_>, observed: &&ObservedState| {
+            observed.digest != states.at(observed.seen)
         };
         let interpretations = snapshot.interpretations(crashes);
         let is_right = interpretations.iter().any(|snapshot| {
             let states = histories.of(request).states(fixture, request, snapshot, first.seen..=last.seen);
-            !checkpoints.iter().any(|checkpoint| is_wrong(&states, &checkpoint))
+            !observed_states.iter().any(|observed| is_wrong(&states, &observed))
         });
         if is_right {
             continue;
         }
         let states = histories.of(request).states(fixture, request, snapshot, first.seen..=last.seen);
-        let wrong = checkpoints.iter().find(|checkpoint| is_wrong(&states, checkpoint));
-        let UpToDateState { seen, digest, .. } = wrong.expect("a checkpoint was wrong above");
+        let wrong = observed_states.iter().find(|observed| is_wrong(&states, observed));
+        let ObservedState { seen, digest, .. } = wrong.expect("a state was wrong above");
         panic!(
             "seed {seed}: wrong rows of {handle} at {seen}: {digest:?}, expected {:?}; positions with these rows: {:?}\n \
-             commits around it: {:?}\n {request:?}\n {snapshot:?}, {crashes:?}\n last checkpoints: {:?}\n rows at the \
-             end:{had}\n expected at the last up-to-date:{}\n  {recent}",
+             commits around it: {:?}\n {request:?}\n {snapshot:?}, {crashes:?}\n last states: {:?}\n rows at the \
+             end:{rows_text}\n expected at the last up-to-date:{}\n  {recent}",
             states.at(*seen),
             states.find(*digest),
             states.around(*seen),
-            &checkpoints[checkpoints.len().saturating_sub(5)..],
+            &observed_states[observed_states.len().saturating_sub(5)..],
             format_rows(&states.last(fixture, request)),
         );
     }
@@ -371,11 +377,17 @@ fn journal_verdicts(
         let mut verdicts = verdicts;
         journal.judge(trace, snapshot, &histories.positions, &mut verdicts).map(|()| verdicts)
     };
-    judge(&trace.snapshot).or_else(|wrong| {
-        trace.snapshot.interpretations(crashes).iter().find_map(|snapshot| judge(snapshot).ok()).ok_or(wrong)
+    judge(&trace.snapshot).or_else(|violation| {
+        trace
+            .snapshot
+            .interpretations(crashes)
+            .iter()
+            .find_map(|snapshot| judge(snapshot).ok())
+            .ok_or(violation)
     })
 }
 
+/// Prints a summary of schema changes, and checks that enough happened.
 fn report_changes(
     traces: &[HandleTrace],
     context: &OracleContext,
@@ -392,15 +404,16 @@ fn report_changes(
     );
     for table in schema_writers::requested() {
         let traces = traces.iter().filter(|trace| trace.request.table.name == table.name);
-        let checked: usize = traces.map(|trace| trace.checkpoints.len()).sum();
+        let checked: usize = traces.map(|trace| trace.observed_states.len()).sum();
         eprintln!("{}: {checked} states checked", table.name);
         assert!(checked > 4, "too few states of {} were checked", table.name);
     }
     assert!(verdicts.exact > 100 && verdicts.exact > verdicts.late + verdicts.unjudged, "{verdicts:?}");
-    let is_narrowed = std::env::var_os("FOREBAY_CHANGES").is_some();
-    assert!(seconds < 10 || is_narrowed || kinds.len() > 5, "too few kinds of DDL: {kinds:?}");
+    let is_restricted = std::env::var_os("FOREBAY_CHANGES").is_some();
+    assert!(seconds < 10 || is_restricted || kinds.len() > 5, "too few kinds of DDL: {kinds:?}");
 }
 
+/// Prints a summary of row changes, and checks that enough happened.
 fn report(
     traces: &[HandleTrace],
     context: &OracleContext,
@@ -411,7 +424,7 @@ fn report(
     let sum = |count: fn(&HandleTrace) -> u64| traces.iter().map(count).sum::<u64>();
     let (changes, moves) = (sum(|trace| trace.counts.changes), sum(|trace| trace.counts.moves));
     let (up_to_dates, checked) =
-        (sum(|trace| trace.counts.up_to_dates), sum(|trace| trace.checkpoints.len() as u64));
+        (sum(|trace| trace.counts.up_to_dates), sum(|trace| trace.observed_states.len() as u64));
     let deleted = context.deleted();
     let records = context.records();
     eprintln!(
@@ -425,19 +438,19 @@ fn report(
         records.partial_batches,
         records.refused_shapes,
     );
-    let is_narrowed = std::env::var_os("FOREBAY_TABLES").is_some();
+    let is_restricted = std::env::var_os("FOREBAY_TABLES").is_some();
     // Far below what an idle machine does in ten seconds. A run with fewer events proves nothing.
     let enough = committed > 50
         && changes > 1000
-        && (moves > 10 || is_narrowed)
+        && (moves > 10 || is_restricted)
         && checked > 2 * CLIENTS as u64
         && deleted > 0;
     assert!(enough, "too few events for a verdict");
     assert!(records.partial_batches > 5, "too few streams ended between two up-to-dates");
     for table in tables::requested() {
         let traces = traces.iter().filter(|trace| trace.request.table.name == table.name);
-        let checked: usize = traces.map(|trace| trace.checkpoints.len()).sum();
-        let is_refused = table.rules == MessageRules::Loose && records.refused_shapes > 0;
+        let checked: usize = traces.map(|trace| trace.observed_states.len()).sum();
+        let is_refused = table.rules == MessageRules::MovingKeys && records.refused_shapes > 0;
         eprintln!("{}: {checked} states checked", table.name);
         assert!(checked > 4 || is_refused, "too few states of {} were checked", table.name);
     }
@@ -445,11 +458,11 @@ fn report(
     assert!(!has_faults || of_each, "a kind of fault is missing: {faults:?}");
 }
 
-/// Says why a client task ended before or after the run.
+/// Describes why a client task ended.
 fn describe_client_end(ended: Result<Result<Vec<HandleTrace>, String>, tokio::task::JoinError>) -> String {
     match ended {
         Ok(Ok(_)) => "a client ended before the last commit".to_owned(),
-        Ok(Err(wrong)) => wrong,
+        Ok(Err(violation)) => violation,
         Err(error) => error.to_string(),
     }
 }

@@ -26,8 +26,8 @@ async fn a_root_and_its_partitions_are_served_at_the_same_time() {
         let fixture =
             ServeFixture::on_postgres(forebay_sandbox::Postgres::shared_version(version), PARTITIONED);
         let serve = fixture.serve_with(&LIVE).await;
-        // The root first: from then on, Postgres sends all changes under the name of the root, until a
-        // partition is requested.
+        // The root first: from then on, Postgres sends all changes under the name of the root,
+        // until a partition is requested.
         let tables = ["m", "m_1", "m_2", "m_2_rest"];
         let mut root = serve.reader(&shape("m")).await;
         let mut first = serve.reader(&shape("m_1")).await;
@@ -108,8 +108,9 @@ async fn a_shape_created_between_attach_and_detach_is_replaced() {
     let fixture = ServeFixture::new(PARTITIONED);
     fixture.sql("CREATE TABLE extra (id int, at int, note text, PRIMARY KEY (id, at)); INSERT INTO extra VALUES (7, 25, 'x')");
     let serve = fixture.serve_with(&[LIVE[0], ("FOREBAY_SERVE_SSE_TIMEOUT_MS", "3600000")]).await;
-    // At the end the table is as it was when the server last compared it with the catalog, but the shape
-    // is from in between. An open stream sends no request, and only a request would compare the table.
+    // At the end the table is as it was when the server last compared it with the catalog, but the
+    // shape is from in between. An open stream sends no request, and only a request would compare
+    // the table.
     for clause in ["id > 0", "id > -1", "id > -2"] {
         let shape = [("table", "m"), ("where", clause)];
         let first = [&shape[..], &[("offset", "-1")]].concat();

@@ -158,8 +158,8 @@ async fn a_table_is_unpublished_after_its_last_shape_and_published_again_with_th
         "a table with a shape stays published"
     );
     assert!(serve.log().contains("removed from the publication"));
-    // A table that an earlier process published is also removed, but not while another slot may use the
-    // publication.
+    // A table that an earlier process published is also removed, but not while another slot may use
+    // the publication.
     serve.reader(&ITEMS).await;
     fixture.sql("SELECT pg_create_logical_replication_slot('another', 'pgoutput')");
     let reader = serve.reader(&ITEMS).await;

@@ -1,5 +1,5 @@
-//! Rolling restart: two instances with one database and one Redis are restarted one after the other,
-//! with a thousand open streams.
+//! Rolling restart: two instances with one database and one Redis are restarted one after the
+//! other, with a thousand open streams.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -47,7 +47,8 @@ impl InstanceAddresses {
     }
 }
 
-/// Follows until the last row, and returns the number of rows. Resumes as the published client does.
+/// Follows until the last row, and returns the number of rows. Resumes as the published client
+/// does.
 async fn follow(
     number: usize,
     instances: Arc<InstanceAddresses>,

@@ -19,8 +19,8 @@ async fn keys_that_move_up_under_a_deferrable_primary_key_replace_the_shape() {
     assert_eq!(reader.live_changes(&serve, 6).await.iter().filter(|m| m.get("key").is_some()).count(), 6);
     fixture.sql("UPDATE pos SET note = 'x' WHERE id = 11; INSERT INTO pos VALUES (1, 'new'); DELETE FROM pos WHERE id = 13");
     assert_eq!(summarize(&reader.live_changes(&serve, 3).await), ["update 11", "insert 1", "delete 13"]);
-    // Postgres updates rows in the order in which they were written: one gets key 12 while another row
-    // has it.
+    // Postgres updates rows in the order in which they were written: one gets key 12 while another
+    // row has it.
     fixture.sql(
         "UPDATE pos SET id = id + 1 WHERE id = 11; UPDATE pos SET id = id + 1 WHERE id = 12 AND note = 'b'",
     );

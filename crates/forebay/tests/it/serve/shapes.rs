@@ -214,8 +214,8 @@ async fn every_snapshot_waits_for_transactions_from_before_its_table_was_publish
     // Otherwise the server changes the replica identity, and that waits for the writer.
     fixture.sql("ALTER TABLE items REPLICA IDENTITY FULL");
     let serve = fixture.serve().await;
-    // One query message is one transaction. It starts before the table is published, so the stream won't
-    // contain it.
+    // One query message is one transaction. It starts before the table is published, so the stream
+    // won't contain it.
     let writer = {
         let fixture = std::sync::Arc::clone(&fixture);
         tokio::task::spawn_blocking(move || {

@@ -1,5 +1,5 @@
-//! Subsets: Postgres evaluates their clauses, and no clause reads more than the rows of the shape, or
-//! does more than evaluate a row.
+//! Subsets: Postgres evaluates their clauses, and no clause reads more than the rows of the shape,
+//! or does more than evaluate a row.
 
 use std::time::{Duration, Instant};
 
@@ -19,8 +19,8 @@ const THINGS: &str = "CREATE TYPE mood AS ENUM ('sad', 'ok', 'happy');
         (4, 'É', 'ok', NULL, '[]', NULL, NULL, 100, '{\"a b\"}', '(,1)', 'm', 'å', 'h4'),
         (5, 'it''s \\ \"quoted\"', NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL)";
 
-/// Clauses that the filter doesn't support, or not on this database, with their parameters. Each result
-/// is compared with Postgres.
+/// Clauses that the filter doesn't support, or not on this database, with their parameters. Each
+/// result is compared with Postgres.
 const CLAUSES: &[(&str, &[&str])] = &[
     ("word > $1", &["B"]),
     ("word >= $1 AND word < $2", &["a", "É"]),
@@ -152,8 +152,8 @@ async fn a_subset_clause_reveals_nothing_about_rows_outside_the_shape() {
          INSERT INTO orders VALUES (1, 7, 10, '1'), (2, 8, 20, 'theirs'), (3, 7, 30, '3')",
     );
     let serve = fixture.serve().await;
-    // A clause of the shape that costs more than that of the subset. In an AND, Postgres evaluates the
-    // cheaper one first.
+    // A clause of the shape that costs more than that of the subset. In an AND, Postgres evaluates
+    // the cheaper one first.
     let shape = [("table", "orders"), ("where", "owner + 0 + 0 + 0 + 0 + 0 + 0 + 0 + 0 = 7")];
     for clause in ["1 / (total - 20) <> 5", "note::int4 > 0", "length(note) > 0 AND note::int4 > 0"] {
         assert_eq!(ids(&subset(&serve, &shape, clause, &[]).await), ["1", "3"], "{clause}");

@@ -54,8 +54,8 @@ impl ServeFixture {
         )
     }
 
-    /// Creates a fixture on this Postgres. A test that stops Postgres starts its own, with `Box::leak`;
-    /// that server ends with the process.
+    /// Creates a fixture on this Postgres. A test that stops Postgres starts its own, with
+    /// `Box::leak`; that server ends with the process.
     pub(crate) fn on_postgres(postgres: &'static Postgres, sql: &str) -> ServeFixture {
         ServeFixture::build(postgres, postgres.create_database("served").unwrap(), None, sql)
     }

@@ -39,8 +39,8 @@ fn checksum(bytes: &[u8]) -> u32 {
     })
 }
 
-/// Appends a record of an unknown kind at the writer's position in the WAL, as a newer version would.
-/// Returns the segment, and the position after the record.
+/// Appends a record of an unknown kind at the writer's position in the WAL, as a newer version
+/// would. Returns the segment, and the position after the record.
 fn append_unknown_record(dir: &Path) -> (u64, u64) {
     let head = fs::read(dir.join("head")).unwrap();
     let number = |at: usize| u64::from_le_bytes(head[at * 8..at * 8 + 8].try_into().unwrap());

@@ -35,11 +35,11 @@ async fn large_heads_garbage_and_partial_requests_are_closed() {
     for bytes in rubbish {
         let mut client = Client::connect(serve.addr).await;
         client.send(bytes).await;
-        let said = client.rest().await;
+        let received = client.rest().await;
         assert!(
-            said.is_empty() || said.starts_with(b"HTTP/1.1 400 "),
+            received.is_empty() || received.starts_with(b"HTTP/1.1 400 "),
             "{:?}",
-            String::from_utf8_lossy(&said)
+            String::from_utf8_lossy(&received)
         );
     }
     let post = "POST /v1/shape?table=items&offset=-1 HTTP/1.1\r\nHost: a\r\n";
@@ -55,8 +55,8 @@ async fn large_heads_garbage_and_partial_requests_are_closed() {
         clients.push(client);
     }
     for mut client in clients {
-        let said = client.rest().await;
-        assert!(!said.starts_with(b"HTTP/1.1 2"), "{:?}", String::from_utf8_lossy(&said));
+        let received = client.rest().await;
+        assert!(!received.starts_with(b"HTTP/1.1 2"), "{:?}", String::from_utf8_lossy(&received));
     }
     idle.wait_for_release(&serve, 16 * 1024).await;
 }
@@ -117,11 +117,13 @@ async fn a_client_that_does_not_read_a_huge_snapshot_costs_little_and_is_closed(
     let idle = IdleResources::measure(&serve).await;
     let others = measure_other_requests(&serve);
     let path = path(&[("table", "huge"), ("offset", "-1")]);
-    // Some disconnect while the snapshot is written, some read the head and no more, some read nothing.
+    // Some disconnect while the snapshot is written, some read the head and no more, some read
+    // nothing.
     for _ in 0..READERS {
         drop(get_with_small_buffer(&serve, &path).await);
     }
-    // The default buffer may hold the whole response; with the smallest, reading would take minutes.
+    // The default buffer may hold the whole response; with the smallest, reading would take
+    // minutes.
     let mut late = get_with_buffer(&serve, &path, 256 * 1024).await;
     let mut slow = Vec::new();
     for number in 0..READERS {

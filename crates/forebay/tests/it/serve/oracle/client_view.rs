@@ -9,8 +9,9 @@
 //!   `key_change_from`.
 //! - An up-to-date comes between two transactions.
 //!
-//! Where keys move between rows ([`MessageRules::Loose`], [`MessageRules::Mixed`]), messages are applied as the
-//! published client does: an insert replaces the row of its key, and a delete may find none.
+//! Where keys move between rows ([`MessageRules::MovingKeys`], [`MessageRules::Mixed`]), messages
+//! are applied as the published client does: an insert replaces the row of its key, and a delete
+//! may find none.
 //!
 //! Out of scope: HTTP (`oracle_client.rs`), and whether the rows are right (`history.rs`).
 
@@ -20,7 +21,7 @@ use serde_json::{Map, Value};
 use tokio::time::Instant;
 
 use super::history::{OracleRow, OracleSnapshot, RowsDigest};
-use super::shape_request::OracleRequest;
+use super::oracle_request::OracleRequest;
 use super::tables::{MessageRules, OracleTable};
 
 /// How many messages a failure report shows.
@@ -41,17 +42,17 @@ pub(crate) struct ClientView {
     /// LSN and operation of the last change.
     pub(crate) at: (u64, u64),
     /// Whether more changes of the last change's transaction must follow.
-    is_open: bool,
+    is_in_transaction: bool,
     /// Old and new key of a delete whose insert must follow.
     pending_key_change: Option<(String, String)>,
     /// Whether the snapshot is complete.
-    is_whole: bool,
+    has_snapshot: bool,
     /// Transactions that the snapshot saw.
     pub(crate) snapshot: OracleSnapshot,
     /// Position in the last up-to-date.
     pub(crate) seen: u64,
     /// The states at the up-to-dates.
-    pub(crate) checkpoints: Vec<UpToDateState>,
+    pub(crate) observed_states: Vec<ObservedState>,
     pub(crate) counts: MessageCounts,
     /// The last messages and actions, for a failure report.
     recent: VecDeque<String>,
@@ -59,7 +60,7 @@ pub(crate) struct ClientView {
 
 /// The rows at an up-to-date.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct UpToDateState {
+pub(crate) struct ObservedState {
     /// Position in the up-to-date.
     pub(crate) seen: u64,
     pub(crate) digest: RowsDigest,
@@ -86,12 +87,12 @@ impl ClientView {
             rows: BTreeMap::new(),
             digest: RowsDigest::default(),
             at: (0, 0),
-            is_open: false,
+            is_in_transaction: false,
             pending_key_change: None,
-            is_whole: false,
+            has_snapshot: false,
             snapshot: OracleSnapshot::default(),
             seen: 0,
-            checkpoints: Vec::new(),
+            observed_states: Vec::new(),
             counts: MessageCounts::default(),
             recent: VecDeque::new(),
         }
@@ -127,27 +128,27 @@ impl ClientView {
 
     fn up_to_date(&mut self, headers: &Value) -> Result<(), String> {
         let seen = number(&headers["global_last_seen_lsn"])?;
-        check(self.is_whole, "up-to-date before snapshot-end")?;
-        check(!self.is_open, "up-to-date inside a transaction")?;
+        check(self.has_snapshot, "up-to-date before snapshot-end")?;
+        check(!self.is_in_transaction, "up-to-date inside a transaction")?;
         check(seen > self.at.0, "up-to-date isn't after the last change")?;
         check(seen >= self.seen, "the position of up-to-date decreases")?;
         self.seen = seen;
         self.counts.up_to_dates += 1;
-        let now = UpToDateState { seen, digest: self.digest, at: Instant::now() };
-        match self.checkpoints.last_mut() {
+        let now = ObservedState { seen, digest: self.digest, at: Instant::now() };
+        match self.observed_states.last_mut() {
             Some(last) if (last.seen, last.digest) == (seen, self.digest) => *last = now,
-            _ => self.checkpoints.push(now),
+            _ => self.observed_states.push(now),
         }
         Ok(())
     }
 
     fn snapshot_end(&mut self, headers: &Value) -> Result<(), String> {
-        check(!self.is_whole, "a second snapshot-end")?;
+        check(!self.has_snapshot, "a second snapshot-end")?;
         number(&headers["xmin"])?;
         let running = headers["xip_list"].as_array().ok_or("snapshot-end without xip_list")?;
         let running = running.iter().map(number).collect::<Result<_, _>>()?;
         self.snapshot = OracleSnapshot { xmax: number(&headers["xmax"])?, running, crash: None };
-        self.is_whole = true;
+        self.has_snapshot = true;
         Ok(())
     }
 
@@ -165,7 +166,7 @@ impl ClientView {
         match headers.get("lsn") {
             Some(_) => self.check_position(headers, &key, operation)?,
             None => {
-                check(!self.is_whole, "a row of the snapshot after snapshot-end")?;
+                check(!self.has_snapshot, "a row of the snapshot after snapshot-end")?;
                 check(operation == "insert", "a row of the snapshot that isn't an insert")?;
             }
         }
@@ -177,23 +178,23 @@ impl ClientView {
         }
     }
 
-    fn is_loose(&self) -> bool {
-        matches!(self.table.rules, MessageRules::Loose | MessageRules::Mixed)
+    fn is_lenient(&self) -> bool {
+        matches!(self.table.rules, MessageRules::MovingKeys | MessageRules::Mixed)
     }
 
     /// Checks the position of a change in the log, and stores it.
     fn check_position(&mut self, headers: &Value, key: &str, operation: &str) -> Result<(), String> {
-        check(self.is_whole, "a change before snapshot-end")?;
+        check(self.has_snapshot, "a change before snapshot-end")?;
         self.counts.changes += 1;
         let op = headers["op_position"].as_u64().ok_or("no op_position")?;
         let at = (number(&headers["lsn"])?, op);
         check(at > self.at, "the offset doesn't rise")?;
         check(at.0 >= self.seen, "the change belongs before up-to-date")?;
-        // Compaction may merge the rest of a transaction into later ones. Then a client in the middle
-        // of it gets no `last`.
-        let is_cut = self.is_compacting && self.is_open;
+        // Compaction may merge the rest of a transaction into later ones. Then a client in the
+        // middle of it gets no `last`.
+        let is_cut = self.is_compacting && self.is_in_transaction;
         check(
-            self.is_open == (at.0 == self.at.0) || is_cut,
+            self.is_in_transaction == (at.0 == self.at.0) || is_cut,
             "`last` is not exactly on the last change of a transaction",
         )?;
         check(
@@ -204,10 +205,10 @@ impl ClientView {
             None => false,
             Some(last) => last.as_bool().ok_or("`last` isn't a boolean")?,
         };
-        if !self.is_loose() {
+        if !self.is_lenient() {
             self.check_key_change(headers, key, operation, at, is_last)?;
         }
-        (self.at, self.is_open) = (at, !is_last);
+        (self.at, self.is_in_transaction) = (at, !is_last);
         Ok(())
     }
 
@@ -250,7 +251,7 @@ impl ClientView {
         self.digest.add(&row);
         match self.rows.insert(key, row) {
             None => Ok(()),
-            Some(before) if self.is_loose() => {
+            Some(before) if self.is_lenient() => {
                 self.digest.remove(&before);
                 Ok(())
             }
@@ -265,7 +266,7 @@ impl ClientView {
             row[self.index(name)?] = text(new)?;
         }
         let changed = row.iter().zip(&before).filter(|(new, old)| new != old).count();
-        let is_exact = !self.is_compacting && !self.is_loose();
+        let is_exact = !self.is_compacting && !self.is_lenient();
         check(!is_exact || changed > 0, "an update without a change")?;
         if !is_exact {
             // The old values may be older than the client's row.
@@ -292,11 +293,11 @@ impl ClientView {
 
     fn delete(&mut self, key: &str, value: &Map<String, Value>) -> Result<(), String> {
         let Some(row) = self.rows.remove(key) else {
-            return check(self.is_loose(), "a delete of an absent key");
+            return check(self.is_lenient(), "a delete of an absent key");
         };
         self.digest.remove(&row);
         match self.is_full {
-            true => check(self.whole_row(value)? == row || self.is_loose(), "a delete with wrong values"),
+            true => check(self.whole_row(value)? == row || self.is_lenient(), "a delete with wrong values"),
             false => check(value.len() == self.table.key.len(), "a delete with more than the key"),
         }
     }
@@ -395,7 +396,7 @@ mod tests {
             up_to_date(21),
         ];
         let view = view(&log).unwrap();
-        assert_eq!((view.rows.len(), view.checkpoints.len(), view.seen), (0, 2, 21));
+        assert_eq!((view.rows.len(), view.observed_states.len(), view.seen), (0, 2, 21));
     }
 
     #[test]

@@ -24,7 +24,7 @@ pub(crate) struct ServerUnderTest<'a> {
     pid: Arc<AtomicU32>,
 }
 
-/// InjectedFaults of one run.
+/// Faults of one run.
 #[derive(Debug, Default)]
 pub(crate) struct InjectedFaults {
     /// Kills of the server.
@@ -67,8 +67,8 @@ impl<'a> ServerUnderTest<'a> {
         self.to_server.addr()
     }
 
-    /// Returns the address of the server itself. Without the buffers of a proxy, a slow client slows
-    /// the server.
+    /// Returns the address of the server itself. Without the buffers of a proxy, a slow client
+    /// slows the server.
     pub(crate) fn direct_addr(&self) -> SocketAddr {
         self.server.as_ref().map_or(self.addr(), |server| server.addr)
     }
@@ -96,7 +96,8 @@ impl<'a> ServerUnderTest<'a> {
         .await;
     }
 
-    /// Injects one fault after another until `until`. The server is killed only until `kills_until`.
+    /// Injects one fault after another until `until`. The server is killed only until
+    /// `kills_until`.
     pub(crate) async fn inject_faults(
         &mut self,
         dice: &mut Dice,

@@ -1,7 +1,7 @@
-//! FamilyHistory of the tables with a fixed definition: what a shape contained after each commit.
+//! History of the tables with a fixed definition: what a shape contained after each commit.
 //!
-//! A trigger records each removed and each added row in a history table, in the same transaction.
-//! A second replication slot lists the commits in order, with their positions. Postgres evaluates the
+//! A trigger records each removed and each added row in a history table, in the same transaction. A
+//! second replication slot lists the commits in order, with their positions. Postgres evaluates the
 //! where clauses of shapes, over the recorded rows.
 //!
 //! Rows are identified by all their values, because keys move between rows, or don't exist. Equal
@@ -19,7 +19,7 @@ use std::sync::Arc;
 
 use super::super::support::ServeFixture;
 use super::client_view::key_of;
-use super::shape_request::OracleRequest;
+use super::oracle_request::OracleRequest;
 use super::tables::{self, FAMILIES};
 
 /// The values of the selected columns, in order. `None`: NULL.
@@ -64,14 +64,14 @@ fn hash(value: &impl Hash) -> u64 {
     hasher.finish()
 }
 
-/// FamilyHistory of all table families.
+/// History of all table families.
 pub(crate) struct TableHistories {
     families: HashMap<&'static str, FamilyHistory>,
     /// Position (LSN) of each commit, by transaction id.
     pub(crate) positions: HashMap<u64, u64>,
 }
 
-/// FamilyHistory of the tables of one family: a table and its partitions.
+/// History of the tables of one family: a table and its partitions.
 pub(crate) struct FamilyHistory {
     family: &'static str,
     /// In commit order.
@@ -336,7 +336,8 @@ impl ExpectedStates<'_> {
     /// Returns the expected rows of a client that is up to date at position `seen`: all commits
     /// before `seen`, and all that its snapshot saw.
     ///
-    /// The snapshot may be ahead of the stream. Changes that it already contains are not sent again.
+    /// The snapshot may be ahead of the stream. Changes that it already contains are not sent
+    /// again.
     pub(crate) fn at(&self, seen: u64) -> RowsDigest {
         if self.last_in_snapshot.is_some_and(|last| last >= seen) {
             let mut last = RowsDigest::default();

@@ -1,4 +1,5 @@
-//! Oracle client: requests random shapes one after another, follows each, and checks every response.
+//! Oracle client: requests random shapes one after another, follows each, and checks every
+//! response.
 //!
 //! A client reads pages until it is up to date. Then it follows by long-poll or server-sent events,
 //! with random pauses and disconnects, and resumes as the published client does. Now and then it
@@ -17,11 +18,11 @@ use tokio::time::{Instant, sleep};
 
 use super::super::support::path;
 use super::PostgresVariant;
-use super::client_view::{ClientView, MessageCounts, UpToDateState};
+use super::client_view::{ClientView, MessageCounts, ObservedState};
 use super::history::{OracleRow, OracleSnapshot};
 use super::http_connection::{HttpConnection, ResponseHead};
+use super::oracle_request::OracleRequest;
 use super::schema_journal::{SchemaJournal, ShapeSelection};
-use super::shape_request::OracleRequest;
 use super::tables::{self, MessageRules, OracleTable};
 use crate::wire::DEADLINE;
 
@@ -133,13 +134,13 @@ pub(crate) struct HandleTrace {
     pub(crate) request: OracleRequest,
     pub(crate) handle: String,
     pub(crate) snapshot: OracleSnapshot,
-    pub(crate) checkpoints: Vec<UpToDateState>,
+    pub(crate) observed_states: Vec<ObservedState>,
     pub(crate) counts: MessageCounts,
     pub(crate) columns: Vec<String>,
     /// The rows after the last commit, if the client still followed the handle then.
     pub(crate) rows: Option<BTreeMap<String, OracleRow>>,
     /// The rows at the end of the trace, abbreviated, for a failure report.
-    pub(crate) had: String,
+    pub(crate) rows_text: String,
     /// The last messages, for a failure report.
     pub(crate) recent: String,
 }
@@ -368,16 +369,16 @@ impl<'a> OracleClient<'a> {
         let view =
             std::mem::replace(&mut self.view, ClientView::new(&self.request, self.context.is_compacting));
         let recent = view.recent();
-        let had = format_rows(&view.rows);
+        let rows_text = format_rows(&view.rows);
         self.traces.push(HandleTrace {
             request: self.request.clone(),
             handle: self.handle.take().unwrap_or_default(),
             snapshot: view.snapshot,
-            checkpoints: view.checkpoints,
+            observed_states: view.observed_states,
             columns: view.columns,
             counts: view.counts,
             rows: is_last.then_some(view.rows),
-            had,
+            rows_text,
             recent,
         });
     }
@@ -391,8 +392,8 @@ impl<'a> OracleClient<'a> {
         )
     }
 
-    /// Reads the log again from the current offset. This shows whether the log is wrong, or only the
-    /// delivery was.
+    /// Reads the log again from the current offset. This shows whether the log is wrong, or only
+    /// the delivery was.
     async fn read_again(&self) -> io::Result<Vec<String>> {
         let mut connection = HttpConnection::open(self.context.server).await?;
         let query = self.request.query();
@@ -548,8 +549,8 @@ impl<'a> OracleClient<'a> {
         let body = String::from_utf8_lossy(body).to_lowercase();
         let names = |words: &[&str]| words.iter().any(|word| body.contains(word));
         match self.request.table.rules {
-            MessageRules::Loose => names(&["primary key", "deferrable", "replica identity"]),
-            MessageRules::Tree | MessageRules::Mixed if names(&["partition"]) => true,
+            MessageRules::MovingKeys => names(&["primary key", "deferrable", "replica identity"]),
+            MessageRules::PartitionTree | MessageRules::Mixed if names(&["partition"]) => true,
             _ => self.context.is_icu && names(&["collation", "collate"]),
         }
     }
@@ -612,9 +613,9 @@ impl<'a> OracleClient<'a> {
 
     /// Follows by server-sent events, as the published client does.
     ///
-    /// The offset of the response head becomes the client's offset. Messages are applied together at
-    /// the next up-to-date, and dropped if the stream ends before it. After an up-to-date, the client
-    /// resumes at the position in that message.
+    /// The offset of the response head becomes the client's offset. Messages are applied together
+    /// at the next up-to-date, and dropped if the stream ends before it. After an up-to-date, the
+    /// client resumes at the position in that message.
     async fn follow_events(&mut self) -> Result<(), RequestFailure> {
         let mut plan = match self.is_changing {
             true => StreamPlan::without_pauses(&mut self.dice),
@@ -779,7 +780,7 @@ impl StreamPlan {
         self.pauses.is_some()
     }
 
-    /// MessageCounts an event, and returns what to do after it.
+    /// Counts an event, and returns what to do after it.
     fn after_event(&mut self) -> Option<StreamAction> {
         self.events += 1;
         if self.disconnect_after == Some(self.events) {
@@ -791,7 +792,8 @@ impl StreamPlan {
     }
 }
 
-/// Parses an offset. `-1` is before everything, and `inf` is after all operations of its transaction.
+/// Parses an offset. `-1` is before everything, and `inf` is after all operations of its
+/// transaction.
 fn parse_offset(offset: &str) -> Result<(u64, u64), String> {
     if offset == "-1" {
         return Ok((0, 0));

@@ -155,8 +155,8 @@ impl RowWriter {
         }
     }
 
-    /// Changes `pos`: keys move from row to row. The key is checked at the end of the statement or of
-    /// the transaction.
+    /// Changes `pos`: keys move from row to row. The key is checked at the end of the statement or
+    /// of the transaction.
     fn change_position(&mut self) -> String {
         let (id, version, note) = (self.dice.between(1, 30), self.version, self.dice.below(30));
         match self.dice.below(6) {
@@ -281,8 +281,8 @@ impl RowWriter {
         self.dice.pick(&["NULL", "'{}'", "'{a}'", "'{a,b}'", "'{c,NULL,d}'", "'{\"x y\",a}'"])
     }
 
-    /// Returns a value of `body`. Some are large and stored in TOAST: Postgres doesn't send those again
-    /// when they didn't change.
+    /// Returns a value of `body`. Some are large and stored in TOAST: Postgres doesn't send those
+    /// again when they didn't change.
     fn body(&mut self) -> String {
         match self.dice.below(10) {
             0 => format!("repeat('{:04}', 700)", self.dice.below(10_000)),

@@ -1,18 +1,20 @@
-//! SchemaJournal of the tables whose definitions change: their contents after each commit, and the check
+//! Journal of the tables whose definitions change: their contents after each commit, and the check
 //! of which of these states a client may have.
 //!
-//! Each table has one writer (`schema_writers.rs`), which changes rows and definitions in turn. After
-//! each commit it reads the whole table. So the states of a table have one order. Each commit inserts
-//! a row into `marks`, so the second slot (`history.rs`) gives its position in the WAL.
+//! Each table has one writer (`schema_writers.rs`), which changes rows and definitions in turn.
+//! After each commit it reads the whole table. So the states of a table have one order. Each commit
+//! inserts a row into `marks`, so the second slot (`history.rs`) gives its position in the WAL.
 //!
-//! The rows at an up-to-date are judged by the position, by what the snapshot saw, and by the clock:
+//! The rows at an up-to-date are judged by the position, by what the snapshot saw, and by the
+//! clock:
 //! - The rule: all commits before the position, and all commits that the snapshot saw.
 //! - The replication stream doesn't contain DDL, nor changes while the table is not fully published
-//!   ([`StreamVisibility::Delayed`]). For [`MAX_DETECTION_DELAY`] after the first such commit, a client
-//!   may have the rows from before it. It may not get a later change that the stream contains
-//!   ([`StreamVisibility::Visible`]) on top of the old rows.
+//!   ([`StreamVisibility::Delayed`]). For [`MAX_DETECTION_DELAY`] after the first such commit, a
+//!   client may have the rows from before it. It may not get a later change that the stream
+//!   contains ([`StreamVisibility::Visible`]) on top of the old rows.
 //! - Changes of a type, or of one partition, are not detected with the next row either
-//!   ([`StreamVisibility::Hidden`]). For the same time, the rows may be a mixture and are not judged.
+//!   ([`StreamVisibility::Hidden`]). For the same time, the rows may be a mixture and are not
+//!   judged.
 //!
 //! After the last commit, every client must have the rows of its table within
 //! [`SCHEMA_SETTLE_TIMEOUT`].
@@ -23,7 +25,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::client_view::{UpToDateState, key_of};
+use super::client_view::{ObservedState, key_of};
 use super::history::{OracleRow, OracleSnapshot, RowsDigest};
 use super::oracle_client::{HandleTrace, format_rows};
 
@@ -156,11 +158,9 @@ impl SchemaJournal {
         let is_seen = |(state, position): (&TableState, &u64)| snapshot.sees(state.xid, *position);
         let first = states.iter().zip(&positions).rposition(is_seen).unwrap_or(0);
         let mut digests: HashMap<usize, Option<RowsDigest>> = HashMap::new();
-        for checkpoint in &trace.checkpoints {
-            let at = positions
-                .partition_point(|position| *position < checkpoint.seen)
-                .saturating_sub(1)
-                .max(first);
+        for observed in &trace.observed_states {
+            let at =
+                positions.partition_point(|position| *position < observed.seen).saturating_sub(1).max(first);
             let mut has = |index: usize| {
                 let digest = digests.entry(index).or_insert_with(|| {
                     let rows = states[index].contents.as_ref()?.shape(&selection)?;
@@ -168,10 +168,10 @@ impl SchemaJournal {
                     rows.values().for_each(|row| digest.add(row));
                     Some(digest)
                 });
-                *digest == Some(checkpoint.digest)
+                *digest == Some(observed.digest)
             };
             let may_be_undetected =
-                |index: usize| checkpoint.at < states[index].done + self.max_detection_delay;
+                |index: usize| observed.at < states[index].done + self.max_detection_delay;
             // Postgres prints enum labels from the current catalog, not from the catalog as of the
             // snapshot. So a snapshot may already have labels of the next commit.
             let is_renamed = |index: usize| {
@@ -195,7 +195,7 @@ impl SchemaJournal {
                 continue;
             }
             let found: Vec<_> = (0..states.len()).filter(|index| has(*index)).collect();
-            return Err(describe_violation(trace, checkpoint, states, &positions, [first, at], &found));
+            return Err(describe_violation(trace, observed, states, &positions, [first, at], &found));
         }
         Ok(())
     }
@@ -207,7 +207,7 @@ impl SchemaJournal {
 /// `found`: the commits after which the table had the client's rows.
 fn describe_violation(
     trace: &HandleTrace,
-    checkpoint: &UpToDateState,
+    observed: &ObservedState,
     states: &[TableState],
     positions: &[u64],
     [first, at]: [usize; 2],
@@ -216,7 +216,7 @@ fn describe_violation(
     let selection = trace.selection();
     let line = |index: usize| {
         let TableState { visibility, done, sql, .. } = &states[index];
-        let ago = checkpoint.at.checked_duration_since(*done);
+        let ago = observed.at.checked_duration_since(*done);
         format!("  {index} at {}, {visibility:?}, {ago:?} before: {sql}", positions[index])
     };
     let lines: Vec<_> = (at.saturating_sub(8)..(at + 3).min(states.len())).map(line).collect();
@@ -227,11 +227,11 @@ fn describe_violation(
          rows after the commits {found:?}, and the snapshot saw commit {first}.\n commits:\n{}\n columns: {:?}\n \
          expected:{should}\n rows at the end:{}\n {:?}\n  {}",
         trace.handle,
-        checkpoint.digest,
-        checkpoint.seen,
+        observed.digest,
+        observed.seen,
         lines.join("\n"),
         trace.columns,
-        trace.had,
+        trace.rows_text,
         trace.request,
         trace.recent,
     )

@@ -1,8 +1,8 @@
 //! Tables whose definitions change while clients follow them, and the writers that change them.
 //!
-//! Each group of tables has one writer thread. It changes rows, then a definition or the publication,
-//! then rows again, and records the tables after each commit (`schema_journal.rs`). Its last commit
-//! changes a definition, so no later row shows that change to the server.
+//! Each group of tables has one writer thread. It changes rows, then a definition or the
+//! publication, then rows again, and records the tables after each commit (`schema_journal.rs`).
+//! Its last commit changes a definition, so no later row shows that change to the server.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, RwLock};
@@ -421,8 +421,8 @@ impl SchemaWriter {
         }
     }
 
-    /// Removes the table from the publication, writes rows, and adds it again: in one transaction, or
-    /// within about a second.
+    /// Removes the table from the publication, writes rows, and adds it again: in one transaction,
+    /// or within about a second.
     fn unpublish(&mut self) {
         let (publication, table) = (self.publication.clone(), self.table());
         let remove = format!("ALTER PUBLICATION {publication} DROP TABLE {table}");

@@ -142,7 +142,8 @@ fn compacted_files(dir: &Path) -> BTreeSet<PathBuf> {
     files.filter(|file| file.extension().is_some_and(|end| end == "past")).collect()
 }
 
-/// Waits for `wanted` compactions, at most 5 s. After two, the files from before the first are gone.
+/// Waits for `wanted` compactions, at most 5 s. After two, the files from before the first are
+/// gone.
 async fn wait_for_compactions(dir: &Path, wanted: usize) {
     let begun = Instant::now();
     let mut before = compacted_files(dir);

@@ -1,8 +1,8 @@
 //! Commits that wait for a synchronous standby, while thousands of others don't.
 //!
-//! Postgres writes a commit to the WAL, and the replication stream sends it at once. Snapshots see it
-//! only after the standby has confirmed it. A shape that is created in between doesn't have the commit
-//! in its snapshot, and has it in its log only if the server remembers it.
+//! Postgres writes a commit to the WAL, and the replication stream sends it at once. Snapshots see
+//! it only after the standby has confirmed it. A shape that is created in between doesn't have the
+//! commit in its snapshot, and has it in its log only if the server remembers it.
 
 use std::collections::BTreeSet;
 use std::thread;

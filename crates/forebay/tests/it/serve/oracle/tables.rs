@@ -1,8 +1,8 @@
 //! Tables with a fixed definition, whose rows change.
 //!
-//! The replication stream shows each kind of table differently: plain, partitioned, with a deferrable
-//! key, without a key, with large and generated values. Tables whose definitions change are in
-//! `schema_writers.rs`.
+//! The replication stream shows each kind of table differently: plain, partitioned, with a
+//! deferrable key, without a key, with large and generated values. Tables whose definitions change
+//! are in `schema_writers.rs`.
 
 use std::sync::OnceLock;
 
@@ -28,15 +28,15 @@ pub(crate) enum MessageRules {
     /// Each message is consistent with the rows before it. A shape stays until a client deletes it.
     Strict,
     /// Shapes of one partition tree depend on each other: a new shape may replace older ones.
-    Tree,
-    /// Keys move between rows. The client applies messages as the published client does, and only its
-    /// rows at up-to-date are judged. The server may replace such a shape, or refuse it.
-    Loose,
-    /// The definition changes. Shapes are replaced, or refused for a while. Each message is consistent
-    /// with the rows before it.
+    PartitionTree,
+    /// Keys move between rows. The client applies messages as the published client does, and only
+    /// its rows at up-to-date are judged. The server may replace such a shape, or refuse it.
+    MovingKeys,
+    /// The definition changes. Shapes are replaced, or refused for a while. Each message is
+    /// consistent with the rows before it.
     Changing,
-    /// The definition changes in ways that the server doesn't detect with the next row. For a while,
-    /// messages may be a mixture of before and after.
+    /// The definition changes in ways that the server doesn't detect with the next row. For a
+    /// while, messages may be a mixture of before and after.
     Mixed,
 }
 
@@ -62,7 +62,7 @@ const fn part(name: &'static str, leaves: &'static [&'static str]) -> OracleTabl
         columns: &PARTS_COLUMNS,
         key: &["id", "region"],
         clauses: &["region = 'a'", "id < 60", "note LIKE 'n1%'", "region <> 'b' AND id >= 20"],
-        rules: MessageRules::Tree,
+        rules: MessageRules::PartitionTree,
     }
 }
 
@@ -72,7 +72,7 @@ pub(crate) static ITEMS: OracleTable = OracleTable {
     leaves: &["items"],
     columns: &["id", "grp", "version", "amount", "label", "flag", "tags", "body"],
     key: &["id"],
-    // Clauses are random: `shape_request.rs`.
+    // Clauses are random: `oracle_request.rs`.
     clauses: &[],
     rules: MessageRules::Strict,
 };
@@ -91,7 +91,7 @@ pub(crate) static OTHERS: [OracleTable; 8] = [
         columns: &["id", "version", "note"],
         key: &["id"],
         clauses: &["id < 20", "id >= 10"],
-        rules: MessageRules::Loose,
+        rules: MessageRules::MovingKeys,
     },
     OracleTable {
         name: "twins",
@@ -100,7 +100,7 @@ pub(crate) static OTHERS: [OracleTable; 8] = [
         columns: &["a", "b"],
         key: &["a", "b"],
         clauses: &["a < 4", "b = 'x'"],
-        rules: MessageRules::Loose,
+        rules: MessageRules::MovingKeys,
     },
     OracleTable {
         name: "wide",
@@ -146,7 +146,8 @@ pub(crate) fn columns_of(family: &str) -> &'static [&'static str] {
     all.find(|table| table.family == family).expect("every family has a table").columns
 }
 
-/// Returns the script that creates the tables, and for each family a history table with its trigger.
+/// Returns the script that creates the tables, and for each family a history table with its
+/// trigger.
 pub(crate) fn schema() -> String {
     let mut sql = CREATE_TABLES.to_owned();
     for family in FAMILIES {

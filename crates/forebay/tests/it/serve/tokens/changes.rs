@@ -8,8 +8,8 @@ use super::super::support::{ServeFixture, changes, summarize};
 use super::{KEY, KeyFile, SQL, TokenBearer, own_orders, serve_with};
 use crate::wire::DEADLINE;
 
-/// Runs `sql`, and reads until the bearer has `count` changes. Returns the messages, and all bodies as
-/// text.
+/// Runs `sql`, and reads until the bearer has `count` changes. Returns the messages, and all bodies
+/// as text.
 async fn changes_after(
     fixture: &ServeFixture,
     bearer: &TokenBearer<'_>,
