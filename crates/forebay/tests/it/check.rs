@@ -6,7 +6,7 @@ use forebay_sandbox::{Postgres, Redis};
 use serde_json::Value;
 
 use crate::forebay_process::forebay;
-use crate::serve::support::Place;
+use crate::serve::support::ServeFixture;
 
 /// Returns the path of a folder that doesn't exist yet and belongs to this test.
 fn folder_path(name: &str) -> PathBuf {
@@ -68,13 +68,13 @@ fn run_check(name: &str, url: &str, variables: &[(&str, &str)]) -> CheckReport {
 
 #[test]
 fn check_passes_on_a_suitable_server_and_changes_nothing() {
-    let place = Place::new("CREATE TABLE items (id int PRIMARY KEY)");
+    let fixture = ServeFixture::new("CREATE TABLE items (id int PRIMARY KEY)");
     let redis = Redis::shared();
     let counts = "SELECT (SELECT count(*) FROM pg_publication) || ' ' || \
                       (SELECT count(*) FROM pg_replication_slots WHERE database = current_database())";
-    let before = place.ask(counts);
+    let before = fixture.query_value(counts);
     let report =
-        run_check("good", &place.postgres.url(&place.database), &[("FOREBAY_REDIS_URL", &redis.url())]);
+        run_check("good", &fixture.postgres.url(&fixture.database), &[("FOREBAY_REDIS_URL", &redis.url())]);
     assert_eq!((report.code, report.failed()), (Some(0), vec![]), "{}", report.text);
     for (area, name) in [
         ("postgres", "reachable"),
@@ -101,7 +101,7 @@ fn check_passes_on_a_suitable_server_and_changes_nothing() {
     // The latency depends on the load of the machine, so only its presence is checked.
     let latencies = report.findings.iter().filter(|finding| finding["check"] == "latency");
     assert_eq!(latencies.count(), 2, "{}", report.text);
-    assert_eq!(place.ask(counts), before);
+    assert_eq!(fixture.query_value(counts), before);
     assert!(!folder_path("good").exists(), "check creates no storage folder");
 }
 
@@ -121,10 +121,10 @@ fn a_wrong_wal_level_is_reported_with_the_statement_that_fixes_it() {
 
 #[test]
 fn missing_rights_are_reported_with_the_statements_that_grant_them() {
-    let place = Place::new("CREATE TABLE items (id int PRIMARY KEY)");
-    let role = format!("guest_{}", place.database);
-    place.sql(&format!("CREATE ROLE {role} LOGIN PASSWORD 's3cr3t'"));
-    let report = run_check("rights", &place.postgres.url_as(&role, "s3cr3t", &place.database), &[]);
+    let fixture = ServeFixture::new("CREATE TABLE items (id int PRIMARY KEY)");
+    let role = format!("guest_{}", fixture.database);
+    fixture.sql(&format!("CREATE ROLE {role} LOGIN PASSWORD 's3cr3t'"));
+    let report = run_check("rights", &fixture.postgres.url_as(&role, "s3cr3t", &fixture.database), &[]);
     assert_eq!(report.code, Some(1));
     report.assert_finding(
         "postgres",
@@ -140,7 +140,7 @@ fn missing_rights_are_reported_with_the_statements_that_grant_them() {
         &["1 of 1 tables", "public.items", "database.manual_publication"],
     );
     report.assert_finding("postgres", "connections", "ok", &[]);
-    place.sql(&format!("DROP ROLE {role}"));
+    fixture.sql(&format!("DROP ROLE {role}"));
 }
 
 #[test]
@@ -193,29 +193,34 @@ fn a_redis_that_evicts_keys_fails_the_check() {
         .config("maxmemory", "100mb")
         .start()
         .unwrap();
-    let place = Place::new("");
-    let report =
-        run_check("eviction", &place.postgres.url(&place.database), &[("FOREBAY_REDIS_URL", &redis.url())]);
+    let fixture = ServeFixture::new("");
+    let report = run_check(
+        "eviction",
+        &fixture.postgres.url(&fixture.database),
+        &[("FOREBAY_REDIS_URL", &redis.url())],
+    );
     assert_eq!((report.code, report.failed()), (Some(1), vec!["eviction"]), "{}", report.text);
     report.assert_finding("redis", "eviction", "fail", &["allkeys-lru", "noeviction"]);
 }
 
 #[tokio::test]
 async fn the_slot_lock_and_addresses_of_a_running_instance_are_reported() {
-    let place = Place::new("CREATE TABLE items (id int PRIMARY KEY)");
-    let serve = place.serve().await;
+    let fixture = ServeFixture::new("CREATE TABLE items (id int PRIMARY KEY)");
+    let serve = fixture.serve().await;
     serve.reader(&[("table", "items")]).await;
     let (listen, admin) = (serve.addr.to_string(), serve.admin.to_string());
     let mut program =
-        forebay(&["check", "--slot", &place.slot, "--publication", &place.slot, "--listen", &listen]);
-    program.args(["--admin", &admin, "--storage"]).arg(&place.dir);
-    program.env("DATABASE_URL", place.postgres.url(&place.database)).env("FOREBAY_DATABASE_POOL_SIZE", "4");
+        forebay(&["check", "--slot", &fixture.slot, "--publication", &fixture.slot, "--listen", &listen]);
+    program.args(["--admin", &admin, "--storage"]).arg(&fixture.dir);
+    program
+        .env("DATABASE_URL", fixture.postgres.url(&fixture.database))
+        .env("FOREBAY_DATABASE_POOL_SIZE", "4");
     let output = program.output().unwrap();
     let text = String::from_utf8(output.stdout).unwrap();
     assert_eq!(output.status.code(), Some(0), "{text}");
     for part in [
-        format!("the slot {} is used by a running instance", place.slot),
-        format!("the publication {} is there", place.slot),
+        format!("the slot {} is used by a running instance", fixture.slot),
+        format!("the publication {} is there", fixture.slot),
         format!("an instance writes to it (process {})", serve.pid()),
         "a store that this version reads".to_owned(),
         format!("{listen} is taken (--listen)"),
@@ -229,10 +234,10 @@ async fn the_slot_lock_and_addresses_of_a_running_instance_are_reported() {
 
 #[test]
 fn an_unusable_storage_folder_is_reported() {
-    let place = Place::new("");
+    let fixture = ServeFixture::new("");
     let file = folder_path("file");
     std::fs::write(&file, "not a folder").unwrap();
-    let url = place.postgres.url(&place.database);
+    let url = fixture.postgres.url(&fixture.database);
     let report = run_check_in(&file, &url, &[]);
     report.assert_finding("storage", "writable", "fail", &["no directory", "storage.dir"]);
     std::fs::remove_file(&file).unwrap();

@@ -5,7 +5,7 @@ use std::process::Output;
 use serde_json::json;
 
 use crate::forebay_process::forebay;
-use crate::serve::support::Place;
+use crate::serve::support::ServeFixture;
 use crate::startup::write_temp_file;
 
 fn config(args: &[&str], variables: &[(&str, &str)]) -> Output {
@@ -83,8 +83,8 @@ fn the_gate_has_its_own_settings() {
 
 #[tokio::test]
 async fn electric_variables_are_logged_at_start_as_mapped_or_without_effect() {
-    let place = Place::new("");
-    let serve = place.spawn(&[("ELECTRIC_SECRET", "s3cr3t"), ("ELECTRIC_HNY_API_KEY", "s3cr3t")]);
+    let fixture = ServeFixture::new("");
+    let serve = fixture.spawn(&[("ELECTRIC_SECRET", "s3cr3t"), ("ELECTRIC_HNY_API_KEY", "s3cr3t")]);
     let understood = serve.wait_for_log("environment variable mapped");
     assert_eq!(
         (&understood["variable"], &understood["settings"]),

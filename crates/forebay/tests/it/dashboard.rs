@@ -7,7 +7,7 @@ use serde_json::json;
 
 use crate::chromium::Chromium;
 use crate::forebay_process::{ForebayProcess, forebay};
-use crate::serve::support::{Place, path};
+use crate::serve::support::{ServeFixture, path};
 use crate::streaming_upstream::StreamingUpstream;
 use crate::wire::{HttpConnection, until};
 
@@ -35,8 +35,8 @@ fn assert_no_errors_or_foreign_requests(browser: &Chromium, admin: SocketAddr) {
 #[tokio::test]
 async fn conditions_fail_when_postgres_stops_and_hold_again_when_it_returns() {
     let postgres: &Postgres = Box::leak(Box::new(Postgres::start().unwrap()));
-    let place = Place::on(postgres, ITEMS);
-    let serve = place.serve().await;
+    let fixture = ServeFixture::on_postgres(postgres, ITEMS);
+    let serve = fixture.serve().await;
     serve.reader(&[("table", "items")]).await;
     let browser = Chromium::open(&page(serve.admin), "dashboard");
     browser.wait_until(ALL_HOLD).await;
@@ -99,8 +99,8 @@ async fn the_page_reports_a_lost_server_and_resumes_when_it_returns() {
 
 #[tokio::test]
 async fn the_shape_list_shows_a_hint_when_empty_and_20_rows_of_many() {
-    let place = Place::new(ITEMS);
-    let serve = place.serve().await;
+    let fixture = ServeFixture::new(ITEMS);
+    let serve = fixture.serve().await;
     let browser = Chromium::open(&page(serve.admin), "dashboard-shapes");
     browser.wait_until("!document.querySelector('#shapes-none').hidden").await;
     assert!(
@@ -134,8 +134,8 @@ async fn the_shape_list_shows_a_hint_when_empty_and_20_rows_of_many() {
 
 #[tokio::test]
 async fn every_control_is_reachable_by_keyboard() {
-    let place = Place::new(ITEMS);
-    let serve = place.serve().await;
+    let fixture = ServeFixture::new(ITEMS);
+    let serve = fixture.serve().await;
     for clause in ["id = 1", "id > 0"] {
         serve.reader(&[("table", "items"), ("where", clause)]).await;
     }
@@ -211,7 +211,7 @@ const CONTRAST: &str = "((selector) => { \
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn with_the_secret_the_page_is_readable_light_and_dark_on_desktop_and_phone() {
-    let place = Place::new(ITEMS);
+    let fixture = ServeFixture::new(ITEMS);
     let hash = |key: &str| {
         let hash = ring::digest::digest(&ring::digest::SHA256, key.as_bytes());
         hash.as_ref().iter().map(|byte| format!("{byte:02x}")).collect::<String>()
@@ -220,7 +220,7 @@ async fn with_the_secret_the_page_is_readable_light_and_dark_on_desktop_and_phon
     std::fs::write(&keys, format!("{} alice\n{} bob\n", hash("key-of-alice"), hash("key-of-bob"))).unwrap();
     let settings =
         [("FOREBAY_ADMIN_SECRET", "s3cr3t"), ("FOREBAY_IDENTITY_API_KEYS_FILE", keys.to_str().unwrap())];
-    let serve = place.serve_with(&settings).await;
+    let serve = fixture.serve_with(&settings).await;
     let reader = serve.reader(&[("table", "items"), ("where", "id > 0")]).await;
     serve.reader(&[("table", "items")]).await;
     let live = path(&[reader.params(), vec![("live", "true"), ("live_sse", "true")]].concat());

@@ -13,7 +13,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::chromium::Chromium;
 use crate::forebay_process::forebay;
-use crate::serve::support::Place;
+use crate::serve::support::ServeFixture;
 use crate::wire::{DEADLINE, HttpConnection, until};
 
 /// A running `forebay dev`; killed when dropped.
@@ -181,22 +181,22 @@ async fn postgres_ends_with_a_killed_run_and_the_next_run_removes_its_files() {
 
 #[tokio::test]
 async fn a_given_database_is_served_and_keeps_no_slot_or_publication() {
-    let place = Place::new(
+    let fixture = ServeFixture::new(
         "CREATE TABLE items (id int PRIMARY KEY, title text); INSERT INTO items VALUES (1, 'one')",
     );
-    let url = place.postgres.url(&place.database);
+    let url = fixture.postgres.url(&fixture.database);
     let (mut dev, lines) = DevProcess::start(&["--database-url", &url]);
     assert!(lines.iter().any(|line| line.contains("table=YOUR_TABLE&offset=-1")), "{lines:#?}");
     assert!(dev.children().is_empty(), "no Postgres is started");
     let browser = Chromium::open(&format!("http://{}/?table=items", dev.clients), "dev-own");
     browser.wait_until("document.querySelector('#rows td:nth-child(2)')?.innerText === 'one'").await;
-    place.sql("UPDATE items SET title = 'two'");
+    fixture.sql("UPDATE items SET title = 'two'");
     browser.wait_until("document.querySelector('#rows td:nth-child(2)')?.innerText === 'two'").await;
     dev.signal(Signal::TERM);
     assert_eq!(dev.wait_for_exit().await, Some(0));
     assert_eq!(dev.temporary_files(), [""; 0]);
-    let count = |sql: &str| place.ask(sql).unwrap();
-    let slots = format!("SELECT count(*) FROM pg_replication_slots WHERE database = '{}'", place.database);
+    let count = |sql: &str| fixture.query_value(sql).unwrap();
+    let slots = format!("SELECT count(*) FROM pg_replication_slots WHERE database = '{}'", fixture.database);
     assert_eq!(
         (count(&slots), count("SELECT count(*) FROM pg_publication")),
         ("0".to_owned(), "0".to_owned())

@@ -11,7 +11,7 @@ use crate::forebay_process::ForebayProcess;
 use crate::limits::open_stream;
 use crate::python_app::PythonApp;
 use crate::scripted_upstream::ScriptedUpstream;
-use crate::serve::support::{Place, path};
+use crate::serve::support::{ServeFixture, path};
 use crate::streaming_upstream::StreamingUpstream;
 use crate::wire::{HttpConnection, until};
 
@@ -248,12 +248,12 @@ async fn counters_histograms_and_gauges_keep_their_types() {
 #[tokio::test]
 async fn serve_exports_request_spans_without_data_or_secrets() {
     let collector = OtelCollector::start();
-    let place = Place::new(
+    let fixture = ServeFixture::new(
         "CREATE TABLE pearls (id int PRIMARY KEY, name text); INSERT INTO pearls VALUES (1, 's3cr3t-row')",
     );
     let url = collector.0.url();
     let serve =
-        place.serve_with(&[&settings(&url)[..], &[("FOREBAY_SERVE_SECRET", "s3cr3t-key")]].concat()).await;
+        fixture.serve_with(&[&settings(&url)[..], &[("FOREBAY_SERVE_SECRET", "s3cr3t-key")]].concat()).await;
     let shape = [("table", "pearls"), ("where", "name = 's3cr3t-row'"), ("secret", "s3cr3t-key")];
     let send = async |more: &[(&str, &str)], trace: &str| {
         let target = path(&[&shape[..], more].concat());

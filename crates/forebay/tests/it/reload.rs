@@ -8,7 +8,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::forebay_process::{ForebayProcess, forebay};
 use crate::limits::open_stream;
-use crate::serve::support::Place;
+use crate::serve::support::ServeFixture;
 use crate::streaming_upstream::StreamingUpstream;
 use crate::wire::{HttpConnection, until};
 
@@ -192,11 +192,11 @@ async fn sighup_changes_the_log_filter_in_text_format() {
 
 #[tokio::test]
 async fn sighup_changes_the_log_filter_of_serve() {
-    let (place, folder) =
-        (Place::new("CREATE TABLE items (id int PRIMARY KEY)"), ConfigFolder::new("filter-serve"));
+    let (fixture, folder) =
+        (ServeFixture::new("CREATE TABLE items (id int PRIMARY KEY)"), ConfigFolder::new("filter-serve"));
     let settings = |filter: &str| folder.write("serve.toml", &format!("[log]\nfilter = {filter:?}\n"));
     let path = settings("info");
-    let serve = place.serve_with_args(&["--config", &path]).await;
+    let serve = fixture.serve_with_args(&["--config", &path]).await;
     let send_invalid_request = async || {
         let mut client = HttpConnection::connect(serve.addr).await;
         client.send("no request\r\n\r\n").await;

@@ -1,4 +1,7 @@
-//! `forebay serve`, over HTTP, before a real Postgres.
+//! `forebay serve` as a process, with HTTP clients and a real Postgres.
+//!
+//! `support.rs` has the fixture and the clients. `oracle.rs` is the consistency oracle: random
+//! histories, compared with Postgres. Each other file has the tests of one subject.
 
 mod oracle;
 pub(crate) mod support;
@@ -10,7 +13,6 @@ mod ddl;
 mod failures;
 mod handoff;
 mod hostile;
-mod identity;
 mod instances;
 mod large;
 mod live;
@@ -22,6 +24,7 @@ mod protocol;
 mod publishing;
 mod rewrites;
 mod rolling;
+mod row_identity;
 mod shapes;
 mod subsets;
 mod tls;

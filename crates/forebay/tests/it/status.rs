@@ -9,7 +9,7 @@ use forebay_sandbox::Redis;
 use serde_json::Value;
 
 use crate::forebay_process::{ForebayProcess, forebay};
-use crate::serve::support::Place;
+use crate::serve::support::ServeFixture;
 
 fn status(admin: &str, args: &[&str]) -> Output {
     forebay(&["status", "--url", &format!("http://{admin}")]).args(args).output().unwrap()
@@ -21,8 +21,8 @@ fn stdout(output: &Output) -> String {
 
 #[tokio::test]
 async fn status_of_serve_shows_phase_conditions_and_shapes() {
-    let place = Place::new("CREATE TABLE items (id int PRIMARY KEY)");
-    let serve = place.serve().await;
+    let fixture = ServeFixture::new("CREATE TABLE items (id int PRIMARY KEY)");
+    let serve = fixture.serve().await;
     serve.reader(&[("table", "items")]).await;
     let admin = serve.admin.to_string();
     let output = status(&admin, &[]);

@@ -14,7 +14,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
 use crate::forebay_process::forebay;
-use crate::serve::support::{Place, Serve};
+use crate::serve::support::{ServeFixture, ServeProcess};
 use crate::wire::DEADLINE;
 
 const ITEMS: &str = "CREATE TABLE items (id int PRIMARY KEY, note text);
@@ -50,12 +50,12 @@ fn command(at: &str, args: &[&str]) -> Command {
     command
 }
 
-fn url(serve: &Serve) -> String {
+fn url(serve: &ServeProcess) -> String {
     format!("http://{}", serve.addr)
 }
 
 impl TailProcess {
-    fn of(serve: &Serve, args: &[&str]) -> TailProcess {
+    fn of(serve: &ServeProcess, args: &[&str]) -> TailProcess {
         TailProcess::run(command(&url(serve), args))
     }
 
@@ -115,18 +115,18 @@ impl Drop for TailProcess {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn rows_are_printed_first_and_then_one_line_per_change() {
-    let place = Place::new(ITEMS);
-    let serve = place.serve_with(&QUICK).await;
+    let fixture = ServeFixture::new(ITEMS);
+    let serve = fixture.serve_with(&QUICK).await;
     let mut tail = TailProcess::of(&serve, &["items"]);
     let mut rows = [tail.line(), tail.line()];
     rows.sort();
     assert_eq!(rows, ["insert 1  id=1  note=one", "insert 2  id=2  note=two"]);
     tail.note("up to date: 2 rows");
-    place.sql("INSERT INTO items VALUES (3, E'a \\u001b[31mb')");
+    fixture.sql("INSERT INTO items VALUES (3, E'a \\u001b[31mb')");
     assert_eq!(tail.line(), "insert 3  id=3  note=\"a \\u{1b}[31mb\"");
-    place.sql("UPDATE items SET note = NULL WHERE id = 1");
+    fixture.sql("UPDATE items SET note = NULL WHERE id = 1");
     assert_eq!(tail.line(), "update 1  id=1  note=null");
-    place.sql("DELETE FROM items WHERE id = 2");
+    fixture.sql("DELETE FROM items WHERE id = 2");
     assert_eq!(tail.line(), "delete 2  id=2");
     let pid = Pid::from_raw(tail.child.id().try_into().unwrap()).unwrap();
     kill_process(pid, Signal::INT).unwrap();
@@ -136,8 +136,8 @@ async fn rows_are_printed_first_and_then_one_line_per_change() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn where_params_columns_from_and_secret_are_sent_to_the_server() {
-    let place = Place::new(ITEMS);
-    let serve = place.serve_with(&[QUICK[0], ("FOREBAY_SERVE_SECRET", "s3cr3t &=")]).await;
+    let fixture = ServeFixture::new(ITEMS);
+    let serve = fixture.serve_with(&[QUICK[0], ("FOREBAY_SERVE_SECRET", "s3cr3t &=")]).await;
     let args = ["items", "--where", "note = $1 OR id > 5", "--param", "1=two", "--columns", "id"];
     let mut program = command(&url(&serve), &args);
     program.env("FOREBAY_SERVE_SECRET", "s3cr3t &=");
@@ -147,7 +147,7 @@ async fn where_params_columns_from_and_secret_are_sent_to_the_server() {
     program.env("FOREBAY_SERVE_SECRET", "s3cr3t &=");
     let from_now = TailProcess::run(program);
     from_now.note("up to date: 0 rows");
-    place.sql("INSERT INTO items VALUES (7, 'seven'), (4, 'four')");
+    fixture.sql("INSERT INTO items VALUES (7, 'seven'), (4, 'four')");
     assert_eq!(tail.line(), "insert 7  id=7");
     let changes: Vec<Value> = std::iter::repeat_with(|| from_now.json())
         .filter(|message| message.get("key").is_some())
@@ -162,13 +162,13 @@ async fn where_params_columns_from_and_secret_are_sent_to_the_server() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn no_change_is_lost_or_printed_twice_across_server_restarts() {
-    let place = Place::new(ITEMS);
-    let mut serve = place.serve_with(&QUICK).await;
+    let fixture = ServeFixture::new(ITEMS);
+    let mut serve = fixture.serve_with(&QUICK).await;
     let path = Proxy::start(serve.addr);
     let tail = TailProcess::run(command(&format!("http://{}", path.addr()), &["items", "--json"]));
     tail.note("up to date");
     for round in 1..4 {
-        place
+        fixture
             .sql(&format!("INSERT INTO items SELECT g, 'before' FROM generate_series({round}1, {round}9) g"));
         match round {
             1 => {
@@ -178,13 +178,13 @@ async fn no_change_is_lost_or_printed_twice_across_server_restarts() {
             _ => serve.signal(Signal::KILL),
         }
         tail.note("retrying in");
-        place.sql(&format!("INSERT INTO items VALUES ({round}0, 'away')"));
+        fixture.sql(&format!("INSERT INTO items VALUES ({round}0, 'away')"));
         drop(serve);
-        serve = place.serve_with(&QUICK).await;
+        serve = fixture.serve_with(&QUICK).await;
         path.fail_over_to(serve.addr);
         tail.note("reconnected");
     }
-    place.sql("INSERT INTO items VALUES (99, 'last')");
+    fixture.sql("INSERT INTO items VALUES (99, 'last')");
     let mut ids = Vec::new();
     while ids.last() != Some(&99) {
         let message = tail.json();
@@ -198,10 +198,10 @@ async fn no_change_is_lost_or_printed_twice_across_server_restarts() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_truncated_response_is_requested_again_and_printed_once() {
-    let place = Place::new(
+    let fixture = ServeFixture::new(
         "CREATE TABLE items (id int PRIMARY KEY); INSERT INTO items SELECT generate_series(1, 3000)",
     );
-    let serve = place.serve_with(&QUICK).await;
+    let serve = fixture.serve_with(&QUICK).await;
     let path = Proxy::start(serve.addr);
     path.truncate_after(20_000, Direction::ToClient);
     let tail = TailProcess::run(command(&format!("http://{}", path.addr()), &["items"]));
@@ -217,11 +217,11 @@ async fn a_truncated_response_is_requested_again_and_printed_once() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_recreated_shape_is_read_again_and_reported() {
-    let place = Place::new(ITEMS);
-    let serve = place.serve_with(&QUICK).await;
+    let fixture = ServeFixture::new(ITEMS);
+    let serve = fixture.serve_with(&QUICK).await;
     let tail = TailProcess::of(&serve, &["items", "--json"]);
     tail.note("up to date: 2 rows");
-    place.sql("ALTER TABLE items ADD COLUMN more int; INSERT INTO items VALUES (3, 'three', 4)");
+    fixture.sql("ALTER TABLE items ADD COLUMN more int; INSERT INTO items VALUES (3, 'three', 4)");
     tail.note("shape replaced");
     tail.note("up to date: 3 rows");
     // Standard error can arrive before output that was printed earlier.
@@ -242,8 +242,8 @@ async fn a_recreated_shape_is_read_again_and_reported() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_closed_pipe_ends_tail_without_an_error_even_if_nothing_changes() {
-    let place = Place::new(ITEMS);
-    let serve = place.serve_with(&QUICK).await;
+    let fixture = ServeFixture::new(ITEMS);
+    let serve = fixture.serve_with(&QUICK).await;
     let mut child = command(&url(&serve), &["items"]).spawn().unwrap();
     let mut stdout: BufReader<ChildStdout> = BufReader::new(child.stdout.take().unwrap());
     let mut first = String::new();
@@ -259,8 +259,8 @@ async fn a_closed_pipe_ends_tail_without_an_error_even_if_nothing_changes() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_invalid_request_is_reported_in_one_line() {
-    let place = Place::new(ITEMS);
-    let serve = place.serve_with(&QUICK).await;
+    let fixture = ServeFixture::new(ITEMS);
+    let serve = fixture.serve_with(&QUICK).await;
     for (args, parts) in [
         (&["nothing"][..], &["400", "nothing"][..]),
         (&["items", "--where", "id >"], &["400", "where"]),

@@ -1,4 +1,5 @@
-//! A collapsing cache in front: however many follow a shape, the server is asked once for each chunk and once for each change.
+//! A cache that collapses requests, in front of the server. Any number of clients costs the server
+//! one request for each chunk and one for each change.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -13,14 +14,14 @@ use serde_json::Value;
 use tokio::sync::Barrier;
 use tokio::task::JoinSet;
 
-use super::support::{Place, Reader, path, short};
+use super::support::{ServeFixture, ShapeReader, path, summarize};
 use crate::wire::{HttpConnection, until};
 
 const PROGRAM: &str = "/usr/sbin/nginx";
 const CLIENTS: usize = 200;
 const POLLS: usize = 3;
 
-/// A private nginx that asks once for what many want; ended when dropped.
+/// An nginx that forwards concurrent equal requests once. Killed when dropped.
 struct Nginx {
     process: Child,
     address: SocketAddr,
@@ -28,7 +29,8 @@ struct Nginx {
 }
 
 impl Nginx {
-    async fn before(server: SocketAddr) -> Nginx {
+    /// Starts nginx in front of a server.
+    async fn start(server: SocketAddr) -> Nginx {
         let address = SocketAddr::from(([127, 0, 0, 1], free_port()));
         let folder =
             std::env::temp_dir().join(format!("forebay-nginx-{}-{}", std::process::id(), address.port()));
@@ -45,17 +47,17 @@ impl Nginx {
         nginx
     }
 
-    /// How often each path was asked for, and how often the server was asked for it.
-    fn asked(&self) -> BTreeMap<String, (usize, usize)> {
+    /// Returns for each path the number of requests to nginx, and to the server.
+    fn requests(&self) -> BTreeMap<String, (usize, usize)> {
         let log = std::fs::read_to_string(self.folder.join("access.log")).unwrap();
-        let mut asked: BTreeMap<String, (usize, usize)> = BTreeMap::new();
+        let mut requests: BTreeMap<String, (usize, usize)> = BTreeMap::new();
         for line in log.lines() {
             let (cached, path) = line.split_once(' ').unwrap();
-            let counts = asked.entry(path.to_owned()).or_default();
+            let counts = requests.entry(path.to_owned()).or_default();
             counts.0 += 1;
             counts.1 += usize::from(cached != "HIT");
         }
-        asked
+        requests
     }
 }
 
@@ -71,7 +73,8 @@ impl Drop for Nginx {
     }
 }
 
-/// One process in the foreground, so that killing it is enough. A lock is as long as a long-poll takes, and longer.
+/// Returns the configuration: one process in the foreground, so that a kill ends it. The cache lock
+/// outlasts a long-poll.
 fn configuration(folder: &str, address: SocketAddr, server: SocketAddr) -> String {
     let mut paths = String::new();
     for kind in ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"] {
@@ -105,95 +108,98 @@ fn configuration(folder: &str, address: SocketAddr, server: SocketAddr) -> Strin
 
 const SHAPE: [(&str, &str); 2] = [("table", "items"), ("where", "id > 0")];
 
-/// What keeps clients together: an answer is shared by those who ask while it is fresh.
-struct Crowd {
-    /// How many live requests were sent.
+/// Keeps clients in step, because only requests at the same time share a response.
+struct ClientGroup {
+    /// Number of live requests that were sent.
     waiting: AtomicUsize,
     together: Barrier,
 }
 
-impl Crowd {
-    fn of(clients: usize) -> Arc<Crowd> {
-        Arc::new(Crowd { waiting: AtomicUsize::new(0), together: Barrier::new(clients) })
+impl ClientGroup {
+    fn of(clients: usize) -> Arc<ClientGroup> {
+        Arc::new(ClientGroup { waiting: AtomicUsize::new(0), together: Barrier::new(clients) })
     }
 }
 
-/// Reads the snapshot, catches up, and waits for so many changes.
-async fn follow(nginx: SocketAddr, polls: usize, crowd: Arc<Crowd>) -> Vec<Value> {
+/// Reads the snapshot, catches up, and sends `polls` long-polls. Returns all messages.
+async fn follow(nginx: SocketAddr, polls: usize, group: Arc<ClientGroup>) -> Vec<Value> {
     let mut client = HttpConnection::connect(nginx).await;
-    let mut reader = Reader::new(&SHAPE);
+    let mut reader = ShapeReader::new(&SHAPE);
     let mut messages = Vec::new();
     let mut is_behind = true;
     while is_behind {
         client.request("GET", &path(&reader.params()), &[], "").await;
-        let answer = client.response().await;
-        messages.extend(reader.take(&answer));
-        is_behind = answer.head.header("electric-up-to-date").is_none();
+        let response = client.response().await;
+        messages.extend(reader.accept(&response));
+        is_behind = response.head.header("electric-up-to-date").is_none();
     }
     for _ in 0..polls {
         let live = [reader.params(), vec![("live", "true")]].concat();
-        crowd.together.wait().await;
+        group.together.wait().await;
         client.request("GET", &path(&live), &[], "").await;
-        crowd.waiting.fetch_add(1, Ordering::Relaxed);
-        messages.extend(reader.take(&client.response().await));
+        group.waiting.fetch_add(1, Ordering::Relaxed);
+        messages.extend(reader.accept(&client.response().await));
     }
     messages
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn two_hundred_clients_behind_a_cache_cost_one_request_for_each_chunk_and_poll() {
-    let place = Place::new(
+    let fixture = ServeFixture::new(
         "CREATE TABLE items (id int PRIMARY KEY, note text);
         INSERT INTO items SELECT n, repeat('x', 200) FROM generate_series(1, 1000) n",
     );
-    let serve = place.serve_with(&[("FOREBAY_STORAGE_CHUNK_BYTES", "65536")]).await;
-    let nginx = Nginx::before(serve.addr).await;
+    let serve = fixture.serve_with(&[("FOREBAY_STORAGE_CHUNK_BYTES", "65536")]).await;
+    let nginx = Nginx::start(serve.addr).await;
     let requests = async || serve.status().await["http"]["requests"].as_u64().unwrap();
     let before = requests().await;
 
-    let crowd = Crowd::of(CLIENTS);
+    let group = ClientGroup::of(CLIENTS);
     let mut clients = JoinSet::new();
     for _ in 0..CLIENTS {
-        clients.spawn(follow(nginx.address, POLLS, Arc::clone(&crowd)));
+        clients.spawn(follow(nginx.address, POLLS, Arc::clone(&group)));
     }
     for poll in 1..=POLLS {
-        until("all clients wait", async || crowd.waiting.load(Ordering::Relaxed) == poll * CLIENTS).await;
-        place.sql(&format!("INSERT INTO items VALUES ({}, 'new')", 1_000 + poll));
+        until("all clients have sent a long-poll", async || {
+            group.waiting.load(Ordering::Relaxed) == poll * CLIENTS
+        })
+        .await;
+        fixture.sql(&format!("INSERT INTO items VALUES ({}, 'new')", 1_000 + poll));
     }
     let expected: Vec<_> = (1..=1_000 + POLLS).map(|id| format!("insert {id}")).collect();
     for messages in clients.join_all().await {
-        assert_eq!(short(&messages), expected);
+        assert_eq!(summarize(&messages), expected);
     }
 
-    let asked = nginx.asked();
-    let (live, others): (Vec<_>, Vec<_>) = asked.keys().partition(|path| path.contains("live=true"));
+    let requested = nginx.requests();
+    let (live, others): (Vec<_>, Vec<_>) = requested.keys().partition(|path| path.contains("live=true"));
     assert_eq!(live.len(), POLLS, "{live:?}");
-    assert!(others.len() >= 5, "several chunks, and the log: {others:?}");
-    for (path, counts) in &asked {
-        assert_eq!(*counts, (CLIENTS, 1), "(asked, asked of the server): {path}");
+    assert!(others.len() >= 5, "expected several chunks and the log: {others:?}");
+    for (path, counts) in &requested {
+        assert_eq!(*counts, (CLIENTS, 1), "(requests to nginx, to the server): {path}");
     }
-    assert_eq!(requests().await - before, asked.len() as u64);
+    assert_eq!(requests().await - before, requested.len() as u64);
 
-    // Whoever comes later starts from the cache, and asks for nothing but what is new.
-    let late = follow(nginx.address, 0, Crowd::of(1)).await;
+    // A later client gets all of it from the cache.
+    let late = follow(nginx.address, 0, ClientGroup::of(1)).await;
     assert!(late.len() > 1_000, "{}", late.len());
-    assert_eq!(requests().await - before, asked.len() as u64);
+    assert_eq!(requests().await - before, requested.len() as u64);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn two_hundred_clients_whose_poll_brings_nothing_cost_one_request_for_it() {
-    let place = Place::new("CREATE TABLE items (id int PRIMARY KEY, note text)");
-    let serve = place.serve_with(&[("FOREBAY_SERVE_LONG_POLL_MS", "5000")]).await;
-    let nginx = Nginx::before(serve.addr).await;
-    let (crowd, mut clients) = (Crowd::of(CLIENTS), JoinSet::new());
+async fn two_hundred_clients_behind_a_cache_cost_one_request_for_a_poll_without_changes() {
+    let fixture = ServeFixture::new("CREATE TABLE items (id int PRIMARY KEY, note text)");
+    let serve = fixture.serve_with(&[("FOREBAY_SERVE_LONG_POLL_MS", "5000")]).await;
+    let nginx = Nginx::start(serve.addr).await;
+    let (group, mut clients) = (ClientGroup::of(CLIENTS), JoinSet::new());
     for _ in 0..CLIENTS {
-        clients.spawn(follow(nginx.address, 2, Arc::clone(&crowd)));
+        clients.spawn(follow(nginx.address, 2, Arc::clone(&group)));
     }
     for messages in clients.join_all().await {
-        assert_eq!(short(&messages), [""; 0]);
+        assert_eq!(summarize(&messages), [""; 0]);
     }
-    let asked = nginx.asked();
-    let live = asked.iter().filter(|(path, _)| path.contains("live=true"));
+    let requested = nginx.requests();
+    let live = requested.iter().filter(|(path, _)| path.contains("live=true"));
     let counts: Vec<_> = live.map(|(_, counts)| *counts).collect();
-    assert_eq!(counts, [(CLIENTS, 1); 2], "(asked, asked of the server): {asked:?}");
+    assert_eq!(counts, [(CLIENTS, 1); 2], "(requests to nginx, to the server): {requested:?}");
 }

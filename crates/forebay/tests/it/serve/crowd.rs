@@ -1,4 +1,4 @@
-//! Many shapes, and many streams of one.
+//! Many shapes, and many streams of one shape.
 
 use std::time::Duration;
 
@@ -6,19 +6,20 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde_json::Value;
 use tokio::task::JoinSet;
 
-use super::support::{Place, Reader, Serve, path, short};
+use super::support::{ServeFixture, ServeProcess, ShapeReader, path, summarize};
 use crate::many_streams::MANY_CONNECTIONS_LOCK;
 use crate::wire::{HttpConnection, until};
 
-/// How many connections ask at once.
-const AT_ONCE: usize = 16;
+/// Concurrent connections of [`request_all`].
+const CONNECTIONS: usize = 16;
 
-/// `FOREBAY_CROWD`, or enough for every day.
-fn crowd(usual: usize) -> usize {
+/// Returns `FOREBAY_CROWD`, or else `usual`.
+fn crowd_size(usual: usize) -> usize {
     std::env::var("FOREBAY_CROWD").ok().and_then(|count| count.parse().ok()).unwrap_or(usual)
 }
 
-/// A clause that only the row of the same number satisfies, of each kind that is indexed.
+/// Returns a clause that only the row `number` satisfies. The four kinds of indexed clauses
+/// alternate.
 fn clause(number: usize) -> String {
     match number % 4 {
         0 => format!("owner = 'o{number}'"),
@@ -28,47 +29,53 @@ fn clause(number: usize) -> String {
     }
 }
 
-/// Asks for all of them, a few at a time, and gives each answer to `take`.
-async fn ask_all(serve: &Serve, paths: Vec<String>, mut take: impl FnMut(usize, crate::wire::HttpResponse)) {
-    let mut asking = JoinSet::new();
+/// Requests all paths over [`CONNECTIONS`] connections, and calls `take` with each response.
+async fn request_all(
+    serve: &ServeProcess,
+    paths: Vec<String>,
+    mut take: impl FnMut(usize, crate::wire::HttpResponse),
+) {
+    let mut requests = JoinSet::new();
     let (paths, addr) = (std::sync::Arc::new(paths), serve.addr);
-    for lane in 0..AT_ONCE {
+    for lane in 0..CONNECTIONS {
         let paths = std::sync::Arc::clone(&paths);
-        asking.spawn(async move {
+        requests.spawn(async move {
             let mut client = HttpConnection::connect(addr).await;
-            let mut answers = Vec::new();
-            for number in (lane..paths.len()).step_by(AT_ONCE) {
+            let mut responses = Vec::new();
+            for number in (lane..paths.len()).step_by(CONNECTIONS) {
                 client.request("GET", &paths[number], &[], "").await;
-                answers.push((number, client.response().await));
+                responses.push((number, client.response().await));
             }
-            answers
+            responses
         });
     }
-    for answers in asking.join_all().await {
-        answers.into_iter().for_each(|(number, answer)| take(number, answer));
+    for responses in requests.join_all().await {
+        responses.into_iter().for_each(|(number, response)| take(number, response));
     }
 }
 
-/// User and system time of a process, in ms.
+/// Returns the user and system time of a process, in ms.
 fn cpu_ms(pid: u32) -> u64 {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
     let fields: Vec<&str> = stat.rsplit(')').next().unwrap().split_whitespace().collect();
     (fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap()) * 10
 }
 
-/// So many transactions, each with one row of its own, from a number on; what they cost the server, in ms of CPU.
-async fn write(place: &Place, serve: &Serve, from: usize, count: usize) -> u64 {
+/// Inserts rows from number `from` on, one transaction each. Returns the CPU time of the server, in
+/// ms.
+async fn insert_rows(fixture: &ServeFixture, serve: &ServeProcess, from: usize, count: usize) -> u64 {
     let before = cpu_ms(serve.pid());
-    place.sql(&format!(
+    fixture.sql(&format!(
         "DO $$ BEGIN FOR n IN {from}..{} LOOP
             INSERT INTO items VALUES (n, 'o' || n, n, 'n' || n || '-x'); COMMIT;
         END LOOP; END $$",
         from + count - 1
     ));
-    let written: u64 = place.ask("SELECT pg_current_wal_insert_lsn() - '0/0'").unwrap().parse().unwrap();
-    until("the server has all of it", async || {
-        // The last transaction may have been followed by what concerns nobody.
-        place.sql("SELECT pg_logical_emit_message(true, 'forebay-test', '')");
+    let written: u64 =
+        fixture.query_value("SELECT pg_current_wal_insert_lsn() - '0/0'").unwrap().parse().unwrap();
+    until("the server has stored all changes", async || {
+        // The position moves only with the stream, so something must follow the last transaction.
+        fixture.sql("SELECT pg_logical_emit_message(true, 'forebay-test', '')");
         serve.status().await["shapes"]["durable_lsn"].as_u64() >= Some(written)
     })
     .await;
@@ -76,38 +83,43 @@ async fn write(place: &Place, serve: &Serve, from: usize, count: usize) -> u64 {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn each_of_a_thousand_changes_reaches_its_own_shape_of_a_thousand() {
-    let count = crowd(1_000);
-    let place =
-        Place::new("CREATE TABLE items (id int PRIMARY KEY, owner text, score int, name text COLLATE \"C\")");
-    let serve = place.serve().await;
+async fn each_of_a_thousand_changes_reaches_the_one_shape_that_matches_it() {
+    let count = crowd_size(1_000);
+    let fixture = ServeFixture::new(
+        "CREATE TABLE items (id int PRIMARY KEY, owner text, score int, name text COLLATE \"C\")",
+    );
+    let serve = fixture.serve().await;
     let clauses: Vec<String> = (0..count).map(clause).collect();
     let start = |number: usize| path(&[("table", "items"), ("where", &clauses[number]), ("offset", "-1")]);
 
-    let mut readers: Vec<Reader<'_>> =
-        clauses.iter().map(|clause| Reader::new(&[("table", "items"), ("where", clause)])).collect();
-    ask_all(&serve, (0..10).map(start).collect(), |_, answer| assert_eq!(answer.head.status, 200)).await;
-    let few_ms = write(&place, &serve, count, count).await;
-    ask_all(&serve, (0..count).map(start).collect(), |number, answer| drop(readers[number].take(&answer)))
+    let mut readers: Vec<ShapeReader<'_>> =
+        clauses.iter().map(|clause| ShapeReader::new(&[("table", "items"), ("where", clause)])).collect();
+    request_all(&serve, (0..10).map(start).collect(), |_, response| assert_eq!(response.head.status, 200))
         .await;
-    let many_ms = write(&place, &serve, 2 * count, count).await;
-    let hits_ms = write(&place, &serve, 0, count).await;
+    let few_ms = insert_rows(&fixture, &serve, count, count).await;
+    request_all(&serve, (0..count).map(start).collect(), |number, response| {
+        drop(readers[number].accept(&response))
+    })
+    .await;
+    let many_ms = insert_rows(&fixture, &serve, 2 * count, count).await;
+    let hits_ms = insert_rows(&fixture, &serve, 0, count).await;
     let paths = readers.iter().map(|reader| path(&reader.params())).collect();
-    ask_all(&serve, paths, |number, answer| {
-        let messages = readers[number].take(&answer);
-        assert_eq!(short(&messages), [format!("insert {number}")], "{}", clauses[number]);
-        assert!(answer.head.header("electric-up-to-date").is_some());
+    request_all(&serve, paths, |number, response| {
+        let messages = readers[number].accept(&response);
+        assert_eq!(summarize(&messages), [format!("insert {number}")], "{}", clauses[number]);
+        assert!(response.head.header("electric-up-to-date").is_some());
     })
     .await;
     eprintln!(
-        "{count} changes that concern nobody: {few_ms} ms of CPU with 10 shapes, {many_ms} ms with {count}; \
-         one for each of them: {hits_ms} ms"
+        "{count} changes that match no shape: {few_ms} ms of CPU with 10 shapes, {many_ms} ms with {count}; \
+         one match for each shape: {hits_ms} ms"
     );
-    // What the counters of the index prove of visits holds for all of the way: trying each shape would take a hundred times as long.
+    // Evaluating every shape for every change would take a hundred times as long.
     assert!(many_ms < 10 * few_ms + 1_000, "{few_ms} ms, {many_ms} ms");
     assert_eq!(serve.status().await["shapes"]["count"], count);
 }
 
+/// Reads to the next up-to-date, and returns the messages before it.
 async fn next_changes(client: &mut HttpConnection) -> Vec<Value> {
     let mut changes = Vec::new();
     loop {
@@ -121,8 +133,8 @@ async fn next_changes(client: &mut HttpConnection) -> Vec<Value> {
     }
 }
 
-/// So many streams, each open.
-async fn gather(serve: &Serve, live: &str, count: usize) -> Vec<HttpConnection> {
+/// Opens `count` streams.
+async fn open_streams(serve: &ServeProcess, live: &str, count: usize) -> Vec<HttpConnection> {
     let mut streams: Vec<HttpConnection> = Vec::with_capacity(count);
     let (mut dialing, mut next) = (JoinSet::new(), 0);
     while streams.len() < count {
@@ -145,11 +157,11 @@ async fn ten_thousand_streams_of_one_shape_get_a_write_and_leave_nothing_behind(
     let _alone = MANY_CONNECTIONS_LOCK.lock().await;
     let limit = getrlimit(Resource::Nofile);
     setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum }).unwrap();
-    // Other tests of this process need some, too.
+    // Other tests of this process need descriptors too.
     let most = limit.maximum.map_or(usize::MAX, |most| usize::try_from(most).unwrap().saturating_sub(2_000));
-    let count = crowd(10_000).min(most);
-    assert!(count >= 4_000, "the limit on descriptors is {limit:?}");
-    let place = Place::new("CREATE TABLE items (id int PRIMARY KEY, note text)");
+    let count = crowd_size(10_000).min(most);
+    assert!(count >= 4_000, "the limit on descriptors is too low: {limit:?}");
+    let fixture = ServeFixture::new("CREATE TABLE items (id int PRIMARY KEY, note text)");
     let total = count.to_string();
     let long = Duration::from_secs(600).as_millis().to_string();
     let settings = [
@@ -157,13 +169,13 @@ async fn ten_thousand_streams_of_one_shape_get_a_write_and_leave_nothing_behind(
         ("FOREBAY_SERVE_SSE_TIMEOUT_MS", &long),
         ("FOREBAY_SERVE_SSE_KEEP_ALIVE_MS", &long),
     ];
-    let serve = place.serve_with(&settings).await;
+    let serve = fixture.serve_with(&settings).await;
     let reader = serve.reader(&[("table", "items")]).await;
     let live = path(&[reader.params(), vec![("live", "true"), ("live_sse", "true")]].concat());
-    drop(gather(&serve, &live, 10).await);
+    drop(open_streams(&serve, &live, 10).await);
     let before_kib = serve.resident_kib();
 
-    let mut streams = gather(&serve, &live, count).await;
+    let mut streams = open_streams(&serve, &live, count).await;
     let full_kib = serve.resident_kib();
     let status = serve.status().await;
     assert_eq!(status["http"]["lean_streams"], count);
@@ -171,11 +183,11 @@ async fn ten_thousand_streams_of_one_shape_get_a_write_and_leave_nothing_behind(
     let refused = HttpConnection::fetch(serve.addr, "GET", &live, &[], "").await.head;
     assert_eq!(refused.status, 503);
     assert!(refused.header("retry-after").is_some(), "{}", refused.text);
-    assert_eq!(serve.health().await, "active", "others are answered");
+    assert_eq!(serve.health().await, "active", "other requests are answered");
 
-    place.sql("INSERT INTO items VALUES (1, 'for all')");
+    fixture.sql("INSERT INTO items VALUES (1, 'for all')");
     for client in &mut streams {
-        assert_eq!(short(&next_changes(client).await), ["insert 1"]);
+        assert_eq!(summarize(&next_changes(client).await), ["insert 1"]);
     }
     drop(streams);
     until("all streams are gone", async || {
@@ -184,8 +196,8 @@ async fn ten_thousand_streams_of_one_shape_get_a_write_and_leave_nothing_behind(
     })
     .await;
     let grown_kib = full_kib - before_kib;
-    until("memory comes back", async || serve.resident_kib() < before_kib + grown_kib / 2).await;
+    until("memory is released", async || serve.resident_kib() < before_kib + grown_kib / 2).await;
     let each = grown_kib as f64 / count as f64;
     eprintln!("{count} streams of one shape: {each:.1} KiB each");
-    assert!(each < 8.0, "a stream takes {each:.1} KiB");
+    assert!(each < 8.0, "a stream uses {each:.1} KiB");
 }

@@ -1,27 +1,29 @@
-//! A transaction that is larger than memory should be.
+//! A transaction that is larger than the memory that the server may use.
 
 use std::time::{Duration, Instant};
 
 use tokio::time::sleep;
 
-use super::support::{Place, path};
+use super::support::{ServeFixture, path};
 use crate::many_streams::MANY_CONNECTIONS_LOCK;
 use crate::wire::HttpConnection;
 
 const SHAPES: usize = 100;
-/// Of 100 KiB.
+/// Rows of 100 KiB.
 const ROWS: usize = 3_000;
-/// What waits to be written, what is in no file yet, a batch of the stream, and what all of the rest takes.
-const MOST_KIB: u64 = 200 << 10;
-/// Ten times what it takes.
-const LONG: Duration = Duration::from_secs(240);
+/// Limit on resident memory, in KiB: queued writes, unwritten logs, a batch of the stream, and the
+/// rest of the process.
+const MAX_KIB: u64 = 200 << 10;
+/// Ten times the usual duration.
+const TIMEOUT: Duration = Duration::from_secs(240);
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_transaction_of_300_megabytes_that_a_hundred_shapes_match_is_never_in_memory() {
     let _alone = MANY_CONNECTIONS_LOCK.lock().await;
-    let place = Place::new("CREATE TABLE items (id int PRIMARY KEY, note text)");
-    let serve = place.serve().await;
-    // No index knows an equation; their rows are small, since all of them are on one disk.
+    let fixture = ServeFixture::new("CREATE TABLE items (id int PRIMARY KEY, note text)");
+    let serve = fixture.serve().await;
+    // These clauses are not indexed, so each change is evaluated for each. One small column,
+    // because all logs are on one disk.
     let clauses: Vec<_> = (1..=SHAPES).map(|number| format!("id + {number} > 0")).collect();
     for clause in &clauses {
         serve.reader(&[("table", "items"), ("where", clause), ("columns", "id")]).await;
@@ -33,17 +35,17 @@ async fn a_transaction_of_300_megabytes_that_a_hundred_shapes_match_is_never_in_
     let following = tokio::spawn(async move {
         let mut bytes = 0;
         while bytes < ROWS * 100 * 1024 {
-            bytes += stream.chunk().await.expect("it goes on").len();
+            bytes += stream.chunk().await.expect("the stream stays open").len();
         }
     });
 
-    let (postgres, database) = (place.postgres, place.database.clone());
+    let (postgres, database) = (fixture.postgres, fixture.database.clone());
     let insert =
         format!("INSERT INTO items SELECT n, repeat(md5(n::text), 3200) FROM generate_series(1, {ROWS}) n");
     let writing = std::thread::spawn(move || postgres.execute(&database, &insert));
     let (begun, mut most_kib) = (Instant::now(), 0);
     while !following.is_finished() {
-        assert!(begun.elapsed() < LONG, "{most_kib} KiB");
+        assert!(begun.elapsed() < TIMEOUT, "{most_kib} KiB");
         most_kib = most_kib.max(serve.resident_kib());
         sleep(Duration::from_millis(10)).await;
     }
@@ -54,5 +56,5 @@ async fn a_transaction_of_300_megabytes_that_a_hundred_shapes_match_is_never_in_
         assert_ne!(count.offset, "0_inf");
     }
     eprintln!("at most {} MiB, in {:?}", most_kib >> 10, begun.elapsed());
-    assert!(most_kib < MOST_KIB, "{} MiB", most_kib >> 10);
+    assert!(most_kib < MAX_KIB, "{} MiB", most_kib >> 10);
 }

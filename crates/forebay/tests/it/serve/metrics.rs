@@ -1,43 +1,46 @@
-//! `docs/metrics.md` has every metric of the code, and no other, with its kind, its labels and its words.
+//! `docs/metrics.md` lists every metric of the code, and no other, with its kind, labels and help
+//! text.
 //!
-//! Kinds and labels are read off the places in the code that set a metric, and off what a running server and a running gate tell; each metric is
-//! in at least one of them.
+//! Kinds and labels are taken from the macro calls in the sources, and from `/metrics` of a running
+//! server and a running gate. Each metric is in at least one of them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
 
 use super::operations::{file, workspace};
-use super::support::{Place, Reader};
+use super::support::{ServeFixture, ShapeReader};
 use crate::admin::check_metrics;
 use crate::forebay_process::ForebayProcess;
 use crate::limits::{TRUSTED, USERS, open_stream};
 use crate::streaming_upstream::StreamingUpstream;
 use crate::wire::{HttpConnection, until};
 
-/// A kind, and the names of the labels.
-type Fact = (String, BTreeSet<String>);
+/// Kind of a metric, and the names of its labels.
+type MetricFact = (String, BTreeSet<String>);
 
-/// By the metric's name.
-type Facts = BTreeMap<String, BTreeSet<Fact>>;
+/// Facts by the name of the metric.
+type MetricFacts = BTreeMap<String, BTreeSet<MetricFact>>;
 
-struct Row {
-    fact: Fact,
+/// A row of the table in the docs.
+struct DocumentedMetric {
+    fact: MetricFact,
     help: String,
 }
 
-fn documented() -> BTreeMap<String, Row> {
+/// Reads the tables of `docs/metrics.md`.
+fn documented() -> BTreeMap<String, DocumentedMetric> {
     let page = file("docs/metrics.md");
     let rows = page.lines().filter(|line| line.starts_with("| `")).map(|line| {
         let cells: Vec<&str> = line.trim_matches('|').splitn(4, '|').map(str::trim).collect();
         let words = |cell: &str| cell.split('`').skip(1).step_by(2).map(str::to_owned).collect();
         let fact = (cells[1].to_owned(), words(cells[2]));
-        (cells[0].trim_matches('`').to_owned(), Row { fact, help: cells[3].to_owned() })
+        (cells[0].trim_matches('`').to_owned(), DocumentedMetric { fact, help: cells[3].to_owned() })
     });
     rows.collect()
 }
 
-/// Every Rust file of a crate, with what rustfmt broke into lines put together again.
+/// Reads every Rust file below a folder, with line breaks replaced by spaces.
 fn sources(folder: &Path, texts: &mut Vec<String>) {
     for entry in fs::read_dir(folder).unwrap().map(Result::unwrap) {
         match entry.path() {
@@ -51,7 +54,7 @@ fn sources(folder: &Path, texts: &mut Vec<String>) {
     }
 }
 
-/// `const NAME: &str = "value"` of those that are metrics.
+/// Returns the constants `const NAME: &str = "value"` whose value is the name of a metric.
 fn constants(text: &str) -> BTreeMap<&str, &str> {
     let found = text.split("const ").filter_map(|rest| {
         let (name, value) = rest.split_once(": &str = \"")?;
@@ -63,7 +66,7 @@ fn constants(text: &str) -> BTreeMap<&str, &str> {
     found.collect()
 }
 
-/// The arguments of a macro, up to the bracket that closes it.
+/// Returns the arguments of a macro call, up to its closing bracket.
 fn arguments(call: &str) -> &str {
     let mut depth = 1;
     let end = call.find(|letter| {
@@ -77,7 +80,7 @@ fn arguments(call: &str) -> &str {
     &call[..end.unwrap_or(call.len())]
 }
 
-/// `counter!(metrics::NAME, "label" => value, …)`, of which the constant and the labels.
+/// Returns constant and labels of each call such as `counter!(metrics::NAME, "label" => value, …)`.
 fn uses<'a>(text: &'a str, kind: &str) -> Vec<(&'a str, BTreeSet<String>)> {
     let mark = format!("{kind}!(");
     let calls = text.match_indices(&mark).filter(|(at, _)| !text[..*at].ends_with('_'));
@@ -85,7 +88,7 @@ fn uses<'a>(text: &'a str, kind: &str) -> Vec<(&'a str, BTreeSet<String>)> {
         .map(|(at, _)| {
             let arguments = arguments(&text[at + mark.len()..]);
             let name = arguments.split(',').next().unwrap_or_default().trim();
-            // What stands before an arrow ends with the label's name.
+            // The text before an arrow ends with the name of the label.
             let befores = arguments.match_indices("=>").map(|(at, _)| arguments[..at].trim_end());
             let labels = befores.filter_map(|before| before.strip_suffix('"')?.rsplit('"').next());
             (name.rsplit("::").next().unwrap_or(name), labels.map(str::to_owned).collect())
@@ -93,9 +96,9 @@ fn uses<'a>(text: &'a str, kind: &str) -> Vec<(&'a str, BTreeSet<String>)> {
         .collect()
 }
 
-/// What the code says: all names, and of those that are set by name how.
-fn coded() -> Facts {
-    let mut facts = Facts::new();
+/// Returns all metrics of the sources, with the facts of those that a macro sets by name.
+fn metrics_of_sources() -> MetricFacts {
+    let mut facts = MetricFacts::new();
     for one in fs::read_dir(workspace().join("crates")).unwrap() {
         let (mut texts, folder) = (Vec::new(), one.unwrap().path().join("src"));
         if !folder.is_dir() {
@@ -115,14 +118,14 @@ fn coded() -> Facts {
     facts
 }
 
-/// What a process tells, with the same words as the docs.
-fn told(text: &str, documented: &BTreeMap<String, Row>) -> Facts {
+/// Parses `/metrics` of a process, and checks the help texts against the docs.
+fn metrics_of_process(text: &str, documented: &BTreeMap<String, DocumentedMetric>) -> MetricFacts {
     check_metrics(text);
-    let mut facts = Facts::new();
+    let mut facts = MetricFacts::new();
     let (mut name, mut kind) = ("", "");
     for line in text.lines() {
         if let Some((of, help)) = line.strip_prefix("# HELP ").and_then(|rest| rest.split_once(' ')) {
-            let row = documented.get(of).unwrap_or_else(|| panic!("no {of} in docs/metrics.md"));
+            let row = documented.get(of).unwrap_or_else(|| panic!("docs/metrics.md lacks {of}"));
             assert_eq!(row.help, help, "{of}");
         } else if let Some(of) = line.strip_prefix("# TYPE ") {
             (name, kind) = of.split_once(' ').unwrap();
@@ -139,10 +142,11 @@ fn told(text: &str, documented: &BTreeMap<String, Row>) -> Facts {
     facts
 }
 
-async fn told_by_serve() -> String {
-    let place = Place::new("CREATE TABLE items (id int PRIMARY KEY); INSERT INTO items VALUES (1)");
-    let serve = place.serve().await;
-    Reader::new(&[("table", "items")]).catch_up(&serve).await;
+/// Returns `/metrics` of a server that has served a shape.
+async fn scrape_serve() -> String {
+    let fixture = ServeFixture::new("CREATE TABLE items (id int PRIMARY KEY); INSERT INTO items VALUES (1)");
+    let serve = fixture.serve().await;
+    ShapeReader::new(&[("table", "items")]).catch_up(&serve).await;
     until("the snapshot is counted", async || {
         serve.metrics().await.contains(r#"forebay_serve_snapshots_total{outcome="complete"} 1"#)
     })
@@ -158,7 +162,8 @@ async fn told_by_serve() -> String {
     text
 }
 
-async fn told_by_gate() -> String {
+/// Returns `/metrics` of a gate that has forwarded a request.
+async fn scrape_gate() -> String {
     let origin = StreamingUpstream::start().await;
     let gate = ForebayProcess::start_gate_with(&origin.url(), &TRUSTED, &USERS);
     drop(open_stream(&gate, "/", &["X-User-ID: ada"]).await.unwrap());
@@ -168,18 +173,18 @@ async fn told_by_gate() -> String {
 }
 
 #[tokio::test]
-async fn the_docs_have_every_metric_with_its_kind_its_labels_and_its_words_and_no_other() {
+async fn the_docs_list_every_metric_with_kind_labels_and_help_text_and_no_other() {
     let documented = documented();
-    let mut facts = coded();
-    let names = |facts: &Facts| facts.keys().cloned().collect::<Vec<_>>();
+    let mut facts = metrics_of_sources();
+    let names = |facts: &MetricFacts| facts.keys().cloned().collect::<Vec<_>>();
     assert_eq!(documented.keys().cloned().collect::<Vec<_>>(), names(&facts));
-    for text in [told_by_serve().await, told_by_gate().await] {
-        for (name, found) in told(&text, &documented) {
+    for text in [scrape_serve().await, scrape_gate().await] {
+        for (name, found) in metrics_of_process(&text, &documented) {
             facts.entry(name).or_default().extend(found);
         }
     }
     for (name, found) in facts {
-        let row = documented.get(&name).unwrap_or_else(|| panic!("no {name} in docs/metrics.md"));
+        let row = documented.get(&name).unwrap_or_else(|| panic!("docs/metrics.md lacks {name}"));
         assert_eq!(found, [row.fact.clone()].into(), "{name}");
     }
 }

@@ -1,20 +1,22 @@
-//! What operators get: alerts, a dashboard and a runbook that agree with each other and with the metrics that there are.
+//! Alerts, dashboard and runbook agree with each other and with the documented metrics.
 
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+/// Returns the root of the repository.
 pub(super) fn workspace() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
+/// Reads a file of the repository.
 pub(super) fn file(name: &str) -> String {
     fs::read_to_string(workspace().join(name)).unwrap_or_else(|error| panic!("{name}: {error}"))
 }
 
-/// The names of metrics in a text, without what Prometheus adds to those of histograms.
-fn names(text: &str) -> BTreeSet<String> {
+/// Returns the names of metrics in a text, without the suffixes of histograms.
+fn metric_names(text: &str) -> BTreeSet<String> {
     let words = text.split(|letter: char| !letter.is_ascii_alphanumeric() && letter != '_');
     let ours = words.filter(|word| {
         word.starts_with("forebay_") || matches!(*word, "process_open_fds" | "process_max_fds")
@@ -23,12 +25,13 @@ fn names(text: &str) -> BTreeSet<String> {
         let histogram = ["_bucket", "_sum", "_count"].iter().find_map(|end| word.strip_suffix(end));
         histogram.filter(|name| name.ends_with("_seconds")).unwrap_or(word).to_owned()
     };
-    // Crates have such names, too.
+    // Names of crates look the same.
     let is_crate =
         |name: &String| matches!(name.as_str(), "forebay_serve" | "forebay_gate" | "forebay_admission");
     ours.map(base).filter(|name| !is_crate(name)).collect()
 }
 
+/// Returns the metrics in `docs/metrics.md`.
 fn documented() -> BTreeSet<String> {
     file("docs/metrics.md")
         .lines()
@@ -38,10 +41,10 @@ fn documented() -> BTreeSet<String> {
 }
 
 #[test]
-fn the_alerts_are_right_and_the_runbook_has_them_all() {
-    for (what, rules) in [("check", "alerts.yml"), ("test", "alerts.test.yml")] {
+fn promtool_accepts_the_alerts_and_the_runbook_has_them_all() {
+    for (command, rules) in [("check", "alerts.yml"), ("test", "alerts.test.yml")] {
         let mut promtool = Command::new("promtool");
-        promtool.args([what, "rules", rules]).current_dir(workspace().join("ops"));
+        promtool.args([command, "rules", rules]).current_dir(workspace().join("ops"));
         let output = promtool.output().expect("promtool is installed (Debian: prometheus)");
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     }
@@ -50,15 +53,15 @@ fn the_alerts_are_right_and_the_runbook_has_them_all() {
         alerts.lines().filter_map(|line| line.trim().strip_prefix("- alert: ")).map(str::to_owned).collect();
     let sections: Vec<_> =
         runbook.lines().filter_map(|line| line.strip_prefix("### ")).map(str::to_owned).collect();
-    assert_eq!(alerts, sections, "in the same order");
+    assert_eq!(alerts, sections, "alerts and sections have the same order");
     assert!(!alerts.is_empty());
 }
 
 #[test]
-fn alerts_dashboard_and_runbook_name_metrics_that_there_are() {
+fn alerts_dashboard_and_runbook_name_only_documented_metrics() {
     let documented = documented();
     for source in ["ops/alerts.yml", "ops/alerts.test.yml", "ops/grafana.json", "docs/operations.md"] {
-        let used = names(&file(source));
+        let used = metric_names(&file(source));
         let missing: Vec<_> = used.difference(&documented).collect();
         assert!(!used.is_empty() && missing.is_empty(), "{source} names {missing:?}");
     }

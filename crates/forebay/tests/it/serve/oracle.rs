@@ -1,40 +1,66 @@
-//! The consistency oracle: random writers, random shapes, strict clients; and Postgres is asked what the truth was.
+//! Consistency oracle: compares the rows of many clients with the history of the database.
 //!
-//! Holds, at each up-to-date of each client: its rows are exactly those that the table had between two commits, namely after all that
-//! lie before the position that up-to-date tells, and all that its snapshot saw. And a handle that was complete stays, whatever breaks, unless it is deleted.
-//! Tables whose definitions or publication change are judged by the clock, too: `journal.rs` says
-//! how.
+//! A run starts a Postgres, `forebay serve` and 50 clients. Writers commit random transactions,
+//! and in some tests random DDL. Each client requests random shapes and follows them by long-poll
+//! and server-sent events, as the published client does. Some tests also kill the server, restart
+//! Postgres and break connections. After the run, the oracle reads from Postgres which rows each
+//! commit changed, and checks every state that a client called up to date.
 //!
-//! | to find | look in |
+//! # What is checked
+//!
+//! - At each up-to-date message, the client's rows equal the rows of the shape in Postgres between
+//!   two commits. Included are all commits before the position in the message
+//!   (`global_last_seen_lsn`), and all commits that the shape's snapshot saw.
+//! - Each message is consistent with the messages before it. `client_view.rs` lists the rules.
+//! - A handle stays valid once its snapshot is complete, until a client deletes the shape.
+//! - After the last commit, every client gets the current rows within a time limit.
+//! - For tables whose definition or publication changes, `schema_journal.rs` defines which states a
+//!   client may have, and for how long.
+//!
+//! # How to run it, and how to repeat a seed
+//!
+//! A failure prints its seed. The seed decides what every task does, the version of Postgres, the
+//! collation and the settings of the server. It does not decide the timing, so a failure may need
+//! several attempts:
+//! `FOREBAY_SEED=7 cargo test -p forebay --all-features --test it serve::oracle -- --nocapture`
+//!
+//! | variable or script | effect |
 //! |---|---|
-//! | tables whose rows change, of all kinds; who writes them; what they were | `tables.rs`, `writers.rs`, `history.rs` |
-//! | tables whose definitions change; who changes them; which states may be seen | `changing.rs`, `journal.rs` |
-//! | clients, as the published one resumes; the rules for messages | `client.rs`, `view.rs`, `wire.rs` |
-//! | kills, restarts, cuts | `storm.rs` |
-//! | commits that wait for a standby; slow clients of a log that is made short | `standby.rs`, `slow.rs` |
-//! | hours of it, memory and descriptors | `soak.rs` |
+//! | `FOREBAY_SEED` | the random seed; without it, a constant |
+//! | `FOREBAY_SECONDS` | how long the writers run; 10 without it |
+//! | `FOREBAY_TABLES`, `FOREBAY_CHANGES` | only these tables (`items,wide`) and DDL (`Rewrite,Rename`) |
+//! | `FOREBAY_SEEDS=1..=100 script/nightly` | one seed after another, until one fails |
+//! | `script/soak MINUTES` | a long run that also measures memory and file descriptors |
 //!
-//! `script/soak MINUTES` does it for longer, and looks at the server's memory and descriptors
-//! meanwhile. `FOREBAY_SEEDS=1..=100 script/nightly` tries
-//! seed after seed. `FOREBAY_SEED` sets a seed, which also picks the version of Postgres and the
-//! collation; `FOREBAY_SECONDS` takes longer;
-//! `FOREBAY_TABLES` and `FOREBAY_CHANGES` leave only some tables and changes. What the tasks do is
-//! the seed's; when they do it, is not.
+//! # Files
+//!
+//! | subject | file |
+//! |---|---|
+//! | tables with a fixed definition, and the writers of their rows | `tables.rs`, `row_writers.rs` |
+//! | what these tables contained after each commit | `history.rs` |
+//! | tables whose definition changes, and the writers that change them | `schema_writers.rs` |
+//! | what these tables contained, and which states a client may have | `schema_journal.rs` |
+//! | which shapes clients request | `oracle_request.rs` |
+//! | a client: requests, retries, resuming | `oracle_client.rs`, `http_connection.rs` |
+//! | a client: rules for messages, and its rows | `client_view.rs` |
+//! | kills, restarts and network faults | `faults.rs` |
+//! | two more tests: slow clients during compaction; commits that wait for a standby | `slow.rs`, `standby.rs` |
+//! | memory and file descriptors over time | `soak.rs`, `plot.rs` |
 
-mod changing;
-mod clauses;
-mod client;
+mod client_view;
+mod faults;
 mod history;
-mod journal;
+mod http_connection;
+mod oracle_client;
+mod oracle_request;
 mod plot;
+mod row_writers;
+mod schema_journal;
+mod schema_writers;
 mod slow;
 mod soak;
 mod standby;
-mod storm;
 mod tables;
-mod view;
-mod wire;
-mod writers;
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -48,188 +74,218 @@ use tokio::sync::watch;
 use tokio::task::{JoinSet, block_in_place};
 use tokio::time::{Instant, sleep};
 
-use self::changing::{Change, Surgeons};
-use self::client::{Client, Life, Target, World, listed};
-use self::history::{Crash, Histories, Sight, States, last_commit, now};
-use self::journal::{CALM, Journal, NOTICE, NOTICE_IN_STORM, Verdicts};
-use self::soak::Samples;
-use self::storm::{Faults, Stage};
-use self::tables::Rules;
-use self::view::Checkpoint;
-use self::writers::Writers;
-use super::support::Place;
+use self::client_view::ObservedState;
+use self::faults::{InjectedFaults, ServerUnderTest};
+use self::history::{
+    ExpectedStates, OracleSnapshot, PostgresCrash, TableHistories, current_rows, last_commit,
+};
+use self::oracle_client::{CatchUpTarget, HandleTrace, OracleClient, OracleContext, format_rows};
+use self::row_writers::RowWriters;
+use self::schema_journal::{
+    JournalVerdicts, MAX_DETECTION_DELAY, MAX_DETECTION_DELAY_WITH_FAULTS, SCHEMA_SETTLE_TIMEOUT,
+    SchemaJournal,
+};
+use self::schema_writers::{SchemaChange, SchemaWriters};
+use self::soak::ProcessSamples;
+use self::tables::MessageRules;
+use super::support::ServeFixture;
 
+/// Number of clients.
 const CLIENTS: usize = 50;
+/// Number of row writers.
 const WRITERS: usize = 3;
-/// Of a long run: so many that nobody's shape goes while it is used.
+/// Limit on shapes in a soak. No shape is evicted while a client uses it.
 const MAX_SHAPES: usize = 8 * CLIENTS;
-/// How long clients may take to come closer to the end, once all is well.
-const CALM_DOWN: Duration = Duration::from_secs(40);
+/// How long a client may make no progress after the last commit.
+const ROWS_SETTLE_TIMEOUT: Duration = Duration::from_secs(40);
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn clients_see_what_the_table_was_between_two_commits() {
-    run(Weather::Calm).await;
+    run(OracleScenario::Rows).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn kills_restarts_and_cuts_change_nothing_for_clients() {
-    run(Weather::Stormy).await;
+    run(OracleScenario::Faults).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-#[ignore = "takes as long as it is told to: script/soak"]
-async fn hours_of_it_leave_memory_and_descriptors_as_they_are() {
-    run(Weather::Long).await;
+#[ignore = "runs for FOREBAY_SECONDS: script/soak"]
+async fn a_soak_leaves_memory_and_descriptors_flat() {
+    run(OracleScenario::Soak).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn tables_that_change_under_their_shapes_are_soon_served_as_they_are() {
-    run(Weather::Changing).await;
+async fn shapes_follow_changes_of_table_definitions_and_of_the_publication() {
+    run(OracleScenario::Schema).await;
 }
 
+/// What changes and what fails in a run. Its number is a part of the seed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Weather {
-    Calm,
-    Stormy,
-    /// Calm; but what changes is the definition of tables, and who publishes them.
-    Changing,
-    /// Stormy; but after a third of the time the server is killed no more, so that its memory tells something.
-    Long,
+enum OracleScenario {
+    /// Rows change; nothing fails.
+    Rows,
+    /// Rows change, while the server, Postgres and connections fail at random.
+    Faults,
+    /// Table definitions and the publication change; nothing fails.
+    Schema,
+    /// Rows and definitions change, with faults. After a third of the time the server is killed no
+    /// more, so that the memory of one process can be compared over time.
+    Soak,
 }
 
-async fn run(weather: Weather) {
-    let is_stormy = matches!(weather, Weather::Stormy | Weather::Long);
+/// Runs a scenario, and compares all clients with the history.
+async fn run(scenario: OracleScenario) {
+    let has_faults = matches!(scenario, OracleScenario::Faults | OracleScenario::Soak);
     let seed = forebay_testkit::seed();
-    let seconds = std::env::var("FOREBAY_SECONDS").map_or(10, |text| text.parse().expect("a number"));
-    let ground = Ground::of(seed, weather);
-    eprintln!("FOREBAY_SEED={seed} FOREBAY_SECONDS={seconds}, {weather:?}, {ground:?}");
-    let place = ground.place();
-    history::begin(&place);
-    place.sql(tables::ROWS);
+    let seconds = std::env::var("FOREBAY_SECONDS")
+        .map_or(10, |text| text.parse().expect("FOREBAY_SECONDS is a number"));
+    let variant = PostgresVariant::of(seed, scenario);
+    eprintln!("FOREBAY_SEED={seed} FOREBAY_SECONDS={seconds}, {scenario:?}, {variant:?}");
+    let fixture = variant.fixture();
+    history::create_slot(&fixture);
+    fixture.sql(tables::FIRST_ROWS);
     let mut dice = Dice::of(seed, "stage", 0);
-    let mut settings = settings(&mut dice, weather);
-    if weather == Weather::Long {
-        // Clients come and go, and their shapes would stay: each change would concern more and more of them.
+    let mut settings = settings(&mut dice, scenario);
+    if scenario == OracleScenario::Soak {
+        // Without the limit, shapes of earlier requests would stay, and each change would match
+        // more and more of them.
         settings.push(("FOREBAY_STORAGE_MAX_SHAPES", MAX_SHAPES.to_string()));
     }
     eprintln!("{settings:?}");
-    let is_merged = !settings.contains(&("FOREBAY_STORAGE_COMPACT_BYTES", "0".to_owned()));
-    let mut stage = Stage::set(&place, &settings, is_stormy).await;
+    let is_compacting = !settings.contains(&("FOREBAY_STORAGE_COMPACT_BYTES", "0".to_owned()));
+    let mut server_under_test = ServerUnderTest::start(&fixture, &settings, has_faults).await;
 
-    // A chunk for each row would be a request for each row: clients would never catch up.
+    // With one chunk for each row, clients would need one request for each row and never catch up.
     let has_tiny_chunks = settings.contains(&("FOREBAY_STORAGE_CHUNK_BYTES", "2048".to_owned()));
-    let is_heavy = weather == Weather::Calm && !has_tiny_chunks;
-    let (has_rows, has_changes) = (weather != Weather::Changing, weather.changes());
-    let writers = Writers::start(&place, seed, if has_rows { WRITERS } else { 0 }, is_heavy);
-    let journal = Arc::new(Journal::new(if is_stormy { NOTICE_IN_STORM } else { NOTICE }));
-    let surgeons = has_changes
-        .then(|| block_in_place(|| Surgeons::start(&place, seed, ground.version, has_rows, &journal)));
-    let (target, targeted) = watch::channel(None);
-    let server = if is_stormy { stage.addr() } else { stage.direct() };
-    let world = World::new(server, is_stormy, is_merged, ground, Arc::clone(&journal), targeted);
-    let world = Arc::new(world);
+    let is_heavy = scenario == OracleScenario::Rows && !has_tiny_chunks;
+    let (has_rows, has_changes) = (scenario != OracleScenario::Schema, scenario.changes_schema());
+    let writers = RowWriters::start(&fixture, seed, if has_rows { WRITERS } else { 0 }, is_heavy);
+    let journal = Arc::new(SchemaJournal::new(if has_faults {
+        MAX_DETECTION_DELAY_WITH_FAULTS
+    } else {
+        MAX_DETECTION_DELAY
+    }));
+    let schema_writers = has_changes.then(|| {
+        block_in_place(|| SchemaWriters::start(&fixture, seed, variant.version, has_rows, &journal))
+    });
+    let (target, target_receiver) = watch::channel(None);
+    let server = if has_faults { server_under_test.addr() } else { server_under_test.direct_addr() };
+    let context =
+        OracleContext::new(server, has_faults, is_compacting, variant, Arc::clone(&journal), target_receiver);
+    let context = Arc::new(context);
     let mut clients = JoinSet::new();
     for number in 0..CLIENTS {
-        let (world, dice) = (Arc::clone(&world), Dice::of(seed, "client", number));
+        let (context, dice) = (Arc::clone(&context), Dice::of(seed, "client", number));
         let is_changing = has_changes && (number % 3 == 0 || !has_rows);
-        // Each table has some clients of its own.
-        let table = tables::asked().iter().cycle().take(2 * tables::asked().len()).nth(number).copied();
-        clients.spawn(async move { Client::new(&world, dice, is_changing, table).run().await });
+        // Two clients request only the first table, two only the second, and so on.
+        let table =
+            tables::requested().iter().cycle().take(2 * tables::requested().len()).nth(number).copied();
+        clients.spawn(async move { OracleClient::new(&context, dice, is_changing, table).run().await });
     }
-    let (samples, pid) = (Samples::default(), stage.pid());
+    let (samples, pid) = (ProcessSamples::default(), server_under_test.pid());
     let faults = tokio::select! {
         faults = async {
-            let faults = change(weather, &mut stage, &mut dice, Duration::from_secs(seconds)).await;
+            let faults = run_scenario(scenario, &mut server_under_test, &mut dice, Duration::from_secs(seconds)).await;
             if has_rows {
-                world.has_much_to_judge().await;
+                context.wait_for_enough_events().await;
             }
             faults
         } => Ok(faults),
-        Some(ended) = clients.join_next() => Err(wrong(ended)),
-        () = samples.watch(move || pid.load(Ordering::Relaxed)), if weather == Weather::Long => unreachable!("it goes on"),
+        Some(ended) = clients.join_next() => Err(describe_client_end(ended)),
+        () = samples.record(move || pid.load(Ordering::Relaxed)), if scenario == OracleScenario::Soak => unreachable!("sampling never ends"),
     };
-    let faults = faults.unwrap_or_else(|wrong| panic!("seed {seed}: {wrong}"));
+    let faults = faults.unwrap_or_else(|violation| panic!("seed {seed}: {violation}"));
     let committed = writers.stop().await;
-    let changed = block_in_place(|| surgeons.map(Surgeons::stop).unwrap_or_default());
-    block_in_place(|| place.sql(tables::LAST));
-    let end = block_in_place(|| last_commit(&place));
-    let calm = if has_rows { CALM_DOWN } else { CALM };
-    target.send(Some(Target { position: end, patience: calm })).unwrap();
-    let mut lives = Vec::new();
+    let changed = block_in_place(|| schema_writers.map(SchemaWriters::stop).unwrap_or_default());
+    block_in_place(|| fixture.sql(tables::LAST_TRANSACTION));
+    let end = block_in_place(|| last_commit(&fixture));
+    let max_stall = if has_rows { ROWS_SETTLE_TIMEOUT } else { SCHEMA_SETTLE_TIMEOUT };
+    target.send(Some(CatchUpTarget { position: end, max_stall })).unwrap();
+    let mut traces = Vec::new();
     while let Some(ended) = clients.join_next().await {
         match ended {
-            Ok(Ok(seen)) => lives.extend(seen),
-            ended => panic!("seed {seed}: {}", wrong(ended)),
+            Ok(Ok(finished)) => traces.extend(finished),
+            ended => panic!("seed {seed}: {}", describe_client_end(ended)),
         }
     }
-    let verdicts = block_in_place(|| judge(&place, &lives, &journal, &faults.crashes, seed));
+    let verdicts = block_in_place(|| judge(&fixture, &traces, &journal, &faults.crashes, seed));
     if has_rows {
-        report(&lives, &world, &faults, committed, is_stormy);
+        report(&traces, &context, &faults, committed, has_faults);
     }
     if has_changes {
-        report_changes(&lives, &world, verdicts, &changed, seconds);
+        report_changes(&traces, &context, verdicts, &changed, seconds);
     }
-    if weather == Weather::Long {
-        samples.conclude(Path::new(env!("CARGO_TARGET_TMPDIR")));
-    }
-}
-
-impl Weather {
-    /// Whether there are tables whose definitions change.
-    fn changes(self) -> bool {
-        matches!(self, Weather::Changing | Weather::Long)
+    if scenario == OracleScenario::Soak {
+        samples.check_flat(Path::new(env!("CARGO_TARGET_TMPDIR")));
     }
 }
 
-/// Which Postgres, and which collation its database has.
+impl OracleScenario {
+    /// Returns whether the scenario has tables whose definitions change.
+    fn changes_schema(self) -> bool {
+        matches!(self, OracleScenario::Schema | OracleScenario::Soak)
+    }
+}
+
+/// Version of Postgres and collation of the database.
 #[derive(Debug, Clone, Copy)]
-struct Ground {
+struct PostgresVariant {
     version: u32,
     is_icu: bool,
 }
 
-impl Ground {
-    /// The tests of one seed have all versions and collations among them.
-    fn of(seed: u64, weather: Weather) -> Ground {
-        let number = seed.wrapping_add(weather as u64);
-        Ground { version: if number & 1 == 0 { 15 } else { 18 }, is_icu: number & 2 == 0 }
+impl PostgresVariant {
+    /// Chooses by seed and scenario. The tests of one seed cover all versions and collations.
+    fn of(seed: u64, scenario: OracleScenario) -> PostgresVariant {
+        let number = seed.wrapping_add(scenario as u64);
+        PostgresVariant { version: if number & 1 == 0 { 15 } else { 18 }, is_icu: number & 2 == 0 }
     }
 
-    fn place(self) -> Place {
+    /// Starts a Postgres and creates the database and its tables.
+    fn fixture(self) -> ServeFixture {
         let postgres = Postgres::builder().version(self.version).config("max_connections", "60");
         let postgres: &Postgres = Box::leak(Box::new(postgres.start().unwrap()));
-        let mut place = Place::on(postgres, "");
+        let mut fixture = ServeFixture::on_postgres(postgres, "");
         if self.is_icu {
-            place.database += "_icu";
+            fixture.database += "_icu";
             let sql = "TEMPLATE template0 ENCODING 'UTF8' LOCALE_PROVIDER icu ICU_LOCALE 'en-US' LC_COLLATE 'C' LC_CTYPE 'C'";
-            postgres.execute("postgres", &format!("CREATE DATABASE {} {sql}", place.database)).unwrap();
+            postgres.execute("postgres", &format!("CREATE DATABASE {} {sql}", fixture.database)).unwrap();
         }
-        place.sql(&tables::schema());
-        place
+        fixture.sql(&tables::schema());
+        fixture
     }
 }
 
-async fn change(weather: Weather, stage: &mut Stage<'_>, dice: &mut Dice, lasts: Duration) -> Faults {
+/// Runs the scenario for `lasts`, with its faults.
+async fn run_scenario(
+    scenario: OracleScenario,
+    server_under_test: &mut ServerUnderTest<'_>,
+    dice: &mut Dice,
+    lasts: Duration,
+) -> InjectedFaults {
     let begun = Instant::now();
-    match weather {
-        Weather::Calm | Weather::Changing => {
+    match scenario {
+        OracleScenario::Rows | OracleScenario::Schema => {
             sleep(lasts).await;
-            Faults::default()
+            InjectedFaults::default()
         }
-        Weather::Stormy => {
-            // A busy machine could spend all the time on the faults, and then there is nobody whom they harm.
-            stage.has_shapes(CLIENTS / 5).await;
+        OracleScenario::Faults => {
+            // On a busy machine, all faults could otherwise happen before there are shapes.
+            server_under_test.wait_for_shapes(CLIENTS / 5).await;
             let until = Instant::now() + lasts;
-            stage.rage(dice, until, until).await
+            server_under_test.inject_faults(dice, until, until).await
         }
-        Weather::Long => stage.rage(dice, begun + lasts / 3, begun + lasts).await,
+        OracleScenario::Soak => server_under_test.inject_faults(dice, begun + lasts / 3, begun + lasts).await,
     }
 }
 
-/// Small sizes, so that chunks close, files are written and logs are cut all the time.
-fn settings(dice: &mut Dice, weather: Weather) -> Vec<(&'static str, String)> {
-    // A stream that stays open is to end when its table changes.
-    let streams: &[u32] = if weather == Weather::Changing { &[1000, 60_000] } else { &[300, 1000, 5000] };
+/// Returns random settings of the server. Sizes are small, so that chunks close, files are written
+/// and logs are compacted often.
+fn settings(dice: &mut Dice, scenario: OracleScenario) -> Vec<(&'static str, String)> {
+    // Long streams, because a stream must end when the definition of its table changes.
+    let streams: &[u32] =
+        if scenario == OracleScenario::Schema { &[1000, 60_000] } else { &[300, 1000, 5000] };
     let mut settings = vec![
         ("FOREBAY_SERVE_ALLOW_DELETE", "true".to_owned()),
         ("FOREBAY_DATABASE_POOL_SIZE", "8".to_owned()),
@@ -249,132 +305,164 @@ fn settings(dice: &mut Dice, weather: Weather) -> Vec<(&'static str, String)> {
     settings
 }
 
-/// Against what really happened.
-fn judge(place: &Place, lives: &[Life], journal: &Journal, crashes: &[Crash], seed: u64) -> Verdicts {
-    let mut verdicts = Verdicts::default();
-    let histories = Histories::read(place);
-    eprintln!("{} lives, {} transactions", lives.len(), histories.transactions());
-    let mut told = Instant::now();
-    for (number, life) in lives.iter().enumerate() {
-        if told.elapsed() > Duration::from_secs(10) {
-            eprintln!("{number} lives are compared");
-            told = Instant::now();
+/// Compares all states that clients called up to date with the history. Panics if one differs.
+fn judge(
+    fixture: &ServeFixture,
+    traces: &[HandleTrace],
+    journal: &SchemaJournal,
+    crashes: &[PostgresCrash],
+    seed: u64,
+) -> JournalVerdicts {
+    let mut verdicts = JournalVerdicts::default();
+    let histories = TableHistories::read(fixture);
+    eprintln!("{} client traces, {} transactions", traces.len(), histories.transactions());
+    let mut reported = Instant::now();
+    for (number, trace) in traces.iter().enumerate() {
+        if reported.elapsed() > Duration::from_secs(10) {
+            eprintln!("{number} traces compared");
+            reported = Instant::now();
         }
-        if life.wanted.table.rules.is_changing() {
-            verdicts = journal_verdicts(life, &histories, journal, crashes, verdicts)
-                .unwrap_or_else(|wrong| panic!("seed {seed}: {wrong}"));
+        if trace.request.table.rules.is_changing() {
+            verdicts = journal_verdicts(trace, &histories, journal, crashes, verdicts)
+                .unwrap_or_else(|violation| panic!("seed {seed}: {violation}"));
             continue;
         }
-        let Life { wanted, handle, sight, checkpoints, rows, had, recent, .. } = life;
+        let HandleTrace { request, handle, snapshot, observed_states, rows, rows_text, recent, .. } = trace;
         if let Some(rows) = rows {
-            let now = now(place, wanted);
-            let (has, should) = (listed(rows), listed(&now));
+            let expected = current_rows(fixture, request);
+            let (has, should) = (format_rows(rows), format_rows(&expected));
             assert!(
-                *rows == now,
-                "seed {seed}: {handle} isn't as it is now: {wanted:?}\n has:{has}\n should have:{should}\n  {recent}"
+                *rows == expected,
+                "seed {seed}: the final rows of {handle} are wrong: {request:?}\n rows:{has}\n expected:{should}\n  {recent}"
             );
         }
-        let Some((first, last)) = checkpoints.first().zip(checkpoints.last()) else { continue };
-        let is_wrong =
-            |states: &States<'_>, checkpoint: &&Checkpoint| checkpoint.digest != states.at(checkpoint.seen);
-        let readings = sight.readings(crashes);
-        let is_right = readings.iter().any(|sight| {
-            let states = histories.of(wanted).states(place, wanted, sight, first.seen..=last.seen);
-            !checkpoints.iter().any(|checkpoint| is_wrong(&states, &checkpoint))
+        let Some((first, last)) = observed_states.first().zip(observed_states.last()) else { continue };
+        let is_wrong = |states: &ExpectedStates<'_>, observed: &&ObservedState| {
+            observed.digest != states.at(observed.seen)
+        };
+        let interpretations = snapshot.interpretations(crashes);
+        let is_right = interpretations.iter().any(|snapshot| {
+            let states = histories.of(request).states(fixture, request, snapshot, first.seen..=last.seen);
+            !observed_states.iter().any(|observed| is_wrong(&states, &observed))
         });
         if is_right {
             continue;
         }
-        let states = histories.of(wanted).states(place, wanted, sight, first.seen..=last.seen);
-        let wrong = checkpoints.iter().find(|checkpoint| is_wrong(&states, checkpoint));
-        let Checkpoint { seen, digest, .. } = wrong.expect("it was wrong before");
+        let states = histories.of(request).states(fixture, request, snapshot, first.seen..=last.seen);
+        let wrong = observed_states.iter().find(|observed| is_wrong(&states, observed));
+        let ObservedState { seen, digest, .. } = wrong.expect("a state was wrong above");
         panic!(
-            "seed {seed}: {handle} was {digest:?} at {seen}, not {:?}; it should be so at {:?}\n around: {:?}\n \
-             {wanted:?}\n {sight:?}, {crashes:?}\n checkpoints: {:?}\n had when it ended:{had}\n should have had at its last \
-             up-to-date:{}\n  {recent}",
+            "seed {seed}: wrong rows of {handle} at {seen}: {digest:?}, expected {:?}; positions with these rows: {:?}\n \
+             commits around it: {:?}\n {request:?}\n {snapshot:?}, {crashes:?}\n last states: {:?}\n rows at the \
+             end:{rows_text}\n expected at the last up-to-date:{}\n  {recent}",
             states.at(*seen),
             states.find(*digest),
             states.around(*seen),
-            &checkpoints[checkpoints.len().saturating_sub(5)..],
-            listed(&states.last(place, wanted)),
+            &observed_states[observed_states.len().saturating_sub(5)..],
+            format_rows(&states.last(fixture, request)),
         );
     }
     verdicts
 }
 
-/// Adds what the journal says of a life.
+/// Judges a trace of a table whose definition changes, and adds the verdicts.
 fn journal_verdicts(
-    life: &Life,
-    histories: &Histories,
-    journal: &Journal,
-    crashes: &[Crash],
-    verdicts: Verdicts,
-) -> Result<Verdicts, String> {
-    let judge = |sight: &Sight| {
+    trace: &HandleTrace,
+    histories: &TableHistories,
+    journal: &SchemaJournal,
+    crashes: &[PostgresCrash],
+    verdicts: JournalVerdicts,
+) -> Result<JournalVerdicts, String> {
+    let judge = |snapshot: &OracleSnapshot| {
         let mut verdicts = verdicts;
-        journal.judge(life, sight, &histories.positions, &mut verdicts).map(|()| verdicts)
+        journal.judge(trace, snapshot, &histories.positions, &mut verdicts).map(|()| verdicts)
     };
-    let as_it_is = judge(&life.sight);
-    as_it_is
-        .or_else(|wrong| life.sight.readings(crashes).iter().find_map(|sight| judge(sight).ok()).ok_or(wrong))
+    judge(&trace.snapshot).or_else(|violation| {
+        trace
+            .snapshot
+            .interpretations(crashes)
+            .iter()
+            .find_map(|snapshot| judge(snapshot).ok())
+            .ok_or(violation)
+    })
 }
 
-fn report_changes(lives: &[Life], world: &World, verdicts: Verdicts, changed: &[Change], seconds: u64) {
+/// Prints a summary of schema changes, and checks that enough happened.
+fn report_changes(
+    traces: &[HandleTrace],
+    context: &OracleContext,
+    verdicts: JournalVerdicts,
+    changed: &[SchemaChange],
+    seconds: u64,
+) {
     let mut kinds = BTreeMap::<_, u64>::new();
     changed.iter().for_each(|change| *kinds.entry(*change).or_default() += 1);
-    eprintln!("{} lives, {} refetches, {verdicts:?}, {kinds:?}", lives.len(), world.ledger().refetches);
-    for table in changing::asked() {
-        let lives = lives.iter().filter(|life| life.wanted.table.name == table.name);
-        let checked: usize = lives.map(|life| life.checkpoints.len()).sum();
+    eprintln!(
+        "{} client traces, {} refetches, {verdicts:?}, {kinds:?}",
+        traces.len(),
+        context.records().refetches
+    );
+    for table in schema_writers::requested() {
+        let traces = traces.iter().filter(|trace| trace.request.table.name == table.name);
+        let checked: usize = traces.map(|trace| trace.observed_states.len()).sum();
         eprintln!("{}: {checked} states checked", table.name);
-        assert!(checked > 4, "nearly nothing happened to {}", table.name);
+        assert!(checked > 4, "too few states of {} were checked", table.name);
     }
     assert!(verdicts.exact > 100 && verdicts.exact > verdicts.late + verdicts.unjudged, "{verdicts:?}");
-    let is_narrowed = std::env::var_os("FOREBAY_CHANGES").is_some();
-    assert!(seconds < 10 || is_narrowed || kinds.len() > 5, "nearly nothing was changed: {kinds:?}");
+    let is_restricted = std::env::var_os("FOREBAY_CHANGES").is_some();
+    assert!(seconds < 10 || is_restricted || kinds.len() > 5, "too few kinds of DDL: {kinds:?}");
 }
 
-fn report(lives: &[Life], world: &World, faults: &Faults, committed: u64, is_stormy: bool) {
-    let sum = |count: fn(&Life) -> u64| lives.iter().map(count).sum::<u64>();
-    let (changes, moves) = (sum(|life| life.counts.changes), sum(|life| life.counts.moves));
+/// Prints a summary of row changes, and checks that enough happened.
+fn report(
+    traces: &[HandleTrace],
+    context: &OracleContext,
+    faults: &InjectedFaults,
+    committed: u64,
+    has_faults: bool,
+) {
+    let sum = |count: fn(&HandleTrace) -> u64| traces.iter().map(count).sum::<u64>();
+    let (changes, moves) = (sum(|trace| trace.counts.changes), sum(|trace| trace.counts.moves));
     let (up_to_dates, checked) =
-        (sum(|life| life.counts.up_to_dates), sum(|life| life.checkpoints.len() as u64));
-    let deleted = world.deleted();
-    let ledger = world.ledger();
+        (sum(|trace| trace.counts.up_to_dates), sum(|trace| trace.observed_states.len() as u64));
+    let deleted = context.deleted();
+    let records = context.records();
     eprintln!(
-        "{committed} scripts, {} lives, {changes} changes, {moves} changed keys, {up_to_dates} up-to-dates, {checked} states \
-         checked, {deleted} deleted, {} refetches, {} breaks, {} refusals, {} torn streams, {} unserved, {faults:?}",
-        lives.len(),
-        ledger.refetches,
-        ledger.breaks,
-        ledger.refusals,
-        ledger.torn,
-        ledger.unserved,
+        "{committed} transactions, {} client traces, {changes} changes, {moves} changed keys, {up_to_dates} up-to-dates, \
+         {checked} states checked, {deleted} deleted, {} refetches, {} broken connections, {} retries, \
+         {} partial batches, {} refused shapes, {faults:?}",
+        traces.len(),
+        records.refetches,
+        records.breaks,
+        records.retries,
+        records.partial_batches,
+        records.refused_shapes,
     );
-    let is_narrowed = std::env::var_os("FOREBAY_TABLES").is_some();
-    // Far below what an idle machine does in ten seconds: a run in which nothing happens proves nothing.
+    let is_restricted = std::env::var_os("FOREBAY_TABLES").is_some();
+    // Far below what an idle machine does in ten seconds. A run with fewer events proves nothing.
     let enough = committed > 50
         && changes > 1000
-        && (moves > 10 || is_narrowed)
+        && (moves > 10 || is_restricted)
         && checked > 2 * CLIENTS as u64
         && deleted > 0;
-    assert!(enough, "nearly nothing happened");
-    assert!(ledger.torn > 5, "no stream was cut between two up-to-dates");
-    for table in tables::asked() {
-        let lives = lives.iter().filter(|life| life.wanted.table.name == table.name);
-        let checked: usize = lives.map(|life| life.checkpoints.len()).sum();
-        let is_refused = table.rules == Rules::Loose && ledger.unserved > 0;
+    assert!(enough, "too few events for a verdict");
+    assert!(records.partial_batches > 5, "too few streams ended between two up-to-dates");
+    for table in tables::requested() {
+        let traces = traces.iter().filter(|trace| trace.request.table.name == table.name);
+        let checked: usize = traces.map(|trace| trace.observed_states.len()).sum();
+        let is_refused = table.rules == MessageRules::MovingKeys && records.refused_shapes > 0;
         eprintln!("{}: {checked} states checked", table.name);
-        assert!(checked > 4 || is_refused, "nearly nothing happened to {}", table.name);
+        assert!(checked > 4 || is_refused, "too few states of {} were checked", table.name);
     }
     let of_each = faults.kills > 0 && faults.restarts > 0 && faults.cuts > 1;
-    assert!(!is_stormy || of_each, "there was no storm: {faults:?}");
+    assert!(!has_faults || of_each, "a kind of fault is missing: {faults:?}");
 }
 
-fn wrong(ended: Result<Result<Vec<Life>, String>, tokio::task::JoinError>) -> String {
+/// Describes why a client task ended.
+fn describe_client_end(ended: Result<Result<Vec<HandleTrace>, String>, tokio::task::JoinError>) -> String {
     match ended {
-        Ok(Ok(_)) => "a client ended before its time".to_owned(),
-        Ok(Err(wrong)) => wrong,
+        Ok(Ok(_)) => "a client ended before the last commit".to_owned(),
+        Ok(Err(violation)) => violation,
         Err(error) => error.to_string(),
     }
 }

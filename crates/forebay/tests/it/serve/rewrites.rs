@@ -1,104 +1,113 @@
-//! Tables whose rows are rewritten though no row changes in the stream: their shapes start over,
-//! open streams too. What leaves the rows as they are replaces no shape.
+//! DDL that changes values without row changes in the stream: it replaces the shapes and ends open
+//! streams. DDL that changes no value replaces no shape.
 
-use super::support::{Event, Place, Serve, column, short};
+use super::support::{ServeFixture, ServeProcess, SseEvent, column_values, summarize};
 use crate::wire::until;
 
 const LIVE: [(&str, &str); 1] = [("FOREBAY_SERVE_LONG_POLL_MS", "1000")];
 
-/// Waits until open streams of a shape end after a change of its table that changes no row, and
-/// until its readers start over.
-async fn replaced(place: &Place, serve: &Serve, table: &str, ddl: &str) {
+/// Runs DDL, and waits until the open stream of the shape ends and its reader gets a 409.
+async fn expect_replaced(fixture: &ServeFixture, serve: &ServeProcess, table: &str, ddl: &str) {
     let shape = [("table", table)];
     let mut reader = serve.reader(&shape).await;
     let mut events = serve.events(&reader).await;
-    place.sql(ddl);
+    fixture.sql(ddl);
     loop {
         match events.next().await {
-            Event::End => break,
-            Event::KeepAlive | Event::Message(_) => {}
+            SseEvent::End => break,
+            SseEvent::KeepAlive | SseEvent::Message(_) => {}
         }
     }
-    reader.starts_over(serve).await;
+    reader.wait_for_refetch(serve).await;
 }
 
 #[tokio::test]
-async fn a_column_is_computed_anew_with_the_same_type() {
-    let place =
-        Place::new("CREATE TABLE items (id int PRIMARY KEY, amount int); INSERT INTO items VALUES (1, 5)");
-    let serve = place.serve_with(&LIVE).await;
-    replaced(&place, &serve, "items", "ALTER TABLE items ALTER amount TYPE int USING amount * 100").await;
-    assert_eq!(column(&serve, &[("table", "items")], "amount").await, ["500"]);
-    // A new shape is no worse for what came before it.
+async fn rewriting_a_column_with_the_same_type_replaces_the_shape() {
+    let fixture = ServeFixture::new(
+        "CREATE TABLE items (id int PRIMARY KEY, amount int); INSERT INTO items VALUES (1, 5)",
+    );
+    let serve = fixture.serve_with(&LIVE).await;
+    expect_replaced(&fixture, &serve, "items", "ALTER TABLE items ALTER amount TYPE int USING amount * 100")
+        .await;
+    assert_eq!(column_values(&serve, &[("table", "items")], "amount").await, ["500"]);
+    // The new shape gets changes.
     let mut reader = serve.reader(&[("table", "items")]).await;
-    place.sql("UPDATE items SET amount = 6");
-    assert_eq!(short(&reader.live_changes(&serve, 1).await), ["update 1"]);
+    fixture.sql("UPDATE items SET amount = 6");
+    assert_eq!(summarize(&reader.live_changes(&serve, 1).await), ["update 1"]);
 }
 
 #[tokio::test]
-async fn streams_on_an_instance_that_only_reads_end_too() {
-    let place =
-        Place::new("CREATE TABLE items (id int PRIMARY KEY, amount int); INSERT INTO items VALUES (1, 5)");
-    let writer = place.serve_with(&LIVE).await;
-    let second = place.spawn(&LIVE);
-    second.becomes("waiting").await;
+async fn a_rewrite_also_ends_streams_of_a_waiting_instance() {
+    let fixture = ServeFixture::new(
+        "CREATE TABLE items (id int PRIMARY KEY, amount int); INSERT INTO items VALUES (1, 5)",
+    );
+    let writer = fixture.serve_with(&LIVE).await;
+    let second = fixture.spawn(&LIVE);
+    second.wait_for_health("waiting").await;
     writer.reader(&[("table", "items")]).await;
     let first = [("table", "items"), ("offset", "-1")];
-    until("it has read of the shape", async || second.get(&first).await.head.status == 200).await;
+    until("the second instance has the shape", async || second.get(&first).await.head.status == 200).await;
     let mut reader = second.reader(&[("table", "items")]).await;
     let mut events = second.events(&reader).await;
-    place.sql("ALTER TABLE items ALTER amount TYPE int USING amount * 100");
-    while events.next().await != Event::End {}
-    reader.starts_over(&second).await;
+    fixture.sql("ALTER TABLE items ALTER amount TYPE int USING amount * 100");
+    while events.next().await != SseEvent::End {}
+    reader.wait_for_refetch(&second).await;
 }
 
 #[tokio::test]
-async fn a_rewrite_while_the_server_is_away_is_found_at_its_start() {
-    let place =
-        Place::new("CREATE TABLE items (id int PRIMARY KEY, amount int); INSERT INTO items VALUES (1, 5)");
-    let serve = place.serve_with(&LIVE).await;
+async fn a_rewrite_while_the_server_is_down_is_detected_at_startup() {
+    let fixture = ServeFixture::new(
+        "CREATE TABLE items (id int PRIMARY KEY, amount int); INSERT INTO items VALUES (1, 5)",
+    );
+    let serve = fixture.serve_with(&LIVE).await;
     let mut reader = serve.reader(&[("table", "items")]).await;
     serve.stop().await;
-    place.sql("ALTER TABLE items ALTER amount TYPE int USING amount * 100");
-    let serve = place.serve_with(&LIVE).await;
-    reader.starts_over(&serve).await;
-    assert_eq!(column(&serve, &[("table", "items")], "amount").await, ["500"]);
+    fixture.sql("ALTER TABLE items ALTER amount TYPE int USING amount * 100");
+    let serve = fixture.serve_with(&LIVE).await;
+    reader.wait_for_refetch(&serve).await;
+    assert_eq!(column_values(&serve, &[("table", "items")], "amount").await, ["500"]);
 }
 
 #[tokio::test]
-async fn a_generated_column_gets_another_expression() {
-    // Before 18, generated columns are in no shape; and 17 is the first that can do this.
+async fn a_new_expression_of_a_generated_column_replaces_the_shape() {
+    // Generated columns are in shapes since 18, and SET EXPRESSION exists since 17.
     let postgres = forebay_sandbox::Postgres::shared_version(18);
-    let place = Place::on(
+    let fixture = ServeFixture::on_postgres(
         postgres,
         "CREATE TABLE items (id int PRIMARY KEY, twice int GENERATED ALWAYS AS (id * 2) STORED);
          INSERT INTO items VALUES (1)",
     );
-    let serve = place.serve_with(&LIVE).await;
-    assert_eq!(column(&serve, &[("table", "items")], "twice").await, ["2"]);
-    replaced(&place, &serve, "items", "ALTER TABLE items ALTER twice SET EXPRESSION AS (id * 3)").await;
-    assert_eq!(column(&serve, &[("table", "items")], "twice").await, ["3"]);
+    let serve = fixture.serve_with(&LIVE).await;
+    assert_eq!(column_values(&serve, &[("table", "items")], "twice").await, ["2"]);
+    expect_replaced(&fixture, &serve, "items", "ALTER TABLE items ALTER twice SET EXPRESSION AS (id * 3)")
+        .await;
+    assert_eq!(column_values(&serve, &[("table", "items")], "twice").await, ["3"]);
 }
 
 #[tokio::test]
-async fn labels_of_an_enum_are_renamed_wherever_it_is_used() {
-    let place = Place::new(
+async fn renaming_an_enum_label_replaces_every_shape_with_the_enum() {
+    let fixture = ServeFixture::new(
         "CREATE TYPE mood AS ENUM ('sad', 'ok'); CREATE DOMAIN some_mood AS mood; CREATE TYPE pair AS (a int, b mood);
          CREATE TABLE plain (id int PRIMARY KEY, m mood); INSERT INTO plain VALUES (1, 'sad');
          CREATE TABLE arrays (id int PRIMARY KEY, m mood[]); INSERT INTO arrays VALUES (1, '{sad}');
          CREATE TABLE domains (id int PRIMARY KEY, m some_mood); INSERT INTO domains VALUES (1, 'sad');
          CREATE TABLE pairs (id int PRIMARY KEY, m pair[]); INSERT INTO pairs VALUES (1, '{\"(1,sad)\"}')",
     );
-    let serve = place.serve_with(&LIVE).await;
+    let serve = fixture.serve_with(&LIVE).await;
     let (mut before, tables) = ("sad".to_owned(), ["plain", "arrays", "domains", "pairs"]);
     for table in tables {
         let label = format!("for_{table}");
-        replaced(&place, &serve, table, &format!("ALTER TYPE mood RENAME VALUE '{before}' TO '{label}'"))
-            .await;
+        expect_replaced(
+            &fixture,
+            &serve,
+            table,
+            &format!("ALTER TYPE mood RENAME VALUE '{before}' TO '{label}'"),
+        )
+        .await;
         for table in tables {
-            // The others have no open stream: requests find out.
-            until("the label is the new one", async || {
-                column(&serve, &[("table", table)], "m").await[0].contains(&label)
+            // The other tables have no open stream; a request detects the change.
+            until("the new label is served", async || {
+                column_values(&serve, &[("table", table)], "m").await[0].contains(&label)
             })
             .await;
         }
@@ -107,23 +116,23 @@ async fn labels_of_an_enum_are_renamed_wherever_it_is_used() {
 }
 
 #[tokio::test]
-async fn a_composite_type_gets_another_attribute() {
-    let place = Place::new(
+async fn a_new_attribute_of_a_composite_type_replaces_the_shape() {
+    let fixture = ServeFixture::new(
         "CREATE TYPE point2 AS (x int, y int); CREATE TABLE items (id int PRIMARY KEY, at point2);
          INSERT INTO items VALUES (1, '(1,2)')",
     );
-    let serve = place.serve_with(&LIVE).await;
-    replaced(&place, &serve, "items", "ALTER TYPE point2 ADD ATTRIBUTE z int").await;
-    assert_eq!(column(&serve, &[("table", "items")], "at").await, ["(1,2,)"]);
+    let serve = fixture.serve_with(&LIVE).await;
+    expect_replaced(&fixture, &serve, "items", "ALTER TYPE point2 ADD ATTRIBUTE z int").await;
+    assert_eq!(column_values(&serve, &[("table", "items")], "at").await, ["(1,2,)"]);
 }
 
 #[tokio::test]
-async fn what_leaves_the_rows_as_they_are_replaces_no_shape() {
-    let place = Place::new(
+async fn ddl_that_changes_no_value_replaces_no_shape() {
+    let fixture = ServeFixture::new(
         "CREATE TYPE mood AS ENUM ('sad');
          CREATE TABLE items (id int PRIMARY KEY, amount int, m mood); INSERT INTO items VALUES (1, 5, 'sad')",
     );
-    let serve = place.serve_with(&LIVE).await;
+    let serve = fixture.serve_with(&LIVE).await;
     let mut reader = serve.reader(&[("table", "items")]).await;
     let mut events = serve.events(&reader).await;
     let handle = reader.handle.clone();
@@ -138,11 +147,11 @@ async fn what_leaves_the_rows_as_they_are_replaces_no_shape() {
         "ALTER TABLE items ALTER amount DROP DEFAULT",
     ];
     for (number, ddl) in harmless.into_iter().enumerate() {
-        place.sql(ddl);
-        place.sql(&format!("UPDATE items SET amount = {}", 100 + number));
-        assert_eq!(short(&reader.live_changes(&serve, 1).await), ["update 1"], "{ddl}");
+        fixture.sql(ddl);
+        fixture.sql(&format!("UPDATE items SET amount = {}", 100 + number));
+        assert_eq!(summarize(&reader.live_changes(&serve, 1).await), ["update 1"], "{ddl}");
         assert_eq!(reader.handle, handle, "{ddl}");
-        let (messages, _) = events.up_to_date().await;
-        assert_eq!(short(&messages), ["update 1"], "{ddl}");
+        let (messages, _) = events.until_up_to_date().await;
+        assert_eq!(summarize(&messages), ["update 1"], "{ddl}");
     }
 }

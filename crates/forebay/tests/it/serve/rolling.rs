@@ -1,4 +1,5 @@
-//! Two instances on one database and one Redis are ended and started again, one after the other, under a thousand streams.
+//! Rolling restart: two instances with one database and one Redis are restarted one after the
+//! other, with a thousand open streams.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -12,29 +13,30 @@ use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 use tokio::time::sleep;
 
-use super::support::{Event, Events, Place, Reader, Serve, path};
+use super::support::{ServeFixture, ServeProcess, ShapeReader, SseEvent, SseStream, path};
 use crate::many_streams::MANY_CONNECTIONS_LOCK;
 use crate::wire::{HttpConnection, HttpHead, until};
 
 const STREAMS: usize = 1_000;
-/// More want a stream than may have one.
+/// More clients than the limit on streams.
 const CLIENTS: usize = 1_020;
-/// Whoever was refused asks again after this time.
-const PAUSE: Duration = Duration::from_millis(500);
-/// For each of them a thousand messages are read here, without optimizations.
-const ROWS_EVERY: Duration = Duration::from_millis(200);
+/// Pause of a refused client before its next request.
+const RETRY_PAUSE: Duration = Duration::from_millis(500);
+/// Interval of the writer. The test reads a thousand messages for each row, in a debug build.
+const WRITE_INTERVAL: Duration = Duration::from_millis(200);
+/// Note of the last row.
 const LAST: &str = "the last";
 
-/// What the clients know of the instances, and the test of the clients.
-struct Doors {
+/// Addresses of the instances, and number of connected clients.
+struct InstanceAddresses {
     addresses: Mutex<[SocketAddr; 2]>,
-    /// Clients that have a stream.
-    held: AtomicUsize,
+    /// Clients with an open stream.
+    open_streams: AtomicUsize,
 }
 
-impl Doors {
-    /// Asks one of the instances. `None`: it is about to end, or gone.
-    async fn ask(&self, number: usize, path: &str) -> Option<(HttpConnection, HttpHead)> {
+impl InstanceAddresses {
+    /// Sends a request to one of the instances. `None`: it is shutting down, or gone.
+    async fn get(&self, number: usize, path: &str) -> Option<(HttpConnection, HttpHead)> {
         let address = self.addresses.lock().unwrap()[number % 2];
         let mut socket = TcpStream::connect(address).await.ok()?;
         let request = format!("GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n");
@@ -45,23 +47,29 @@ impl Doors {
     }
 }
 
-/// One client, until it has the last row; how many rows that were. It goes on as the published one does.
-async fn follow(number: usize, doors: Arc<Doors>, handle: String, mut offset: String) -> usize {
+/// Follows until the last row, and returns the number of rows. Resumes as the published client
+/// does.
+async fn follow(
+    number: usize,
+    instances: Arc<InstanceAddresses>,
+    handle: String,
+    mut offset: String,
+) -> usize {
     let mut last = 0;
     for attempt in number.. {
         let params = [("table", "items"), ("handle", &handle), ("offset", &offset)];
         let live = path(&[&params[..], &[("live", "true"), ("live_sse", "true")]].concat());
-        let mut events = match doors.ask(attempt, &live).await {
-            Some((client, head)) if head.status == 200 => Events::over(client, head),
-            Some((_, head)) if head.status != 503 => panic!("client {number} is told {}", head.text),
+        let mut events = match instances.get(attempt, &live).await {
+            Some((client, head)) if head.status == 200 => SseStream::new(client, head),
+            Some((_, head)) if head.status != 503 => panic!("client {number}: {}", head.text),
             Some(_) | None => {
-                sleep(PAUSE).await;
+                sleep(RETRY_PAUSE).await;
                 continue;
             }
         };
-        doors.held.fetch_add(1, Ordering::AcqRel);
+        instances.open_streams.fetch_add(1, Ordering::AcqRel);
         let mut has_all = false;
-        while let Event::Message(message) = events.next().await {
+        while let SseEvent::Message(message) = events.next().await {
             let headers = &message["headers"];
             if headers["control"] == "up-to-date" {
                 offset = format!("{}_0", headers["global_last_seen_lsn"].as_str().unwrap());
@@ -76,7 +84,7 @@ async fn follow(number: usize, doors: Arc<Doors>, handle: String, mut offset: St
                 break;
             }
         }
-        doors.held.fetch_sub(1, Ordering::AcqRel);
+        instances.open_streams.fetch_sub(1, Ordering::AcqRel);
         if has_all {
             break;
         }
@@ -84,45 +92,49 @@ async fn follow(number: usize, doors: Arc<Doors>, handle: String, mut offset: St
     last
 }
 
-/// Ends the writing, also of a test that fails.
-struct Stop(Arc<AtomicBool>);
+/// Stops the writer when dropped, also if the test fails.
+struct StopWriter(Arc<AtomicBool>);
 
-impl Drop for Stop {
+impl Drop for StopWriter {
     fn drop(&mut self) {
         self.0.store(true, Ordering::Release);
     }
 }
 
-/// A row now and then, until told to stop; how many that were.
-fn write(place: &Place, stop: &AtomicBool) -> usize {
+/// Inserts a row every [`WRITE_INTERVAL`] until `stop` is set. Returns the number of rows.
+fn write_rows(fixture: &ServeFixture, stop: &AtomicBool) -> usize {
     for id in 1.. {
         let is_last = stop.load(Ordering::Acquire);
-        place.sql(&format!("INSERT INTO items VALUES ({id}, '{}')", if is_last { LAST } else { "more" }));
+        fixture.sql(&format!("INSERT INTO items VALUES ({id}, '{}')", if is_last { LAST } else { "more" }));
         if is_last {
             return id;
         }
-        std::thread::sleep(ROWS_EVERY);
+        std::thread::sleep(WRITE_INTERVAL);
     }
-    unreachable!("rows are numbered without end")
+    unreachable!("the loop has no end")
 }
 
-/// As many as may have a stream have one, as clients and instances count.
-async fn is_full(doors: &Doors, instances: [&Serve; 2]) {
-    until("every place is taken", async || doors.held.load(Ordering::Acquire) == STREAMS).await;
-    assert_eq!(streams(instances).await, STREAMS as u64);
+/// Waits until the limit on streams is reached, and checks that each instance refuses one more.
+async fn wait_until_full(addresses: &InstanceAddresses, instances: [&ServeProcess; 2]) {
+    until("the limit on streams is reached", async || {
+        addresses.open_streams.load(Ordering::Acquire) == STREAMS
+    })
+    .await;
+    assert_eq!(open_streams(instances).await, STREAMS as u64);
     for instance in instances {
-        let told =
+        let now =
             HttpConnection::fetch(instance.addr, "GET", "/v1/shape?table=items&offset=now", &[], "").await;
         let reader = [("table", "items"), ("live", "true"), ("live_sse", "true")];
         let [handle, offset] =
-            ["electric-handle", "electric-offset"].map(|name| told.head.header(name).unwrap());
+            ["electric-handle", "electric-offset"].map(|name| now.head.header(name).unwrap());
         let more = [&reader[..], &[("handle", handle), ("offset", offset)]].concat();
         let refused = HttpConnection::fetch(instance.addr, "GET", &path(&more), &[], "").await;
         assert_eq!(refused.head.status, 503, "{}", refused.head.text);
     }
 }
 
-async fn streams(instances: [&Serve; 2]) -> u64 {
+/// Returns the number of open streams of both instances.
+async fn open_streams(instances: [&ServeProcess; 2]) -> u64 {
     let mut sum = 0;
     for instance in instances {
         sum += instance.status().await["http"]["lean_streams"].as_u64().unwrap();
@@ -131,55 +143,58 @@ async fn streams(instances: [&Serve; 2]) -> u64 {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_rolling_restart_under_a_thousand_streams_loses_no_change_and_admits_nobody_wrongly() {
+async fn a_rolling_restart_under_a_thousand_streams_loses_no_change_and_keeps_the_limit() {
     let _alone = MANY_CONNECTIONS_LOCK.lock().await;
-    let place = Arc::new(Place::new("CREATE TABLE items (id int PRIMARY KEY, note text)"));
+    let fixture = Arc::new(ServeFixture::new("CREATE TABLE items (id int PRIMARY KEY, note text)"));
     let (redis, total) = (Redis::shared().url(), STREAMS.to_string());
     let settings = [
         ("FOREBAY_REDIS_URL", &*redis),
-        ("FOREBAY_REDIS_NAMESPACE", &place.slot),
+        ("FOREBAY_REDIS_NAMESPACE", &fixture.slot),
         ("FOREBAY_ADMISSION_TOTAL", &total),
         ("FOREBAY_SERVE_SSE_TIMEOUT_MS", "600000"),
         ("FOREBAY_SERVE_SSE_KEEP_ALIVE_MS", "600000"),
     ];
-    let mut first = place.serve_with(&settings).await;
-    let Reader { handle, offset, .. } = first.reader(&[("table", "items")]).await;
-    let mut second = place.spawn(&settings);
-    second.becomes("waiting").await;
-    // A new namespace admits nobody for a while.
+    let mut first = fixture.serve_with(&settings).await;
+    let ShapeReader { handle, offset, .. } = first.reader(&[("table", "items")]).await;
+    let mut second = fixture.spawn(&settings);
+    second.wait_for_health("waiting").await;
+    // A new namespace in Redis grants nothing for a while.
     for instance in [&first, &second] {
-        until("the quota is normal", async || instance.status().await["quota"]["mode"] == "normal").await;
+        until("the shared quota is available", async || instance.status().await["quota"]["mode"] == "normal")
+            .await;
     }
 
-    let doors =
-        Arc::new(Doors { addresses: Mutex::new([first.addr, second.addr]), held: AtomicUsize::new(0) });
+    let addresses = Arc::new(InstanceAddresses {
+        addresses: Mutex::new([first.addr, second.addr]),
+        open_streams: AtomicUsize::new(0),
+    });
     let mut clients = JoinSet::new();
     for number in 0..CLIENTS {
-        clients.spawn(follow(number, Arc::clone(&doors), handle.clone(), offset.clone()));
+        clients.spawn(follow(number, Arc::clone(&addresses), handle.clone(), offset.clone()));
     }
-    is_full(&doors, [&first, &second]).await;
-    let told = Arc::new(AtomicBool::new(false));
-    let (writing, stop) = (Arc::clone(&place), Stop(Arc::clone(&told)));
-    let writer = tokio::task::spawn_blocking(move || write(&writing, &told));
+    wait_until_full(&addresses, [&first, &second]).await;
+    let stop_requested = Arc::new(AtomicBool::new(false));
+    let (writing, stop) = (Arc::clone(&fixture), StopWriter(Arc::clone(&stop_requested)));
+    let writer = tokio::task::spawn_blocking(move || write_rows(&writing, &stop_requested));
 
     for turn in 0..2 {
         let (old, other) = if turn == 0 { (&mut first, &second) } else { (&mut second, &first) };
         old.signal(Signal::TERM);
         assert!(old.end().await.success());
-        other.becomes("active").await;
-        *old = place.spawn(&settings);
-        doors.addresses.lock().unwrap()[turn] = old.addr;
-        old.becomes("waiting").await;
-        is_full(&doors, [&first, &second]).await;
+        other.wait_for_health("active").await;
+        *old = fixture.spawn(&settings);
+        addresses.addresses.lock().unwrap()[turn] = old.addr;
+        old.wait_for_health("waiting").await;
+        wait_until_full(&addresses, [&first, &second]).await;
     }
     drop(stop);
     let written = writer.await.unwrap();
-    // Whoever has the last row leaves, and makes room for those who never had a place.
+    // A client with the last row disconnects, so that clients without a stream get one.
     for rows in clients.join_all().await {
         assert_eq!(rows, written);
     }
-    until("all streams are gone", async || streams([&first, &second]).await == 0).await;
-    until("nobody counts any", async || {
+    until("all streams are gone", async || open_streams([&first, &second]).await == 0).await;
+    until("no permit is in use", async || {
         first.status().await["admission"]["total_connections"] == 0
             && second.status().await["admission"]["total_connections"] == 0
     })

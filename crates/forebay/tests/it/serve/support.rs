@@ -1,4 +1,5 @@
-//! A database, a slot and a folder of a test's own; a server of shapes for it; and clients.
+//! Test support: a fixture with a database, a slot and a storage directory, the server process, and
+//! clients that read shapes.
 
 use std::collections::BTreeMap;
 use std::ops::{Deref, DerefMut};
@@ -14,93 +15,111 @@ use serde_json::Value;
 use crate::forebay_process::{ForebayProcess, forebay};
 use crate::wire::{DEADLINE, HttpConnection, HttpHead, HttpResponse, until};
 
-/// A slot is one of ten of its Postgres, and each server of shapes has several connections.
-const PLACES: u32 = 6;
+/// Fixtures on the shared Postgres at one time. It has ten replication slots, and each server opens
+/// several connections.
+const MAX_SHARED_FIXTURES: u32 = 6;
 
-/// A database to follow, and where to keep what comes of it. It goes with all that it has: drop its servers first.
-pub(crate) struct Place {
+/// Database, replication slot and storage directory of one test. Dropping it removes all three.
+///
+/// Drop order: the servers first, then the fixture.
+pub(crate) struct ServeFixture {
     pub(crate) postgres: &'static Postgres,
     pub(crate) database: String,
+    /// Name of the slot, and of the publication.
     pub(crate) slot: String,
+    /// Storage directory of the servers.
     pub(crate) dir: PathBuf,
-    _turn: Option<Turn>,
+    _permit: Option<SharedPostgresPermit>,
 }
 
-impl Place {
-    /// On the Postgres that all share.
-    pub(crate) fn new(sql: &str) -> Place {
-        let turn = Turn::take();
+impl ServeFixture {
+    /// Creates a fixture on the shared Postgres. `sql`: the script that creates the tables.
+    ///
+    /// Blocks while [`MAX_SHARED_FIXTURES`] are in use.
+    pub(crate) fn new(sql: &str) -> ServeFixture {
+        let permit = SharedPostgresPermit::acquire();
         let postgres = Postgres::shared();
-        Place::build(postgres, postgres.create_database("served").unwrap(), Some(turn), sql)
+        ServeFixture::build(postgres, postgres.create_database("served").unwrap(), Some(permit), sql)
     }
 
-    /// The same on a database that orders texts by the rules of a language, of this version of
-    /// Postgres.
-    pub(crate) fn in_english(version: u32, sql: &str) -> Place {
-        let turn = Turn::take();
+    /// Creates a fixture with the ICU collation `en-US`, on a shared Postgres of this version.
+    pub(crate) fn with_icu_collation(version: u32, sql: &str) -> ServeFixture {
+        let permit = SharedPostgresPermit::acquire();
         let postgres = Postgres::shared_version(version);
-        Place::build(postgres, postgres.create_icu_database("served", "en-US").unwrap(), Some(turn), sql)
+        ServeFixture::build(
+            postgres,
+            postgres.create_icu_database("served", "en-US").unwrap(),
+            Some(permit),
+            sql,
+        )
     }
 
-    /// On one of the test's own, which it may end: `Box::leak` it, it ends with the process.
-    pub(crate) fn on(postgres: &'static Postgres, sql: &str) -> Place {
-        Place::build(postgres, postgres.create_database("served").unwrap(), None, sql)
+    /// Creates a fixture on this Postgres. A test that stops Postgres starts its own, with
+    /// `Box::leak`; that server ends with the process.
+    pub(crate) fn on_postgres(postgres: &'static Postgres, sql: &str) -> ServeFixture {
+        ServeFixture::build(postgres, postgres.create_database("served").unwrap(), None, sql)
     }
 
-    fn build(postgres: &'static Postgres, database: String, turn: Option<Turn>, sql: &str) -> Place {
+    fn build(
+        postgres: &'static Postgres,
+        database: String,
+        permit: Option<SharedPostgresPermit>,
+        sql: &str,
+    ) -> ServeFixture {
         static NEXT: AtomicU32 = AtomicU32::new(1);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let dir = std::env::temp_dir().join(format!("forebay-served-{}-{number}", std::process::id()));
-        let _ = std::fs::remove_dir_all(&dir); // of a killed process that had our number
-        let place = Place { postgres, slot: format!("slot_{database}"), database, dir, _turn: turn };
-        place.sql(sql);
-        place
+        let _ = std::fs::remove_dir_all(&dir); // left by a killed process with the same pid
+        let fixture =
+            ServeFixture { postgres, slot: format!("slot_{database}"), database, dir, _permit: permit };
+        fixture.sql(sql);
+        fixture
     }
 
-    /// As the superuser; a script of several statements is one transaction.
+    /// Runs a script as the superuser. Several statements are one transaction.
     #[track_caller]
     pub(crate) fn sql(&self, sql: &str) {
         self.postgres.execute(&self.database, sql).unwrap_or_else(|error| panic!("{sql}: {error}"));
     }
 
-    /// The first value.
+    /// Returns the first value of a query. `None`: NULL, or no row.
     #[track_caller]
-    pub(crate) fn ask(&self, sql: &str) -> Option<String> {
+    pub(crate) fn query_value(&self, sql: &str) -> Option<String> {
         let rows = self.postgres.query(&self.database, sql).unwrap_or_else(|error| panic!("{sql}: {error}"));
         rows.into_iter().next()?.into_iter().next()?
     }
 
-    /// Starts a server on free ports, and waits until it is active.
-    pub(crate) async fn serve(&self) -> Serve {
+    /// Starts a server on free ports and waits until it is active.
+    pub(crate) async fn serve(&self) -> ServeProcess {
         self.serve_with(&[]).await
     }
 
-    /// `settings`: variables such as `("FOREBAY_SERVE_LONG_POLL_MS", "300")`.
-    pub(crate) async fn serve_with(&self, settings: &[(&str, &str)]) -> Serve {
+    /// The same with settings: variables such as `("FOREBAY_SERVE_LONG_POLL_MS", "300")`.
+    pub(crate) async fn serve_with(&self, settings: &[(&str, &str)]) -> ServeProcess {
         let serve = self.spawn(settings);
-        serve.becomes("active").await;
+        serve.wait_for_health("active").await;
         serve
     }
 
-    /// With flags such as `--config`.
-    pub(crate) async fn serve_with_args(&self, args: &[&str]) -> Serve {
+    /// The same with flags such as `--config`.
+    pub(crate) async fn serve_with_args(&self, args: &[&str]) -> ServeProcess {
         let serve = self.run(args, &[]);
-        serve.becomes("active").await;
+        serve.wait_for_health("active").await;
         serve
     }
 
-    /// Starts a server, and waits only until it listens.
-    pub(crate) fn spawn(&self, settings: &[(&str, &str)]) -> Serve {
+    /// Starts a server and waits only until it listens.
+    pub(crate) fn spawn(&self, settings: &[(&str, &str)]) -> ServeProcess {
         self.run(&[], settings)
     }
 
-    fn run(&self, args: &[&str], settings: &[(&str, &str)]) -> Serve {
+    fn run(&self, args: &[&str], settings: &[(&str, &str)]) -> ServeProcess {
         let mut command = self.command(args);
         command.envs(settings.iter().copied());
-        Serve { process: ForebayProcess::run(command, "server listening") }
+        ServeProcess { process: ForebayProcess::run(command, "server listening") }
     }
 
-    /// What starts a server on free ports.
+    /// Returns the command that starts a server on free ports.
     pub(crate) fn command(&self, args: &[&str]) -> Command {
         let own = ["serve", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--log-format", "json"];
         let mut command = forebay(&own);
@@ -108,24 +127,24 @@ impl Place {
         command.arg("--storage").arg(&self.dir);
         command.env("DATABASE_URL", self.postgres.url(&self.database));
         command.env("FOREBAY_DATABASE_POOL_SIZE", "4");
-        // A stream that stays open must not keep a test waiting at its end.
+        // Shutdown waits for open streams; the default would delay the end of a test.
         command.env("FOREBAY_SERVE_DRAIN_TIMEOUT_MS", "1000");
         command
     }
 }
 
-impl Drop for Place {
+impl Drop for ServeFixture {
     fn drop(&mut self) {
         let _gone = std::fs::remove_dir_all(&self.dir);
         let slot = &self.slot;
-        let busy = format!(
+        let disconnect = format!(
             "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE slot_name = '{slot}' AND active"
         );
         let drop = format!(
             "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = '{slot}'"
         );
         let begun = Instant::now();
-        while self.postgres.execute("postgres", &busy).is_ok()
+        while self.postgres.execute("postgres", &disconnect).is_ok()
             && self.postgres.execute("postgres", &drop).is_err()
             && begun.elapsed() < DEADLINE
         {
@@ -136,33 +155,35 @@ impl Drop for Place {
     }
 }
 
-/// A place at the shared Postgres.
-struct Turn(());
+/// Permission to create a fixture on the shared Postgres.
+struct SharedPostgresPermit(());
 
-static TAKEN: Mutex<u32> = Mutex::new(0);
-static FREED: Condvar = Condvar::new();
+static PERMITS_IN_USE: Mutex<u32> = Mutex::new(0);
+static PERMIT_RELEASED: Condvar = Condvar::new();
 
-impl Turn {
-    fn take() -> Turn {
-        let taken = TAKEN.lock().unwrap();
-        *FREED.wait_while(taken, |taken| *taken >= PLACES).unwrap() += 1;
-        Turn(())
+impl SharedPostgresPermit {
+    fn acquire() -> SharedPostgresPermit {
+        let in_use = PERMITS_IN_USE.lock().unwrap();
+        *PERMIT_RELEASED.wait_while(in_use, |in_use| *in_use >= MAX_SHARED_FIXTURES).unwrap() += 1;
+        SharedPostgresPermit(())
     }
 }
 
-impl Drop for Turn {
+impl Drop for SharedPostgresPermit {
     fn drop(&mut self) {
-        *TAKEN.lock().unwrap() -= 1;
-        FREED.notify_one();
+        *PERMITS_IN_USE.lock().unwrap() -= 1;
+        PERMIT_RELEASED.notify_one();
     }
 }
 
-/// A running `forebay serve`; killed with -9 when it is dropped. What is not here, [`ForebayProcess`] has: the log, the status, signals.
-pub(crate) struct Serve {
+/// A running `forebay serve`. Dropping it kills the process with SIGKILL.
+///
+/// Derefs to [`ForebayProcess`], which has the log, the status, the metrics and signals.
+pub(crate) struct ServeProcess {
     process: ForebayProcess,
 }
 
-impl Deref for Serve {
+impl Deref for ServeProcess {
     type Target = ForebayProcess;
 
     fn deref(&self) -> &ForebayProcess {
@@ -170,98 +191,100 @@ impl Deref for Serve {
     }
 }
 
-impl DerefMut for Serve {
+impl DerefMut for ServeProcess {
     fn deref_mut(&mut self) -> &mut ForebayProcess {
         &mut self.process
     }
 }
 
-impl Serve {
-    /// Ends the server in good order.
+impl ServeProcess {
+    /// Shuts the server down with SIGTERM and waits for its end.
     pub(crate) async fn stop(mut self) {
         self.signal(rustix::process::Signal::TERM);
         self.end().await;
     }
 
-    /// Reads on, and starts over where it is told to, until a shape has these values of a column.
-    pub(crate) async fn has_column<'a>(
+    /// Reads until the shape has exactly these values of a column. Starts over after a 409.
+    pub(crate) async fn read_until_column_is<'a>(
         &self,
-        reader: &mut Reader<'a>,
+        reader: &mut ShapeReader<'a>,
         shape: &[(&'a str, &'a str)],
         name: &str,
         expected: &[&str],
     ) {
         let begun = Instant::now();
-        let mut values = column(self, shape, name).await;
+        let mut values = column_values(self, shape, name).await;
         while values != expected {
-            assert!(begun.elapsed() < DEADLINE, "{values:?}, not {expected:?}");
-            let answer = self.get(&[reader.params(), vec![("live", "true")]].concat()).await;
-            match answer.head.status {
+            assert!(begun.elapsed() < DEADLINE, "the column has {values:?}, expected {expected:?}");
+            let response = self.get(&[reader.params(), vec![("live", "true")]].concat()).await;
+            match response.head.status {
                 409 => *reader = self.reader(shape).await,
-                _ => drop(reader.take(&answer)),
+                _ => drop(reader.accept(&response)),
             }
-            values = column(self, shape, name).await;
+            values = column_values(self, shape, name).await;
         }
-        // A shape that was replaced meanwhile is found by its next reader.
+        // The shape may have been replaced meanwhile.
         *reader = self.reader(shape).await;
     }
 
-    /// Waits until health says so: active, waiting or starting.
-    pub(crate) async fn becomes(&self, status: &str) {
+    /// Waits until `/v1/health` has this status: active, waiting or starting.
+    pub(crate) async fn wait_for_health(&self, status: &str) {
         until(&format!("health is {status}"), async || self.health().await == status).await;
     }
 
+    /// Returns the status in `/v1/health`.
     pub(crate) async fn health(&self) -> String {
-        let answer = self.ask("GET", "/v1/health", &[], "").await;
-        answer.json()["status"].as_str().unwrap_or_default().to_owned()
+        let response = self.request("GET", "/v1/health", &[], "").await;
+        response.json()["status"].as_str().unwrap_or_default().to_owned()
     }
 
-    /// Any request.
-    pub(crate) async fn ask(&self, method: &str, path: &str, lines: &[&str], body: &str) -> HttpResponse {
+    /// Sends any request. `lines`: headers.
+    pub(crate) async fn request(&self, method: &str, path: &str, lines: &[&str], body: &str) -> HttpResponse {
         HttpConnection::fetch(self.addr, method, path, lines, body).await
     }
 
-    /// A GET of a shape.
+    /// Sends `GET /v1/shape` and returns the whole response.
     pub(crate) async fn get(&self, params: &[(&str, &str)]) -> HttpResponse {
-        self.ask("GET", &path(params), &[], "").await
+        self.request("GET", &path(params), &[], "").await
     }
 
-    /// Only the head, and only of a HEAD.
+    /// Sends `HEAD /v1/shape`.
     pub(crate) async fn head(&self, params: &[(&str, &str)]) -> HttpHead {
         let mut client = HttpConnection::connect(self.addr).await;
         client.request("HEAD", &path(params), &[], "").await;
         client.head().await
     }
 
-    /// A GET that isn't waited for.
-    pub(crate) async fn begin(&self, params: &[(&str, &str)]) -> HttpConnection {
+    /// Sends `GET /v1/shape` and returns before the response.
+    pub(crate) async fn start_get(&self, params: &[(&str, &str)]) -> HttpConnection {
         HttpConnection::get(self.addr, &path(params), &[]).await
     }
 
-    /// A reader that has everything up to now.
-    pub(crate) async fn reader<'a>(&self, params: &[(&'a str, &'a str)]) -> Reader<'a> {
-        let mut reader = Reader::new(params);
+    /// Returns a reader that has caught up with the log.
+    pub(crate) async fn reader<'a>(&self, params: &[(&'a str, &'a str)]) -> ShapeReader<'a> {
+        let mut reader = ShapeReader::new(params);
         reader.catch_up(self).await;
         reader
     }
 
-    /// Server-sent events from where a reader is.
-    pub(crate) async fn events(&self, reader: &Reader<'_>) -> Events {
+    /// Opens an event stream at the offset of a reader.
+    pub(crate) async fn events(&self, reader: &ShapeReader<'_>) -> SseStream {
         let mut client =
-            self.begin(&[reader.params(), vec![("live", "true"), ("live_sse", "true")]].concat()).await;
+            self.start_get(&[reader.params(), vec![("live", "true"), ("live_sse", "true")]].concat()).await;
         let head = client.head().await;
-        Events::over(client, head)
+        SseStream::new(client, head)
     }
 }
 
-/// The path of a shape.
+/// Returns the path and query of `/v1/shape` with these parameters.
 pub(crate) fn path(params: &[(&str, &str)]) -> String {
-    let pairs: Vec<_> = params.iter().map(|(name, value)| format!("{name}={}", encoded(value))).collect();
+    let pairs: Vec<_> =
+        params.iter().map(|(name, value)| format!("{name}={}", percent_encode(value))).collect();
     format!("/v1/shape?{}", pairs.join("&"))
 }
 
-/// For a URL.
-pub(crate) fn encoded(text: &str) -> String {
+/// Percent-encodes a text for a URL.
+pub(crate) fn percent_encode(text: &str) -> String {
     let mut out = String::new();
     for byte in text.bytes() {
         match byte {
@@ -272,13 +295,13 @@ pub(crate) fn encoded(text: &str) -> String {
     out
 }
 
-/// Those that are changes or rows, and not control messages.
+/// Returns the messages without control messages: rows of the snapshot, and changes.
 pub(crate) fn changes(messages: &[Value]) -> Vec<&Value> {
     messages.iter().filter(|message| message.get("key").is_some()).collect()
 }
 
-/// `operation key` of each change, for comparisons: `insert 1` is of the row with the key 1.
-pub(crate) fn short(messages: &[Value]) -> Vec<String> {
+/// Returns operation and key of each change, such as `insert 1`.
+pub(crate) fn summarize(messages: &[Value]) -> Vec<String> {
     let line = |message: &&Value| {
         let key = message["key"].as_str().unwrap().split_once('/').unwrap_or_default().1.replace('"', "");
         format!("{} {key}", message["headers"]["operation"].as_str().unwrap())
@@ -286,9 +309,9 @@ pub(crate) fn short(messages: &[Value]) -> Vec<String> {
     changes(messages).iter().map(line).collect()
 }
 
-/// The rows of a shape as a new client gets them: the values of one column, sorted.
-pub(crate) async fn column(serve: &Serve, shape: &[(&str, &str)], column: &str) -> Vec<String> {
-    let messages = Reader::new(shape).catch_up(serve).await;
+/// Reads a shape from the beginning, and returns the values of one column, sorted.
+pub(crate) async fn column_values(serve: &ServeProcess, shape: &[(&str, &str)], column: &str) -> Vec<String> {
+    let messages = ShapeReader::new(shape).catch_up(serve).await;
     let mut rows = BTreeMap::new();
     for message in changes(&messages) {
         let key = message["key"].as_str().unwrap();
@@ -306,22 +329,22 @@ pub(crate) async fn column(serve: &Serve, shape: &[(&str, &str)], column: &str) 
     values
 }
 
-/// A client of one shape: it knows where it is.
+/// Position of a client in one shape: handle, offset and cursor of its last response.
 #[derive(Debug, Clone)]
-pub(crate) struct Reader<'a> {
+pub(crate) struct ShapeReader<'a> {
     shape: Vec<(&'a str, &'a str)>,
     pub(crate) handle: String,
     pub(crate) offset: String,
     pub(crate) cursor: Option<String>,
 }
 
-impl<'a> Reader<'a> {
-    /// `shape`: what it is of, such as `[("table", "items")]`.
+impl<'a> ShapeReader<'a> {
+    /// Creates a reader at the beginning. `shape`: parameters such as `[("table", "items")]`.
     pub(crate) fn new(shape: &[(&'a str, &'a str)]) -> Self {
-        Reader { shape: shape.to_vec(), handle: String::new(), offset: "-1".to_owned(), cursor: None }
+        ShapeReader { shape: shape.to_vec(), handle: String::new(), offset: "-1".to_owned(), cursor: None }
     }
 
-    /// What it asks for next.
+    /// Returns the parameters of the next request.
     pub(crate) fn params(&self) -> Vec<(&str, &str)> {
         let mut params = self.shape.clone();
         params.push(("offset", &self.offset));
@@ -332,115 +355,118 @@ impl<'a> Reader<'a> {
         params
     }
 
-    /// Takes an answer in: its messages.
+    /// Stores the position of a response and returns its messages. Panics unless it is a 200.
     #[track_caller]
-    pub(crate) fn take(&mut self, answer: &HttpResponse) -> Vec<Value> {
-        let HttpResponse { head, body } = answer;
+    pub(crate) fn accept(&mut self, response: &HttpResponse) -> Vec<Value> {
+        let HttpResponse { head, body } = response;
         assert_eq!(head.status, 200, "{} {}", head.text, String::from_utf8_lossy(body));
         let named =
             |name| head.header(name).unwrap_or_else(|| panic!("no {name} in {}", head.text)).to_owned();
         (self.handle, self.offset) = (named("electric-handle"), named("electric-offset"));
         self.cursor = head.header("electric-cursor").map(str::to_owned);
-        answer.json().as_array().unwrap().clone()
+        response.json().as_array().unwrap().clone()
     }
 
-    /// Reads on until it is up to date: all messages.
-    pub(crate) async fn catch_up(&mut self, serve: &Serve) -> Vec<Value> {
+    /// Reads until it is up to date, and returns all messages.
+    pub(crate) async fn catch_up(&mut self, serve: &ServeProcess) -> Vec<Value> {
         let mut messages = Vec::new();
         loop {
-            let answer = serve.get(&self.params()).await;
-            messages.extend(self.take(&answer));
-            if answer.head.header("electric-up-to-date").is_some() {
+            let response = serve.get(&self.params()).await;
+            messages.extend(self.accept(&response));
+            if response.head.header("electric-up-to-date").is_some() {
                 return messages;
             }
         }
     }
 
-    /// Waits for what comes, once.
-    pub(crate) async fn live(&mut self, serve: &Serve) -> Vec<Value> {
-        let answer = serve.get(&[self.params(), vec![("live", "true")]].concat()).await;
-        self.take(&answer)
+    /// Sends one long-poll and returns its messages.
+    pub(crate) async fn long_poll(&mut self, serve: &ServeProcess) -> Vec<Value> {
+        let response = serve.get(&[self.params(), vec![("live", "true")]].concat()).await;
+        self.accept(&response)
     }
 
-    /// Waits until it is told to start over, and returns the handle that it is told.
-    pub(crate) async fn starts_over(&mut self, serve: &Serve) -> String {
+    /// Sends long-polls until the response is a 409, and returns the new handle in it.
+    pub(crate) async fn wait_for_refetch(&mut self, serve: &ServeProcess) -> String {
         let begun = Instant::now();
         loop {
-            let answer = serve.get(&[self.params(), vec![("live", "true")]].concat()).await;
-            if answer.head.status == 409 {
-                let handle = answer.head.header("electric-handle").unwrap_or_default();
+            let response = serve.get(&[self.params(), vec![("live", "true")]].concat()).await;
+            if response.head.status == 409 {
+                let handle = response.head.header("electric-handle").unwrap_or_default();
                 assert_ne!(handle, self.handle);
                 return handle.to_owned();
             }
-            self.take(&answer);
-            assert!(begun.elapsed() < DEADLINE, "{self:?} goes on");
+            self.accept(&response);
+            assert!(begun.elapsed() < DEADLINE, "no 409 for {self:?}");
         }
     }
 
-    /// Waits until so many changes have come, and gives all messages since.
-    pub(crate) async fn live_changes(&mut self, serve: &Serve, count: usize) -> Vec<Value> {
+    /// Sends long-polls until `count` changes have come, and returns all messages.
+    pub(crate) async fn live_changes(&mut self, serve: &ServeProcess, count: usize) -> Vec<Value> {
         let mut messages = Vec::new();
         let begun = Instant::now();
         while changes(&messages).len() < count {
-            assert!(begun.elapsed() < DEADLINE, "{count} changes, but only: {messages:?}");
-            messages.extend(self.live(serve).await);
+            assert!(begun.elapsed() < DEADLINE, "expected {count} changes: {messages:?}");
+            messages.extend(self.long_poll(serve).await);
         }
         messages
     }
 }
 
-/// A stream of server-sent events.
-pub(crate) struct Events {
+/// An open stream of server-sent events.
+pub(crate) struct SseStream {
     client: HttpConnection,
     pub(crate) head: HttpHead,
     unread: Vec<u8>,
 }
 
+/// An event of a stream.
 #[derive(Debug, PartialEq)]
-pub(crate) enum Event {
+pub(crate) enum SseEvent {
     Message(Value),
     KeepAlive,
     End,
 }
 
-impl Events {
-    pub(crate) fn over(client: HttpConnection, head: HttpHead) -> Events {
-        Events { client, head, unread: Vec::new() }
+impl SseStream {
+    /// Reads events from a response whose head was read.
+    pub(crate) fn new(client: HttpConnection, head: HttpHead) -> SseStream {
+        SseStream { client, head, unread: Vec::new() }
     }
 
-    pub(crate) async fn next(&mut self) -> Event {
+    /// Returns the next event.
+    pub(crate) async fn next(&mut self) -> SseEvent {
         loop {
             if let Some(end) = self.unread.windows(2).position(|window| window == b"\n\n") {
                 let event: Vec<u8> = self.unread.drain(..end + 2).collect();
                 let event = String::from_utf8(event).unwrap();
                 return match event.strip_prefix("data: ") {
-                    Some(json) => Event::Message(serde_json::from_str(json).unwrap()),
-                    None if event == ": keep-alive\n\n" => Event::KeepAlive,
-                    None => panic!("no event: {event:?}"),
+                    Some(json) => SseEvent::Message(serde_json::from_str(json).unwrap()),
+                    None if event == ": keep-alive\n\n" => SseEvent::KeepAlive,
+                    None => panic!("not an event: {event:?}"),
                 };
             }
             match self.client.chunk().await {
                 Some(chunk) if !chunk.is_empty() => self.unread.extend(chunk),
                 Some(_) | None => {
-                    assert!(self.unread.is_empty(), "half an event: {:?}", self.unread);
-                    return Event::End;
+                    assert!(self.unread.is_empty(), "the stream ended inside an event: {:?}", self.unread);
+                    return SseEvent::End;
                 }
             }
         }
     }
 
-    /// The messages up to the next up-to-date, and what that says was seen.
-    pub(crate) async fn up_to_date(&mut self) -> (Vec<Value>, u64) {
+    /// Reads to the next up-to-date. Returns the messages before it, and its position.
+    pub(crate) async fn until_up_to_date(&mut self) -> (Vec<Value>, u64) {
         let mut messages = Vec::new();
         loop {
             match self.next().await {
-                Event::Message(message) if message["headers"]["control"] == "up-to-date" => {
+                SseEvent::Message(message) if message["headers"]["control"] == "up-to-date" => {
                     let seen = message["headers"]["global_last_seen_lsn"].as_str().unwrap().parse().unwrap();
                     return (messages, seen);
                 }
-                Event::Message(message) => messages.push(message),
-                Event::KeepAlive => {}
-                Event::End => panic!("the stream ended after {messages:?}"),
+                SseEvent::Message(message) => messages.push(message),
+                SseEvent::KeepAlive => {}
+                SseEvent::End => panic!("the stream ended after {messages:?}"),
             }
         }
     }

@@ -1,4 +1,4 @@
-//! Shapes by TLS, and secrets that change while streams are open.
+//! Shapes over TLS, and a secret that changes at SIGHUP.
 
 use std::sync::Arc;
 
@@ -10,16 +10,16 @@ use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
-use super::support::{Place, Serve, path};
+use super::support::{ServeFixture, ServeProcess, path};
 use crate::tls::CertificateFiles;
 use crate::wire::{HttpConnection, until, within};
 
 const SQL: &str = "CREATE TABLE items (id int PRIMARY KEY, note text); INSERT INTO items VALUES (1, 'one')";
 const STREAMS: usize = 200;
-/// What a stream by TLS may take; a plain one takes a tenth.
-const STREAM_KIB: u64 = 64;
+/// Memory limit of a stream over TLS, in KiB. A plain one needs a tenth.
+const MAX_STREAM_KIB: u64 = 64;
 
-/// Believes only in this certificate.
+/// Returns a connector that trusts only this certificate.
 fn connector(pair: &CertificateFiles) -> TlsConnector {
     let mut roots = rustls::RootCertStore::empty();
     roots.add(CertificateDer::from_pem_file(pair.certificate()).unwrap()).unwrap();
@@ -29,9 +29,9 @@ fn connector(pair: &CertificateFiles) -> TlsConnector {
     TlsConnector::from(Arc::new(builder.with_root_certificates(roots).with_no_client_auth()))
 }
 
-/// Asks, and reads until `mark` has come.
-async fn ask(
-    serve: &Serve,
+/// Sends a request, and reads until `mark` has come.
+async fn get(
+    serve: &ServeProcess,
     connector: &TlsConnector,
     target: &str,
     mark: &str,
@@ -41,55 +41,55 @@ async fn ask(
     let mut stream = within("a handshake", connector.connect(name, tcp)).await.unwrap();
     let request = format!("GET {target} HTTP/1.1\r\nHost: localhost\r\n\r\n");
     stream.write_all(request.as_bytes()).await.unwrap();
-    let (mut heard, mut piece) = (String::new(), [0; 4096]);
-    while !heard.contains(mark) {
+    let (mut received, mut piece) = (String::new(), [0; 4096]);
+    while !received.contains(mark) {
         let count = within("an answer", stream.read(&mut piece)).await.unwrap();
-        assert!(count > 0, "it ended after {heard}");
-        heard += std::str::from_utf8(&piece[..count]).unwrap();
+        assert!(count > 0, "the connection ended after {received}");
+        received += std::str::from_utf8(&piece[..count]).unwrap();
     }
-    (stream, heard)
+    (stream, received)
 }
 
-fn named<'a>(heard: &'a str, name: &str) -> &'a str {
-    let line = heard.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(": "));
-    line.unwrap_or_else(|| panic!("no {name} in {heard}"))
+/// Returns the value of a header.
+fn header<'a>(received: &'a str, name: &str) -> &'a str {
+    let line = received.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(": "));
+    line.unwrap_or_else(|| panic!("no {name} in {received}"))
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn live_streams_by_tls_get_every_change_and_take_little() {
-    let (place, pair) = (Place::new(SQL), CertificateFiles::new("serve-tls"));
+async fn live_streams_over_tls_get_every_change_and_use_little_memory() {
+    let (fixture, pair) = (ServeFixture::new(SQL), CertificateFiles::new("serve-tls"));
     let (certificate, key) = (pair.certificate(), pair.key());
-    let serve = place.spawn(&[
+    let serve = fixture.spawn(&[
         ("FOREBAY_SERVE_TLS_CERT_FILE", certificate.to_str().unwrap()),
         ("FOREBAY_SERVE_TLS_KEY_FILE", key.to_str().unwrap()),
         ("FOREBAY_ADMISSION_PER_USER", "1000"),
     ]);
-    until("it is ready", async || serve.admin("/readyz").await.body == b"ready\n").await;
+    until("the server is ready", async || serve.admin("/readyz").await.body == b"ready\n").await;
     let connector = connector(&pair);
     let (_, now) =
-        ask(&serve, &connector, &path(&[("table", "items"), ("offset", "now")]), "up-to-date").await;
-    let place_in_log =
-        [("offset", named(&now, "electric-offset")), ("handle", named(&now, "electric-handle"))];
-    let live = [&[("table", "items")][..], &place_in_log, &[("live", "true"), ("live_sse", "true")]].concat();
+        get(&serve, &connector, &path(&[("table", "items"), ("offset", "now")]), "up-to-date").await;
+    let position = [("offset", header(&now, "electric-offset")), ("handle", header(&now, "electric-handle"))];
+    let live = [&[("table", "items")][..], &position, &[("live", "true"), ("live_sse", "true")]].concat();
     let before = serve.resident_kib();
     let mut streams = Vec::new();
     for _ in 0..STREAMS {
-        streams.push(ask(&serve, &connector, &path(&live), "\r\n\r\n").await.0);
+        streams.push(get(&serve, &connector, &path(&live), "\r\n\r\n").await.0);
     }
     let each = serve.resident_kib().saturating_sub(before) / STREAMS as u64;
-    assert!(each < STREAM_KIB, "{each} KiB a stream");
+    assert!(each < MAX_STREAM_KIB, "{each} KiB for each stream");
     assert_eq!(serve.status().await["http"]["lean_streams"], 0);
-    place.sql("INSERT INTO items VALUES (2, 'by TLS')");
+    fixture.sql("INSERT INTO items VALUES (2, 'by TLS')");
     for stream in &mut streams {
-        let (mut heard, mut piece) = (String::new(), [0; 4096]);
-        while !heard.contains("by TLS") {
+        let (mut received, mut piece) = (String::new(), [0; 4096]);
+        while !received.contains("by TLS") {
             let count = within("a change", stream.read(&mut piece)).await.unwrap();
-            assert!(count > 0, "it ended after {heard}");
-            heard += std::str::from_utf8(&piece[..count]).unwrap();
+            assert!(count > 0, "the connection ended after {received}");
+            received += std::str::from_utf8(&piece[..count]).unwrap();
         }
     }
     drop(streams);
-    until("everybody is gone", async || {
+    until("all connections are gone", async || {
         let status = serve.status().await;
         status["admission"]["total_connections"] == 0 && status["http"]["open_connections"] == 0
     })
@@ -97,21 +97,21 @@ async fn live_streams_by_tls_get_every_change_and_take_little() {
 }
 
 #[tokio::test]
-async fn a_secret_that_is_changed_by_sighup_is_the_only_one_from_then_on() {
-    let place = Place::new(SQL);
+async fn after_sighup_only_the_new_secret_is_accepted() {
+    let fixture = ServeFixture::new(SQL);
     let file = std::env::temp_dir().join(format!("forebay-{}-secret.toml", std::process::id()));
     let write = |secret: &str| std::fs::write(&file, format!("[serve]\nsecret = {secret:?}\n")).unwrap();
     write("first-s3cret");
-    let serve = place.serve_with_args(&["--config", file.to_str().unwrap()]).await;
-    let ask = async |secret: &str| {
+    let serve = fixture.serve_with_args(&["--config", file.to_str().unwrap()]).await;
+    let status_with = async |secret: &str| {
         let target = path(&[("table", "items"), ("offset", "-1"), ("secret", secret)]);
         HttpConnection::fetch(serve.addr, "GET", &target, &[], "").await.head.status
     };
-    assert_eq!((ask("first-s3cret").await, ask("second-s3cret").await), (200, 401));
+    assert_eq!((status_with("first-s3cret").await, status_with("second-s3cret").await), (200, 401));
     write("second-s3cret");
     serve.signal(Signal::HUP);
     assert_eq!(serve.wait_for_log("settings reloaded")["changed"], "serve.secret");
-    assert_eq!((ask("first-s3cret").await, ask("second-s3cret").await), (401, 200));
+    assert_eq!((status_with("first-s3cret").await, status_with("second-s3cret").await), (401, 200));
     assert!(!serve.log().contains("s3cret"));
     std::fs::remove_file(&file).unwrap();
 }

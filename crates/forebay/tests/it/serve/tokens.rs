@@ -1,7 +1,7 @@
-//! Shape tokens: a bearer reads what the token grants, until it expires, and nothing else, however it asks.
+//! Shape tokens: a bearer reads what the token grants until it expires, and nothing else.
 
 mod changes;
-mod holding;
+mod validity;
 
 use std::path::PathBuf;
 
@@ -10,11 +10,12 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use ring::hmac;
 use serde_json::{Value, json};
 
-use super::support::{Place, Serve, changes as rows_of, path};
+use super::support::{ServeFixture, ServeProcess, changes as rows_of, path};
 use crate::wire::{HttpConnection, HttpResponse};
 
 const KEY: &str = "a key of the test, of more than thirty-two bytes";
-const FAR: u64 = 4_000_000_000;
+/// An expiry in the distant future.
+const FAR_FUTURE: u64 = 4_000_000_000;
 const SQL: &str = "CREATE TABLE orders (id int PRIMARY KEY, user_id int, total int, note text);
     INSERT INTO orders VALUES (1, 7, 10, 'mine'), (2, 8, 20, 'theirs'), (3, 7, 30, 'mine too'), (4, NULL, 40, 'nobody''s');
     CREATE TABLE secrets (id int PRIMARY KEY, note text);
@@ -24,14 +25,14 @@ const SQL: &str = "CREATE TABLE orders (id int PRIMARY KEY, user_id int, total i
     CREATE SCHEMA other; CREATE TABLE other.orders (id int PRIMARY KEY, note text);
     CREATE TABLE \"Orders\" (id int PRIMARY KEY, note text)";
 
-/// A file of keys of the test's own; gone at its end.
-struct Keys(PathBuf);
+/// A temporary file, for keys. Removed when dropped.
+struct KeyFile(PathBuf);
 
-impl Keys {
-    fn new(name: &str, content: &str) -> Keys {
+impl KeyFile {
+    fn new(name: &str, content: &str) -> KeyFile {
         let path = std::env::temp_dir().join(format!("forebay-{}-{name}", std::process::id()));
         std::fs::write(&path, content).unwrap();
-        Keys(path)
+        KeyFile(path)
     }
 
     fn path(&self) -> &str {
@@ -39,12 +40,13 @@ impl Keys {
     }
 }
 
-impl Drop for Keys {
+impl Drop for KeyFile {
     fn drop(&mut self) {
         let _gone = std::fs::remove_file(&self.0);
     }
 }
 
+/// Signs a JWT by HS256.
 fn signed(header: &Value, claims: &Value, key: &str) -> String {
     let part = |value: &Value| URL_SAFE_NO_PAD.encode(value.to_string());
     let message = format!("{}.{}", part(header), part(claims));
@@ -52,58 +54,63 @@ fn signed(header: &Value, claims: &Value, key: &str) -> String {
     format!("{message}.{}", URL_SAFE_NO_PAD.encode(tag.as_ref()))
 }
 
+/// Returns a valid token with these grants.
 fn token(shapes: Value) -> String {
-    signed(&json!({"alg": "HS256"}), &json!({"sub": "ada", "exp": FAR, "shapes": shapes}), KEY)
+    signed(&json!({"alg": "HS256"}), &json!({"sub": "ada", "exp": FAR_FUTURE, "shapes": shapes}), KEY)
 }
 
-fn mine() -> Value {
+/// Returns a grant for the orders of user 7.
+fn own_orders() -> Value {
     json!({"table": "public.orders", "where": "user_id = $1", "params": {"1": "7"}})
 }
 
-async fn serve_with(place: &Place, keys: &Keys, more: &[(&str, &str)]) -> Serve {
+/// Starts a server that requires tokens.
+async fn serve_with(fixture: &ServeFixture, keys: &KeyFile, more: &[(&str, &str)]) -> ServeProcess {
     let own = [("FOREBAY_SERVE_TOKENS", "required"), ("FOREBAY_IDENTITY_JWT_SECRET_FILE", keys.path())];
-    place.serve_with(&[&own[..], more].concat()).await
+    fixture.serve_with(&[&own[..], more].concat()).await
 }
 
-/// One who shows a token.
-struct Bearer<'a> {
-    serve: &'a Serve,
+/// A client with a token.
+struct TokenBearer<'a> {
+    serve: &'a ServeProcess,
     line: String,
 }
 
-impl<'a> Bearer<'a> {
-    fn new(serve: &'a Serve, shapes: Value) -> Self {
-        Bearer::showing(serve, &token(shapes))
+impl<'a> TokenBearer<'a> {
+    fn new(serve: &'a ServeProcess, shapes: Value) -> Self {
+        TokenBearer::with_token(serve, &token(shapes))
     }
 
-    fn showing(serve: &'a Serve, token: &str) -> Self {
-        Bearer { serve, line: format!("Authorization: Bearer {token}") }
+    /// Creates a client with this token.
+    fn with_token(serve: &'a ServeProcess, token: &str) -> Self {
+        TokenBearer { serve, line: format!("Authorization: Bearer {token}") }
     }
 
-    async fn ask(&self, method: &str, params: &[(&str, &str)], body: &str) -> HttpResponse {
-        self.serve.ask(method, &path(params), &[&self.line], body).await
+    async fn request(&self, method: &str, params: &[(&str, &str)], body: &str) -> HttpResponse {
+        self.serve.request(method, &path(params), &[&self.line], body).await
     }
 
     async fn get(&self, params: &[(&str, &str)]) -> HttpResponse {
-        self.ask("GET", params, "").await
+        self.request("GET", params, "").await
     }
 
-    async fn begin(&self, params: &[(&str, &str)]) -> HttpConnection {
+    /// Sends a GET and returns before the response.
+    async fn start_get(&self, params: &[(&str, &str)]) -> HttpConnection {
         HttpConnection::get(self.serve.addr, &path(params), &[&self.line]).await
     }
 
-    /// All rows of a shape, as they are and until it is up to date.
+    /// Reads a shape until it is up to date, and returns all rows.
     async fn rows(&self, params: &[(&str, &str)]) -> Vec<Value> {
         let mut rows = Vec::new();
         let (mut handle, mut offset) = (String::new(), "-1".to_owned());
         loop {
-            let answer = self.get(&[params, &[("handle", &handle), ("offset", &offset)]].concat()).await;
-            assert_eq!(answer.head.status, 200, "{params:?}: {}", String::from_utf8_lossy(&answer.body));
-            let messages = answer.json();
+            let response = self.get(&[params, &[("handle", &handle), ("offset", &offset)]].concat()).await;
+            assert_eq!(response.head.status, 200, "{params:?}: {}", String::from_utf8_lossy(&response.body));
+            let messages = response.json();
             rows.extend(rows_of(messages.as_array().unwrap()).into_iter().map(|row| row["value"].clone()));
-            let named = |name| answer.head.header(name).unwrap().to_owned();
+            let named = |name| response.head.header(name).unwrap().to_owned();
             (handle, offset) = (named("electric-handle"), named("electric-offset"));
-            if answer.head.header("electric-up-to-date").is_some() {
+            if response.head.header("electric-up-to-date").is_some() {
                 return rows;
             }
         }
@@ -114,24 +121,25 @@ impl<'a> Bearer<'a> {
     }
 }
 
+/// Checks a refusal: status, code, and no headers that reveal a shape.
 #[track_caller]
-fn is_refused(answer: &HttpResponse, status: u16, code: &str) {
-    let body = String::from_utf8_lossy(&answer.body);
-    assert_eq!(answer.head.status, status, "{} {body}", answer.head.text);
-    assert_eq!(answer.json()["code"], code, "{body}");
-    assert_eq!(answer.head.header("cache-control"), Some("no-store"));
+fn assert_refused(response: &HttpResponse, status: u16, code: &str) {
+    let body = String::from_utf8_lossy(&response.body);
+    assert_eq!(response.head.status, status, "{} {body}", response.head.text);
+    assert_eq!(response.json()["code"], code, "{body}");
+    assert_eq!(response.head.header("cache-control"), Some("no-store"));
     for header in ["electric-handle", "electric-schema", "electric-offset"] {
-        assert_eq!(answer.head.header(header), None, "{}", answer.head.text);
+        assert_eq!(response.head.header(header), None, "{}", response.head.text);
     }
 }
 
 const ORDERS: [(&str, &str); 1] = [("table", "orders")];
 
 #[tokio::test]
-async fn a_bearer_reads_the_rows_of_the_grant_and_no_clause_gets_out_of_it() {
-    let (place, keys) = (Place::new(SQL), Keys::new("rows", KEY));
-    let serve = serve_with(&place, &keys, &[]).await;
-    let bearer = Bearer::new(&serve, json!([mine()]));
+async fn a_bearer_reads_only_the_rows_of_the_grant_with_any_clause() {
+    let (fixture, keys) = (ServeFixture::new(SQL), KeyFile::new("rows", KEY));
+    let serve = serve_with(&fixture, &keys, &[]).await;
+    let bearer = TokenBearer::new(&serve, json!([own_orders()]));
     assert_eq!(bearer.ids(&ORDERS).await, ["1", "3"]);
     for (clause, expected) in [
         ("true", &["1", "3"][..]),
@@ -144,7 +152,7 @@ async fn a_bearer_reads_the_rows_of_the_grant_and_no_clause_gets_out_of_it() {
         ("user_id IS DISTINCT FROM 7", &[]),
         ("CASE WHEN true THEN true ELSE false END", &["1", "3"]),
         ("coalesce(user_id, 7) = 7", &["1", "3"]),
-        // Fail on others' rows; whoever could tell would know them.
+        // These fail on rows of others. An error would reveal those rows.
         ("10 / (total - 20) <> 0", &["1", "3"]),
         ("100 / (total - 40) <> 0", &["1", "3"]),
         ("CASE WHEN note = 'theirs' THEN 1 / (total - 20) = 1 ELSE true END", &["1", "3"]),
@@ -152,7 +160,7 @@ async fn a_bearer_reads_the_rows_of_the_grant_and_no_clause_gets_out_of_it() {
         let params = [ORDERS[0], ("where", clause)];
         assert_eq!(bearer.ids(&params).await, expected, "{clause}");
     }
-    // A clause is read on its own first, so that nothing is left open.
+    // A clause is parsed on its own, so it can't close a bracket of the statement.
     for clause in [
         "true) OR (true",
         "true) --",
@@ -165,66 +173,76 @@ async fn a_bearer_reads_the_rows_of_the_grant_and_no_clause_gets_out_of_it() {
         "user_id = $1",
         "$1",
     ] {
-        let answer = bearer.get(&[ORDERS[0], ("where", clause), ("offset", "-1")]).await;
-        let body = String::from_utf8_lossy(&answer.body);
-        let is_harmless = answer.head.status == 200 && !body.contains("theirs") && !body.contains("nobody");
-        assert!(answer.head.status == 400 || is_harmless, "{clause}: {body}");
+        let response = bearer.get(&[ORDERS[0], ("where", clause), ("offset", "-1")]).await;
+        let body = String::from_utf8_lossy(&response.body);
+        let is_harmless = response.head.status == 200 && !body.contains("theirs") && !body.contains("nobody");
+        assert!(response.head.status == 400 || is_harmless, "{clause}: {body}");
     }
-    // The client's parameters are its own, whatever numbers the grant uses.
+    // Parameters of the client and of the grant are independent.
     let params =
         [ORDERS[0], ("where", "user_id = $1 OR total = $2"), ("params[1]", "8"), ("params[2]", "30")];
     assert_eq!(bearer.ids(&params).await, ["3"]);
     let unused = [ORDERS[0], ("params[1]", "8")];
     assert_eq!(bearer.ids(&unused).await, ["1", "3"]);
-    // What isn't written the same is the same.
+    // Other spellings of the granted table.
     for table in ["public.orders", "ORDERS", "\"orders\"", "Public.\"orders\""] {
         assert_eq!(bearer.ids(&[("table", table)]).await, ["1", "3"], "{table}");
     }
 }
 
 #[tokio::test]
-async fn other_tables_are_refused_whether_they_are_there_or_not() {
-    let (place, keys) = (Place::new(SQL), Keys::new("tables", KEY));
-    let serve = serve_with(&place, &keys, &[]).await;
-    let bearer = Bearer::new(&serve, json!([mine()]));
+async fn other_tables_are_refused_whether_they_exist_or_not() {
+    let (fixture, keys) = (ServeFixture::new(SQL), KeyFile::new("tables", KEY));
+    let serve = serve_with(&fixture, &keys, &[]).await;
+    let bearer = TokenBearer::new(&serve, json!([own_orders()]));
     let mut bodies = Vec::new();
     for table in
         ["secrets", "nowhere", "public.secrets", "other.orders", "\"Orders\"", "pg_catalog.pg_authid"]
     {
         for (method, body) in [("GET", ""), ("POST", "{\"where\": \"true\"}")] {
-            let answer = bearer.ask(method, &[("table", table), ("offset", "-1")], body).await;
-            assert_eq!((answer.head.status, &answer.json()["code"]), (403, &json!("not_granted")), "{table}");
-            bodies.push(answer.body);
+            let response = bearer.request(method, &[("table", table), ("offset", "-1")], body).await;
+            assert_eq!(
+                (response.head.status, &response.json()["code"]),
+                (403, &json!("not_granted")),
+                "{table}"
+            );
+            bodies.push(response.body);
         }
-        let answer =
+        let response =
             bearer.get(&[("table", table), ("offset", "0_0"), ("handle", "1-2"), ("live", "")]).await;
-        is_refused(&answer, 403, "not_granted");
+        assert_refused(&response, 403, "not_granted");
     }
-    assert!(bodies.iter().all(|body| *body == bodies[0]), "one answer for all");
+    assert!(bodies.iter().all(|body| *body == bodies[0]), "all refusals are equal");
     let published = "SELECT count(*)::text FROM pg_publication_tables WHERE tablename <> 'orders'";
-    assert_eq!(place.ask(published).as_deref(), Some("0"), "nothing was touched");
-    let none =
-        Bearer::showing(&serve, &signed(&json!({"alg": "HS256"}), &json!({"sub": "ada", "exp": FAR}), KEY));
-    is_refused(&none.get(&[ORDERS[0], ("offset", "-1")]).await, 403, "not_granted");
-    is_refused(&Bearer::new(&serve, json!([])).get(&[ORDERS[0], ("offset", "-1")]).await, 403, "not_granted");
-    // What isn't understood grants nothing, not even the rest.
+    assert_eq!(fixture.query_value(published).as_deref(), Some("0"), "no other table is published");
+    let none = TokenBearer::with_token(
+        &serve,
+        &signed(&json!({"alg": "HS256"}), &json!({"sub": "ada", "exp": FAR_FUTURE}), KEY),
+    );
+    assert_refused(&none.get(&[ORDERS[0], ("offset", "-1")]).await, 403, "not_granted");
+    assert_refused(
+        &TokenBearer::new(&serve, json!([])).get(&[ORDERS[0], ("offset", "-1")]).await,
+        403,
+        "not_granted",
+    );
+    // One invalid grant makes the whole token invalid.
     for slip in [json!({"table": "secrets", "wher": "false"}), json!({"table": "secrets", "where": ""})] {
-        let bearer = Bearer::new(&serve, json!([mine(), slip]));
-        is_refused(&bearer.get(&[ORDERS[0], ("offset", "-1")]).await, 401, "bad_grant");
+        let bearer = TokenBearer::new(&serve, json!([own_orders(), slip]));
+        assert_refused(&bearer.get(&[ORDERS[0], ("offset", "-1")]).await, 401, "bad_grant");
     }
-    let broken = Bearer::new(&serve, json!([{"table": "orders", "where": "no_such = 1"}]));
-    is_refused(&broken.get(&[ORDERS[0], ("offset", "-1")]).await, 401, "bad_grant");
+    let broken = TokenBearer::new(&serve, json!([{"table": "orders", "where": "no_such = 1"}]));
+    assert_refused(&broken.get(&[ORDERS[0], ("offset", "-1")]).await, 401, "bad_grant");
 }
 
 #[tokio::test]
-async fn columns_that_are_not_granted_might_as_well_not_be_there() {
-    let (place, keys) = (Place::new(SQL), Keys::new("columns", KEY));
-    let serve = serve_with(&place, &keys, &[]).await;
-    let mut grant = mine();
+async fn columns_that_are_not_granted_look_like_columns_that_do_not_exist() {
+    let (fixture, keys) = (ServeFixture::new(SQL), KeyFile::new("columns", KEY));
+    let serve = serve_with(&fixture, &keys, &[]).await;
+    let mut grant = own_orders();
     grant["columns"] = json!(["total"]);
-    let bearer = Bearer::new(&serve, json!([grant]));
+    let bearer = TokenBearer::new(&serve, json!([grant]));
     let rows = [json!({"id": "1", "total": "10"}), json!({"id": "3", "total": "30"})];
-    assert_eq!(bearer.rows(&ORDERS).await, rows, "the grant's, and the key's");
+    assert_eq!(bearer.rows(&ORDERS).await, rows, "the granted columns and the key");
     assert_eq!(bearer.rows(&[ORDERS[0], ("columns", "id,total")]).await, rows);
     assert_eq!(bearer.rows(&[ORDERS[0], ("columns", "id")]).await, [json!({"id": "1"}), json!({"id": "3"})]);
     assert_eq!(bearer.rows(&[ORDERS[0], ("queryable_columns", "id,total")]).await, rows);
@@ -239,13 +257,13 @@ async fn columns_that_are_not_granted_might_as_well_not_be_there() {
         ("queryable_columns", "id,total,note"),
         ("queryable_columns", "id,nowhere"),
     ] {
-        is_refused(&bearer.get(&[ORDERS[0], (name, value), ("offset", "-1")]).await, 403, "not_granted");
+        assert_refused(&bearer.get(&[ORDERS[0], (name, value), ("offset", "-1")]).await, 403, "not_granted");
     }
-    // Not by a clause or an order either: both are told of a column that is hidden what they are told of one that isn't there.
-    let complaint = async |params: &[(&str, &str)], name: &str| {
-        let answer = bearer.get(&[&ORDERS[..], params, &[("offset", "-1")]].concat()).await;
-        assert_eq!(answer.head.status, 400, "{params:?}: {}", String::from_utf8_lossy(&answer.body));
-        String::from_utf8(answer.body).unwrap().replace(name, "NAME")
+    // In clauses and orders, a hidden column gets the same error as one that doesn't exist.
+    let error_for = async |params: &[(&str, &str)], name: &str| {
+        let response = bearer.get(&[&ORDERS[..], params, &[("offset", "-1")]].concat()).await;
+        assert_eq!(response.head.status, 400, "{params:?}: {}", String::from_utf8_lossy(&response.body));
+        String::from_utf8(response.body).unwrap().replace(name, "NAME")
     };
     for (clause, field) in [
         ("NAME = 'mine'", "where"),
@@ -256,25 +274,27 @@ async fn columns_that_are_not_granted_might_as_well_not_be_there() {
     ] {
         let (hidden, absent) = (clause.replace("NAME", "note"), clause.replace("NAME", "nope"));
         assert_eq!(
-            complaint(&[(field, &hidden)], "note").await,
-            complaint(&[(field, &absent)], "nope").await
+            error_for(&[(field, &hidden)], "note").await,
+            error_for(&[(field, &absent)], "nope").await
         );
     }
     let order = |name| [("subset__order_by", name), ("subset__limit", "1")];
-    assert_eq!(complaint(&order("note"), "note").await, complaint(&order("nope"), "nope").await);
+    assert_eq!(error_for(&order("note"), "note").await, error_for(&order("nope"), "nope").await);
     let ordered = bearer.get(&[&ORDERS[..], &order("total DESC"), &[("offset", "-1")]].concat()).await;
     assert_eq!(ordered.json()["data"][0]["value"], rows[1], "{}", String::from_utf8_lossy(&ordered.body));
-    // The key of a table without a primary key is all its columns.
-    let bare = Bearer::new(&serve, json!([{"table": "bare", "columns": ["id"]}]));
-    is_refused(&bare.get(&[("table", "bare"), ("offset", "-1")]).await, 403, "not_granted");
-    let whole = Bearer::new(&serve, json!([{"table": "bare"}]));
+    // Without a primary key, all columns are the key.
+    let bare = TokenBearer::new(&serve, json!([{"table": "bare", "columns": ["id"]}]));
+    assert_refused(&bare.get(&[("table", "bare"), ("offset", "-1")]).await, 403, "not_granted");
+    let whole = TokenBearer::new(&serve, json!([{"table": "bare"}]));
     assert_eq!(whole.ids(&[("table", "bare")]).await, ["1"]);
-    // Of several grants of a table, the first that has what is asked for.
-    let both =
-        Bearer::new(&serve, json!([grant, {"table": "orders", "where": "user_id = 8", "columns": ["note"]}]));
+    // The first grant that covers the requested columns applies.
+    let both = TokenBearer::new(
+        &serve,
+        json!([grant, {"table": "orders", "where": "user_id = 8", "columns": ["note"]}]),
+    );
     assert_eq!(both.ids(&ORDERS).await, ["1", "3"]);
     assert_eq!(both.ids(&[ORDERS[0], ("columns", "id,note")]).await, ["2"]);
-    is_refused(
+    assert_refused(
         &both.get(&[ORDERS[0], ("columns", "id,note,total"), ("offset", "-1")]).await,
         403,
         "not_granted",
@@ -283,12 +303,12 @@ async fn columns_that_are_not_granted_might_as_well_not_be_there() {
 
 #[tokio::test]
 async fn subsets_stay_within_the_grant_by_query_and_by_body() {
-    let (place, keys) = (Place::new(SQL), Keys::new("subsets", KEY));
-    let serve = serve_with(&place, &keys, &[]).await;
-    let bearer = Bearer::new(&serve, json!([mine()]));
-    let ids = |answer: &HttpResponse| -> Vec<String> {
-        assert_eq!(answer.head.status, 200, "{}", String::from_utf8_lossy(&answer.body));
-        let rows = answer.json()["data"].as_array().unwrap().clone();
+    let (fixture, keys) = (ServeFixture::new(SQL), KeyFile::new("subsets", KEY));
+    let serve = serve_with(&fixture, &keys, &[]).await;
+    let bearer = TokenBearer::new(&serve, json!([own_orders()]));
+    let ids = |response: &HttpResponse| -> Vec<String> {
+        assert_eq!(response.head.status, 200, "{}", String::from_utf8_lossy(&response.body));
+        let rows = response.json()["data"].as_array().unwrap().clone();
         rows.iter().map(|row| row["value"]["id"].as_str().unwrap().to_owned()).collect()
     };
     for (clause, expected) in [
@@ -304,39 +324,44 @@ async fn subsets_stay_within_the_grant_by_query_and_by_body() {
     ] {
         let by_query = bearer.get(&[ORDERS[0], ("offset", "-1"), ("subset__where", clause)]).await;
         let body = json!({"subset": {"where": clause}}).to_string();
-        let by_body = bearer.ask("POST", &[ORDERS[0], ("offset", "-1")], &body).await;
-        for answer in [by_query, by_body] {
+        let by_body = bearer.request("POST", &[ORDERS[0], ("offset", "-1")], &body).await;
+        for response in [by_query, by_body] {
             if clause.contains("::int4") {
-                assert_eq!(answer.head.status, 400, "it fails on one's own rows, and says no more than that");
-                assert!(!String::from_utf8_lossy(&answer.body).contains("mine"));
+                assert_eq!(
+                    response.head.status, 400,
+                    "the clause fails on own rows; the error reveals no value"
+                );
+                assert!(!String::from_utf8_lossy(&response.body).contains("mine"));
                 continue;
             }
-            let mut found = ids(&answer);
+            let mut found = ids(&response);
             found.sort();
             assert_eq!(found, expected, "{clause}");
-            assert_eq!(answer.head.header("cache-control"), Some("private, no-cache"));
+            assert_eq!(response.head.header("cache-control"), Some("private, no-cache"));
         }
     }
     let all =
-        bearer.ask("POST", &[ORDERS[0], ("offset", "-1")], "{\"order_by\": \"id\", \"limit\": 10}").await;
+        bearer.request("POST", &[ORDERS[0], ("offset", "-1")], "{\"order_by\": \"id\", \"limit\": 10}").await;
     assert_eq!(ids(&all), ["1", "3"]);
-    // A body says nothing of the table, the grant or the token.
-    let sly = json!({"table": "secrets", "bearer": null, "where": "true", "token": "x"}).to_string();
-    let answer = bearer.ask("POST", &[ORDERS[0], ("offset", "-1")], &sly).await;
-    assert!(answer.head.status == 400 || ids(&answer) == ["1", "3"]);
-    let bare = serve.ask("POST", &path(&[ORDERS[0], ("offset", "-1")]), &[], "{\"where\": \"true\"}").await;
+    // A body can't set the table, the grant or the token.
+    let override_attempt =
+        json!({"table": "secrets", "bearer": null, "where": "true", "token": "x"}).to_string();
+    let response = bearer.request("POST", &[ORDERS[0], ("offset", "-1")], &override_attempt).await;
+    assert!(response.head.status == 400 || ids(&response) == ["1", "3"]);
+    let bare =
+        serve.request("POST", &path(&[ORDERS[0], ("offset", "-1")]), &[], "{\"where\": \"true\"}").await;
     assert_eq!(bare.head.status, 401);
     let (clause, params) = (("subset__where", "user_id = $1"), ("subset__params", "{\"1\": 8}"));
     assert_eq!(ids(&bearer.get(&[ORDERS[0], ("offset", "-1"), clause, params]).await), Vec::<String>::new());
 }
 
 #[tokio::test]
-async fn a_handle_of_another_s_shape_opens_nothing_and_is_not_even_known() {
-    let (place, keys) = (Place::new(SQL), Keys::new("handles", KEY));
-    let serve = serve_with(&place, &keys, &[("FOREBAY_SERVE_SECRET", "s3cret")]).await;
+async fn a_foreign_handle_gets_the_same_409_as_an_unknown_one() {
+    let (fixture, keys) = (ServeFixture::new(SQL), KeyFile::new("handles", KEY));
+    let serve = serve_with(&fixture, &keys, &[("FOREBAY_SERVE_SECRET", "s3cret")]).await;
     let all = serve.reader(&[("table", "orders"), ("secret", "s3cret")]).await;
     let secrets = serve.reader(&[("table", "secrets"), ("secret", "s3cret")]).await;
-    let bearer = Bearer::new(&serve, json!([mine()]));
+    let bearer = TokenBearer::new(&serve, json!([own_orders()]));
     let own = bearer.get(&[ORDERS[0], ("offset", "-1")]).await;
     let own = own.head.header("electric-handle").unwrap();
     assert_ne!(own, all.handle);
@@ -345,25 +370,28 @@ async fn a_handle_of_another_s_shape_opens_nothing_and_is_not_even_known() {
         for live in [&[][..], &[("live", "true")], &[("live", "true"), ("live_sse", "true")]] {
             for offset in [&*all.offset, "0_0", "0_inf"] {
                 let params = [&[ORDERS[0], ("handle", handle), ("offset", offset)], live].concat();
-                let answer = bearer.get(&params).await;
-                assert_eq!(answer.head.status, 409, "{handle} {live:?}: {}", answer.head.text);
-                assert_eq!(answer.head.header("electric-handle"), Some(own));
-                assert_eq!(answer.head.header("cache-control"), Some("private, no-cache"));
-                heads.push((answer.head.headers.len(), answer.body));
+                let response = bearer.get(&params).await;
+                assert_eq!(response.head.status, 409, "{handle} {live:?}: {}", response.head.text);
+                assert_eq!(response.head.header("electric-handle"), Some(own));
+                assert_eq!(response.head.header("cache-control"), Some("private, no-cache"));
+                heads.push((response.head.headers.len(), response.body));
             }
         }
         let etag = format!("If-None-Match: \"{handle}:-1:0_0\"");
-        let answer =
-            serve.ask("GET", &path(&[ORDERS[0], ("offset", "-1")]), &[&bearer.line, &etag], "").await;
-        assert_eq!(answer.head.status, 200, "another's tag isn't known");
-        is_refused(
+        let response =
+            serve.request("GET", &path(&[ORDERS[0], ("offset", "-1")]), &[&bearer.line, &etag], "").await;
+        assert_eq!(response.head.status, 200, "an etag of a foreign shape doesn't match");
+        assert_refused(
             &bearer.get(&[("table", "secrets"), ("handle", handle), ("offset", "0_0")]).await,
             403,
             "not_granted",
         );
     }
-    assert!(heads.iter().all(|head| *head == heads[0]), "one answer, whether there is such a shape or not");
-    // The other modes of the same shape are within the grant as well.
+    assert!(
+        heads.iter().all(|head| *head == heads[0]),
+        "the response is the same whether the shape exists or not"
+    );
+    // Other modes of the shape are within the grant too.
     for mode in [("replica", "full"), ("log", "changes_only")] {
         let rows = bearer.ids(&[ORDERS[0], mode]).await;
         assert!(rows.is_empty() || rows == ["1", "3"], "{mode:?}: {rows:?}");
@@ -372,10 +400,10 @@ async fn a_handle_of_another_s_shape_opens_nothing_and_is_not_even_known() {
 
 #[tokio::test]
 async fn every_method_and_spelling_of_the_path_is_guarded() {
-    let (place, keys) = (Place::new(SQL), Keys::new("methods", KEY));
+    let (fixture, keys) = (ServeFixture::new(SQL), KeyFile::new("methods", KEY));
     let settings = [("FOREBAY_SERVE_SECRET", "s3cret"), ("FOREBAY_SERVE_ALLOW_DELETE", "true")];
-    let serve = serve_with(&place, &keys, &settings).await;
-    let bearer = Bearer::new(&serve, json!([{"table": "orders"}]));
+    let serve = serve_with(&fixture, &keys, &settings).await;
+    let bearer = TokenBearer::new(&serve, json!([{"table": "orders"}]));
     let reader = serve.reader(&[("table", "orders"), ("secret", "s3cret")]).await;
     for path in ["/v1/shape", "/v1//shape", "/v1/%73hape", "//v1/shape/"] {
         for method in ["GET", "HEAD", "POST", "DELETE"] {
@@ -393,56 +421,64 @@ async fn every_method_and_spelling_of_the_path_is_guarded() {
         &[("table", "secrets")],
         &[("handle", "1-2")],
     ] {
-        let answer = bearer.ask("DELETE", params, "").await;
-        assert_eq!((answer.head.status, &answer.json()["code"]), (403, &json!("not_granted")), "{params:?}");
+        let response = bearer.request("DELETE", params, "").await;
+        assert_eq!(
+            (response.head.status, &response.json()["code"]),
+            (403, &json!("not_granted")),
+            "{params:?}"
+        );
     }
-    assert_eq!(serve.get(&[reader.params(), vec![]].concat()).await.head.status, 200, "it is still there");
+    assert_eq!(
+        serve.get(&[reader.params(), vec![]].concat()).await.head.status,
+        200,
+        "the shape still exists"
+    );
     let preflight = ["Origin: https://app.example", "Access-Control-Request-Headers: authorization"];
-    let answer = serve.ask("OPTIONS", "/v1/shape?table=secrets", &preflight, "").await;
-    assert_eq!(answer.head.header("access-control-allow-headers"), Some("authorization"));
-    assert_eq!((answer.head.status, answer.body.len()), (204, 0));
-    let answer = serve.ask("DELETE", "/v1/shape?table=orders&secret=s3cret", &[], "").await;
-    assert_eq!(answer.head.status, 202, "the secret may");
+    let response = serve.request("OPTIONS", "/v1/shape?table=secrets", &preflight, "").await;
+    assert_eq!(response.head.header("access-control-allow-headers"), Some("authorization"));
+    assert_eq!((response.head.status, response.body.len()), (204, 0));
+    let response = serve.request("DELETE", "/v1/shape?table=orders&secret=s3cret", &[], "").await;
+    assert_eq!(response.head.status, 202, "the secret allows it");
 }
 
 #[tokio::test]
-async fn answers_are_kept_for_nobody_else() {
-    let (place, keys) = (Place::new(SQL), Keys::new("caches", KEY));
-    let serve = serve_with(&place, &keys, &[("FOREBAY_SERVE_SECRET", "s3cret")]).await;
-    let bearer = Bearer::new(&serve, json!([mine()]));
+async fn responses_to_tokens_are_private_in_caches() {
+    let (fixture, keys) = (ServeFixture::new(SQL), KeyFile::new("caches", KEY));
+    let serve = serve_with(&fixture, &keys, &[("FOREBAY_SERVE_SECRET", "s3cret")]).await;
+    let bearer = TokenBearer::new(&serve, json!([own_orders()]));
     let first = bearer.get(&[ORDERS[0], ("offset", "-1")]).await;
     assert_eq!(first.head.header("cache-control"), Some("private, no-cache"));
     assert_eq!(first.head.header("surrogate-control"), Some("no-store"));
     assert!(first.head.headers.iter().any(|(name, value)| name == "vary" && value == "authorization"));
     let etag = format!("If-None-Match: {}", first.head.header("etag").unwrap());
-    let again = serve.ask("GET", &path(&[ORDERS[0], ("offset", "-1")]), &[&bearer.line, &etag], "").await;
-    assert_eq!(again.head.status, 304, "what is known needn't be sent");
+    let again = serve.request("GET", &path(&[ORDERS[0], ("offset", "-1")]), &[&bearer.line, &etag], "").await;
+    assert_eq!(again.head.status, 304, "a cached response isn't sent again");
     assert_eq!(again.head.header("cache-control"), Some("private, no-cache"));
     let proxy = serve.get(&[ORDERS[0], ("offset", "-1"), ("secret", "s3cret")]).await;
     assert!(
         proxy.head.header("cache-control").unwrap().starts_with("public"),
-        "the secret is in its address"
+        "the secret is in the URL, so caches may share it"
     );
-    // A shape that a grant defines is one, whoever reads it.
+    // A grant and a plain request with the same clause share a shape.
     let same =
         serve.get(&[ORDERS[0], ("offset", "-1"), ("secret", "s3cret"), ("where", "user_id='7'")]).await;
     assert_eq!(same.head.header("electric-handle"), first.head.header("electric-handle"));
 }
 
 #[tokio::test]
-async fn the_snippets_of_the_docs_sign_tokens_that_open_what_they_say() {
-    let (place, keys) = (Place::new(SQL), Keys::new("snippets", &format!("{KEY}\n")));
-    let serve = serve_with(&place, &keys, &[]).await;
+async fn tokens_signed_by_the_snippets_of_the_docs_grant_what_they_state() {
+    let (fixture, keys) = (ServeFixture::new(SQL), KeyFile::new("snippets", &format!("{KEY}\n")));
+    let serve = serve_with(&fixture, &keys, &[]).await;
     let docs = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/tokens.md");
     let docs = std::fs::read_to_string(docs).unwrap();
     for (language, program, end) in [("js", "node", "mjs"), ("python", "python3", "py")] {
         let (_, rest) = docs.split_once(&format!("```{language}\n")).expect("a snippet");
         let snippet = rest.split("```").next().unwrap().replace("/etc/forebay/jwt.secret", keys.path());
-        let file = Keys::new(&format!("snippet.{end}"), &snippet);
+        let file = KeyFile::new(&format!("snippet.{end}"), &snippet);
         let output = std::process::Command::new(program).arg(file.path()).output().unwrap();
         assert!(output.status.success(), "{program}: {}", String::from_utf8_lossy(&output.stderr));
-        let bearer = Bearer::showing(&serve, String::from_utf8(output.stdout).unwrap().trim());
+        let bearer = TokenBearer::with_token(&serve, String::from_utf8(output.stdout).unwrap().trim());
         assert_eq!(bearer.ids(&ORDERS).await, ["1", "3"], "{program}");
-        is_refused(&bearer.get(&[("table", "secrets"), ("offset", "-1")]).await, 403, "not_granted");
+        assert_refused(&bearer.get(&[("table", "secrets"), ("offset", "-1")]).await, 403, "not_granted");
     }
 }

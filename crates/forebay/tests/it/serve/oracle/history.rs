@@ -1,12 +1,13 @@
-//! What really happened: every state that the table ever had, as Postgres itself tells it.
+//! History of the tables with a fixed definition: what a shape contained after each commit.
 //!
-//! A trigger notes each row that goes and each that comes in a table of its own; notes are rolled
-//! back with what they are about.
-//! A second slot tells in which order transactions were committed, and where. Clauses are judged by
-//! Postgres, over the notes.
-//! A row is known by all its values, so that keys may pass from row to row, or be missing; equal
+//! A trigger records each removed and each added row in a history table, in the same transaction. A
+//! second replication slot lists the commits in order, with their positions. Postgres evaluates the
+//! where clauses of shapes, over the recorded rows.
+//!
+//! Rows are identified by all their values, because keys move between rows, or don't exist. Equal
 //! rows count once.
-//! Not here: anything that the server under test says.
+//!
+//! Invariant: nothing here is read from the server under test.
 
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -16,27 +17,27 @@ use std::ops::RangeInclusive;
 use std::str::FromStr;
 use std::sync::Arc;
 
-use super::super::support::Place;
-use super::clauses::Wanted;
+use super::super::support::ServeFixture;
+use super::client_view::key_of;
+use super::oracle_request::OracleRequest;
 use super::tables::{self, FAMILIES};
-use super::view::key_of;
 
-/// The values of the selected columns, in order.
-pub(crate) type Row = Vec<Option<String>>;
+/// The values of the selected columns, in order. `None`: NULL.
+pub(crate) type OracleRow = Vec<Option<String>>;
 
-/// The rows of a shape, in short: how many, and the sum of their hashes.
+/// Digest of a set of rows: their number and the sum of their hashes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct Digest {
+pub(crate) struct RowsDigest {
     pub(crate) rows: u64,
     sum: u64,
 }
 
-impl Digest {
-    pub(crate) fn add(&mut self, row: &Row) {
+impl RowsDigest {
+    pub(crate) fn add(&mut self, row: &OracleRow) {
         self.add_hash(hash_of_row(row.iter().map(hash)));
     }
 
-    pub(crate) fn remove(&mut self, row: &Row) {
+    pub(crate) fn remove(&mut self, row: &OracleRow) {
         self.remove_hash(hash_of_row(row.iter().map(hash)));
     }
 
@@ -49,7 +50,8 @@ impl Digest {
     }
 }
 
-/// From the hashes of its values: a history hashes each value once, whichever columns are selected later.
+/// Hashes a row from the hashes of its values. So each value of the history is hashed only once,
+/// whichever columns a shape selects.
 fn hash_of_row(values: impl Iterator<Item = u64>) -> u64 {
     let mut hasher = DefaultHasher::new();
     values.for_each(|value| hasher.write_u64(value));
@@ -62,51 +64,55 @@ fn hash(value: &impl Hash) -> u64 {
     hasher.finish()
 }
 
-/// All that happened to the tables, by family.
-pub(crate) struct Histories {
-    families: HashMap<&'static str, History>,
-    /// The position of each commit, by transaction.
+/// History of all table families.
+pub(crate) struct TableHistories {
+    families: HashMap<&'static str, FamilyHistory>,
+    /// Position (LSN) of each commit, by transaction id.
     pub(crate) positions: HashMap<u64, u64>,
 }
 
-/// All that happened to the tables of one family.
-pub(crate) struct History {
+/// History of the tables of one family: a table and its partitions.
+pub(crate) struct FamilyHistory {
     family: &'static str,
-    /// In the order of the commits.
-    commits: Vec<Commit>,
-    /// The rows before every so many commits: a short time needn't be replayed from the beginning.
-    tables: Vec<Rows>,
+    /// In commit order.
+    commits: Vec<RecordedCommit>,
+    /// The rows before every [`COMMITS_PER_BASE`] commits, so that replays can start nearby.
+    bases: Vec<RowMultiset>,
 }
 
-const EVERY: usize = 256;
+const COMMITS_PER_BASE: usize = 256;
 
-/// Rows by all their values, and how often each is there.
-type Rows = HashMap<u64, (Noted, u32)>;
+/// Rows by the hash of all their values, each with the number of equal rows.
+type RowMultiset = HashMap<u64, (RecordedRow, u32)>;
 
-struct Commit {
+/// A commit with the rows that it changed.
+struct RecordedCommit {
     lsn: u64,
     xid: u64,
-    notes: Vec<Note>,
+    changes: Vec<RecordedChange>,
 }
 
-struct Note {
+/// A row that was added or removed.
+struct RecordedChange {
     is_new: bool,
-    row: Noted,
+    row: RecordedRow,
 }
 
 #[derive(Clone)]
-struct Noted {
+struct RecordedRow {
+    /// Number of the record in the history table.
     seq: u64,
+    /// The table or partition that has the row.
     leaf: Arc<str>,
-    /// Of its table and all its values.
+    /// Hash of `leaf` and all values.
     id: u64,
-    /// The hashes of all columns.
+    /// The hash of each column, in order.
     values: Arc<[u64]>,
 }
 
-impl Note {
-    /// Returns whether the row is there now and wasn't before, or the other way round.
-    fn apply(&self, rows: &mut Rows) -> bool {
+impl RecordedChange {
+    /// Applies the change. Returns whether the row appeared, or its last copy disappeared.
+    fn apply(&self, rows: &mut RowMultiset) -> bool {
         match (rows.entry(self.row.id), self.is_new) {
             (Entry::Vacant(entry), true) => {
                 entry.insert((self.row.clone(), 1));
@@ -124,94 +130,100 @@ impl Note {
                 }
                 is_last
             }
-            (Entry::Vacant(_), false) => panic!("a row goes that wasn't there"),
+            (Entry::Vacant(_), false) => panic!("the history removes a row that is absent"),
         }
     }
 }
 
-fn apply(commits: &[Commit], rows: &mut Rows) {
-    for note in commits.iter().flat_map(|commit| &commit.notes) {
-        note.apply(rows);
+fn apply(commits: &[RecordedCommit], rows: &mut RowMultiset) {
+    for change in commits.iter().flat_map(|commit| &commit.changes) {
+        change.apply(rows);
     }
 }
 
-/// Which transactions a snapshot has seen, as its end tells.
+/// Transactions that a snapshot saw, from its snapshot-end message.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Sight {
+pub(crate) struct OracleSnapshot {
+    /// The first transaction id that was not assigned yet.
     pub(crate) xmax: u64,
+    /// Transactions below `xmax` that were in progress.
     pub(crate) running: Vec<u64>,
-    /// A crash that came after the snapshot.
-    pub(crate) crash: Option<Crash>,
+    /// A crash of Postgres after the snapshot.
+    pub(crate) crash: Option<PostgresCrash>,
 }
 
-impl Sight {
-    /// Whether the snapshot saw a transaction whose commit is at `lsn`.
-    pub(crate) fn has(&self, xid: u64, lsn: u64) -> bool {
+impl OracleSnapshot {
+    /// Returns whether the snapshot saw a transaction whose commit is at `lsn`.
+    pub(crate) fn sees(&self, xid: u64, lsn: u64) -> bool {
         let is_reused = self.crash.is_some_and(|crash| lsn > crash.lsn && xid >= crash.next_xid);
         xid < self.xmax && !self.running.contains(&xid) && !is_reused
     }
 
-    /// What it may mean, if Postgres crashed: as it is, or as of before one of the crashes.
-    pub(crate) fn readings(&self, crashes: &[Crash]) -> Vec<Sight> {
+    /// Returns the possible meanings: without a crash, or taken before one of the crashes, whose
+    /// reused transaction ids it did not see.
+    pub(crate) fn interpretations(&self, crashes: &[PostgresCrash]) -> Vec<OracleSnapshot> {
         let before = crashes.iter().filter(|crash| crash.next_xid < self.xmax);
-        let before = before.map(|crash| Sight { crash: Some(*crash), ..self.clone() });
+        let before = before.map(|crash| OracleSnapshot { crash: Some(*crash), ..self.clone() });
         [self.clone()].into_iter().chain(before).collect()
     }
 }
 
-/// A crash of Postgres. Transactions that left nothing in the log, as those that were rolled back just before, are
-/// forgotten, and their numbers are given again.
+/// A crash of Postgres. It forgets the ids of transactions that left nothing in the WAL, such as
+/// recent rollbacks, and assigns these ids again.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Crash {
-    /// Where the log went on.
+pub(crate) struct PostgresCrash {
+    /// Position at which the WAL continued after recovery.
     pub(crate) lsn: u64,
-    /// The first number that was given again.
+    /// The first transaction id after recovery; it may be a reused one.
     pub(crate) next_xid: u64,
 }
 
-impl Crash {
-    /// The last one, from the checkpoint that ended the recovery.
-    pub(crate) fn last(place: &Place) -> Crash {
+impl PostgresCrash {
+    /// Returns the last crash, from the checkpoint that ended recovery.
+    pub(crate) fn last(fixture: &ServeFixture) -> PostgresCrash {
         let sql = "SELECT checkpoint_lsn - '0/0', split_part(next_xid, ':', 2) FROM pg_control_checkpoint()";
-        let row = &rows(place, sql)[0];
-        let column = |index: usize| number(row[index].as_deref().unwrap());
-        Crash { lsn: column(0), next_xid: column(1) }
+        let row = &query_rows(fixture, sql)[0];
+        let column = |index: usize| parse_number(row[index].as_deref().unwrap());
+        PostgresCrash { lsn: column(0), next_xid: column(1) }
     }
 }
 
-/// The states that a shape ought to have over some time.
-pub(crate) struct States<'a> {
-    /// At first, and what happened then.
-    table: Rows,
-    commits: &'a [Commit],
-    /// The notes whose row is in the shape.
-    fits: HashSet<u64>,
+/// The expected states of a shape over a range of positions.
+pub(crate) struct ExpectedStates<'a> {
+    /// The rows of the table before `commits`.
+    table: RowMultiset,
+    commits: &'a [RecordedCommit],
+    /// Records (`seq`) whose row satisfies the shape's where clause.
+    matching: HashSet<u64>,
     leaves: &'static [&'static str],
+    /// Indexes of the selected columns.
     selected: Vec<usize>,
-    sight: &'a Sight,
-    /// The last commit that the snapshot saw.
-    sighted: Option<u64>,
-    /// At first, which counts as position 0, then after the commit at each position.
-    after: Vec<(u64, Digest)>,
+    snapshot: &'a OracleSnapshot,
+    /// Position of the last commit that the snapshot saw.
+    last_in_snapshot: Option<u64>,
+    /// The shape after each commit, by its position. The first entry is the state before all of
+    /// them, at position 0.
+    digests: Vec<(u64, RowsDigest)>,
 }
 
-/// From now on commits are told.
-pub(crate) fn begin(place: &Place) {
-    let slot = slot(place);
-    place.sql(&format!("SELECT pg_create_logical_replication_slot('{slot}', 'pgoutput')"));
+/// Creates the slot that lists the commits. Later commits are in the history.
+pub(crate) fn create_slot(fixture: &ServeFixture) {
+    let slot = slot(fixture);
+    fixture.sql(&format!("SELECT pg_create_logical_replication_slot('{slot}', 'pgoutput')"));
 }
 
-impl Histories {
-    pub(crate) fn read(place: &Place) -> Histories {
-        let commits = commits(place);
+impl TableHistories {
+    pub(crate) fn read(fixture: &ServeFixture) -> TableHistories {
+        let commits = commits(fixture);
         assert!(commits.is_sorted_by(|one, next| one.1 < next.1), "commits out of order");
-        let family = |family| (family, History::read(place, family, &commits));
+        let family = |family| (family, FamilyHistory::read(fixture, family, &commits));
         let families = FAMILIES.into_iter().map(family).collect();
-        Histories { families, positions: commits.into_iter().collect() }
+        TableHistories { families, positions: commits.into_iter().collect() }
     }
 
-    pub(crate) fn of(&self, wanted: &Wanted) -> &History {
-        &self.families[wanted.table.family]
+    /// Returns the history of the requested table.
+    pub(crate) fn of(&self, request: &OracleRequest) -> &FamilyHistory {
+        &self.families[request.table.family]
     }
 
     pub(crate) fn transactions(&self) -> usize {
@@ -219,139 +231,159 @@ impl Histories {
     }
 }
 
-/// Transactions and their positions, in the order of the commits.
-pub(crate) fn commits(place: &Place) -> Vec<(u64, u64)> {
-    // A commit message of version 1: `C`, flags, the commit's position.
+/// Returns the transaction id and the position of each commit, in commit order.
+pub(crate) fn commits(fixture: &ServeFixture) -> Vec<(u64, u64)> {
+    // A pgoutput commit message, version 1: `C`, flags, the position of the commit.
     let sql = format!(
         "SELECT xid, encode(substr(data, 3, 8), 'hex') FROM pg_logical_slot_peek_binary_changes('{}', NULL,
             NULL, 'proto_version', '1', 'publication_names', 'history') WHERE get_byte(data, 0) = 67",
-        slot(place)
+        slot(fixture)
     );
-    let commit = |row: &Row| {
+    let commit = |row: &OracleRow| {
         let (xid, lsn) = (row[0].as_deref().unwrap(), row[1].as_deref().unwrap());
-        (number(xid), u64::from_str_radix(lsn, 16).unwrap())
+        (parse_number(xid), u64::from_str_radix(lsn, 16).unwrap())
     };
-    rows(place, &sql).iter().map(commit).collect()
+    query_rows(fixture, &sql).iter().map(commit).collect()
 }
 
-impl History {
-    fn read(place: &Place, family: &'static str, commits: &[(u64, u64)]) -> History {
-        let mut notes: HashMap<u64, Vec<Note>> = HashMap::new();
+impl FamilyHistory {
+    fn read(fixture: &ServeFixture, family: &'static str, commits: &[(u64, u64)]) -> FamilyHistory {
+        let mut changes: HashMap<u64, Vec<RecordedChange>> = HashMap::new();
         let columns = tables::columns_of(family).join(", ");
         let sql = format!("SELECT seq, xid, leaf, is_new, {columns} FROM history_{family} ORDER BY seq");
-        for row in rows(place, &sql) {
+        for row in query_rows(fixture, &sql) {
             let [Some(seq), Some(xid), Some(leaf), Some(is_new)] = &row[..4] else {
-                panic!("a note without a number: {row:?}")
+                panic!("a record without seq, xid, leaf or is_new: {row:?}")
             };
             let values: Arc<[u64]> = row[4..].iter().map(hash).collect();
             let id = hash(&(leaf, &values));
-            let noted = Noted { seq: number(seq), leaf: leaf.as_str().into(), id, values };
-            notes.entry(number(xid)).or_default().push(Note { is_new: is_new == "t", row: noted });
+            let row = RecordedRow { seq: parse_number(seq), leaf: leaf.as_str().into(), id, values };
+            changes.entry(parse_number(xid)).or_default().push(RecordedChange { is_new: is_new == "t", row });
         }
-        let commit =
-            |(xid, lsn): &(u64, u64)| notes.remove(xid).map(|notes| Commit { lsn: *lsn, xid: *xid, notes });
+        let commit = |(xid, lsn): &(u64, u64)| {
+            changes.remove(xid).map(|changes| RecordedCommit { lsn: *lsn, xid: *xid, changes })
+        };
         let commits: Vec<_> = commits.iter().filter_map(commit).collect();
-        assert!(notes.is_empty(), "{} transactions have notes, but no commit", notes.len());
-        let (mut tables, mut table) = (vec![Rows::new()], Rows::new());
-        for commits in commits.chunks(EVERY) {
+        assert!(changes.is_empty(), "{} transactions have records, but no commit", changes.len());
+        let (mut bases, mut table) = (vec![RowMultiset::new()], RowMultiset::new());
+        for commits in commits.chunks(COMMITS_PER_BASE) {
             apply(commits, &mut table);
-            tables.push(table.clone());
+            bases.push(table.clone());
         }
-        History { family, commits, tables }
+        FamilyHistory { family, commits, bases }
     }
 
-    /// Of a shape, from one position to another.
+    /// Replays the history of a shape over a range of positions.
     pub(crate) fn states<'a>(
         &'a self,
-        place: &Place,
-        wanted: &Wanted,
-        sight: &'a Sight,
+        fixture: &ServeFixture,
+        request: &OracleRequest,
+        snapshot: &'a OracleSnapshot,
         positions: RangeInclusive<u64>,
-    ) -> States<'a> {
+    ) -> ExpectedStates<'a> {
         let before = |position: u64| self.commits.partition_point(|commit| commit.lsn < position);
-        let sighted = self.commits.iter().rposition(|commit| sight.has(commit.xid, commit.lsn));
+        let last_in_snapshot = self.commits.iter().rposition(|commit| snapshot.sees(commit.xid, commit.lsn));
         let from = before(*positions.start());
-        let to = before(*positions.end()).max(sighted.map_or(0, |last| last + 1)).max(from);
+        let to = before(*positions.end()).max(last_in_snapshot.map_or(0, |last| last + 1)).max(from);
         let commits = &self.commits[from..to];
         let table = self.table_before(from);
-        let notes = commits.iter().flat_map(|commit| &commit.notes).map(|note| &note.row);
-        let fits = self.fitting(place, wanted, table.values().map(|(row, _)| row).chain(notes));
+        let changed = commits.iter().flat_map(|commit| &commit.changes).map(|change| &change.row);
+        let matching = self.matching(fixture, request, table.values().map(|(row, _)| row).chain(changed));
         let all = tables::columns_of(self.family).iter().enumerate();
         let selected =
-            all.filter(|(_, name)| wanted.columns.contains(name)).map(|(index, _)| index).collect();
-        let sighted = sighted.map(|last| self.commits[last].lsn);
-        let leaves = wanted.table.leaves;
-        let mut states = States { table, commits, fits, leaves, selected, sight, sighted, after: Vec::new() };
-        let mut after = Vec::with_capacity(commits.len() + 1);
-        states.replay(|_| true, |lsn, digest| after.push((lsn, digest)));
-        states.after = after;
+            all.filter(|(_, name)| request.columns.contains(name)).map(|(index, _)| index).collect();
+        let last_in_snapshot = last_in_snapshot.map(|last| self.commits[last].lsn);
+        let leaves = request.table.leaves;
+        let mut states = ExpectedStates {
+            table,
+            commits,
+            matching,
+            leaves,
+            selected,
+            snapshot,
+            last_in_snapshot,
+            digests: Vec::new(),
+        };
+        let mut digests = Vec::with_capacity(commits.len() + 1);
+        states.replay(|_| true, |lsn, digest| digests.push((lsn, digest)));
+        states.digests = digests;
         states
     }
 
-    fn table_before(&self, commit: usize) -> Rows {
-        let near = commit / EVERY;
-        let mut table = self.tables[near].clone();
-        apply(&self.commits[near * EVERY..commit], &mut table);
+    /// Returns the rows of the table before a commit, by its index.
+    fn table_before(&self, commit: usize) -> RowMultiset {
+        let base = commit / COMMITS_PER_BASE;
+        let mut table = self.bases[base].clone();
+        apply(&self.commits[base * COMMITS_PER_BASE..commit], &mut table);
         table
     }
 
-    /// Those of some notes whose row is in the shape, as Postgres says.
-    fn fitting<'a>(
+    /// Returns the records (`seq`) whose row satisfies the where clause, as Postgres evaluates it.
+    fn matching<'a>(
         &self,
-        place: &Place,
-        wanted: &Wanted,
-        notes: impl Iterator<Item = &'a Noted>,
+        fixture: &ServeFixture,
+        request: &OracleRequest,
+        rows: impl Iterator<Item = &'a RecordedRow>,
     ) -> HashSet<u64> {
-        let (literal, all) = (&wanted.literal, Vec::from_iter(notes.map(|note| note.seq.to_string())));
+        let (literal, all) = (&request.literal, Vec::from_iter(rows.map(|row| row.seq.to_string())));
         let (family, all) = (self.family, all.join(","));
         let sql = format!("SELECT seq FROM history_{family} WHERE seq = ANY('{{{all}}}') AND ({literal})");
-        rows(place, &sql).iter().filter_map(|row| row[0].as_deref()).map(number).collect()
+        query_rows(fixture, &sql).iter().filter_map(|row| row[0].as_deref()).map(parse_number).collect()
     }
 }
 
-impl States<'_> {
-    /// What a client must have that has seen everything before `seen`, and everything that its snapshot saw: that may be ahead of
-    /// the stream, and what the stream brings of it later is left out.
-    pub(crate) fn at(&self, seen: u64) -> Digest {
-        if self.sighted.is_some_and(|sighted| sighted >= seen) {
-            let mut last = Digest::default();
-            let is_in = |commit: &Commit| commit.lsn < seen || self.sight.has(commit.xid, commit.lsn);
+impl ExpectedStates<'_> {
+    /// Returns the expected rows of a client that is up to date at position `seen`: all commits
+    /// before `seen`, and all that its snapshot saw.
+    ///
+    /// The snapshot may be ahead of the stream. Changes that it already contains are not sent
+    /// again.
+    pub(crate) fn at(&self, seen: u64) -> RowsDigest {
+        if self.last_in_snapshot.is_some_and(|last| last >= seen) {
+            let mut last = RowsDigest::default();
+            let is_in =
+                |commit: &RecordedCommit| commit.lsn < seen || self.snapshot.sees(commit.xid, commit.lsn);
             self.replay(is_in, |_, digest| last = digest);
             return last;
         }
-        self.after[self.after.partition_point(|(lsn, _)| *lsn < seen) - 1].1
+        self.digests[self.digests.partition_point(|(lsn, _)| *lsn < seen) - 1].1
     }
 
-    /// The rows of a shape at the end, by key: for the report of a failure.
-    pub(crate) fn last(&self, place: &Place, wanted: &Wanted) -> BTreeMap<String, Row> {
+    /// Returns the last state of the shape, by key, for a failure report.
+    pub(crate) fn last(
+        &self,
+        fixture: &ServeFixture,
+        request: &OracleRequest,
+    ) -> BTreeMap<String, OracleRow> {
         let mut table = self.table.clone();
         apply(self.commits, &mut table);
         let seqs: Vec<_> = table.values().filter(|(row, _)| self.hash(row).is_some()).collect();
         let seqs: Vec<_> = seqs.into_iter().map(|(row, _)| row.seq.to_string()).collect();
-        let from = format!("history_{} WHERE seq = ANY('{{{}}}')", wanted.table.family, seqs.join(","));
-        by_key(place, wanted, &from)
+        let from = format!("history_{} WHERE seq = ANY('{{{}}}')", request.table.family, seqs.join(","));
+        by_key(fixture, request, &from)
     }
 
-    /// Where the shape was so: for the report of a failure.
-    pub(crate) fn find(&self, digest: Digest) -> Vec<u64> {
-        self.after.iter().filter(|(_, state)| *state == digest).map(|(lsn, _)| *lsn).collect()
+    /// Returns the positions at which the shape had these rows, for a failure report.
+    pub(crate) fn find(&self, digest: RowsDigest) -> Vec<u64> {
+        self.digests.iter().filter(|(_, state)| *state == digest).map(|(lsn, _)| *lsn).collect()
     }
 
-    /// The commits around a position.
-    pub(crate) fn around(&self, seen: u64) -> &[(u64, Digest)] {
-        let count = self.after.partition_point(|(lsn, _)| *lsn < seen);
-        &self.after[count.saturating_sub(2)..(count + 2).min(self.after.len())]
+    /// Returns the states around a position, for a failure report.
+    pub(crate) fn around(&self, seen: u64) -> &[(u64, RowsDigest)] {
+        let count = self.digests.partition_point(|(lsn, _)| *lsn < seen);
+        &self.digests[count.saturating_sub(2)..(count + 2).min(self.digests.len())]
     }
 
-    /// The shape at first, which counts as position 0, and after each of some transactions.
-    fn replay(&self, is_in: impl Fn(&Commit) -> bool, mut after: impl FnMut(u64, Digest)) {
-        let (mut table, mut digest) = (self.table.clone(), Digest::default());
+    /// Calls `after` with the first state, at position 0, and with the state after each commit that
+    /// `is_in` selects.
+    fn replay(&self, is_in: impl Fn(&RecordedCommit) -> bool, mut after: impl FnMut(u64, RowsDigest)) {
+        let (mut table, mut digest) = (self.table.clone(), RowsDigest::default());
         table.values().filter_map(|(row, _)| self.hash(row)).for_each(|row| digest.add_hash(row));
         after(0, digest);
         for commit in self.commits.iter().filter(|commit| is_in(commit)) {
-            for note in commit.notes.iter() {
-                match self.hash(&note.row).filter(|_| note.apply(&mut table)) {
-                    Some(row) if note.is_new => digest.add_hash(row),
+            for change in commit.changes.iter() {
+                match self.hash(&change.row).filter(|_| change.apply(&mut table)) {
+                    Some(row) if change.is_new => digest.add_hash(row),
                     Some(row) => digest.remove_hash(row),
                     None => {}
                 }
@@ -360,39 +392,40 @@ impl States<'_> {
         }
     }
 
-    /// `None`: the row isn't in the shape.
-    fn hash(&self, row: &Noted) -> Option<u64> {
-        let is_in = self.leaves.contains(&&*row.leaf) && self.fits.contains(&row.seq);
+    /// Returns the hash of the selected columns. `None`: the row isn't in the shape.
+    fn hash(&self, row: &RecordedRow) -> Option<u64> {
+        let is_in = self.leaves.contains(&&*row.leaf) && self.matching.contains(&row.seq);
         is_in.then(|| hash_of_row(self.selected.iter().map(|column| row.values[*column])))
     }
 }
 
-/// What a shape is now: its rows by key.
-pub(crate) fn now(place: &Place, wanted: &Wanted) -> BTreeMap<String, Row> {
-    by_key(place, wanted, &format!("{} WHERE {}", wanted.table.name, wanted.literal))
+/// Returns the current rows of a shape in Postgres, by key.
+pub(crate) fn current_rows(fixture: &ServeFixture, request: &OracleRequest) -> BTreeMap<String, OracleRow> {
+    by_key(fixture, request, &format!("{} WHERE {}", request.table.name, request.literal))
 }
 
-fn by_key(place: &Place, wanted: &Wanted, from: &str) -> BTreeMap<String, Row> {
-    let table = wanted.table;
-    let rows = rows(place, &format!("SELECT {} FROM {from}", wanted.columns.join(", ")));
-    let at = |name: &str| wanted.columns.iter().position(|own| *own == name).expect("a key is selected");
-    let key = |row: &Row| key_of(table.name, table.key, |name| row[at(name)].as_deref());
+fn by_key(fixture: &ServeFixture, request: &OracleRequest, from: &str) -> BTreeMap<String, OracleRow> {
+    let table = request.table;
+    let rows = query_rows(fixture, &format!("SELECT {} FROM {from}", request.columns.join(", ")));
+    let at =
+        |name: &str| request.columns.iter().position(|own| *own == name).expect("key columns are selected");
+    let key = |row: &OracleRow| key_of(table.name, table.key, |name| row[at(name)].as_deref());
     rows.into_iter().map(|row| (key(&row), row)).collect()
 }
 
-/// The position of the last commit so far.
-pub(crate) fn last_commit(place: &Place) -> u64 {
-    commits(place).last().map_or(0, |(_, lsn)| *lsn)
+/// Returns the position of the last commit so far.
+pub(crate) fn last_commit(fixture: &ServeFixture) -> u64 {
+    commits(fixture).last().map_or(0, |(_, lsn)| *lsn)
 }
 
-pub(crate) fn rows(place: &Place, sql: &str) -> Vec<Row> {
-    place.postgres.query(&place.database, sql).unwrap_or_else(|error| panic!("{sql}: {error}"))
+pub(crate) fn query_rows(fixture: &ServeFixture, sql: &str) -> Vec<OracleRow> {
+    fixture.postgres.query(&fixture.database, sql).unwrap_or_else(|error| panic!("{sql}: {error}"))
 }
 
-pub(crate) fn number<N: FromStr<Err: Debug>>(text: &str) -> N {
+pub(crate) fn parse_number<N: FromStr<Err: Debug>>(text: &str) -> N {
     text.parse().unwrap_or_else(|error| panic!("{text}: {error:?}"))
 }
 
-fn slot(place: &Place) -> String {
-    format!("history_{}", place.database)
+fn slot(fixture: &ServeFixture) -> String {
+    format!("history_{}", fixture.database)
 }

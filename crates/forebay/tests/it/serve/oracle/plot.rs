@@ -1,4 +1,4 @@
-//! A picture of numbers over time, as PNG.
+//! Line plot as PNG: numbers over time.
 
 use std::io::Write as _;
 
@@ -11,14 +11,17 @@ const MARGIN: usize = 40;
 const WHITE: [u8; 3] = [255, 255, 255];
 const GREY: [u8; 3] = [210, 210, 215];
 
-/// A line: its colour, and a value for each sample.
-pub(super) struct Line {
+/// One line of a plot.
+pub(super) struct PlotLine {
     pub(super) colour: [u8; 3],
+    /// One value for each sample.
     pub(super) values: Vec<f64>,
 }
 
-/// Each line has its own scale, from 0 at the bottom to its largest value at the top. `marks`: upright lines at these samples.
-pub(super) fn png(lines: &[Line], marks: &[usize]) -> Vec<u8> {
+/// Draws the lines. Each has its own scale, from 0 at the bottom to its largest value at the top.
+///
+/// `marks`: samples with a vertical line.
+pub(super) fn draw_png(lines: &[PlotLine], marks: &[usize]) -> Vec<u8> {
     let mut pixels = vec![WHITE; WIDTH * HEIGHT];
     let mut set = |x: usize, y: usize, colour| {
         if x < WIDTH && y < HEIGHT {
@@ -40,7 +43,7 @@ pub(super) fn png(lines: &[Line], marks: &[usize]) -> Vec<u8> {
         let top = line.values.iter().copied().fold(f64::MIN_POSITIVE, f64::max);
         let y_of = |value: f64| HEIGHT as f64 - MARGIN as f64 - high * value / top;
         for (sample, pair) in line.values.windows(2).enumerate() {
-            // Fine steps rather than a clever line: a picture is made once.
+            // Many small steps instead of a line algorithm: a plot is drawn once.
             for step in 0..=400 {
                 let part = f64::from(step) / 400.0;
                 let (x, y) = (x_of(sample as f64 + part), y_of(pair[0] + (pair[1] - pair[0]) * part));
@@ -52,6 +55,7 @@ pub(super) fn png(lines: &[Line], marks: &[usize]) -> Vec<u8> {
     encode(&pixels)
 }
 
+/// Encodes rows of RGB pixels as PNG.
 fn encode(pixels: &[[u8; 3]]) -> Vec<u8> {
     let mut raw = Vec::with_capacity(HEIGHT * (1 + 3 * WIDTH));
     for row in pixels.chunks(WIDTH) {

@@ -1,8 +1,7 @@
-//! A client that reads slowly, while the log that it reads is made short.
+//! Slow clients that read a log while the server compacts it.
 //!
-//! Every transaction gives all rows the same number. So whatever else is true, at an up-to-date
-//! they have one number: no history is needed to see
-//! a state between two commits.
+//! Every transaction sets all rows to the same number. So at an up-to-date all rows must have one
+//! number, and no history is needed to check that the state is one between two commits.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -17,8 +16,8 @@ use serde_json::Value;
 use tokio::task::block_in_place;
 use tokio::time::{Instant, sleep};
 
-use super::super::support::{Place, Serve, path};
-use super::wire::Connection;
+use super::super::support::{ServeFixture, ServeProcess, path};
+use super::http_connection::HttpConnection;
 
 const ROWS: usize = 20;
 const SETTINGS: [(&str, &str); 7] = [
@@ -26,29 +25,31 @@ const SETTINGS: [(&str, &str); 7] = [
     ("FOREBAY_SERVE_SSE_KEEP_ALIVE_MS", "200"),
     ("FOREBAY_SERVE_SSE_TIMEOUT_MS", "60000"),
     ("FOREBAY_STORAGE_CHUNK_BYTES", "65536"),
-    // About what comes in two seconds: a log is long when a client begins to read it, and short
-    // before it ends.
+    // About the changes of two seconds: a log is long when a client starts to read it, and is
+    // compacted before the client ends.
     ("FOREBAY_STORAGE_COMPACT_BYTES", "6000000"),
     ("FOREBAY_STORAGE_UNWRITTEN_BYTES", "65536"),
     ("FOREBAY_STORAGE_WAL_BYTES", "1048576"),
 ];
-/// How long a client may take from one up-to-date to the next, with all its pauses.
-const PATIENCE: Duration = Duration::from_secs(30);
+/// Longest time in one stream, with all pauses of the client.
+const MAX_STREAM_TIME: Duration = Duration::from_secs(30);
 
 /// A client that resumes as the published one does.
-struct Slow {
+struct SlowClient {
     handle: String,
     offset: String,
+    /// The number of each row, by key.
     numbers: BTreeMap<String, String>,
     up_to_dates: u64,
+    /// Messages since the last up-to-date, for a failure report.
     recent: Vec<String>,
 }
 
-impl Slow {
-    /// Reads pages until it is up to date.
-    async fn begin(serve: &Serve) -> Slow {
+impl SlowClient {
+    /// Starts a client, which reads pages until it is up to date.
+    async fn start(serve: &ServeProcess) -> SlowClient {
         let offset = "-1".to_owned();
-        let mut slow = Slow {
+        let mut client = SlowClient {
             handle: String::new(),
             offset,
             numbers: BTreeMap::new(),
@@ -56,17 +57,17 @@ impl Slow {
             recent: Vec::new(),
         };
         loop {
-            let mut params = vec![("table", "wide"), ("offset", slow.offset.as_str())];
-            if !slow.handle.is_empty() {
-                params.push(("handle", &slow.handle));
+            let mut params = vec![("table", "wide"), ("offset", client.offset.as_str())];
+            if !client.handle.is_empty() {
+                params.push(("handle", &client.handle));
             }
-            let answer = serve.get(&params).await;
-            let named = |name| answer.head.header(name).unwrap_or_default().to_owned();
-            assert_eq!(answer.head.status, 200, "{}", answer.head.text);
-            slow.apply(answer.json().as_array().unwrap());
-            (slow.handle, slow.offset) = (named("electric-handle"), named("electric-offset"));
-            if answer.head.header("electric-up-to-date").is_some() {
-                return slow;
+            let response = serve.get(&params).await;
+            let named = |name| response.head.header(name).unwrap_or_default().to_owned();
+            assert_eq!(response.head.status, 200, "{}", response.head.text);
+            client.apply(response.json().as_array().unwrap());
+            (client.handle, client.offset) = (named("electric-handle"), named("electric-offset"));
+            if response.head.header("electric-up-to-date").is_some() {
+                return client;
             }
         }
     }
@@ -84,7 +85,7 @@ impl Slow {
                 let recent = &self.recent[self.recent.len().saturating_sub(30)..];
                 assert!(
                     numbers.len() == 1 && self.numbers.len() == ROWS,
-                    "up-to-date between two commits: {:?}\n  {}",
+                    "the rows at an up-to-date are a mixture: {:?}\n  {}",
                     self.numbers,
                     recent.join("\n  ")
                 );
@@ -93,25 +94,25 @@ impl Slow {
         }
     }
 
-    /// Follows a stream, with pauses, until it has had some up-to-dates, or the stream ends or is left.
-    async fn follow(&mut self, serve: &Serve, dir: &Path, dice: &mut Dice) {
-        let mut connection = Connection::open_narrow(serve.addr).await.unwrap();
+    /// Follows an event stream for one to three up-to-dates, and waits for compactions meanwhile.
+    async fn follow(&mut self, serve: &ServeProcess, dir: &Path, dice: &mut Dice) {
+        let mut connection = HttpConnection::open_slow(serve.addr).await.unwrap();
         let (handle, offset) = (self.handle.as_str(), self.offset.as_str());
         let live = [("live", "true"), ("live_sse", "true")];
         let shape = [("table", "wide"), ("handle", handle), ("offset", offset)];
-        connection.ask("GET", &path(&[&shape[..], &live].concat())).await.unwrap();
-        let head = connection.head().await.unwrap();
+        connection.send("GET", &path(&[&shape[..], &live].concat())).await.unwrap();
+        let head = connection.read_head().await.unwrap();
         assert_eq!(head.status, 200, "{}", head.text);
         head.header("electric-offset").unwrap().clone_into(&mut self.offset);
         let (mut unread, mut batch, mut events) = (Vec::new(), Vec::new(), 0);
-        let (first, wanted) = (dice.between(1, 30), self.up_to_dates + dice.between(1, 3) as u64);
+        let (wait_at, wanted) = (dice.between(1, 30), self.up_to_dates + dice.between(1, 3) as u64);
         let begun = Instant::now();
         loop {
-            let chunk = match connection.chunk().await {
+            let chunk = match connection.read_chunk().await {
                 Ok(Some(chunk)) => chunk,
                 Ok(None) => return,
-                // Its client is slow, but takes what comes: it would be broken again and again.
-                Err(error) => panic!("a stream breaks after {events} events: {error}"),
+                // The server must not break the stream of a slow client that reads on.
+                Err(error) => panic!("the stream broke after {events} events: {error}"),
             };
             unread.extend(chunk);
             while let Some(end) = unread.windows(2).position(|window| window == b"\n\n") {
@@ -119,8 +120,8 @@ impl Slow {
                 let Some(json) = event.strip_prefix(b"data: ") else { continue };
                 batch.push(serde_json::from_slice::<Value>(json).unwrap());
                 events += 1;
-                if events == first {
-                    merges(dir, dice.between(1, 2)).await;
+                if events == wait_at {
+                    wait_for_compactions(dir, dice.between(1, 2)).await;
                 }
                 let last = &batch[batch.len() - 1]["headers"];
                 if last["control"] == "up-to-date" {
@@ -128,27 +129,28 @@ impl Slow {
                     self.apply(&std::mem::take(&mut batch));
                 }
             }
-            if self.up_to_dates >= wanted || begun.elapsed() > PATIENCE {
+            if self.up_to_dates >= wanted || begun.elapsed() > MAX_STREAM_TIME {
                 return;
             }
         }
     }
 }
 
-/// The files that logs were merged into.
-fn merged(dir: &Path) -> BTreeSet<PathBuf> {
+/// Returns the files of compacted logs.
+fn compacted_files(dir: &Path) -> BTreeSet<PathBuf> {
     let files = fs::read_dir(dir.join("shapes")).unwrap().map(|file| file.unwrap().path());
     files.filter(|file| file.extension().is_some_and(|end| end == "past")).collect()
 }
 
-/// Waits until logs are merged so many times: after two, the files of before the first are gone.
-async fn merges(dir: &Path, wanted: usize) {
+/// Waits for `wanted` compactions, at most 5 s. After two, the files from before the first are
+/// gone.
+async fn wait_for_compactions(dir: &Path, wanted: usize) {
     let begun = Instant::now();
-    let mut before = merged(dir);
+    let mut before = compacted_files(dir);
     let mut times = 0;
     while times < wanted && begun.elapsed() < Duration::from_secs(5) {
         sleep(Duration::from_millis(20)).await;
-        let now = merged(dir);
+        let now = compacted_files(dir);
         if now.difference(&before).next().is_some() {
             times += 1;
             before = now;
@@ -157,17 +159,17 @@ async fn merges(dir: &Path, wanted: usize) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn a_slow_client_is_up_to_date_only_between_commits_though_its_log_is_made_short() {
+async fn a_slow_client_is_up_to_date_only_between_commits_while_its_log_is_compacted() {
     let seed = forebay_testkit::seed();
     eprintln!("FOREBAY_SEED={seed}");
-    let place = Place::new(&format!(
+    let fixture = ServeFixture::new(&format!(
         "CREATE TABLE wide (id int PRIMARY KEY, n int NOT NULL, body text);
          ALTER TABLE wide ALTER body SET STORAGE EXTERNAL;
          INSERT INTO wide SELECT id, 0, '' FROM generate_series(1, {ROWS}) id"
     ));
-    let serve = place.serve_with(&SETTINGS).await;
-    let (mut one, mut other) = (Slow::begin(&serve).await, Slow::begin(&serve).await);
-    let (postgres, database) = (place.postgres, place.database.clone());
+    let serve = fixture.serve_with(&SETTINGS).await;
+    let (mut one, mut other) = (SlowClient::start(&serve).await, SlowClient::start(&serve).await);
+    let (postgres, database) = (fixture.postgres, fixture.database.clone());
     let stop = Arc::new(AtomicBool::new(false));
     let stopped = Arc::clone(&stop);
     let writer = thread::spawn(move || {
@@ -180,21 +182,21 @@ async fn a_slow_client_is_up_to_date_only_between_commits_though_its_log_is_made
         }
         n
     });
-    let follow = async |slow: &mut Slow, number: usize| {
+    let follow = async |client: &mut SlowClient, number: usize| {
         let mut dice = Dice::of(seed, "slow", number);
         for _ in 0..3 {
             sleep(Duration::from_millis(dice.between(1200, 2200) as u64)).await;
-            slow.follow(&serve, &place.dir, &mut dice).await;
+            client.follow(&serve, &fixture.dir, &mut dice).await;
         }
     };
     tokio::join!(follow(&mut one, 0), follow(&mut other, 1));
     stop.store(true, Ordering::Relaxed);
     let written: i32 = block_in_place(|| writer.join().unwrap());
-    let merged = merged(&place.dir).len();
+    let compacted = compacted_files(&fixture.dir).len();
     eprintln!(
-        "{written} transactions, {} and {} up-to-dates, {merged} merged files",
+        "{written} transactions, {} and {} up-to-dates, {compacted} compacted files",
         one.up_to_dates, other.up_to_dates
     );
-    assert!(merged > 0, "no log was made short");
-    assert!(written > 20 && one.up_to_dates + other.up_to_dates > 4, "nearly nothing happened");
+    assert!(compacted > 0, "no log was compacted");
+    assert!(written > 20 && one.up_to_dates + other.up_to_dates > 4, "too few events for a verdict");
 }

@@ -1,4 +1,4 @@
-//! Hours of it: what is measured of the server meanwhile, and whether it stays as it is.
+//! Memory and file descriptors of the server during a soak, and the check that both stay flat.
 
 use std::fs;
 use std::path::Path;
@@ -7,46 +7,50 @@ use std::time::Duration;
 
 use tokio::time::{MissedTickBehavior, interval};
 
-use super::plot::{Line, png};
+use super::plot::{PlotLine, draw_png};
 
-/// A look at the server.
+/// Memory and file descriptors of the server at one moment.
 #[derive(Debug, Clone, Copy)]
-struct Sample {
+struct ProcessSample {
     pid: u32,
+    /// Anonymous resident memory, in KiB.
     anon_kib: u64,
+    /// Number of open file descriptors.
     files: usize,
 }
 
-/// What was seen, second by second.
+/// One sample for each second.
 #[derive(Debug, Default, Clone)]
-pub(crate) struct Samples(Arc<Mutex<Vec<Sample>>>);
+pub(crate) struct ProcessSamples(Arc<Mutex<Vec<ProcessSample>>>);
 
-impl Samples {
-    /// Looks once a second at whoever is the server then.
-    pub(crate) async fn watch(&self, pid: impl Fn() -> u32) {
+impl ProcessSamples {
+    /// Samples once a second, until dropped. `pid`: the current server process.
+    pub(crate) async fn record(&self, pid: impl Fn() -> u32) {
         let mut ticks = interval(Duration::from_secs(1));
         ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);
         loop {
             ticks.tick().await;
-            // Between two servers there is none.
-            if let Some(sample) = look(pid()) {
+            // After a kill there is no process until the next start.
+            if let Some(sample) = sample_process(pid()) {
                 self.0.lock().unwrap().push(sample);
             }
         }
     }
 
-    /// Writes a picture, says what was seen, and fails unless it is flat.
-    pub(crate) fn conclude(&self, folder: &Path) {
+    /// Writes a plot, prints a summary, and panics if memory or file descriptors grew.
+    pub(crate) fn check_flat(&self, folder: &Path) {
         let samples = self.0.lock().unwrap().clone();
-        let last = samples.last().expect("somebody looked").pid;
+        let last = samples.last().expect("a soak takes samples").pid;
         let steady: Vec<_> = samples.iter().filter(|sample| sample.pid == last).copied().collect();
         assert!(
             steady.len() >= 20,
-            "the last server lived for {} s only: too short to say anything",
+            "the last server process ran for only {} s: too short for a verdict",
             steady.len()
         );
-        let line =
-            |colour, value: fn(&Sample) -> f64| Line { colour, values: samples.iter().map(value).collect() };
+        let line = |colour, value: fn(&ProcessSample) -> f64| PlotLine {
+            colour,
+            values: samples.iter().map(value).collect(),
+        };
         let lines = [
             line([35, 90, 200], |sample| sample.anon_kib as f64),
             line([220, 120, 30], |sample| sample.files as f64),
@@ -54,16 +58,18 @@ impl Samples {
         let ends =
             (1..samples.len()).filter(|at| samples[*at].pid != samples[at - 1].pid).collect::<Vec<_>>();
         fs::create_dir_all(folder).unwrap();
-        let picture = folder.join("soak.png");
-        fs::write(&picture, png(&lines, &ends)).unwrap();
-        // The first quarter fills caches, tables and the allocator's arenas.
+        let plot = folder.join("soak.png");
+        fs::write(&plot, draw_png(&lines, &ends)).unwrap();
+        // In the first quarter, caches, tables and the allocator's arenas fill.
         let quarter = steady.len() / 4;
         let (early, late) = (&steady[quarter..2 * quarter], &steady[3 * quarter..]);
-        let memory = |samples: &[Sample]| median(samples.iter().map(|sample| sample.anon_kib).collect());
-        let files = |samples: &[Sample]| median(samples.iter().map(|sample| sample.files as u64).collect());
+        let memory =
+            |samples: &[ProcessSample]| median(samples.iter().map(|sample| sample.anon_kib).collect());
+        let files =
+            |samples: &[ProcessSample]| median(samples.iter().map(|sample| sample.files as u64).collect());
         let (memory, files) = ([memory(early), memory(late)], [files(early), files(late)]);
         eprintln!(
-            "memory {} -> {} KiB, file descriptors {} -> {} (medians of the second and the last quarter of {} s); {} servers; \
+            "memory {} -> {} KiB, file descriptors {} -> {} (medians of the second and the last quarter of {} s); {} server processes; \
              blue is memory, orange descriptors: {}",
             memory[0],
             memory[1],
@@ -71,18 +77,19 @@ impl Samples {
             files[1],
             steady.len(),
             ends.len() + 1,
-            picture.display(),
+            plot.display(),
         );
         assert!(memory[1] <= memory[0] + memory[0] / 4 + 8 * 1024, "memory grows: {memory:?} KiB");
         assert!(files[1] <= files[0] + files[0] / 4 + 50, "descriptors grow: {files:?}");
     }
 }
 
-fn look(pid: u32) -> Option<Sample> {
+/// Reads `/proc`. `None`: the process has ended.
+fn sample_process(pid: u32) -> Option<ProcessSample> {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
     let anon = status.lines().find_map(|line| line.strip_prefix("RssAnon:"))?;
     let anon_kib = anon.trim().trim_end_matches(" kB").parse().ok()?;
-    Some(Sample { pid, anon_kib, files: fs::read_dir(format!("/proc/{pid}/fd")).ok()?.count() })
+    Some(ProcessSample { pid, anon_kib, files: fs::read_dir(format!("/proc/{pid}/fd")).ok()?.count() })
 }
 
 fn median(mut values: Vec<u64>) -> u64 {

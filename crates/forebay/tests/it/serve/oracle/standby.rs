@@ -1,8 +1,8 @@
-//! Commits that wait for a synchronous standby, while others don't, by the thousand.
+//! Commits that wait for a synchronous standby, while thousands of others don't.
 //!
-//! Postgres writes a commit to its log, where the stream has it, and lets snapshots see it only
-//! when its standby has it, too. A shape that is
-//! made meanwhile has it neither in its snapshot nor, unless the server remembers it, in its log.
+//! Postgres writes a commit to the WAL, and the replication stream sends it at once. Snapshots see
+//! it only after the standby has confirmed it. A shape that is created in between doesn't have the
+//! commit in its snapshot, and has it in its log only if the server remembers it.
 
 use std::collections::BTreeSet;
 use std::thread;
@@ -14,13 +14,13 @@ use serde_json::Value;
 use tokio::task::block_in_place;
 use tokio::time::{Instant, sleep, timeout};
 
-use super::super::support::{Place, Reader, Serve};
+use super::super::support::{ServeFixture, ServeProcess, ShapeReader};
 use crate::wire::DEADLINE;
 
-/// More than any number of transactions that a server may remember by count.
+/// More commits than the server would remember if it kept a fixed number.
 const COMMITS: i64 = 5000;
 
-/// The ids that a reader has after some messages.
+/// Returns the ids of the rows after these messages.
 fn ids(messages: &[Value]) -> Vec<i64> {
     let mut ids = BTreeSet::new();
     for message in messages {
@@ -34,8 +34,13 @@ fn ids(messages: &[Value]) -> Vec<i64> {
     ids.into_iter().collect()
 }
 
-/// Reads on until all these rows have come, from the beginning where the shape is gone.
-async fn read_until(reader: &mut Reader<'_>, serve: &Serve, rows: &mut Vec<Value>, wanted: &[i64]) {
+/// Reads until all `wanted` rows are there. Starts over if the shape is gone.
+async fn read_until(
+    reader: &mut ShapeReader<'_>,
+    serve: &ServeProcess,
+    rows: &mut Vec<Value>,
+    wanted: &[i64],
+) {
     let begun = Instant::now();
     loop {
         let now = ids(rows);
@@ -44,21 +49,21 @@ async fn read_until(reader: &mut Reader<'_>, serve: &Serve, rows: &mut Vec<Value
         }
         assert!(
             begun.elapsed() < DEADLINE,
-            "{wanted:?} don't all come: {} rows, {:?}",
+            "rows of {wanted:?} are missing; there are {} rows: {:?}",
             now.len(),
             &now[..now.len().min(20)]
         );
         let is_new = reader.offset == "-1" || reader.offset.starts_with("0_");
         let live = if is_new { Vec::new() } else { vec![("live", "true")] };
-        let answer = serve.get(&[reader.params(), live].concat()).await;
-        match answer.head.status {
-            200 => rows.extend(reader.take(&answer)),
+        let response = serve.get(&[reader.params(), live].concat()).await;
+        match response.head.status {
+            200 => rows.extend(reader.accept(&response)),
             503 => sleep(Duration::from_millis(50)).await,
             409 => {
                 rows.clear();
                 (reader.offset, reader.handle) = ("-1".to_owned(), String::new());
             }
-            _ => panic!("{}", answer.head.text),
+            _ => panic!("{}", response.head.text),
         }
     }
 }
@@ -71,60 +76,65 @@ async fn a_commit_that_waits_for_its_standby_is_in_shapes_made_after_thousands_o
     let mut dice = Dice::of(seed, "standby", 0);
     let postgres = Postgres::builder().version(version).config("synchronous_commit", "local");
     let postgres: &'static Postgres = Box::leak(Box::new(postgres.start().unwrap()));
-    let place = Place::on(postgres, "CREATE TABLE items (id bigint PRIMARY KEY, note text)");
-    let serve = place.serve_with(&[("FOREBAY_SERVE_LONG_POLL_MS", "500")]).await;
+    let fixture =
+        ServeFixture::on_postgres(postgres, "CREATE TABLE items (id bigint PRIMARY KEY, note text)");
+    let serve = fixture.serve_with(&[("FOREBAY_SERVE_LONG_POLL_MS", "500")]).await;
     let mut before = serve.reader(&[("table", "items")]).await;
 
     postgres.set_config("synchronous_standby_names", "away").unwrap();
     postgres.reload().unwrap();
     let hanging: Vec<_> = (0..dice.between(1, 3))
         .map(|number| {
-            let database = place.database.clone();
+            let database = fixture.database.clone();
             let sql =
                 format!("SET synchronous_commit = on; INSERT INTO items VALUES (-{}, 'waits')", number + 1);
             thread::spawn(move || postgres.execute(&database, &sql))
         })
         .collect();
-    let (mut seen, count) = (Vec::new(), i64::try_from(hanging.len()).unwrap());
-    read_until(&mut before, &serve, &mut seen, &(-count..0).collect::<Vec<_>>()).await;
-    assert_eq!(place.ask("SELECT count(*) FROM items").as_deref(), Some("0"), "the commits don't wait");
+    let (mut rows_before, count) = (Vec::new(), i64::try_from(hanging.len()).unwrap());
+    read_until(&mut before, &serve, &mut rows_before, &(-count..0).collect::<Vec<_>>()).await;
+    assert_eq!(
+        fixture.query_value("SELECT count(*) FROM items").as_deref(),
+        Some("0"),
+        "the commits are visible although they wait"
+    );
     block_in_place(|| {
-        place.sql(&format!(
+        fixture.sql(&format!(
         "DO $$ BEGIN FOR n IN 1..{COMMITS} LOOP INSERT INTO items VALUES (n, 'goes on'); COMMIT; END LOOP; END $$"
     ))
     });
-    read_until(&mut before, &serve, &mut seen, &[COMMITS]).await;
+    read_until(&mut before, &serve, &mut rows_before, &[COMMITS]).await;
 
-    // Made while the first commits still wait: it answers without them and brings them later, or it
-    // waits.
-    let mut after = Reader::new(&[("table", "items"), ("where", "id < 10")]);
-    let mut asking = serve.begin(&after.params()).await;
-    let early = timeout(Duration::from_secs(1), asking.response()).await;
+    // Created while the first commits still wait. The server responds without them and sends them
+    // later, or it waits.
+    let mut after = ShapeReader::new(&[("table", "items"), ("where", "id < 10")]);
+    let mut request = serve.start_get(&after.params()).await;
+    let early = timeout(Duration::from_secs(1), request.response()).await;
     postgres.set_config("synchronous_standby_names", "").unwrap();
     postgres.reload().unwrap();
     for writer in hanging {
         block_in_place(|| writer.join().unwrap()).unwrap();
     }
     let first = match early {
-        Ok(answer) => answer,
-        Err(_) => asking.response().await,
+        Ok(response) => response,
+        Err(_) => request.response().await,
     };
     assert!(matches!(first.head.status, 200 | 409 | 503), "{}", first.head.text);
     let mut rows = Vec::new();
     if first.head.status == 200 {
-        rows.extend(after.take(&first));
+        rows.extend(after.accept(&first));
     }
-    place.sql("INSERT INTO items VALUES (0, 'last')");
-    let should: Vec<_> = place
+    fixture.sql("INSERT INTO items VALUES (0, 'last')");
+    let should: Vec<_> = fixture
         .postgres
-        .query(&place.database, "SELECT id FROM items WHERE id < 10 ORDER BY id")
+        .query(&fixture.database, "SELECT id FROM items WHERE id < 10 ORDER BY id")
         .unwrap()
         .into_iter()
         .map(|row| row[0].as_deref().unwrap().parse::<i64>().unwrap())
         .collect();
     read_until(&mut after, &serve, &mut rows, &[0]).await;
-    assert_eq!(ids(&rows), should, "seed {seed}: a shape that was made meanwhile");
-    read_until(&mut before, &serve, &mut seen, &[0]).await;
-    let all: Vec<_> = ids(&seen).into_iter().filter(|id| *id < 10).collect();
-    assert_eq!(all, should, "seed {seed}: a shape from before");
+    assert_eq!(ids(&rows), should, "seed {seed}: the shape that was created while commits waited");
+    read_until(&mut before, &serve, &mut rows_before, &[0]).await;
+    let all: Vec<_> = ids(&rows_before).into_iter().filter(|id| *id < 10).collect();
+    assert_eq!(all, should, "seed {seed}: the shape from before");
 }

@@ -1,137 +1,138 @@
-//! Tables of the oracle's world, whose rows change and whose definitions don't.
+//! Tables with a fixed definition, whose rows change.
 //!
-//! Each is of a kind that the stream of changes shows in its own way: plain, partitioned, with a
-//! key that is checked late,
-//! without a key, with large and generated values. Tables whose definitions change are in
-//! `changing.rs`.
+//! The replication stream shows each kind of table differently: plain, partitioned, with a
+//! deferrable key, without a key, with large and generated values. Tables whose definitions change
+//! are in `schema_writers.rs`.
 
 use std::sync::OnceLock;
 
-/// A table, or a partition, that clients ask for.
+/// A table or a partition that clients request.
 #[derive(Debug)]
-pub(crate) struct Table {
+pub(crate) struct OracleTable {
     pub(crate) name: &'static str,
-    /// The table whose trigger notes its rows, in `history_<family>`.
+    /// The root table. Its trigger records rows in `history_<family>`.
     pub(crate) family: &'static str,
-    /// The tables that have its rows: itself, or its partitions.
+    /// The tables that contain its rows: itself, or its leaf partitions.
     pub(crate) leaves: &'static [&'static str],
     pub(crate) columns: &'static [&'static str],
-    /// The columns of its key: all, where it has no primary key.
+    /// The columns of its key. Without a primary key: all.
     pub(crate) key: &'static [&'static str],
-    /// Conditions that its shapes may have.
+    /// Where clauses of its shapes. Empty: random clauses.
     pub(crate) clauses: &'static [&'static str],
-    pub(crate) rules: Rules,
+    pub(crate) rules: MessageRules,
 }
 
-/// What a client may be told of a table's shapes.
+/// Which messages and refusals are allowed for shapes of a table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Rules {
-    /// Each message follows from the rows before it, and a shape stays until it is deleted.
+pub(crate) enum MessageRules {
+    /// Each message is consistent with the rows before it. A shape stays until a client deletes it.
     Strict,
-    /// Shapes of one partition tree depend on which others there are: a new one may end older ones.
-    Tree,
-    /// Rows pass through keys that others have: the client applies what comes, as the published
-    /// client does, and only its rows
-    /// at up-to-date count. A server may end such a shape, or refuse it by name.
-    Loose,
-    /// The definition changes: shapes end, or are refused for a while. Each message follows from
-    /// the rows before it.
+    /// Shapes of one partition tree depend on each other: a new shape may replace older ones.
+    PartitionTree,
+    /// Keys move between rows. The client applies messages as the published client does, and only
+    /// its rows at up-to-date are judged. The server may replace such a shape, or refuse it.
+    MovingKeys,
+    /// The definition changes. Shapes are replaced, or refused for a while. Each message is
+    /// consistent with the rows before it.
     Changing,
-    /// As [`Rules::Changing`]; but what is done isn't told even with the next row, and for a while
-    /// messages may be of a mixture.
+    /// The definition changes in ways that the server doesn't detect with the next row. For a
+    /// while, messages may be a mixture of before and after.
     Mixed,
 }
 
-impl Rules {
-    /// Whether the definition changes, and the journal judges.
+impl MessageRules {
+    /// Returns whether the definition changes, so that `schema_journal.rs` judges the client.
     pub(crate) fn is_changing(self) -> bool {
-        matches!(self, Rules::Changing | Rules::Mixed)
+        matches!(self, MessageRules::Changing | MessageRules::Mixed)
     }
 }
 
-/// The stored generated column of `wide`: Postgres publishes it since this version.
+/// The stored generated column, and the first version of Postgres that publishes it.
 pub(crate) const GENERATED: (&str, u32) = ("total", 18);
 
-const PART: [&str; 4] = ["id", "region", "version", "note"];
-const PARTS: [&str; 4] = ["parts_a", "parts_b1", "parts_b2", "parts_c"];
+const PARTS_COLUMNS: [&str; 4] = ["id", "region", "version", "note"];
+const PARTS_LEAVES: [&str; 4] = ["parts_a", "parts_b1", "parts_b2", "parts_c"];
 
-const fn part(name: &'static str, leaves: &'static [&'static str]) -> Table {
-    Table {
+/// Returns the partitioned table `parts` or one of its partitions.
+const fn part(name: &'static str, leaves: &'static [&'static str]) -> OracleTable {
+    OracleTable {
         name,
         family: "parts",
         leaves,
-        columns: &PART,
+        columns: &PARTS_COLUMNS,
         key: &["id", "region"],
         clauses: &["region = 'a'", "id < 60", "note LIKE 'n1%'", "region <> 'b' AND id >= 20"],
-        rules: Rules::Tree,
+        rules: MessageRules::PartitionTree,
     }
 }
 
-pub(crate) static ITEMS: Table = Table {
+pub(crate) static ITEMS: OracleTable = OracleTable {
     name: "items",
     family: "items",
     leaves: &["items"],
     columns: &["id", "grp", "version", "amount", "label", "flag", "tags", "body"],
     key: &["id"],
-    // They are made at random: `clauses.rs`.
+    // Clauses are random: `oracle_request.rs`.
     clauses: &[],
-    rules: Rules::Strict,
+    rules: MessageRules::Strict,
 };
 
-/// Tables beside [`ITEMS`].
-pub(crate) static OTHERS: [Table; 8] = [
-    part("parts", &PARTS),
+/// All tables except [`ITEMS`].
+pub(crate) static OTHERS: [OracleTable; 8] = [
+    part("parts", &PARTS_LEAVES),
     part("parts_a", &["parts_a"]),
     part("parts_b", &["parts_b1", "parts_b2"]),
     part("parts_b1", &["parts_b1"]),
     part("parts_c", &["parts_c"]),
-    Table {
+    OracleTable {
         name: "pos",
         family: "pos",
         leaves: &["pos"],
         columns: &["id", "version", "note"],
         key: &["id"],
         clauses: &["id < 20", "id >= 10"],
-        rules: Rules::Loose,
+        rules: MessageRules::MovingKeys,
     },
-    Table {
+    OracleTable {
         name: "twins",
         family: "twins",
         leaves: &["twins"],
         columns: &["a", "b"],
         key: &["a", "b"],
         clauses: &["a < 4", "b = 'x'"],
-        rules: Rules::Loose,
+        rules: MessageRules::MovingKeys,
     },
-    Table {
+    OracleTable {
         name: "wide",
         family: "wide",
         leaves: &["wide"],
         columns: &["id", "amount", "total", "mood", "moods", "limited", "pair", "body"],
         key: &["id"],
         clauses: &["amount > 50", "mood::text = 'sad'", "id < 20"],
-        rules: Rules::Strict,
+        rules: MessageRules::Strict,
     },
 ];
 
-/// The tables that clients ask for.
-pub(crate) fn asked() -> &'static [&'static Table] {
-    static ASKED: OnceLock<Vec<&'static Table>> = OnceLock::new();
-    ASKED.get_or_init(|| chosen([&ITEMS].into_iter().chain(&OTHERS)))
+/// Returns the tables that clients request.
+pub(crate) fn requested() -> &'static [&'static OracleTable] {
+    static REQUESTED: OnceLock<Vec<&'static OracleTable>> = OnceLock::new();
+    REQUESTED.get_or_init(|| selected_by_environment([&ITEMS].into_iter().chain(&OTHERS)))
 }
 
-/// All, or those that `FOREBAY_TABLES` names, such as `items,wide`.
-pub(crate) fn chosen(all: impl Iterator<Item = &'static Table>) -> Vec<&'static Table> {
+/// Returns all tables, or those that `FOREBAY_TABLES` names, such as `items,wide`.
+pub(crate) fn selected_by_environment(
+    all: impl Iterator<Item = &'static OracleTable>,
+) -> Vec<&'static OracleTable> {
     let names = std::env::var("FOREBAY_TABLES").ok();
     let is_named = |name| names.as_ref().is_none_or(|names| names.split(',').any(|own| own == name));
-    let chosen: Vec<_> = all.filter(|table| is_named(table.name)).collect();
-    assert!(!chosen.is_empty(), "FOREBAY_TABLES names no table of this test");
-    chosen
+    let selected: Vec<_> = all.filter(|table| is_named(table.name)).collect();
+    assert!(!selected.is_empty(), "FOREBAY_TABLES names no table of this test");
+    selected
 }
 
-/// A change of a row in each family, after all others: a position that the server sees, whichever
-/// tables it follows.
-pub(crate) const LAST: &str = "
+/// The last transaction of a run. It changes a row in each family, so the server gets its position
+/// whichever tables it follows.
+pub(crate) const LAST_TRANSACTION: &str = "
     INSERT INTO items VALUES (900000, 0, 0); INSERT INTO parts VALUES (900000, 'a', 0, 'n1');
     INSERT INTO parts VALUES (49, 'b', 0, 'n1') ON CONFLICT (id, region) DO UPDATE SET version = -1;
     INSERT INTO parts VALUES (900000, 'c', 0, 'n1'); INSERT INTO pos VALUES (900000, 0, 'last');
@@ -139,14 +140,16 @@ pub(crate) const LAST: &str = "
 
 pub(crate) const FAMILIES: [&str; 5] = ["items", "parts", "pos", "twins", "wide"];
 
+/// Returns all columns of the tables of a family.
 pub(crate) fn columns_of(family: &str) -> &'static [&'static str] {
     let mut all = OTHERS.iter().chain([&ITEMS]);
-    all.find(|table| table.family == family).expect("a family has a table").columns
+    all.find(|table| table.family == family).expect("every family has a table").columns
 }
 
-/// Makes the tables, and for each family a trigger that notes the rows that go and those that come.
+/// Returns the script that creates the tables, and for each family a history table with its
+/// trigger.
 pub(crate) fn schema() -> String {
-    let mut sql = TABLES.to_owned();
+    let mut sql = CREATE_TABLES.to_owned();
     for family in FAMILIES {
         sql += &format!(
             "CREATE TABLE history_{family} (seq bigint NOT NULL, xid bigint NOT NULL, leaf text NOT NULL,
@@ -159,13 +162,13 @@ pub(crate) fn schema() -> String {
     sql + &format!("CREATE PUBLICATION history FOR TABLE marks, {histories}")
 }
 
-/// The first rows; noted, like all others.
-pub(crate) const ROWS: &str = "
+/// The first rows. The triggers record them too.
+pub(crate) const FIRST_ROWS: &str = "
     INSERT INTO pos SELECT n, 0, 'p' || n FROM generate_series(1, 25) n;
     INSERT INTO wide SELECT n, n FROM generate_series(1, 40) n;
     INSERT INTO twins SELECT n % 5, 'x' FROM generate_series(1, 10) n";
 
-const TABLES: &str = "
+const CREATE_TABLES: &str = "
     CREATE TABLE items (id int PRIMARY KEY, grp int NOT NULL, version bigint NOT NULL, amount int, label text,
         flag boolean, tags text[], body text);
     ALTER TABLE items ALTER body SET STORAGE EXTERNAL;

@@ -1,8 +1,8 @@
-//! Tables whose definitions change under their shapes, and the writers that do it.
+//! Tables whose definitions change while clients follow them, and the writers that change them.
 //!
-//! Each group of tables has one writer, a thread: rows, then a definition, then rows again; each
-//! commit is noted (`journal.rs`).
-//! It ends with a change of a definition, so that no row follows which would tell of it.
+//! Each group of tables has one writer thread. It changes rows, then a definition or the
+//! publication, then rows again, and records the tables after each commit (`schema_journal.rs`).
+//! Its last commit changes a definition, so no later row shows that change to the server.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, RwLock};
@@ -13,109 +13,133 @@ use forebay_sandbox::Postgres;
 use forebay_testkit::Dice;
 use tokio::time::Instant;
 
-use super::super::support::Place;
-use super::history::{Row, number};
-use super::journal::{Contents, Journal, Kind, State};
-use super::tables::{self, GENERATED, Rules, Table};
+use super::super::support::ServeFixture;
+use super::history::{OracleRow, parse_number};
+use super::schema_journal::{SchemaJournal, StreamVisibility, TableContents, TableState};
+use super::tables::{self, GENERATED, MessageRules, OracleTable};
 
-const fn table(name: &'static str, rules: Rules) -> Table {
-    Table { name, family: "", leaves: &[], columns: &["id", "label"], key: &["id"], clauses: &[], rules }
+const fn table(name: &'static str, rules: MessageRules) -> OracleTable {
+    OracleTable {
+        name,
+        family: "",
+        leaves: &[],
+        columns: &["id", "label"],
+        key: &["id"],
+        clauses: &[],
+        rules,
+    }
 }
 
-pub(crate) static LEDGERS: [Table; 3] =
-    [table("ledger_0", Rules::Changing), table("ledger_1", Rules::Changing), table("ledger_2", Rules::Mixed)];
-pub(crate) static TREE: [Table; 4] = [
-    table("tree", Rules::Mixed),
-    table("tree_1", Rules::Mixed),
-    table("tree_2", Rules::Mixed),
-    table("tree_3", Rules::Mixed),
+pub(crate) static LEDGER_TABLES: [OracleTable; 3] = [
+    table("ledger_0", MessageRules::Changing),
+    table("ledger_1", MessageRules::Changing),
+    table("ledger_2", MessageRules::Mixed),
+];
+pub(crate) static TREE_TABLES: [OracleTable; 4] = [
+    table("tree", MessageRules::Mixed),
+    table("tree_1", MessageRules::Mixed),
+    table("tree_2", MessageRules::Mixed),
+    table("tree_3", MessageRules::Mixed),
 ];
 
-/// The tables that clients ask for.
-pub(crate) fn asked() -> &'static [&'static Table] {
-    static ASKED: OnceLock<Vec<&'static Table>> = OnceLock::new();
-    ASKED.get_or_init(|| tables::chosen(LEDGERS.iter().chain(&TREE)))
+/// Returns the tables that clients request.
+pub(crate) fn requested() -> &'static [&'static OracleTable] {
+    static REQUESTED: OnceLock<Vec<&'static OracleTable>> = OnceLock::new();
+    REQUESTED.get_or_init(|| tables::selected_by_environment(LEDGER_TABLES.iter().chain(&TREE_TABLES)))
 }
 
-const TREE_ROWS: &str = "CREATE TABLE tree (id int PRIMARY KEY, label text) PARTITION BY RANGE (id);
+const CREATE_TREE: &str = "CREATE TABLE tree (id int PRIMARY KEY, label text) PARTITION BY RANGE (id);
     CREATE TABLE tree_1 PARTITION OF tree FOR VALUES FROM (0) TO (40);
     CREATE TABLE tree_2 PARTITION OF tree FOR VALUES FROM (40) TO (80);
     CREATE TABLE tree_3 (id int PRIMARY KEY, label text);
     INSERT INTO tree SELECT n * 9, 'first' FROM generate_series(0, 8) n; INSERT INTO tree_3 VALUES (80, 'first')";
 
-/// What is done to a definition, by name: each is to happen.
+/// A change of a definition or of the publication. A run must have most of them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Change {
+pub(crate) enum SchemaChange {
+    /// Computes a column anew with the same type.
     Rewrite,
+    /// Changes the type of a column, and changes it back.
     Retype,
+    /// Renames a column.
     Rename,
+    /// Drops the table and creates another of the same name.
     Replace,
     Truncate,
+    /// Moves the table to another schema, and back.
     Move,
+    /// Renames a label of an enum.
     RenameValue,
+    /// Adds an attribute to a composite type.
     AddAttribute,
+    /// Removes the table from the publication, and adds it again.
     Unpublish,
+    /// Publishes only some operations, rows or columns for a while.
     Narrow,
+    /// Attaches or detaches a partition.
     Attach,
 }
 
-/// The writers of all groups.
-pub(crate) struct Surgeons {
+/// The writer threads of all groups.
+pub(crate) struct SchemaWriters {
     stop: Arc<AtomicBool>,
-    threads: Vec<JoinHandle<Vec<Change>>>,
+    threads: Vec<JoinHandle<Vec<SchemaChange>>>,
 }
 
-impl Surgeons {
-    /// Makes the tables and starts their writers. `is_shared`: other tables are in the publication,
-    /// too, and it isn't narrowed as a whole.
+impl SchemaWriters {
+    /// Creates the tables and starts their writers.
+    ///
+    /// `is_shared`: the publication has other tables too, so it isn't narrowed as a whole.
     pub(crate) fn start(
-        place: &Place,
+        fixture: &ServeFixture,
         seed: u64,
         version: u32,
         is_shared: bool,
-        journal: &Arc<Journal>,
-    ) -> Surgeons {
+        journal: &Arc<SchemaJournal>,
+    ) -> SchemaWriters {
         let stop = Arc::new(AtomicBool::new(false));
         let (marks, publication) = (Arc::new(AtomicU64::new(0)), Arc::new(RwLock::new(())));
         let mut threads = Vec::new();
-        place.sql("CREATE SCHEMA away");
-        for group in 0..=LEDGERS.len() {
-            let mut surgeon = Surgeon {
-                postgres: place.postgres,
-                database: place.database.clone(),
-                publication: place.slot.clone(),
+        fixture.sql("CREATE SCHEMA away");
+        for group in 0..=LEDGER_TABLES.len() {
+            let mut writer = SchemaWriter {
+                postgres: fixture.postgres,
+                database: fixture.database.clone(),
+                publication: fixture.slot.clone(),
                 is_shared,
                 version,
                 dice: Dice::of(seed, "surgeon", group),
                 journal: Arc::clone(journal),
                 marks: Arc::clone(&marks),
                 narrowing: Arc::clone(&publication),
-                tables: LEDGERS.get(group).map_or(&TREE[..], std::slice::from_ref),
+                tables: LEDGER_TABLES.get(group).map_or(&TREE_TABLES[..], std::slice::from_ref),
                 group,
                 amount: "amount",
                 spot: 2,
                 number: 0,
-                is_quiet: false,
-                quiet_until: None,
+                is_unpublished: false,
+                unpublished_until: None,
                 done: Vec::new(),
             };
-            surgeon.commit(&surgeon.first(), Kind::Quiet);
+            writer.commit(&writer.first(), StreamVisibility::Delayed);
             let stop = Arc::clone(&stop);
-            threads.push(thread::spawn(move || surgeon.run(&stop)));
+            threads.push(thread::spawn(move || writer.run(&stop)));
         }
-        Surgeons { stop, threads }
+        SchemaWriters { stop, threads }
     }
 
-    /// Returns what was done.
-    pub(crate) fn stop(self) -> Vec<Change> {
+    /// Waits until all writers have made their last change, and returns all changes.
+    pub(crate) fn stop(self) -> Vec<SchemaChange> {
         self.stop.store(true, Ordering::Relaxed);
-        self.threads.into_iter().flat_map(|thread| thread.join().expect("a surgeon ends well")).collect()
+        self.threads
+            .into_iter()
+            .flat_map(|thread| thread.join().expect("a schema writer doesn't panic"))
+            .collect()
     }
 }
 
-/// A publication that the server changed first, a name that is taken or gone, a deadlock, a server
-/// that shuts down; or, without a
-/// code, a connection that was lost.
+/// Returns whether a script may fail with this error: the server changed the publication first, a
+/// name is taken or gone, a deadlock, Postgres shuts down. Without a code: the connection was lost.
 fn is_expected(error: &str) -> bool {
     const CODES: [&str; 9] =
         ["42710", "42704", "42P10", "42P16", "40P01", "XX000", "55000", "22023", "23505"];
@@ -124,42 +148,47 @@ fn is_expected(error: &str) -> bool {
     code.is_none_or(|code| CODES.contains(&code) || code.starts_with("57"))
 }
 
-struct Surgeon {
+/// The writer of one group of tables.
+struct SchemaWriter {
     postgres: &'static Postgres,
     database: String,
     publication: String,
     is_shared: bool,
     version: u32,
     dice: Dice,
-    journal: Arc<Journal>,
+    journal: Arc<SchemaJournal>,
+    /// The next id in `marks`, of all writers.
     marks: Arc<AtomicU64>,
-    /// Writers of rows hold it to read; whoever narrows the whole publication, to write.
+    /// Held for reading while rows are written, and for writing while the whole publication is
+    /// narrowed.
     narrowing: Arc<RwLock<()>>,
-    tables: &'static [Table],
+    tables: &'static [OracleTable],
     group: usize,
-    /// The column's name now.
+    /// Current name of the column `amount`.
     amount: &'static str,
-    /// How many attributes the composite type has.
+    /// Number of attributes of the composite type.
     spot: usize,
+    /// Number of scripts so far, for distinct values.
     number: u64,
-    /// Whether the stream misses what is written now.
-    is_quiet: bool,
-    /// The last table is new to the publication until then, perhaps.
-    quiet_until: Option<Instant>,
-    done: Vec<Change>,
+    /// Whether the table is not fully published, so that the stream lacks changes.
+    is_unpublished: bool,
+    /// Until then, the server may not have published the newest table yet.
+    unpublished_until: Option<Instant>,
+    /// Changes so far.
+    done: Vec<SchemaChange>,
 }
 
-impl Surgeon {
-    fn run(mut self, stop: &AtomicBool) -> Vec<Change> {
+impl SchemaWriter {
+    fn run(mut self, stop: &AtomicBool) -> Vec<SchemaChange> {
         while !stop.load(Ordering::Relaxed) {
             for _ in 0..self.dice.between(2, 14) {
-                self.rows();
+                self.write_rows();
                 self.pause(40);
             }
-            self.change();
+            self.change_schema();
             self.pause(300);
         }
-        self.change();
+        self.change_schema();
         self.done
     }
 
@@ -172,12 +201,13 @@ impl Surgeon {
     }
 
     fn is_tree(&self) -> bool {
-        self.group == LEDGERS.len()
+        self.group == LEDGER_TABLES.len()
     }
 
+    /// Returns the script that creates types, tables and first rows.
     fn first(&self) -> String {
         if self.is_tree() {
-            return TREE_ROWS.to_owned();
+            return CREATE_TREE.to_owned();
         }
         let group = self.group;
         format!(
@@ -198,13 +228,14 @@ impl Surgeon {
         )
     }
 
-    /// A change of rows.
-    fn rows(&mut self) {
+    /// Commits a random change of rows.
+    fn write_rows(&mut self) {
         let sql = if self.is_tree() { self.tree_rows() } else { self.ledger_rows() };
         let lock = Arc::clone(&self.narrowing);
         let held = lock.read().unwrap();
-        let kind = if self.is_quiet { Kind::Quiet } else { Kind::Loud };
-        self.commit(&sql, kind);
+        let visibility =
+            if self.is_unpublished { StreamVisibility::Delayed } else { StreamVisibility::Visible };
+        self.commit(&sql, visibility);
         drop(held);
     }
 
@@ -251,94 +282,105 @@ impl Surgeon {
 
     fn is_attached(&self) -> bool {
         let sql = "SELECT relispartition FROM pg_class WHERE oid = 'tree_3'::regclass";
-        self.ask(sql).as_deref() == Some("t")
+        self.query_value(sql).as_deref() == Some("t")
     }
 
-    /// What may be done here; more often what is done only here. `FOREBAY_CHANGES` names some of
-    /// it, such as `Rewrite,Rename`.
-    fn changes(&self) -> Vec<Change> {
-        use Change::{
+    /// Returns the changes of this group. One that is format_rows twice is twice as frequent.
+    ///
+    /// `FOREBAY_CHANGES` selects some, such as `Rewrite,Rename`.
+    fn possible_changes(&self) -> Vec<SchemaChange> {
+        use SchemaChange::{
             AddAttribute, Attach, Move, Narrow, Rename, RenameValue, Replace, Retype, Rewrite, Truncate,
             Unpublish,
         };
-        let all: &[Change] = match self.group {
+        let all: &[SchemaChange] = match self.group {
             0 => &[Rewrite, Retype, Rename, Replace, Truncate, Move],
             1 => &[Unpublish, Narrow, Unpublish, Narrow, Rewrite, Move, Replace],
             2 => &[RenameValue, AddAttribute, RenameValue, AddAttribute, Rewrite, Retype, Truncate],
             _ => &[Attach, Attach, Truncate],
         };
         let names = std::env::var("FOREBAY_CHANGES").ok();
-        let is_named = |change: &&Change| {
+        let is_named = |change: &&SchemaChange| {
             names.as_ref().is_none_or(|names| names.split(',').any(|name| name == format!("{change:?}")))
         };
         all.iter().filter(is_named).copied().collect()
     }
 
-    /// A change of a definition.
-    fn change(&mut self) {
-        let changes = self.changes();
+    /// Makes a change of a definition or of the publication.
+    fn change_schema(&mut self) {
+        let changes = self.possible_changes();
         if changes.is_empty() {
             return;
         }
-        // Each comes once before any comes twice by chance.
+        // Each change happens once, in order, before changes are random.
         let change = match changes.get(self.done.len()) {
             Some(change) => *change,
             None => self.dice.pick(&changes),
         };
         let table = self.table();
         match change {
-            Change::Rewrite => {
+            SchemaChange::Rewrite => {
                 let amount = self.amount;
                 self.commit(
                     &format!("ALTER TABLE {table} ALTER {amount} TYPE int USING {amount} + 1000"),
-                    Kind::Quiet,
+                    StreamVisibility::Delayed,
                 );
             }
-            Change::Retype => {
+            SchemaChange::Retype => {
                 let amount = self.amount;
-                self.there_and_back(
+                self.commit_and_revert(
                     &format!("ALTER TABLE {table} ALTER {amount} TYPE bigint"),
                     &format!("ALTER TABLE {table} ALTER {amount} TYPE int"),
                 );
             }
-            Change::Rename => {
+            SchemaChange::Rename => {
                 let to = if self.amount == "amount" { "sum" } else { "amount" };
-                if self.commit(&format!("ALTER TABLE {table} RENAME {} TO {to}", self.amount), Kind::Quiet) {
+                if self.commit(
+                    &format!("ALTER TABLE {table} RENAME {} TO {to}", self.amount),
+                    StreamVisibility::Delayed,
+                ) {
                     self.amount = to;
                 }
             }
-            Change::Replace => {
+            SchemaChange::Replace => {
                 let create = self.create();
-                self.commit(&format!("DROP TABLE {table}; {create}"), Kind::Quiet);
-                self.quiet_until = Some(Instant::now() + self.journal.notice);
+                self.commit(&format!("DROP TABLE {table}; {create}"), StreamVisibility::Delayed);
+                self.unpublished_until = Some(Instant::now() + self.journal.max_detection_delay);
             }
-            Change::Truncate if self.is_tree() => {
-                self.commit("TRUNCATE tree_1", Kind::Vague);
+            SchemaChange::Truncate if self.is_tree() => {
+                self.commit("TRUNCATE tree_1", StreamVisibility::Hidden);
             }
-            Change::Truncate => {
-                let kind = if self.is_new() { Kind::Quiet } else { Kind::Loud };
-                self.commit(&format!("TRUNCATE {table}"), kind);
+            SchemaChange::Truncate => {
+                let visibility = if self.may_be_unpublished() {
+                    StreamVisibility::Delayed
+                } else {
+                    StreamVisibility::Visible
+                };
+                self.commit(&format!("TRUNCATE {table}"), visibility);
             }
-            Change::Move => {
-                if self.commit(&format!("ALTER TABLE {table} SET SCHEMA away"), Kind::Quiet) {
+            SchemaChange::Move => {
+                if self.commit(&format!("ALTER TABLE {table} SET SCHEMA away"), StreamVisibility::Delayed) {
                     self.pause(600);
-                    while !self.commit(&format!("ALTER TABLE away.{table} SET SCHEMA public"), Kind::Quiet) {}
+                    while !self.commit(
+                        &format!("ALTER TABLE away.{table} SET SCHEMA public"),
+                        StreamVisibility::Delayed,
+                    ) {}
                 }
             }
-            Change::RenameValue => self.rename_value(),
-            Change::AddAttribute => self.add_attribute(),
-            Change::Unpublish => self.unpublish(),
-            Change::Narrow => self.narrow(),
-            Change::Attach if self.is_attached() => {
-                self.commit("ALTER TABLE tree DETACH PARTITION tree_3", Kind::Quiet);
-                self.quiet_until = Some(Instant::now() + self.journal.notice);
+            SchemaChange::RenameValue => self.rename_value(),
+            SchemaChange::AddAttribute => self.add_attribute(),
+            SchemaChange::Unpublish => self.unpublish(),
+            SchemaChange::Narrow => self.narrow(),
+            SchemaChange::Attach if self.is_attached() => {
+                self.commit("ALTER TABLE tree DETACH PARTITION tree_3", StreamVisibility::Delayed);
+                self.unpublished_until = Some(Instant::now() + self.journal.max_detection_delay);
             }
-            Change::Attach => {
+            SchemaChange::Attach => {
                 self.commit(
                     "ALTER TABLE tree ATTACH PARTITION tree_3 FOR VALUES FROM (80) TO (120)",
-                    Kind::Quiet,
+                    StreamVisibility::Delayed,
                 );
-                self.quiet_until = Some(Instant::now() + self.journal.notice);
+                self.unpublished_until = Some(Instant::now() + self.journal.max_detection_delay);
             }
         }
         self.done.push(change);
@@ -347,50 +389,58 @@ impl Surgeon {
     fn rename_value(&mut self) {
         let (group, is_sad) = (self.group, self.dice.percent(50));
         let (from, to) = if is_sad { ("sad", "blue") } else { ("happy", "glad") };
-        let there = format!("ALTER TYPE mood_{group} RENAME VALUE '{from}' TO '{to}'");
-        if !self.commit(&there, Kind::Vague) {
-            self.commit(&format!("ALTER TYPE mood_{group} RENAME VALUE '{to}' TO '{from}'"), Kind::Vague);
+        let rename = format!("ALTER TYPE mood_{group} RENAME VALUE '{from}' TO '{to}'");
+        if !self.commit(&rename, StreamVisibility::Hidden) {
+            self.commit(
+                &format!("ALTER TYPE mood_{group} RENAME VALUE '{to}' TO '{from}'"),
+                StreamVisibility::Hidden,
+            );
         }
     }
 
     fn add_attribute(&mut self) {
         let (group, more) = (self.group, self.spot + 1);
         if self.spot < 6
-            && self.commit(&format!("ALTER TYPE spot_{group} ADD ATTRIBUTE a{more} int"), Kind::Vague)
+            && self.commit(
+                &format!("ALTER TYPE spot_{group} ADD ATTRIBUTE a{more} int"),
+                StreamVisibility::Hidden,
+            )
         {
             self.spot = more;
         }
     }
 
-    fn there_and_back(&mut self, there: &str, back: &str) {
-        if self.commit(there, Kind::Quiet) {
+    /// Commits a change, writes some rows, and commits the reverse change.
+    fn commit_and_revert(&mut self, change: &str, reverse: &str) {
+        if self.commit(change, StreamVisibility::Delayed) {
             for _ in 0..self.dice.below(3) {
-                self.rows();
+                self.write_rows();
                 self.pause(300);
             }
-            while !self.commit(back, Kind::Quiet) {}
+            while !self.commit(reverse, StreamVisibility::Delayed) {}
         }
     }
 
-    /// Takes the table out of the publication, writes, and puts it back: at once, or in the course
-    /// of a second.
+    /// Removes the table from the publication, writes rows, and adds it again: in one transaction,
+    /// or within about a second.
     fn unpublish(&mut self) {
         let (publication, table) = (self.publication.clone(), self.table());
-        let out = format!("ALTER PUBLICATION {publication} DROP TABLE {table}");
+        let remove = format!("ALTER PUBLICATION {publication} DROP TABLE {table}");
         if self.dice.percent(40) {
             let (one, other) = (self.ledger_rows(), self.ledger_rows());
-            let script = format!("{out}; {one}; {other}; ALTER PUBLICATION {publication} ADD TABLE {table}");
-            self.commit(&script, Kind::Quiet);
-        } else if self.commit(&out, Kind::Quiet) {
-            self.write_quietly();
+            let script =
+                format!("{remove}; {one}; {other}; ALTER PUBLICATION {publication} ADD TABLE {table}");
+            self.commit(&script, StreamVisibility::Delayed);
+        } else if self.commit(&remove, StreamVisibility::Delayed) {
+            self.write_unpublished_rows();
         }
         self.publish();
     }
 
-    /// Publishes less of the table for a while: inserts only, or some rows, or some columns.
+    /// Publishes only inserts, only some rows or only some columns for a while.
     fn narrow(&mut self) {
         let (publication, table) = (self.publication.clone(), self.table());
-        let again = |rest: &str| {
+        let republish = |rest: &str| {
             format!(
                 "ALTER PUBLICATION {publication} DROP TABLE {table}; ALTER PUBLICATION {publication} ADD TABLE {table} {rest}"
             )
@@ -399,37 +449,42 @@ impl Surgeon {
         if is_whole {
             let lock = Arc::clone(&self.narrowing);
             let held = lock.write().unwrap();
-            self.commit(&format!("ALTER PUBLICATION {publication} SET (publish = 'insert')"), Kind::Quiet);
-            self.is_quiet = true;
+            self.commit(
+                &format!("ALTER PUBLICATION {publication} SET (publish = 'insert')"),
+                StreamVisibility::Delayed,
+            );
+            self.is_unpublished = true;
             for _ in 0..self.dice.between(1, 4) {
                 let sql = self.ledger_rows();
-                self.commit(&sql, Kind::Quiet);
+                self.commit(&sql, StreamVisibility::Delayed);
                 self.pause(150);
             }
             let wide =
                 format!("ALTER PUBLICATION {publication} SET (publish = 'insert, update, delete, truncate')");
-            while !self.commit(&wide, Kind::Quiet) {}
-            self.is_quiet = false;
+            while !self.commit(&wide, StreamVisibility::Delayed) {}
+            self.is_unpublished = false;
             drop(held);
             return;
         }
-        let narrowed = if self.dice.percent(60) { again("WHERE (id < 20)") } else { again("(id, label)") };
-        if self.commit(&narrowed, Kind::Quiet) {
-            self.write_quietly();
+        let narrowed =
+            if self.dice.percent(60) { republish("WHERE (id < 20)") } else { republish("(id, label)") };
+        if self.commit(&narrowed, StreamVisibility::Delayed) {
+            self.write_unpublished_rows();
         }
         self.publish();
     }
 
-    fn write_quietly(&mut self) {
-        self.is_quiet = true;
+    /// Writes rows that the stream doesn't fully contain.
+    fn write_unpublished_rows(&mut self) {
+        self.is_unpublished = true;
         for _ in 0..self.dice.between(1, 4) {
-            self.rows();
+            self.write_rows();
             self.pause(250);
         }
-        self.is_quiet = false;
+        self.is_unpublished = false;
     }
 
-    /// Puts the table back as a whole, unless the server did.
+    /// Publishes the whole table again, unless the server has done so.
     fn publish(&mut self) {
         let (publication, table) = (self.publication.clone(), self.table());
         let is_whole = format!(
@@ -437,35 +492,39 @@ impl Surgeon {
              WHERE p.pubname = '{publication}' AND r.prrelid = '{table}'::regclass"
         );
         loop {
-            match self.ask(&is_whole).as_deref() {
+            match self.query_value(&is_whole).as_deref() {
                 Some("t") => return,
                 Some(_) => {
                     let script = format!(
                         "ALTER PUBLICATION {publication} DROP TABLE {table}; ALTER PUBLICATION {publication} ADD TABLE {table}"
                     );
-                    self.commit(&script, Kind::Quiet);
+                    self.commit(&script, StreamVisibility::Delayed);
                 }
                 None => {
-                    self.commit(&format!("ALTER PUBLICATION {publication} ADD TABLE {table}"), Kind::Quiet);
+                    self.commit(
+                        &format!("ALTER PUBLICATION {publication} ADD TABLE {table}"),
+                        StreamVisibility::Delayed,
+                    );
                 }
             }
         }
     }
 
-    /// Whether the server may not have published the newest table yet.
-    fn is_new(&self) -> bool {
-        self.quiet_until.is_some_and(|until| Instant::now() < until)
+    /// Returns whether the server may not have published the newest table yet.
+    fn may_be_unpublished(&self) -> bool {
+        self.unpublished_until.is_some_and(|until| Instant::now() < until)
     }
 
-    /// Runs a script as one transaction and notes what the tables are then. `false`: it was rolled back.
-    fn commit(&mut self, sql: &str, kind: Kind) -> bool {
+    /// Runs a script as one transaction, and records the tables after it. `false`: it was rolled
+    /// back.
+    fn commit(&mut self, sql: &str, visibility: StreamVisibility) -> bool {
         let mark = self.marks.fetch_add(1, Ordering::Relaxed);
         let script = format!("{sql}; INSERT INTO marks VALUES ({mark}, pg_current_xact_id()::text::bigint)");
         let done = self.postgres.execute(&self.database, &script);
-        // Whether an unanswered commit happened, its mark tells.
-        let xid = self.ask(&format!("SELECT xid FROM marks WHERE id = {mark}"));
+        // If the connection broke during the commit, the mark shows whether it happened.
+        let xid = self.query_value(&format!("SELECT xid FROM marks WHERE id = {mark}"));
         let Some(xid) = xid else {
-            let error = done.expect_err("what is committed has a mark").to_string();
+            let error = done.expect_err("a committed script has a mark").to_string();
             assert!(is_expected(&error), "{sql}: {error}");
             return false;
         };
@@ -475,18 +534,22 @@ impl Surgeon {
             let is_last = index + 1 == self.tables.len();
             let before = self.journal.states().get(table.name).and_then(|states| states.last().cloned());
             let is_same = before.is_some_and(|before| before.contents == contents);
-            let kind = match kind {
-                // What changes nothing tells nothing.
-                Kind::Loud if is_same || is_last && self.is_new() => Kind::Quiet,
-                kind => kind,
+            let visibility = match visibility {
+                // A script that changed no row leaves nothing in the stream.
+                StreamVisibility::Visible if is_same || is_last && self.may_be_unpublished() => {
+                    StreamVisibility::Delayed
+                }
+                visibility => visibility,
             };
             let sql = sql.chars().take(160).collect();
-            self.journal.note(table.name, State { xid: number(&xid), kind, done, sql, contents });
+            self.journal
+                .record(table.name, TableState { xid: parse_number(&xid), visibility, done, sql, contents });
         }
         true
     }
 
-    fn contents(&self, table: &str) -> Option<Contents> {
+    /// Reads the columns that shapes have, and all rows. `None`: the table doesn't exist.
+    fn contents(&self, table: &str) -> Option<TableContents> {
         let published = if self.version >= GENERATED.1 { "true" } else { "attgenerated = ''" };
         let columns = self.query(&format!(
             "SELECT attname FROM pg_attribute WHERE attrelid = to_regclass('public.{table}') AND attnum > 0
@@ -497,15 +560,16 @@ impl Surgeon {
             return None;
         }
         let rows = self.query(&format!("SELECT {} FROM public.{table}", columns.join(", ")));
-        Some(Contents { columns, rows })
+        Some(TableContents { columns, rows })
     }
 
-    fn ask(&self, sql: &str) -> Option<String> {
+    /// Returns the first value of a query.
+    fn query_value(&self, sql: &str) -> Option<String> {
         self.query(sql).into_iter().next()?.into_iter().next()?
     }
 
-    /// Postgres may be away for a while.
-    fn query(&self, sql: &str) -> Vec<Row> {
+    /// Runs a query, and retries for up to 60 s while Postgres is unreachable.
+    fn query(&self, sql: &str) -> Vec<OracleRow> {
         let begun = Instant::now();
         loop {
             match self.postgres.query(&self.database, sql) {

@@ -1,4 +1,4 @@
-//! Writers: random transactions, of all kinds.
+//! Row writers: tasks that commit random transactions on the tables with a fixed definition.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,35 +11,37 @@ use forebay_testkit::Dice;
 use tokio::task::JoinHandle;
 use tokio::time::sleep;
 
-use super::super::support::Place;
+use super::super::support::ServeFixture;
 
-/// Few keys, so that they come back after they are gone.
+/// Number of keys. Few, so that deleted keys are used again.
 const KEYS: usize = 120;
+/// Longest pause between two transactions, in ms.
 const PAUSE_MS: usize = 25;
 
-pub(crate) struct Writers {
+/// The running writer tasks.
+pub(crate) struct RowWriters {
     stop: Arc<AtomicBool>,
     tasks: Vec<JoinHandle<u64>>,
 }
 
-impl Writers {
-    /// `is_heavy`: one more of them writes large values, some hundred kilobytes in a second.
-    pub(crate) fn start(place: &Place, seed: u64, count: usize, is_heavy: bool) -> Writers {
+impl RowWriters {
+    /// Starts `count` writers. `is_heavy`: one more writes some hundred kilobytes each second.
+    pub(crate) fn start(fixture: &ServeFixture, seed: u64, count: usize, is_heavy: bool) -> RowWriters {
         let all = count + usize::from(is_heavy);
-        let connect = PostgresConnect::new(&place.postgres.url(&place.database)).unwrap();
+        let connect = PostgresConnect::new(&fixture.postgres.url(&fixture.database)).unwrap();
         let config = ReservoirConfig::new(u32::try_from(all.max(1)).unwrap());
         let config = config.checkout_timeout(Duration::from_secs(20));
         let reservoir = Reservoir::start(connect, config, ConnectionLimits::local()).unwrap();
         let stop = Arc::new(AtomicBool::new(false));
         let task = |number| {
             let writer =
-                Writer { dice: Dice::of(seed, "writer", number), version: 0, is_heavy: number == count };
+                RowWriter { dice: Dice::of(seed, "writer", number), version: 0, is_heavy: number == count };
             tokio::spawn(writer.run(reservoir.clone(), Arc::clone(&stop)))
         };
-        Writers { tasks: (0..all).map(task).collect(), stop }
+        RowWriters { tasks: (0..all).map(task).collect(), stop }
     }
 
-    /// How many transactions were committed, as far as the writers heard.
+    /// Stops all writers. Returns the number of transactions whose commit Postgres confirmed.
     pub(crate) async fn stop(self) -> u64 {
         self.stop.store(true, Ordering::Relaxed);
         let mut committed = 0;
@@ -50,18 +52,20 @@ impl Writers {
     }
 }
 
-struct Writer {
+/// One writer task.
+struct RowWriter {
     dice: Dice,
+    /// Number of changes so far, for distinct values.
     version: u64,
     is_heavy: bool,
 }
 
-impl Writer {
+impl RowWriter {
     async fn run(mut self, reservoir: Reservoir<PostgresClient>, stop: Arc<AtomicBool>) -> u64 {
         let mut committed = 0;
         while !stop.load(Ordering::Relaxed) {
             let script = self.transaction();
-            // Postgres may be away; and deadlocks, keys that are taken and lost connections are part of life.
+            // Postgres may be down. Deadlocks, duplicate keys and lost connections are expected.
             if let Ok(client) = reservoir.checkout().await {
                 match client.batch_execute(&script).await {
                     Ok(()) => committed += 1,
@@ -76,6 +80,7 @@ impl Writer {
         committed
     }
 
+    /// Returns a random transaction.
     fn transaction(&mut self) -> String {
         if self.is_heavy {
             self.version += 1;
@@ -106,7 +111,7 @@ impl Writer {
                     script += &format!("RELEASE s{open};");
                     open -= 1;
                 }
-                // Others commit meanwhile, so that the order of commits isn't that of beginnings.
+                // Others commit meanwhile, so the commit order differs from the start order.
                 5 => script += "SELECT pg_sleep(0.02);",
                 _ => {}
             }
@@ -114,6 +119,7 @@ impl Writer {
         script + if self.dice.percent(8) { "ROLLBACK" } else { "COMMIT" }
     }
 
+    /// Returns a random statement.
     fn change(&mut self) -> String {
         self.version += 1;
         match self.dice.below(100) {
@@ -125,7 +131,7 @@ impl Writer {
         }
     }
 
-    /// Rows that move between partitions, among others.
+    /// Changes `parts`: rows also move between partitions.
     fn change_part(&mut self) -> String {
         let (id, version) = (self.dice.between(1, KEYS), self.version);
         let (region, to) = (self.dice.pick(&["a", "b", "c"]), self.dice.pick(&["a", "b", "d"]));
@@ -149,8 +155,8 @@ impl Writer {
         }
     }
 
-    /// Keys that pass from row to row: their constraint is checked when the statement ends, or the
-    /// transaction.
+    /// Changes `pos`: keys move from row to row. The key is checked at the end of the statement or
+    /// of the transaction.
     fn change_position(&mut self) -> String {
         let (id, version, note) = (self.dice.between(1, 30), self.version, self.dice.below(30));
         match self.dice.below(6) {
@@ -164,7 +170,7 @@ impl Writer {
         }
     }
 
-    /// Rows of which there may be several that are equal.
+    /// Changes `twins`, which has equal rows.
     fn change_twin(&mut self) -> String {
         let (a, to) = (self.dice.below(6), self.dice.below(6));
         let b = self.dice.pick(&["'x'", "'y'", "NULL"]);
@@ -181,7 +187,7 @@ impl Writer {
         }
     }
 
-    /// Large values, most of which stay as they are while others change.
+    /// Changes `wide`: its large values mostly stay unchanged while other columns change.
     fn change_wide(&mut self) -> String {
         let (id, amount) = (self.dice.between(1, 40), self.dice.below(100));
         let mood = self.dice.pick(&["'happy'", "'sad'", "NULL"]);
@@ -200,6 +206,7 @@ impl Writer {
         }
     }
 
+    /// Changes `items`.
     fn change_item(&mut self) -> String {
         let (id, to) = (self.dice.between(1, KEYS), self.dice.between(1, KEYS));
         let group = self.dice.below(8);
@@ -211,16 +218,16 @@ impl Writer {
             }
             7..=11 => format!("UPDATE items SET {} WHERE id = {id};", self.sets()),
             12 => format!("UPDATE items SET {} WHERE grp = {group};", self.sets()),
-            // A change of nothing.
+            // An update that changes no value.
             13 => format!("UPDATE items SET amount = amount WHERE id = {id};"),
             14..=15 => format!("DELETE FROM items WHERE id = {id};"),
             16 => format!("DELETE FROM items WHERE id = {id}; {} ON CONFLICT DO NOTHING;", self.insert(id)),
             17 => rename(id, to, ""),
             18 => rename(id, to, &format!(", {}", self.sets())),
-            // There and back, under a key that nobody else has.
+            // To an unused key, and back.
             _ => {
-                let away = 1_000_000 + self.dice.below(1_000_000);
-                format!("{} {}", rename(id, away, ""), rename(away, id, &format!(", {}", self.sets())))
+                let unused = 1_000_000 + self.dice.below(1_000_000);
+                format!("{} {}", rename(id, unused, ""), rename(unused, id, &format!(", {}", self.sets())))
             }
         }
     }
@@ -274,7 +281,8 @@ impl Writer {
         self.dice.pick(&["NULL", "'{}'", "'{a}'", "'{a,b}'", "'{c,NULL,d}'", "'{\"x y\",a}'"])
     }
 
-    /// Now and then one that is kept beside the table, and isn't told again when it didn't change.
+    /// Returns a value of `body`. Some are large and stored in TOAST: Postgres doesn't send those
+    /// again when they didn't change.
     fn body(&mut self) -> String {
         match self.dice.below(10) {
             0 => format!("repeat('{:04}', 700)", self.dice.below(10_000)),
@@ -284,7 +292,7 @@ impl Writer {
     }
 }
 
-/// Unless the other key is taken.
+/// Changes a key, unless the new one is taken.
 fn rename(from: usize, to: usize, sets: &str) -> String {
     format!(
         "UPDATE items SET id = {to}{sets} WHERE id = {from} AND NOT EXISTS (SELECT FROM items WHERE id = {to});"

@@ -1,78 +1,91 @@
-//! Random shapes of the tables.
+//! Random requests for shapes: table, where clause, columns, replica mode.
 
 use forebay_testkit::Dice;
 
-use super::changing;
-use super::tables::{self, GENERATED, Table};
+use super::schema_writers;
+use super::tables::{self, GENERATED, OracleTable};
 
-/// What a client asks for.
+/// A shape that a client requests.
 #[derive(Debug, Clone)]
-pub(crate) struct Wanted {
-    pub(crate) table: &'static Table,
-    /// As the client says it, perhaps with parameters.
+pub(crate) struct OracleRequest {
+    pub(crate) table: &'static OracleTable,
+    /// The where clause of the request. It may have parameters.
     clause: Option<String>,
     params: Vec<String>,
-    /// As Postgres takes it, without parameters.
+    /// The same clause for Postgres, with literals instead of parameters.
     pub(crate) literal: String,
+    /// The selected columns. Empty: all, of a table whose definition changes.
     pub(crate) columns: Vec<&'static str>,
-    /// Whether it names its columns.
-    pub(crate) is_chosen: bool,
-    /// Of a table whose definition changes: only rows with a smaller id.
-    pub(crate) below: Option<i64>,
+    /// Whether the request names its columns.
+    pub(crate) names_columns: bool,
+    /// The clause `id < id_below`, of a table whose definition changes.
+    pub(crate) id_below: Option<i64>,
+    /// Whether the request has `replica=full`.
     pub(crate) is_full: bool,
 }
 
-impl Wanted {
-    /// `version`: of Postgres, which doesn't publish generated columns before 18.
-    pub(crate) fn random(dice: &mut Dice, version: u32, table: Option<&'static Table>) -> Self {
-        // The first is the one with the most kinds of clauses.
-        let tables = tables::asked();
+impl OracleRequest {
+    /// Returns a request for `table`, or for any table with a fixed definition.
+    ///
+    /// `version`: of Postgres, which publishes generated columns since 18.
+    pub(crate) fn random(dice: &mut Dice, version: u32, table: Option<&'static OracleTable>) -> Self {
+        // Half of the requests are for the first table, which has the most kinds of clauses.
+        let tables = tables::requested();
         let any = if dice.percent(50) { tables[0] } else { dice.pick(tables) };
         let table = table.unwrap_or(any);
         let (clause, literal, params) = match table.clauses {
-            [] => at_random(dice),
+            [] => random_clause(dice),
             _ if dice.percent(50) => (None, "true".to_owned(), Vec::new()),
             clauses => {
                 let clause = dice.pick(clauses);
                 (Some(clause.to_owned()), clause.to_owned(), Vec::new())
             }
         };
-        let is_there = |name: &&&str| version >= GENERATED.1 || **name != GENERATED.0;
-        let mut columns: Vec<_> = table.columns.iter().filter(is_there).copied().collect();
-        let is_chosen = dice.percent(30) && table.key.len() < table.columns.len();
-        if is_chosen {
+        let is_published = |name: &&&str| version >= GENERATED.1 || **name != GENERATED.0;
+        let mut columns: Vec<_> = table.columns.iter().filter(is_published).copied().collect();
+        let names_columns = dice.percent(30) && table.key.len() < table.columns.len();
+        if names_columns {
             columns.retain(|name| table.key.contains(name) || dice.percent(50));
         }
-        Wanted { table, clause, params, literal, columns, is_chosen, below: None, is_full: dice.percent(30) }
+        OracleRequest {
+            table,
+            clause,
+            params,
+            literal,
+            columns,
+            names_columns,
+            id_below: None,
+            is_full: dice.percent(30),
+        }
     }
 
-    /// Of a table whose definition changes.
-    pub(crate) fn changing(dice: &mut Dice) -> Self {
-        let table = dice.pick(changing::asked());
-        let below = dice.percent(30).then(|| dice.between(30, 100) as i64);
-        let literal = below.map_or("true".to_owned(), |below| format!("id < {below}"));
-        let is_chosen = dice.percent(25);
-        let columns = if is_chosen { table.columns.to_vec() } else { Vec::new() };
-        let clause = below.map(|_| literal.clone());
-        Wanted {
+    /// Returns a request for a table whose definition changes.
+    pub(crate) fn of_changing_table(dice: &mut Dice) -> Self {
+        let table = dice.pick(schema_writers::requested());
+        let id_below = dice.percent(30).then(|| dice.between(30, 100) as i64);
+        let literal = id_below.map_or("true".to_owned(), |id_below| format!("id < {id_below}"));
+        let names_columns = dice.percent(25);
+        let columns = if names_columns { table.columns.to_vec() } else { Vec::new() };
+        let clause = id_below.map(|_| literal.clone());
+        OracleRequest {
             table,
             clause,
             params: Vec::new(),
             literal,
             columns,
-            is_chosen,
-            below,
+            names_columns,
+            id_below,
             is_full: dice.percent(30),
         }
     }
 
-    /// The query parameters that define it.
+    /// Returns the query parameters of the request.
     pub(crate) fn query(&self) -> Vec<(String, String)> {
         let mut query = vec![("table".to_owned(), self.table.name.to_owned())];
         query.extend(self.clause.iter().map(|clause| ("where".to_owned(), clause.clone())));
         let params = self.params.iter().enumerate();
         query.extend(params.map(|(index, value)| (format!("params[{}]", index + 1), value.clone())));
-        if self.is_chosen {
+        if self.names_columns {
             query.push(("columns".to_owned(), self.columns.join(",")));
         }
         if self.is_full {
@@ -82,24 +95,25 @@ impl Wanted {
     }
 }
 
-/// As it is asked for, as Postgres takes it, and its parameters.
-fn at_random(dice: &mut Dice) -> (Option<String>, String, Vec<String>) {
-    let mut clause = Clause { dice, params: Vec::new() };
+/// Returns a clause for the request, the same clause for Postgres, and the parameters.
+fn random_clause(dice: &mut Dice) -> (Option<String>, String, Vec<String>) {
+    let mut clause = ClauseGenerator { dice, params: Vec::new() };
     let depth = clause.dice.below(3);
     if clause.dice.percent(8) {
         return (None, "true".to_owned(), Vec::new());
     }
-    let (asked, literal) = clause.condition(depth);
-    (Some(asked), literal, clause.params)
+    let (requested, literal) = clause.condition(depth);
+    (Some(requested), literal, clause.params)
 }
 
-struct Clause<'a> {
+/// Generates clauses of the table `items`.
+struct ClauseGenerator<'a> {
     dice: &'a mut Dice,
     params: Vec<String>,
 }
 
-impl Clause<'_> {
-    /// As it is asked for, and as Postgres takes it.
+impl ClauseGenerator<'_> {
+    /// Returns a condition for the request, and the same condition for Postgres.
     fn condition(&mut self, depth: usize) -> (String, String) {
         if depth == 0 {
             return self.leaf();
