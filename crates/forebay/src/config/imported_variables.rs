@@ -12,8 +12,8 @@ use super::otel_config::WITHOUT_OTEL;
 pub(super) const DATABASE_URL: &str = "DATABASE_URL";
 /// Prefix of OpenTelemetry's variables.
 const OPENTELEMETRY: &str = "OTEL_";
-/// Values that request the behaviour that Forebay always has. They need no notice.
-const FIXED_BEHAVIOUR_VALUES: &[&str] = &["false", "0", "file", "fast_file", "http/protobuf"];
+/// Values that request the behavior that Forebay always has. They need no notice.
+const FIXED_BEHAVIOR_VALUES: &[&str] = &["false", "0", "file", "fast_file", "http/protobuf"];
 
 /// A variable of another program.
 pub(super) struct KnownVariable {
@@ -104,7 +104,7 @@ pub(super) fn import(
             Similar(path) => {
                 notices.push(notice(vec![], Some(format!("{remark}; its counterpart is {path}"))))
             }
-            Nothing if FIXED_BEHAVIOUR_VALUES.contains(&text.to_lowercase().as_str()) => {}
+            Nothing if FIXED_BEHAVIOR_VALUES.contains(&text.to_lowercase().as_str()) => {}
             Nothing => notices.push(notice(vec![], Some((*remark).to_owned()))),
         }
     }

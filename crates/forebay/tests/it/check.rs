@@ -159,7 +159,7 @@ fn tls_is_fit_if_the_server_was_verified() {
     let verified = check("tls", &url, &[("FOREBAY_DATABASE_CA_FILE", server.ca_path().to_str().unwrap())]);
     verified.is("postgres", "tls", "ok", &["encrypted (TLS", "verified"]);
     let unverified = check("no-ca", &format!("{url}?sslmode=require"), &[]);
-    unverified.is("postgres", "tls", "warn", &["nobody verified", "verify-full", "database.ca_file"]);
+    unverified.is("postgres", "tls", "warn", &["was not verified", "verify-full", "database.ca_file"]);
     let wrong =
         check("wrong-ca", &url, &[("FOREBAY_DATABASE_CA_FILE", server.wrong_ca_path().to_str().unwrap())]);
     wrong.is("postgres", "reachable", "fail", &["certificate"]);
@@ -202,12 +202,12 @@ async fn beside_a_running_instance_its_slot_its_lock_and_its_addresses_are_seen(
     assert_eq!(output.status.code(), Some(0), "{text}");
     for part in [
         format!("the slot {} is used by a running instance", place.slot),
-        format!("the publication {} is there", place.slot),
-        format!("an instance writes to it (process {})", serve.pid()),
-        "a store that this version reads".to_owned(),
-        format!("{listen} is taken (--listen)"),
-        format!("{admin} is taken (--admin)"),
-        "fit, with ".to_owned(),
+        format!("the publication {} exists", place.slot),
+        format!("a running instance uses the directory (process {})", serve.pid()),
+        "a store that this version can read".to_owned(),
+        format!("{listen} is in use (--listen)"),
+        format!("{admin} is in use (--admin)"),
+        "ready, with ".to_owned(),
     ] {
         assert!(text.contains(&part), "{part:?} is not in\n{text}");
     }
@@ -221,7 +221,7 @@ fn a_folder_that_can_not_be_used_is_told() {
     std::fs::write(&file, "no folder").unwrap();
     let url = place.postgres.url(&place.database);
     let checked = check_in(&file, &url, &[]);
-    checked.is("storage", "writable", "fail", &["no directory", "storage.dir"]);
+    checked.is("storage", "writable", "fail", &["not a directory", "storage.dir"]);
     std::fs::remove_file(&file).unwrap();
     std::fs::create_dir(&file).unwrap();
     std::fs::write(file.join("catalog"), "nonsense").unwrap();
