@@ -25,8 +25,8 @@ pub(super) struct KnownVariable {
 
 /// Settings that correspond to a variable.
 pub(super) enum Counterpart {
-    /// These settings (`section.key`). The parser converts the text of the variable to the text of the
-    /// setting.
+    /// These settings (`section.key`). The parser converts the text of the variable to the text of
+    /// the setting.
     Settings(&'static [(&'static str, VariableParser)]),
     /// A similar setting, but the value can't be converted automatically.
     Similar(&'static str),
