@@ -32,10 +32,10 @@ pub(super) async fn check(config: &ServeConfig) -> Vec<Finding> {
         most_connections: config.max_connections,
         is_pooled: outline.pooled.is_some(),
     };
-    let mut findings = match open(outline.connect).await {
+    let mut findings = match connect_to(outline.connect).await {
         Err(why) => vec![unreachable("reachable", outline.connect, "database.url", &why)],
         Ok(client) => {
-            let mut findings = direct(&client, &outline, &requirements).await;
+            let mut findings = check_direct(&client, &outline, &requirements).await;
             if timeout(QUERY_TIMEOUT, client.close()).await.is_err() {
                 findings.push(slow("closing the connection"));
             }
@@ -43,13 +43,13 @@ pub(super) async fn check(config: &ServeConfig) -> Vec<Finding> {
         }
     };
     if let Some(pooled) = outline.pooled {
-        findings.push(through_pooler(pooled).await);
+        findings.push(check_pooler(pooled).await);
     }
     findings
 }
 
 /// Runs all checks over a direct connection.
-async fn direct(
+async fn check_direct(
     client: &PostgresClient,
     outline: &ManagerOutline<'_>,
     requirements: &DatabaseRequirements<'_>,
@@ -57,7 +57,7 @@ async fn direct(
     let about = match query(client, postgres_server::ABOUT).await {
         Ok(mut rows) if !rows.is_empty() => rows.remove(0),
         Ok(_) => return vec![slow("the query for the server's version and settings")],
-        Err(why) => return vec![unanswered("about", &why)],
+        Err(why) => return vec![query_failed("about", &why)],
     };
     let target = format!(
         "{} as {}, database {}",
@@ -75,7 +75,7 @@ async fn direct(
     ] {
         match query(client, &sql).await {
             Ok(rows) => findings.extend(evaluate(rows.first(), &about, requirements)),
-            Err(why) => findings.push(unanswered(check, &why)),
+            Err(why) => findings.push(query_failed(check, &why)),
         }
     }
     findings
@@ -91,26 +91,26 @@ async fn round_trips(client: &PostgresClient) -> Vec<Finding> {
             query(client, "SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint AS now_ms").await?;
         Ok::<_, String>(rows.first().and_then(|row| row.get("now_ms")?.parse().ok()))
     };
-    round_trips::measure(AREA, now_ms).await.unwrap_or_else(|why| vec![unanswered("latency", &why)])
+    round_trips::measure(AREA, now_ms).await.unwrap_or_else(|why| vec![query_failed("latency", &why)])
 }
 
 /// Checks that queries work through the pooler.
-async fn through_pooler(pooled: &PostgresConnect) -> Finding {
+async fn check_pooler(pooled: &PostgresConnect) -> Finding {
     const CHECK: &str = "pooled";
-    match open(pooled).await {
+    match connect_to(pooled).await {
         Err(why) => unreachable(CHECK, pooled, "database.pooled_url", &why),
         Ok(client) => {
             let result = query(&client, "SELECT 1 AS one").await;
             let _late = timeout(QUERY_TIMEOUT, client.close()).await;
             match result {
                 Ok(_) => Finding::ok(AREA, CHECK, format!("queries work through {}", pooled.endpoint())),
-                Err(why) => unanswered(CHECK, &why),
+                Err(why) => query_failed(CHECK, &why),
             }
         }
     }
 }
 
-async fn open(connect: &PostgresConnect) -> Result<PostgresClient, String> {
+async fn connect_to(connect: &PostgresConnect) -> Result<PostgresClient, String> {
     let credentials = connect.credentials().await.map_err(|error| error.to_string())?;
     connect.connect(credentials).await.map_err(|error| error.to_string())
 }
@@ -138,7 +138,7 @@ fn unreachable(check: &'static str, connect: &PostgresConnect, key: &str, why: &
     Finding::fail(AREA, check, what, advice)
 }
 
-fn unanswered(check: &'static str, why: &str) -> Finding {
+fn query_failed(check: &'static str, why: &str) -> Finding {
     let what = format!("the query for {check} failed: {}", escape_controls(why));
     Finding::warn(AREA, check, what, "try again; if it fails again, the user lacks a common privilege")
 }

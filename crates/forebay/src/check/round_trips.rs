@@ -7,9 +7,10 @@ use super::finding::{CheckArea, Finding};
 const ROUND_TRIPS: usize = 7;
 /// Round trip time from which a warning is given. A new shape takes several round trips, and each
 /// change one way.
-const FAR_MS: f64 = 50.0;
-/// Beyond it the lag that is shown is mostly the clocks'.
-const APART_MS: i128 = 1_000;
+const SLOW_ROUND_TRIP_MS: f64 = 50.0;
+/// Clock difference from which a warning is given. Above it, the reported lag is mostly the
+/// difference of the clocks.
+const MAX_CLOCK_DIFFERENCE_MS: i128 = 1_000;
 
 /// Queries the time of a server several times, in milliseconds since 1970. The median is the round
 /// trip time. The quickest query gives the clock difference.
@@ -52,7 +53,7 @@ fn median_ms(mut times: Vec<Duration>) -> f64 {
 /// Evaluates the round trip time.
 fn latency(area: CheckArea, median_ms: f64) -> Finding {
     let what = format!("a round trip takes {median_ms:.1} ms");
-    if median_ms < FAR_MS {
+    if median_ms < SLOW_ROUND_TRIP_MS {
         return Finding::ok(area, "latency", what);
     }
     Finding::warn(
@@ -66,7 +67,7 @@ fn latency(area: CheckArea, median_ms: f64) -> Finding {
 /// Evaluates the clock difference.
 fn clock(area: CheckArea, ahead_ms: i128) -> Finding {
     let (by, how) = (ahead_ms.abs(), if ahead_ms < 0 { "behind" } else { "ahead of" });
-    if by < APART_MS {
+    if by < MAX_CLOCK_DIFFERENCE_MS {
         return Finding::ok(area, "clock", format!("its clock differs from ours by {by} ms"));
     }
     let what = format!("its clock is {:.1} s {how} ours", by as f64 / 1e3);

@@ -105,8 +105,8 @@ fn every_counterpart_is_a_key_of_the_config_file() {
     for KnownVariable { name, counterpart, remark } in ELECTRIC_VARIABLES {
         assert!(names.insert(name), "{name} is listed twice");
         match counterpart {
-            Counterpart::Settings(made) => {
-                made.iter().for_each(|(path, _)| assert!(keys.contains(*path), "{path}"))
+            Counterpart::Settings(settings) => {
+                settings.iter().for_each(|(path, _)| assert!(keys.contains(*path), "{path}"))
             }
             Counterpart::Similar(path) => assert!(keys.contains(*path) && !remark.is_empty(), "{path}"),
             Counterpart::Nothing => assert!(!remark.is_empty(), "{name} has no reason"),
@@ -195,8 +195,8 @@ fn table() -> String {
             format!("`{path}`, `{}`", variable(section, key))
         };
         let ours = match counterpart {
-            Counterpart::Settings(made) => {
-                made.iter().map(|(path, _)| key(path)).collect::<Vec<_>>().join("; ")
+            Counterpart::Settings(settings) => {
+                settings.iter().map(|(path, _)| key(path)).collect::<Vec<_>>().join("; ")
             }
             Counterpart::Similar(path) => format!("no effect; similar: {}", key(path)),
             Counterpart::Nothing => "none".to_owned(),

@@ -12,8 +12,8 @@ use super::otel_config::WITHOUT_OTEL;
 pub(super) const DATABASE_URL: &str = "DATABASE_URL";
 /// Prefix of OpenTelemetry's variables.
 const OPENTELEMETRY: &str = "OTEL_";
-/// Values that request the behaviour that Forebay always has. They need no notice.
-const FIXED_BEHAVIOUR_VALUES: &[&str] = &["false", "0", "file", "fast_file", "http/protobuf"];
+/// Values that request the behavior that Forebay always has. They need no notice.
+const FIXED_BEHAVIOR_VALUES: &[&str] = &["false", "0", "file", "fast_file", "http/protobuf"];
 
 /// A variable of another program.
 pub(super) struct KnownVariable {
@@ -25,8 +25,8 @@ pub(super) struct KnownVariable {
 
 /// Settings that correspond to a variable.
 pub(super) enum Counterpart {
-    /// These settings (`section.key`). The parser converts the text of the variable to the text of the
-    /// setting.
+    /// These settings (`section.key`). The parser converts the text of the variable to the text of
+    /// the setting.
     Settings(&'static [(&'static str, VariableParser)]),
     /// A similar setting, but the value can't be converted automatically.
     Similar(&'static str),
@@ -104,7 +104,7 @@ pub(super) fn import(
             Similar(path) => {
                 notices.push(notice(vec![], Some(format!("{remark}; its counterpart is {path}"))))
             }
-            Nothing if FIXED_BEHAVIOUR_VALUES.contains(&text.to_lowercase().as_str()) => {}
+            Nothing if FIXED_BEHAVIOR_VALUES.contains(&text.to_lowercase().as_str()) => {}
             Nothing => notices.push(notice(vec![], Some((*remark).to_owned()))),
         }
     }

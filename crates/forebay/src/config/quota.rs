@@ -17,7 +17,7 @@ pub struct QuotaConfig {
     pub namespace: String,
     /// Name of this instance; `None`: derived from host name and address.
     pub member: Option<String>,
-    /// Behaviour while the store is unavailable.
+    /// Behavior while the store is unavailable.
     pub policy: OutagePolicy,
     /// Interval of heartbeats.
     pub beat: Duration,

@@ -20,7 +20,7 @@ use crate::cli::{Cli, Command as ChosenCommand};
 
 const PAGE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/config.md");
 const SOURCES: [&str; 3] =
-    [include_str!("gate_file.rs"), include_str!("settings_file.rs"), include_str!("serve_file.rs")];
+    [include_str!("settings_file.rs"), include_str!("gate_file.rs"), include_str!("serve_file.rs")];
 
 /// Kind and comment of a field.
 #[derive(Debug, Clone)]
@@ -69,7 +69,7 @@ fn kind_of(rust: &str) -> &'static str {
         "Vec<SecretText>" => "list, secret",
         "Vec<PathBuf>" => "list of paths",
         "BTreeMap<String, u8>" => "table of numbers",
-        other if other.ends_with("SectionKeys") => "section",
+        other if other.ends_with("Section") => "section",
         other => panic!("{other}: unknown type of a setting"),
     }
 }

@@ -115,8 +115,8 @@ pub(crate) struct ServeSection {
     pub(crate) tls_cert_file: Option<PathBuf>,
     /// PEM file with the private key of the certificate.
     pub(crate) tls_key_file: Option<PathBuf>,
-    /// Secret that clients must send as `?secret=`. Default none: only a loopback address is
-    /// allowed.
+    /// Secret that clients must send as `?secret=`. Default none: then `listen` must be a loopback
+    /// address, unless tokens are required or `insecure` is set.
     pub(crate) secret: Option<SecretText>,
     /// `required`: a client without the secret must send a signed token (see `[identity]`) that
     /// grants the requested shape. Default `off`: a token only identifies the user of a stream.

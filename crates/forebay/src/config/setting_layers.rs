@@ -126,8 +126,9 @@ impl<F: SettingsFile> SettingLayers<F> {
             .collect();
         let variables: Vec<(String, String)> = variables.into_iter().collect();
         let services: Vec<String> = variables.iter().filter_map(|(name, _)| service_prefix(name)).collect();
-        let ours = |name: &str| !services.iter().any(|service| is_service_variable(service, name));
-        let variables: Vec<(String, String)> = variables.into_iter().filter(|(name, _)| ours(name)).collect();
+        let is_setting = |name: &str| !services.iter().any(|service| is_service_variable(service, name));
+        let variables: Vec<(String, String)> =
+            variables.into_iter().filter(|(name, _)| is_setting(name)).collect();
         let wrong = |(name, why): (&str, String)| LayerError::Variable { name: name.to_owned(), why };
         let (borrowed, notices) = F::import_variables(&variables).map_err(wrong)?;
         for setting in borrowed {
@@ -137,13 +138,14 @@ impl<F: SettingsFile> SettingLayers<F> {
         for (name, text) in variables {
             match known.iter().find(|(own, ..)| *own == name) {
                 Some((_, section, key)) => self.variable(&name, section, key, &text)?,
-                // A `FOREBAY_` variable without one of our sections may belong to another program.
+                // A variable with the prefix of one of our sections is ours. Others may belong to
+                // another program.
                 None if sections.iter().any(|(section, _)| name.starts_with(&variable(section, ""))) => {
                     let suggestion = nearest(&name, known.iter().map(|(own, ..)| own.as_str()));
                     let suggestion = suggestion.map(str::to_owned);
                     return Err(LayerError::UnknownVariable { name, suggestion });
                 }
-                // But if it is very similar to a known variable, its section is misspelt.
+                // Very similar to a known variable: its section is misspelt.
                 None if name.starts_with(PREFIX) => {
                     let near =
                         nearest_within(MAX_TYPO_LETTERS, &name, known.iter().map(|(own, ..)| own.as_str()));

@@ -156,7 +156,7 @@ pub(crate) struct QuotaSection {
     /// Name of this instance, unique in the cluster and the same after a restart. Default host name
     /// and port: after a restart, the permits of the previous process are free at once.
     pub(crate) member: Option<String>,
-    /// Behaviour while Redis is unavailable: `closed` (no new streams), `share` (an equal part of
+    /// Behavior while Redis is unavailable: `closed` (no new streams), `share` (an equal part of
     /// the limit for each instance; the default) or `open` (no limit).
     pub(crate) policy: Option<String>,
     /// Interval of the heartbeats to Redis. Default 2,000.
@@ -176,7 +176,7 @@ pub(crate) struct AdminSection {
     pub(crate) listen: Option<String>,
     /// Password of the admin address, for any user name or as a bearer token. `/healthz` and the
     /// status of `/readyz` need no password; the reason in `/readyz` and everything else does.
-    /// Default none: only a loopback address is allowed.
+    /// Default none: then `listen` must be a loopback address, unless `insecure` is set.
     pub(crate) secret: Option<SecretText>,
     /// Allows an address that other machines can reach, without a secret. Every client that can
     /// connect can read thread ids and figures. Default false.

@@ -3,9 +3,9 @@
 //!
 //! Invariant: it listens on this machine only. It leaves no process and no directory, and in the
 //! user's own database no slot and no publication.
-//! Enforced by: the handles of the sandbox end their processes and remove their directories, even
-//! if this process is killed. The slot is temporary. The publication has a name of this run and is
-//! dropped at the end.
+//! Enforced by: the handles of the sandbox end their processes, even if this process is killed, and
+//! remove their directories; after a kill, the next run removes them. The slot is temporary. The
+//! publication has a name of this run and is dropped at the end.
 //!
 //! | topic | file |
 //! |---|---|
@@ -160,7 +160,8 @@ impl DevResources {
         if has_own_database {
             return Ok(DevResources { postgres: None, storage });
         }
-        // The data may be in memory: WAL stays small, and syncs are not needed.
+        // The data directory is in memory if there is enough: WAL stays small, and syncs are not
+        // needed.
         let built = Postgres::builder()
             .config("wal_level", "logical")
             .config("fsync", "off")

@@ -4,8 +4,9 @@
 //! request or the body is dropped. So the span of a stream lasts as long as the stream, also with a
 //! [`LiveBody`], which takes over its socket. The inner service gets a `traceparent` of this span.
 //! Enforced by: the span is owned by the future of the call, and moves into the [`TracedBody`] with
-//! the response. Out of scope, on purpose: `url.path`, `url.query`, addresses and headers, which
-//! may contain user names or secrets.
+//! the response.
+//! Out of scope: `url.path`, `url.query`, addresses and headers, because they may contain user
+//! names or secrets.
 
 use std::borrow::Cow;
 use std::convert::Infallible;
@@ -45,13 +46,13 @@ const STREAM_SECONDS: &str = "forebay.stream.seconds";
 const MAX_TRACE_BYTES: usize = 512;
 
 /// A service that can name the route of a request.
-pub(crate) trait RoutePattern {
+pub(crate) trait RouteResolver {
     /// Returns the pattern of the route, from the settings or the protocol; never the client's
     /// path.
     fn route(&self, request: &Request<Incoming>) -> Option<Cow<'static, str>>;
 }
 
-impl RoutePattern for ServeService {
+impl RouteResolver for ServeService {
     fn route(&self, request: &Request<Incoming>) -> Option<Cow<'static, str>> {
         let route = match Route::of(request.uri().path()) {
             Route::Shape => "/v1/shape",
@@ -63,7 +64,7 @@ impl RoutePattern for ServeService {
     }
 }
 
-impl RoutePattern for GateService {
+impl RouteResolver for GateService {
     fn route(&self, request: &Request<Incoming>) -> Option<Cow<'static, str>> {
         let route = GateService::route(self, request)?;
         Some(route.path().to_owned().into())
@@ -93,7 +94,7 @@ impl<S> TracedService<S> {
 
 impl<S, B> Service<Request<Incoming>> for TracedService<S>
 where
-    S: Service<Request<Incoming>, Response = Response<B>, Error = Infallible> + RoutePattern,
+    S: Service<Request<Incoming>, Response = Response<B>, Error = Infallible> + RouteResolver,
 {
     type Response = Response<TracedBody<B>>;
     type Error = Infallible;

@@ -168,7 +168,7 @@ fn tls_passes_only_with_a_verified_certificate() {
         "postgres",
         "tls",
         "warn",
-        &["nobody verified", "verify-full", "database.ca_file"],
+        &["was not verified", "verify-full", "database.ca_file"],
     );
     let wrong = run_check(
         "wrong-ca",
@@ -220,12 +220,12 @@ async fn the_slot_lock_and_addresses_of_a_running_instance_are_reported() {
     assert_eq!(output.status.code(), Some(0), "{text}");
     for part in [
         format!("the slot {} is used by a running instance", fixture.slot),
-        format!("the publication {} is there", fixture.slot),
-        format!("an instance writes to it (process {})", serve.pid()),
-        "a store that this version reads".to_owned(),
-        format!("{listen} is taken (--listen)"),
-        format!("{admin} is taken (--admin)"),
-        "fit, with ".to_owned(),
+        format!("the publication {} exists", fixture.slot),
+        format!("a running instance uses the directory (process {})", serve.pid()),
+        "a store that this version can read".to_owned(),
+        format!("{listen} is in use (--listen)"),
+        format!("{admin} is in use (--admin)"),
+        "ready, with ".to_owned(),
     ] {
         assert!(text.contains(&part), "{part:?} is not in\n{text}");
     }
@@ -239,7 +239,7 @@ fn an_unusable_storage_folder_is_reported() {
     std::fs::write(&file, "not a folder").unwrap();
     let url = fixture.postgres.url(&fixture.database);
     let report = run_check_in(&file, &url, &[]);
-    report.assert_finding("storage", "writable", "fail", &["no directory", "storage.dir"]);
+    report.assert_finding("storage", "writable", "fail", &["not a directory", "storage.dir"]);
     std::fs::remove_file(&file).unwrap();
     std::fs::create_dir(&file).unwrap();
     std::fs::write(file.join("catalog"), "nonsense").unwrap();
