@@ -68,7 +68,7 @@ fn without_an_instance_it_says_what_to_look_at() {
     let output = status(&nobody, &[]);
     let complaint = String::from_utf8(output.stderr).unwrap();
     assert!(output.status.code() == Some(1) && complaint.contains(&nobody), "{complaint}");
-    assert!(complaint.contains("is it running"), "{complaint}");
+    assert!(complaint.contains("is the instance running"), "{complaint}");
 }
 
 #[test]
@@ -117,7 +117,7 @@ fn over_https_only_a_server_that_the_system_trusts_is_asked() {
         String::from_utf8(output.stderr).unwrap()
     };
     let trusted = complaint(server.ca_path());
-    assert!(trusted.contains("broke"), "{trusted}");
+    assert!(trusted.contains("lost"), "{trusted}");
     let other = Redis::builder().tls().start().unwrap();
     let stranger = complaint(other.ca_path());
     assert!(stranger.contains("can't connect") && stranger.contains("certificate"), "{stranger}");

@@ -198,7 +198,7 @@ async fn an_answer_that_breaks_off_is_asked_for_again_and_printed_once() {
     let path = Proxy::start(serve.addr);
     path.truncate_after(20_000, Direction::ToClient);
     let tail = Tail::run(command(&format!("http://{}", path.addr()), &["items"]));
-    tail.note("broke");
+    tail.note("lost");
     path.resume();
     tail.note("up to date: 3,000 rows");
     let mut ids: Vec<u32> =
