@@ -64,7 +64,7 @@
 //! - Rejections are problem documents: 503 above the total, 429 above the user's limit.
 //!   `the_fourth_stream_of_a_user_is_429_and_the_one_above_the_total_503`,
 //!   `every_rejection_is_a_problem_with_its_status_and_thread_id`,
-//!   `only_those_who_wait_need_a_permit`
+//!   `only_live_requests_need_a_permit`
 //! - A user is identified by a verified token, a known API key or a trusted proxy.
 //!   `invalid_tokens_are_401_and_take_no_permit`,
 //!   `a_wrong_credential_is_refused_even_if_another_is_valid`,

@@ -103,7 +103,8 @@ pub enum Readiness {
     /// Clients should be sent here.
     Ready,
     /// Another instance follows the database, and this one serves what that one writes. Counts as
-    /// ready: a rolling deploy stops the old instance only when the new one is ready.
+    /// ready: a rolling deploy stops the old instance only when the new one is ready, and would
+    /// otherwise never finish.
     Waiting,
     /// Clients should not be sent here, with the reason in one line.
     NotReady(&'static str),

@@ -43,8 +43,8 @@
 //! # Invariants and their tests
 //!
 //! - An invalid setting is an error that names its key, its origin, and what to write.
-//!   `each_wrong_value_names_its_key_and_where_it_was_set`,
-//!   `a_bad_value_is_named_with_where_it_came_from`, `invalid_settings_are_reported_with_the_expected_form`
+//!   `an_error_names_the_key_and_the_origin_of_an_invalid_value`,
+//!   `an_error_names_the_invalid_value_and_its_origin`, `invalid_settings_are_reported_with_the_expected_form`
 //! - The probes need no secret; every other admin endpoint does, if one is set.
 //!   `with_an_admin_secret_only_probes_need_no_credentials`,
 //!   `the_secret_is_accepted_as_a_password_or_alone_and_nothing_else_is`
@@ -61,7 +61,7 @@
 //!   `a_span_is_the_child_of_the_callers_and_the_parent_of_the_upstreams`,
 //!   `an_unavailable_collector_costs_a_bounded_buffer_and_fails_no_request`
 //! - Telemetry is sent only to a configured collector.
-//!   `nothing_is_sent_unless_somebody_says_where`
+//!   `telemetry_is_off_without_an_endpoint`
 //! - The dashboard loads nothing from other hosts, and runs only its own script.
 //!   `the_page_is_one_document_that_names_no_other_host`,
 //!   `the_policy_allows_only_the_pages_own_script_and_style`
@@ -85,7 +85,7 @@
 //!   `every_client_connected_at_sigterm_gets_a_complete_response`
 //! - Documentation lists exactly the endpoints, errors and settings of the code.
 //!   `exactly_the_endpoints_of_the_code_are_documented_with_their_methods`,
-//!   `the_reference_is_what_the_code_takes_and_what_help_says`
+//!   `the_reference_of_settings_and_flags_is_up_to_date`
 //!
 //! Bounds: 128 admin connections, 32 open dashboards, 20 listed shapes, 64 MiB for a status that
 //! `forebay status` reads, 1 GiB for a reply that `forebay tail` reads.

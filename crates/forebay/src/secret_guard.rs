@@ -1,8 +1,8 @@
 //! Checks the secret of the admin address.
 //!
 //! Invariant: the time to respond doesn't depend on the secret. Neither the configured nor the
-//! presented secret is ever printed. A request with two `Authorization` headers is refused: a proxy
-//! may have checked the other one.
+//! presented secret is ever printed. Two `Authorization` headers count as none: a proxy may have
+//! checked the other one.
 
 use std::fmt;
 use std::sync::{Arc, PoisonError, RwLock};

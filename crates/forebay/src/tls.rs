@@ -80,6 +80,9 @@ pub(crate) enum CertificateCheck {
 
 impl TlsCertificate {
     /// Reads a certificate chain and its private key, both in PEM.
+    ///
+    /// # Errors
+    /// Fails if a file can't be read, or the pair is invalid.
     pub fn open(certificate: &Path, key: &Path) -> Result<TlsCertificate, TlsError> {
         let texts = (read(certificate)?, read(key)?);
         let hasher = RandomState::new();

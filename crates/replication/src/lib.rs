@@ -95,7 +95,7 @@
 //!   `a_manual_publication_is_not_changed_even_by_its_owner`,
 //!   `a_manual_publication_must_exist_and_have_all_operations`,
 //!   `a_manual_publication_must_include_the_table_completely`,
-//!   `where_the_publication_is_kept_by_hand_a_partition_is_refused_by_name`
+//!   `a_manual_publication_via_the_root_refuses_partitions_with_a_reason`
 //!
 //! # Where to look
 //!

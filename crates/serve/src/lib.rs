@@ -80,14 +80,14 @@
 //!   `kills_restarts_and_cuts_change_nothing_for_clients`, `shapes_survive_a_restart_and_a_kill`,
 //!   `no_change_is_lost_or_printed_twice_across_server_restarts`
 //! - In a rolling deploy clients miss nothing. After a kill, another instance takes over.
-//!   `a_rolling_restart_under_a_thousand_streams_loses_no_change_and_admits_nobody_wrongly`,
-//!   `an_instance_that_waits_serves_what_is_there_and_takes_over`
+//!   `a_rolling_restart_under_a_thousand_streams_loses_no_change_and_keeps_the_limit`,
+//!   `a_waiting_instance_serves_existing_shapes_and_takes_over`
 //! - At each up-to-date the client has rows that the table had between two commits.
 //!   `clients_see_what_the_table_was_between_two_commits`,
-//!   `a_slow_client_is_up_to_date_only_between_commits_though_its_log_is_made_short`
+//!   `a_slow_client_is_up_to_date_only_between_commits_while_its_log_is_compacted`
 //! - An event stream that ends after messages without an up-to-date is aborted: it never looks
-//!   complete. `a_stream_breaks_when_its_token_ends_in_the_middle_of_a_transaction`,
-//!   `a_stream_whose_time_is_over_goes_on_to_its_next_up_to_date`
+//!   complete. `a_stream_breaks_when_its_token_expires_inside_a_transaction`,
+//!   `a_stream_past_its_timeout_continues_to_the_next_up_to_date`
 //! - Snapshot and log meet without gap and overlap.
 //!   `a_writer_that_is_open_across_the_table_s_publication_is_in_the_snapshot`,
 //!   `a_commit_that_waits_for_its_standby_is_in_a_new_shape_all_the_same`
@@ -105,12 +105,12 @@
 //!   `a_clause_that_fails_on_a_row_fails_only_where_the_grant_is_true`
 //! - No response is waited for, and no stream lasts, beyond the token's expiry.
 //!   `no_wait_outlasts_the_token`,
-//!   `a_stream_ends_with_its_token_though_there_is_always_more_to_read`
+//!   `a_busy_stream_ends_when_its_token_expires`
 //! - A subset's clause reads nothing but its row.
 //!   `only_functions_that_read_nothing_but_their_arguments_are_allowed`,
-//!   `no_clause_gets_out_of_the_row`
+//!   `no_clause_does_more_than_evaluate_a_row`
 //! - A live response without changes is never confirmed by its ETag.
-//!   `heads_tags_and_compression_are_as_http_has_them`
+//!   `head_requests_etags_and_compression_follow_http`
 //!
 //! # Bounds
 //!

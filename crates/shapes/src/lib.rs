@@ -151,10 +151,10 @@
 //!   `a_full_disk_pauses_the_store_until_there_is_space`
 //! - From any offset, the merged log leads to the same rows.
 //!   `reading_the_merged_log_from_any_offset_leads_to_the_same_rows`,
-//!   `a_long_log_is_merged_and_clients_read_on_from_wherever_they_are`
+//!   `a_long_log_is_compacted_and_clients_continue_from_any_offset`
 //! - Memory, shapes, open files and, with `max_bytes`, disk are bounded by the settings.
 //!   `a_transaction_of_300_megabytes_that_a_hundred_shapes_match_is_never_in_memory`,
-//!   `what_is_kept_for_streams_does_not_grow_with_the_number_of_shapes`,
+//!   `memory_for_streams_does_not_grow_with_the_number_of_shapes`,
 //!   `the_least_recently_used_shape_is_deleted_for_a_new_one`,
 //!   `open_files_are_bounded_and_the_least_recently_used_one_is_closed`,
 //!   `shapes_beyond_max_bytes_are_deleted_at_a_checkpoint`,
@@ -163,8 +163,8 @@
 //!   `a_handle_is_never_reused_even_if_the_clock_goes_back`
 //! - Only a torn end of the store's log is cut. Records of a newer release are refused and left
 //!   unchanged, and a process that finds them never takes over.
-//!   `a_server_refuses_what_a_newer_version_wrote_and_leaves_it_alone`,
-//!   `an_instance_that_reads_beside_a_newer_one_refuses_and_never_takes_over`,
+//!   `a_server_refuses_storage_of_a_newer_version_and_does_not_change_it`,
+//!   `an_instance_beside_a_newer_one_refuses_requests_and_never_takes_over`,
 //!   `a_torn_end_that_was_never_durable_is_truncated`,
 //!   `damage_before_the_durable_position_is_refused_and_never_truncated`,
 //!   `a_segment_with_a_successor_is_never_truncated`

@@ -68,7 +68,7 @@ fn without_an_instance_status_reports_the_address_it_tried() {
     let output = status(&unused_address, &[]);
     let stderr = String::from_utf8(output.stderr).unwrap();
     assert!(output.status.code() == Some(1) && stderr.contains(&unused_address), "{stderr}");
-    assert!(stderr.contains("is it running"), "{stderr}");
+    assert!(stderr.contains("is the instance running"), "{stderr}");
 }
 
 #[test]
@@ -118,7 +118,7 @@ fn over_https_only_certificates_of_the_system_store_are_accepted() {
         String::from_utf8(output.stderr).unwrap()
     };
     let trusted = run_with_ca(server.ca_path());
-    assert!(trusted.contains("broke"), "{trusted}");
+    assert!(trusted.contains("lost"), "{trusted}");
     let other = Redis::builder().tls().start().unwrap();
     let untrusted = run_with_ca(other.ca_path());
     assert!(untrusted.contains("can't connect") && untrusted.contains("certificate"), "{untrusted}");

@@ -205,7 +205,7 @@ async fn a_truncated_response_is_requested_again_and_printed_once() {
     let path = Proxy::start(serve.addr);
     path.truncate_after(20_000, Direction::ToClient);
     let tail = TailProcess::run(command(&format!("http://{}", path.addr()), &["items"]));
-    tail.note("broke");
+    tail.note("lost");
     path.resume();
     tail.note("up to date: 3,000 rows");
     let mut ids: Vec<u32> =
