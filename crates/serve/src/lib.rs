@@ -90,16 +90,16 @@
 //!   `a_stream_past_its_timeout_continues_to_the_next_up_to_date`
 //! - Snapshot and log meet without gap and overlap.
 //!   `a_writer_that_is_open_across_the_table_s_publication_is_in_the_snapshot`,
-//!   `a_commit_that_waits_for_its_standby_is_in_a_new_shape_all_the_same`
+//!   `a_commit_that_waits_for_its_standby_is_in_a_new_shape`
 //! - Snapshot and log write a value as the same text.
 //!   `values_are_the_same_text_in_snapshot_and_log`,
 //!   `every_value_is_the_text_that_postgres_writes`
 //! - No change reaches a shape whose table was different when the row changed.
-//!   `a_table_that_is_changed_by_a_commit_that_waits_for_its_standby_ends_its_shape_before_the_row`,
-//!   `a_shape_made_between_an_attach_and_a_detach_is_replaced`
+//!   `ddl_that_waits_for_its_standby_ends_the_shape_before_the_next_row`,
+//!   `a_shape_created_between_attach_and_detach_is_replaced`
 //! - An alteration that the stream doesn't show replaces the shapes within 5 s.
-//!   `a_table_that_changed_without_a_row_is_soon_seen_as_it_is`,
-//!   `labels_of_an_enum_are_renamed_wherever_it_is_used`
+//!   `a_new_column_is_soon_served_although_no_row_changed`,
+//!   `renaming_an_enum_label_replaces_every_shape_with_the_enum`
 //! - A bearer sees no row and no column outside its grant, not even by an error.
 //!   `no_clause_of_a_client_matches_a_row_outside_the_grant`,
 //!   `a_clause_that_fails_on_a_row_fails_only_where_the_grant_is_true`
