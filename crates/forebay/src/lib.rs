@@ -44,7 +44,8 @@
 //!
 //! - An invalid setting is an error that names its key, its origin, and what to write.
 //!   `an_error_names_the_key_and_the_origin_of_an_invalid_value`,
-//!   `an_error_names_the_invalid_value_and_its_origin`, `invalid_settings_are_reported_with_the_expected_form`
+//!   `an_error_names_the_invalid_value_and_its_origin`,
+//!   `invalid_settings_are_reported_with_the_expected_form`
 //! - The probes need no secret; every other admin endpoint does, if one is set.
 //!   `with_an_admin_secret_only_probes_need_no_credentials`,
 //!   `the_secret_is_accepted_as_a_password_or_alone_and_nothing_else_is`

@@ -73,7 +73,8 @@
 //!   either no byte of the request was sent, or its method is idempotent, it has no body, and no
 //!   byte of a response arrived. No response reaches another client.
 //!   `a_request_is_not_retried_once_a_response_byte_arrived`,
-//!   `only_idempotent_requests_on_reused_connections_are_retried_and_only_once`, `random_load_mixes_up_no_responses_and_leaks_nothing`
+//!   `only_idempotent_requests_on_reused_connections_are_retried_and_only_once`,
+//!   `random_load_mixes_up_no_responses_and_leaks_nothing`
 //! - Identity headers, forwarded headers and headers that override the route reach the upstream
 //!   only from the gate or a trusted proxy.
 //!   `identity_headers_of_an_untrusted_peer_are_dropped`,

@@ -63,7 +63,7 @@ async fn soak(
     for task in 0..TASKS {
         let (reservoir, done, failed) = (reservoir.clone(), done.clone(), failed.clone());
         tasks.spawn(async move {
-            let mut rng = SplitMix64(seed * 1_000 + task);
+            let mut rng = SoakRng(seed * 1_000 + task);
             while Instant::now() < until {
                 let outcome = match reservoir.checkout_within(Duration::from_secs(1)).await {
                     // Some callers drop their query.
@@ -83,7 +83,7 @@ async fn soak(
             }
         });
     }
-    let (mut rng, mut reported_at) = (SplitMix64(seed), Instant::now());
+    let (mut rng, mut reported_at) = (SoakRng(seed), Instant::now());
     while Instant::now() < until {
         tokio::time::sleep(Duration::from_millis(200 + rng.below(1_500))).await;
         match rng.below(6) {
@@ -123,10 +123,10 @@ async fn soak(
     Ok(())
 }
 
-/// SplitMix64 generator: the same seed repeats the run.
-struct SplitMix64(u64);
+/// SoakRng generator: the same seed repeats the run.
+struct SoakRng(u64);
 
-impl SplitMix64 {
+impl SoakRng {
     fn below(&mut self, sides: u64) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut mixed = self.0;

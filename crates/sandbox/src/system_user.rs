@@ -11,7 +11,7 @@ pub(crate) struct SystemUser {
     pub(crate) gid: u32,
 }
 
-/// Returns `postgres`, else `nobody`, if this process runs as root; otherwise `None`.
+/// Returns an unprivileged system user if this process runs as root; otherwise `None`.
 pub(crate) fn unprivileged_user() -> Option<SystemUser> {
     let us = fs::metadata("/proc/self").map_or(u32::MAX, |meta| meta.uid());
     if us != 0 {

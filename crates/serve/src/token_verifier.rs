@@ -1,7 +1,7 @@
 //! Token verifier: from a request's token to its bearer, with grants and expiry.
 //!
-//! Invariant: a [`TokenBearer`] exists only for a token that was just verified and hasn't passed its
-//! `exp`. No wait of a request outlasts the token.
+//! Invariant: a [`TokenBearer`] exists only for a token that was just verified and hasn't passed
+//! its `exp`. No wait of a request outlasts the token.
 //! Enforced by: outside tests, only [`TokenVerifier::bearer`] creates a bearer, and every wait on
 //! the way to a response goes through [`while_valid`]. The clock leeway of admission doesn't apply
 //! here: each stream ends at `exp`, and the client would reconnect until the leeway is over.

@@ -79,13 +79,13 @@
 //! # Picture
 //!
 //! ```text
-//!  replication messages                                         rows of COPY
-//!      │                                                            │
-//!      ▼                                                            ▼
-//!  Follower (follow/) ── filter index, encode/            ShapeCreation (creation.rs)
-//!      │ records                                                    │ one record: snapshot complete
-//!      ▼                                                            │ rows: log, or a file if large
-//!  store queue ◀────────────────────────────────────────────────────┘
+//!  replication messages                                    rows of COPY
+//!      │                                                       │
+//!      ▼                                                       ▼
+//!  Follower (follow/) ── filter index, encode/       ShapeCreation (creation.rs)
+//!      │ records                                               │ one record: snapshot complete
+//!      ▼                                                       │ rows: log, or a file if large
+//!  store queue ◀───────────────────────────────────────────────┘
 //!      │
 //!      ▼
 //!  writer thread ── append, sync ──▶ store log (wal/)
@@ -98,7 +98,8 @@
 //! ```
 //!
 //! - A transaction is encoded once for each selection of columns. Its record has the text, and for
-//!   each shape the ranges that belong to it. Live streams and the shapes' files get the same bytes.
+//!   each shape the ranges that belong to it. Live streams and the shapes' files get the same
+//!   bytes.
 //! - The writer, recovery and a process that reads beside the writer apply the same records with
 //!   the same function. A takeover reads to the end of the log and runs a checkpoint.
 //! - Committed changes are synced at once. Records of shapes that are created at the same time are
@@ -198,8 +199,8 @@
 //!
 //! # Lock order
 //!
-//! `turn`, then `followed`, then `registry`, then the lock of a shape. `turn` is held for reading by
-//! each write outside the writer thread, and for writing when writing begins and ends. Deletions
+//! `turn`, then `followed`, then `registry`, then the lock of a shape. `turn` is held for reading
+//! by each write outside the writer thread, and for writing when writing begins and ends. Deletions
 //! and matched changes are queued under `followed`, so that the store's log has them in the order
 //! of the decisions, and a shape can't reappear with a gap after a crash.
 //!

@@ -18,6 +18,7 @@ const REPEATABLE: &[(&str, &str)] = &[
     ("State", "the states of one state machine"),
     ("Event", "the inputs of one state machine"),
     ("Effect", "the outputs of one state machine"),
+    ("Result", "the result alias of one example"),
 ];
 /// A name that this many files define is a violation.
 const TOO_MANY_FILES: usize = 3;
@@ -32,14 +33,15 @@ const MAX_LINES: usize = 500;
 /// This file is skipped: it must contain the pronouns.
 const THIS_FILE: &str = "crates/testkit/tests/names.rs";
 
-// Budgets. The goal of each is 0; of `PRONOUNS_ELSEWHERE`, 9.
-const REPEATED_TYPE_NAMES: usize = 35;
-const PRONOUNS_IN_MARKDOWN: usize = 30;
-const PRONOUNS_IN_RUSTDOC: usize = 196;
-const PRONOUNS_IN_LOG_TEXTS: usize = 1;
-const PRONOUNS_ELSEWHERE: usize = 128;
-const WIDE_COMMENTS: usize = 775;
-const LONG_FILES: usize = 4;
+// Budgets. Elsewhere: the system user `nobody`, a row of a test, and two texts of HTTP responses,
+// which stay the same.
+const REPEATED_TYPE_NAMES: usize = 0;
+const PRONOUNS_IN_MARKDOWN: usize = 0;
+const PRONOUNS_IN_RUSTDOC: usize = 0;
+const PRONOUNS_IN_LOG_TEXTS: usize = 0;
+const PRONOUNS_ELSEWHERE: usize = 6;
+const WIDE_COMMENTS: usize = 0;
+const LONG_FILES: usize = 0;
 
 #[test]
 fn a_type_name_is_defined_in_at_most_two_files() {

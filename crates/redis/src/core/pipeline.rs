@@ -37,8 +37,7 @@ pub(crate) struct PipelineRequest<S> {
 pub enum ExpectedReplies {
     /// This many replies; at least one.
     Replies(u32),
-    /// This many push messages of this kind (for SUBSCRIBE and similar commands), or one error
-    /// reply.
+    /// This many push messages of this kind, as after SUBSCRIBE, or one error reply.
     Confirmations(u32, &'static str),
     /// This many replies, followed by those of an echo probe, which the caller does not get.
     Verified(u32, EchoProbe),
@@ -59,8 +58,7 @@ impl ExpectedReplies {
     }
 }
 
-/// The replies to one request. Each part holds whole replies, so every reply is contiguous in
-/// memory.
+/// The replies to one request. Each part holds whole replies: each is contiguous in memory.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Replies {
     pub(crate) first: Bytes,

@@ -117,7 +117,7 @@ async fn run_seeds(version: Option<u32>, seeds: std::ops::RangeInclusive<u64>) {
 }
 
 async fn one_seed(server: &Postgres, seed: u64) {
-    let mut random = SplitMix64(seed);
+    let mut random = HistoryRng(seed);
     let followed = FollowedDatabase::new(server);
     let proxy = Proxy::start(server.addr());
     followed.sql(
@@ -131,7 +131,7 @@ async fn one_seed(server: &Postgres, seed: u64) {
     let (stop, stopped) = tokio::sync::watch::channel(false);
     let writers: Vec<_> = (0..WRITERS)
         .map(|writer| {
-            tokio::spawn(write(followed.url(), writer, SplitMix64(seed * 1_000 + writer), stopped.clone()))
+            tokio::spawn(write(followed.url(), writer, HistoryRng(seed * 1_000 + writer), stopped.clone()))
         })
         .collect();
     for _ in 0..FAULTS {
@@ -171,7 +171,7 @@ async fn arrived(followed: &FollowedDatabase<'_>, seed: u64) -> Vec<JournalTrans
 
 /// Injects a fault while a large transaction is arriving. No other writer runs.
 async fn fault_during_transaction(
-    random: &mut SplitMix64,
+    random: &mut HistoryRng,
     followed: &FollowedDatabase<'_>,
     proxy: &Proxy,
     follower: &mut FollowerProcess,
@@ -200,7 +200,7 @@ async fn fault_during_transaction(
 }
 
 async fn fault(
-    random: &mut SplitMix64,
+    random: &mut HistoryRng,
     followed: &FollowedDatabase<'_>,
     proxy: &Proxy,
     follower: &mut FollowerProcess,
@@ -228,7 +228,7 @@ async fn fault(
 async fn write(
     url: String,
     writer: u64,
-    mut random: SplitMix64,
+    mut random: HistoryRng,
     stopped: tokio::sync::watch::Receiver<bool>,
 ) {
     let (mut client, mut next) = (None, 1);
@@ -262,7 +262,7 @@ async fn connect(url: &str) -> Option<forebay_replication::reservoir::tokio_post
     }
 }
 
-fn transaction(writer: u64, next: &mut u64, random: &mut SplitMix64) -> String {
+fn transaction(writer: u64, next: &mut u64, random: &mut HistoryRng) -> String {
     let mut script = String::from("BEGIN; ");
     for _ in 0..=random.up_to(4) {
         let (id, note) = (*next, random.up_to(1_000_000));
@@ -303,9 +303,9 @@ fn unhex(text: &str) -> Vec<u8> {
 }
 
 /// Random numbers, reproducible by seed.
-struct SplitMix64(u64);
+struct HistoryRng(u64);
 
-impl SplitMix64 {
+impl HistoryRng {
     fn up_to(&mut self, end: u64) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut mixed = self.0;

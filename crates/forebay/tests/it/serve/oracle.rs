@@ -41,7 +41,7 @@
 //! | tables whose definition changes, and the writers that change them | `schema_writers.rs` |
 //! | what these tables contained, and which states a client may have | `schema_journal.rs` |
 //! | which shapes clients request | `oracle_request.rs` |
-//! | a client: requests, retries, resuming | `oracle_client.rs`, `http_connection.rs` |
+//! | a client: requests, retries, resuming | `oracle_client.rs`, `oracle_connection.rs` |
 //! | a client: rules for messages, and its rows | `client_view.rs` |
 //! | kills, restarts and network faults | `faults.rs` |
 //! | two more tests: slow clients during compaction; commits that wait for a standby | `slow.rs`, `standby.rs` |
@@ -50,8 +50,8 @@
 mod client_view;
 mod faults;
 mod history;
-mod http_connection;
 mod oracle_client;
+mod oracle_connection;
 mod oracle_request;
 mod plot;
 mod row_writers;

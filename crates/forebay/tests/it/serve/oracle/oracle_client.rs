@@ -20,7 +20,7 @@ use super::super::support::path;
 use super::PostgresVariant;
 use super::client_view::{ClientView, MessageCounts, ObservedState};
 use super::history::{OracleRow, OracleSnapshot};
-use super::http_connection::{HttpConnection, ResponseHead};
+use super::oracle_connection::{OracleConnection, OracleResponseHead};
 use super::oracle_request::OracleRequest;
 use super::schema_journal::{SchemaJournal, ShapeSelection};
 use super::tables::{self, MessageRules, OracleTable};
@@ -177,7 +177,7 @@ pub(crate) struct OracleClient<'a> {
     is_up_to_date: bool,
     /// Up-to-dates that are left before it deletes the shape or requests another one.
     remaining_up_to_dates: usize,
-    connection: Option<HttpConnection>,
+    connection: Option<OracleConnection>,
     /// Whether it paused before the current request, so that it is behind.
     has_paused: bool,
     /// The last response that wasn't 200.
@@ -395,7 +395,7 @@ impl<'a> OracleClient<'a> {
     /// Reads the log again from the current offset. This shows whether the log is wrong, or only
     /// the delivery was.
     async fn read_again(&self) -> io::Result<Vec<String>> {
-        let mut connection = HttpConnection::open(self.context.server).await?;
+        let mut connection = OracleConnection::open(self.context.server).await?;
         let query = self.request.query();
         let mut params: Vec<_> = query.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
         params.push(("offset", &self.offset));
@@ -445,7 +445,7 @@ impl<'a> OracleClient<'a> {
     async fn request(
         &mut self,
         live: &[(&str, &str)],
-    ) -> Result<(HttpConnection, ResponseHead), RequestFailure> {
+    ) -> Result<(OracleConnection, OracleResponseHead), RequestFailure> {
         if self.offset == "-1" {
             // The response that named the handle may have broken off.
             self.handle = None;
@@ -460,12 +460,12 @@ impl<'a> OracleClient<'a> {
         let path = path(&params);
         let mut connection = match self.connection.take() {
             Some(connection) => connection,
-            None => HttpConnection::open(self.context.server).await?,
+            None => OracleConnection::open(self.context.server).await?,
         };
         if self.dice.percent(2) {
             // A client that disconnects right after its request.
             connection.send("GET", &path).await?;
-            connection = HttpConnection::open(self.context.server).await?;
+            connection = OracleConnection::open(self.context.server).await?;
         }
         let head = match connection.send("GET", &path).await {
             Ok(()) => connection.read_head().await,
@@ -486,7 +486,7 @@ impl<'a> OracleClient<'a> {
     }
 
     /// Checks the headers of a response 200, and stores handle, columns and cursor.
-    fn check_head(&mut self, head: &ResponseHead, is_live: bool) -> Result<(), String> {
+    fn check_head(&mut self, head: &OracleResponseHead, is_live: bool) -> Result<(), String> {
         let named = |name: &str| head.header(name).ok_or_else(|| format!("no {name} in {}", head.text));
         let handle = named("electric-handle")?;
         named("electric-offset")?;
@@ -507,7 +507,7 @@ impl<'a> OracleClient<'a> {
     }
 
     /// Decides what a client does after a response other than 200.
-    fn classify_refusal(&self, head: &ResponseHead, body: &[u8]) -> RequestFailure {
+    fn classify_refusal(&self, head: &OracleResponseHead, body: &[u8]) -> RequestFailure {
         let response = || format!("{}{}", head.text, String::from_utf8_lossy(body));
         match (head.status, &self.handle) {
             (409, Some(handle)) => {
@@ -622,7 +622,7 @@ impl<'a> OracleClient<'a> {
             false => StreamPlan::random(&mut self.dice, self.has_paused),
         };
         if plan.is_slow() {
-            self.connection = Some(HttpConnection::open_slow(self.context.server).await?);
+            self.connection = Some(OracleConnection::open_slow(self.context.server).await?);
         }
         let (mut connection, head) = self.request(&[("live", "true"), ("live_sse", "true")]).await?;
         if head.header("content-type") != Some("text/event-stream") {
@@ -708,7 +708,7 @@ impl<'a> OracleClient<'a> {
     async fn delete(&mut self) -> Result<(), RequestFailure> {
         let Some(handle) = self.handle.clone() else { return Ok(()) };
         self.context.records().deleted.insert(handle.clone());
-        let mut connection = HttpConnection::open(self.context.server).await?;
+        let mut connection = OracleConnection::open(self.context.server).await?;
         connection.send("DELETE", &path(&[("table", self.request.table.name), ("handle", &handle)])).await?;
         let head = connection.read_head().await?;
         match head.status {

@@ -17,7 +17,7 @@ use tokio::task::block_in_place;
 use tokio::time::{Instant, sleep};
 
 use super::super::support::{ServeFixture, ServeProcess, path};
-use super::http_connection::HttpConnection;
+use super::oracle_connection::OracleConnection;
 
 const ROWS: usize = 20;
 const SETTINGS: [(&str, &str); 7] = [
@@ -96,7 +96,7 @@ impl SlowClient {
 
     /// Follows an event stream for one to three up-to-dates, and waits for compactions meanwhile.
     async fn follow(&mut self, serve: &ServeProcess, dir: &Path, dice: &mut Dice) {
-        let mut connection = HttpConnection::open_slow(serve.addr).await.unwrap();
+        let mut connection = OracleConnection::open_slow(serve.addr).await.unwrap();
         let (handle, offset) = (self.handle.as_str(), self.offset.as_str());
         let live = [("live", "true"), ("live_sse", "true")];
         let shape = [("table", "wide"), ("handle", handle), ("offset", offset)];

@@ -15,7 +15,7 @@ const SMALL_RECEIVE_BUFFER: u32 = 4096;
 
 /// A connection for one request after another.
 #[derive(Debug)]
-pub(crate) struct HttpConnection {
+pub(crate) struct OracleConnection {
     socket: TcpStream,
     unread: Vec<u8>,
     /// Whether it has delivered a response before.
@@ -24,12 +24,12 @@ pub(crate) struct HttpConnection {
 
 /// Status line and headers of a response.
 #[derive(Debug)]
-pub(crate) struct ResponseHead {
+pub(crate) struct OracleResponseHead {
     pub(crate) status: u16,
     pub(crate) text: String,
 }
 
-impl ResponseHead {
+impl OracleResponseHead {
     pub(crate) fn header(&self, name: &str) -> Option<&str> {
         let lines = self.text.split("\r\n").skip(1).filter_map(|line| line.split_once(':'));
         let found = lines.into_iter().find(|(own, _)| own.eq_ignore_ascii_case(name));
@@ -37,12 +37,12 @@ impl ResponseHead {
     }
 }
 
-impl HttpConnection {
+impl OracleConnection {
     /// Connects.
     pub(crate) async fn open(to: SocketAddr) -> io::Result<Self> {
         let socket = timeout(READ_TIMEOUT, TcpStream::connect(to)).await??;
         socket.set_nodelay(true)?;
-        Ok(HttpConnection { socket, unread: Vec::new(), is_used: false })
+        Ok(OracleConnection { socket, unread: Vec::new(), is_used: false })
     }
 
     /// Connects with a small receive buffer.
@@ -50,7 +50,7 @@ impl HttpConnection {
         let socket = TcpSocket::new_v4()?;
         socket.set_recv_buffer_size(SMALL_RECEIVE_BUFFER)?;
         let socket = timeout(READ_TIMEOUT, socket.connect(to)).await??;
-        Ok(HttpConnection { socket, unread: Vec::new(), is_used: false })
+        Ok(OracleConnection { socket, unread: Vec::new(), is_used: false })
     }
 
     /// Sends a request without a body.
@@ -60,18 +60,18 @@ impl HttpConnection {
     }
 
     /// Reads the head of a response.
-    pub(crate) async fn read_head(&mut self) -> io::Result<ResponseHead> {
+    pub(crate) async fn read_head(&mut self) -> io::Result<OracleResponseHead> {
         let end = self.find(b"\r\n\r\n").await?;
         let text = String::from_utf8(self.unread.drain(..end + 4).collect()).map_err(io::Error::other)?;
         let status = text.split(' ').nth(1).and_then(|status| status.parse().ok());
-        Ok(ResponseHead {
+        Ok(OracleResponseHead {
             status: status.ok_or_else(|| io::Error::other("the response has no status"))?,
             text,
         })
     }
 
     /// Reads the whole body of a response.
-    pub(crate) async fn read_body(&mut self, head: &ResponseHead) -> io::Result<Vec<u8>> {
+    pub(crate) async fn read_body(&mut self, head: &OracleResponseHead) -> io::Result<Vec<u8>> {
         let mut body = Vec::new();
         match head.header("content-length") {
             Some(length) => body = self.take(length.parse().map_err(io::Error::other)?).await?,
