@@ -459,6 +459,6 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl fmt::Debug for StoreInner {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Inner").field("dir", &self.config.dir).finish_non_exhaustive()
+        f.debug_struct("StoreInner").field("dir", &self.config.dir).finish_non_exhaustive()
     }
 }

@@ -99,7 +99,8 @@ fn is_heading(line: &str) -> bool {
 
 /// Returns the folders of the crates that have a list of guarantees.
 fn crates_with_guarantees() -> Vec<PathBuf> {
-    let folders = fs::read_dir(root().join("crates")).unwrap().map(|entry| entry.unwrap().path());
+    let folders = fs::read_dir(root().join("crates")).expect("the folder of the crates");
+    let folders = folders.map(|entry| entry.expect("an entry of the folder").path());
     let has_guarantees = |path: &PathBuf| !WITHOUT_GUARANTEES.iter().any(|name| path.ends_with(name));
     let folders: Vec<PathBuf> = folders.filter(has_guarantees).collect();
     assert_eq!(folders.len(), 12, "{folders:?}");
