@@ -49,7 +49,7 @@ impl StoreCatalog {
         disk.rename(TEMPORARY_NAME, FILE_NAME).and_then(|()| disk.sync_dir("")).map_err(io::Error::other)
     }
 
-    /// Returns `None` if there is no catalog.
+    /// Reads the catalog. Returns `None` if there is none.
     pub(crate) fn read(disk: &dyn Disk) -> Result<Option<Self>, OpenError> {
         let file = match disk.open(FILE_NAME) {
             Ok(file) => file,
@@ -66,12 +66,12 @@ impl StoreCatalog {
         while let Some((Record::Note(note, _), length)) = frame::read_frame(&bytes).map_err(unreadable)? {
             let _read = bytes.split_to(length);
             match note {
-                Note::Catalog(head) if is_first && head.format != FORMAT => {
-                    return Err(OpenError::Format { found: head.format, known: FORMAT });
+                Note::Catalog(header) if is_first && header.format != FORMAT => {
+                    return Err(OpenError::Format { found: header.format, known: FORMAT });
                 }
-                Note::Catalog(head) if is_first => catalog.header = head,
+                Note::Catalog(header) if is_first => catalog.header = header,
                 Note::Table { id, table } => catalog.tables.push((id, table.into())),
-                Note::Shape(kept) => catalog.shapes.push(*kept),
+                Note::Shape(shape) => catalog.shapes.push(*shape),
                 Note::End { shapes } if shapes == catalog.shapes.len() && !is_first => {
                     return Ok(Some(catalog));
                 }
@@ -91,7 +91,7 @@ mod tests {
     use crate::store::disk::SimulatedDisk;
     use crate::store::record::{CatalogLog, CompletedSnapshot, SnapshotVisibility};
 
-    fn some() -> StoreCatalog {
+    fn example_catalog() -> StoreCatalog {
         let table = Arc::new(table(100, "items", vec![0]));
         let choice = ShapeOptions {
             clause: Some("qty > 5".into()),
@@ -120,17 +120,17 @@ mod tests {
     fn a_catalog_is_read_back_as_it_was_written_and_none_if_it_is_missing() {
         let disk = SimulatedDisk::new(1);
         assert_eq!(StoreCatalog::read(&disk).unwrap(), None);
-        some().write(&disk).unwrap();
-        assert_eq!(StoreCatalog::read(&disk).unwrap(), Some(some()));
+        example_catalog().write(&disk).unwrap();
+        assert_eq!(StoreCatalog::read(&disk).unwrap(), Some(example_catalog()));
     }
 
     #[test]
     fn a_catalog_of_the_previous_release_has_no_states() {
-        let head = serde_json::to_value(some().header).unwrap();
+        let head = serde_json::to_value(example_catalog().header).unwrap();
         let mut before = head.clone();
         before.as_object_mut().unwrap().remove("states");
         let read: CatalogHeader = serde_json::from_value(before).unwrap();
-        assert_eq!(read, CatalogHeader { states: Vec::new(), ..some().header });
+        assert_eq!(read, CatalogHeader { states: Vec::new(), ..example_catalog().header });
         let mut before = serde_json::to_value(table(100, "items", vec![0])).unwrap();
         before.as_object_mut().unwrap().retain(|field, _| field != "state" && field != "key_is_deferrable");
         assert_eq!(serde_json::from_value::<TableSchema>(before).unwrap(), table(100, "items", vec![0]));
@@ -139,7 +139,7 @@ mod tests {
     #[test]
     fn a_catalog_with_any_damaged_byte_is_refused() {
         let disk = SimulatedDisk::new(1);
-        some().write(&disk).unwrap();
+        example_catalog().write(&disk).unwrap();
         let file = disk.open(FILE_NAME).unwrap();
         let bytes = shape_files::read_range(&*file, 0, file.len().unwrap()).unwrap();
         for at in 0..bytes.len() {

@@ -45,6 +45,7 @@ impl RealDisk {
         Ok(RealDisk { dir, root, read_only })
     }
 
+    /// Returns the path in the filesystem.
     fn path(&self, path: &str) -> io::Result<PathBuf> {
         // Joining the empty path would add a slash.
         Ok(if check_path(path)?.is_empty() { self.dir.clone() } else { self.dir.join(path) })
@@ -149,6 +150,7 @@ impl Drop for DirectoryLock {
     }
 }
 
+/// An open file of the filesystem.
 #[derive(Debug)]
 struct RealFile(File);
 
