@@ -229,8 +229,8 @@ fn an_interrupted_transaction_is_counted_once() {
 fn rows_are_counted_again_after_a_takeover() {
     // Rows of the snapshot, changes before and after the takeover, and whether the latter delete
     // the shape.
-    type Case = (SnapshotRows, Vec<MessageBytes>, Vec<MessageBytes>, bool);
-    let cases: [Case; 5] = [
+    type TakeoverCase = (SnapshotRows, Vec<MessageBytes>, Vec<MessageBytes>, bool);
+    let cases: [TakeoverCase; 5] = [
         (&[A], vec![], vec![delete(A)], false),
         (&[A, A], vec![], vec![delete(A)], true),
         (&[A], vec![insert(A)], vec![delete(A)], true),

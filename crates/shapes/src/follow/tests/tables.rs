@@ -53,8 +53,8 @@ fn a_new_column_deletes_the_shapes_of_all_columns() {
 fn an_altered_table_deletes_the_shapes_that_need_the_altered_columns() {
     // The new description, and which shapes remain: all columns, id only, id where qty > 5.
     let items = "items";
-    type Columns = &'static [(&'static str, (u32, i32))];
-    let cases: [(&str, Columns, [bool; 3]); 6] = [
+    type StreamColumns = &'static [(&'static str, (u32, i32))];
+    let cases: [(&str, StreamColumns, [bool; 3]); 6] = [
         (items, &[("id", (23, -1)), ("qty", (23, -1)), ("note", (25, -1))], [true, true, true]),
         (items, &[("id", (23, -1)), ("qty", (23, -1))], [false, true, true]),
         (items, &[("id", (23, -1)), ("note", (25, -1))], [false, true, false]),
@@ -129,8 +129,8 @@ fn refit_deletes_shapes_after_an_alteration_that_the_stream_did_not_describe() {
 #[test]
 fn another_key_collation_or_lineage_deletes_the_shapes_that_depend_on_it() {
     // Which shapes remain: all columns, id only, id where note > 'b'.
-    type Change = fn(&mut TableSchema);
-    let cases: [(Change, [bool; 3]); 5] = [
+    type AlterTable = fn(&mut TableSchema);
+    let cases: [(AlterTable, [bool; 3]); 5] = [
         (|now| now.key = vec![0, 1], [false, false, false]),
         (|now| now.key.clear(), [false, false, false]),
         (|now| now.key_is_deferrable = true, [false, false, false]),
