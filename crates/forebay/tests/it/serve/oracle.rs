@@ -145,6 +145,7 @@ async fn run(scenario: OracleScenario) {
     let fixture = variant.fixture();
     history::create_slot(&fixture);
     fixture.sql(tables::FIRST_ROWS);
+    // The label selects the random numbers. A new one would change what a seed does.
     let mut dice = Dice::of(seed, "stage", 0);
     let mut settings = settings(&mut dice, scenario);
     if scenario == OracleScenario::Soak {

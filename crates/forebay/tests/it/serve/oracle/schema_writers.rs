@@ -18,6 +18,7 @@ use super::history::{OracleRow, parse_number};
 use super::schema_journal::{SchemaJournal, StreamVisibility, TableContents, TableState};
 use super::tables::{self, GENERATED, MessageRules, OracleTable};
 
+/// Returns a table whose definition changes.
 const fn table(name: &'static str, rules: MessageRules) -> OracleTable {
     OracleTable {
         name,
@@ -65,6 +66,7 @@ pub(crate) enum SchemaChange {
     Rename,
     /// Drops the table and creates another of the same name.
     Replace,
+    /// Truncates the table, or a partition.
     Truncate,
     /// Moves the table to another schema, and back.
     Move,
@@ -108,6 +110,7 @@ impl SchemaWriters {
                 publication: fixture.slot.clone(),
                 is_shared,
                 version,
+                // The label selects the random numbers. A new one would change what a seed does.
                 dice: Dice::of(seed, "surgeon", group),
                 journal: Arc::clone(journal),
                 marks: Arc::clone(&marks),
@@ -217,6 +220,7 @@ impl SchemaWriter {
         )
     }
 
+    /// Returns the script that creates a ledger table with its first rows.
     fn create(&self) -> String {
         let (table, group, amount, number) = (self.table(), self.group, self.amount, self.number);
         let generated = GENERATED.0;
@@ -239,6 +243,7 @@ impl SchemaWriter {
         drop(held);
     }
 
+    /// Returns a random change of rows of a ledger table.
     fn ledger_rows(&mut self) -> String {
         self.number += 1;
         let (table, group, amount, number) = (self.table(), self.group, self.amount, self.number);
@@ -260,6 +265,7 @@ impl SchemaWriter {
         }
     }
 
+    /// Returns a random change of rows of the partitioned table or of `tree_3`.
     fn tree_rows(&mut self) -> String {
         self.number += 1;
         let (number, id) = (self.number, self.dice.below(if self.is_attached() { 120 } else { 80 }));
@@ -285,7 +291,7 @@ impl SchemaWriter {
         self.query_value(sql).as_deref() == Some("t")
     }
 
-    /// Returns the changes of this group. One that is format_rows twice is twice as frequent.
+    /// Returns the changes of this group. One that is listed twice is twice as frequent.
     ///
     /// `FOREBAY_CHANGES` selects some, such as `Rewrite,Rename`.
     fn possible_changes(&self) -> Vec<SchemaChange> {
