@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! cargo run --release -p races -- --list             races and their cases
-//! cargo run --release -p races -- redis tasks64      cases of `redis` with `tasks64` in the name
+//! cargo run --release -p races -- redis tasks64      cases whose name contains `tasks64`
 //! cargo run --release -p races -- redis --json FILE  all cases, with the rows in a file as well
 //! ```
 //!

@@ -39,8 +39,7 @@ impl Nginx {
         let mut command = Command::new(PROGRAM);
         command.arg("-c").arg(&config).arg("-p").arg(&folder).stderr(Stdio::null());
         let end_with_parent = || Ok(set_parent_process_death_signal(Some(Signal::TERM))?);
-        // SAFETY: between fork and exec this makes one async-signal-safe call and allocates
-        // nothing.
+        // SAFETY: between fork and exec it makes an async-signal-safe call and allocates nothing.
         unsafe { command.pre_exec(end_with_parent) };
         let master = command.spawn().with_context(|| format!("starting {PROGRAM}"))?;
         let mut nginx = Nginx { master, address, folder };
