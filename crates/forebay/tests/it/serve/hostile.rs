@@ -15,10 +15,10 @@ use tokio::time::{Instant, sleep};
 use super::support::{ServeFixture, ServeProcess, changes, path};
 use crate::wire::{Answer, Client, until, within};
 
-const ITEMS: &str =
+const CREATE_ITEMS: &str =
     "CREATE TABLE items (id int PRIMARY KEY, note text); INSERT INTO items VALUES (1, 'one'), (2, 'two')";
 /// Longest time for a response. Far more than a busy machine needs without hostile clients.
-const PROMPT: Duration = Duration::from_secs(30);
+const MAX_RESPONSE_TIME: Duration = Duration::from_secs(30);
 
 /// Resources of an idle server.
 struct IdleResources {
@@ -56,7 +56,7 @@ impl IdleResources {
         for response in creating.join_all().await {
             assert_eq!(response.head.status, 200, "{}", String::from_utf8_lossy(&response.body));
         }
-        assert!(begun.elapsed() < PROMPT, "creating shapes took {:?}", begun.elapsed());
+        assert!(begun.elapsed() < MAX_RESPONSE_TIME, "creating shapes took {:?}", begun.elapsed());
     }
 }
 
@@ -107,7 +107,7 @@ fn measure_other_requests(serve: &ServeProcess) -> impl AsyncFnOnce() -> Duratio
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn huge_clauses_are_refused_while_other_requests_are_served() {
-    let fixture = ServeFixture::new(ITEMS);
+    let fixture = ServeFixture::new(CREATE_ITEMS);
     let serve = fixture.serve().await;
     let idle = IdleResources::measure(&serve).await;
     let others = measure_other_requests(&serve);
@@ -175,13 +175,13 @@ async fn huge_clauses_are_refused_while_other_requests_are_served() {
                 "{name}: {}",
                 String::from_utf8_lossy(&response.body)
             );
-            assert!(begun.elapsed() < PROMPT, "{name}");
+            assert!(begun.elapsed() < MAX_RESPONSE_TIME, "{name}");
         }
     }
     let response = post_subset(&serve, &"x".repeat(2 << 20)).await;
     assert_eq!(response.head.status, 413);
     let longest = others().await;
-    assert!(longest < PROMPT, "other requests took {longest:?}");
+    assert!(longest < MAX_RESPONSE_TIME, "other requests took {longest:?}");
     eprintln!("other requests took {longest:?}");
     idle.wait_for_release(&serve, 64 * 1024).await;
 }
@@ -189,7 +189,7 @@ async fn huge_clauses_are_refused_while_other_requests_are_served() {
 #[tokio::test]
 async fn invalid_offsets_and_foreign_handles_return_no_rows() {
     let fixture = ServeFixture::new(&format!(
-        "{ITEMS}; CREATE TABLE secrets (id int PRIMARY KEY); INSERT INTO secrets VALUES (7)"
+        "{CREATE_ITEMS}; CREATE TABLE secrets (id int PRIMARY KEY); INSERT INTO secrets VALUES (7)"
     ));
     let serve = fixture.serve_with(&[("FOREBAY_SERVE_LONG_POLL_MS", "400")]).await;
     let idle = IdleResources::measure(&serve).await;
@@ -244,7 +244,7 @@ async fn invalid_offsets_and_foreign_handles_return_no_rows() {
 
 #[tokio::test]
 async fn a_wrong_secret_gets_the_same_response_for_every_request() {
-    let fixture = ServeFixture::new(ITEMS);
+    let fixture = ServeFixture::new(CREATE_ITEMS);
     let serve = fixture.serve_with(&[("FOREBAY_SERVE_SECRET", "open sesame")]).await;
     let request = async |method: &str, path: &str| Client::ask(serve.addr, method, path, &[], "").await;
     let first = request("GET", "/v1/shape").await;
@@ -328,7 +328,7 @@ fn flood_size() -> usize {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_flood_of_new_shapes_is_refused_with_retry_after_and_leaves_few_shapes() {
     const MAX_SHAPES: usize = 100;
-    let fixture = ServeFixture::new(ITEMS);
+    let fixture = ServeFixture::new(CREATE_ITEMS);
     let serve = fixture.serve_with(&[("FOREBAY_STORAGE_MAX_SHAPES", &MAX_SHAPES.to_string())]).await;
     let idle = IdleResources::measure(&serve).await;
     // The lock keeps all requests waiting until the first is refused, so that all are concurrent.
