@@ -149,7 +149,7 @@ async fn a_slow_client_gets_an_up_to_date_before_the_end_of_the_log() {
     let mut reader = serve.reader(&ITEMS_SHAPE).await;
     write_versions(&fixture, 1..=VERSIONS);
     reader.clone().live_changes(&serve, 20 * VERSIONS as usize).await;
-    let (mut events, mut rows, begun) =
+    let (mut events, mut rows, started) =
         (slow_events(&serve, &reader).await, VersionedRows::default(), Instant::now());
     let mut read = 0;
     loop {
@@ -166,7 +166,7 @@ async fn a_slow_client_gets_an_up_to_date_before_the_end_of_the_log() {
     assert!(
         read < 20 * VERSIONS as usize,
         "the first up-to-date came at the end, after {:?}",
-        begun.elapsed()
+        started.elapsed()
     );
     drop(events);
     reader.offset = format!("{}_0", rows.seen);

@@ -52,11 +52,11 @@ impl IdleResources {
                 (serve.addr, path(&[("table", "items"), ("where", &clause), ("offset", "-1")]));
             creating.spawn(async move { Client::ask(addr, "GET", &path, &[], "").await });
         }
-        let begun = Instant::now();
+        let started = Instant::now();
         for response in creating.join_all().await {
             assert_eq!(response.head.status, 200, "{}", String::from_utf8_lossy(&response.body));
         }
-        assert!(begun.elapsed() < MAX_RESPONSE_TIME, "creating shapes took {:?}", begun.elapsed());
+        assert!(started.elapsed() < MAX_RESPONSE_TIME, "creating shapes took {:?}", started.elapsed());
     }
 }
 
@@ -89,10 +89,10 @@ fn measure_other_requests(serve: &ServeProcess) -> impl AsyncFnOnce() -> Duratio
     let requests = tokio::spawn(async move {
         let mut longest = Duration::ZERO;
         loop {
-            let begun = Instant::now();
+            let started = Instant::now();
             let response = Client::ask(addr, "GET", "/v1/shape?table=items&offset=-1", &[], "").await;
             assert_eq!(response.head.status, 200, "{}", response.head.text);
-            longest = longest.max(begun.elapsed());
+            longest = longest.max(started.elapsed());
             tokio::select! {
                 () = stopped.notified() => return longest,
                 () = sleep(Duration::from_millis(20)) => {}
@@ -166,16 +166,16 @@ async fn huge_clauses_are_refused_while_other_requests_are_served() {
             ("a constant", format!("note = '{}'", "x".repeat(bytes))),
             ("a pattern", format!("note LIKE '{}'", "%x".repeat(bytes / 2))),
         ] {
-            let begun = Instant::now();
+            let started = Instant::now();
             let response = post_subset(&serve, &clause).await;
-            eprintln!("{name} of {bytes} bytes: {} in {:?}", response.head.status, begun.elapsed());
+            eprintln!("{name} of {bytes} bytes: {} in {:?}", response.head.status, started.elapsed());
             assert_eq!(
                 response.head.status,
                 if bytes < 1 << 16 { 200 } else { 400 },
                 "{name}: {}",
                 String::from_utf8_lossy(&response.body)
             );
-            assert!(begun.elapsed() < MAX_RESPONSE_TIME, "{name}");
+            assert!(started.elapsed() < MAX_RESPONSE_TIME, "{name}");
         }
     }
     let response = post_subset(&serve, &"x".repeat(2 << 20)).await;

@@ -15,9 +15,9 @@ async fn a_long_poll_waits_for_a_change_or_its_timeout() {
     let serve = fixture.serve_with(&[("FOREBAY_SERVE_LONG_POLL_MS", "400")]).await;
     let mut reader = serve.reader(&ITEMS_SHAPE).await;
     let live = [reader.params(), vec![("live", "true")]].concat();
-    let begun = Instant::now();
+    let started = Instant::now();
     let silent = serve.get(&live).await;
-    assert!(begun.elapsed().as_millis() >= 400);
+    assert!(started.elapsed().as_millis() >= 400);
     let header = |name| silent.head.header(name);
     assert_eq!((silent.head.status, header("electric-up-to-date")), (200, Some("")));
     assert_eq!(header("cache-control"), Some("public, max-age=5, stale-while-revalidate=5"));
@@ -69,7 +69,7 @@ async fn events_come_as_they_happen_and_never_twice() {
     let settings = [("FOREBAY_SERVE_SSE_KEEP_ALIVE_MS", "150"), ("FOREBAY_SERVE_SSE_TIMEOUT_MS", "6000")];
     let serve = fixture.serve_with(&settings).await;
     let mut reader = serve.reader(&ITEMS_SHAPE).await;
-    let begun = Instant::now();
+    let started = Instant::now();
     let mut events = serve.events(&reader).await;
     let header = |name| events.head.header(name);
     assert_eq!((events.head.status, header("content-type")), (200, Some("text/event-stream")));
@@ -92,7 +92,7 @@ async fn events_come_as_they_happen_and_never_twice() {
         next = events.next().await;
     }
     assert_eq!(next, SseEvent::End);
-    assert!(begun.elapsed().as_millis() >= 6000);
+    assert!(started.elapsed().as_millis() >= 6000);
 
     // The published client resumes like this.
     reader.offset = format!("{seen}_0");

@@ -513,9 +513,9 @@ async fn an_offset_beyond_the_end_waits_half_as_long_as_a_long_poll() {
     let reader = serve.reader(&ITEMS_SHAPE).await;
     let beyond = [("table", "items"), ("offset", "999999999999999_0"), ("handle", &*reader.handle)];
     let requests = [beyond.to_vec(), [&beyond[..], &[("live", "true")]].concat()];
-    let begun = Instant::now();
+    let started = Instant::now();
     let (first, second) = tokio::join!(serve.get(&requests[0]), serve.get(&requests[1]));
-    let took = begun.elapsed();
+    let took = started.elapsed();
     assert_eq!((first.head.status, second.head.status), (400, 400), "{}", first.head.text);
     assert!((Duration::from_secs(6)..Duration::from_secs(12)).contains(&took), "{took:?}");
     // A request whose offset is reached meanwhile is answered.

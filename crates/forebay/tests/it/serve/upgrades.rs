@@ -74,9 +74,9 @@ async fn a_server_refuses_storage_of_a_newer_version_and_does_not_change_it() {
     append_unknown_record(&fixture.dir);
     let before = contents(&fixture.dir);
     let mut starting = fixture.command(&[]).stderr(Stdio::piped()).spawn().unwrap();
-    let begun = Instant::now();
+    let started = Instant::now();
     while starting.try_wait().unwrap().is_none() {
-        if begun.elapsed() > DEADLINE {
+        if started.elapsed() > DEADLINE {
             starting.kill().unwrap();
         }
         sleep(Duration::from_millis(10)).await;

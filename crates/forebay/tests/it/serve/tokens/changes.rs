@@ -22,9 +22,9 @@ async fn changes_after(
     fixture.sql(sql);
     let mut response = now;
     let (mut messages, mut text) = (Vec::new(), String::new());
-    let begun = Instant::now();
+    let started = Instant::now();
     while changes(&messages).len() < count {
-        assert!(begun.elapsed() < DEADLINE, "expected {count} changes: {messages:?}");
+        assert!(started.elapsed() < DEADLINE, "expected {count} changes: {messages:?}");
         let named = |name: &str| response.head.header(name).unwrap().to_owned();
         let (handle, offset) = (named("electric-handle"), named("electric-offset"));
         response =

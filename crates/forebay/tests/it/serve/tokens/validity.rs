@@ -123,11 +123,11 @@ async fn live_requests_end_when_their_token_expires() {
     let mut poll = bearer.start_get(&live).await;
     let mut events = bearer.start_get(&[&live[..], &[("live_sse", "true")]].concat()).await;
     assert_eq!(events.head().await.status, 200);
-    let begun = Instant::now();
+    let started = Instant::now();
     // Without expiry, the long-poll would last 20 s and the stream 60 s.
     assert_eq!(poll.answer().await.head.status, 200);
     while events.chunk().await.is_some_and(|chunk| !chunk.is_empty()) {}
-    assert!(begun.elapsed() < Duration::from_secs(15), "{:?}", begun.elapsed());
+    assert!(started.elapsed() < Duration::from_secs(15), "{:?}", started.elapsed());
     assert_refused(&bearer.get(&live).await, 401, "expired");
     assert_refused(&bearer.get(&[ORDERS_SHAPE[0], ("offset", "-1")]).await, 401, "expired");
     until("no permit is left", async || serve.status().await["admission"]["total_connections"] == 0).await;
@@ -176,10 +176,10 @@ async fn a_busy_stream_ends_when_its_token_expires() {
     let live = [("offset", named("electric-offset")), ("handle", named("electric-handle")), ("live", "true")];
     let mut events = bearer.start_get(&[&ORDERS_SHAPE[..], &live, &[("live_sse", "true")]].concat()).await;
     assert_eq!(events.head().await.status, 200);
-    let (begun, mut number) = (Instant::now(), 100);
+    let (started, mut number) = (Instant::now(), 100);
     let mut is_open = true;
     while is_open {
-        assert!(begun.elapsed() < Duration::from_secs(45), "the stream outlives its token");
+        assert!(started.elapsed() < Duration::from_secs(45), "the stream outlives its token");
         // More than the server writes at once, each time.
         fixture.sql(&format!(
             "INSERT INTO orders SELECT n, 7, n, repeat('x', 20000) FROM generate_series({number}, {number} + 20) AS n"
@@ -210,11 +210,11 @@ async fn a_stream_breaks_when_its_token_expires_inside_a_transaction() {
         200,
         "the rows are in the log"
     );
-    let (begun, lifetime) = (Instant::now(), Duration::from_secs(3));
+    let (started, lifetime) = (Instant::now(), Duration::from_secs(3));
     let mut events =
         expiring_in(3.0).start_get(&[&ORDERS_SHAPE[..], &live, &[("live_sse", "true")]].concat()).await;
     assert_eq!(events.head().await.status, 200);
-    tokio::time::sleep(lifetime.saturating_sub(begun.elapsed()) + Duration::from_millis(100)).await;
+    tokio::time::sleep(lifetime.saturating_sub(started.elapsed()) + Duration::from_millis(100)).await;
     let mut received = 0;
     let end = loop {
         match events.chunk().await {
@@ -296,11 +296,11 @@ async fn a_stream_over_tls_and_http_2_ends_when_its_token_expires() {
     let named =
         |name: &str| now.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(": ")).unwrap();
     let live = [("offset", named("electric-offset")), ("handle", named("electric-handle")), ("live", "true")];
-    let begun = Instant::now();
+    let started = Instant::now();
     // Without expiry, the stream would last 60 s.
     let received = get_expiring_in(5.0, &[&ORDERS_SHAPE[..], &live, &[("live_sse", "true")]].concat()).await;
     assert!(received.starts_with("HTTP/2 200") && received.contains("text/event-stream"), "{received}");
-    assert!(begun.elapsed() < Duration::from_secs(25), "{:?}", begun.elapsed());
+    assert!(started.elapsed() < Duration::from_secs(25), "{:?}", started.elapsed());
     assert!(get_expiring_in(-1.0, &[&ORDERS_SHAPE[..], &live].concat()).await.contains("expired"));
 }
 
