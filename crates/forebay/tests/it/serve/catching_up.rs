@@ -11,9 +11,9 @@ use tokio::time::sleep;
 use super::support::{ServeFixture, ServeProcess, ShapeReader, SseEvent, SseStream, path};
 use crate::wire::{HttpConnection, until};
 
-const ITEM: [(&str, &str); 1] = [("table", "items")];
+const ITEMS_SHAPE: [(&str, &str); 1] = [("table", "items")];
 /// Rows of 5 KB. After each transaction all of them have the same version.
-const ITEMS: &str = "CREATE TABLE items (id int PRIMARY KEY, version int, note text);
+const CREATE_ITEMS: &str = "CREATE TABLE items (id int PRIMARY KEY, version int, note text);
     INSERT INTO items SELECT n, 0, '' FROM generate_series(1, 20) n";
 /// Bytes that one transaction adds to the log, about.
 const TRANSACTION_BYTES: usize = 20 * 5_000;
@@ -102,9 +102,9 @@ impl VersionedRows {
 
 #[tokio::test]
 async fn the_head_of_a_stream_has_the_requested_offset() {
-    let fixture = ServeFixture::new(ITEMS);
+    let fixture = ServeFixture::new(CREATE_ITEMS);
     let serve = fixture.serve_with(&[("FOREBAY_SERVE_SSE_KEEP_ALIVE_MS", "200")]).await;
-    let mut reader = serve.reader(&ITEM).await;
+    let mut reader = serve.reader(&ITEMS_SHAPE).await;
     let mut level = serve.events(&reader).await;
     assert_eq!(level.head.header("electric-offset"), Some(&*reader.offset));
     assert_eq!(level.next().await, SseEvent::KeepAlive, "there is nothing to send");
@@ -125,9 +125,9 @@ async fn the_head_of_a_stream_has_the_requested_offset() {
 
 #[tokio::test]
 async fn a_stream_past_its_timeout_continues_to_the_next_up_to_date() {
-    let fixture = ServeFixture::new(ITEMS);
+    let fixture = ServeFixture::new(CREATE_ITEMS);
     let serve = fixture.serve_with(&[("FOREBAY_SERVE_SSE_TIMEOUT_MS", "500")]).await;
-    let reader = serve.reader(&ITEM).await;
+    let reader = serve.reader(&ITEMS_SHAPE).await;
     // One transaction, larger than the socket buffers.
     fixture.sql(
         "BEGIN; UPDATE items SET version = 1, note = repeat('x', 500000);
@@ -144,12 +144,12 @@ async fn a_stream_past_its_timeout_continues_to_the_next_up_to_date() {
 #[tokio::test]
 async fn a_slow_client_gets_an_up_to_date_before_the_end_of_the_log() {
     const VERSIONS: u32 = 200;
-    let fixture = ServeFixture::new(ITEMS);
+    let fixture = ServeFixture::new(CREATE_ITEMS);
     let serve = fixture.serve().await;
-    let mut reader = serve.reader(&ITEM).await;
+    let mut reader = serve.reader(&ITEMS_SHAPE).await;
     write_versions(&fixture, 1..=VERSIONS);
     reader.clone().live_changes(&serve, 20 * VERSIONS as usize).await;
-    let (mut events, mut rows, begun) =
+    let (mut events, mut rows, started) =
         (slow_events(&serve, &reader).await, VersionedRows::default(), Instant::now());
     let mut read = 0;
     loop {
@@ -166,7 +166,7 @@ async fn a_slow_client_gets_an_up_to_date_before_the_end_of_the_log() {
     assert!(
         read < 20 * VERSIONS as usize,
         "the first up-to-date came at the end, after {:?}",
-        begun.elapsed()
+        started.elapsed()
     );
     drop(events);
     reader.offset = format!("{}_0", rows.seen);
@@ -197,7 +197,7 @@ fn has_file(fixture: &ServeFixture, end: &str) -> bool {
 /// Compacts the log while a slow client reads it. `is_gone`: also removes the file that it reads.
 async fn compacted_under_a_slow_client(is_gone: bool) {
     const FIRST: u32 = 100;
-    let fixture = ServeFixture::new(ITEMS);
+    let fixture = ServeFixture::new(CREATE_ITEMS);
     let compact_bytes = (FIRST as usize + 20) * TRANSACTION_BYTES;
     let settings = [
         ("FOREBAY_STORAGE_CHUNK_BYTES", "65536".to_owned()),
@@ -208,7 +208,7 @@ async fn compacted_under_a_slow_client(is_gone: bool) {
     ];
     let settings = settings.each_ref().map(|(name, value)| (*name, value.as_str()));
     let serve = fixture.serve_with(&settings).await;
-    let reader = serve.reader(&ITEM).await;
+    let reader = serve.reader(&ITEMS_SHAPE).await;
     write_versions(&fixture, 1..=FIRST);
     reader.clone().live_changes(&serve, 20 * FIRST as usize).await;
     // It subscribes here, and receives only a little of the existing log.

@@ -5,13 +5,13 @@ use serde_json::Value;
 use super::support::{ServeFixture, ServeProcess, ShapeReader, changes, summarize};
 use crate::wire::until;
 
-const TABLES: &str = "CREATE TABLE items (id int PRIMARY KEY, note text, price int);
+const CREATE_TABLES: &str = "CREATE TABLE items (id int PRIMARY KEY, note text, price int);
     INSERT INTO items VALUES (1, 'one', 1);
     CREATE TABLE others (id int PRIMARY KEY, note text);
     INSERT INTO others VALUES (1, 'one')";
-const ITEM: [(&str, &str); 1] = [("table", "items")];
-const SOME: [(&str, &str); 2] = [("table", "items"), ("columns", "id,note")];
-const OTHER: [(&str, &str); 1] = [("table", "others")];
+const ITEMS_SHAPE: [(&str, &str); 1] = [("table", "items")];
+const SOME_COLUMNS_SHAPE: [(&str, &str); 2] = [("table", "items"), ("columns", "id,note")];
+const OTHERS_SHAPE: [(&str, &str); 1] = [("table", "others")];
 
 /// Returns the column names of a shape.
 async fn columns(serve: &ServeProcess, shape: &[(&str, &str)]) -> Vec<String> {
@@ -30,14 +30,14 @@ async fn columns(serve: &ServeProcess, shape: &[(&str, &str)]) -> Vec<String> {
 /// Runs DDL on `items`, then a change of a row. Checks that the shape of `items` is replaced, and
 /// that the shape of `others` continues.
 async fn replaced_by(ddl: &str, change: &str) -> (ServeFixture, ServeProcess) {
-    let fixture = ServeFixture::new(TABLES);
+    let fixture = ServeFixture::new(CREATE_TABLES);
     let serve = fixture.serve_with(&[("FOREBAY_SERVE_LONG_POLL_MS", "1000")]).await;
-    let mut items = serve.reader(&ITEM).await;
-    let mut others = serve.reader(&OTHER).await;
+    let mut items = serve.reader(&ITEMS_SHAPE).await;
+    let mut others = serve.reader(&OTHERS_SHAPE).await;
     fixture.sql(ddl);
     fixture.sql(change);
     let handle = items.wait_for_refetch(&serve).await;
-    let fresh = serve.reader(&ITEM).await;
+    let fresh = serve.reader(&ITEMS_SHAPE).await;
     assert!(handle.is_empty() || handle == fresh.handle, "{ddl}: the 409 has the handle of the new shape");
     let before = others.handle.clone();
     fixture.sql("UPDATE others SET note = 'uno'");
@@ -53,8 +53,8 @@ async fn adding_a_column_replaces_the_shape() {
         "INSERT INTO items VALUES (2, 'two', 2, 'y')",
     )
     .await;
-    assert_eq!(columns(&serve, &ITEM).await, ["extra", "id", "note", "price"]);
-    let mut reader = serve.reader(&ITEM).await;
+    assert_eq!(columns(&serve, &ITEMS_SHAPE).await, ["extra", "id", "note", "price"]);
+    let mut reader = serve.reader(&ITEMS_SHAPE).await;
     fixture.sql("UPDATE items SET extra = 'z' WHERE id = 2");
     let messages = reader.live_changes(&serve, 1).await;
     assert_eq!(messages[0]["value"]["extra"], "z");
@@ -62,9 +62,9 @@ async fn adding_a_column_replaces_the_shape() {
 
 #[tokio::test]
 async fn a_shape_of_some_columns_continues_while_other_columns_change() {
-    let fixture = ServeFixture::new(TABLES);
+    let fixture = ServeFixture::new(CREATE_TABLES);
     let serve = fixture.serve_with(&[("FOREBAY_SERVE_LONG_POLL_MS", "1000")]).await;
-    let mut some = serve.reader(&SOME).await;
+    let mut some = serve.reader(&SOME_COLUMNS_SHAPE).await;
     let handle = some.handle.clone();
     for (ddl, id) in [("ADD extra text", 2), ("DROP price", 3), ("RENAME extra TO more", 4)] {
         fixture.sql(&format!("ALTER TABLE items {ddl}"));
@@ -85,14 +85,14 @@ async fn a_shape_of_some_columns_continues_while_other_columns_change() {
 async fn dropping_a_column_replaces_the_shape() {
     let (_place, serve) =
         replaced_by("ALTER TABLE items DROP price", "INSERT INTO items VALUES (2, 'two')").await;
-    assert_eq!(columns(&serve, &ITEM).await, ["id", "note"]);
+    assert_eq!(columns(&serve, &ITEMS_SHAPE).await, ["id", "note"]);
 }
 
 #[tokio::test]
 async fn renaming_a_column_replaces_the_shape() {
     let (_place, serve) =
         replaced_by("ALTER TABLE items RENAME price TO cost", "INSERT INTO items VALUES (2, 'two', 2)").await;
-    assert_eq!(columns(&serve, &ITEM).await, ["cost", "id", "note"]);
+    assert_eq!(columns(&serve, &ITEMS_SHAPE).await, ["cost", "id", "note"]);
 }
 
 #[tokio::test]
@@ -100,7 +100,7 @@ async fn changing_the_type_of_a_column_replaces_the_shape() {
     let (_place, serve) =
         replaced_by("ALTER TABLE items ALTER price TYPE bigint", "INSERT INTO items VALUES (2, 'two', 2)")
             .await;
-    let head = serve.head(&[&ITEM[..], &[("offset", "-1")]].concat()).await;
+    let head = serve.head(&[&ITEMS_SHAPE[..], &[("offset", "-1")]].concat()).await;
     assert!(head.header("electric-schema").unwrap().contains("int8"), "{}", head.text);
 }
 
@@ -111,7 +111,7 @@ async fn dropping_a_column_and_adding_it_again_replaces_the_shape() {
         "INSERT INTO items VALUES (2, 'two')",
     )
     .await;
-    let rows = ShapeReader::new(&ITEM).catch_up(&serve).await;
+    let rows = ShapeReader::new(&ITEMS_SHAPE).catch_up(&serve).await;
     let prices: Vec<_> = changes(&rows).iter().map(|row| row["value"]["price"].clone()).collect();
     assert_eq!(prices, ["9", "9"]);
     drop((serve, fixture));
@@ -121,22 +121,22 @@ async fn dropping_a_column_and_adding_it_again_replaces_the_shape() {
 async fn columns_that_exchange_their_names_replace_the_shape() {
     let exchange = "ALTER TABLE items ADD COLUMN more text DEFAULT 'more';
         ALTER TABLE items RENAME note TO away; ALTER TABLE items RENAME more TO note; ALTER TABLE items RENAME away TO more";
-    let fixture = ServeFixture::new(TABLES);
+    let fixture = ServeFixture::new(CREATE_TABLES);
     fixture.sql("ALTER TABLE items ADD COLUMN other text DEFAULT 'other'");
     let serve = fixture.serve_with(&[("FOREBAY_SERVE_LONG_POLL_MS", "1000")]).await;
-    let mut items = serve.reader(&SOME).await;
+    let mut items = serve.reader(&SOME_COLUMNS_SHAPE).await;
     fixture.sql(exchange);
     fixture.sql("UPDATE items SET price = 5");
     items.wait_for_refetch(&serve).await;
-    let rows = ShapeReader::new(&SOME).catch_up(&serve).await;
+    let rows = ShapeReader::new(&SOME_COLUMNS_SHAPE).catch_up(&serve).await;
     assert_eq!(changes(&rows)[0]["value"]["note"], "more");
 }
 
 #[tokio::test]
 async fn a_new_shape_waits_for_transactions_from_while_its_table_was_unpublished() {
-    let fixture = ServeFixture::new(&format!("{TABLES}; CREATE TABLE go (now bool)"));
+    let fixture = ServeFixture::new(&format!("{CREATE_TABLES}; CREATE TABLE go (now bool)"));
     let serve = fixture.serve_with(&[("FOREBAY_SERVE_LONG_POLL_MS", "1000")]).await;
-    let mut items = serve.reader(&ITEM).await;
+    let mut items = serve.reader(&ITEMS_SHAPE).await;
     fixture.sql(&format!("ALTER PUBLICATION {} DROP TABLE items", fixture.slot));
     let (postgres, database) = (fixture.postgres, fixture.database.clone());
     let open = "BEGIN; INSERT INTO items VALUES (7, 'from before');
@@ -151,7 +151,7 @@ async fn a_new_shape_waits_for_transactions_from_while_its_table_was_unpublished
         "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE active AND slot_name =";
     fixture.sql(&format!("{end} '{}'", fixture.slot));
     items.wait_for_refetch(&serve).await;
-    let mut fresh = ShapeReader::new(&ITEM);
+    let mut fresh = ShapeReader::new(&ITEMS_SHAPE);
     let mut request = serve.start_get(&fresh.params()).await;
     fixture.sql("INSERT INTO go VALUES (true)");
     writer.join().unwrap().unwrap();
@@ -163,22 +163,22 @@ async fn a_new_shape_waits_for_transactions_from_while_its_table_was_unpublished
 #[tokio::test]
 async fn truncate_replaces_the_shape() {
     let (_place, serve) = replaced_by("TRUNCATE items", "INSERT INTO items VALUES (7, 'seven', 7)").await;
-    let mut fresh = ShapeReader::new(&ITEM);
+    let mut fresh = ShapeReader::new(&ITEMS_SHAPE);
     assert_eq!(summarize(&fresh.catch_up(&serve).await), ["insert 7"]);
 }
 
 #[tokio::test]
 async fn a_new_table_of_the_same_name_replaces_the_shape() {
-    let fixture = ServeFixture::new(TABLES);
+    let fixture = ServeFixture::new(CREATE_TABLES);
     let serve = fixture.serve_with(&[("FOREBAY_SERVE_LONG_POLL_MS", "1000")]).await;
-    let mut items = serve.reader(&ITEM).await;
-    let mut others = serve.reader(&OTHER).await;
+    let mut items = serve.reader(&ITEMS_SHAPE).await;
+    let mut others = serve.reader(&OTHERS_SHAPE).await;
     fixture.sql("DROP TABLE items; CREATE TABLE items (id int PRIMARY KEY, fresh text); INSERT INTO items VALUES (9, 'n')");
     // The stream doesn't contain it. The server detects it at a request for the table, or within a
     // minute.
-    until("the new table is served", async || columns(&serve, &ITEM).await == ["fresh", "id"]).await;
+    until("the new table is served", async || columns(&serve, &ITEMS_SHAPE).await == ["fresh", "id"]).await;
     items.wait_for_refetch(&serve).await;
-    let mut fresh = serve.reader(&ITEM).await;
+    let mut fresh = serve.reader(&ITEMS_SHAPE).await;
     fixture.sql("UPDATE items SET fresh = 'm'");
     assert_eq!(summarize(&fresh.live_changes(&serve, 1).await), ["update 9"]);
     fixture.sql("UPDATE others SET note = 'uno'");
@@ -187,10 +187,10 @@ async fn a_new_table_of_the_same_name_replaces_the_shape() {
 
 #[tokio::test]
 async fn a_dropped_table_has_no_shapes_and_a_renamed_one_is_served_under_its_new_name() {
-    let fixture = ServeFixture::new(TABLES);
+    let fixture = ServeFixture::new(CREATE_TABLES);
     let serve = fixture.serve_with(&[("FOREBAY_SERVE_LONG_POLL_MS", "1000")]).await;
-    let mut items = serve.reader(&ITEM).await;
-    let others = serve.reader(&OTHER).await;
+    let mut items = serve.reader(&ITEMS_SHAPE).await;
+    let others = serve.reader(&OTHERS_SHAPE).await;
     fixture.sql("ALTER TABLE items RENAME TO things");
     fixture.sql("INSERT INTO things VALUES (2, 'two', 2)");
     until("requests for the old name are refused", async || {
@@ -203,7 +203,7 @@ async fn a_dropped_table_has_no_shapes_and_a_renamed_one_is_served_under_its_new
     assert_eq!(summarize(&things.live_changes(&serve, 1).await), ["insert 3"]);
     fixture.sql("DROP TABLE others");
     until("requests for the dropped table are refused", async || {
-        serve.get(&[&OTHER[..], &[("offset", "-1")]].concat()).await;
+        serve.get(&[&OTHERS_SHAPE[..], &[("offset", "-1")]].concat()).await;
         let response = serve.get(&[others.params(), vec![("live", "true")]].concat()).await;
         matches!(response.head.status, 400 | 409)
     })
@@ -214,12 +214,14 @@ async fn a_dropped_table_has_no_shapes_and_a_renamed_one_is_served_under_its_new
 
 #[tokio::test]
 async fn a_new_column_is_soon_served_although_no_row_changed() {
-    let fixture = ServeFixture::new(TABLES);
+    let fixture = ServeFixture::new(CREATE_TABLES);
     let serve = fixture.serve().await;
-    assert_eq!(columns(&serve, &ITEM).await, ["id", "note", "price"]);
+    assert_eq!(columns(&serve, &ITEMS_SHAPE).await, ["id", "note", "price"]);
     fixture.sql("ALTER TABLE items ADD extra text");
-    until("the new column is served", async || columns(&serve, &ITEM).await.contains(&"extra".to_owned()))
-        .await;
+    until("the new column is served", async || {
+        columns(&serve, &ITEMS_SHAPE).await.contains(&"extra".to_owned())
+    })
+    .await;
 }
 
 /// Runs scripts with DDL and a change of a row. Checks that the shape ends before it gets the
@@ -255,22 +257,22 @@ async fn a_new_primary_key_ends_the_shape_before_rows_share_a_key() {
     const ROW: &str = "INSERT INTO items VALUES (1, 'uno', 2)";
     let together = format!("{KEY}; {ROW}");
     for scripts in [&[KEY, ROW][..], &[&together]] {
-        let fixture = ServeFixture::new(TABLES);
-        ends_before_the_change(&fixture, &ITEM, scripts, &[409]).await;
+        let fixture = ServeFixture::new(CREATE_TABLES);
+        ends_before_the_change(&fixture, &ITEMS_SHAPE, scripts, &[409]).await;
     }
 }
 
 #[tokio::test]
 async fn a_primary_key_that_was_dropped_for_a_while_ends_the_shape() {
-    let fixture = ServeFixture::new(TABLES);
+    let fixture = ServeFixture::new(CREATE_TABLES);
     let twice = "ALTER TABLE items DROP CONSTRAINT items_pkey; INSERT INTO items VALUES (1, 'uno', 2);
         DELETE FROM items WHERE price = 2; ALTER TABLE items ADD PRIMARY KEY (id)";
-    ends_before_the_change(&fixture, &ITEM, &[twice], &[409]).await;
+    ends_before_the_change(&fixture, &ITEMS_SHAPE, &[twice], &[409]).await;
 }
 
 #[tokio::test]
 async fn a_new_collation_ends_a_shape_whose_clause_orders_by_it() {
-    let fixture = ServeFixture::new(TABLES);
+    let fixture = ServeFixture::new(CREATE_TABLES);
     let shape = [("table", "items"), ("where", "note < 'p'")];
     let collate = "ALTER TABLE items ALTER note TYPE text COLLATE \"en-x-icu\"";
     // No clause may order by the new collation.
@@ -280,9 +282,9 @@ async fn a_new_collation_ends_a_shape_whose_clause_orders_by_it() {
 
 #[tokio::test]
 async fn ddl_that_changes_no_column_replaces_no_shape() {
-    let fixture = ServeFixture::new(TABLES);
+    let fixture = ServeFixture::new(CREATE_TABLES);
     let serve = fixture.serve().await;
-    let mut reader = serve.reader(&ITEM).await;
+    let mut reader = serve.reader(&ITEMS_SHAPE).await;
     let handle = reader.handle.clone();
     let harmless = [
         "ANALYZE items",

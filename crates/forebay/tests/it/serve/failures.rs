@@ -11,7 +11,7 @@ use tokio::task::block_in_place;
 use super::support::{ServeFixture, ServeProcess, ShapeReader, changes, path, summarize};
 use crate::wire::{HttpConnection, HttpResponse, until};
 
-const ITEMS: &str = "CREATE TABLE items (id int PRIMARY KEY, note text);
+const CREATE_TABLES: &str = "CREATE TABLE items (id int PRIMARY KEY, note text);
     INSERT INTO items SELECT n, repeat('x', 1000) FROM generate_series(1, 20000) n;
     CREATE TABLE others (id int PRIMARY KEY, note text);
     INSERT INTO others VALUES (1, 'one')";
@@ -46,7 +46,7 @@ async fn other_table_is_served(
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_snapshot_of_a_locked_table_fails_and_affects_no_other_table() {
-    let fixture = ServeFixture::new(ITEMS);
+    let fixture = ServeFixture::new(CREATE_TABLES);
     let serve = fixture.serve().await;
     let mut bystander = serve.reader(&[("table", "others")]).await;
     // Now the table is published, and no older transaction writes to it.
@@ -75,7 +75,7 @@ async fn a_snapshot_of_a_locked_table_fails_and_affects_no_other_table() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_backend_that_ends_during_a_snapshot_affects_no_other_table() {
-    let fixture = ServeFixture::new(ITEMS);
+    let fixture = ServeFixture::new(CREATE_TABLES);
     let proxy = Proxy::start(fixture.postgres.addr());
     let url = format!("postgres://postgres@{}/{}", proxy.addr(), fixture.database);
     let serve = fixture.serve_with(&[("DATABASE_URL", &url)]).await;
@@ -106,7 +106,7 @@ async fn a_backend_that_ends_during_a_snapshot_affects_no_other_table() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn postgres_can_restart_while_replication_is_paused() {
     let postgres: &'static Postgres = Box::leak(Box::new(Postgres::builder().start().unwrap()));
-    let fixture = ServeFixture::on_postgres(postgres, ITEMS);
+    let fixture = ServeFixture::on_postgres(postgres, CREATE_TABLES);
     let serve = fixture.serve().await;
     let mut reader = serve.reader(&[("table", "others")]).await;
 

@@ -15,10 +15,10 @@ use tokio::time::{Instant, sleep};
 use super::support::{ServeFixture, ServeProcess, changes, path};
 use crate::wire::{HttpConnection, HttpResponse, until, within};
 
-const ITEMS: &str =
+const CREATE_ITEMS: &str =
     "CREATE TABLE items (id int PRIMARY KEY, note text); INSERT INTO items VALUES (1, 'one'), (2, 'two')";
 /// Longest time for a response. Far more than a busy machine needs without hostile clients.
-const PROMPT: Duration = Duration::from_secs(30);
+const MAX_RESPONSE_TIME: Duration = Duration::from_secs(30);
 
 /// Resources of an idle server.
 struct IdleResources {
@@ -52,11 +52,11 @@ impl IdleResources {
                 (serve.addr, path(&[("table", "items"), ("where", &clause), ("offset", "-1")]));
             creating.spawn(async move { HttpConnection::fetch(addr, "GET", &path, &[], "").await });
         }
-        let begun = Instant::now();
+        let started = Instant::now();
         for response in creating.join_all().await {
             assert_eq!(response.head.status, 200, "{}", String::from_utf8_lossy(&response.body));
         }
-        assert!(begun.elapsed() < PROMPT, "creating shapes took {:?}", begun.elapsed());
+        assert!(started.elapsed() < MAX_RESPONSE_TIME, "creating shapes took {:?}", started.elapsed());
     }
 }
 
@@ -89,11 +89,10 @@ fn measure_other_requests(serve: &ServeProcess) -> impl AsyncFnOnce() -> Duratio
     let requests = tokio::spawn(async move {
         let mut longest = Duration::ZERO;
         loop {
-            let begun = Instant::now();
-            let response =
-                HttpConnection::fetch(addr, "GET", "/v1/shape?table=items&offset=-1", &[], "").await;
+            let started = Instant::now();
+            let response = HttpConnection::fetch(addr, "GET", "/v1/shape?table=items&offset=-1", &[], "").await;
             assert_eq!(response.head.status, 200, "{}", response.head.text);
-            longest = longest.max(begun.elapsed());
+            longest = longest.max(started.elapsed());
             tokio::select! {
                 () = stopped.notified() => return longest,
                 () = sleep(Duration::from_millis(20)) => {}
@@ -108,7 +107,7 @@ fn measure_other_requests(serve: &ServeProcess) -> impl AsyncFnOnce() -> Duratio
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn huge_clauses_are_refused_while_other_requests_are_served() {
-    let fixture = ServeFixture::new(ITEMS);
+    let fixture = ServeFixture::new(CREATE_ITEMS);
     let serve = fixture.serve().await;
     let idle = IdleResources::measure(&serve).await;
     let others = measure_other_requests(&serve);
@@ -167,22 +166,22 @@ async fn huge_clauses_are_refused_while_other_requests_are_served() {
             ("a constant", format!("note = '{}'", "x".repeat(bytes))),
             ("a pattern", format!("note LIKE '{}'", "%x".repeat(bytes / 2))),
         ] {
-            let begun = Instant::now();
+            let started = Instant::now();
             let response = post_subset(&serve, &clause).await;
-            eprintln!("{name} of {bytes} bytes: {} in {:?}", response.head.status, begun.elapsed());
+            eprintln!("{name} of {bytes} bytes: {} in {:?}", response.head.status, started.elapsed());
             assert_eq!(
                 response.head.status,
                 if bytes < 1 << 16 { 200 } else { 400 },
                 "{name}: {}",
                 String::from_utf8_lossy(&response.body)
             );
-            assert!(begun.elapsed() < PROMPT, "{name}");
+            assert!(started.elapsed() < MAX_RESPONSE_TIME, "{name}");
         }
     }
     let response = post_subset(&serve, &"x".repeat(2 << 20)).await;
     assert_eq!(response.head.status, 413);
     let longest = others().await;
-    assert!(longest < PROMPT, "other requests took {longest:?}");
+    assert!(longest < MAX_RESPONSE_TIME, "other requests took {longest:?}");
     eprintln!("other requests took {longest:?}");
     idle.wait_for_release(&serve, 64 * 1024).await;
 }
@@ -190,7 +189,7 @@ async fn huge_clauses_are_refused_while_other_requests_are_served() {
 #[tokio::test]
 async fn invalid_offsets_and_foreign_handles_return_no_rows() {
     let fixture = ServeFixture::new(&format!(
-        "{ITEMS}; CREATE TABLE secrets (id int PRIMARY KEY); INSERT INTO secrets VALUES (7)"
+        "{CREATE_ITEMS}; CREATE TABLE secrets (id int PRIMARY KEY); INSERT INTO secrets VALUES (7)"
     ));
     let serve = fixture.serve_with(&[("FOREBAY_SERVE_LONG_POLL_MS", "400")]).await;
     let idle = IdleResources::measure(&serve).await;
@@ -245,7 +244,7 @@ async fn invalid_offsets_and_foreign_handles_return_no_rows() {
 
 #[tokio::test]
 async fn a_wrong_secret_gets_the_same_response_for_every_request() {
-    let fixture = ServeFixture::new(ITEMS);
+    let fixture = ServeFixture::new(CREATE_ITEMS);
     let serve = fixture.serve_with(&[("FOREBAY_SERVE_SECRET", "open sesame")]).await;
     let request =
         async |method: &str, path: &str| HttpConnection::fetch(serve.addr, method, path, &[], "").await;
@@ -330,7 +329,7 @@ fn flood_size() -> usize {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_flood_of_new_shapes_is_refused_with_retry_after_and_leaves_few_shapes() {
     const MAX_SHAPES: usize = 100;
-    let fixture = ServeFixture::new(ITEMS);
+    let fixture = ServeFixture::new(CREATE_ITEMS);
     let serve = fixture.serve_with(&[("FOREBAY_STORAGE_MAX_SHAPES", &MAX_SHAPES.to_string())]).await;
     let idle = IdleResources::measure(&serve).await;
     // The lock keeps all requests waiting until the first is refused, so that all are concurrent.

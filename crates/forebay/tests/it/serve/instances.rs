@@ -7,11 +7,11 @@ use serde_json::json;
 use super::support::{ServeFixture, ShapeReader, summarize};
 use crate::wire::until;
 
-const ITEMS: &str = "CREATE TABLE items (id int PRIMARY KEY, note text);
+const CREATE_ITEMS: &str = "CREATE TABLE items (id int PRIMARY KEY, note text);
     INSERT INTO items VALUES (1, 'one')";
-const ITEM: [(&str, &str); 1] = [("table", "items")];
+const ITEMS_SHAPE: [(&str, &str); 1] = [("table", "items")];
 /// Short intervals, for fast tests.
-const QUICK: [(&str, &str); 3] = [
+const SHORT_INTERVALS: [(&str, &str); 3] = [
     ("FOREBAY_SERVE_LONG_POLL_MS", "1000"),
     ("FOREBAY_DATABASE_LOCK_CHECK_MS", "1000"),
     ("FOREBAY_DATABASE_LOCK_SILENCE_MS", "10000"),
@@ -23,11 +23,11 @@ fn postgres() -> &'static Postgres {
 
 #[tokio::test]
 async fn shapes_are_served_while_the_database_is_down() {
-    let fixture = ServeFixture::on_postgres(postgres(), ITEMS);
-    let serve = fixture.serve_with(&QUICK).await;
-    let mut reader = serve.reader(&ITEM).await;
+    let fixture = ServeFixture::on_postgres(postgres(), CREATE_ITEMS);
+    let serve = fixture.serve_with(&SHORT_INTERVALS).await;
+    let mut reader = serve.reader(&ITEMS_SHAPE).await;
     fixture.postgres.stop().unwrap();
-    let mut again = ShapeReader::new(&ITEM);
+    let mut again = ShapeReader::new(&ITEMS_SHAPE);
     assert_eq!(summarize(&again.catch_up(&serve).await), ["insert 1"], "the stored shape is served");
     assert_eq!(again.handle, reader.handle);
     assert_eq!(reader.long_poll(&serve).await.len(), 1);
@@ -46,9 +46,9 @@ async fn shapes_are_served_while_the_database_is_down() {
 
 #[tokio::test]
 async fn a_server_without_a_database_at_startup_reports_it_and_retries() {
-    let fixture = ServeFixture::on_postgres(postgres(), ITEMS);
+    let fixture = ServeFixture::on_postgres(postgres(), CREATE_ITEMS);
     fixture.postgres.stop().unwrap();
-    let serve = fixture.spawn(&QUICK);
+    let serve = fixture.spawn(&SHORT_INTERVALS);
     assert_eq!(serve.health().await, "starting");
     let health = serve.request("GET", "/v1/health", &[], "").await;
     assert_eq!(health.head.status, 202);
@@ -62,14 +62,14 @@ async fn a_server_without_a_database_at_startup_reports_it_and_retries() {
     .await;
     fixture.postgres.revive().unwrap();
     serve.wait_for_health("active").await;
-    assert_eq!(summarize(&ShapeReader::new(&ITEM).catch_up(&serve).await), ["insert 1"]);
+    assert_eq!(summarize(&ShapeReader::new(&ITEMS_SHAPE).catch_up(&serve).await), ["insert 1"]);
 }
 
 #[tokio::test]
 async fn a_wrong_password_is_logged_without_the_password() {
     let server: &'static Postgres =
         Box::leak(Box::new(Postgres::builder().password("right").start().unwrap()));
-    let fixture = ServeFixture::on_postgres(server, ITEMS);
+    let fixture = ServeFixture::on_postgres(server, CREATE_ITEMS);
     let url = server.url_as("postgres", "wr0ng-w0rd", &fixture.database);
     let serve = fixture.spawn(&[("FOREBAY_DATABASE_URL", &url)]);
     until("the error is logged", async || serve.log().contains("password authentication failed")).await;
@@ -81,9 +81,9 @@ async fn a_wrong_password_is_logged_without_the_password() {
 
 #[tokio::test]
 async fn shapes_survive_a_restart_and_a_kill() {
-    let fixture = ServeFixture::new(ITEMS);
-    let mut serve = fixture.serve_with(&QUICK).await;
-    let mut reader = serve.reader(&ITEM).await;
+    let fixture = ServeFixture::new(CREATE_ITEMS);
+    let mut serve = fixture.serve_with(&SHORT_INTERVALS).await;
+    let mut reader = serve.reader(&ITEMS_SHAPE).await;
     let handle = reader.handle.clone();
     fixture.sql("INSERT INTO items VALUES (2, 'two')");
     reader.live_changes(&serve, 1).await;
@@ -91,22 +91,22 @@ async fn shapes_survive_a_restart_and_a_kill() {
         serve.signal(signal);
         serve.end().await;
         fixture.sql(&format!("INSERT INTO items VALUES ({id}, 'x')"));
-        serve = fixture.serve_with(&QUICK).await;
+        serve = fixture.serve_with(&SHORT_INTERVALS).await;
         assert_eq!(summarize(&reader.live_changes(&serve, 1).await), [format!("insert {id}")]);
     }
     assert_eq!(reader.handle, handle);
-    let mut all = ShapeReader::new(&ITEM);
+    let mut all = ShapeReader::new(&ITEMS_SHAPE);
     assert_eq!(summarize(&all.catch_up(&serve).await), ["insert 1", "insert 2", "insert 3", "insert 4"]);
 }
 
 #[tokio::test]
 async fn a_waiting_instance_serves_existing_shapes_and_takes_over() {
-    let fixture = ServeFixture::new(ITEMS);
-    let mut first = fixture.serve_with(&QUICK).await;
-    let mut reader = first.reader(&ITEM).await;
+    let fixture = ServeFixture::new(CREATE_ITEMS);
+    let mut first = fixture.serve_with(&SHORT_INTERVALS).await;
+    let mut reader = first.reader(&ITEMS_SHAPE).await;
     fixture.sql("INSERT INTO items VALUES (2, 'two')");
     reader.live_changes(&first, 1).await;
-    let second = fixture.spawn(&QUICK);
+    let second = fixture.spawn(&SHORT_INTERVALS);
     second.wait_for_health("waiting").await;
     assert_eq!(second.request("GET", "/v1/health", &[], "").await.head.status, 202);
     // A rolling deploy starts the second instance and waits until it is ready, then ends the first.
@@ -114,7 +114,7 @@ async fn a_waiting_instance_serves_existing_shapes_and_takes_over() {
     assert_eq!((ready.head.status, &ready.body[..]), (200, &b"waiting\n"[..]));
     assert_eq!(second.status().await["ready"], json!(true));
 
-    let mut second_reader = ShapeReader::new(&ITEM);
+    let mut second_reader = ShapeReader::new(&ITEMS_SHAPE);
     assert_eq!(summarize(&second_reader.catch_up(&second).await), ["insert 1", "insert 2"]);
     assert_eq!((&second_reader.handle, &second_reader.offset), (&reader.handle, &reader.offset));
     fixture.sql("INSERT INTO items VALUES (3, 'three')");
@@ -152,10 +152,11 @@ async fn a_waiting_instance_serves_existing_shapes_and_takes_over() {
 
 #[tokio::test]
 async fn an_idle_server_is_active_and_reconnects_at_a_request() {
-    let fixture = ServeFixture::new(ITEMS);
-    let serve =
-        fixture.serve_with(&[&QUICK[..], &[("FOREBAY_DATABASE_IDLE_TIMEOUT_MS", "300")]].concat()).await;
-    let mut reader = serve.reader(&ITEM).await;
+    let fixture = ServeFixture::new(CREATE_ITEMS);
+    let serve = fixture
+        .serve_with(&[&SHORT_INTERVALS[..], &[("FOREBAY_DATABASE_IDLE_TIMEOUT_MS", "300")]].concat())
+        .await;
+    let mut reader = serve.reader(&ITEMS_SHAPE).await;
     let connections = format!(
         "SELECT count(*) FROM pg_stat_activity WHERE datname = '{}' AND pid <> pg_backend_pid()",
         fixture.database
@@ -175,9 +176,9 @@ async fn an_idle_server_is_active_and_reconnects_at_a_request() {
 
 #[tokio::test]
 async fn a_waiting_instance_reports_no_shape_as_gone_that_it_has_not_read_yet() {
-    let fixture = ServeFixture::new(ITEMS);
-    let first = fixture.serve_with(&QUICK).await;
-    let second = fixture.spawn(&QUICK);
+    let fixture = ServeFixture::new(CREATE_ITEMS);
+    let first = fixture.serve_with(&SHORT_INTERVALS).await;
+    let second = fixture.spawn(&SHORT_INTERVALS);
     second.wait_for_health("waiting").await;
     let clauses: Vec<_> = (0..10).map(|id| format!("id > {id}")).collect();
     for clause in &clauses {
@@ -199,10 +200,10 @@ const ALLOW_DELETE: (&str, &str) = ("FOREBAY_SERVE_ALLOW_DELETE", "true");
 
 #[tokio::test]
 async fn only_the_writing_instance_deletes_a_shape_and_no_instance_calls_it_missing() {
-    let fixture = ServeFixture::on_postgres(postgres(), ITEMS);
-    let settings = [&QUICK[..], &[ALLOW_DELETE]].concat();
+    let fixture = ServeFixture::on_postgres(postgres(), CREATE_ITEMS);
+    let settings = [&SHORT_INTERVALS[..], &[ALLOW_DELETE]].concat();
     let first = fixture.serve_with(&settings).await;
-    let reader = first.reader(&ITEM).await;
+    let reader = first.reader(&ITEMS_SHAPE).await;
     let second = fixture.spawn(&settings);
     second.wait_for_health("waiting").await;
     let by_handle = format!("/v1/shape?handle={}", reader.handle);
@@ -228,10 +229,10 @@ async fn only_the_writing_instance_deletes_a_shape_and_no_instance_calls_it_miss
 
 #[tokio::test]
 async fn an_idle_server_reconnects_to_delete_a_shape() {
-    let fixture = ServeFixture::new(ITEMS);
+    let fixture = ServeFixture::new(CREATE_ITEMS);
     let idle = ("FOREBAY_DATABASE_IDLE_TIMEOUT_MS", "300");
-    let serve = fixture.serve_with(&[&QUICK[..], &[idle, ALLOW_DELETE]].concat()).await;
-    let reader = serve.reader(&ITEM).await;
+    let serve = fixture.serve_with(&[&SHORT_INTERVALS[..], &[idle, ALLOW_DELETE]].concat()).await;
+    let reader = serve.reader(&ITEMS_SHAPE).await;
     until("the server is idle", async || serve.status().await["shapes"]["writes"] == json!(false)).await;
     let path = format!("/v1/shape?handle={}", reader.handle);
     assert_eq!(serve.request("DELETE", &path, &[], "").await.head.status, 202);

@@ -43,9 +43,9 @@ async fn a_transaction_of_300_megabytes_that_a_hundred_shapes_match_is_never_in_
     let insert =
         format!("INSERT INTO items SELECT n, repeat(md5(n::text), 3200) FROM generate_series(1, {ROWS}) n");
     let writing = std::thread::spawn(move || postgres.execute(&database, &insert));
-    let (begun, mut most_kib) = (Instant::now(), 0);
+    let (started, mut most_kib) = (Instant::now(), 0);
     while !following.is_finished() {
-        assert!(begun.elapsed() < TIMEOUT, "{most_kib} KiB");
+        assert!(started.elapsed() < TIMEOUT, "{most_kib} KiB");
         most_kib = most_kib.max(serve.resident_kib());
         sleep(Duration::from_millis(10)).await;
     }
@@ -55,6 +55,6 @@ async fn a_transaction_of_300_megabytes_that_a_hundred_shapes_match_is_never_in_
         let count = serve.reader(&[("table", "items"), ("where", clause), ("columns", "id")]).await;
         assert_ne!(count.offset, "0_inf");
     }
-    eprintln!("at most {} MiB, in {:?}", most_kib >> 10, begun.elapsed());
+    eprintln!("at most {} MiB, in {:?}", most_kib >> 10, started.elapsed());
     assert!(most_kib < MAX_KIB, "{} MiB", most_kib >> 10);
 }

@@ -5,19 +5,19 @@ use std::time::Instant;
 use super::support::{ServeFixture, SseEvent, SseStream, changes, path, summarize};
 use crate::wire::until;
 
-const ITEMS: &str = "CREATE TABLE items (id int PRIMARY KEY, note text);
+const CREATE_ITEMS: &str = "CREATE TABLE items (id int PRIMARY KEY, note text);
     INSERT INTO items VALUES (1, 'one')";
-const ITEM: [(&str, &str); 1] = [("table", "items")];
+const ITEMS_SHAPE: [(&str, &str); 1] = [("table", "items")];
 
 #[tokio::test]
 async fn a_long_poll_waits_for_a_change_or_its_timeout() {
-    let fixture = ServeFixture::new(ITEMS);
+    let fixture = ServeFixture::new(CREATE_ITEMS);
     let serve = fixture.serve_with(&[("FOREBAY_SERVE_LONG_POLL_MS", "400")]).await;
-    let mut reader = serve.reader(&ITEM).await;
+    let mut reader = serve.reader(&ITEMS_SHAPE).await;
     let live = [reader.params(), vec![("live", "true")]].concat();
-    let begun = Instant::now();
+    let started = Instant::now();
     let silent = serve.get(&live).await;
-    assert!(begun.elapsed().as_millis() >= 400);
+    assert!(started.elapsed().as_millis() >= 400);
     let header = |name| silent.head.header(name);
     assert_eq!((silent.head.status, header("electric-up-to-date")), (200, Some("")));
     assert_eq!(header("cache-control"), Some("public, max-age=5, stale-while-revalidate=5"));
@@ -47,9 +47,9 @@ async fn a_long_poll_waits_for_a_change_or_its_timeout() {
 
 #[tokio::test]
 async fn all_live_requests_end_when_their_shape_is_deleted() {
-    let fixture = ServeFixture::new(ITEMS);
+    let fixture = ServeFixture::new(CREATE_ITEMS);
     let serve = fixture.serve_with(&[("FOREBAY_SERVE_ALLOW_DELETE", "true")]).await;
-    let reader = serve.reader(&ITEM).await;
+    let reader = serve.reader(&ITEMS_SHAPE).await;
     let mut waits = serve.start_get(&[reader.params(), vec![("live", "true")]].concat()).await;
     let mut events = serve.events(&reader).await;
     until("both requests wait", async || serve.status().await["admission"]["total_connections"] == 2).await;
@@ -65,11 +65,11 @@ async fn all_live_requests_end_when_their_shape_is_deleted() {
 
 #[tokio::test]
 async fn events_come_as_they_happen_and_never_twice() {
-    let fixture = ServeFixture::new(ITEMS);
+    let fixture = ServeFixture::new(CREATE_ITEMS);
     let settings = [("FOREBAY_SERVE_SSE_KEEP_ALIVE_MS", "150"), ("FOREBAY_SERVE_SSE_TIMEOUT_MS", "6000")];
     let serve = fixture.serve_with(&settings).await;
-    let mut reader = serve.reader(&ITEM).await;
-    let begun = Instant::now();
+    let mut reader = serve.reader(&ITEMS_SHAPE).await;
+    let started = Instant::now();
     let mut events = serve.events(&reader).await;
     let header = |name| events.head.header(name);
     assert_eq!((events.head.status, header("content-type")), (200, Some("text/event-stream")));
@@ -92,7 +92,7 @@ async fn events_come_as_they_happen_and_never_twice() {
         next = events.next().await;
     }
     assert_eq!(next, SseEvent::End);
-    assert!(begun.elapsed().as_millis() >= 6000);
+    assert!(started.elapsed().as_millis() >= 6000);
 
     // The published client resumes like this.
     reader.offset = format!("{seen}_0");
@@ -106,9 +106,9 @@ async fn events_come_as_they_happen_and_never_twice() {
 
 #[tokio::test]
 async fn a_stream_that_is_far_behind_gets_everything_in_order() {
-    let fixture = ServeFixture::new(ITEMS);
+    let fixture = ServeFixture::new(CREATE_ITEMS);
     let serve = fixture.serve_with(&[("FOREBAY_STORAGE_CHUNK_BYTES", "65536")]).await;
-    let reader = serve.reader(&ITEM).await;
+    let reader = serve.reader(&ITEMS_SHAPE).await;
     let mut ahead = reader.clone();
     for part in 0..20 {
         fixture.sql(&format!(
@@ -146,9 +146,9 @@ async fn many_streams_of_one_shape_get_everything_in_order_and_keep_alives() {
             }
         }
     }
-    let fixture = ServeFixture::new(ITEMS);
+    let fixture = ServeFixture::new(CREATE_ITEMS);
     let serve = fixture.serve_with(&[("FOREBAY_SERVE_SSE_KEEP_ALIVE_MS", "150")]).await;
-    let reader = serve.reader(&ITEM).await;
+    let reader = serve.reader(&ITEMS_SHAPE).await;
     let mut late = serve.events(&reader).await;
     let mut prompt = Vec::new();
     for _ in 0..12 {
@@ -181,14 +181,14 @@ async fn many_streams_of_one_shape_get_everything_in_order_and_keep_alives() {
 
 #[tokio::test]
 async fn only_live_requests_need_a_permit() {
-    let fixture = ServeFixture::new(ITEMS);
+    let fixture = ServeFixture::new(CREATE_ITEMS);
     let settings = [
         ("FOREBAY_ADMISSION_TOTAL", "3"),
         ("FOREBAY_ADMISSION_PER_USER", "1"),
         ("FOREBAY_IDENTITY_BY_ADDRESS", "true"),
     ];
     let serve = fixture.serve_with(&settings).await;
-    let reader = serve.reader(&ITEM).await;
+    let reader = serve.reader(&ITEMS_SHAPE).await;
     let first = serve.events(&reader).await;
     assert_eq!(first.head.status, 200);
     let live = path(&[reader.params(), vec![("live", "true")]].concat());
@@ -212,9 +212,9 @@ async fn only_live_requests_need_a_permit() {
 
 #[tokio::test]
 async fn a_live_request_beyond_the_total_limit_gets_503_with_retry_after() {
-    let fixture = ServeFixture::new(ITEMS);
+    let fixture = ServeFixture::new(CREATE_ITEMS);
     let serve = fixture.serve_with(&[("FOREBAY_ADMISSION_TOTAL", "1")]).await;
-    let reader = serve.reader(&ITEM).await;
+    let reader = serve.reader(&ITEMS_SHAPE).await;
     let _first = serve.events(&reader).await;
     let second = serve.get(&[reader.params(), vec![("live", "true")]].concat()).await;
     assert_eq!(second.head.status, 503, "{}", second.head.text);

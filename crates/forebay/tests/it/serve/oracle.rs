@@ -265,7 +265,7 @@ async fn run_scenario(
     dice: &mut Dice,
     lasts: Duration,
 ) -> InjectedFaults {
-    let begun = Instant::now();
+    let started = Instant::now();
     match scenario {
         OracleScenario::Rows | OracleScenario::Schema => {
             sleep(lasts).await;
@@ -277,7 +277,9 @@ async fn run_scenario(
             let until = Instant::now() + lasts;
             server_under_test.inject_faults(dice, until, until).await
         }
-        OracleScenario::Soak => server_under_test.inject_faults(dice, begun + lasts / 3, begun + lasts).await,
+        OracleScenario::Soak => {
+            server_under_test.inject_faults(dice, started + lasts / 3, started + lasts).await
+        }
     }
 }
 

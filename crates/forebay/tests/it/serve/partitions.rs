@@ -3,13 +3,13 @@
 use super::support::{ServeFixture, ServeProcess, ShapeReader, SseEvent, column_values, summarize};
 use crate::wire::{until, within};
 
-const PARTITIONED: &str =
+const CREATE_PARTITIONED: &str =
     "CREATE TABLE m (id int, at int, note text, PRIMARY KEY (id, at)) PARTITION BY RANGE (at);
     CREATE TABLE m_1 PARTITION OF m FOR VALUES FROM (0) TO (10);
     CREATE TABLE m_2 PARTITION OF m FOR VALUES FROM (10) TO (20) PARTITION BY LIST (id);
     CREATE TABLE m_2_rest PARTITION OF m_2 DEFAULT;
     INSERT INTO m VALUES (1, 5, 'a'), (2, 15, 'b')";
-const LIVE: [(&str, &str); 1] = [("FOREBAY_SERVE_LONG_POLL_MS", "1000")];
+const SHORT_LONG_POLL: [(&str, &str); 1] = [("FOREBAY_SERVE_LONG_POLL_MS", "1000")];
 
 fn shape(table: &str) -> [(&str, &str); 1] {
     [("table", table)]
@@ -24,8 +24,8 @@ async fn read_changes(serve: &ServeProcess, reader: &mut ShapeReader<'_>, count:
 async fn a_root_and_its_partitions_are_served_at_the_same_time() {
     for version in [15, 18] {
         let fixture =
-            ServeFixture::on_postgres(forebay_sandbox::Postgres::shared_version(version), PARTITIONED);
-        let serve = fixture.serve_with(&LIVE).await;
+            ServeFixture::on_postgres(forebay_sandbox::Postgres::shared_version(version), CREATE_PARTITIONED);
+        let serve = fixture.serve_with(&SHORT_LONG_POLL).await;
         // The root first: from then on, Postgres sends all changes under the name of the root,
         // until a partition is requested.
         let tables = ["m", "m_1", "m_2", "m_2_rest"];
@@ -64,8 +64,8 @@ async fn a_root_and_its_partitions_are_served_at_the_same_time() {
 
 #[tokio::test]
 async fn a_shape_of_a_partition_continues_when_its_root_is_requested_and_after_a_restart() {
-    let fixture = ServeFixture::new(PARTITIONED);
-    let serve = fixture.serve_with(&LIVE).await;
+    let fixture = ServeFixture::new(CREATE_PARTITIONED);
+    let serve = fixture.serve_with(&SHORT_LONG_POLL).await;
     let mut first = serve.reader(&shape("m_1")).await;
     let mut root = serve.reader(&shape("m")).await;
     fixture.sql("INSERT INTO m VALUES (3, 6, 'c')");
@@ -73,16 +73,16 @@ async fn a_shape_of_a_partition_continues_when_its_root_is_requested_and_after_a
     assert_eq!(read_changes(&serve, &mut root, 1).await, ["insert 3/6"]);
     serve.stop().await;
     fixture.sql("INSERT INTO m VALUES (4, 7, 'd'), (5, 15, 'e')");
-    let serve = fixture.serve_with(&LIVE).await;
+    let serve = fixture.serve_with(&SHORT_LONG_POLL).await;
     assert_eq!(read_changes(&serve, &mut first, 1).await, ["insert 4/7"]);
     assert_eq!(read_changes(&serve, &mut root, 2).await, ["insert 4/7", "insert 5/15"]);
 }
 
 #[tokio::test]
 async fn shapes_stay_current_when_their_table_is_attached_and_detached() {
-    let fixture = ServeFixture::new(PARTITIONED);
+    let fixture = ServeFixture::new(CREATE_PARTITIONED);
     fixture.sql("CREATE TABLE extra (id int, at int, note text, PRIMARY KEY (id, at)); INSERT INTO extra VALUES (7, 25, 'x')");
-    let serve = fixture.serve_with(&LIVE).await;
+    let serve = fixture.serve_with(&SHORT_LONG_POLL).await;
     let mut root = serve.reader(&shape("m")).await;
     let mut extra = serve.reader(&shape("extra")).await;
     fixture.sql("ALTER TABLE m ATTACH PARTITION extra FOR VALUES FROM (20) TO (30)");
@@ -105,9 +105,9 @@ async fn shapes_stay_current_when_their_table_is_attached_and_detached() {
 
 #[tokio::test]
 async fn a_shape_created_between_attach_and_detach_is_replaced() {
-    let fixture = ServeFixture::new(PARTITIONED);
+    let fixture = ServeFixture::new(CREATE_PARTITIONED);
     fixture.sql("CREATE TABLE extra (id int, at int, note text, PRIMARY KEY (id, at)); INSERT INTO extra VALUES (7, 25, 'x')");
-    let serve = fixture.serve_with(&[LIVE[0], ("FOREBAY_SERVE_SSE_TIMEOUT_MS", "3600000")]).await;
+    let serve = fixture.serve_with(&[SHORT_LONG_POLL[0], ("FOREBAY_SERVE_SSE_TIMEOUT_MS", "3600000")]).await;
     // At the end the table is as it was when the server last compared it with the catalog, but the
     // shape is from in between. An open stream sends no request, and only a request would compare
     // the table.
@@ -128,13 +128,13 @@ async fn a_shape_created_between_attach_and_detach_is_replaced() {
 
 #[tokio::test]
 async fn a_manual_publication_via_the_root_refuses_partitions_with_a_reason() {
-    let fixture = ServeFixture::new(PARTITIONED);
+    let fixture = ServeFixture::new(CREATE_PARTITIONED);
     let slot = &fixture.slot;
     fixture.sql(&format!(
         "ALTER TABLE m REPLICA IDENTITY FULL; ALTER TABLE m_1 REPLICA IDENTITY FULL; ALTER TABLE m_2_rest REPLICA IDENTITY FULL;
          CREATE PUBLICATION {slot} FOR TABLE m WITH (publish_via_partition_root = true)"
     ));
-    let settings = [LIVE[0], ("FOREBAY_DATABASE_MANUAL_PUBLICATION", "true")];
+    let settings = [SHORT_LONG_POLL[0], ("FOREBAY_DATABASE_MANUAL_PUBLICATION", "true")];
     let serve = fixture.serve_with(&settings).await;
     let mut root = serve.reader(&shape("m")).await;
     let refused = serve.get(&[("table", "m_1"), ("offset", "-1")]).await;

@@ -7,10 +7,10 @@ use serde_json::{Value, json};
 use super::support::{ServeFixture, ServeProcess, ShapeReader, changes, path, summarize};
 use crate::wire::{HttpConnection, HttpResponse};
 
-const ITEMS: &str = "CREATE TABLE items (id int PRIMARY KEY, note text, price numeric(6,2));
+const CREATE_ITEMS: &str = "CREATE TABLE items (id int PRIMARY KEY, note text, price numeric(6,2));
     INSERT INTO items VALUES (1, 'one', 1.50), (2, NULL, 2)";
 
-const ITEM: [(&str, &str); 1] = [("table", "items")];
+const ITEMS_SHAPE: [(&str, &str); 1] = [("table", "items")];
 const FROM_START: [(&str, &str); 2] = [("table", "items"), ("offset", "-1")];
 
 /// Returns the body as text.
@@ -20,7 +20,7 @@ fn text(response: &HttpResponse) -> String {
 
 #[tokio::test]
 async fn a_snapshot_is_followed_by_the_log_up_to_its_end() {
-    let fixture = ServeFixture::new(ITEMS);
+    let fixture = ServeFixture::new(CREATE_ITEMS);
     let serve = fixture.serve().await;
     let response = serve.get(&FROM_START).await;
     assert_eq!(response.head.status, 200, "{}", response.head.text);
@@ -42,7 +42,7 @@ async fn a_snapshot_is_followed_by_the_log_up_to_its_end() {
     });
     assert_eq!(schema, expected);
 
-    let mut reader = ShapeReader::new(&ITEM);
+    let mut reader = ShapeReader::new(&ITEMS_SHAPE);
     let messages = reader.accept(&response);
     let row = |id: &str, note: Value, price: &str| {
         json!({
@@ -70,9 +70,9 @@ async fn a_snapshot_is_followed_by_the_log_up_to_its_end() {
 
 #[tokio::test]
 async fn a_change_has_operation_position_and_transaction() {
-    let fixture = ServeFixture::new(ITEMS);
+    let fixture = ServeFixture::new(CREATE_ITEMS);
     let serve = fixture.serve().await;
-    let mut reader = serve.reader(&ITEM).await;
+    let mut reader = serve.reader(&ITEMS_SHAPE).await;
     let mut full = serve.reader(&[("table", "items"), ("replica", "full")]).await;
     assert_ne!(reader.handle, full.handle);
     let xid = fixture.query_value(
@@ -109,7 +109,7 @@ async fn chunk_boundaries_are_the_same_for_every_client() {
     let fixture = ServeFixture::new("CREATE TABLE items (id int PRIMARY KEY, note text)");
     fixture.sql("INSERT INTO items SELECT i, repeat('x', 200) FROM generate_series(1, 20) i");
     let serve = fixture.serve_with(&[("FOREBAY_STORAGE_CHUNK_BYTES", "2048")]).await;
-    let mut reader = ShapeReader::new(&ITEM);
+    let mut reader = ShapeReader::new(&ITEMS_SHAPE);
     let (mut offsets, mut rows) = (Vec::new(), 0);
     loop {
         let response = serve.get(&reader.params()).await;
@@ -152,9 +152,9 @@ async fn chunk_boundaries_are_the_same_for_every_client() {
 
 #[tokio::test]
 async fn offset_now_is_the_end_of_the_log() {
-    let fixture = ServeFixture::new(ITEMS);
+    let fixture = ServeFixture::new(CREATE_ITEMS);
     let serve = fixture.serve().await;
-    let mut reader = serve.reader(&ITEM).await;
+    let mut reader = serve.reader(&ITEMS_SHAPE).await;
     fixture.sql("INSERT INTO items VALUES (3, 'three', 3)");
     reader.live_changes(&serve, 1).await;
     let now = serve.get(&[("table", "items"), ("offset", "now"), ("handle", "whatever")]).await;
@@ -174,10 +174,10 @@ async fn offset_now_is_the_end_of_the_log() {
 
 #[tokio::test]
 async fn head_requests_etags_and_compression_follow_http() {
-    let fixture = ServeFixture::new(ITEMS);
+    let fixture = ServeFixture::new(CREATE_ITEMS);
     fixture.sql("INSERT INTO items SELECT i, repeat('wide ', 50), i FROM generate_series(3, 400) i");
     let serve = fixture.serve_with(&[("FOREBAY_SERVE_LONG_POLL_MS", "300")]).await;
-    let reader = serve.reader(&ITEM).await;
+    let reader = serve.reader(&ITEMS_SHAPE).await;
     let whole = serve.get(&FROM_START).await;
     let tag = whole.head.header("etag").unwrap().to_owned();
     assert_eq!(tag, format!("\"{}:-1:0_0\"", reader.handle));
@@ -240,7 +240,7 @@ fn unzipped(bytes: &[u8]) -> Vec<u8> {
 
 #[tokio::test]
 async fn every_route_has_its_methods_and_cors_headers() {
-    let fixture = ServeFixture::new(ITEMS);
+    let fixture = ServeFixture::new(CREATE_ITEMS);
     let serve = fixture.serve().await;
     for (method, path, status) in [
         ("GET", "/", 200),
@@ -272,7 +272,7 @@ async fn every_route_has_its_methods_and_cors_headers() {
 
 #[tokio::test]
 async fn a_secret_guards_every_spelling_of_the_route() {
-    let fixture = ServeFixture::new(ITEMS);
+    let fixture = ServeFixture::new(CREATE_ITEMS);
     let serve = fixture.serve_with(&[("FOREBAY_SERVE_SECRET", "open sesame")]).await;
     for path in ["/v1/shape", "/v1//shape", "/v1/%73hape", "//v1/shape/", "/%761/shape"] {
         for secret in ["", "&secret=wrong", "&api_secret=open", "&secret="] {
@@ -295,9 +295,9 @@ async fn a_secret_guards_every_spelling_of_the_route() {
 
 #[tokio::test]
 async fn a_shape_can_be_deleted_if_that_is_allowed() {
-    let fixture = ServeFixture::new(ITEMS);
+    let fixture = ServeFixture::new(CREATE_ITEMS);
     let serve = fixture.serve_with(&[("FOREBAY_SERVE_ALLOW_DELETE", "true")]).await;
-    let mut reader = serve.reader(&ITEM).await;
+    let mut reader = serve.reader(&ITEMS_SHAPE).await;
     let deleted = serve.request("DELETE", "/v1/shape?table=items", &[], "").await;
     assert_eq!((deleted.head.status, deleted.body.len()), (202, 0));
     assert_eq!(deleted.head.header("cache-control"), Some("no-cache"));
@@ -305,7 +305,7 @@ async fn a_shape_can_be_deleted_if_that_is_allowed() {
     let moved = serve.get(&reader.params()).await;
     let handle = refetch_handle(&moved);
     assert_ne!(handle, reader.handle);
-    reader = serve.reader(&ITEM).await;
+    reader = serve.reader(&ITEMS_SHAPE).await;
     assert_eq!(reader.handle, handle);
     let by_handle = format!("/v1/shape?handle={handle}");
     assert_eq!(serve.request("DELETE", &by_handle, &[], "").await.head.status, 202);
@@ -315,7 +315,7 @@ async fn a_shape_can_be_deleted_if_that_is_allowed() {
 
 #[tokio::test]
 async fn a_handle_deletes_no_shape_of_another_table_or_definition() {
-    let fixture = ServeFixture::new(ITEMS);
+    let fixture = ServeFixture::new(CREATE_ITEMS);
     fixture.sql("CREATE TABLE others (id int PRIMARY KEY)");
     let serve = fixture.serve_with(&[("FOREBAY_SERVE_ALLOW_DELETE", "true")]).await;
     let delete = async |params: &[(&str, &str)]| {
@@ -326,7 +326,7 @@ async fn a_handle_deletes_no_shape_of_another_table_or_definition() {
         )
     };
     let few = [("table", "items"), ("where", "id < 2")];
-    let (all, few_of) = (serve.reader(&ITEM).await, serve.reader(&few).await);
+    let (all, few_of) = (serve.reader(&ITEMS_SHAPE).await, serve.reader(&few).await);
     let missing = (404, json!("Shape not found"));
     for (params, handle) in [
         (&[("table", "others")][..], &all.handle),
@@ -342,11 +342,11 @@ async fn a_handle_deletes_no_shape_of_another_table_or_definition() {
         assert_eq!(serve.get(&reader.params()).await.head.status, 200, "both shapes still exist");
     }
     // The table and the handle are enough; further parameters must match the shape.
-    assert_eq!(delete(&[ITEM[0], ("handle", &few_of.handle)]).await, (202, Value::Null));
+    assert_eq!(delete(&[ITEMS_SHAPE[0], ("handle", &few_of.handle)]).await, (202, Value::Null));
     let few_of = serve.reader(&few).await;
     assert_eq!(delete(&[&few[..], &[("handle", &few_of.handle)]].concat()).await, (202, Value::Null));
-    assert_eq!(delete(&[ITEM[0], ("handle", &all.handle)]).await, (202, Value::Null));
-    assert_eq!(delete(&[ITEM[0], ("handle", &all.handle)]).await, missing);
+    assert_eq!(delete(&[ITEMS_SHAPE[0], ("handle", &all.handle)]).await, (202, Value::Null));
+    assert_eq!(delete(&[ITEMS_SHAPE[0], ("handle", &all.handle)]).await, missing);
 }
 
 /// Checks a 409 and returns the new handle in it.
@@ -360,9 +360,9 @@ fn refetch_handle(response: &HttpResponse) -> String {
 
 #[tokio::test]
 async fn a_wrong_handle_gets_a_409_with_the_right_one() {
-    let fixture = ServeFixture::new(ITEMS);
+    let fixture = ServeFixture::new(CREATE_ITEMS);
     let serve = fixture.serve().await;
-    let reader = serve.reader(&ITEM).await;
+    let reader = serve.reader(&ITEMS_SHAPE).await;
     let other = serve.reader(&[("table", "items"), ("where", "id = 1")]).await;
     let get = async |handle: &str, offset: &str| {
         serve.get(&[("table", "items"), ("offset", offset), ("handle", handle)]).await
@@ -394,7 +394,7 @@ async fn invalid_request(serve: &ServeProcess, params: &[(&str, &str)]) -> Value
 
 #[tokio::test]
 async fn all_errors_of_a_request_are_reported_together() {
-    let fixture = ServeFixture::new(ITEMS);
+    let fixture = ServeFixture::new(CREATE_ITEMS);
     let serve = fixture.serve_with(&[("FOREBAY_SERVE_LONG_POLL_MS", "200")]).await;
     let errors = invalid_request(&serve, &[]).await;
     assert_eq!(errors, json!({"table": ["can't be blank"], "offset": ["can't be blank"]}));
@@ -434,7 +434,7 @@ async fn all_errors_of_a_request_are_reported_together() {
         reason.contains("syntax error at or near \"=\"") && reason.contains("At location 20"),
         "{reason}"
     );
-    let reader = serve.reader(&ITEM).await;
+    let reader = serve.reader(&ITEMS_SHAPE).await;
     let far = "999999999999999_0";
     let beyond = [("table", "items"), ("offset", far), ("handle", &*reader.handle)];
     let expected = json!({"offset": ["out of bounds for this shape"]});
@@ -489,7 +489,7 @@ async fn a_clause_that_postgres_refuses_is_also_refused_for_changes_only() {
 
 #[tokio::test]
 async fn has_data_tells_whether_a_snapshot_has_rows() {
-    let fixture = ServeFixture::new(ITEMS);
+    let fixture = ServeFixture::new(CREATE_ITEMS);
     let serve = fixture.serve().await;
     for (shape, has_data) in [
         (&[("table", "items")][..], "true"),
@@ -508,14 +508,14 @@ async fn has_data_tells_whether_a_snapshot_has_rows() {
 
 #[tokio::test]
 async fn an_offset_beyond_the_end_waits_half_as_long_as_a_long_poll() {
-    let fixture = ServeFixture::new(ITEMS);
+    let fixture = ServeFixture::new(CREATE_ITEMS);
     let serve = fixture.serve_with(&[("FOREBAY_SERVE_LONG_POLL_MS", "12000")]).await;
-    let reader = serve.reader(&ITEM).await;
+    let reader = serve.reader(&ITEMS_SHAPE).await;
     let beyond = [("table", "items"), ("offset", "999999999999999_0"), ("handle", &*reader.handle)];
     let requests = [beyond.to_vec(), [&beyond[..], &[("live", "true")]].concat()];
-    let begun = Instant::now();
+    let started = Instant::now();
     let (first, second) = tokio::join!(serve.get(&requests[0]), serve.get(&requests[1]));
-    let took = begun.elapsed();
+    let took = started.elapsed();
     assert_eq!((first.head.status, second.head.status), (400, 400), "{}", first.head.text);
     assert!((Duration::from_secs(6)..Duration::from_secs(12)).contains(&took), "{took:?}");
     // A request whose offset is reached meanwhile is answered.

@@ -4,7 +4,7 @@
 use super::support::{ServeFixture, ServeProcess, SseEvent, column_values, summarize};
 use crate::wire::until;
 
-const LIVE: [(&str, &str); 1] = [("FOREBAY_SERVE_LONG_POLL_MS", "1000")];
+const SHORT_LONG_POLL: [(&str, &str); 1] = [("FOREBAY_SERVE_LONG_POLL_MS", "1000")];
 
 /// Runs DDL, and waits until the open stream of the shape ends and its reader gets a 409.
 async fn expect_replaced(fixture: &ServeFixture, serve: &ServeProcess, table: &str, ddl: &str) {
@@ -26,7 +26,7 @@ async fn rewriting_a_column_with_the_same_type_replaces_the_shape() {
     let fixture = ServeFixture::new(
         "CREATE TABLE items (id int PRIMARY KEY, amount int); INSERT INTO items VALUES (1, 5)",
     );
-    let serve = fixture.serve_with(&LIVE).await;
+    let serve = fixture.serve_with(&SHORT_LONG_POLL).await;
     expect_replaced(&fixture, &serve, "items", "ALTER TABLE items ALTER amount TYPE int USING amount * 100")
         .await;
     assert_eq!(column_values(&serve, &[("table", "items")], "amount").await, ["500"]);
@@ -41,8 +41,8 @@ async fn a_rewrite_also_ends_streams_of_a_waiting_instance() {
     let fixture = ServeFixture::new(
         "CREATE TABLE items (id int PRIMARY KEY, amount int); INSERT INTO items VALUES (1, 5)",
     );
-    let writer = fixture.serve_with(&LIVE).await;
-    let second = fixture.spawn(&LIVE);
+    let writer = fixture.serve_with(&SHORT_LONG_POLL).await;
+    let second = fixture.spawn(&SHORT_LONG_POLL);
     second.wait_for_health("waiting").await;
     writer.reader(&[("table", "items")]).await;
     let first = [("table", "items"), ("offset", "-1")];
@@ -59,11 +59,11 @@ async fn a_rewrite_while_the_server_is_down_is_detected_at_startup() {
     let fixture = ServeFixture::new(
         "CREATE TABLE items (id int PRIMARY KEY, amount int); INSERT INTO items VALUES (1, 5)",
     );
-    let serve = fixture.serve_with(&LIVE).await;
+    let serve = fixture.serve_with(&SHORT_LONG_POLL).await;
     let mut reader = serve.reader(&[("table", "items")]).await;
     serve.stop().await;
     fixture.sql("ALTER TABLE items ALTER amount TYPE int USING amount * 100");
-    let serve = fixture.serve_with(&LIVE).await;
+    let serve = fixture.serve_with(&SHORT_LONG_POLL).await;
     reader.wait_for_refetch(&serve).await;
     assert_eq!(column_values(&serve, &[("table", "items")], "amount").await, ["500"]);
 }
@@ -77,7 +77,7 @@ async fn a_new_expression_of_a_generated_column_replaces_the_shape() {
         "CREATE TABLE items (id int PRIMARY KEY, twice int GENERATED ALWAYS AS (id * 2) STORED);
          INSERT INTO items VALUES (1)",
     );
-    let serve = fixture.serve_with(&LIVE).await;
+    let serve = fixture.serve_with(&SHORT_LONG_POLL).await;
     assert_eq!(column_values(&serve, &[("table", "items")], "twice").await, ["2"]);
     expect_replaced(&fixture, &serve, "items", "ALTER TABLE items ALTER twice SET EXPRESSION AS (id * 3)")
         .await;
@@ -93,7 +93,7 @@ async fn renaming_an_enum_label_replaces_every_shape_with_the_enum() {
          CREATE TABLE domains (id int PRIMARY KEY, m some_mood); INSERT INTO domains VALUES (1, 'sad');
          CREATE TABLE pairs (id int PRIMARY KEY, m pair[]); INSERT INTO pairs VALUES (1, '{\"(1,sad)\"}')",
     );
-    let serve = fixture.serve_with(&LIVE).await;
+    let serve = fixture.serve_with(&SHORT_LONG_POLL).await;
     let (mut before, tables) = ("sad".to_owned(), ["plain", "arrays", "domains", "pairs"]);
     for table in tables {
         let label = format!("for_{table}");
@@ -121,7 +121,7 @@ async fn a_new_attribute_of_a_composite_type_replaces_the_shape() {
         "CREATE TYPE point2 AS (x int, y int); CREATE TABLE items (id int PRIMARY KEY, at point2);
          INSERT INTO items VALUES (1, '(1,2)')",
     );
-    let serve = fixture.serve_with(&LIVE).await;
+    let serve = fixture.serve_with(&SHORT_LONG_POLL).await;
     expect_replaced(&fixture, &serve, "items", "ALTER TYPE point2 ADD ATTRIBUTE z int").await;
     assert_eq!(column_values(&serve, &[("table", "items")], "at").await, ["(1,2,)"]);
 }
@@ -132,7 +132,7 @@ async fn ddl_that_changes_no_value_replaces_no_shape() {
         "CREATE TYPE mood AS ENUM ('sad');
          CREATE TABLE items (id int PRIMARY KEY, amount int, m mood); INSERT INTO items VALUES (1, 5, 'sad')",
     );
-    let serve = fixture.serve_with(&LIVE).await;
+    let serve = fixture.serve_with(&SHORT_LONG_POLL).await;
     let mut reader = serve.reader(&[("table", "items")]).await;
     let mut events = serve.events(&reader).await;
     let handle = reader.handle.clone();

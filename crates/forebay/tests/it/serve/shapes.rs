@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use super::support::{ServeFixture, ServeProcess, ShapeReader, changes, path, percent_encode, summarize};
 use crate::wire::{HttpResponse, until};
 
-const ITEMS: &str = "CREATE TABLE items (id int PRIMARY KEY, kind text, price int);
+const CREATE_ITEMS: &str = "CREATE TABLE items (id int PRIMARY KEY, kind text, price int);
     INSERT INTO items VALUES (1, 'a', 10), (2, 'b', 20), (3, 'a', 30)";
 
 /// Returns the rows of the first chunk of a shape.
@@ -24,7 +24,7 @@ async fn rows(serve: &ServeProcess, shape: &[(&str, &str)]) -> Vec<Value> {
 
 #[tokio::test]
 async fn a_where_clause_selects_the_rows_of_snapshot_and_changes() {
-    let fixture = ServeFixture::new(ITEMS);
+    let fixture = ServeFixture::new(CREATE_ITEMS);
     let serve = fixture.serve().await;
     let shape =
         [("table", "items"), ("where", "kind = $1 AND price > $2"), ("params[1]", "a"), ("params[2]", "15")];
@@ -47,7 +47,7 @@ async fn a_where_clause_selects_the_rows_of_snapshot_and_changes() {
 
 #[tokio::test]
 async fn columns_and_modes_select_the_content_of_messages() {
-    let fixture = ServeFixture::new(ITEMS);
+    let fixture = ServeFixture::new(CREATE_ITEMS);
     let serve = fixture.serve().await;
     let some = [("table", "items"), ("columns", "price,id")];
     assert_eq!(rows(&serve, &some).await[0], json!({"id": "1", "price": "10"}));
@@ -151,7 +151,7 @@ async fn values_are_the_same_text_in_snapshot_and_log() {
 
 #[tokio::test]
 async fn a_subset_returns_selected_current_rows() {
-    let fixture = ServeFixture::new(ITEMS);
+    let fixture = ServeFixture::new(CREATE_ITEMS);
     let serve = fixture.serve().await;
     let shape = [("table", "items"), ("offset", "-1"), ("log", "changes_only")];
     let one = serve
@@ -210,7 +210,7 @@ fn ids(response: &HttpResponse) -> Vec<String> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_snapshot_waits_for_transactions_from_before_its_table_was_published() {
-    let fixture = std::sync::Arc::new(ServeFixture::new(ITEMS));
+    let fixture = std::sync::Arc::new(ServeFixture::new(CREATE_ITEMS));
     // Otherwise the server changes the replica identity, and that waits for the writer.
     fixture.sql("ALTER TABLE items REPLICA IDENTITY FULL");
     let serve = fixture.serve().await;
@@ -235,7 +235,7 @@ async fn every_snapshot_waits_for_transactions_from_before_its_table_was_publish
 
 #[tokio::test]
 async fn a_clause_that_fails_on_a_row_fails_its_shape_and_no_other() {
-    let fixture = ServeFixture::new(ITEMS);
+    let fixture = ServeFixture::new(CREATE_ITEMS);
     let serve = fixture.serve().await;
     let mut reader = serve.reader(&[("table", "items")]).await;
     let failing = [("table", "items"), ("where", "100 / (price - 20) > 0"), ("offset", "-1")];
@@ -255,7 +255,7 @@ async fn a_clause_that_fails_on_a_row_fails_its_shape_and_no_other() {
 
 #[tokio::test]
 async fn the_least_recently_used_shape_is_evicted() {
-    let fixture = ServeFixture::new(ITEMS);
+    let fixture = ServeFixture::new(CREATE_ITEMS);
     let serve = fixture.serve_with(&[("FOREBAY_STORAGE_MAX_SHAPES", "2")]).await;
     let first = serve.reader(&[("table", "items"), ("where", "id = 1")]).await;
     let second = serve.reader(&[("table", "items"), ("where", "id = 2")]).await;
@@ -269,7 +269,7 @@ async fn the_least_recently_used_shape_is_evicted() {
 
 #[tokio::test]
 async fn a_long_log_is_compacted_and_clients_continue_from_any_offset() {
-    let fixture = ServeFixture::new(ITEMS);
+    let fixture = ServeFixture::new(CREATE_ITEMS);
     let small = [
         ("FOREBAY_STORAGE_CHUNK_BYTES", "4096"),
         ("FOREBAY_STORAGE_COMPACT_BYTES", "16384"),

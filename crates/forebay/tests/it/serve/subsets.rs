@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use super::support::{ServeFixture, ServeProcess, path};
 use crate::wire::{HttpResponse, until};
 
-const THINGS: &str = "CREATE TYPE mood AS ENUM ('sad', 'ok', 'happy');
+const CREATE_THINGS: &str = "CREATE TYPE mood AS ENUM ('sad', 'ok', 'happy');
     CREATE SCHEMA \"o\"\"ther\"; CREATE TYPE \"o\"\"ther\".size AS ENUM ('s', 'm');
     CREATE TABLE things (id int PRIMARY KEY, word text, mood mood, moods mood[], doc jsonb, seen timestamptz, day date, n numeric,
         tags text[], span int4range, size \"o\"\"ther\".size, swedish text COLLATE \"sv-x-icu\", hidden text);
@@ -105,7 +105,7 @@ fn refusal_reason(response: &HttpResponse, clause: &str) -> String {
 #[tokio::test]
 async fn postgres_evaluates_clauses_that_the_filter_does_not_support() {
     for version in [15, 18] {
-        let fixture = ServeFixture::with_icu_collation(version, THINGS);
+        let fixture = ServeFixture::with_icu_collation(version, CREATE_THINGS);
         let serve = fixture.serve().await;
         for (clause, params) in CLAUSES {
             let response = subset(&serve, &[("table", "things")], clause, params).await;
@@ -178,7 +178,7 @@ async fn a_subset_clause_reveals_nothing_about_rows_outside_the_shape() {
     .await;
 }
 
-const VICTIMS: &str = "CREATE TABLE secrets (id int PRIMARY KEY, word text); INSERT INTO secrets VALUES (1, 'top secret');
+const CREATE_VICTIMS: &str = "CREATE TABLE secrets (id int PRIMARY KEY, word text); INSERT INTO secrets VALUES (1, 'top secret');
     CREATE TABLE things (id int PRIMARY KEY, word text, hidden text, kind regclass, pair secrets);
     INSERT INTO things VALUES (1, 'mine', 'cloaked', 'secrets', (1, 'x')), (2, 'yours', 'cloaked', NULL, NULL);
     CREATE FUNCTION public.lower(text) RETURNS text LANGUAGE sql AS 'SELECT word FROM secrets';
@@ -286,7 +286,7 @@ const ATTACKS: &[&str] = &[
 #[tokio::test]
 async fn no_clause_does_more_than_evaluate_a_row() {
     for version in [15, 18] {
-        let fixture = ServeFixture::with_icu_collation(version, VICTIMS);
+        let fixture = ServeFixture::with_icu_collation(version, CREATE_VICTIMS);
         let serve = fixture.serve().await;
         for clause in ATTACKS {
             let reason = refusal_reason(&subset(&serve, &[("table", "things")], clause, &[]).await, clause);
@@ -316,7 +316,7 @@ async fn no_clause_does_more_than_evaluate_a_row() {
 
 #[tokio::test]
 async fn a_clause_that_fails_on_a_row_does_not_reveal_the_row() {
-    let fixture = ServeFixture::with_icu_collation(15, VICTIMS);
+    let fixture = ServeFixture::with_icu_collation(15, CREATE_VICTIMS);
     let serve = fixture.serve().await;
     for clause in [
         "hidden::int4 = 1 AND word > ''",
@@ -338,7 +338,7 @@ async fn a_clause_that_fails_on_a_row_does_not_reveal_the_row() {
 
 #[tokio::test]
 async fn columns_that_are_not_queryable_are_refused_in_clauses() {
-    let fixture = ServeFixture::with_icu_collation(15, VICTIMS);
+    let fixture = ServeFixture::with_icu_collation(15, CREATE_VICTIMS);
     let serve = fixture.serve().await;
     let shape = [("table", "things"), ("queryable_columns", "id,word")];
     assert_eq!(ids(&subset(&serve, &shape, "word > 'n'", &[]).await), ["2"]);
@@ -357,12 +357,12 @@ async fn a_clause_that_takes_too_long_is_cancelled_with_a_reason() {
          INSERT INTO things SELECT n, repeat('x', 1000000) FROM generate_series(1, 400) n",
     );
     let serve = fixture.serve().await;
-    let begun = Instant::now();
+    let started = Instant::now();
     let clause = (0..30).map(|number| format!("md5(word) = '{number}'")).collect::<Vec<_>>().join(" OR ");
     let shape = [("table", "things"), ("columns", "id")];
     let reason = refusal_reason(&subset(&serve, &shape, &clause, &[]).await, &clause);
     assert!(reason.contains("longer than the 5000 ms"), "{reason}");
-    assert!(begun.elapsed() < Duration::from_secs(30), "{:?}", begun.elapsed());
+    assert!(started.elapsed() < Duration::from_secs(30), "{:?}", started.elapsed());
     assert_eq!(ids(&subset(&serve, &shape, "id = 1 AND word > ''", &[]).await), ["1"]);
 }
 

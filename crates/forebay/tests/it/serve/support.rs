@@ -143,10 +143,10 @@ impl Drop for ServeFixture {
         let drop = format!(
             "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = '{slot}'"
         );
-        let begun = Instant::now();
+        let started = Instant::now();
         while self.postgres.execute("postgres", &disconnect).is_ok()
             && self.postgres.execute("postgres", &drop).is_err()
-            && begun.elapsed() < DEADLINE
+            && started.elapsed() < DEADLINE
         {
             std::thread::sleep(Duration::from_millis(10));
         }
@@ -212,10 +212,10 @@ impl ServeProcess {
         name: &str,
         expected: &[&str],
     ) {
-        let begun = Instant::now();
+        let started = Instant::now();
         let mut values = column_values(self, shape, name).await;
         while values != expected {
-            assert!(begun.elapsed() < DEADLINE, "the column has {values:?}, expected {expected:?}");
+            assert!(started.elapsed() < DEADLINE, "the column has {values:?}, expected {expected:?}");
             let response = self.get(&[reader.params(), vec![("live", "true")]].concat()).await;
             match response.head.status {
                 409 => *reader = self.reader(shape).await,
@@ -387,7 +387,7 @@ impl<'a> ShapeReader<'a> {
 
     /// Sends long-polls until the response is a 409, and returns the new handle in it.
     pub(crate) async fn wait_for_refetch(&mut self, serve: &ServeProcess) -> String {
-        let begun = Instant::now();
+        let started = Instant::now();
         loop {
             let response = serve.get(&[self.params(), vec![("live", "true")]].concat()).await;
             if response.head.status == 409 {
@@ -396,16 +396,16 @@ impl<'a> ShapeReader<'a> {
                 return handle.to_owned();
             }
             self.accept(&response);
-            assert!(begun.elapsed() < DEADLINE, "no 409 for {self:?}");
+            assert!(started.elapsed() < DEADLINE, "no 409 for {self:?}");
         }
     }
 
     /// Sends long-polls until `count` changes have come, and returns all messages.
     pub(crate) async fn live_changes(&mut self, serve: &ServeProcess, count: usize) -> Vec<Value> {
         let mut messages = Vec::new();
-        let begun = Instant::now();
+        let started = Instant::now();
         while changes(&messages).len() < count {
-            assert!(begun.elapsed() < DEADLINE, "expected {count} changes: {messages:?}");
+            assert!(started.elapsed() < DEADLINE, "expected {count} changes: {messages:?}");
             messages.extend(self.long_poll(serve).await);
         }
         messages

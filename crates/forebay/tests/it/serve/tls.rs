@@ -14,7 +14,8 @@ use super::support::{ServeFixture, ServeProcess, path};
 use crate::tls::CertificateFiles;
 use crate::wire::{HttpConnection, until, within};
 
-const SQL: &str = "CREATE TABLE items (id int PRIMARY KEY, note text); INSERT INTO items VALUES (1, 'one')";
+const CREATE_ITEMS: &str =
+    "CREATE TABLE items (id int PRIMARY KEY, note text); INSERT INTO items VALUES (1, 'one')";
 const STREAMS: usize = 200;
 /// Memory limit of a stream over TLS, in KiB. A plain one needs a tenth.
 const MAX_STREAM_KIB: u64 = 64;
@@ -58,7 +59,7 @@ fn header<'a>(received: &'a str, name: &str) -> &'a str {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn live_streams_over_tls_get_every_change_and_use_little_memory() {
-    let (fixture, pair) = (ServeFixture::new(SQL), CertificateFiles::new("serve-tls"));
+    let (fixture, pair) = (ServeFixture::new(CREATE_ITEMS), CertificateFiles::new("serve-tls"));
     let (certificate, key) = (pair.certificate(), pair.key());
     let serve = fixture.spawn(&[
         ("FOREBAY_SERVE_TLS_CERT_FILE", certificate.to_str().unwrap()),
@@ -98,7 +99,7 @@ async fn live_streams_over_tls_get_every_change_and_use_little_memory() {
 
 #[tokio::test]
 async fn after_sighup_only_the_new_secret_is_accepted() {
-    let fixture = ServeFixture::new(SQL);
+    let fixture = ServeFixture::new(CREATE_ITEMS);
     let file = std::env::temp_dir().join(format!("forebay-{}-secret.toml", std::process::id()));
     let write = |secret: &str| std::fs::write(&file, format!("[serve]\nsecret = {secret:?}\n")).unwrap();
     write("first-s3cret");

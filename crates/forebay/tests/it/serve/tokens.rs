@@ -16,7 +16,7 @@ use crate::wire::{HttpConnection, HttpResponse};
 const KEY: &str = "a key of the test, of more than thirty-two bytes";
 /// An expiry in the distant future.
 const FAR_FUTURE: u64 = 4_000_000_000;
-const SQL: &str = "CREATE TABLE orders (id int PRIMARY KEY, user_id int, total int, note text);
+const CREATE_TABLES: &str = "CREATE TABLE orders (id int PRIMARY KEY, user_id int, total int, note text);
     INSERT INTO orders VALUES (1, 7, 10, 'mine'), (2, 8, 20, 'theirs'), (3, 7, 30, 'mine too'), (4, NULL, 40, 'nobody''s');
     CREATE TABLE secrets (id int PRIMARY KEY, note text);
     INSERT INTO secrets VALUES (1, 'hidden');
@@ -133,14 +133,14 @@ fn assert_refused(response: &HttpResponse, status: u16, code: &str) {
     }
 }
 
-const ORDERS: [(&str, &str); 1] = [("table", "orders")];
+const ORDERS_SHAPE: [(&str, &str); 1] = [("table", "orders")];
 
 #[tokio::test]
 async fn a_bearer_reads_only_the_rows_of_the_grant_with_any_clause() {
-    let (fixture, keys) = (ServeFixture::new(SQL), KeyFile::new("rows", KEY));
+    let (fixture, keys) = (ServeFixture::new(CREATE_TABLES), KeyFile::new("rows", KEY));
     let serve = serve_with(&fixture, &keys, &[]).await;
     let bearer = TokenBearer::new(&serve, json!([own_orders()]));
-    assert_eq!(bearer.ids(&ORDERS).await, ["1", "3"]);
+    assert_eq!(bearer.ids(&ORDERS_SHAPE).await, ["1", "3"]);
     for (clause, expected) in [
         ("true", &["1", "3"][..]),
         ("user_id = 8", &[]),
@@ -157,7 +157,7 @@ async fn a_bearer_reads_only_the_rows_of_the_grant_with_any_clause() {
         ("100 / (total - 40) <> 0", &["1", "3"]),
         ("CASE WHEN note = 'theirs' THEN 1 / (total - 20) = 1 ELSE true END", &["1", "3"]),
     ] {
-        let params = [ORDERS[0], ("where", clause)];
+        let params = [ORDERS_SHAPE[0], ("where", clause)];
         assert_eq!(bearer.ids(&params).await, expected, "{clause}");
     }
     // A clause is parsed on its own, so it can't close a bracket of the statement.
@@ -173,16 +173,16 @@ async fn a_bearer_reads_only_the_rows_of_the_grant_with_any_clause() {
         "user_id = $1",
         "$1",
     ] {
-        let response = bearer.get(&[ORDERS[0], ("where", clause), ("offset", "-1")]).await;
+        let response = bearer.get(&[ORDERS_SHAPE[0], ("where", clause), ("offset", "-1")]).await;
         let body = String::from_utf8_lossy(&response.body);
         let is_harmless = response.head.status == 200 && !body.contains("theirs") && !body.contains("nobody");
         assert!(response.head.status == 400 || is_harmless, "{clause}: {body}");
     }
     // Parameters of the client and of the grant are independent.
     let params =
-        [ORDERS[0], ("where", "user_id = $1 OR total = $2"), ("params[1]", "8"), ("params[2]", "30")];
+        [ORDERS_SHAPE[0], ("where", "user_id = $1 OR total = $2"), ("params[1]", "8"), ("params[2]", "30")];
     assert_eq!(bearer.ids(&params).await, ["3"]);
-    let unused = [ORDERS[0], ("params[1]", "8")];
+    let unused = [ORDERS_SHAPE[0], ("params[1]", "8")];
     assert_eq!(bearer.ids(&unused).await, ["1", "3"]);
     // Other spellings of the granted table.
     for table in ["public.orders", "ORDERS", "\"orders\"", "Public.\"orders\""] {
@@ -192,7 +192,7 @@ async fn a_bearer_reads_only_the_rows_of_the_grant_with_any_clause() {
 
 #[tokio::test]
 async fn other_tables_are_refused_whether_they_exist_or_not() {
-    let (fixture, keys) = (ServeFixture::new(SQL), KeyFile::new("tables", KEY));
+    let (fixture, keys) = (ServeFixture::new(CREATE_TABLES), KeyFile::new("tables", KEY));
     let serve = serve_with(&fixture, &keys, &[]).await;
     let bearer = TokenBearer::new(&serve, json!([own_orders()]));
     let mut bodies = Vec::new();
@@ -219,34 +219,37 @@ async fn other_tables_are_refused_whether_they_exist_or_not() {
         &serve,
         &signed(&json!({"alg": "HS256"}), &json!({"sub": "ada", "exp": FAR_FUTURE}), KEY),
     );
-    assert_refused(&none.get(&[ORDERS[0], ("offset", "-1")]).await, 403, "not_granted");
+    assert_refused(&none.get(&[ORDERS_SHAPE[0], ("offset", "-1")]).await, 403, "not_granted");
     assert_refused(
-        &TokenBearer::new(&serve, json!([])).get(&[ORDERS[0], ("offset", "-1")]).await,
+        &TokenBearer::new(&serve, json!([])).get(&[ORDERS_SHAPE[0], ("offset", "-1")]).await,
         403,
         "not_granted",
     );
     // One invalid grant makes the whole token invalid.
     for slip in [json!({"table": "secrets", "wher": "false"}), json!({"table": "secrets", "where": ""})] {
         let bearer = TokenBearer::new(&serve, json!([own_orders(), slip]));
-        assert_refused(&bearer.get(&[ORDERS[0], ("offset", "-1")]).await, 401, "bad_grant");
+        assert_refused(&bearer.get(&[ORDERS_SHAPE[0], ("offset", "-1")]).await, 401, "bad_grant");
     }
     let broken = TokenBearer::new(&serve, json!([{"table": "orders", "where": "no_such = 1"}]));
-    assert_refused(&broken.get(&[ORDERS[0], ("offset", "-1")]).await, 401, "bad_grant");
+    assert_refused(&broken.get(&[ORDERS_SHAPE[0], ("offset", "-1")]).await, 401, "bad_grant");
 }
 
 #[tokio::test]
 async fn columns_that_are_not_granted_look_like_columns_that_do_not_exist() {
-    let (fixture, keys) = (ServeFixture::new(SQL), KeyFile::new("columns", KEY));
+    let (fixture, keys) = (ServeFixture::new(CREATE_TABLES), KeyFile::new("columns", KEY));
     let serve = serve_with(&fixture, &keys, &[]).await;
     let mut grant = own_orders();
     grant["columns"] = json!(["total"]);
     let bearer = TokenBearer::new(&serve, json!([grant]));
     let rows = [json!({"id": "1", "total": "10"}), json!({"id": "3", "total": "30"})];
-    assert_eq!(bearer.rows(&ORDERS).await, rows, "the granted columns and the key");
-    assert_eq!(bearer.rows(&[ORDERS[0], ("columns", "id,total")]).await, rows);
-    assert_eq!(bearer.rows(&[ORDERS[0], ("columns", "id")]).await, [json!({"id": "1"}), json!({"id": "3"})]);
-    assert_eq!(bearer.rows(&[ORDERS[0], ("queryable_columns", "id,total")]).await, rows);
-    let first = bearer.get(&[ORDERS[0], ("offset", "-1")]).await;
+    assert_eq!(bearer.rows(&ORDERS_SHAPE).await, rows, "the granted columns and the key");
+    assert_eq!(bearer.rows(&[ORDERS_SHAPE[0], ("columns", "id,total")]).await, rows);
+    assert_eq!(
+        bearer.rows(&[ORDERS_SHAPE[0], ("columns", "id")]).await,
+        [json!({"id": "1"}), json!({"id": "3"})]
+    );
+    assert_eq!(bearer.rows(&[ORDERS_SHAPE[0], ("queryable_columns", "id,total")]).await, rows);
+    let first = bearer.get(&[ORDERS_SHAPE[0], ("offset", "-1")]).await;
     let schema = first.head.header("electric-schema").unwrap();
     assert!(!schema.contains("note") && !schema.contains("user_id"), "{schema}");
     for (name, value) in [
@@ -257,11 +260,15 @@ async fn columns_that_are_not_granted_look_like_columns_that_do_not_exist() {
         ("queryable_columns", "id,total,note"),
         ("queryable_columns", "id,nowhere"),
     ] {
-        assert_refused(&bearer.get(&[ORDERS[0], (name, value), ("offset", "-1")]).await, 403, "not_granted");
+        assert_refused(
+            &bearer.get(&[ORDERS_SHAPE[0], (name, value), ("offset", "-1")]).await,
+            403,
+            "not_granted",
+        );
     }
     // In clauses and orders, a hidden column gets the same error as one that doesn't exist.
     let error_for = async |params: &[(&str, &str)], name: &str| {
-        let response = bearer.get(&[&ORDERS[..], params, &[("offset", "-1")]].concat()).await;
+        let response = bearer.get(&[&ORDERS_SHAPE[..], params, &[("offset", "-1")]].concat()).await;
         assert_eq!(response.head.status, 400, "{params:?}: {}", String::from_utf8_lossy(&response.body));
         String::from_utf8(response.body).unwrap().replace(name, "NAME")
     };
@@ -280,7 +287,7 @@ async fn columns_that_are_not_granted_look_like_columns_that_do_not_exist() {
     }
     let order = |name| [("subset__order_by", name), ("subset__limit", "1")];
     assert_eq!(error_for(&order("note"), "note").await, error_for(&order("nope"), "nope").await);
-    let ordered = bearer.get(&[&ORDERS[..], &order("total DESC"), &[("offset", "-1")]].concat()).await;
+    let ordered = bearer.get(&[&ORDERS_SHAPE[..], &order("total DESC"), &[("offset", "-1")]].concat()).await;
     assert_eq!(ordered.json()["data"][0]["value"], rows[1], "{}", String::from_utf8_lossy(&ordered.body));
     // Without a primary key, all columns are the key.
     let bare = TokenBearer::new(&serve, json!([{"table": "bare", "columns": ["id"]}]));
@@ -292,10 +299,10 @@ async fn columns_that_are_not_granted_look_like_columns_that_do_not_exist() {
         &serve,
         json!([grant, {"table": "orders", "where": "user_id = 8", "columns": ["note"]}]),
     );
-    assert_eq!(both.ids(&ORDERS).await, ["1", "3"]);
-    assert_eq!(both.ids(&[ORDERS[0], ("columns", "id,note")]).await, ["2"]);
+    assert_eq!(both.ids(&ORDERS_SHAPE).await, ["1", "3"]);
+    assert_eq!(both.ids(&[ORDERS_SHAPE[0], ("columns", "id,note")]).await, ["2"]);
     assert_refused(
-        &both.get(&[ORDERS[0], ("columns", "id,note,total"), ("offset", "-1")]).await,
+        &both.get(&[ORDERS_SHAPE[0], ("columns", "id,note,total"), ("offset", "-1")]).await,
         403,
         "not_granted",
     );
@@ -303,7 +310,7 @@ async fn columns_that_are_not_granted_look_like_columns_that_do_not_exist() {
 
 #[tokio::test]
 async fn subsets_stay_within_the_grant_by_query_and_by_body() {
-    let (fixture, keys) = (ServeFixture::new(SQL), KeyFile::new("subsets", KEY));
+    let (fixture, keys) = (ServeFixture::new(CREATE_TABLES), KeyFile::new("subsets", KEY));
     let serve = serve_with(&fixture, &keys, &[]).await;
     let bearer = TokenBearer::new(&serve, json!([own_orders()]));
     let ids = |response: &HttpResponse| -> Vec<String> {
@@ -322,9 +329,9 @@ async fn subsets_stay_within_the_grant_by_query_and_by_body() {
         ("length(note) > 5 OR note ~ 'theirs'", &["3"]),
         ("10 / (length(note) - 6) <> 7", &["1", "3"]),
     ] {
-        let by_query = bearer.get(&[ORDERS[0], ("offset", "-1"), ("subset__where", clause)]).await;
+        let by_query = bearer.get(&[ORDERS_SHAPE[0], ("offset", "-1"), ("subset__where", clause)]).await;
         let body = json!({"subset": {"where": clause}}).to_string();
-        let by_body = bearer.request("POST", &[ORDERS[0], ("offset", "-1")], &body).await;
+        let by_body = bearer.request("POST", &[ORDERS_SHAPE[0], ("offset", "-1")], &body).await;
         for response in [by_query, by_body] {
             if clause.contains("::int4") {
                 assert_eq!(
@@ -340,36 +347,41 @@ async fn subsets_stay_within_the_grant_by_query_and_by_body() {
             assert_eq!(response.head.header("cache-control"), Some("private, no-cache"));
         }
     }
-    let all =
-        bearer.request("POST", &[ORDERS[0], ("offset", "-1")], "{\"order_by\": \"id\", \"limit\": 10}").await;
+    let all = bearer
+        .request("POST", &[ORDERS_SHAPE[0], ("offset", "-1")], "{\"order_by\": \"id\", \"limit\": 10}")
+        .await;
     assert_eq!(ids(&all), ["1", "3"]);
     // A body can't set the table, the grant or the token.
     let override_attempt =
         json!({"table": "secrets", "bearer": null, "where": "true", "token": "x"}).to_string();
-    let response = bearer.request("POST", &[ORDERS[0], ("offset", "-1")], &override_attempt).await;
+    let response = bearer.request("POST", &[ORDERS_SHAPE[0], ("offset", "-1")], &override_attempt).await;
     assert!(response.head.status == 400 || ids(&response) == ["1", "3"]);
-    let bare =
-        serve.request("POST", &path(&[ORDERS[0], ("offset", "-1")]), &[], "{\"where\": \"true\"}").await;
+    let bare = serve
+        .request("POST", &path(&[ORDERS_SHAPE[0], ("offset", "-1")]), &[], "{\"where\": \"true\"}")
+        .await;
     assert_eq!(bare.head.status, 401);
     let (clause, params) = (("subset__where", "user_id = $1"), ("subset__params", "{\"1\": 8}"));
-    assert_eq!(ids(&bearer.get(&[ORDERS[0], ("offset", "-1"), clause, params]).await), Vec::<String>::new());
+    assert_eq!(
+        ids(&bearer.get(&[ORDERS_SHAPE[0], ("offset", "-1"), clause, params]).await),
+        Vec::<String>::new()
+    );
 }
 
 #[tokio::test]
 async fn a_foreign_handle_gets_the_same_409_as_an_unknown_one() {
-    let (fixture, keys) = (ServeFixture::new(SQL), KeyFile::new("handles", KEY));
+    let (fixture, keys) = (ServeFixture::new(CREATE_TABLES), KeyFile::new("handles", KEY));
     let serve = serve_with(&fixture, &keys, &[("FOREBAY_SERVE_SECRET", "s3cret")]).await;
     let all = serve.reader(&[("table", "orders"), ("secret", "s3cret")]).await;
     let secrets = serve.reader(&[("table", "secrets"), ("secret", "s3cret")]).await;
     let bearer = TokenBearer::new(&serve, json!([own_orders()]));
-    let own = bearer.get(&[ORDERS[0], ("offset", "-1")]).await;
+    let own = bearer.get(&[ORDERS_SHAPE[0], ("offset", "-1")]).await;
     let own = own.head.header("electric-handle").unwrap();
     assert_ne!(own, all.handle);
     let mut heads = Vec::new();
     for handle in [&*all.handle, &secrets.handle, "1-2", "rubbish"] {
         for live in [&[][..], &[("live", "true")], &[("live", "true"), ("live_sse", "true")]] {
             for offset in [&*all.offset, "0_0", "0_inf"] {
-                let params = [&[ORDERS[0], ("handle", handle), ("offset", offset)], live].concat();
+                let params = [&[ORDERS_SHAPE[0], ("handle", handle), ("offset", offset)], live].concat();
                 let response = bearer.get(&params).await;
                 assert_eq!(response.head.status, 409, "{handle} {live:?}: {}", response.head.text);
                 assert_eq!(response.head.header("electric-handle"), Some(own));
@@ -378,8 +390,9 @@ async fn a_foreign_handle_gets_the_same_409_as_an_unknown_one() {
             }
         }
         let etag = format!("If-None-Match: \"{handle}:-1:0_0\"");
-        let response =
-            serve.request("GET", &path(&[ORDERS[0], ("offset", "-1")]), &[&bearer.line, &etag], "").await;
+        let response = serve
+            .request("GET", &path(&[ORDERS_SHAPE[0], ("offset", "-1")]), &[&bearer.line, &etag], "")
+            .await;
         assert_eq!(response.head.status, 200, "an etag of a foreign shape doesn't match");
         assert_refused(
             &bearer.get(&[("table", "secrets"), ("handle", handle), ("offset", "0_0")]).await,
@@ -393,14 +406,14 @@ async fn a_foreign_handle_gets_the_same_409_as_an_unknown_one() {
     );
     // Other modes of the shape are within the grant too.
     for mode in [("replica", "full"), ("log", "changes_only")] {
-        let rows = bearer.ids(&[ORDERS[0], mode]).await;
+        let rows = bearer.ids(&[ORDERS_SHAPE[0], mode]).await;
         assert!(rows.is_empty() || rows == ["1", "3"], "{mode:?}: {rows:?}");
     }
 }
 
 #[tokio::test]
 async fn every_method_and_spelling_of_the_path_is_guarded() {
-    let (fixture, keys) = (ServeFixture::new(SQL), KeyFile::new("methods", KEY));
+    let (fixture, keys) = (ServeFixture::new(CREATE_TABLES), KeyFile::new("methods", KEY));
     let settings = [("FOREBAY_SERVE_SECRET", "s3cret"), ("FOREBAY_SERVE_ALLOW_DELETE", "true")];
     let serve = serve_with(&fixture, &keys, &settings).await;
     let bearer = TokenBearer::new(&serve, json!([{"table": "orders"}]));
@@ -443,31 +456,32 @@ async fn every_method_and_spelling_of_the_path_is_guarded() {
 
 #[tokio::test]
 async fn responses_to_tokens_are_private_in_caches() {
-    let (fixture, keys) = (ServeFixture::new(SQL), KeyFile::new("caches", KEY));
+    let (fixture, keys) = (ServeFixture::new(CREATE_TABLES), KeyFile::new("caches", KEY));
     let serve = serve_with(&fixture, &keys, &[("FOREBAY_SERVE_SECRET", "s3cret")]).await;
     let bearer = TokenBearer::new(&serve, json!([own_orders()]));
-    let first = bearer.get(&[ORDERS[0], ("offset", "-1")]).await;
+    let first = bearer.get(&[ORDERS_SHAPE[0], ("offset", "-1")]).await;
     assert_eq!(first.head.header("cache-control"), Some("private, no-cache"));
     assert_eq!(first.head.header("surrogate-control"), Some("no-store"));
     assert!(first.head.headers.iter().any(|(name, value)| name == "vary" && value == "authorization"));
     let etag = format!("If-None-Match: {}", first.head.header("etag").unwrap());
-    let again = serve.request("GET", &path(&[ORDERS[0], ("offset", "-1")]), &[&bearer.line, &etag], "").await;
+    let again =
+        serve.request("GET", &path(&[ORDERS_SHAPE[0], ("offset", "-1")]), &[&bearer.line, &etag], "").await;
     assert_eq!(again.head.status, 304, "a cached response isn't sent again");
     assert_eq!(again.head.header("cache-control"), Some("private, no-cache"));
-    let proxy = serve.get(&[ORDERS[0], ("offset", "-1"), ("secret", "s3cret")]).await;
+    let proxy = serve.get(&[ORDERS_SHAPE[0], ("offset", "-1"), ("secret", "s3cret")]).await;
     assert!(
         proxy.head.header("cache-control").unwrap().starts_with("public"),
         "the secret is in the URL, so caches may share it"
     );
     // A grant and a plain request with the same clause share a shape.
     let same =
-        serve.get(&[ORDERS[0], ("offset", "-1"), ("secret", "s3cret"), ("where", "user_id='7'")]).await;
+        serve.get(&[ORDERS_SHAPE[0], ("offset", "-1"), ("secret", "s3cret"), ("where", "user_id='7'")]).await;
     assert_eq!(same.head.header("electric-handle"), first.head.header("electric-handle"));
 }
 
 #[tokio::test]
 async fn tokens_signed_by_the_snippets_of_the_docs_grant_what_they_state() {
-    let (fixture, keys) = (ServeFixture::new(SQL), KeyFile::new("snippets", &format!("{KEY}\n")));
+    let (fixture, keys) = (ServeFixture::new(CREATE_TABLES), KeyFile::new("snippets", &format!("{KEY}\n")));
     let serve = serve_with(&fixture, &keys, &[]).await;
     let docs = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/tokens.md");
     let docs = std::fs::read_to_string(docs).unwrap();
@@ -478,7 +492,7 @@ async fn tokens_signed_by_the_snippets_of_the_docs_grant_what_they_state() {
         let output = std::process::Command::new(program).arg(file.path()).output().unwrap();
         assert!(output.status.success(), "{program}: {}", String::from_utf8_lossy(&output.stderr));
         let bearer = TokenBearer::with_token(&serve, String::from_utf8(output.stdout).unwrap().trim());
-        assert_eq!(bearer.ids(&ORDERS).await, ["1", "3"], "{program}");
+        assert_eq!(bearer.ids(&ORDERS_SHAPE).await, ["1", "3"], "{program}");
         assert_refused(&bearer.get(&[("table", "secrets"), ("offset", "-1")]).await, 403, "not_granted");
     }
 }

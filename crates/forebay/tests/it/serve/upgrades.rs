@@ -14,10 +14,11 @@ use tokio::time::sleep;
 use super::support::{ServeFixture, ShapeReader, SseEvent, summarize};
 use crate::wire::{DEADLINE, until};
 
-const ITEMS: &str = "CREATE TABLE items (id int PRIMARY KEY, note text);
+const CREATE_ITEMS: &str = "CREATE TABLE items (id int PRIMARY KEY, note text);
     INSERT INTO items VALUES (1, 'one')";
-const ITEM: [(&str, &str); 1] = [("table", "items")];
-const NEWER: &str = "the storage was written by a newer version of Forebay, which this instance can't read";
+const ITEMS_SHAPE: [(&str, &str); 1] = [("table", "items")];
+const NEWER_VERSION_MESSAGE: &str =
+    "the storage was written by a newer version of Forebay, which this instance can't read";
 
 /// Reads every file below a folder.
 fn contents(dir: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
@@ -65,17 +66,17 @@ fn set_durable_position(dir: &Path, (segment, at): (u64, u64)) {
 
 #[tokio::test]
 async fn a_server_refuses_storage_of_a_newer_version_and_does_not_change_it() {
-    let fixture = ServeFixture::new(ITEMS);
+    let fixture = ServeFixture::new(CREATE_ITEMS);
     let mut serve = fixture.serve().await;
-    serve.reader(&ITEM).await;
+    serve.reader(&ITEMS_SHAPE).await;
     serve.signal(Signal::TERM);
     serve.end().await;
     append_unknown_record(&fixture.dir);
     let before = contents(&fixture.dir);
     let mut starting = fixture.command(&[]).stderr(Stdio::piped()).spawn().unwrap();
-    let begun = Instant::now();
+    let started = Instant::now();
     while starting.try_wait().unwrap().is_none() {
-        if begun.elapsed() > DEADLINE {
+        if started.elapsed() > DEADLINE {
             starting.kill().unwrap();
         }
         sleep(Duration::from_millis(10)).await;
@@ -91,11 +92,11 @@ async fn a_server_refuses_storage_of_a_newer_version_and_does_not_change_it() {
 
 #[tokio::test]
 async fn an_instance_beside_a_newer_one_refuses_requests_and_never_takes_over() {
-    let fixture = ServeFixture::new(ITEMS);
+    let fixture = ServeFixture::new(CREATE_ITEMS);
     // The second instance must not take over from the stopped first one.
     let no_takeover = ("FOREBAY_DATABASE_LOCK_SILENCE_MS", "600000");
     let mut first = fixture.serve_with(&[no_takeover]).await;
-    let mut reader = first.reader(&ITEM).await;
+    let mut reader = first.reader(&ITEMS_SHAPE).await;
     let second = fixture.spawn(&[no_takeover, ("FOREBAY_SERVE_LONG_POLL_MS", "500")]);
     second.wait_for_health("waiting").await;
     fixture.sql("INSERT INTO items VALUES (2, 'two')");
@@ -117,21 +118,21 @@ async fn an_instance_beside_a_newer_one_refuses_requests_and_never_takes_over() 
     assert_eq!(ended, SseEvent::End, "a stream that can't continue ends");
     let live = [reader.params(), vec![("live", "true")]].concat();
     let from_start = [("table", "items"), ("offset", "-1")];
-    for params in [reader.params(), live, ShapeReader::new(&ITEM).params(), from_start.to_vec()] {
+    for params in [reader.params(), live, ShapeReader::new(&ITEMS_SHAPE).params(), from_start.to_vec()] {
         let refused = second.get(&params).await;
         assert_eq!(refused.head.status, 503, "{}", refused.head.text);
-        assert_eq!(refused.json()["message"], NEWER);
+        assert_eq!(refused.json()["message"], NEWER_VERSION_MESSAGE);
         assert!(refused.head.header("retry-after").is_some());
     }
     assert_eq!(second.health().await, "starting");
     assert_eq!(second.admin("/readyz").await.head.status, 503);
-    assert_eq!(second.status().await["why_not_ready"], json!(NEWER));
+    assert_eq!(second.status().await["why_not_ready"], json!(NEWER_VERSION_MESSAGE));
 
     first.signal(Signal::KILL);
     first.end().await;
     until("the manager has halted", async || second.status().await["database"]["step"] == json!("halted"))
         .await;
-    assert_eq!(second.get(&reader.params()).await.json()["message"], NEWER);
+    assert_eq!(second.get(&reader.params()).await.json()["message"], NEWER_VERSION_MESSAGE);
     let times = second.log().matches("storage unusable").count();
     assert_eq!(times, 1, "{}", second.log());
     assert!(contents(&fixture.dir) == before, "the storage has changed");

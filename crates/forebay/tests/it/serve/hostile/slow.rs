@@ -6,13 +6,13 @@ use socket2::SockRef;
 use tokio::io::AsyncWriteExt as _;
 use tokio::time::sleep;
 
-use super::{ITEMS, IdleResources, PROMPT, measure_other_requests, wait_until_idle};
+use super::{CREATE_ITEMS, IdleResources, MAX_RESPONSE_TIME, measure_other_requests, wait_until_idle};
 use crate::serve::support::{ServeFixture, ServeProcess, ShapeReader, changes, path, summarize};
 use crate::wire::{HttpConnection, until, within};
 
 #[tokio::test]
 async fn large_heads_garbage_and_partial_requests_are_closed() {
-    let fixture = ServeFixture::new(ITEMS);
+    let fixture = ServeFixture::new(CREATE_ITEMS);
     let settings =
         [("FOREBAY_HTTP_HEADER_TIMEOUT_MS", "300"), ("FOREBAY_SERVE_REQUEST_IDLE_TIMEOUT_MS", "300")];
     let serve = fixture.serve_with(&settings).await;
@@ -63,7 +63,7 @@ async fn large_heads_garbage_and_partial_requests_are_closed() {
 
 #[tokio::test]
 async fn a_request_body_that_never_ends_is_cut_off() {
-    let fixture = ServeFixture::new(ITEMS);
+    let fixture = ServeFixture::new(CREATE_ITEMS);
     let serve = fixture.serve_with(&[("FOREBAY_SERVE_REQUEST_IDLE_TIMEOUT_MS", "500")]).await;
     let idle = IdleResources::measure(&serve).await;
     let head =
@@ -110,7 +110,7 @@ async fn get_with_buffer(serve: &ServeProcess, path: &str, bytes: usize) -> Http
 async fn a_client_that_does_not_read_a_huge_snapshot_costs_little_and_is_closed() {
     const READERS: usize = 50;
     let fixture = ServeFixture::new(&format!(
-        "{ITEMS}; CREATE TABLE huge (id int PRIMARY KEY, note text);
+        "{CREATE_ITEMS}; CREATE TABLE huge (id int PRIMARY KEY, note text);
         INSERT INTO huge SELECT n, repeat(md5(n::text), 320) FROM generate_series(1, 2000) n"
     ));
     let serve = fixture.serve_with(&[("FOREBAY_HTTP_WRITE_TIMEOUT_MS", "700")]).await;
@@ -139,7 +139,7 @@ async fn a_client_that_does_not_read_a_huge_snapshot_costs_little_and_is_closed(
     })
     .await;
     let longest = others().await;
-    assert!(longest < PROMPT, "other requests took {longest:?}");
+    assert!(longest < MAX_RESPONSE_TIME, "other requests took {longest:?}");
     // While a connection is open, a late reader would get the rest.
     wait_until_idle(&serve).await;
     let rest = late.rest().await;
@@ -163,7 +163,7 @@ async fn memory_for_streams_does_not_grow_with_the_number_of_shapes() {
     const SHAPES: u64 = 40;
     const CHANGES: u64 = 40;
     const BYTES: u64 = 200_000;
-    let fixture = ServeFixture::new(ITEMS);
+    let fixture = ServeFixture::new(CREATE_ITEMS);
     let settings = [("FOREBAY_STORAGE_UNWRITTEN_BYTES", "1048576"), ("FOREBAY_STORAGE_OPEN_FILES", "4")];
     let serve = fixture.serve_with(&settings).await;
     let idle = IdleResources::measure(&serve).await;
@@ -198,7 +198,7 @@ async fn memory_for_streams_does_not_grow_with_the_number_of_shapes() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_client_that_does_not_read_its_stream_costs_little_and_is_closed() {
     const READERS: usize = 50;
-    let fixture = ServeFixture::new(ITEMS);
+    let fixture = ServeFixture::new(CREATE_ITEMS);
     let serve = fixture.serve_with(&[("FOREBAY_HTTP_WRITE_TIMEOUT_MS", "700")]).await;
     let idle = IdleResources::measure(&serve).await;
     let reader = serve.reader(&[("table", "items")]).await;

@@ -110,7 +110,7 @@ impl OracleContext {
     /// Waits until enough has happened for a verdict, at most [`DEADLINE`]. A busy machine takes
     /// longer.
     pub(crate) async fn wait_for_enough_events(&self) {
-        let begun = Instant::now();
+        let started = Instant::now();
         let is_enough = || {
             let records = self.records();
             let is_seen = |table: &&OracleTable| records.up_to_dates.get(table.name) > Some(&MIN_UP_TO_DATES);
@@ -118,7 +118,7 @@ impl OracleContext {
                 && !records.deleted.is_empty()
                 && tables::requested().iter().all(is_seen)
         };
-        while !is_enough() && begun.elapsed() < DEADLINE {
+        while !is_enough() && started.elapsed() < DEADLINE {
             sleep(RETRY).await;
         }
     }

@@ -576,12 +576,12 @@ impl SchemaWriter {
 
     /// Runs a query, and retries for up to 60 s while Postgres is unreachable.
     fn query(&self, sql: &str) -> Vec<OracleRow> {
-        let begun = Instant::now();
+        let started = Instant::now();
         loop {
             match self.postgres.query(&self.database, sql) {
                 Ok(rows) => return rows,
                 Err(error) => {
-                    assert!(begun.elapsed() < Duration::from_secs(60), "{sql}: {error}");
+                    assert!(started.elapsed() < Duration::from_secs(60), "{sql}: {error}");
                     thread::sleep(Duration::from_millis(20));
                 }
             }

@@ -106,7 +106,7 @@ impl SlowClient {
         head.header("electric-offset").unwrap().clone_into(&mut self.offset);
         let (mut unread, mut batch, mut events) = (Vec::new(), Vec::new(), 0);
         let (wait_at, wanted) = (dice.between(1, 30), self.up_to_dates + dice.between(1, 3) as u64);
-        let begun = Instant::now();
+        let started = Instant::now();
         loop {
             let chunk = match connection.read_chunk().await {
                 Ok(Some(chunk)) => chunk,
@@ -129,7 +129,7 @@ impl SlowClient {
                     self.apply(&std::mem::take(&mut batch));
                 }
             }
-            if self.up_to_dates >= wanted || begun.elapsed() > MAX_STREAM_TIME {
+            if self.up_to_dates >= wanted || started.elapsed() > MAX_STREAM_TIME {
                 return;
             }
         }
@@ -145,10 +145,10 @@ fn compacted_files(dir: &Path) -> BTreeSet<PathBuf> {
 /// Waits for `wanted` compactions, at most 5 s. After two, the files from before the first are
 /// gone.
 async fn wait_for_compactions(dir: &Path, wanted: usize) {
-    let begun = Instant::now();
+    let started = Instant::now();
     let mut before = compacted_files(dir);
     let mut times = 0;
-    while times < wanted && begun.elapsed() < Duration::from_secs(5) {
+    while times < wanted && started.elapsed() < Duration::from_secs(5) {
         sleep(Duration::from_millis(20)).await;
         let now = compacted_files(dir);
         if now.difference(&before).next().is_some() {

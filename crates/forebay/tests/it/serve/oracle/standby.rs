@@ -41,14 +41,14 @@ async fn read_until(
     rows: &mut Vec<Value>,
     wanted: &[i64],
 ) {
-    let begun = Instant::now();
+    let started = Instant::now();
     loop {
         let now = ids(rows);
         if wanted.iter().all(|id| now.contains(id)) {
             return;
         }
         assert!(
-            begun.elapsed() < DEADLINE,
+            started.elapsed() < DEADLINE,
             "rows of {wanted:?} are missing; there are {} rows: {:?}",
             now.len(),
             &now[..now.len().min(20)]

@@ -5,7 +5,7 @@ use std::time::Instant;
 use serde_json::{Value, json};
 
 use super::super::support::{ServeFixture, changes, summarize};
-use super::{KEY, KeyFile, SQL, TokenBearer, own_orders, serve_with};
+use super::{CREATE_TABLES, KEY, KeyFile, TokenBearer, own_orders, serve_with};
 use crate::wire::DEADLINE;
 
 /// Runs `sql`, and reads until the bearer has `count` changes. Returns the messages, and all bodies
@@ -22,9 +22,9 @@ async fn changes_after(
     fixture.sql(sql);
     let mut response = now;
     let (mut messages, mut text) = (Vec::new(), String::new());
-    let begun = Instant::now();
+    let started = Instant::now();
     while changes(&messages).len() < count {
-        assert!(begun.elapsed() < DEADLINE, "expected {count} changes: {messages:?}");
+        assert!(started.elapsed() < DEADLINE, "expected {count} changes: {messages:?}");
         let named = |name: &str| response.head.header(name).unwrap().to_owned();
         let (handle, offset) = (named("electric-handle"), named("electric-offset"));
         response =
@@ -37,7 +37,7 @@ async fn changes_after(
 
 #[tokio::test]
 async fn changes_come_only_from_within_the_grant() {
-    let (fixture, keys) = (ServeFixture::new(SQL), KeyFile::new("changes", KEY));
+    let (fixture, keys) = (ServeFixture::new(CREATE_TABLES), KeyFile::new("changes", KEY));
     fixture.sql("ALTER TABLE orders REPLICA IDENTITY FULL");
     let serve = serve_with(&fixture, &keys, &[("FOREBAY_SERVE_LONG_POLL_MS", "5000")]).await;
     let bearer = TokenBearer::new(&serve, json!([own_orders()]));
@@ -54,7 +54,7 @@ async fn changes_come_only_from_within_the_grant() {
 
 #[tokio::test]
 async fn changes_have_no_column_beyond_the_grant_in_new_or_old_values() {
-    let (fixture, keys) = (ServeFixture::new(SQL), KeyFile::new("columns-live", KEY));
+    let (fixture, keys) = (ServeFixture::new(CREATE_TABLES), KeyFile::new("columns-live", KEY));
     fixture.sql("ALTER TABLE orders REPLICA IDENTITY FULL");
     let serve = serve_with(&fixture, &keys, &[("FOREBAY_SERVE_LONG_POLL_MS", "5000")]).await;
     let mut grant = own_orders();
@@ -91,7 +91,7 @@ async fn changes_have_no_column_beyond_the_grant_in_new_or_old_values() {
 
 #[tokio::test]
 async fn a_row_that_leaves_the_grant_with_a_new_key_does_not_reveal_that_key() {
-    let (fixture, keys) = (ServeFixture::new(SQL), KeyFile::new("key-changes", KEY));
+    let (fixture, keys) = (ServeFixture::new(CREATE_TABLES), KeyFile::new("key-changes", KEY));
     fixture.sql("ALTER TABLE orders REPLICA IDENTITY FULL");
     let serve = serve_with(&fixture, &keys, &[("FOREBAY_SERVE_LONG_POLL_MS", "5000")]).await;
     let bearer = TokenBearer::new(&serve, json!([own_orders()]));

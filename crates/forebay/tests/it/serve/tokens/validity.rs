@@ -11,16 +11,17 @@ use serde_json::{Value, json};
 
 use super::super::support::{ServeFixture, path};
 use super::{
-    FAR_FUTURE, KEY, KeyFile, ORDERS, SQL, TokenBearer, assert_refused, own_orders, serve_with, signed,
+    CREATE_TABLES, FAR_FUTURE, KEY, KeyFile, ORDERS_SHAPE, TokenBearer, assert_refused, own_orders,
+    serve_with, signed,
 };
 use crate::tls::{CertificateFiles, curl, run_curl};
 use crate::wire::{HttpConnection, until};
 
 #[tokio::test]
 async fn invalid_tokens_are_refused_with_a_reason() {
-    let (fixture, keys) = (ServeFixture::new(SQL), KeyFile::new("faults", KEY));
+    let (fixture, keys) = (ServeFixture::new(CREATE_TABLES), KeyFile::new("faults", KEY));
     let serve = serve_with(&fixture, &keys, &[("FOREBAY_SERVE_SECRET", "s3cret")]).await;
-    let target = path(&[ORDERS[0], ("offset", "-1")]);
+    let target = path(&[ORDERS_SHAPE[0], ("offset", "-1")]);
     let hs256 = json!({"alg": "HS256"});
     let claims = |more: Value| {
         let mut claims = json!({"sub": "ada", "exp": FAR_FUTURE, "shapes": [{"table": "orders"}]});
@@ -66,7 +67,7 @@ async fn invalid_tokens_are_refused_with_a_reason() {
         let bearer = TokenBearer::with_token(&serve, &token);
         for more in [&[][..], &[("live", "true"), ("handle", "1-2")]] {
             let offset = if more.is_empty() { "-1" } else { "0_0" };
-            let response = bearer.get(&[&[ORDERS[0], ("offset", offset)], more].concat()).await;
+            let response = bearer.get(&[&[ORDERS_SHAPE[0], ("offset", offset)], more].concat()).await;
             assert_refused(&response, 401, code);
             assert_eq!(response.head.header("www-authenticate"), Some("Bearer error=\"invalid_token\""));
             assert!(token.len() < 20 || !String::from_utf8_lossy(&response.body).contains(&token));
@@ -106,15 +107,15 @@ async fn invalid_tokens_are_refused_with_a_reason() {
 
 #[tokio::test]
 async fn live_requests_end_when_their_token_expires() {
-    let (fixture, keys) = (ServeFixture::new(SQL), KeyFile::new("expiry", KEY));
+    let (fixture, keys) = (ServeFixture::new(CREATE_TABLES), KeyFile::new("expiry", KEY));
     let serve = serve_with(&fixture, &keys, &[]).await;
-    let at = TokenBearer::new(&serve, json!([own_orders()])).get(&[ORDERS[0], ("offset", "now")]).await;
+    let at = TokenBearer::new(&serve, json!([own_orders()])).get(&[ORDERS_SHAPE[0], ("offset", "now")]).await;
     // Now the shape exists, so later requests are fast.
     let claims = json!({"sub": "ada", "exp": since_1970().as_secs_f64() + 5.0, "shapes": [own_orders()]});
     let bearer = TokenBearer::with_token(&serve, &signed(&json!({"alg": "HS256"}), &claims, KEY));
     let named = |name| at.head.header(name).unwrap();
     let live = [
-        ORDERS[0],
+        ORDERS_SHAPE[0],
         ("offset", named("electric-offset")),
         ("handle", named("electric-handle")),
         ("live", "true"),
@@ -122,26 +123,26 @@ async fn live_requests_end_when_their_token_expires() {
     let mut poll = bearer.start_get(&live).await;
     let mut events = bearer.start_get(&[&live[..], &[("live_sse", "true")]].concat()).await;
     assert_eq!(events.head().await.status, 200);
-    let begun = Instant::now();
+    let started = Instant::now();
     // Without expiry, the long-poll would last 20 s and the stream 60 s.
     assert_eq!(poll.response().await.head.status, 200);
     while events.chunk().await.is_some_and(|chunk| !chunk.is_empty()) {}
-    assert!(begun.elapsed() < Duration::from_secs(15), "{:?}", begun.elapsed());
+    assert!(started.elapsed() < Duration::from_secs(15), "{:?}", started.elapsed());
     assert_refused(&bearer.get(&live).await, 401, "expired");
-    assert_refused(&bearer.get(&[ORDERS[0], ("offset", "-1")]).await, 401, "expired");
+    assert_refused(&bearer.get(&[ORDERS_SHAPE[0], ("offset", "-1")]).await, 401, "expired");
     until("no permit is left", async || serve.status().await["admission"]["total_connections"] == 0).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_waiting_request_is_refused_when_its_token_expires() {
-    let (fixture, keys) = (ServeFixture::new(SQL), KeyFile::new("waits", KEY));
+    let (fixture, keys) = (ServeFixture::new(CREATE_TABLES), KeyFile::new("waits", KEY));
     let serve = serve_with(&fixture, &keys, &[]).await;
     let expiring_in = |seconds: f64| {
         let exp = since_1970().as_secs_f64() + seconds;
         let claims = json!({"sub": "ada", "exp": exp, "shapes": [{"table": "orders"}]});
         TokenBearer::with_token(&serve, &signed(&json!({"alg": "HS256"}), &claims, KEY))
     };
-    let start = [ORDERS[0], ("offset", "-1")];
+    let start = [ORDERS_SHAPE[0], ("offset", "-1")];
     assert_eq!(expiring_in(600.0).get(&start).await.head.status, 200, "the table is published");
     // An incomplete body. Without a token, the server would wait two minutes.
     let bearer = expiring_in(2.0);
@@ -166,19 +167,19 @@ async fn a_waiting_request_is_refused_when_its_token_expires() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_busy_stream_ends_when_its_token_expires() {
-    let (fixture, keys) = (ServeFixture::new(SQL), KeyFile::new("busy", KEY));
+    let (fixture, keys) = (ServeFixture::new(CREATE_TABLES), KeyFile::new("busy", KEY));
     let serve = serve_with(&fixture, &keys, &[]).await;
-    let at = TokenBearer::new(&serve, json!([own_orders()])).get(&[ORDERS[0], ("offset", "now")]).await;
+    let at = TokenBearer::new(&serve, json!([own_orders()])).get(&[ORDERS_SHAPE[0], ("offset", "now")]).await;
     let claims = json!({"sub": "ada", "exp": since_1970().as_secs_f64() + 5.0, "shapes": [own_orders()]});
     let bearer = TokenBearer::with_token(&serve, &signed(&json!({"alg": "HS256"}), &claims, KEY));
     let named = |name| at.head.header(name).unwrap();
     let live = [("offset", named("electric-offset")), ("handle", named("electric-handle")), ("live", "true")];
-    let mut events = bearer.start_get(&[&ORDERS[..], &live, &[("live_sse", "true")]].concat()).await;
+    let mut events = bearer.start_get(&[&ORDERS_SHAPE[..], &live, &[("live_sse", "true")]].concat()).await;
     assert_eq!(events.head().await.status, 200);
-    let (begun, mut number) = (Instant::now(), 100);
+    let (started, mut number) = (Instant::now(), 100);
     let mut is_open = true;
     while is_open {
-        assert!(begun.elapsed() < Duration::from_secs(45), "the stream outlives its token");
+        assert!(started.elapsed() < Duration::from_secs(45), "the stream outlives its token");
         // More than the server writes at once, each time.
         fixture.sql(&format!(
             "INSERT INTO orders SELECT n, 7, n, repeat('x', 20000) FROM generate_series({number}, {number} + 20) AS n"
@@ -186,34 +187,34 @@ async fn a_busy_stream_ends_when_its_token_expires() {
         number += 21;
         is_open = events.chunk().await.is_some_and(|chunk| !chunk.is_empty());
     }
-    assert_refused(&bearer.get(&[ORDERS[0], ("offset", "-1")]).await, 401, "expired");
+    assert_refused(&bearer.get(&[ORDERS_SHAPE[0], ("offset", "-1")]).await, 401, "expired");
 }
 
 /// With a last chunk, the client would take the transaction for complete.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_stream_breaks_when_its_token_expires_inside_a_transaction() {
-    let (fixture, keys) = (ServeFixture::new(SQL), KeyFile::new("middle", KEY));
+    let (fixture, keys) = (ServeFixture::new(CREATE_TABLES), KeyFile::new("middle", KEY));
     let serve = serve_with(&fixture, &keys, &[]).await;
     let expiring_in = |seconds: f64| {
         let claims =
             json!({"sub": "ada", "exp": since_1970().as_secs_f64() + seconds, "shapes": [own_orders()]});
         TokenBearer::with_token(&serve, &signed(&json!({"alg": "HS256"}), &claims, KEY))
     };
-    let at = expiring_in(600.0).get(&[ORDERS[0], ("offset", "now")]).await;
+    let at = expiring_in(600.0).get(&[ORDERS_SHAPE[0], ("offset", "now")]).await;
     let named = |name| at.head.header(name).unwrap();
     let live = [("offset", named("electric-offset")), ("handle", named("electric-handle")), ("live", "true")];
     // More than the socket buffers.
     fixture.sql("INSERT INTO orders SELECT n, 7, n, repeat('x', 100000) FROM generate_series(100, 500) AS n");
     assert_eq!(
-        expiring_in(600.0).get(&[&ORDERS[..], &live].concat()).await.head.status,
+        expiring_in(600.0).get(&[&ORDERS_SHAPE[..], &live].concat()).await.head.status,
         200,
         "the rows are in the log"
     );
-    let (begun, lifetime) = (Instant::now(), Duration::from_secs(3));
+    let (started, lifetime) = (Instant::now(), Duration::from_secs(3));
     let mut events =
-        expiring_in(3.0).start_get(&[&ORDERS[..], &live, &[("live_sse", "true")]].concat()).await;
+        expiring_in(3.0).start_get(&[&ORDERS_SHAPE[..], &live, &[("live_sse", "true")]].concat()).await;
     assert_eq!(events.head().await.status, 200);
-    tokio::time::sleep(lifetime.saturating_sub(begun.elapsed()) + Duration::from_millis(100)).await;
+    tokio::time::sleep(lifetime.saturating_sub(started.elapsed()) + Duration::from_millis(100)).await;
     let mut received = 0;
     let end = loop {
         match events.chunk().await {
@@ -229,12 +230,12 @@ async fn a_stream_breaks_when_its_token_expires_inside_a_transaction() {
 async fn tokens_of_a_removed_key_are_refused() {
     let (first, second) = (TokenKeyPair::new(), TokenKeyPair::new());
     let jwks = |id: &str, pair: &TokenKeyPair| json!({"keys": [pair.public(id)]}).to_string();
-    let (fixture, keys) = (ServeFixture::new(SQL), KeyFile::new("jwks.json", &jwks("a", &first)));
+    let (fixture, keys) = (ServeFixture::new(CREATE_TABLES), KeyFile::new("jwks.json", &jwks("a", &first)));
     let settings = [("FOREBAY_SERVE_TOKENS", "required"), ("FOREBAY_IDENTITY_JWT_JWKS_FILE", keys.path())];
     let serve = fixture.serve_with(&settings).await;
     let bearer_of = |id: &str, pair: &TokenKeyPair| TokenBearer::with_token(&serve, &pair.token(id));
     let (old, new) = (bearer_of("a", &first), bearer_of("b", &second));
-    let start = [ORDERS[0], ("offset", "-1")];
+    let start = [ORDERS_SHAPE[0], ("offset", "-1")];
     assert_eq!(old.get(&start).await.head.status, 200);
     assert_refused(&new.get(&start).await, 401, "unknown_signer");
     // The public key isn't secret: a token that is signed with it by HMAC must be refused.
@@ -251,11 +252,11 @@ async fn tokens_of_a_removed_key_are_refused() {
 #[tokio::test]
 async fn sighup_replaces_the_secret_of_tokens() {
     const OTHER: &str = "another key of the test, of more than thirty-two bytes";
-    let (fixture, keys) = (ServeFixture::new(SQL), KeyFile::new("rotated", KEY));
+    let (fixture, keys) = (ServeFixture::new(CREATE_TABLES), KeyFile::new("rotated", KEY));
     let serve = serve_with(&fixture, &keys, &[]).await;
     let bearer_of =
         |key: &str| TokenBearer::with_token(&serve, &signed(&json!({"alg": "HS256"}), &claims(), key));
-    let start = [ORDERS[0], ("offset", "-1")];
+    let start = [ORDERS_SHAPE[0], ("offset", "-1")];
     assert_eq!(bearer_of(KEY).get(&start).await.head.status, 200);
     assert_refused(&bearer_of(OTHER).get(&start).await, 401, "bad_signature");
     std::fs::write(&keys.0, OTHER).unwrap();
@@ -273,7 +274,7 @@ async fn sighup_replaces_the_secret_of_tokens() {
 #[tokio::test]
 async fn a_stream_over_tls_and_http_2_ends_when_its_token_expires() {
     let (fixture, keys, pair) =
-        (ServeFixture::new(SQL), KeyFile::new("tls", KEY), CertificateFiles::new("tokens"));
+        (ServeFixture::new(CREATE_TABLES), KeyFile::new("tls", KEY), CertificateFiles::new("tokens"));
     let (certificate, key) = (pair.certificate(), pair.key());
     let serve = fixture.spawn(&[
         ("FOREBAY_SERVE_TOKENS", "required"),
@@ -290,17 +291,17 @@ async fn a_stream_over_tls_and_http_2_ends_when_its_token_expires() {
             .await
             .unwrap()
     };
-    let now = get_expiring_in(600.0, &[ORDERS[0], ("offset", "now")]).await;
+    let now = get_expiring_in(600.0, &[ORDERS_SHAPE[0], ("offset", "now")]).await;
     assert!(now.starts_with("HTTP/2 200"), "{now}");
     let named =
         |name: &str| now.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(": ")).unwrap();
     let live = [("offset", named("electric-offset")), ("handle", named("electric-handle")), ("live", "true")];
-    let begun = Instant::now();
+    let started = Instant::now();
     // Without expiry, the stream would last 60 s.
-    let received = get_expiring_in(5.0, &[&ORDERS[..], &live, &[("live_sse", "true")]].concat()).await;
+    let received = get_expiring_in(5.0, &[&ORDERS_SHAPE[..], &live, &[("live_sse", "true")]].concat()).await;
     assert!(received.starts_with("HTTP/2 200") && received.contains("text/event-stream"), "{received}");
-    assert!(begun.elapsed() < Duration::from_secs(25), "{:?}", begun.elapsed());
-    assert!(get_expiring_in(-1.0, &[&ORDERS[..], &live].concat()).await.contains("expired"));
+    assert!(started.elapsed() < Duration::from_secs(25), "{:?}", started.elapsed());
+    assert!(get_expiring_in(-1.0, &[&ORDERS_SHAPE[..], &live].concat()).await.contains("expired"));
 }
 
 /// Returns valid claims.
