@@ -1,6 +1,6 @@
 //! Whether `docs/protocol.md` and `docs/config.md` say what the code does: every endpoint with its
 //! methods, every error that a client can read, every variable that is no setting; and nothing that
-//! isn't so. Parameters and refusals of shapes: `protocol/documented.rs` of `crates/serve`.
+//! isn't so. Parameters and refusals of shapes: `protocol/protocol_page_tests.rs` of `crates/serve`.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -56,8 +56,8 @@ fn errors_of_tokens_admission_gate_and_admin_are_documented_as_clients_read_them
     let of_admission = arms("crates/admission/src/problem_details.rs", "fn error(reason: RejectionReason)");
     assert_eq!(named(section(&page, "### Of admission\n")), of_admission);
 
-    let mut of_gate = arms("crates/gate/src/refusal.rs", "fn as_str(&self)");
-    of_gate.extend(arms("crates/gate/src/failure.rs", "fn as_str(&self)"));
+    let mut of_gate = arms("crates/gate/src/gate_refusal.rs", "fn as_str(&self)");
+    of_gate.extend(arms("crates/gate/src/upstream_error.rs", "fn as_str(&self)"));
     assert_eq!(named(section(&page, "### Of the gate alone\n")), of_gate);
 
     let admin = file("crates/forebay/src/admin.rs");

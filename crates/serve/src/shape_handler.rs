@@ -28,7 +28,7 @@ use super::body::{Answer, Source};
 use super::events::{Events, Times, seen_with, up_to_date};
 use super::protocol::cache_policy::{CachePolicy, CacheTimes};
 use super::protocol::fixed_responses::{self, Health};
-use super::protocol::headers::{BodyKind, ResponseHead, header_value};
+use super::protocol::headers::{BodyKind, ShapeResponseHead, header_value};
 use super::protocol::{
     InvalidRequest, MAX_BODY_BYTES, QueryParams, RequestRefusal, Route, ShapeRequest, TokenBearer, cursor,
     encoding, etag,
@@ -386,7 +386,7 @@ impl ShapeHandler {
             Ok(recent::Told { which, handle, offset, etag, body })
         });
         let told = told.map_err(|error| unreadable(&error))?;
-        let head = ResponseHead {
+        let head = ShapeResponseHead {
             handle: told.handle.clone(),
             offset: told.offset.clone(),
             up_to_date: page.is_end,
@@ -402,7 +402,7 @@ impl ShapeHandler {
     fn respond(
         &self,
         asking: &Asking<'_>,
-        mut head: ResponseHead,
+        mut head: ShapeResponseHead,
         body: impl FnOnce() -> io::Result<Answer>,
     ) -> Answered {
         let is_known = |etag: &HeaderValue| etag::matches_request(&asking.parts.headers, etag);
@@ -468,13 +468,19 @@ impl Asking<'_> {
         encoding::accepts_gzip(&self.parts.headers)
     }
 
-    fn head(&self, shape: &Shape, offset: Offset, up_to_date: bool, has_data: Option<bool>) -> ResponseHead {
+    fn head(
+        &self,
+        shape: &Shape,
+        offset: Offset,
+        up_to_date: bool,
+        has_data: Option<bool>,
+    ) -> ShapeResponseHead {
         let request = self.request;
         let schema = (!request.live).then(|| super::shape_factory::schema_header(shape));
         let etag = Some(etag::etag_of(shape.handle(), request.since, offset, None));
         let (handle, offset) = (header_value(shape.handle()), header_value(offset.to_string()));
         let (cursor, body) = (None, BodyKind::Log);
-        ResponseHead { handle, offset, up_to_date, has_data, schema, cursor, etag, body }
+        ShapeResponseHead { handle, offset, up_to_date, has_data, schema, cursor, etag, body }
     }
 }
 
