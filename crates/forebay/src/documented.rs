@@ -1,6 +1,6 @@
 //! Tests that compare `docs/protocol.md` and `docs/config.md` with the code: every endpoint with
 //! its methods, every error that a client can receive, and every environment variable that is not a
-//! setting. Pages list nothing else. `protocol/documented.rs` of `crates/serve` compares the
+//! setting. Pages list nothing else. `protocol/protocol_page_tests.rs` of `crates/serve` compares the
 //! parameters and refusals of shapes.
 
 use std::collections::BTreeSet;
@@ -57,8 +57,8 @@ fn errors_of_tokens_admission_gate_and_admin_are_documented() {
     let of_admission = arms("crates/admission/src/problem_details.rs", "fn error(reason: RejectionReason)");
     assert_eq!(named(section(&page, "### Of admission\n")), of_admission);
 
-    let mut of_gate = arms("crates/gate/src/refusal.rs", "fn as_str(&self)");
-    of_gate.extend(arms("crates/gate/src/failure.rs", "fn as_str(&self)"));
+    let mut of_gate = arms("crates/gate/src/gate_refusal.rs", "fn as_str(&self)");
+    of_gate.extend(arms("crates/gate/src/upstream_error.rs", "fn as_str(&self)"));
     assert_eq!(named(section(&page, "### Of the gate alone\n")), of_gate);
 
     let admin = file("crates/forebay/src/admin.rs");

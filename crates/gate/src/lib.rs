@@ -18,7 +18,7 @@
 //!     let admission = Admission::builder().total(1_000).build(Quota::local());
 //!     let service = proxy.service(admission);
 //!     let server = HttpServer::new(listener, service, HttpServerConfig::default());
-//!     server.run(async { drop(tokio::signal::ctrl_c().await) }).await;
+//!     server.run(std::future::pending()).await; // or until a shutdown signal
 //!     Ok(())
 //! }
 //! ```

@@ -14,7 +14,7 @@ use tokio::time::Instant;
 
 use super::body::BodyContent;
 use super::protocol::cache_policy::CachePolicy;
-use super::protocol::headers::{BodyKind, ResponseHead, header_value};
+use super::protocol::headers::{BodyKind, ShapeResponseHead, header_value};
 use super::protocol::{ShapeRequest, cursor, encoding, etag, fixed_responses};
 use super::response_cache::{self, CachedResponse, ResponseKey};
 use super::service::whole;
@@ -52,13 +52,13 @@ impl RequestContext<'_> {
         offset: Offset,
         up_to_date: bool,
         has_data: Option<bool>,
-    ) -> ResponseHead {
+    ) -> ShapeResponseHead {
         let request = self.request;
         let schema = (!request.live).then(|| schema_header(shape));
         let etag = Some(etag::etag_of(shape.handle(), request.since, offset, None));
         let (handle, offset) = (header_value(shape.handle()), header_value(offset.to_string()));
         let (cursor, body) = (None, BodyKind::Log);
-        ResponseHead { handle, offset, up_to_date, has_data, schema, cursor, etag, body }
+        ShapeResponseHead { handle, offset, up_to_date, has_data, schema, cursor, etag, body }
     }
 }
 
@@ -112,7 +112,7 @@ impl ShapeHandler {
             Ok(CachedResponse { key, handle, offset, etag, body })
         });
         let cached = cached.map_err(|error| unreadable(&error))?;
-        let head = ResponseHead {
+        let head = ShapeResponseHead {
             handle: cached.handle.clone(),
             offset: cached.offset.clone(),
             up_to_date: page.is_end,
@@ -129,7 +129,7 @@ impl ShapeHandler {
     pub(super) fn respond(
         &self,
         context: &RequestContext<'_>,
-        mut head: ResponseHead,
+        mut head: ShapeResponseHead,
         body: impl FnOnce() -> io::Result<BodyContent>,
     ) -> HandlerResult {
         let is_known = |etag: &HeaderValue| etag::matches_request(&context.parts.headers, etag);

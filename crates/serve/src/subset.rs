@@ -24,7 +24,7 @@ use super::database::{
 };
 use super::grant_scope;
 use super::protocol::cache_policy::CachePolicy;
-use super::protocol::headers::{BodyKind, ResponseHead, header_value};
+use super::protocol::headers::{BodyKind, ShapeResponseHead, header_value};
 use super::protocol::{InvalidRequest, OrderKey, RequestRefusal, ShapeRequest, Subset};
 use super::shape_factory::{ReadError, random_u64, schema_header};
 use super::shape_handler::ShapeHandler;
@@ -88,7 +88,7 @@ impl ShapeHandler {
             StartOffset::After(offset) => offset,
             StartOffset::Beginning | StartOffset::Now => Offset::FIRST,
         };
-        let head = ResponseHead {
+        let head = ShapeResponseHead {
             handle: header_value(shape.handle()),
             offset: header_value(offset.to_string()),
             up_to_date: false,

@@ -31,7 +31,7 @@ const FALSE: HeaderValue = HeaderValue::from_static("false");
 
 /// Head of a response with data, without its cache policy.
 #[derive(Debug, Clone)]
-pub struct ResponseHead {
+pub struct ShapeResponseHead {
     /// Handle of the shape.
     pub handle: HeaderValue,
     /// Offset at which the response ends.
@@ -62,7 +62,7 @@ pub enum BodyKind {
     Subset,
 }
 
-impl ResponseHead {
+impl ShapeResponseHead {
     /// Writes the headers of the response.
     pub fn write(self, headers: &mut HeaderMap) {
         headers.insert(HANDLE, self.handle);
@@ -109,8 +109,8 @@ pub(crate) fn header_value(text: impl Into<String>) -> HeaderValue {
 mod tests {
     use super::*;
 
-    fn head() -> ResponseHead {
-        ResponseHead {
+    fn head() -> ShapeResponseHead {
+        ShapeResponseHead {
             handle: HeaderValue::from_static("1-2"),
             offset: HeaderValue::from_static("5_2"),
             up_to_date: false,
@@ -122,7 +122,7 @@ mod tests {
         }
     }
 
-    fn written(head: &ResponseHead) -> Vec<String> {
+    fn written(head: &ShapeResponseHead) -> Vec<String> {
         let mut headers = HeaderMap::new();
         head.clone().write(&mut headers);
         let mut lines: Vec<_> =
@@ -134,8 +134,11 @@ mod tests {
     #[test]
     fn a_response_has_the_offset_at_which_it_ends() {
         let schema = HeaderValue::from_static("{}");
-        let head =
-            ResponseHead { schema: Some(schema), etag: Some(HeaderValue::from_static("\"x\"")), ..head() };
+        let head = ShapeResponseHead {
+            schema: Some(schema),
+            etag: Some(HeaderValue::from_static("\"x\"")),
+            ..head()
+        };
         let expected = [
             "content-type: application/json; charset=utf-8",
             "electric-handle: 1-2",
@@ -150,12 +153,12 @@ mod tests {
 
     #[test]
     fn a_live_response_has_a_cursor() {
-        let head = ResponseHead { cursor: Some(7), up_to_date: true, has_data: Some(false), ..head() };
+        let head = ShapeResponseHead { cursor: Some(7), up_to_date: true, has_data: Some(false), ..head() };
         let lines = written(&head);
         for line in ["electric-cursor: 7", "electric-up-to-date: ", "electric-has-data: false"] {
             assert!(lines.contains(&line.to_owned()), "{line}");
         }
-        let events = written(&ResponseHead { body: BodyKind::Events, has_data: None, ..head });
+        let events = written(&ShapeResponseHead { body: BodyKind::Events, has_data: None, ..head });
         assert!(events.contains(&"content-type: text/event-stream".to_owned()));
         assert!(!events.iter().any(|line| line.starts_with("electric-has-data")));
     }
@@ -163,7 +166,7 @@ mod tests {
     #[test]
     fn a_subset_is_marked_as_a_snapshot() {
         assert!(
-            written(&ResponseHead { body: BodyKind::Subset, ..head() })
+            written(&ShapeResponseHead { body: BodyKind::Subset, ..head() })
                 .contains(&"electric-snapshot: true".to_owned())
         );
         assert!(!written(&head()).iter().any(|line| line.starts_with("electric-snapshot")));

@@ -90,7 +90,8 @@ fn measure_other_requests(serve: &ServeProcess) -> impl AsyncFnOnce() -> Duratio
         let mut longest = Duration::ZERO;
         loop {
             let started = Instant::now();
-            let response = HttpConnection::fetch(addr, "GET", "/v1/shape?table=items&offset=-1", &[], "").await;
+            let response =
+                HttpConnection::fetch(addr, "GET", "/v1/shape?table=items&offset=-1", &[], "").await;
             assert_eq!(response.head.status, 200, "{}", response.head.text);
             longest = longest.max(started.elapsed());
             tokio::select! {
