@@ -5,9 +5,9 @@
 //!
 //! Invariant: [`GateConfig`] and [`ServeConfig`] are complete and valid. The rest of the program
 //! does not validate them again. Their `Debug` output contains no password.
-//! Enforced by: the file types (`gate_file.rs`, `serve_file.rs`) are private. `TryFrom` in `gate.rs`
-//! and `serve.rs` is the only conversion from them. A value that may contain a password is a
-//! [`SecretText`].
+//! Enforced by: the file types (`gate_file.rs`, `serve_file.rs`) are private. `TryFrom` in
+//! `gate.rs` and `serve.rs` is the only conversion from them. A value that may contain a password
+//! is a [`SecretText`].
 
 mod admission;
 mod database;

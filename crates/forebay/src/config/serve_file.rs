@@ -170,14 +170,14 @@ pub(crate) struct StorageSection {
     pub(crate) chunk_bytes: Option<u64>,
     /// Maximum number of shapes. Above it, the least recently used is deleted. Default 100,000.
     pub(crate) max_shapes: Option<u32>,
-    /// Maximum size of all shapes on disk. Above it, the least recently used are deleted. Default 0:
-    /// no limit.
+    /// Maximum size of all shapes on disk. Above it, the least recently used are deleted. Default
+    /// 0: no limit.
     pub(crate) max_bytes: Option<u64>,
     /// Size of the messages that are only in memory and in the WAL of the store. Above it, they are
     /// written to the files of their shapes. Default 64 Mi.
     pub(crate) unwritten_bytes: Option<u64>,
-    /// Size of the WAL of the store above which it is truncated. Default 256 Mi: after a crash, that
-    /// is replayed in a second or two.
+    /// Size of the WAL of the store above which it is truncated. Default 256 Mi: after a crash,
+    /// that is replayed in a second or two.
     pub(crate) wal_bytes: Option<u64>,
     /// Size of the old part of a shape's log from which it is compacted. Default 64 Mi; 0: never.
     pub(crate) compact_bytes: Option<u64>,
@@ -189,7 +189,7 @@ pub(crate) struct StorageSection {
     /// Maximum size of the changes that are held for a shape until its snapshot starts. Above it,
     /// the shape is dropped. Default 16 Mi.
     pub(crate) held_bytes: Option<u64>,
-    /// Maximum size of the changes that wait to be written. Above it, the replication stream pauses.
-    /// Default 16 Mi.
+    /// Maximum size of the changes that wait to be written. Above it, the replication stream
+    /// pauses. Default 16 Mi.
     pub(crate) queued_bytes: Option<u64>,
 }

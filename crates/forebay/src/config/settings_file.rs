@@ -2,8 +2,8 @@
 //!
 //! Every key is optional here. `gate.rs` and `serve.rs` report missing and invalid values.
 //!
-//! Each key is also an environment variable: `gate.listen` is `FOREBAY_GATE_LISTEN`. Commas separate
-//! the items of a list.
+//! Each key is also an environment variable: `gate.listen` is `FOREBAY_GATE_LISTEN`. Commas
+//! separate the items of a list.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -61,7 +61,8 @@ pub(crate) struct HttpSection {
     /// Maximum number of headers of a request; above it 431. Default 100. At most 1,024, because
     /// each request allocates space for all of them.
     pub(crate) max_headers: Option<u32>,
-    /// Time after which a client that reads nothing of its response is disconnected. Default 30,000.
+    /// Time after which a client that reads nothing of its response is disconnected. Default
+    /// 30,000.
     pub(crate) write_timeout_ms: Option<u64>,
     /// Time after which an idle connection is closed. Default 60,000.
     pub(crate) idle_timeout_ms: Option<u64>,
@@ -171,8 +172,8 @@ pub(crate) struct QuotaSection {
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct AdminSection {
     /// Address of `/healthz`, `/readyz`, `/metrics` and `/v1/status`; `off` for none. Default
-    /// `127.0.0.1:8081` for a gate, `127.0.0.1:3001` for `forebay serve`: the port after the one for
-    /// clients.
+    /// `127.0.0.1:8081` for a gate, `127.0.0.1:3001` for `forebay serve`: the port after the one
+    /// for clients.
     pub(crate) listen: Option<String>,
     /// Password of the admin address, for any user name or as a bearer token. `/healthz` and the
     /// status of `/readyz` need no password; the reason in `/readyz` and everything else does.
@@ -201,7 +202,8 @@ pub(crate) struct OtelSection {
     /// URL of the collector, such as `http://127.0.0.1:4318`. `/v1/traces` and `/v1/metrics` are
     /// appended. Default none: nothing is sent.
     pub(crate) endpoint: Option<String>,
-    /// Headers for the collector, `NAME=VALUE,NAME=VALUE`. `%XX` in values is decoded. Default none.
+    /// Headers for the collector, `NAME=VALUE,NAME=VALUE`. `%XX` in values is decoded. Default
+    /// none.
     pub(crate) headers: Option<SecretText>,
     /// Service name in the exported data. Default `forebay`.
     pub(crate) service_name: Option<String>,
