@@ -54,14 +54,14 @@ Examples:
       --redis redis://127.0.0.1:6379 --total 5000
       Only requests of that route take permits. All gates with the same Redis share 5,000 permits.
 
-Settings come from the config file (--config), the environment and the flags. Variables override the file, and
-flags override variables. Each key of the file is a variable: `listen` in [gate] is FOREBAY_GATE_LISTEN. Other
-users of this machine can see flags: put a URL with a password into FOREBAY_REDIS_URL or into the file.
+Settings come from the config file (--config), the environment and the flags. Variables override the file, and \
+flags override variables. Each key of the file is a variable: `listen` in [gate] is FOREBAY_GATE_LISTEN. Other \
+users of this machine can see flags: put a URL with a password into FOREBAY_REDIS_URL or into the file. \
 --example-config prints a file with all keys, their defaults and the reasons.
 
-SIGTERM or SIGINT: new streams are refused, and open streams may continue for the drain timeout. A second signal
-ends the process at once. SIGHUP: limits, secrets, keys, the certificate and the log filter are reloaded; the log
-lists the changed settings that need a restart. The admin address has a dashboard at /, and /healthz, /readyz,
+SIGTERM or SIGINT: new streams are refused, and open streams may continue for the drain timeout. A second signal \
+ends the process at once. SIGHUP: limits, secrets, keys, the certificate and the log filter are reloaded; the log \
+lists the changed settings that need a restart. The admin address has a dashboard at /, and /healthz, /readyz, \
 /metrics and /v1/status.";
 
 /// Flags of `forebay gate`.
@@ -155,20 +155,20 @@ Examples:
   FOREBAY_SERVE_SECRET=... DATABASE_URL=... forebay serve --listen 0.0.0.0:3000 --storage /var/lib/forebay
       Also serves clients on other machines, if they send the secret as `?secret=`.
 
-The database needs wal_level=logical. Its user needs REPLICATION (ALTER ROLE name REPLICATION) and must own the
-tables. Forebay creates a slot and a publication. While Forebay does not run, the slot retains WAL. Drop the slot
-if you no longer need it: SELECT pg_drop_replication_slot('forebay'). `forebay check` verifies a database and
+The database needs wal_level=logical. Its user needs REPLICATION (ALTER ROLE name REPLICATION) and must own the \
+tables. Forebay creates a slot and a publication. While Forebay does not run, the slot retains WAL. Drop the slot \
+if you no longer need it: SELECT pg_drop_replication_slot('forebay'). `forebay check` verifies a database and \
 prints what to change.
 
-Settings come from the config file (--config), the environment and the flags. Variables override the file, and
-flags override variables. Each key of the file is a variable: `listen` in [serve] is FOREBAY_SERVE_LISTEN.
-DATABASE_URL is used if FOREBAY_DATABASE_URL is not set, and Electric's variables are accepted; `forebay config`
-prints the effective settings. Other users of this machine can see flags: put a URL with a password into a variable
+Settings come from the config file (--config), the environment and the flags. Variables override the file, and \
+flags override variables. Each key of the file is a variable: `listen` in [serve] is FOREBAY_SERVE_LISTEN. \
+DATABASE_URL is used if FOREBAY_DATABASE_URL is not set, and Electric's variables are accepted; `forebay config` \
+prints the effective settings. Other users of this machine can see flags: put a URL with a password into a variable \
 or into the file. --example-config prints a file with all keys, their defaults and the reasons.
 
-SIGTERM or SIGINT: new streams are refused, open streams end, and all received changes are made durable. A second
-signal ends the process at once. SIGHUP: limits, secrets, keys, the certificate and the log filter are reloaded;
-the log lists the changed settings that need a restart. The admin address has a dashboard at /, and /healthz,
+SIGTERM or SIGINT: new streams are refused, open streams end, and all received changes are made durable. A second \
+signal ends the process at once. SIGHUP: limits, secrets, keys, the certificate and the log filter are reloaded; \
+the log lists the changed settings that need a restart. The admin address has a dashboard at /, and /healthz, \
 /readyz, /metrics and /v1/status.";
 
 /// Flags of `forebay serve`.
@@ -264,12 +264,12 @@ Examples:
   forebay tail shop.orders --where 'status = $1 AND total > 100' --param 1=open --columns id,status,total
   forebay tail orders --from now --json | jq 'select(.key) | .value'
 
-Prints one line for each row and each change. On a terminal, the color shows the operation: insert, update or
-delete. With --json, each line is a message of the protocol. Other events (a lost connection, a shape that starts
-over) are printed to standard error. After a lost connection, it reconnects; no change is missed or printed twice.
+Prints one line for each row and each change. On a terminal, the color shows the operation: insert, update or \
+delete. With --json, each line is a message of the protocol. Other events (a lost connection, a shape that starts \
+over) are printed to standard error. After a lost connection, it reconnects; no change is missed or printed twice. \
 It ends with Ctrl-C or when its output is closed.
 
-The secret of the server, if it has one, is read from FOREBAY_SERVE_SECRET. With https, SSL_CERT_FILE may name a
+The secret of the server, if it has one, is read from FOREBAY_SERVE_SECRET. With https, SSL_CERT_FILE may name a \
 file with your own certificate authority.";
 
 /// Flags of `forebay tail`.
@@ -305,8 +305,8 @@ fn param(text: &str) -> Result<(u32, String), String> {
 }
 
 const STATUS_HELP: &str = "\
-On a terminal, the output is refreshed every second until Ctrl-C; otherwise it is printed once. The secret of the
-admin address, if it has one, is read from FOREBAY_ADMIN_SECRET. The default admin address of a gate is
+On a terminal, the output is refreshed every second until Ctrl-C; otherwise it is printed once. The secret of the \
+admin address, if it has one, is read from FOREBAY_ADMIN_SECRET. The default admin address of a gate is \
 http://127.0.0.1:8081.";
 
 /// Flags of `forebay status`.
@@ -324,8 +324,8 @@ pub struct StatusArgs {
 }
 
 const CHECK_HELP: &str = "\
-Takes the flags of `forebay serve`, and reads the same file and environment. Each line is ok, warn or fail, with
-what to do. Nothing is changed in the database or in Redis. Exit code: 0 if no check failed, 1 if one failed, 2 if
+Takes the flags of `forebay serve`, and reads the same file and environment. Each line is ok, warn or fail, with \
+what to do. Nothing is changed in the database or in Redis. Exit code: 0 if no check failed, 1 if one failed, 2 if \
 the settings are invalid.";
 
 /// Flags of `forebay check`.
@@ -340,7 +340,7 @@ pub struct CheckArgs {
 }
 
 const CONFIG_HELP: &str = "\
-Takes the flags of `forebay serve`, or after `gate` those of `forebay gate`, and reads the same file and
+Takes the flags of `forebay serve`, or after `gate` those of `forebay gate`, and reads the same file and \
 environment. Exit code: 2, with the reason, if the command could not start with these settings.";
 
 /// Flags of `forebay config`.
@@ -369,14 +369,15 @@ pub enum ConfigTarget {
 const DEV_HELP: &str = "\
 Examples:
   forebay dev
-      Starts a temporary Postgres with sample orders that change, and serves it. Ctrl-C removes everything.
+      Starts a temporary Postgres with sample orders that change, and serves it. Ctrl-C removes
+      everything.
 
   forebay dev --database-url postgres://user@localhost/name
-      Serves your own database. It creates a temporary slot and a publication there, and drops both at the end. A
-      table that a client requests is set to REPLICA IDENTITY FULL, which replication needs. The database needs
-      wal_level=logical.
+      Serves your own database. It creates a temporary slot and a publication there, and drops
+      both at the end. A table that a client requests is set to REPLICA IDENTITY FULL, which
+      replication needs. The database needs wal_level=logical.
 
-All addresses are on this machine only. If a default port is in use, the next free one is taken. Variables of the
+All addresses are on this machine only. If a default port is in use, the next free one is taken. Variables of the \
 shell (FOREBAY_..., DATABASE_URL) are for `forebay serve`, and are ignored here.";
 
 /// Flags of `forebay dev`.
