@@ -69,8 +69,8 @@ impl StoreCheckpoint {
             compacted.into_iter().for_each(|compacted| compacted.discard(inner));
             return Err(error);
         }
-        // Old files that earlier checkpoints replaced. Those that this one replaces are added below,
-        // and stay until the next checkpoint.
+        // Old files that an earlier checkpoint replaced. Files that this one replaces are added
+        // below, and stay until the next checkpoint.
         let garbage = std::mem::take(&mut *lock(&inner.garbage));
         compacted.into_iter().for_each(|compacted| compacted.install(inner));
         drop(spill_guard);
@@ -114,8 +114,8 @@ pub(crate) fn remove_orphans(inner: &StoreInner, except: &HashSet<u64>) -> io::R
     Ok(())
 }
 
-/// Frees memory that holds messages. If `may_write`, writes all messages to files. Otherwise another
-/// process may be the writer, and only messages that it has written to files are released.
+/// Frees memory that holds messages. If `may_write`, writes all messages to files. Otherwise
+/// releases only messages that another process, the writer, has written to files.
 pub(crate) fn free_memory(inner: &StoreInner, may_write: bool) -> io::Result<()> {
     let shapes: Vec<_> = inner.registry().shapes().cloned().collect();
     let _spill_guard = lock(&inner.spill_lock);

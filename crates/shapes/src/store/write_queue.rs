@@ -1,9 +1,9 @@
 //! Queue of records for the writer thread.
 //!
-//! Bound: `queued_bytes`, plus one batch of the replication stream. The consumer of the stream waits
-//! for [`Shapes::room`](crate::Shapes::room) after each batch. Creations and deletions of shapes add
-//! records without waiting. The largest ones have a small snapshot (`small_snapshot_bytes`), or the
-//! changes that were held for a shape (`held_bytes`).
+//! Bound: `queued_bytes`, plus one batch of the replication stream. The consumer of the stream
+//! waits for [`Shapes::room`](crate::Shapes::room) after each batch. Creations and deletions of
+//! shapes add records without waiting. The largest ones have a small snapshot
+//! (`small_snapshot_bytes`), or the changes that were held for a shape (`held_bytes`).
 //! Lock order: the queue's mutex is taken last.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};

@@ -94,8 +94,8 @@ pub(crate) fn begin(inner: &Arc<StoreInner>) -> Result<(), OpenError> {
         replayed.is_some_and(|replayed| replayed.position > WalPosition::start(replayed.catalog));
     let replayed = replayed.get_or_insert(ReplayPosition { position: wal.position(), catalog: segment });
     // The catalog states the format of the directory. A version that raises the format must write
-    // a whole checkpoint here, even if there is a catalog. Otherwise the WAL could get a record of a
-    // new kind under the old format.
+    // a whole checkpoint here, even if there is a catalog. Otherwise the WAL could get a record of
+    // a new kind under the old format.
     if is_new {
         StoreCheckpoint::capture(inner, segment).write_catalog(inner)?;
     }

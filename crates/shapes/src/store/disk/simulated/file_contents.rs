@@ -62,9 +62,9 @@ impl FileContents {
         self.unsynced.clear();
     }
 
-    /// Returns the bytes after a power failure. Each sector of an unsynced write survives or not. An
-    /// unsynced write or truncation changes the length completely or not at all, and a write also
-    /// in part. Lost sectors of an appended range are zeros.
+    /// Returns the bytes after a power failure. Each sector of an unsynced write survives or not.
+    /// An unsynced append extends the file completely, in part, or not at all. Its lost sectors are
+    /// zeros. An unsynced change of the length survives or not.
     pub(super) fn after_crash(&self, rng: &mut SimulatedRng) -> Vec<u8> {
         let odds = rng.odds();
         let (mut left, mut len) = (self.durable.clone(), self.durable.len());

@@ -150,8 +150,8 @@ impl SimulatedDisk {
         if state.crashed { Err(crash()) } else { Ok(state) }
     }
 
-    /// Runs a modifying or syncing call. In the crashing call, `crashed` is set before `effect` runs,
-    /// and `effect` may then stop halfway.
+    /// Runs a modifying or syncing call. In the crashing call, `crashed` is set before `effect`
+    /// runs, and `effect` may stop halfway.
     fn mutate<T>(&self, effect: impl FnOnce(&mut DiskState) -> io::Result<T>) -> io::Result<T> {
         if self.read_only {
             return Err(read_only_error());
