@@ -132,7 +132,7 @@ fn whole_payload(bytes: &Bytes) -> Option<Bytes> {
     is_whole.then(|| bytes.slice(FRAME_HEADER_BYTES..FRAME_HEADER_BYTES + length))
 }
 
-/// Decodes a payload. Returns `None` if this version doesn't know its encoding.
+/// Decodes a payload. Returns `None` if this version can't decode it.
 fn decode(mut cursor: PayloadCursor) -> Option<Record> {
     match cursor.byte()? {
         PART => cursor.changes().map(Record::Part),

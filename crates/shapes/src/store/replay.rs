@@ -128,7 +128,7 @@ fn check_without_catalog(inner: &StoreInner) -> Result<(), OpenError> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         segments => drop(segments?),
     }
-    // Read again: a writer may have created the store meanwhile.
+    // Reads the catalog again: a writer may have created the store since the first read.
     if wal::has_records(disk, 0)? && StoreCatalog::read(disk)?.is_none() {
         return Err(OpenError::Damaged { file: catalog::FILE_NAME });
     }

@@ -180,7 +180,8 @@ pub(crate) fn read_range(file: &dyn DiskFile, from: u64, to: u64) -> io::Result<
 /// `from` must be the start of a message. `to` must be the end of a message, or lie within the last
 /// bytes of one.
 pub(crate) fn seek(file: &dyn DiskFile, mut from: u64, to: u64, offset: Offset) -> io::Result<u64> {
-    // Invariant: messages before `from` are at or before `offset`; those from `after` on are not.
+    // Invariant: messages that start before `from` are at or before `offset`. Messages that start
+    // at or after `after` are not.
     let mut after = to;
     while from < after {
         let middle = from + (after - from) / 2;
