@@ -3,8 +3,8 @@
 //!
 //! Invariant: this module depends on no race.
 //!
-//! Figures are medians over rounds. Each contestant has one turn in each round. The order rotates
-//! from round to round, so that a slow minute of the machine affects all contestants alike.
+//! Each contestant has one turn in each round. The order rotates from round to round, so that a
+//! slow minute of the machine affects all contestants alike. Races compare medians over rounds.
 
 use std::collections::BTreeMap;
 use std::io::Read;
@@ -16,17 +16,20 @@ use serde::{Deserialize, Serialize};
 
 use crate::machine;
 
-/// Race: an entry of `RACES` in `main.rs`.
+/// Benchmark with several cases. `RACES` in `main.rs` has all of them.
 pub(crate) struct Race {
     pub(crate) name: &'static str,
+    /// One line for `--list`.
     pub(crate) about: &'static str,
+    /// Names of the cases.
     pub(crate) cases: &'static [&'static str],
+    /// Runs the selected cases.
     pub(crate) run: fn(&mut Scoreboard) -> Result<()>,
     /// Runs one experiment in a separate process; see [`run_in_child`].
     pub(crate) child: fn(experiment: &str) -> Result<ExperimentReport>,
 }
 
-/// Fails. For races without experiments in separate processes.
+/// Returns an error. The `child` of races that start no processes of this program.
 pub(crate) fn no_child(experiment: &str) -> Result<ExperimentReport> {
     anyhow::bail!("this race has no experiment {experiment}")
 }
@@ -49,7 +52,7 @@ impl Scoreboard {
         case.contains(&self.filter)
     }
 
-    /// Returns `full`, or a twentieth of it in a smoke run, and at least 1.
+    /// Returns `full`, or in a smoke run a twentieth of it, rounded up.
     pub(crate) fn scaled(&self, full: u64) -> u64 {
         if self.quick { full.div_ceil(20) } else { full }
     }
@@ -84,7 +87,7 @@ impl Scoreboard {
         self.rows.push(ResultRow::Outcome { race, client: client.into(), report });
     }
 
-    /// Prints the figures of all contestants on stderr. A row names only the compared one.
+    /// Prints the figures of all contestants on stderr. A row has only the two compared ones.
     pub(crate) fn table(&self, case: &str, unit: &str, spreads: &[(&str, Spread)]) {
         eprintln!(
             "{:<32} {:>12} {:>12} {:>12}",
@@ -132,9 +135,9 @@ impl Better {
     }
 }
 
+/// Row of the results.
 #[derive(Serialize)]
 #[serde(untagged)]
-/// Row of the results.
 pub(crate) enum ResultRow {
     Contest {
         race: String,
@@ -254,8 +257,8 @@ impl WorkCost {
     }
 }
 
-/// Runs one experiment of a race in a new process of this program, and kills it after `limit`. So a
-/// contestant that hangs can't block the race. `None`: it was killed.
+/// Runs one experiment of a race in a new process of this program. Kills the process after `limit`,
+/// so that a contestant that hangs can't block the race. Returns `None` if it was killed.
 pub(crate) fn run_in_child(
     race: &str,
     experiment: &str,
@@ -286,7 +289,7 @@ pub(crate) fn run_in_child(
         .with_context(|| format!("the experiment {experiment} printed {report:?}"))
 }
 
-/// Returns the number of decimals to print: none for large figures, three for small ones.
+/// Returns the number of decimals to print: 0 from 1,000 on, 1 from 10 on, otherwise 3.
 fn decimals(figure: f64) -> usize {
     match figure.abs() {
         size if size >= 1000.0 => 0,

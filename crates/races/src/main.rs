@@ -6,18 +6,21 @@
 //! cargo run --release -p races -- redis --json FILE  all cases, with the rows in a file as well
 //! ```
 //!
-//! Each case prints one line on standard output. `ratio` says how many times better ours is, in any
-//! unit; `goal` is the ratio to reach. `peer=limit` compares with a fixed limit. The figures of all
+//! A case prints its rows on standard output: comparisons of two figures, and outcomes of one
+//! contestant. `ratio` states how many times better ours is, whether higher or lower is better.
+//! `goal` is the ratio to reach. `peer=limit` compares with a fixed limit. The figures of all
 //! contestants go to standard error.
 //!
 //! ```text
-//! race=redis.tasks64_ct ours=… peer=rustis theirs=… ratio=… goal=1.30 unit=ops/s
+//! race=redis.tasks64_ct ours=… peer=rustis theirs=… ratio=… goal=… unit=ops/s
+//! race=resilience.killed client=fred result=… (…)
 //! ```
 //!
 //! Invariant: all contestants of a race do the same work on this machine, in interleaved rounds.
 //! Enforced by: `harness::interleave`. A race only defines one turn of a contestant. Test:
-//! `the_order_rotates_and_every_entrant_has_one_turn_per_round`.
-//! Out of scope: pass or fail. A row states a ratio and its goal, and the reader judges.
+//! `the_order_rotates_and_every_entrant_has_one_turn_per_round`. `resilience`, `takeover` and
+//! `shapes.crash` run once, without rounds.
+//! Out of scope: pass or fail. The reader compares a ratio with its goal.
 //!
 //! | race | measures | peers |
 //! |---|---|---|
@@ -37,11 +40,11 @@
 //!
 //! 1. A module with a `pub(crate) const RACE: Race`: name, description, cases, and the function
 //!    that runs them.
-//! 2. Its name in [`RACES`].
+//! 2. The constant in [`RACES`], and a line in both tables: above and in `README.md`.
 //! 3. For each case: an [`Entrant`](harness::Entrant) per contestant with its turn, `interleave`, a
 //!    table, and a `contest`.
 //! 4. A contestant that needs its own process: `harness::run_in_child` for one report, or
-//!    `helper_process` to exchange lines. The race's `child` runs both.
+//!    `helper_process` to exchange lines. In both cases the new process calls the race's `child`.
 //!
 //! # Where to look
 //!
@@ -98,8 +101,9 @@ const RACES: &[Race] = &[
 
 /// Runs benchmarks of our crates side by side with their peers, on this machine.
 ///
-/// Each case prints one line on stdout: our figure, the peer's or the limit, and the ratio, which
-/// says how many times better ours is in any unit. The figures of all contestants go to stderr.
+/// Each row on stdout has our figure, that of the peer or the limit, and the ratio: how many times
+/// better ours is. Some cases also print the outcome of each contestant. The figures of all
+/// contestants go to stderr.
 #[derive(Parser)]
 #[command(
     after_help = "Run it on an idle machine, with --release; `races --list` names the races and their cases."

@@ -69,8 +69,9 @@ pub(crate) struct StoreInner {
     /// Ids of shapes that were found incorrect before this process could write.
     inexact: Mutex<Vec<u64>>,
     pub(crate) key_budget: Arc<KeyBudget>,
-    /// Held while shapes' files are written outside a checkpoint.
-    pub(crate) relieving: Mutex<()>,
+    /// Held while messages are written to shapes' files to free memory, and while a checkpoint
+    /// replaces such files.
+    pub(crate) spill_lock: Mutex<()>,
     /// Whether the disk is full.
     pub(crate) is_full: AtomicBool,
     pub(crate) failure: Mutex<Option<StoreFailure>>,
@@ -123,7 +124,7 @@ impl StoreInner {
             deleted: Mutex::default(),
             inexact: Mutex::default(),
             key_budget: Arc::default(),
-            relieving: Mutex::default(),
+            spill_lock: Mutex::default(),
             is_full: AtomicBool::new(false),
             failure: Mutex::default(),
             failed: Notify::new(),

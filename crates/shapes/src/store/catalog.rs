@@ -44,8 +44,8 @@ impl StoreCatalog {
         let file = disk.create(TEMPORARY_NAME)?;
         file.write_all_at(&bytes, 0)?;
         file.sync_data()?;
-        // After an error here, either catalog may be on the disk. `Error::other` hides a full disk,
-        // so that the writer fails and doesn't retry.
+        // After an error here, the old or the new catalog may be on the disk. `Error::other` hides
+        // that the disk is full, so that the writer fails and doesn't retry.
         disk.rename(TEMPORARY_NAME, FILE_NAME).and_then(|()| disk.sync_dir("")).map_err(io::Error::other)
     }
 
@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn a_catalog_of_the_previous_release_has_no_states() {
+    fn a_catalog_of_an_earlier_release_has_no_states() {
         let head = serde_json::to_value(example_catalog().header).unwrap();
         let mut before = head.clone();
         before.as_object_mut().unwrap().remove("states");

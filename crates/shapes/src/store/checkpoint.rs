@@ -3,7 +3,7 @@
 //! Invariant: a segment is removed only when the effects of its records are durable elsewhere.
 //! Enforced by: the shapes' files are synced before the catalog that counts their bytes is written.
 //! The segments that the catalog covers are removed last.
-//! Lock order: `relieving`, then `garbage` or a shape.
+//! Lock order: `spill_lock`, then `garbage` or a shape.
 
 use std::collections::HashSet;
 use std::io::{self, IoSlice};
@@ -22,6 +22,7 @@ use crate::shape::{Shape, ShapePhase};
 /// State of the store as of the start of a WAL segment.
 pub(crate) struct StoreCheckpoint {
     catalog: StoreCatalog,
+    /// The shapes of the catalog, in the same order.
     shapes: Vec<Arc<Shape>>,
 }
 
@@ -34,7 +35,7 @@ impl StoreCheckpoint {
         let catalog_shapes: Vec<CatalogShape> = shapes.iter().map(|shape| shape.keep()).collect();
         registry.forget_unused_tables();
         let header = CatalogHeader {
-            format: 0,
+            format: 0, // set when the catalog is written
             origin: registry.origin.clone(),
             lsn: inner.durable.load(Ordering::Acquire),
             seen: inner.seen(),
@@ -47,8 +48,8 @@ impl StoreCheckpoint {
         StoreCheckpoint { catalog: StoreCatalog { header, tables, shapes: catalog_shapes }, shapes }
     }
 
-    /// Writes the shapes' files, compacts long logs, writes the catalog, and removes what it makes
-    /// obsolete.
+    /// Writes the shapes' files, compacts long logs, and writes the catalog. Then removes the WAL
+    /// segments that the catalog covers, and the files that the previous compaction replaced.
     pub(crate) fn write(mut self, inner: &StoreInner) -> io::Result<()> {
         for (shape, catalog_shape) in self.shapes.iter().zip(&self.catalog.shapes) {
             spill(
@@ -58,20 +59,21 @@ impl StoreCheckpoint {
                 catalog_shape.log.len,
             )?;
         }
-        let long = self.shapes.iter().zip(&mut self.catalog.shapes);
-        let compacted: Vec<CompactedLog> = long
+        let pairs = self.shapes.iter().zip(&mut self.catalog.shapes);
+        let compacted: Vec<CompactedLog> = pairs
             .filter_map(|(shape, catalog_shape)| compaction::compact(inner, shape, catalog_shape))
             .collect();
         // No message is written to the old files until the shapes use the new ones.
-        let files_guard = lock(&inner.relieving);
+        let spill_guard = lock(&inner.spill_lock);
         if let Err(error) = self.sync_and_write_catalog(inner, &compacted) {
             compacted.into_iter().for_each(|compacted| compacted.discard(inner));
             return Err(error);
         }
-        // Files that the previous catalog refers to and this one doesn't.
+        // Old files that an earlier checkpoint replaced. Files that this one replaces are added
+        // below, and stay until the next checkpoint.
         let garbage = std::mem::take(&mut *lock(&inner.garbage));
         compacted.into_iter().for_each(|compacted| compacted.install(inner));
-        drop(files_guard);
+        drop(spill_guard);
         for segment in wal::segments(&*inner.disk)? {
             if segment < self.catalog.header.segment {
                 inner.disk.remove(&wal::segment_path(segment))?;
@@ -81,7 +83,7 @@ impl StoreCheckpoint {
         Ok(())
     }
 
-    /// Performs all steps that need disk space. After an error the previous catalog is valid.
+    /// Completes the new files of compacted logs, syncs all files, and writes the catalog.
     fn sync_and_write_catalog(&self, inner: &StoreInner, compacted: &[CompactedLog]) -> io::Result<()> {
         compacted.iter().try_for_each(|compacted| compacted.catch_up(inner))?;
         inner.disk.sync_everything()?;
@@ -94,8 +96,8 @@ impl StoreCheckpoint {
     }
 }
 
-/// Removes files of no known shape: the process ended while they were created, merged or deleted.
-/// Files of the shapes in `except` stay.
+/// Removes the files in `shapes/` that no known shape uses. They are left by a process that ended
+/// while it created, merged or deleted a shape's files. Files of the shapes in `except` stay.
 pub(crate) fn remove_orphans(inner: &StoreInner, except: &HashSet<u64>) -> io::Result<()> {
     let names = |shape: &Arc<Shape>| {
         let (id, base) = (shape.id, shape.lock().log.base());
@@ -112,26 +114,26 @@ pub(crate) fn remove_orphans(inner: &StoreInner, except: &HashSet<u64>) -> io::R
     Ok(())
 }
 
-/// Frees memory that holds messages. The writer writes them to files. A reader releases those that
-/// the writer has written.
+/// Frees memory that holds messages. If `may_write`, writes all messages to files. Otherwise
+/// releases only messages that another process, the writer, has written to files.
 pub(crate) fn free_memory(inner: &StoreInner, may_write: bool) -> io::Result<()> {
     let shapes: Vec<_> = inner.registry().shapes().cloned().collect();
-    let _files_guard = lock(&inner.relieving);
+    let _spill_guard = lock(&inner.spill_lock);
     for shape in shapes {
         if may_write {
             spill(inner, &shape, u64::MAX, u64::MAX)?;
         } else {
-            PARTS.into_iter().for_each(|part| release_written(inner, &shape, part));
+            SEQUENCE_KINDS.into_iter().for_each(|part| release_written(inner, &shape, part));
         }
     }
     Ok(())
 }
 
-const PARTS: [SequenceKind; 2] = [SequenceKind::Snapshot, SequenceKind::Log];
+const SEQUENCE_KINDS: [SequenceKind; 2] = [SequenceKind::Snapshot, SequenceKind::Log];
 
 /// Writes a shape's messages to its files, up to these lengths.
 fn spill(inner: &StoreInner, shape: &Shape, snapshot: u64, log: u64) -> io::Result<()> {
-    for (part, up_to) in PARTS.into_iter().zip([snapshot, log]) {
+    for (part, up_to) in SEQUENCE_KINDS.into_iter().zip([snapshot, log]) {
         let (kind, base, (from, pieces)) = {
             let state = shape.lock();
             match (&state.phase, part) {
@@ -160,7 +162,8 @@ fn spill(inner: &StoreInner, shape: &Shape, snapshot: u64, log: u64) -> io::Resu
     Ok(())
 }
 
-/// Releases messages from memory that are in a shape's file, after it compared the bytes.
+/// Releases messages from memory that are in a shape's file. Compares their bytes with the file
+/// first.
 fn release_written(inner: &StoreInner, shape: &Shape, part: SequenceKind) {
     let (kind, base, (mut at, pieces)) = {
         let state = shape.lock();

@@ -1,11 +1,11 @@
 //! Compaction of long logs: merges the old part into a new file. The log continues in a file that
 //! starts after that part.
 //!
-//! Invariant: a client that reads from any offset gets the same rows before and after. Positions in
-//! the log stay the same.
-//! Enforced by: see [`merge`]. The new files are synced before the catalog that refers to them is
-//! written. The shape uses them only then. The old files stay until the next catalog, because
-//! clients may be reading them.
+//! Invariant: a client that reads from any offset gets the same rows before and after. Positions
+//! after the merged part stay the same.
+//! Enforced by: [`merge`] combines only updates. The new files are synced before the catalog that
+//! refers to them is written. The shape uses the new files after that. The old files stay until the
+//! next catalog, because clients may be reading them.
 
 #[cfg(test)]
 mod tests;
@@ -24,12 +24,12 @@ use crate::offset::Offset;
 use crate::registry::{StoreInner, lock};
 use crate::shape::Shape;
 
-/// Changes of a row are merged if they are within so many bytes.
+/// Size of the window in which updates of the same row are merged, in bytes.
 const MERGE_WINDOW_BYTES: usize = if cfg!(test) { 4 << 10 } else { 32 << 20 };
 /// Bytes that are read or written at once.
 const COPY_BYTES: u64 = 1 << 20;
-/// Closed chunks at the end of a log that are never merged: clients that catch up read them, and
-/// caches hold them.
+/// Number of closed chunks at the end of a log that are not merged: clients that catch up read
+/// them, and caches hold them.
 const RECENT_CHUNKS: usize = 2;
 
 /// New files of a shape's log, not yet in use.
@@ -41,8 +41,8 @@ pub(crate) struct CompactedLog {
     log: CatalogLog,
 }
 
-/// Writes new files if the log is long, and updates `catalog_shape`. Otherwise, or after an error,
-/// changes nothing.
+/// Writes new files if the log is long, and updates `catalog_shape`. If the log is not long, or
+/// after an error, returns `None`, and `catalog_shape` is unchanged.
 pub(crate) fn compact(
     inner: &StoreInner,
     shape: &Arc<Shape>,
@@ -66,7 +66,7 @@ pub(crate) fn compact(
     }
 }
 
-/// Returns the position up to which a log should be merged, or `None` if it isn't long min_bytes.
+/// Returns the position up to which a log should be merged, or `None` if it isn't long enough.
 fn merge_target(log: &CatalogLog, config: &StoreConfig) -> Option<u64> {
     let old = log.chunks.len().checked_sub(RECENT_CHUNKS + 1)?;
     let base = log.chunks[old].0;
@@ -127,8 +127,8 @@ fn copy_range(from: &dyn DiskFile, at: u64, to: &dyn DiskFile, target: u64, len:
 }
 
 impl CompactedLog {
-    /// Copies bytes that were added to the old log file since. The caller must prevent further
-    /// writes to it.
+    /// Copies the bytes that were added to the old log file since [`compact`]. The caller must
+    /// prevent further writes to the old file.
     pub(crate) fn catch_up(&self, inner: &StoreInner) -> io::Result<()> {
         let CompactedLog { shape, base: before, log } = self;
         let copied = || {
@@ -168,8 +168,8 @@ struct PastWriter {
     /// Messages that are not in the file yet.
     unwritten: Vec<u8>,
     chunks: Vec<ClosedChunk>,
-    /// The last message and its offset. If the next message belongs to another transaction, this
-    /// one is its transaction's last.
+    /// The last message and its offset. It is pushed when the next message shows whether it is the
+    /// last one of its transaction.
     pending: Option<(Offset, Vec<u8>)>,
 }
 

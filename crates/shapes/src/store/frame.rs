@@ -3,11 +3,11 @@
 //! A frame is the payload's length, the CRC-32C of the length and the payload, and the payload. The
 //! length and the checksum are little-endian `u32`s. A length of 0 ends a file.
 //!
-//! Invariant: [`read_frame`] returns only records that [`write_frame`] wrote completely. For all
-//! other bytes it returns `None`, and it never panics.
+//! Invariant: [`read_frame`] returns only records that were written completely. It returns `None`
+//! for a frame that is not whole, and never panics.
 //! Enforced by: the checksum covers the length and the payload.
-//! A whole frame whose payload this version can't decode is an [`UnknownRecord`], not the end of
-//! the file: a newer version wrote it.
+//! A whole frame whose payload this version can't decode is an [`UnknownRecord`]. It is not the end
+//! of the file, because a newer version wrote it.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -66,8 +66,9 @@ pub(crate) fn write_frame(record: &Record, out: &mut Vec<u8>) -> Bytes {
     text
 }
 
-/// Returns the length of the record at the start of `bytes` that its header states, with the frame.
-/// If `bytes` is too short for a header, returns the length of a header.
+/// Returns the length of the frame at the start of `bytes`, header included, as the header states.
+/// Returns the length of a header if `bytes` is shorter than a length field, or if the stated
+/// length is above [`MAX_PAYLOAD_BYTES`].
 pub(crate) fn framed_length(bytes: &[u8]) -> usize {
     let length = bytes.first_chunk().map_or(0, |length| u32::from_le_bytes(*length) as usize);
     FRAME_HEADER_BYTES + if length <= MAX_PAYLOAD_BYTES { length } else { 0 }
@@ -131,7 +132,7 @@ fn whole_payload(bytes: &Bytes) -> Option<Bytes> {
     is_whole.then(|| bytes.slice(FRAME_HEADER_BYTES..FRAME_HEADER_BYTES + length))
 }
 
-/// Decodes a payload. Returns `None` if this version doesn't know its encoding.
+/// Decodes a payload. Returns `None` if this version can't decode it.
 fn decode(mut cursor: PayloadCursor) -> Option<Record> {
     match cursor.byte()? {
         PART => cursor.changes().map(Record::Part),

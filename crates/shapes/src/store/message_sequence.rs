@@ -25,7 +25,7 @@ pub(crate) struct MessageSequence {
     base: u64,
     /// End of the bytes that are in the file.
     written: u64,
-    /// Offset of the last message that is in the file, at least in part.
+    /// Offset of the last message in the file. The end of that message may still be in `tail`.
     written_last: Offset,
     /// Bytes that are not in the file.
     tail: VecDeque<TailPiece>,
@@ -91,7 +91,7 @@ pub(crate) enum SeekResult {
 }
 
 impl MessageSequence {
-    /// Returns a log without messages. It ends at the end of every snapshot.
+    /// Returns a log without messages. Its last offset is [`Offset::SNAPSHOT_END`].
     pub(crate) fn empty_log() -> Self {
         let last = Offset::SNAPSHOT_END;
         MessageSequence { last, end_last: last, ..MessageSequence::default() }
@@ -146,8 +146,8 @@ impl MessageSequence {
         self.written
     }
 
-    /// Moves the start of the file to `base`, which is the end of a chunk that is in the file. The
-    /// messages before it are in another file now.
+    /// Moves the start of the file to `base`, which must be the end of a written chunk. The
+    /// messages before it are in the merged file now.
     pub(crate) fn rebase(&mut self, base: u64) {
         debug_assert!(self.base <= base && base <= self.written.min(self.len));
         self.chunks.drain(..self.chunks.partition_point(|chunk| chunk.end <= base));
@@ -212,7 +212,7 @@ impl MessageSequence {
         self.chunks.truncate(visible);
     }
 
-    /// Appends messages of a snapshot, which are visible at once. `in_file` if the caller has
+    /// Appends messages of a snapshot, which are visible at once. If `in_file`, the caller has
     /// written them to the file.
     pub(crate) fn append_rows(&mut self, bytes: Bytes, in_file: bool, chunk_bytes: u64) {
         let start = self.end;
@@ -260,7 +260,7 @@ impl MessageSequence {
         }
         if self.written == 0 || self.written_last <= offset {
             let after = self.tail.partition_point(|piece| piece.last <= offset);
-            // Former versions may have logged a transaction without messages as the last one.
+            // In logs of former versions the last transaction may have no messages.
             let Some(piece) = self.tail.get(after) else { return SeekResult::At(self.len) };
             let start = piece.end - piece.bytes.len() as u64;
             return SeekResult::At(start + skip(&piece.bytes, offset) as u64);
@@ -296,8 +296,8 @@ impl MessageSequence {
         self.end - self.written
     }
 
-    /// Returns the end in `bytes`, which start at `start`, of the message that closes the open
-    /// chunk.
+    /// Returns the index in `bytes` after the message that closes the open chunk. Returns `None` if
+    /// the chunk stays open. `start` is the position of the first byte.
     fn chunk_end(&self, start: u64, bytes: &[u8], chunk_bytes: u64) -> Option<usize> {
         let reached = (self.chunk_start() + chunk_bytes.max(1)).saturating_sub(start + 1);
         let reached = usize::try_from(reached).ok().filter(|at| *at < bytes.len())?;

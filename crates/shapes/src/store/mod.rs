@@ -1,20 +1,28 @@
 //! Store: the durable logs of all shapes, in one directory on disk.
 //!
 //! The files of the directory:
-//! - `catalog`: every table and shape, as of the start of a WAL segment.
-//! - `wal/`: the write-ahead log (WAL) from that segment on. A record is acknowledged once it is
-//!   synced here.
-//! - `shapes/`: for each shape a snapshot and a log, in the bytes that clients receive. They are
-//!   written later, by a checkpoint or when memory is short. The old part of a long log is merged
-//!   into a file of its own.
-//! - `head`: how far the WAL is durable, for processes that read while another one writes.
+//! - `catalog`: every table and shape, as of the start of a WAL segment. `catalog.new` is the next
+//!   one, until it is renamed.
+//! - `wal/`: the write-ahead log (WAL) from that segment on, one file for each segment. The name is
+//!   the segment's number in 16 hexadecimal digits. A record is acknowledged after it is synced
+//!   here.
+//! - `shapes/`: for each shape a snapshot and a log, in the bytes that clients receive. `ID` is the
+//!   shape's id in 16 hexadecimal digits.
+//!   - `ID.snapshot`: the rows. The creation of the shape writes a large snapshot, and syncs it
+//!     before the snapshot is complete. A small one is in the WAL first.
+//!   - `ID.log`: the log. A checkpoint writes it, or the writer when memory is short.
+//!   - `ID.BASE.past` and `ID.BASE.log`: instead of `ID.log` after a compaction. The old part of
+//!     the log is merged into the first file. The second one starts at position `BASE` of the log,
+//!     in hexadecimal digits.
+//! - `head`: the durable position of the WAL, for processes that read while another one writes.
 //! - `lock`: locked by the process that writes.
 //!
-//! Invariant: an acknowledged record survives a crash. Bytes that were served to a client are never
-//! different later.
+//! Invariant: an acknowledged record survives a crash. Once a shape's snapshot is complete, its
+//! visible bytes survive, too, and never change. The exception is compaction, which merges updates
+//! of the same row.
 //! Enforced by: a record is neither visible nor acknowledged before it is synced. The catalog
-//! states how many bytes of each shape file are valid. Bytes after them were never visible, and are
-//! written again from the WAL.
+//! states how many bytes of each shape file are valid. Recovery ignores the bytes after them, and
+//! restores those of committed transactions from the WAL.
 //!
 //! # Versions
 //! A directory that this version can't read is refused ([`OpenError::Format`],

@@ -40,6 +40,7 @@ pub(crate) struct TransactionPart {
 /// The messages of a [`TransactionPart`] that belong to one shape.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct ShapeTouch {
+    /// Id of the shape.
     pub(crate) shape: u64,
     pub(crate) ranges: Vec<MessageRange>,
 }
@@ -51,15 +52,15 @@ pub(crate) struct MessageRange {
     pub(crate) from: u32,
     /// Index after the last byte.
     pub(crate) to: u32,
-    /// Number of the last change within its transaction.
+    /// Offset of the last message, without its LSN: the number of the change in its transaction.
     pub(crate) last_op: u64,
 }
 
 /// The commit of a transaction.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct CommitRecord {
-    /// LSN after the transaction. 0 if the transaction was logged before, and only a late shape
-    /// gets its changes with this record.
+    /// LSN after the transaction. 0 for a late commit: the transaction itself was logged before.
+    /// Its changes for one shape were held until the visibility of the shape's snapshot was known.
     pub(crate) end: u64,
     /// Ids of the shapes that earlier parts changed and this part doesn't.
     pub(crate) earlier: Vec<u64>,
@@ -72,8 +73,8 @@ pub(crate) struct CommitRecord {
 pub(crate) enum Note {
     /// No change for any shape up to this LSN.
     Advance { lsn: u64 },
-    /// A table that later records refer to by `id`. Its catalog state is the new baseline of all
-    /// shapes of its oid.
+    /// A table. Later records refer to it by `id`, which is its fingerprint. Its catalog state is
+    /// the new baseline of all shapes of its oid.
     Table { id: u64, table: Box<TableSchema> },
     /// A shape is created. Its snapshot is not complete yet.
     Create { id: u64, handle: String, table: u64, choice: ShapeOptions },
@@ -129,7 +130,7 @@ pub(crate) struct CatalogHeader {
     pub(crate) seen: u64,
     /// Id of the next shape.
     pub(crate) next_id: u64,
-    /// Time in the last handle. Each handle has a later one.
+    /// Time in the last handle, in microseconds. The next handle gets a later time.
     pub(crate) last_handle: u64,
     /// First WAL segment that the catalog doesn't cover.
     pub(crate) segment: u64,
@@ -143,7 +144,7 @@ pub(crate) struct CatalogHeader {
 pub(crate) struct CatalogShape {
     pub(crate) id: u64,
     pub(crate) handle: String,
-    /// Fingerprint of its table, as in [`Note::Table`].
+    /// Fingerprint of its table: the `id` of a [`Note::Table`].
     pub(crate) table: u64,
     pub(crate) choice: ShapeOptions,
     /// `None` if the snapshot was not complete.
@@ -158,12 +159,14 @@ pub(crate) struct CatalogLog {
     pub(crate) len: u64,
     /// LSN and operation of the last visible offset.
     pub(crate) last: (u64, u64),
-    /// Each closed chunk: its end in bytes, and the LSN and operation of its last offset.
+    /// Each closed chunk from `base` on: its end in bytes of the log, and the LSN and operation of
+    /// its last offset.
     pub(crate) chunks: Vec<(u64, u64, u64)>,
     /// Start of the log file, in bytes of the log. Messages before it are merged.
     #[serde(default)]
     pub(crate) base: u64,
-    /// Closed chunks of the merged part.
+    /// Closed chunks of the merged part, as in `chunks`. Their ends are positions in the merged
+    /// file.
     #[serde(default)]
     pub(crate) past: Vec<(u64, u64, u64)>,
 }

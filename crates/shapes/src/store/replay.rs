@@ -43,7 +43,8 @@ pub(crate) fn refresh(inner: &Arc<StoreInner>) -> Result<(), OpenError> {
     let StoreMode::Reading(replayed) = &mut *mode else { return Ok(()) };
     match WriterHead::read(&*inner.disk) {
         Some(head) => advance(inner, replayed, Some(head)),
-        // No process has written since the machine started. The catalog alone is safe to read.
+        // No process has written since the machine started, or the head is being written. Which
+        // records are durable is unknown, so only the catalog is read.
         None if replayed.is_none() => load_catalog(inner, replayed),
         None => Ok(()),
     }
@@ -57,8 +58,8 @@ pub(crate) fn advance(
     head: Option<WriterHead>,
 ) -> Result<(), OpenError> {
     let (disk, mut spill_limit) = (&*inner.disk, inner.config.unwritten_bytes);
-    // Without a head, the caller is about to write. The last writer may have been killed after a
-    // new catalog and before its head.
+    // Without a head, the caller is about to write. The last writer may have been killed after it
+    // wrote a new catalog and before it wrote the head.
     if replayed.is_none_or(|replayed| head.is_none_or(|head| head.catalog > replayed.catalog)) {
         load_catalog(inner, replayed)?;
     }
@@ -100,7 +101,8 @@ pub(crate) fn advance(
     Ok(())
 }
 
-/// Reads the catalog, and continues from its segment if that is ahead of `replayed`.
+/// Reads the catalog. If its segment is ahead of `replayed`, loads it and continues from there.
+/// Otherwise only releases the messages that the catalog covers from memory.
 fn load_catalog(inner: &StoreInner, replayed: &mut Option<ReplayPosition>) -> Result<(), OpenError> {
     let Some(catalog) = StoreCatalog::read(&*inner.disk)? else {
         return check_without_catalog(inner);
@@ -126,7 +128,7 @@ fn check_without_catalog(inner: &StoreInner) -> Result<(), OpenError> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         segments => drop(segments?),
     }
-    // Read again: a writer may have created the store meanwhile.
+    // Reads the catalog again: a writer may have created the store since the first read.
     if wal::has_records(disk, 0)? && StoreCatalog::read(disk)?.is_none() {
         return Err(OpenError::Damaged { file: catalog::FILE_NAME });
     }

@@ -86,7 +86,7 @@ impl ShapeFiles {
         self.unwritten.load(Ordering::Relaxed)
     }
 
-    /// Replaces the number of unwritten bytes of one shape by another one.
+    /// Updates the sum after the unwritten bytes of one shape changed from `before` to `after`.
     pub(crate) fn update_unwritten(&self, before: u64, after: u64) {
         self.unwritten.fetch_add(after.wrapping_sub(before), Ordering::Relaxed);
     }
@@ -177,9 +177,11 @@ pub(crate) fn read_range(file: &dyn DiskFile, from: u64, to: u64) -> io::Result<
 /// Returns the start of the first message after `offset`, by binary search: a log is sorted by
 /// offset.
 ///
-/// `from` must be the start of a message. `to` is the end of one, or lies within its last bytes.
+/// `from` must be the start of a message. `to` must be the end of a message, or lie within the last
+/// bytes of one.
 pub(crate) fn seek(file: &dyn DiskFile, mut from: u64, to: u64, offset: Offset) -> io::Result<u64> {
-    // Invariant: messages before `from` are at or before `offset`; those from `after` on are not.
+    // Invariant: messages that start before `from` are at or before `offset`. Messages that start
+    // at or after `after` are not.
     let mut after = to;
     while from < after {
         let middle = from + (after - from) / 2;

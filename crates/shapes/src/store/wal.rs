@@ -5,13 +5,14 @@
 //! next segment is created only after the last one was synced. No process appends to a segment
 //! that another process created.
 //!
-//! Only the torn end of the last segment is truncated. A record that is not whole means:
-//! - before the durable position of the [head](super::writer_head), or in a segment with a
+//! Only the torn end of the last segment is truncated. The meaning of a record that is not whole
+//! depends on its position:
+//! - Before the durable position of the [head](super::writer_head), or in a segment with a
 //!   successor: the WAL is damaged, and refused.
-//! - after it: the record was never acknowledged, and the WAL ends there. Whole records may follow,
-//!   because a disk may write the pages of one append in any order. After a power failure the head
-//!   may be old or missing. Then damage to the last segment can't be distinguished from such an
-//!   append.
+//! - After the durable position, in the last segment: the record was never acknowledged, and the
+//!   WAL ends there. Whole records may follow, because a disk may write the pages of one append in
+//!   any order. After a power failure the head may be old or missing. Then damage to the last
+//!   segment can't be distinguished from such an append.
 
 #[cfg(test)]
 mod tests;
@@ -78,7 +79,7 @@ impl WalWriter {
         };
         let file = disk.create(&path)?;
         if let Err(error) = begin(&*file) {
-            // While the disk is full, this call is repeated; the file must not stay.
+            // The caller may retry later. Until then, no segment without magic bytes may stay.
             let _removed = disk.remove(&path);
             return Err(error);
         }
@@ -198,7 +199,7 @@ impl WalRecords {
         self.at
     }
 
-    /// Returns whether no byte is left.
+    /// Returns whether the last returned record ends at the end of the bytes to read.
     pub(crate) fn is_at_end(&self) -> bool {
         self.at >= self.end
     }
@@ -220,8 +221,8 @@ pub(crate) fn truncate_after(disk: &dyn Disk, end: WalPosition) -> io::Result<()
 /// Writes all whole records from `from` on again, and syncs them. Returns the end of the WAL.
 ///
 /// After a failed sync, records can be read that are not on the disk, and a second sync wouldn't
-/// write them. If `from` is `None`, the machine was restarted since, and all readable bytes are on
-/// the disk.
+/// write them. If `from` is `None`, there is no head: the machine was restarted since the last
+/// write. Then all readable bytes are on the disk, and nothing is written.
 ///
 /// Writes nothing if the WAL is damaged, or has a record that this version can't decode.
 pub(crate) fn rewrite_unsynced(
@@ -244,8 +245,8 @@ pub(crate) fn rewrite_unsynced(
     Ok(segments_read.last().map(|(start, records)| WalPosition { segment: start.segment, at: records.at() }))
 }
 
-/// Fails if the WAL has a record from `from` on that this version can't decode. Recovery handles
-/// all other errors: the WAL may not exist yet, or another process is writing to it.
+/// Fails if the WAL has a record from `from` on that this version can't decode. Ignores all other
+/// errors, which recovery handles: the WAL may not exist yet, or another process is writing to it.
 pub(crate) fn check_readable(disk: &dyn Disk, from: WalPosition) -> Result<(), OpenError> {
     match read_through(disk, from) {
         Err(error @ OpenError::Unreadable { .. }) => Err(error),

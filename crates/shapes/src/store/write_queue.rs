@@ -1,7 +1,9 @@
 //! Queue of records for the writer thread.
 //!
-//! Bound: the follower calls [`wait_for_room`](WriteQueue::wait_for_room) between batches.
-//! Creations and deletions of shapes add records without waiting; these are small.
+//! Bound: `queued_bytes`, plus one batch of the replication stream. The consumer of the stream
+//! waits for [`Shapes::room`](crate::Shapes::room) after each batch. Creations and deletions of
+//! shapes add records without waiting. The largest ones have a small snapshot
+//! (`small_snapshot_bytes`), or the changes that were held for a shape (`held_bytes`).
 //! Lock order: the queue's mutex is taken last.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
@@ -11,8 +13,8 @@ use tokio::sync::{Notify, oneshot};
 
 use super::record::Record;
 
-/// A batch with more bytes than this is taken at once: the follower may be waiting for room with
-/// more changes.
+/// A batch with more bytes than this is taken at once, because the consumer of the stream may be
+/// waiting for room.
 const URGENT_BYTES: usize = 1 << 20;
 
 /// A record for the writer thread.
@@ -30,9 +32,9 @@ pub(crate) struct WriteJob {
 #[derive(Debug, Default)]
 pub(crate) struct WriteQueue {
     state: Mutex<QueueState>,
-    /// Notified when jobs are added, or the state of the queue changes.
+    /// Notified when a first or an urgent job is added, and when the queue is closed.
     changed: Condvar,
-    /// Notified when a batch is taken.
+    /// Notified when a batch is taken, and when the queue is closed.
     drained: Notify,
 }
 
@@ -174,7 +176,7 @@ impl WriteQueue {
 }
 
 impl WriteJob {
-    /// Returns whether clients wait for the record: changes are sent as soon as they are committed.
+    /// Returns whether the record has changes of a transaction, for which clients wait.
     fn is_urgent(&self) -> bool {
         matches!(self.record, Record::Part(_) | Record::Commit(..))
     }

@@ -47,9 +47,9 @@ impl Default for StoreMode {
 /// Interval between attempts to write to a full disk.
 const DISK_FULL_RETRY: Duration = if cfg!(test) { Duration::from_millis(2) } else { Duration::from_secs(1) };
 
-/// How long the creation of a shape waits for other creations, so that one sync serves all of them.
+/// Maximum time that a batch waits for more shape creations, so that one sync serves all of them.
 /// The sync takes most of the time of a creation. Applies only if the last batch had several
-/// waiters. Changes never wait.
+/// waiters. A batch with changes of a transaction never waits.
 const BATCH_WINDOW: Duration = if cfg!(test) { Duration::ZERO } else { Duration::from_millis(5) };
 
 /// Locks the directory, recovers the WAL, and starts the writer thread. Does nothing if this
@@ -93,8 +93,9 @@ pub(crate) fn begin(inner: &Arc<StoreInner>) -> Result<(), OpenError> {
     let has_records =
         replayed.is_some_and(|replayed| replayed.position > WalPosition::start(replayed.catalog));
     let replayed = replayed.get_or_insert(ReplayPosition { position: wal.position(), catalog: segment });
-    // The catalog has the format. A version that raises the format writes a whole checkpoint here,
-    // even if there is a catalog, before a record of a new kind can be in the WAL.
+    // The catalog states the format of the directory. A version that raises the format must write
+    // a whole checkpoint here, even if there is a catalog. Otherwise the WAL could get a record of
+    // a new kind under the old format.
     if is_new {
         StoreCheckpoint::capture(inner, segment).write_catalog(inner)?;
     }
@@ -127,7 +128,8 @@ pub(crate) fn begin(inner: &Arc<StoreInner>) -> Result<(), OpenError> {
     Ok(())
 }
 
-/// Stops the writer thread after it has written all queued records, and unlocks the directory.
+/// Stops the writer thread after it has written all queued records, and unlocks the directory. On a
+/// full disk the queued records are dropped.
 pub(crate) fn end(inner: &Arc<StoreInner>) {
     let mut mode = lock(&inner.mode);
     {
@@ -193,7 +195,7 @@ impl StoreWriter {
         let parts = frames.iter().flat_map(|(from, to, text)| [&frame_bytes[*from..*to], &text[..]]);
         let parts: Vec<_> = parts.filter(|part| !part.is_empty()).map(IoSlice::new).collect();
         if !retry_while_full(&self.inner, &self.queue, || self.wal.append(&parts))? {
-            // The batch was not acknowledged, so it is sent again.
+            // The batch was not acknowledged, so Postgres sends its changes again.
             return Ok(false);
         }
         self.wal.sync()?;
@@ -239,8 +241,8 @@ impl StoreWriter {
         head.write(&*self.head_file).or_else(ignore_full)
     }
 
-    /// Continues in a new segment and starts a checkpoint, unless one runs or a transaction is
-    /// open.
+    /// Continues in a new segment and starts a checkpoint. Does nothing if a checkpoint runs, a
+    /// transaction is open, or the disk is full.
     fn begin_checkpoint(&mut self) -> io::Result<()> {
         // All parts of a transaction are in the same segment as its commit.
         if self.inner.is_inside_transaction() || self.checkpoint.is_some() {
@@ -266,13 +268,14 @@ impl StoreWriter {
         self.end_checkpoint(self.inner.config.waits_for_checkpoints)
     }
 
-    /// Collects the result of a finished checkpoint. Waits for a running one if `wait`.
+    /// Collects the result of a finished checkpoint, and deletes shapes beyond `max_bytes`. Waits
+    /// for a running checkpoint if `wait`.
     fn end_checkpoint(&mut self, wait: bool) -> io::Result<()> {
         let ended = self.checkpoint.take_if(|(_, thread)| wait || thread.is_finished());
         let Some((segment, thread)) = ended else { return Ok(()) };
         match thread.join() {
             Ok(Ok(())) => self.catalog_segment = segment,
-            // Without room the WAL grows; the next checkpoint may have room.
+            // On a full disk the WAL keeps its segments until a later checkpoint succeeds.
             Ok(Err(error)) => ignore_full(error)?,
             Err(_) => return Err(io::Error::other("a checkpoint panicked")),
         }
@@ -296,7 +299,8 @@ impl Drop for StoreWriter {
     }
 }
 
-/// Repeats `attempt` while the disk is full. Returns `false` if the queue is closed before that.
+/// Repeats `attempt` while the disk is full. Returns `false` if the queue is closed before an
+/// attempt succeeds.
 fn retry_while_full(
     inner: &StoreInner,
     queue: &WriteQueue,

@@ -1,10 +1,11 @@
 //! Head file: the durable position of the WAL, for processes that read while another one writes.
 //!
-//! Invariant: all records before the position are durable, and no record after it is visible.
+//! Invariant: all records before the position are durable. No record after it is visible to other
+//! processes.
 //! Enforced by: the writer writes the head after it synced the WAL and before it applies the
-//! records.
-//! The head file is not synced. After a power failure it may be old or missing. Then readers
-//! apply no records until a process writes again.
+//! records. If the disk is full, the head stays old, and other processes see the records later.
+//! The head file is not synced. After a power failure it may be old or missing. Until a process
+//! writes again, readers then stop at the old position, or read only the catalog.
 
 use std::io;
 use std::sync::Arc;
@@ -45,7 +46,7 @@ impl WriterHead {
         file.write_all_at(&bytes, 0)
     }
 
-    /// Returns `None` if the file is missing or is being written.
+    /// Reads the head. Returns `None` if the file is missing, damaged, or being written.
     pub(crate) fn read(disk: &dyn Disk) -> Option<Self> {
         let bytes =
             super::shape_files::read_range(&*disk.open(FILE_NAME).ok()?, 0, FILE_BYTES as u64).ok()?;

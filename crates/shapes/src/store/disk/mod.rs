@@ -1,9 +1,9 @@
 //! Disk interface: all file operations of the store.
 //!
-//! Invariant: no other module of the store opens, names or removes a file. So a test with a
-//! `SimulatedDisk` observes every write, and can lose each one that was not synced.
-//! Enforced by: paths are relative to the storage directory, and paths that lead out of it are
-//! refused.
+//! Invariant: the store accesses files only through a [`Disk`]. So a `SimulatedDisk` observes every
+//! write, and can lose each one that was not synced.
+//! Enforced by: outside of tests, only `real.rs` uses `std::fs`.
+//! Paths are relative to the storage directory. Paths that lead out of it are refused.
 //! Out of scope: retries, and the meaning of the bytes.
 
 mod real;

@@ -119,7 +119,8 @@ impl Disk for RealDisk {
         Ok(rustix::fs::syncfs(&self.root)?)
     }
 
-    /// Other systems have no call for one filesystem, and `sync` for all of them need not wait.
+    /// Other systems have no call that syncs one filesystem. POSIX allows `sync`, which syncs all
+    /// of them, to return before the bytes are durable.
     #[cfg(not(target_os = "linux"))]
     fn sync_everything(&self) -> io::Result<()> {
         sync_tree(&self.writable("")?)
@@ -203,7 +204,8 @@ impl DiskFile for RealFile {
     }
 }
 
-/// Returns the number of parts that were written completely, and the bytes of the next part.
+/// Returns the number of parts that were written completely, and the number of bytes that were
+/// written of the next part.
 #[cfg(target_os = "linux")]
 fn progress(parts: &[IoSlice<'_>], written: usize) -> (usize, usize) {
     let mut left = written;

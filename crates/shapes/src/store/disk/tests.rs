@@ -20,7 +20,8 @@ impl TemporaryFolder {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let path = env::temp_dir().join(format!("forebay-disk-{}-{number}", process::id()));
-        let _ = fs::remove_dir_all(&path); // of a killed process that had our number
+        // Left by a killed process with the same process id.
+        let _ = fs::remove_dir_all(&path);
         fs::create_dir(&path).unwrap();
         TemporaryFolder(path)
     }

@@ -1,4 +1,4 @@
-//! Seeking in a file, compared with a scan of all messages.
+//! The cache of open files, and seeking in a file, compared with a scan of all messages.
 
 use proptest::prelude::*;
 

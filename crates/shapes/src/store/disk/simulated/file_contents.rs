@@ -55,16 +55,16 @@ impl FileContents {
         }
     }
 
-    /// Simulates a failed sync. The bytes can be read as before. Those that are not on the disk now
-    /// never will be, because the kernel marks them as clean.
+    /// Simulates a failed sync. The bytes can be read as before. Bytes that did not reach the disk
+    /// are never written again, because the kernel marks their pages as clean.
     pub(super) fn fail_sync(&mut self, rng: &mut SimulatedRng) {
         self.durable = self.after_crash(rng);
         self.unsynced.clear();
     }
 
     /// Returns the bytes after a power failure. Each sector of an unsynced write survives or not.
-    /// The length is an earlier one, or lies between two of them. Lost sectors at the end are
-    /// zeros.
+    /// An unsynced append extends the file completely, in part, or not at all. Its lost sectors are
+    /// zeros. An unsynced change of the length survives or not.
     pub(super) fn after_crash(&self, rng: &mut SimulatedRng) -> Vec<u8> {
         let odds = rng.odds();
         let (mut left, mut len) = (self.durable.clone(), self.durable.len());

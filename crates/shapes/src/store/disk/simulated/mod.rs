@@ -1,8 +1,8 @@
 //! Simulated disk: a disk in memory that fails on request, and loses what a real disk may lose.
 //!
 //! Invariant: a crash keeps everything that was synced, and leaves nothing that was never written.
-//! Within these limits it loses more than any real disk. The result depends only on the seeds and
-//! the calls.
+//! Unsynced changes survive in any combination that a real disk allows. The result depends only on
+//! the seeds and the calls.
 //! Enforced by: `file_contents.rs` for bytes and `directory_tree.rs` for names. Both keep durable
 //! and unsynced changes apart.
 //! Out of scope: bytes of other files in sectors that were never written, bit rot, and disks that
@@ -60,7 +60,7 @@ struct DiskState {
     rng: SimulatedRng,
     /// Number of modifying or syncing calls.
     ops: u64,
-    /// Number of modifying calls until the crash, the crashing call included.
+    /// Number of modifying or syncing calls until the crash, the crashing call included.
     crash_in: Option<u64>,
     crashed: bool,
     /// Bytes by which all files together may grow; `None` if unlimited.
@@ -119,8 +119,8 @@ impl SimulatedDisk {
         SimulatedDisk::with_state(DiskState::new(state.tree.clone(), state.files.clone(), state.rng.clone()))
     }
 
-    /// Limits the growth of all files to `bytes_left`. Then writes fail with ENOSPC, after the
-    /// bytes that fit. Removing or truncating files frees space.
+    /// Limits the growth of all files together to `bytes_left`. A write beyond it writes the bytes
+    /// that fit, and fails with ENOSPC. Removing or truncating files frees space.
     pub(crate) fn fill(&self, bytes_left: u64) {
         self.state().room_bytes = Some(bytes_left);
     }
@@ -150,8 +150,8 @@ impl SimulatedDisk {
         if state.crashed { Err(crash()) } else { Ok(state) }
     }
 
-    /// Runs a modifying call. If `effect` finds the state crashed, it is the crashing call, and may
-    /// stop halfway.
+    /// Runs a modifying or syncing call. In the crashing call, `crashed` is set before `effect`
+    /// runs, and `effect` may stop halfway.
     fn mutate<T>(&self, effect: impl FnOnce(&mut DiskState) -> io::Result<T>) -> io::Result<T> {
         if self.read_only {
             return Err(read_only_error());

@@ -24,9 +24,9 @@ fn get(disk: &dyn Disk, path: &str) -> Option<String> {
     Some(String::from_utf8(bytes).unwrap())
 }
 
-/// Returns the results of `look` after crashes with many seeds.
-fn outcomes<T: Ord>(disk: &SimulatedDisk, look: impl Fn(&SimulatedDisk) -> T) -> BTreeSet<T> {
-    (0..SEEDS).map(|seed| look(&disk.after_crash(seed))).collect()
+/// Returns the results of `observe` after crashes with many seeds.
+fn outcomes<T: Ord>(disk: &SimulatedDisk, observe: impl Fn(&SimulatedDisk) -> T) -> BTreeSet<T> {
+    (0..SEEDS).map(|seed| observe(&disk.after_crash(seed))).collect()
 }
 
 fn text(text: &str) -> Option<String> {
@@ -38,12 +38,12 @@ fn a_file_survives_once_its_bytes_its_directory_and_the_parent_are_synced() {
     let disk = SimulatedDisk::new(1);
     disk.make_dir("wal").unwrap();
     put(&disk, "wal/1", b"one");
-    let look = |disk: &SimulatedDisk| get(disk, "wal/1");
-    assert_eq!(outcomes(&disk, look), [None, text("one")].into());
+    let observe = |disk: &SimulatedDisk| get(disk, "wal/1");
+    assert_eq!(outcomes(&disk, observe), [None, text("one")].into());
     disk.sync_dir("wal").unwrap();
-    assert_eq!(outcomes(&disk, look), [None, text("one")].into());
+    assert_eq!(outcomes(&disk, observe), [None, text("one")].into());
     disk.sync_dir("").unwrap();
-    assert_eq!(outcomes(&disk, look), [text("one")].into());
+    assert_eq!(outcomes(&disk, observe), [text("one")].into());
 }
 
 #[test]
@@ -54,8 +54,8 @@ fn one_sync_of_everything_makes_all_bytes_and_names_durable() {
     disk.create("catalog").unwrap().write_all_at(b"two", 0).unwrap();
     disk.remove("catalog").unwrap();
     disk.sync_everything().unwrap();
-    let look = |disk: &SimulatedDisk| (get(disk, "wal/1"), get(disk, "catalog"));
-    assert_eq!(outcomes(&disk, look), [(text("one"), None)].into());
+    let observe = |disk: &SimulatedDisk| (get(disk, "wal/1"), get(disk, "catalog"));
+    assert_eq!(outcomes(&disk, observe), [(text("one"), None)].into());
 }
 
 #[test]
@@ -74,10 +74,10 @@ fn an_unsynced_rename_leaves_the_old_name_or_the_new_one() {
     put(&disk, "catalog.new", b"new");
     disk.sync_dir("").unwrap();
     disk.rename("catalog.new", "catalog").unwrap();
-    let look = |disk: &SimulatedDisk| (get(disk, "catalog"), get(disk, "catalog.new"));
-    assert_eq!(outcomes(&disk, look), [(text("old"), text("new")), (text("new"), None)].into());
+    let observe = |disk: &SimulatedDisk| (get(disk, "catalog"), get(disk, "catalog.new"));
+    assert_eq!(outcomes(&disk, observe), [(text("old"), text("new")), (text("new"), None)].into());
     disk.sync_dir("").unwrap();
-    assert_eq!(outcomes(&disk, look), [(text("new"), None)].into());
+    assert_eq!(outcomes(&disk, observe), [(text("new"), None)].into());
 }
 
 #[test]
@@ -89,10 +89,10 @@ fn a_rename_between_directories_is_durable_once_either_is_synced() {
         put(&disk, "from/file", b"x");
         disk.sync_everything().unwrap();
         disk.rename("from/file", "to/file").unwrap();
-        let look = |disk: &SimulatedDisk| (get(disk, "from/file"), get(disk, "to/file"));
-        assert_eq!(outcomes(&disk, look), [(text("x"), None), (None, text("x"))].into());
+        let observe = |disk: &SimulatedDisk| (get(disk, "from/file"), get(disk, "to/file"));
+        assert_eq!(outcomes(&disk, observe), [(text("x"), None), (None, text("x"))].into());
         disk.sync_dir(synced).unwrap();
-        assert_eq!(outcomes(&disk, look), [(None, text("x"))].into(), "{synced}");
+        assert_eq!(outcomes(&disk, observe), [(None, text("x"))].into(), "{synced}");
     }
 }
 
@@ -117,9 +117,9 @@ fn changes_of_one_name_survive_in_order_and_changes_of_two_names_in_any_order() 
     disk.remove("a").unwrap();
     put(&disk, "a", b"2");
     put(&disk, "b", b"3");
-    let look = |disk: &SimulatedDisk| (get(disk, "a"), get(disk, "b"));
+    let observe = |disk: &SimulatedDisk| (get(disk, "a"), get(disk, "b"));
     let expected = [None, text("1"), text("2")].into_iter().flat_map(|a| [(a.clone(), None), (a, text("3"))]);
-    assert_eq!(outcomes(&disk, look), expected.collect());
+    assert_eq!(outcomes(&disk, observe), expected.collect());
 }
 
 #[test]
@@ -129,10 +129,10 @@ fn an_unsynced_removal_may_be_undone_and_a_synced_one_never() {
     put(&disk, "shape/log", b"x");
     disk.sync_everything().unwrap();
     disk.remove("shape/log").unwrap();
-    let look = |disk: &SimulatedDisk| get(disk, "shape/log");
-    assert_eq!(outcomes(&disk, look), [None, text("x")].into());
+    let observe = |disk: &SimulatedDisk| get(disk, "shape/log");
+    assert_eq!(outcomes(&disk, observe), [None, text("x")].into());
     disk.sync_dir("shape").unwrap();
-    assert_eq!(outcomes(&disk, look), [None].into());
+    assert_eq!(outcomes(&disk, observe), [None].into());
 }
 
 #[test]
