@@ -131,7 +131,7 @@ impl ShapeFactory {
             selected: &definition.selected(),
             clause: definition.choice.clause.as_deref(),
             analyses: false,
-            // A shape of changes only needs the snapshot's visibility and the validation of its
+            // A changes-only shape needs the snapshot's visibility and the validation of its
             // clause, but no rows.
             is_empty: definition.choice.log == LogMode::ChangesOnly,
             page: None,
