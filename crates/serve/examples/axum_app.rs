@@ -1,8 +1,8 @@
 //! An axum app with a route of its own that also serves live tables of its database:
 //! `cargo run -p forebay-serve --example axum_app`.
 //!
-//! Without `DATABASE_URL` it starts a throwaway Postgres. `tests/readme.rs` checks that the README's
-//! code is part of this file.
+//! Without `DATABASE_URL` it starts a throwaway Postgres. `tests/readme.rs` checks that the
+//! README's code is part of this file.
 
 #![allow(clippy::print_stdout, reason = "an example prints its result")]
 

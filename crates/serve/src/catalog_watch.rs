@@ -114,7 +114,8 @@ impl CatalogWatch {
         }
     }
 
-    /// Returns the number of changes of the publication that have ended. `None`: one is in progress.
+    /// Returns the number of changes of the publication that have ended. `None`: one is in
+    /// progress.
     fn settled(&self) -> Option<u64> {
         let changed = self.changed.load(Ordering::Acquire);
         (self.changing.load(Ordering::Acquire) == 0).then_some(changed)

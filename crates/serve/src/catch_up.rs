@@ -3,9 +3,9 @@
 //! Invariant: every message after the client's offset is sent once, in order. At each up-to-date
 //! the client has rows that the table had between two commits.
 //! Enforced by: up-to-date follows only the end of a transaction, and none is sent within the
-//! merged part of the log. That part has only the last of several updates of a row. Before its end, the
-//! client may have rows that the table never had at the same time. If merging has passed the goal,
-//! a later goal is set.
+//! merged part of the log. That part has only the last of several updates of a row. Before its end,
+//! the client may have rows that the table never had at the same time. If merging has passed the
+//! goal, a later goal is set.
 //! Progress: a slow client gets an up-to-date about every [`UP_TO_DATE_INTERVAL`], where the log
 //! allows one. So a client whose stream is cut has still made progress.
 

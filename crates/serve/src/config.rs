@@ -23,15 +23,16 @@ pub struct Config {
     pub sse_keep_alive: Duration,
     /// Duration after which an event stream ends with its next up-to-date. Default: 60 s.
     pub sse_timeout: Duration,
-    /// How long a cache may serve a non-live response without revalidation, in seconds. Default: 60.
+    /// How long a cache may serve a non-live response without revalidation, in seconds. Default:
+    /// 60.
     pub max_age_s: u32,
     /// How much longer a cache may serve the response while it revalidates, in seconds. Default:
     /// 300.
     pub stale_age_s: u32,
     /// Maximum time to receive the whole body of a request. Default: 2 minutes.
     pub body_timeout: Duration,
-    /// Name of the claim with the grants of a token, if [`Access::tokens`](crate::protocol::Access::tokens)
-    /// is set.
+    /// Name of the claim with the grants of a token. Needed if
+    /// [`Access::tokens`](crate::protocol::Access::tokens) is set.
     pub tokens_claim: Option<String>,
     /// Builds the response at `/`; `None`: an empty one.
     pub home: Option<fn() -> Response<Bytes>>,

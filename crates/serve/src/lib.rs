@@ -43,9 +43,9 @@
 //!
 //! - **A new shape.** The table is described and added to the publication. The factory waits until
 //!   transactions that wrote to the table earlier have ended. Then the store holds the stream's
-//!   changes for the shape, and the snapshot is taken. A small snapshot needs two round trips and no
-//!   disk. The first locks the table, takes the snapshot, reads the table's edition (the versions
-//!   of its catalog rows) and prepares the COPY. The second runs the COPY and the COMMIT.
+//!   changes for the shape, and the snapshot is taken. A small snapshot needs two round trips and
+//!   no disk. The first locks the table, takes the snapshot, reads the table's edition (the
+//!   versions of its catalog rows) and prepares the COPY. The second runs the COPY and the COMMIT.
 //! - **An event stream.** It subscribes to the shape's topic first and reads the log second, so it
 //!   misses no transaction in between. A stream that falls behind, or receives a transaction too
 //!   large for the topic, reads the log again. It delays no other stream.
@@ -66,9 +66,10 @@
 //!   log can't show deletes the table's shapes. The new state becomes the baseline.
 //! - **Partitions.** Once a shape of a partition was requested, changes come under the partition's
 //!   name (`publish_via_partition_root = false`); before, under the topmost published ancestor's.
-//!   Either way, they reach the shapes of both. The lineage of a partitioned table contains its list
-//!   of partitions, so an attach or detach replaces its shapes. COPY reads the partitions that exist
-//!   when it begins. The list is read before and after it, and a difference fails the snapshot.
+//!   Either way, they reach the shapes of both. The lineage of a partitioned table contains its
+//!   list of partitions, so an attach or detach replaces its shapes. COPY reads the partitions that
+//!   exist when it begins. The list is read before and after it, and a difference fails the
+//!   snapshot.
 //! - **Several instances** share the store. The instance that holds the manager's lock writes. The
 //!   others read the store every 50 ms, serve it, live requests included, and create no shapes.
 //! - **Each time replication starts**, the tables of all shapes are published again. Shapes whose

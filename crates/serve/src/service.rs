@@ -104,8 +104,8 @@ impl ServeService {
 }
 
 impl ServiceContext {
-    /// Parses a request's head and checks host, secret, path and method. A refusal becomes the
-    /// request's target: it passes through admission, as every response does.
+    /// Parses a request's head and checks host, secret, path and method. Refusals are
+    /// stored in [`ParsedRequest::target`], and sent by [`AdmittedService`].
     fn parse<B>(&self, request: &Request<B>) -> ParsedRequest {
         let (method, uri) = (request.method(), request.uri());
         let (path, raw) = (uri.path(), uri.query().unwrap_or_default());

@@ -60,8 +60,9 @@ const POLYMORPHIC: &str = "any,anyelement,anyarray,anynonarray,anyenum,anyrange,
     anycompatiblearray,anycompatiblenonarray,anycompatiblerange,anycompatiblemultirange";
 
 /// Selects a row for each type, operator and function: kind, name, least and greatest number of
-/// arguments, and whether it is allowed; and a row for each cast function of the database. Arrays are not among the types, because their input function is stable. An oid
-/// argument refers to an object of the catalog, so it isn't a plain type.
+/// arguments, and whether it is allowed; and a row for each cast function of the database. Arrays
+/// are not among the types, because their input function is stable. An oid argument refers to an
+/// object of the catalog, so it isn't a plain type.
 const BUILTINS_SQL: &str = "
 WITH plain AS (
     SELECT t.oid, t.typname, t.typarray FROM pg_type t JOIN pg_proc p ON p.oid = t.typinput

@@ -54,8 +54,8 @@ const FIRST_SETTINGS: &[&str] = &["lock_timeout", "search_path"];
 pub struct SnapshotQuery<'a> {
     /// The table, as described.
     pub table: &'a TableDescription,
-    /// The columns of the messages, in the table's order. Other columns are read only if they are in
-    /// the key.
+    /// The columns of the messages, in the table's order. Other columns are read only if they are
+    /// in the key.
     pub selected: &'a [usize],
     /// Condition of the rows: SQL without parameters, such as the result of `Filter::canonical`.
     /// `None`: all rows.

@@ -258,7 +258,7 @@ async fn collations_are_the_column_s_or_the_database_s() {
 }
 
 #[tokio::test]
-async fn the_fingerprint_changes_with_what_matters_and_with_nothing_else() {
+async fn the_fingerprint_changes_only_with_what_a_shape_depends_on() {
     let database = Database::new(
         15,
         "CREATE DOMAIN word AS varchar(9); CREATE TYPE mood AS ENUM ('sad');
