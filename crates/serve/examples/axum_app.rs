@@ -1,8 +1,8 @@
 //! An axum app with a route of its own that also serves live tables of its database:
 //! `cargo run -p forebay-serve --example axum_app`.
 //!
-//! Without `DATABASE_URL` it starts a throwaway Postgres. `tests/readme.rs` checks that the README
-//! shows this code.
+//! Without `DATABASE_URL` it starts a throwaway Postgres. `tests/readme.rs` checks that the
+//! README's code is part of this file.
 
 #![allow(clippy::print_stdout, reason = "an example prints its result")]
 
@@ -37,15 +37,15 @@ async fn main() -> Result<()> {
     };
     let folder = Folder::create()?;
 
-    let shapes = Shapes::open(StoreConfig::new(folder.path()))?;
-    let following = ManagerConfig::new(PostgresConnect::new(&url)?).slot("axum_app").publication("axum_app");
-    let backend = ShapeBackend::start(shapes, following, Config::default())?;
+    let store = Shapes::open(StoreConfig::new(folder.path()))?;
+    let database = ManagerConfig::new(PostgresConnect::new(&url)?).slot("axum_app").publication("axum_app");
+    let backend = ShapeBackend::start(store, database, Config::default())?;
     backend.manager().ready().await?;
 
     let admission = Admission::builder().total(10_000).build(Quota::local()); // live requests
     let access = Arc::new(RwLock::new(Access::default())); // no secret, no tokens
-    let shapes = backend.service(admission, Identify::new(), access);
-    let app = Router::new().route("/", get("an app")).route_service("/v1/shape", shapes);
+    let service = backend.service(admission, Identify::new(), access);
+    let app = Router::new().route("/", get("an app")).route_service("/v1/shape", service);
 
     let client = backend.manager().admin().await?;
     let table = "CREATE TABLE axum_app_items (id int PRIMARY KEY, name text); INSERT INTO axum_app_items VALUES (1, 'chair')";

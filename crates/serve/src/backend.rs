@@ -52,12 +52,12 @@ impl ShapeBackend {
     /// Fails if the manager's settings can't be used.
     pub fn start(
         shapes: Shapes,
-        following: ManagerConfig,
+        database: ManagerConfig,
         config: Config,
     ) -> Result<ShapeBackend, ManagerConfigError> {
-        let watch = CatalogWatch::new(following.outline().publication, config.unpublish_after);
+        let watch = CatalogWatch::new(database.outline().publication, config.unpublish_after);
         let schema_epoch = SchemaEpoch::default();
-        let manager = Manager::start(following, ShapesConsumer::new(shapes.clone(), schema_epoch.clone()))?;
+        let manager = Manager::start(database, ShapesConsumer::new(shapes.clone(), schema_epoch.clone()))?;
         let factory =
             ShapeFactory::new(shapes.clone(), manager.clone(), schema_epoch, watch, config.snapshots);
         let cache_times = CacheTimes {
@@ -103,8 +103,8 @@ impl ShapeBackend {
         ServeService::new(layer, Arc::clone(&self.handler), access, tokens)
     }
 
-    /// Returns the store. After [`Shapes::failed`] has returned, the process must end: nothing more
-    /// is written.
+    /// Returns the store. When the future of [`Shapes::failed`] completes, the process must end:
+    /// nothing more is written.
     pub fn shapes(&self) -> &Shapes {
         &self.handler.shapes
     }
@@ -138,8 +138,8 @@ impl ShapeBackend {
         self.end_writing().await;
     }
 
-    /// Does the same, and drops the slot and the publication. The store can't be continued after
-    /// that.
+    /// Shuts down as [`ShapeBackend::shutdown`] does, and drops the slot and the publication. After
+    /// that, replication can't continue from the store's position.
     pub async fn shutdown_and_drop(&self) {
         self.end_tasks();
         self.handler.manager.shutdown_and_drop().await;

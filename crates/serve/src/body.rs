@@ -23,8 +23,8 @@ use tokio::task::spawn_blocking;
 use super::buffered_bytes::{self, BufferedBytes};
 use super::shape_event_stream::ShapeEventStream;
 
-/// Largest body, in bytes, that is read at once on the calling thread. It is in memory or in the
-/// page cache.
+/// Largest body, in bytes, that is read at once on the calling thread. It is usually in memory or
+/// in the page cache.
 const MAX_INLINE_BYTES: u64 = 64 * 1024;
 
 /// Largest body, in bytes, whose pieces are copied into one. Separate writes would cost more.
@@ -72,8 +72,8 @@ pub(crate) struct MessageSource {
 }
 
 impl MessageSource {
-    fn read(&self, from: ShapePart, at: u64, until: u64) -> io::Result<Vec<Bytes>> {
-        let read = match from {
+    fn read(&self, part: ShapePart, at: u64, until: u64) -> io::Result<Vec<Bytes>> {
+        let read = match part {
             ShapePart::Snapshot(_) => self.shape.read_snapshot(at, until),
             ShapePart::Log(page) => self.shape.read_log(&page, at, until),
         };
@@ -84,7 +84,7 @@ impl MessageSource {
 /// Reads a part of a shape.
 struct PartReader {
     source: MessageSource,
-    from: ShapePart,
+    part: ShapePart,
     /// Position of the next byte.
     at: u64,
     /// Position of the end. `None`: the snapshot is still being written.
@@ -134,12 +134,12 @@ impl BodyContent {
             SnapshotChunk::Closed { from, to } => (from, Some(to)),
             SnapshotChunk::None => (0, Some(0)),
         };
-        let (from, end) = (ShapePart::Snapshot(index), Bytes::from_static(b"]"));
+        let (part, end) = (ShapePart::Snapshot(index), Bytes::from_static(b"]"));
         match to.filter(|to| to - at <= MAX_INLINE_BYTES && !gzip) {
-            Some(to) => BodyContent::read(&source, from, (at, to), end),
+            Some(to) => BodyContent::read(&source, part, (at, to), end),
             None => {
                 let encoder = gzip.then(body_encoder);
-                Ok(PartReader { source, from, at, to, end, encoder, is_over: false }.into_content())
+                Ok(PartReader { source, part, at, to, end, encoder, is_over: false }.into_content())
             }
         }
     }
@@ -155,8 +155,8 @@ impl BodyContent {
         let LogPage { from: at, to, .. } = page;
         let end = end_with(after);
         if to - at > MAX_INLINE_BYTES {
-            let (from, to, encoder) = (ShapePart::Log(page), Some(to), gzip.then(body_encoder));
-            return Ok(PartReader { source, from, at, to, end, encoder, is_over: false }.into_content());
+            let (part, to, encoder) = (ShapePart::Log(page), Some(to), gzip.then(body_encoder));
+            return Ok(PartReader { source, part, at, to, end, encoder, is_over: false }.into_content());
         }
         BodyContent::read(&source, ShapePart::Log(page), (at, to), end)
     }
@@ -171,8 +171,8 @@ impl BodyContent {
     }
 
     /// Reads all messages of a range on the calling thread.
-    fn read(source: &MessageSource, from: ShapePart, (at, to): (u64, u64), end: Bytes) -> io::Result<Self> {
-        let pieces = pieces(source, from, (at, to), end)?;
+    fn read(source: &MessageSource, part: ShapePart, (at, to): (u64, u64), end: Bytes) -> io::Result<Self> {
+        let pieces = pieces(source, part, (at, to), end)?;
         let is_short = pieces.iter().map(Bytes::len).sum::<usize>() <= MAX_JOINED_BYTES;
         Ok(if is_short { BodyContent::Whole(join(&pieces)) } else { BodyContent::Pieces(pieces) })
     }
@@ -189,11 +189,11 @@ fn end_with(after: Option<Bytes>) -> Bytes {
 /// Reads the messages of a range, as a JSON array.
 fn pieces(
     source: &MessageSource,
-    from: ShapePart,
+    part: ShapePart,
     (at, to): (u64, u64),
     end: Bytes,
 ) -> io::Result<VecDeque<Bytes>> {
-    let mut pieces: VecDeque<_> = source.read(from, at, to)?.into();
+    let mut pieces: VecDeque<_> = source.read(part, at, to)?.into();
     pieces.push_front(Bytes::from_static(b"["));
     if end.len() == 1 {
         strip_separator(&mut pieces);
@@ -237,8 +237,8 @@ impl PartReader {
         }))
     }
 
-    /// Reads the next pieces; the last ones include the end. The separator after the last message
-    /// is omitted unless a control message follows.
+    /// Reads the next pieces; the very last piece is `end`. The separator after the last message is
+    /// omitted unless a control message follows.
     async fn next(mut self) -> (Self, io::Result<Vec<Bytes>>) {
         let read = self.read().await;
         (self, read)
@@ -247,7 +247,7 @@ impl PartReader {
     async fn read(&mut self) -> io::Result<Vec<Bytes>> {
         let held_back = if self.end.len() == 1 { SEPARATOR.len() as u64 } else { 0 };
         loop {
-            let readable = match (self.to, self.from) {
+            let readable = match (self.to, self.part) {
                 (Some(to), _) => to,
                 (None, ShapePart::Log(_)) => self.at,
                 (None, ShapePart::Snapshot(index)) => {
@@ -264,10 +264,10 @@ impl PartReader {
             let until =
                 readable.saturating_sub(held_back).max(self.at).min(self.at + buffered_bytes::read_size());
             if until > self.at {
-                let (source, from, at) = (self.source.clone(), self.from, self.at);
+                let (source, part, at) = (self.source.clone(), self.part, self.at);
                 let mut encoder = self.encoder.take();
                 let read = move || {
-                    let pieces = source.read(from, at, until)?;
+                    let pieces = source.read(part, at, until)?;
                     let pieces = match &mut encoder {
                         Some(encoder) => compress(encoder, &pieces)?,
                         None => pieces,
@@ -294,8 +294,8 @@ impl PartReader {
     }
 }
 
-/// Returns an encoder that has the opening bracket. The fastest level saves four fifths of the best
-/// level's bytes in a fraction of its time.
+/// Returns an encoder that has the opening bracket. The fastest level saves four fifths of the
+/// bytes that the best level saves, in a fraction of its time.
 fn body_encoder() -> BodyEncoder {
     let mut encoder = GzEncoder::new(Vec::new(), Compression::fast());
     encoder.write_all(b"[").expect("a Vec accepts every write");

@@ -1,13 +1,13 @@
 //! Catalog watch: scans the catalog every few seconds for altered tables and publications, and
 //! removes tables that no shape needs from the publication.
 //!
-//! Invariant: shapes are replaced within 5 s after their table was rewritten, labels of its enums
-//! were renamed, or its entry in the publication was changed.
+//! Invariant: with at most [`MAX_TABLES`] tables, shapes are replaced within 5 s after their table
+//! was rewritten, labels of its enums were renamed, or its entry in the publication was changed.
 //! Enforced by: every [`SCAN_INTERVAL`], the writing instance scans the entries of all tables with
 //! shapes in one query. It scans all of them, because streams may be open on other instances. A
-//! table whose entry differs from the last one is described, and its shapes are compared. With more
-//! than [`MAX_TABLES`] tables a round takes several scans, except for shapes requested on this
-//! instance: see `ShapeFactory::recheck_table`.
+//! table whose entry differs from the last one is described, and its shapes are compared.
+//! With more tables, a round takes several scans. Tables of shapes that are requested on this
+//! instance are also compared at the request (`ShapeFactory::recheck_table`).
 //! Out of scope: alterations that the replication stream describes; see `schema_monitor.rs`.
 
 use std::collections::{HashMap, HashSet};
@@ -29,9 +29,10 @@ use super::shape_factory::{ShapeFactory, lock};
 const SCAN_INTERVAL: Duration = Duration::from_secs(2);
 /// Maximum duration of a scan and the comparisons after it.
 const SCAN_TIMEOUT: Duration = Duration::from_secs(10);
-/// Interval of checks whether a removal has ended. It waits at most 2 s for a lock.
+/// Interval at which a task checks whether a removal has ended. A removal waits at most 2 s for its
+/// lock.
 const REMOVAL_POLL: Duration = Duration::from_millis(50);
-/// Maximum number of tables in one scan. With more, scans take turns.
+/// Maximum number of tables in one periodic scan. With more, the next scan reads the next ones.
 const MAX_TABLES: usize = 500;
 /// Maximum time between two searches for tables that no shape needs.
 const MAX_UNNEEDED_INTERVAL: Duration = Duration::from_secs(60);
@@ -89,8 +90,8 @@ pub(super) struct CatalogScan {
     /// By oid: id of the newest shape of each table before the scan. Newer shapes are compared with
     /// the next scan.
     pub(super) newest_shapes: HashMap<u32, u64>,
-    /// Whether this process didn't change the publication during the scan. If it did, the entries
-    /// have the publication of the shapes' baselines instead.
+    /// Whether this process didn't change the publication during the scan. If it did, the scanned
+    /// [`CatalogState::publication`] is replaced by that of the shapes' baselines.
     pub(super) is_settled: bool,
 }
 
@@ -113,7 +114,8 @@ impl CatalogWatch {
         }
     }
 
-    /// Returns the number of changes so far. `None`: one is in progress.
+    /// Returns the number of changes of the publication that have ended. `None`: one is in
+    /// progress.
     fn settled(&self) -> Option<u64> {
         let changed = self.changed.load(Ordering::Acquire);
         (self.changing.load(Ordering::Acquire) == 0).then_some(changed)
@@ -149,7 +151,7 @@ impl ShapeFactory {
         let changing = tokio::spawn(async move {
             let _changing = PublicationChangeGuard::begin(&watch);
             // Before the change: if this failed after it, there would be no second attempt.
-            delete_partitions(&manager, &shapes).await?;
+            delete_shapes_of_partitions(&manager, &shapes).await?;
             let changed = manager.publish_partitions(&table).await;
             if let Ok(Some(versions)) = &changed {
                 shapes.update_states(|state| update_version(&mut state.publication, *versions));
@@ -252,8 +254,8 @@ impl ShapeFactory {
 
     /// Removes a table that no shape needs from the publication.
     ///
-    /// Race: a shape may be created meanwhile with the entry that is removed. Either this deletes
-    /// it, or [`ShapeFactory::write_snapshot`] fails it, depending on which comes last.
+    /// Race: a shape may be created meanwhile with the entry that is removed. Either this function
+    /// deletes the shape, or [`ShapeFactory::write_snapshot`] fails, depending on which comes last.
     async fn unpublish_one(&self, table: &TableName, entry: (u32, u32)) {
         lock(&self.watch.retired).insert(entry, RemovalState::InProgress);
         self.invalidate_table(table);
@@ -300,7 +302,7 @@ impl Drop for PublicationChangeGuard<'_> {
 }
 
 /// Deletes the shapes of tables that are partitions.
-async fn delete_partitions(manager: &Manager, shapes: &Shapes) -> Result<(), PublishError> {
+async fn delete_shapes_of_partitions(manager: &Manager, shapes: &Shapes) -> Result<(), PublishError> {
     let client = manager.admin().await?;
     for oid in shapes.table_oids() {
         match database::partition_tree(&client, oid).await {

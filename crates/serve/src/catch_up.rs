@@ -3,8 +3,9 @@
 //! Invariant: every message after the client's offset is sent once, in order. At each up-to-date
 //! the client has rows that the table had between two commits.
 //! Enforced by: up-to-date follows only the end of a transaction, and none is sent within the
-//! merged part of the log. Merging moves updates to later ones, so only the end of that part is a
-//! state of the table. A goal that has come to lie within it is replaced by a later one.
+//! merged part of the log. That part has only the last of several updates of a row. Before its end,
+//! the client may have rows that the table never had at the same time. If merging has passed the
+//! goal, a later goal is set.
 //! Progress: a slow client gets an up-to-date about every [`UP_TO_DATE_INTERVAL`], where the log
 //! allows one. So a client whose stream is cut has still made progress.
 
@@ -27,7 +28,7 @@ use super::shape_event_stream::{ShapeTopic, seen_with, up_to_date, write_event, 
 /// each.
 const UP_TO_DATE_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Reads the log after an offset, up to a goal.
+/// Reads the log after an offset, up to where the stream's subscription begins.
 pub(super) struct CatchUp {
     shape: Arc<Shape>,
     shapes: Shapes,
@@ -40,7 +41,7 @@ pub(super) struct CatchUp {
     is_open: bool,
     /// The time of the last up-to-date, or of the start.
     settled: Instant,
-    /// When the stream should end.
+    /// When the stream should end, at its next up-to-date.
     ends: Instant,
 }
 
@@ -84,7 +85,8 @@ impl CatchUpGoal {
 
 impl CatchUp {
     /// Subscribes, and prepares to read the log after an offset. From `ends` on, the next end of a
-    /// transaction is followed by an up-to-date. `None`: the shape was removed.
+    /// transaction is followed by an up-to-date. `None`: the shape was removed, or the store is
+    /// unusable.
     pub(super) fn new(shape: Arc<Shape>, shapes: Shapes, after: Offset, ends: Instant) -> Option<CatchUp> {
         let goal = CatchUpGoal::new(&shape, &shapes)?;
         let settled = Instant::now();
@@ -125,8 +127,8 @@ impl CatchUp {
         Ok(CatchUpPiece { events: events.freeze(), next: CatchUpStep::More(self, seen) })
     }
 
-    /// Reads whole messages, and returns whether they are of the merged part. `None`: the goal is
-    /// reached.
+    /// Reads whole messages. Returns them, and whether they come from the merged part of the log.
+    /// `None`: the goal is reached.
     async fn messages(&mut self) -> io::Result<Option<(Bytes, bool)>> {
         loop {
             let page = match self.page.filter(|page| page.from < page.to) {

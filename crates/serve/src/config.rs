@@ -9,25 +9,30 @@ use http::Response;
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Config {
-    /// Snapshots that run at once; must be below the size of the manager's pool. 16.
+    /// Maximum number of snapshots that run at once. At most the number of connections for them in
+    /// the manager's pool (see [`ManagerConfig::pool_size`]). Default: 16.
+    ///
+    /// [`ManagerConfig::pool_size`]: forebay_replication::ManagerConfig::pool_size
     pub snapshots: usize,
-    /// How long a table stays in the publication after its last shape; `None`: for ever. 10
-    /// minutes.
+    /// How long a table stays in the publication after its last shape; `None`: for ever.
+    /// Default: 10 minutes.
     pub unpublish_after: Option<Duration>,
-    /// How long a live request waits for a change. 20 s.
+    /// How long a live request waits for a change. Default: 20 s.
     pub long_poll: Duration,
-    /// Interval of comments on a silent event stream. 21 s.
+    /// Interval of keep-alive comments on a silent event stream. Default: 21 s.
     pub sse_keep_alive: Duration,
-    /// When an event stream ends. 60 s.
+    /// Duration after which an event stream ends with its next up-to-date. Default: 60 s.
     pub sse_timeout: Duration,
-    /// How long a cache may serve a response that isn't live without revalidation, in seconds. 60.
+    /// How long a cache may serve a non-live response without revalidation, in seconds. Default:
+    /// 60.
     pub max_age_s: u32,
-    /// How much longer a cache may serve it while it revalidates, in seconds. 300.
+    /// How much longer a cache may serve the response while it revalidates, in seconds. Default:
+    /// 300.
     pub stale_age_s: u32,
-    /// Maximum duration of the whole body of a request. 2 minutes.
+    /// Maximum time to receive the whole body of a request. Default: 2 minutes.
     pub body_timeout: Duration,
-    /// The claim with the grants of a token, if [`Access::tokens`](crate::protocol::Access::tokens)
-    /// is set.
+    /// Name of the claim with the grants of a token. Needed if
+    /// [`Access::tokens`](crate::protocol::Access::tokens) is set.
     pub tokens_claim: Option<String>,
     /// Builds the response at `/`; `None`: an empty one.
     pub home: Option<fn() -> Response<Bytes>>,

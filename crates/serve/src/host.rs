@@ -12,7 +12,7 @@ use http::Request;
 use http::header::HOST;
 use http::uri::Authority;
 
-/// Body of the refusal for other hosts.
+/// Text of the refusal for a request with another host.
 pub const OWN_NAMES: &str = "This address answers to 127.0.0.1, [::1] and localhost only";
 
 /// Returns whether a request's host is a loopback address or a name that can't be a public domain.

@@ -35,44 +35,45 @@
 //! client ─▶ ServeService ─▶ AdmissionLayer ─▶ ShapeHandler ─▶ bodies, event streams ─▶ Shape
 //!           host, secret,   a permit for      │ no such shape                          ▲ files,
 //!           token, grants   live requests     ▼                                        │ topics
-//!                                        ShapeFactory ─▶ database/ ─▶ snapshot ────────┤
-//!                                          ▲ publishes the table, waits for writers    │
-//!                                          │ connections                               │
+//!                  ┌─ connections ─▶ ShapeFactory ─▶ database/ ─▶ snapshot ────────────┤
+//!                  │                 publishes the table, waits for earlier writers,   │
+//!                  │                 scans the catalog every 2 s (CatalogWatch)        │
 //! Postgres ─▶ Manager ─▶ ShapesConsumer ─▶ SchemaMonitor ─▶ Follower ─▶ log ───────────┘
-//!                        CatalogWatch: scans the catalog every 2 s
 //! ```
 //!
-//! - **A new shape.** The table is described and added to the publication. Transactions that wrote
-//!   to it earlier have to end. Then the store holds the stream's changes for the shape, and the
-//!   snapshot is taken. Small snapshots need two round trips and no disk: one script locks the
-//!   table, takes the snapshot and reads the table's edition, with the COPY prepared behind it;
-//!   then the COPY runs, with its COMMIT behind it.
-//! - **An event stream.** It subscribes to the shape's topic first and reads the log second, so
-//!   nothing falls in between. A stream that falls behind, or meets a transaction too large for the
-//!   topic, reads the log again, and delays no other stream.
+//! - **A new shape.** The table is described and added to the publication. The factory waits until
+//!   transactions that wrote to the table earlier have ended. Then the store holds the stream's
+//!   changes for the shape, and the snapshot is taken. A small snapshot needs two round trips and
+//!   no disk. The first locks the table, takes the snapshot, reads the table's edition (the
+//!   versions of its catalog rows) and prepares the COPY. The second runs the COPY and the COMMIT.
+//! - **An event stream.** It subscribes to the shape's topic first and reads the log second, so it
+//!   misses no transaction in between. A stream that falls behind, or receives a transaction too
+//!   large for the topic, reads the log again. It delays no other stream.
 //! - **The published client** resumes at the offset of the response head until its first
 //!   up-to-date, and drops messages that no up-to-date followed. So the head has the offset that
 //!   the client sent, a stream ends only after an up-to-date, and a slow client gets one about
-//!   every second. None is sent within the merged part of a log: only its end is a state that the
-//!   table had.
+//!   every second. None is sent within the merged (compacted) part of a log: before the end of
+//!   that part, the client may have rows that the table never had at the same time.
 //! - **An altered table.** The stream has no primary keys and no collations. But Postgres describes
 //!   a table again before its first row after any alteration. There the stream waits until the
-//!   catalog was read with a snapshot that sees that transaction; at most 15 s, then it ends and
-//!   resumes. A server that shuts down accepts no connections and waits for the stream.
+//!   catalog was read with a snapshot that sees the altering transaction. If the catalog can't be
+//!   read for 15 s, the stream ends and later resumes: a server that shuts down accepts no new
+//!   connections, and waits for the stream.
 //! - **An alteration without rows** isn't in the stream. For each table the store keeps a baseline
 //!   (`CatalogState`): its file, the versions of its columns' catalog rows, labels of enums,
-//!   attributes of composite types, and the rows that publish it. The writing instance compares all
-//!   baselines every 2 s with one query. A change that the log can't show deletes the shapes and
-//!   moves the baseline.
+//!   attributes of composite types, and the rows that publish it. Every 2 s the writing instance
+//!   compares the catalog with the baselines of up to 500 tables, with one query. A change that the
+//!   log can't show deletes the table's shapes. The new state becomes the baseline.
 //! - **Partitions.** Once a shape of a partition was requested, changes come under the partition's
 //!   name (`publish_via_partition_root = false`); before, under the topmost published ancestor's.
-//!   Either way, they reach the shapes of both. The lineage of a partitioned table has its list of
-//!   partitions, so an attach or detach replaces its shapes. COPY reads the partitions that exist
-//!   when it begins; they are compared before and after it, and a difference fails the snapshot.
-//! - **Several instances** share the store. The one with the lock writes. The others read the store
-//!   every 50 ms, serve it, live requests included, and create no shapes.
-//! - **After each start** the tables of all shapes are published again. Shapes whose table was out
-//!   of the publication meanwhile are deleted.
+//!   Either way, they reach the shapes of both. The lineage of a partitioned table contains its
+//!   list of partitions, so an attach or detach replaces its shapes. COPY reads the partitions that
+//!   exist when it begins. The list is read before and after it, and a difference fails the
+//!   snapshot.
+//! - **Several instances** share the store. The instance that holds the manager's lock writes. The
+//!   others read the store every 50 ms, serve it, live requests included, and create no shapes.
+//! - **Each time replication starts**, the tables of all shapes are published again. Shapes whose
+//!   table was removed from the publication meanwhile are deleted.
 //!
 //! # Invariants and their tests
 //!
@@ -97,7 +98,8 @@
 //! - No change reaches a shape whose table was different when the row changed.
 //!   `ddl_that_waits_for_its_standby_ends_the_shape_before_the_next_row`,
 //!   `a_shape_created_between_attach_and_detach_is_replaced`
-//! - An alteration that the stream doesn't show replaces the shapes within 5 s.
+//! - An alteration that the stream doesn't show replaces the shapes within 5 s, if at most 500
+//!   tables have shapes.
 //!   `a_new_column_is_soon_served_although_no_row_changed`,
 //!   `renaming_an_enum_label_replaces_every_shape_with_the_enum`
 //! - A bearer sees no row and no column outside its grant, not even by an error.
@@ -109,7 +111,7 @@
 //! - A subset's clause reads nothing but its row.
 //!   `only_functions_that_read_nothing_but_their_arguments_are_allowed`,
 //!   `no_clause_does_more_than_evaluate_a_row`
-//! - A live response without changes is never confirmed by its ETag.
+//! - A live response without changes is never revalidated with 304: each one has a new ETag.
 //!   `head_requests_etags_and_compression_follow_http`
 //!
 //! # Bounds
@@ -118,15 +120,15 @@
 //! |---|---|---|
 //! | snapshots at once | [`Config::snapshots`] | shapes wait |
 //! | shapes and subsets that wait for a snapshot, or have one running | 1,000 | 503 with Retry-After |
-//! | wait for earlier writers of a table | 30 s | 503 |
+//! | wait for earlier writers of a table | 30 s | 503 with Retry-After |
 //! | transactions of a topic | 64, and 1 MiB | the stream reads the log |
 //! | one transaction in a topic | 256 KiB | streams read the log |
-//! | bytes kept for streams or being sent, of all shapes | 256 MiB for topics | streams read the log; from half of it on, reads are 16 KiB instead of 256 KiB |
+//! | bytes in topics and bytes being sent, of all shapes | 256 MiB | topics keep nothing, streams read the log; from 128 MiB on, reads are 16 KiB instead of 256 KiB |
 //! | cached long-poll responses | 64 of 16 KiB | the response in the same slot is replaced |
 //! | one subset | 64 MiB | 400 |
 //! | all subsets | 256 MiB | 503 with Retry-After |
 //! | a subset's clause that only Postgres can evaluate | 5 s | 400 |
-//! | tables in one scan of the catalog | 500 | scans take turns |
+//! | tables in one periodic scan of the catalog | 500 | the next scan reads the next 500 |
 //! | lines of failed requests in the log | 10 per second | counted in the next line |
 //!
 //! # Lock order
@@ -136,8 +138,8 @@
 //!   it publishes.
 //! - Permits and connections are taken in this order: queue permit, snapshot permit, `AwakeGuard`,
 //!   admin connection (returned), snapshot connection.
-//! - The replication stream never waits for a task that changes the publication: it takes an admin
-//!   connection, and if there is none, a snapshot connection.
+//! - The replication stream never waits for a task that changes the publication: the schema monitor
+//!   takes an admin connection, and if none is free within 5 s, a snapshot connection.
 //!
 //! # Shutdown
 //!

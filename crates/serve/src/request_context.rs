@@ -73,8 +73,8 @@ impl ShapeHandler {
         asked: Option<Offset>,
     ) -> HandlerResult {
         let has_data = page.to > page.from;
-        // The requested offset may lie after the last change: the position of an up-to-date event
-        // does.
+        // The requested offset may lie after the last change: clients of event streams resume at
+        // the position of an up-to-date event.
         let end = asked.filter(|_| page.is_end).map_or(page.last, |asked| page.last.max(asked));
         let is_shared =
             context.request.live && has_data && page.to - page.from <= response_cache::MAX_RESPONSE_BYTES;

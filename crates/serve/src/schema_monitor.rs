@@ -3,20 +3,21 @@
 //!
 //! Invariant: no change of a row reaches a shape whose table was different when the row changed.
 //! Enforced by: Postgres sends a Relation message, with names and types, before a table's first
-//! change after the table or the publication was altered. There the stream waits until the catalog,
-//! which has the rest, was read with a snapshot that sees what that transaction did to the table.
-//! Shapes that don't fit are deleted.
+//! change after the table or the publication was altered. Keys and collations are only in the
+//! catalog. So the stream waits there until the catalog was read with a snapshot that sees what the
+//! transaction did to the table. Shapes that don't fit are deleted.
 //!
 //! Partitions: with `publish_via_partition_root = false`, a partition's changes come under its own
 //! name, and belong to the shapes of its ancestors, too. [`SchemaMonitor::compare_relation`]
 //! returns the ancestors. The lineage of an ancestor's shapes contains its list of partitions. So
-//! an attach or detach since the change replaces those shapes, and the current catalog is right for
-//! every shape that remains.
+//! an attach or detach after the change replaces those shapes. For every remaining shape, the
+//! current catalog has the ancestors that the partition had at the change.
 //! Out of scope: altered tables whose rows don't change; see `catalog_watch.rs`.
 //!
 //! While the catalog can't be read, nothing is read from the stream, but status updates are still
-//! sent. At most [`CATALOG_TIMEOUT`]. A server that shuts down accepts no new connections and waits
-//! for the walsender; so the stream ends then, and later resumes from the same position.
+//! sent. After [`CATALOG_TIMEOUT`] the stream ends, and later resumes from the same position. A
+//! server that shuts down needs this: it accepts no new connections, and waits for the walsender.
+//! The wait for a commit to become visible has no limit.
 
 use std::collections::HashMap;
 use std::error::Error;
@@ -38,7 +39,7 @@ use super::shape_factory::{ShapeFactory, VISIBILITY_RETRY, table_schema};
 /// Maximum time for which the stream waits for the catalog. Longer than both pools take to report
 /// that they have no connection, and shorter than operators wait for a server to stop.
 const CATALOG_TIMEOUT: Duration = Duration::from_secs(15);
-/// Maximum time for the catalog if no shape depends on the table.
+/// Maximum time for which the stream waits for the catalog if no shape depends on the table.
 const UNUSED_TABLE_TIMEOUT: Duration = Duration::from_secs(1);
 /// Pause before the next attempt.
 const RETRY_PAUSE: Duration = Duration::from_millis(200);
@@ -95,8 +96,8 @@ impl SchemaMonitor {
         self.schema_epoch.advance();
     }
 
-    /// Waits until the catalog shows what transaction `xid` did to the table that it describes, and
-    /// deletes shapes that don't fit. Returns the table's partitions and ancestors.
+    /// Waits until the catalog shows what transaction `xid` did to the table of `relation`, and
+    /// deletes shapes that don't fit the table. Returns the table's partitions and ancestors.
     ///
     /// # Errors
     /// Fails if the catalog can't be read for [`CATALOG_TIMEOUT`].
@@ -259,8 +260,8 @@ fn has_partitions(table: &TableSchema) -> bool {
 /// Returns whether an open transaction changed only rows of the table. `false`: it may have altered
 /// the table, or has ended by now.
 ///
-/// Postgres makes a commit visible after it is in the WAL, or when standbys have it. Until then the
-/// transaction holds its locks, which show what it did.
+/// Postgres makes a commit visible after its record is in the WAL, and with synchronous standbys
+/// only after they have it. Until then the transaction holds its locks, which show what it did.
 async fn changes_rows_only(client: &PostgresClient, oid: u32, xid: u32) -> Result<bool, CompareError> {
     let is_altering = database::is_altering_table(client, oid, xid).await?;
     // The locks mean something only if the transaction is still open after they were read.

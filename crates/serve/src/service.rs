@@ -65,7 +65,7 @@ pub(crate) struct AdmittedService {
 struct ParsedRequest {
     route: Route,
     target: Result<RequestTarget, RequestRefusal>,
-    pass: AccessLevel,
+    access_level: AccessLevel,
     /// The bearer of the token, if the route requires one.
     bearer: Option<TokenBearer>,
 }
@@ -104,24 +104,25 @@ impl ServeService {
 }
 
 impl ServiceContext {
-    /// Parses a request's head and checks host, secret, path and method.
+    /// Parses a request's head and checks host, secret, path and method. Refusals are
+    /// stored in [`ParsedRequest::target`], and sent by [`AdmittedService`].
     fn parse<B>(&self, request: &Request<B>) -> ParsedRequest {
         let (method, uri) = (request.method(), request.uri());
         let (path, raw) = (uri.path(), uri.query().unwrap_or_default());
         let route = Route::of(path);
         if raw.len() > MAX_QUERY_BYTES {
             let target = Err(RequestRefusal::QueryTooLong);
-            return ParsedRequest { route, target, pass: AccessLevel::Full, bearer: None };
+            return ParsedRequest { route, target, access_level: AccessLevel::Full, bearer: None };
         }
         let query = QueryParams::parse(raw);
         let access = self.access.read().unwrap_or_else(PoisonError::into_inner);
-        let entered = match access.requires_local_host(route) && !is_local(request) {
+        let authorized = match access.requires_local_host(route) && !is_local(request) {
             true => Err(RequestRefusal::ForeignHost),
             false => access.authorize(method, path, &query),
         };
         drop(access);
-        let pass = entered.as_ref().map_or(AccessLevel::Full, |(_, pass)| *pass);
-        let target = entered.map(|(route, _)| match (route, method) {
+        let access_level = authorized.as_ref().map_or(AccessLevel::Full, |(_, level)| *level);
+        let target = authorized.map(|(route, _)| match (route, method) {
             (Route::Shape, &Method::OPTIONS) => RequestTarget::Other,
             (Route::Shape, _) => {
                 let request = ShapeRequest::parse(method, &query, &[]).map(Box::new);
@@ -130,7 +131,7 @@ impl ServiceContext {
             }
             _ => RequestTarget::Other,
         });
-        ParsedRequest { route, target, pass, bearer: None }
+        ParsedRequest { route, target, access_level, bearer: None }
     }
 }
 
@@ -154,7 +155,7 @@ impl<B: RequestBody> Service<Request<B>> for ServeService {
     fn call(&mut self, mut request: Request<B>) -> Self::Future {
         let parsed = self.context.parse(&request);
         let (route, origins) = (parsed.route, origins(request.headers()));
-        let response = match parsed.pass {
+        let response = match parsed.access_level {
             AccessLevel::Full => {
                 request.extensions_mut().insert(parsed);
                 self.admitted.call(request)

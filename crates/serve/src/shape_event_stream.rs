@@ -123,7 +123,7 @@ pub(crate) struct StreamTimeouts {
     /// Interval of keep-alives on a silent stream.
     pub(crate) keep_alive: Duration,
     /// Duration after which the stream ends with its next up-to-date.
-    pub(crate) lasts: Duration,
+    pub(crate) ends_after: Duration,
     /// Expiry of the client's token. Nothing is sent after it.
     pub(crate) until: Option<Instant>,
 }
@@ -132,8 +132,8 @@ pub(crate) struct StreamTimeouts {
 pub(crate) struct ShapeEventStream {
     shape: Arc<Shape>,
     shapes: Shapes,
-    /// Position of the last up-to-date from the log, or the requested offset. The tail has the
-    /// position of what it sent.
+    /// Position of the last up-to-date that was read from the log, or the requested offset. The
+    /// tail has the position of the last event that it sent.
     settled: Offset,
     /// Whether the client needs an up-to-date: it was behind at the start, or messages were sent
     /// since the last one.
@@ -171,8 +171,8 @@ impl ShapeEventStream {
         awake: Option<AwakeGuard>,
     ) -> Option<Self> {
         let now = Instant::now();
-        let StreamTimeouts { keep_alive, lasts, until: aborts } = timeouts;
-        let ends = aborts.map_or(now + lasts, |aborts| aborts.min(now + lasts));
+        let StreamTimeouts { keep_alive, ends_after, until: aborts } = timeouts;
+        let ends = aborts.map_or(now + ends_after, |aborts| aborts.min(now + ends_after));
         let alarm = Box::pin(sleep_until(ends.min(now + keep_alive)));
         let _watching = shape.watch();
         let mut events = ShapeEventStream {

@@ -2,8 +2,8 @@
 //!
 //! | request | method |
 //! |---|---|
-//! | `offset=-1`, `0_k` | [`ShapeHandler::snapshot`], then the log |
-//! | another offset | [`ShapeHandler::log`] |
+//! | `offset=-1`; `offset=0_k`, after chunk `k` of the snapshot | [`ShapeHandler::snapshot`] |
+//! | `offset=0_inf`, after the snapshot; other offsets | [`ShapeHandler::log`] |
 //! | `now` | [`ShapeHandler::now`] |
 //! | `live` | [`ShapeHandler::long_poll`], [`ShapeHandler::events`] |
 //! | a subset | [`ShapeHandler::subset`], in `subset.rs` |
@@ -49,11 +49,13 @@ pub(crate) struct ShapeHandler {
     pub(crate) long_poll: Duration,
     pub(crate) sse_keep_alive: Duration,
     pub(crate) sse_timeout: Duration,
-    /// Maximum duration of a whole request body. The server's read timeout bounds only its pauses.
+    /// Maximum time to receive a whole request body. The HTTP server's read timeout bounds only the
+    /// pauses between its parts.
     pub(crate) body_timeout: Duration,
+    /// Start of the backend. ETags of live responses without changes contain the time since then.
     pub(crate) started: Instant,
     pub(crate) response_cache: ResponseCache,
-    /// Builds the page at `/` for people who open the clients' address.
+    /// Builds the response at `/`; `None`: an empty one.
     pub(crate) home: Option<fn() -> Response<Bytes>>,
 }
 
@@ -150,7 +152,8 @@ impl ShapeHandler {
         }
     }
 
-    /// Fails if the storage directory can't be read any more. Its shapes would never change again.
+    /// Fails if the store is unusable: this process can't read newer records, so its shapes are
+    /// stale.
     fn check_store(&self) -> Result<(), RequestRefusal> {
         match self.shapes.unusable() {
             Some(why) => Err(RequestRefusal::NotReady { message: why.as_str().into() }),
@@ -182,7 +185,11 @@ impl ShapeHandler {
         }
     }
 
-    /// Returns the shape of the request's handle if the request selects it.
+    /// Returns the shape of the request's handle.
+    ///
+    /// # Errors
+    /// Fails if the shape was removed, or the request selects another one. Then the client starts
+    /// over.
     async fn shape_by_handle(&self, request: &ShapeRequest) -> Result<Arc<Shape>, RequestRefusal> {
         let found = match request.handle.as_deref() {
             Some(handle) => self.find_by_handle(handle).await?,
@@ -204,7 +211,8 @@ impl ShapeHandler {
     async fn find_by_handle(&self, handle: &str) -> Result<Option<Arc<Shape>>, RequestRefusal> {
         let begun = Instant::now();
         loop {
-            // Before `find`: a shape that is read in between is found.
+            // Called before `find`: if a refresh between the two calls reads the shape, `find`
+            // returns it.
             let may_exist = self.shapes.may_exist_elsewhere(handle);
             match self.shapes.find(handle) {
                 None if may_exist && begun.elapsed() < FIND_TIMEOUT => sleep(REFRESH_INTERVAL / 2).await,
@@ -292,7 +300,8 @@ impl ShapeHandler {
         self.long_poll(context, shape, offset, page.last).await
     }
 
-    /// Waits for a message after `offset` and after `end`, where the log ended before the wait.
+    /// Waits for a message after `offset`, and responds with it. `end` is the end of the log before
+    /// the wait.
     async fn long_poll(
         &self,
         context: &RequestContext<'_>,
@@ -321,7 +330,8 @@ impl ShapeHandler {
         offset: Offset,
     ) -> HandlerResult {
         let until = context.request.bearer.as_ref().and_then(|bearer| bearer.until);
-        let timeouts = StreamTimeouts { keep_alive: self.sse_keep_alive, lasts: self.sse_timeout, until };
+        let timeouts =
+            StreamTimeouts { keep_alive: self.sse_keep_alive, ends_after: self.sse_timeout, until };
         let awake = self.manager.keep_awake();
         let events = ShapeEventStream::new(Arc::clone(shape), self.shapes.clone(), offset, timeouts, awake);
         let Some(events) = events else {
@@ -339,8 +349,8 @@ impl ShapeHandler {
         Ok(response)
     }
 
-    /// Waits until the log reaches the offset. An offset beyond the end may come from another
-    /// instance that is ahead of this one.
+    /// Waits until the log reaches the offset; fails after `patience`. An offset beyond the end may
+    /// come from another instance that is ahead of this one.
     async fn within_bounds(&self, offset: Offset, patience: Duration) -> Result<(), RequestRefusal> {
         let reached = timeout(patience, self.shapes.reaches(offset)).await;
         reached.map_err(|_| RequestRefusal::out_of_bounds())
@@ -387,12 +397,13 @@ impl ShapeHandler {
     }
 }
 
-/// Returns the refusal for a client whose shape was removed, and for whose request `handle` would
-/// be served now.
+/// Returns the refusal for a client whose shape was removed. `asked` is the handle that the client
+/// sent; `handle` is that of the shape that its request selects now.
 fn refetch_refusal(handle: &str, asked: Option<&str>) -> RequestRefusal {
     if asked == Some(handle) {
-        // The shape was removed when this instance stopped writing, and restored from the log,
-        // which doesn't have its end yet. A redirect to the same handle would loop.
+        // This instance removed the shape when it stopped writing, and then read it again from the
+        // store's log, which has no record of the removal yet. A redirect to the same handle would
+        // loop.
         let message = "the shape is being looked for: whoever writes will say whether it goes on";
         return RequestRefusal::NotReady { message: message.into() };
     }

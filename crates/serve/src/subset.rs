@@ -149,7 +149,7 @@ impl ShapeHandler {
             }
         }
         let sql = match of_shape {
-            // Whether the clause fails on a row outside the shape must not be header_value either.
+            // Whether the clause fails on a row outside the shape must not be visible either.
             Some(of_shape) if may_fail => grant_scope::guarded_clause(of_shape, &sql),
             // The clause can't fail, and Postgres can use an index for it.
             Some(of_shape) => format!("({of_shape}) AND ({sql})"),
@@ -186,6 +186,7 @@ fn postgres_expression(
             enums.push(named);
         }
     }
+    // An enum whose name exists in two schemas is ambiguous in a clause.
     let all = enums.clone();
     enums.retain(|one| all.iter().filter(|other| other.name == one.name).count() == 1);
     let expression =

@@ -2,9 +2,10 @@
 //!
 //! Invariant: a [`TokenBearer`] exists only for a token that was just verified and hasn't passed
 //! its `exp`. No wait of a request outlasts the token.
-//! Enforced by: outside tests, only [`TokenVerifier::bearer`] creates a bearer, and every wait on
-//! the way to a response goes through [`while_valid`]. The clock leeway of admission doesn't apply
-//! here: each stream ends at `exp`, and the client would reconnect until the leeway is over.
+//! Enforced by: outside tests, only [`TokenVerifier::bearer`] creates a bearer. Waits on the way to
+//! a response go through [`while_valid`], long-polls through `RequestContext::at_most`, and event
+//! streams have `StreamTimeouts::until`. The clock leeway of admission doesn't apply here: each
+//! stream ends at `exp`, and the client would reconnect until the leeway is over.
 
 use forebay_admission::{Identify, IdentifyError, TokenFault};
 use http::HeaderMap;

@@ -6,10 +6,12 @@
 //! is the whole search_path of such a statement).
 //! - A function is allowed if it is one of [`FUNCTIONS`], and if every function of that name and
 //!   number of arguments is immutable, no aggregate, returns no set, and takes plain types.
-//! - An operator is allowed if all operators of its name are immutable, except those of times.
+//! - An operator is allowed if every operator of its name is immutable, or stable only because of
+//!   settings that every snapshot sets: `||`, and operators between times or money. Operators that
+//!   take a jsonpath are excluded.
 //! - A type is allowed if its input function doesn't read the catalog.
 //! - If the database has its own cast function between two of Postgres' types, nothing is allowed:
-//!   Postgres calls it implicitly.
+//!   Postgres may call it implicitly.
 //!
 //! Functions whose result may be many times as long as their arguments are excluded: Postgres has
 //! no limit for a statement's memory.
@@ -57,9 +59,10 @@ const OPERATORS_OF_PATHS: &str = "@?,@@";
 const POLYMORPHIC: &str = "any,anyelement,anyarray,anynonarray,anyenum,anyrange,anymultirange,anycompatible,\
     anycompatiblearray,anycompatiblenonarray,anycompatiblerange,anycompatiblemultirange";
 
-/// Returns a row for each type, operator and function: kind, name, number of arguments, and whether
-/// it is allowed. Arrays are not among the types, because their input function is stable. An oid
-/// argument refers to an object of the catalog, so it isn't a plain type.
+/// Selects a row for each type, operator and function: kind, name, least and greatest number of
+/// arguments, and whether it is allowed; and a row for each cast function of the database. Arrays
+/// are not among the types, because their input function is stable. An oid argument refers to an
+/// object of the catalog, so it isn't a plain type.
 const BUILTINS_SQL: &str = "
 WITH plain AS (
     SELECT t.oid, t.typname, t.typarray FROM pg_type t JOIN pg_proc p ON p.oid = t.typinput

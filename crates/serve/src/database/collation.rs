@@ -11,7 +11,7 @@ pub(super) struct Locale<'a> {
     pub(super) collate: Option<&'a str>,
     /// LC_CTYPE of the C library: classes and case of characters.
     pub(super) ctype: Option<&'a str>,
-    /// Locale of the other providers, for both.
+    /// Locale of the other providers: for the order, and for classes and case.
     pub(super) locale: Option<&'a str>,
     pub(super) is_deterministic: bool,
 }
@@ -28,8 +28,8 @@ impl Locale<'_> {
             "b" if is_c(locale) => Collation::C,
             "b" => Collation::Builtin,
             _ if is_c(collate) && is_c(ctype) => Collation::C,
-            // The order of a language with letters of `C`: no filter supports it, so it must not
-            // compare anything.
+            // The order of a language, but character classes of `C`. Filters don't support that,
+            // and they compare nothing with a nondeterministic collation.
             _ if is_c(ctype) => Collation::Nondeterministic,
             // Filters never order by a C library locale, so only LC_CTYPE matters.
             _ => Collation::Libc(ctype.to_owned()),

@@ -129,7 +129,7 @@ pub enum DescribeError {
     NoPermission {
         /// Its name.
         table: TableName,
-        /// The statement that grants it.
+        /// The statement that grants the privilege.
         remedy: String,
     },
     /// The stream lacks a column of the key, so rows couldn't be identified.
@@ -259,7 +259,7 @@ fn other_kind(row: &Row) -> Result<Option<&'static str>, tokio_postgres::Error> 
 /// Returns the statement that lets the role read the table. `None`: it may read it.
 fn remedy(row: &Row, table: &TableName) -> Result<Option<String>, tokio_postgres::Error> {
     let role = quote_identifier(row.try_get("role")?);
-    // NULL: the table was dropped during the query. The next query returns that.
+    // NULL: the table was dropped during the query. The next query doesn't find it.
     let lacks = |name| Ok::<_, tokio_postgres::Error>(row.try_get::<_, Option<bool>>(name)? == Some(false));
     Ok(if lacks("may_enter")? {
         Some(format!("GRANT USAGE ON SCHEMA {} TO {role}", quote_identifier(&table.schema)))

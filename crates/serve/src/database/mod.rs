@@ -1,11 +1,10 @@
 //! Queries to Postgres for shapes: descriptions of tables, validation of clauses, and snapshots.
 //!
-//! Invariant: a snapshot and the replication stream describe the same rows with the same text. A
-//! cause of differences is an error: a table that was altered since its description, rows hidden by
-//! a policy, transactions that wrote before the table was published.
-//! Enforced by: the snapshot's own transaction locks the table and checks its description. Its
-//! settings decide how values are written and how a clause is read (`snapshot.rs`). Earlier writers
-//! are waited for (`writers.rs`).
+//! Invariant: a snapshot and the replication stream describe the same rows with the same text.
+//! Enforced by: the snapshot's own transaction locks the table and checks its description. It fails
+//! if the table was altered since, or a policy hides rows. Its settings decide how values are
+//! written and how a clause is read (`snapshot.rs`). Before it, transactions that wrote before the
+//! table was published are waited for (`writers.rs`).
 //! Out of scope: the publication and the stream; see `forebay_replication`.
 //!
 //! | topic | file |

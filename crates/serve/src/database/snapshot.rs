@@ -54,10 +54,11 @@ const FIRST_SETTINGS: &[&str] = &["lock_timeout", "search_path"];
 pub struct SnapshotQuery<'a> {
     /// The table, as described.
     pub table: &'a TableDescription,
-    /// The columns of the messages, in the table's order. Others are read only if the key has them.
+    /// The columns of the messages, in the table's order. Other columns are read only if they are
+    /// in the key.
     pub selected: &'a [usize],
-    /// Condition of the rows: SQL that uses only columns, such as `Filter::canonical`. `None`: all
-    /// rows.
+    /// Condition of the rows: SQL without parameters, such as the result of `Filter::canonical`.
+    /// `None`: all rows.
     pub clause: Option<&'a str>,
     /// Whether Postgres analyses the clause first. Then an error of the analysis is caused by the
     /// clause, and any later error by a row.
@@ -179,7 +180,7 @@ async fn read_rows<S: RowSink>(
         ..beginning
     };
     let analysis = ClauseAnalysis::new(query);
-    // All are sent at once; if one fails, the server skips the rest.
+    // All are sent at once. If one fails, the transaction is aborted, and the rest fail, too.
     let (started, analysed, prepared) = tokio::join!(
         biased;
         client.simple_query(&script),
@@ -269,7 +270,7 @@ async fn copy<S: RowSink>(
     sink: &mut S,
     statement: StatementContext<'_>,
 ) -> Result<(u64, u64), SnapshotError<S::Error>> {
-    let columns = query.table.columns();
+    let columns = query.table.encoder_columns();
     let layout =
         RowEncoder::new(&query.table.name.schema, &query.table.name.name, &columns, query.selected, false);
     let mut lines = CopyRows::new(columns.len());

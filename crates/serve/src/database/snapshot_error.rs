@@ -31,18 +31,18 @@ pub enum SnapshotError<E: Error + 'static> {
         /// Its name.
         table: TableName,
     },
-    /// The role may not read all of it.
+    /// The role may not read all rows of the table.
     #[error("{table} can't be read: {message}")]
     NoPermission {
         /// Its name.
         table: TableName,
-        /// Postgres' message, or the statement that grants it.
+        /// Postgres' message, or the statement that grants the privilege.
         message: String,
     },
-    /// The server cancelled it: by a timeout, or by `pg_cancel_backend`.
+    /// The server cancelled the statement: by a timeout, or by `pg_cancel_backend`.
     #[error("the server stopped the snapshot: {}", server_message(.0))]
     Cancelled(#[source] tokio_postgres::Error),
-    /// It exceeded the timeout that was set for it.
+    /// A statement exceeded the timeout of the query.
     #[error("Postgres took longer than the {} ms that it may (statement_timeout)", .limit.as_millis())]
     TimedOut {
         /// The timeout.

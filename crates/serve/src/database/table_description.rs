@@ -18,9 +18,9 @@ pub struct TableDescription {
     pub oid: u32,
     /// Whether its rows are in partitions.
     pub is_partitioned: bool,
-    /// Which old rows the stream has. Partitions have their own.
+    /// Which columns of old rows the stream has. Each partition has its own replica identity.
     pub replica_identity: ReplicaIdentity,
-    /// Whether the primary key is DEFERRABLE: within a transaction, two rows may have one key.
+    /// Whether the primary key is DEFERRABLE: within a transaction, two rows may have the same key.
     pub key_is_deferrable: bool,
     /// The columns that can be followed, in the table's order.
     pub columns: Vec<ColumnDescription>,
@@ -37,7 +37,7 @@ pub struct TableDescription {
     pub edition: String,
 }
 
-/// pg_class.relreplident.
+/// Replica identity: which columns of old rows the stream has (pg_class.relreplident).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ReplicaIdentity {
     /// The primary key.
@@ -135,8 +135,8 @@ impl TableDescription {
         }
     }
 
-    /// Returns the schema for the encoder of messages.
-    pub fn columns(&self) -> Vec<encode::ColumnSchema> {
+    /// Returns the columns for the encoder of messages.
+    pub fn encoder_columns(&self) -> Vec<encode::ColumnSchema> {
         let column = |column: &ColumnDescription| encode::ColumnSchema {
             name: column.name.clone(),
             key_index: column.key_index,

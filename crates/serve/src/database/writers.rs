@@ -36,8 +36,8 @@ WHERE l.locktype = 'relation' AND l.mode IN ('RowExclusiveLock', 'AccessExclusiv
     AND l.relation IN (SELECT oid FROM tree)
     AND l.pid IS DISTINCT FROM pg_backend_pid()";
 
-/// Selects a row if an open transaction holds a lock on a table or a partition of it that changes
-/// of rows don't take. Every ALTER takes one.
+/// Selects a row if transaction `$2` holds a lock on table `$1` or a partition of it, in a mode
+/// that changes of rows don't use. Every ALTER takes such a lock.
 const ALTERING: &str = "
 WITH RECURSIVE tree AS (
     SELECT $1::oid AS oid UNION
@@ -61,7 +61,7 @@ WHERE l.virtualtransaction = ANY($1)";
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum WritersError {
-    /// Some are still open at the deadline.
+    /// Some of the transactions are still open at the deadline.
     #[error(
         "{} since before it was published{}: waited {waited:?} for the end",
         transactions(*.open),
@@ -118,7 +118,7 @@ pub async fn wait_for_writers(
     Ok(())
 }
 
-/// Returns whether an open transaction may have altered the table itself, and not only rows.
+/// Returns whether transaction `xid` is open and may have altered the table itself, not only rows.
 ///
 /// # Errors
 /// Fails if the query fails.

@@ -87,7 +87,7 @@ pub(crate) fn table_schema(
     }
 }
 
-/// Returns whether a request has the shape's table, or none.
+/// Returns whether a request names the shape's table, or no table.
 pub(super) fn is_of_table(request: &ShapeRequest, shape: &Shape) -> bool {
     let table = &shape.definition().table;
     let is_same = |name: &TableName| (&*name.schema, &*name.name) == (&*table.schema, &*table.name);

@@ -4,8 +4,8 @@
 //! Enforced by: the order in `snapshot_writer.rs`. First the table is in the publication, then
 //! transactions that wrote to it earlier have ended, then the store holds changes for the shape,
 //! and only then the snapshot is taken.
-//! At most `max_snapshots` snapshots run at once, and [`MAX_WAITING`] shapes wait for one. Further
-//! requests are refused with 503.
+//! At most `max_snapshots` snapshots run at once. At most [`MAX_WAITING`] shapes and subsets wait
+//! for a snapshot or have one running; further requests are refused with 503.
 //! Order of acquisition: a queue permit, a snapshot permit, an `AwakeGuard`, a connection.
 //! Lock order: no two of the mutexes here are held together, and none is held across an await,
 //! except `builtins`, which is a tokio mutex.
@@ -65,9 +65,9 @@ pub(crate) struct ShapeFactory {
     pub(crate) watch: Arc<CatalogWatch>,
     /// Functions, operators and types that clauses may use, with Postgres' major version.
     builtins: tokio::sync::Mutex<Option<(u32, Arc<Builtins>)>>,
-    /// Tables whose earlier writers have ended: those from before the table was published, and
-    /// those from before this process last began to write. The previous writing process may have
-    /// received a commit that isn't visible yet.
+    /// Tables whose earlier writers have ended: transactions from before the table was published,
+    /// and from before this process last began to write. The latter, because the previous writing
+    /// process may have received a commit that isn't visible yet.
     settled: Mutex<SettledTables>,
     /// Number of snapshots that may run at once.
     max_snapshots: usize,
@@ -114,7 +114,8 @@ impl ShapeFactory {
         Ok((definition, cached.description))
     }
 
-    /// Returns the requested shape. If there is none, starts to create it and returns at once.
+    /// Returns the requested shape. If there is none, starts to create it, and returns without
+    /// waiting for its snapshot.
     pub(crate) async fn shape(
         self: &Arc<Self>,
         request: &ShapeRequest,

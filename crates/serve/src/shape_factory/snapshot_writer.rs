@@ -1,10 +1,10 @@
 //! Snapshot writer: fills a new shape with the rows of its table.
 //!
 //! Invariant: every change of a row is in the snapshot or in the log, and never in both.
-//! Enforced by: this order. Wait until transactions from before the table's publication have ended;
-//! have the store hold the stream's changes for the shape (`follow`); take the snapshot. A snapshot
-//! that doesn't see a commit which the stream has already delivered is taken again. Changes that
-//! the snapshot sees are dropped by the store.
+//! Enforced by: this order. First, transactions from before the table's publication end. Second,
+//! the store begins to hold the stream's changes for the shape (`follow`). Third, the snapshot is
+//! taken. If it doesn't see a commit that the stream has already delivered, it is taken again. The
+//! store drops the changes that the snapshot sees.
 
 use std::collections::HashMap;
 use std::io;
@@ -60,7 +60,7 @@ impl ShapeFactory {
     /// ended. The stream doesn't have their changes.
     ///
     /// After a restart, or if another program published the table, the time of publication is
-    /// unknown. Then all transactions that hold a writer's lock count.
+    /// unknown. So this waits for all transactions that hold a writer's lock now.
     async fn wait_for_writers(&self, table: &TableSchema) -> Result<(), String> {
         let turn = self.shapes.turn().unwrap_or_default();
         if lock(&self.settled).contains(turn, table) {
@@ -131,7 +131,7 @@ impl ShapeFactory {
             selected: &definition.selected(),
             clause: definition.choice.clause.as_deref(),
             analyses: false,
-            // A shape of changes only needs the snapshot's visibility and the validation of its
+            // A changes-only shape needs the snapshot's visibility and the validation of its
             // clause, but no rows.
             is_empty: definition.choice.log == LogMode::ChangesOnly,
             page: None,

@@ -21,7 +21,8 @@ use crate::protocol::RequestRefusal;
 
 /// How long a description is used without a query, while the schema epoch is the same.
 const CACHE_TTL: Duration = Duration::from_secs(5);
-/// Maximum duration of a lookup.
+/// Maximum duration of a lookup. If a shape of the table exists, a request waits only a fifth of
+/// it, and then uses the table of that shape.
 const LOOKUP_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A table that was requested recently.
@@ -66,14 +67,14 @@ impl ShapeFactory {
         let epoch = self.schema_epoch.current();
         let before = lock(&self.tables).get(name).cloned();
         let looked_up = match self.lookup_shared(name, before.clone()).await {
-            // That lookup began before this call.
+            // The shared lookup began before this call, so its result may be outdated.
             Ok(cached) if cached.epoch < epoch => self.lookup_shared(name, before).await,
             looked_up => looked_up,
         };
         self.compare_shapes(oid, name, looked_up).await
     }
 
-    /// Compares the shapes of a table with a lookup's result. Returns whether it could.
+    /// Compares the shapes of a table with a lookup's result. Returns whether they were compared.
     async fn compare_shapes(
         &self,
         oid: u32,
@@ -85,7 +86,7 @@ impl ShapeFactory {
             Ok(CachedTable { description: None, .. }) => return false,
             Ok(cached) if cached.table.oid == oid => self.shapes.refit(&cached.table),
             Ok(_) => self.shapes.delete_table(oid),
-            // Other errors of the table don't affect its shapes.
+            // Only a dropped table affects its shapes; for instance, a missing privilege doesn't.
             Err(RequestRefusal::Invalid(_)) => {
                 if self.is_dropped(name).await {
                     self.shapes.delete_table(oid);
@@ -116,7 +117,7 @@ impl ShapeFactory {
         let patience = if fallback.is_some() { LOOKUP_TIMEOUT / 5 } else { LOOKUP_TIMEOUT };
         let lookup = async {
             match self.lookup_shared(name, before.clone()).await {
-                // That lookup began before the stream described a change.
+                // The shared lookup began before the current epoch, so its result may be outdated.
                 Ok(cached) if cached.epoch < epoch => self.lookup_shared(name, before).await,
                 looked_up => looked_up,
             }
@@ -192,7 +193,7 @@ impl ShapeFactory {
         let (description, table) = match is_as_before {
             Some(cached) => (description, Arc::clone(&cached.table)),
             None => {
-                // Also if the table can't be published.
+                // Before publishing, which may fail: shapes that don't fit are deleted either way.
                 self.shapes.refit(&table_schema(&description, 0, Some(state.clone())));
                 let (description, table) = self.publish_as_described(name, (description, state)).await?;
                 // New clients must not get a shape that doesn't fit the table any more.

@@ -56,8 +56,9 @@ impl ShapeFactory {
         }
     }
 
-    /// Deletes the shapes of a table that may miss changes: those of another table or another entry
-    /// in the publication. `None`: the table doesn't exist, or isn't published.
+    /// Deletes the shapes of a table's name that may miss changes: those with another oid or
+    /// another entry in the publication, and all if publishing had to repair the table. `None`: the
+    /// table doesn't exist, or isn't published.
     pub(crate) fn delete_stale_shapes(&self, name: &TableName, published: Option<TablePublication>) {
         let is_stale = |shape: &Arc<Shape>| {
             let TableSchema { schema, name: of, oid, membership, .. } = &*shape.definition().table;
