@@ -394,8 +394,7 @@ impl<S: ReplySink> Pipeline<S> {
         if !self.open.range(first..).any(OpenRequest::is_abandoned) {
             return;
         }
-        // Position of out[0] in the stream of accepted bytes.
-        let base = self.sent - self.out_at as u64;
+        let base = self.sent - self.out_at as u64; // position of out[0] in the accepted bytes
         let removable_from = (self.open[first].start - base) as usize;
         let mut kept = Vec::with_capacity(self.out.len() - self.out_at);
         kept.extend_from_slice(&self.out[self.out_at..removable_from]);
