@@ -217,7 +217,9 @@ impl ShapeCreation {
     fn give_up(&mut self, failure: SnapshotFailure) {
         self.is_over = true;
         self.shape.end(ShapeGone::Failed(failure));
-        if self.writes(&self.inner).is_ok() {
+        // Held until the deletion is queued: a later writer may give the id to another shape.
+        let turn = self.writes(&self.inner);
+        if turn.is_ok() {
             self.inner.followed().delete(self.shape.id, &self.inner);
         } else {
             self.inner.forget_if_same(&self.shape);

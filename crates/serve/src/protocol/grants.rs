@@ -3,7 +3,7 @@
 //! Invariant: a claim is parsed completely, or it grants nothing. An unknown field, a blank or a
 //! null is an error. It may be a mistake of the signer, and to ignore it could grant all rows.
 //! Out of scope: signatures and expiry (`forebay_admission`), and what a grant means for a table
-//! (`granted.rs`).
+//! (`grant_scope.rs`).
 //!
 //! Only `table` is required:
 //! ```json

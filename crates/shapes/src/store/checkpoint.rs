@@ -66,7 +66,11 @@ impl StoreCheckpoint {
         // No message is written to the old files until the shapes use the new ones.
         let spill_guard = lock(&inner.spill_lock);
         if let Err(error) = self.sync_and_write_catalog(inner, &compacted) {
-            compacted.into_iter().for_each(|compacted| compacted.discard(inner));
+            // After any other error, the new catalog may be in place. The writer ends then, and the
+            // next one removes the files that its catalog doesn't name.
+            if error.kind() == io::ErrorKind::StorageFull {
+                compacted.into_iter().for_each(|compacted| compacted.discard(inner));
+            }
             return Err(error);
         }
         // Old files that an earlier checkpoint replaced. Files that this one replaces are added

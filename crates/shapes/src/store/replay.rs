@@ -50,17 +50,15 @@ pub(crate) fn refresh(inner: &Arc<StoreInner>) -> Result<(), OpenError> {
     }
 }
 
-/// Applies records from `replayed` up to the durable position of `head`, or to the end of the WAL
-/// without a head.
+/// Applies records from `replayed` up to the durable position of `head`. Without a head, applies
+/// them up to the end of the WAL; the caller has read the catalog with [`load_catalog`].
 pub(crate) fn advance(
     inner: &StoreInner,
     replayed: &mut Option<ReplayPosition>,
     head: Option<WriterHead>,
 ) -> Result<(), OpenError> {
     let (disk, mut spill_limit) = (&*inner.disk, inner.config.unwritten_bytes);
-    // Without a head, the caller is about to write. The last writer may have been killed after it
-    // wrote a new catalog and before it wrote the head.
-    if replayed.is_none_or(|replayed| head.is_none_or(|head| head.catalog > replayed.catalog)) {
+    if replayed.is_none_or(|replayed| head.is_some_and(|head| head.catalog > replayed.catalog)) {
         load_catalog(inner, replayed)?;
     }
     while let Some(ReplayPosition { position, .. }) = *replayed {
@@ -103,7 +101,10 @@ pub(crate) fn advance(
 
 /// Reads the catalog. If its segment is ahead of `replayed`, loads it and continues from there.
 /// Otherwise only releases the messages that the catalog covers from memory.
-fn load_catalog(inner: &StoreInner, replayed: &mut Option<ReplayPosition>) -> Result<(), OpenError> {
+pub(crate) fn load_catalog(
+    inner: &StoreInner,
+    replayed: &mut Option<ReplayPosition>,
+) -> Result<(), OpenError> {
     let Some(catalog) = StoreCatalog::read(&*inner.disk)? else {
         return check_without_catalog(inner);
     };

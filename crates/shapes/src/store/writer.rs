@@ -68,11 +68,14 @@ pub(crate) fn begin(inner: &Arc<StoreInner>) -> Result<(), OpenError> {
     disk.sync_dir("")?;
     let directory_lock = disk.try_lock()?.ok_or(OpenError::Locked)?;
     let head = WriterHead::read(disk);
-    // Apply the durable records, then read the rest of the WAL: records that this version can't
-    // decode are refused before anything is written.
+    // Apply the durable records, then read the catalog and the rest of the WAL: what this version
+    // can't decode is refused before anything is written.
     if head.is_some() {
         replay::advance(inner, replayed, head)?;
     }
+    // The last writer may have been killed after it wrote a new catalog and before it wrote the
+    // head.
+    replay::load_catalog(inner, replayed)?;
     // Applied records are visible, so they must be durable. If this process is killed during
     // recovery, its successor must see them, too.
     if let Some(durable) = wal::rewrite_unsynced(disk, head.map(|head| head.durable))? {

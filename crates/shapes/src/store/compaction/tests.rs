@@ -144,3 +144,24 @@ fn on_a_full_disk_a_long_log_is_not_merged_and_stays_readable() {
     assert_eq!(rows.last(), whole.last());
     store.end_writing();
 }
+
+/// The new catalog may be on the disk although its directory couldn't be synced. It refers to the
+/// merged files.
+#[test]
+fn the_files_of_a_merged_log_stay_if_the_sync_of_their_catalog_fails() {
+    let mut bench = bench();
+    let shape = bench.shape(choice(None));
+    bench.transact(&[MessageBytes::insert(ITEMS, &row(["1", "0", "a"]))]);
+    change(&mut bench, 60);
+    let whole = read(&shape, &pages(&shape, Offset::SNAPSHOT_END));
+    bench.disk.fail_dir_sync("");
+    bench.runtime.block_on(bench.store.checkpoint()).unwrap_err();
+    bench.store.end_writing();
+    let store = Shapes::on(Arc::new(bench.disk.clone()), bench.store.inner.config.clone()).unwrap();
+    store.begin_writing().unwrap();
+    let again = store.find(shape.handle()).expect("the shape is still there");
+    let rows = read(&again, &pages(&again, Offset::SNAPSHOT_END));
+    assert_eq!(rows.last(), whole.last());
+    assert!(rows.len() < whole.len(), "the catalog of the failed checkpoint is in place");
+    store.end_writing();
+}

@@ -204,6 +204,20 @@ fn a_catalog_of_a_newer_format_is_refused() {
     assert_reader_refuses(change, StoreUnusable::OtherVersion, is_format);
 }
 
+/// A newer version was killed after it wrote its catalog and before it wrote the head. Its last
+/// record is beyond the old head.
+#[test]
+fn a_catalog_of_a_newer_format_is_refused_even_if_the_head_does_not_show_it() {
+    let newer = framed(Note::Catalog(CatalogHeader { format: FORMAT + 1, ..CatalogHeader::default() }));
+    let change = |disk: &SimulatedDisk| {
+        append(disk, &framed(Note::Advance { lsn: u64::MAX }));
+        write(disk, catalog::FILE_NAME, &newer);
+    };
+    let is_format =
+        |error: &OpenError| matches!(error, OpenError::Format { found, .. } if *found == FORMAT + 1);
+    assert_refused(change, StoreUnusable::OtherVersion, is_format);
+}
+
 #[test]
 fn a_segment_of_another_version_is_refused_even_if_it_is_empty() {
     let magic = b"forebay wal 002\n";

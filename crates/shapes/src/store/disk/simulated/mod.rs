@@ -66,6 +66,8 @@ struct DiskState {
     /// Bytes by which all files together may grow; `None` if unlimited.
     room_bytes: Option<u64>,
     fails_next_sync: bool,
+    /// The directory whose next sync fails.
+    failing_dir: Option<String>,
     locked: bool,
     statistics: DiskStatistics,
 }
@@ -129,6 +131,11 @@ impl SimulatedDisk {
     /// can still be read.
     pub(crate) fn fail_sync(&self) {
         self.state().fails_next_sync = true;
+    }
+
+    /// Makes the next sync of `dir` fail. Its names stay visible, and are not durable.
+    pub(crate) fn fail_dir_sync(&self, dir: &str) {
+        self.state().failing_dir = Some(dir.to_owned());
     }
 
     /// Returns the number of calls and bytes so far.
@@ -220,6 +227,9 @@ impl Disk for SimulatedDisk {
     fn sync_dir(&self, dir: &str) -> io::Result<()> {
         self.mutate(|state| {
             state.statistics.dir_syncs += 1;
+            if state.failing_dir.take_if(|failing| failing == dir).is_some() {
+                return Err(Errno::IO.into());
+            }
             let dir = state.tree.find_dir(dir)?;
             state.tree.sync(dir);
             Ok(())
@@ -295,6 +305,7 @@ impl DiskState {
             crashed: false,
             room_bytes: None,
             fails_next_sync: false,
+            failing_dir: None,
             locked: false,
             statistics: DiskStatistics::default(),
         }
