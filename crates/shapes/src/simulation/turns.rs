@@ -1,4 +1,4 @@
-//! Writer turns: writing ends and begins at bad moments.
+//! Writer turns: tests in which writing ends and begins again, with full disks and crashes between.
 
 use std::sync::Arc;
 use std::thread;
