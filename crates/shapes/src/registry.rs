@@ -71,8 +71,7 @@ pub(crate) struct StoreInner {
     /// deleted as soon as this process can write.
     inexact: Mutex<Vec<u64>>,
     pub(crate) key_budget: Arc<KeyBudget>,
-    /// Held while messages are written to shapes' files to free memory, and while a checkpoint
-    /// replaces the files of merged logs.
+    /// Held while shapes' files are written outside a checkpoint.
     pub(crate) relieving: Mutex<()>,
     /// Whether the disk is full.
     pub(crate) is_full: AtomicBool,

@@ -23,7 +23,7 @@ pub(crate) struct ShapeState {
     pub(crate) seen: Option<SnapshotVisibility>,
     /// End of the snapshot's rows, in bytes, once it is known. The snapshot-end message follows it.
     pub(crate) rows_end: Option<u64>,
-    /// Whether all held transactions are decided: queued for the log, or dropped because the
+    /// Whether all held transactions are decided: queued for the WAL, or dropped because the
     /// snapshot sees them.
     pub(super) is_settled: bool,
     pub(crate) listener: Option<Arc<dyn LogListener>>,
