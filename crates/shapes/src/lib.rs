@@ -204,10 +204,11 @@
 //!
 //! `mode`, then `turn`, then `followed`, then `registry`, then the lock of a shape.
 //!
-//! Each write outside the writer thread holds a read guard of `turn`. The start and the end of
-//! writing hold its write guard. Deletions and matched changes are queued under `followed`, so that
-//! the WAL has them in the order of the decisions. So a shape can't reappear with a gap after a
-//! crash.
+//! A [`ShapeCreation`] holds a read guard of `turn` while it writes files or follows its shape. The
+//! start and the end of writing take the write guard, so they wait for such writes.
+//!
+//! Deletions and matched changes are queued under `followed`, so that the WAL has them in the order
+//! of the decisions. So a shape can't reappear with a gap after a crash.
 //!
 //! # Where to look
 //!

@@ -50,8 +50,8 @@ pub(crate) struct StoreInner {
     pub(crate) queue: RwLock<Arc<WriteQueue>>,
     pub(crate) mode: Mutex<StoreMode>,
     pub(crate) is_writing: AtomicBool,
-    /// Writer turn: how many times this process has begun to write. Any write outside the writer
-    /// thread holds a read guard; the end of writing waits for all guards.
+    /// Writer turn: how many times this process has begun to write. A creation holds a read guard
+    /// while it writes files; the end of writing waits for all guards.
     pub(crate) turn: RwLock<u64>,
     /// Position up to which everything is durable.
     pub(crate) durable: AtomicU64,
