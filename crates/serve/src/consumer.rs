@@ -107,7 +107,7 @@ impl Consumer for ShapesConsumer {
                 }
                 _ => {}
             }
-            self.follower.take(&message).map_err(ConsumerError::retry)?;
+            self.follower.apply(&message).map_err(ConsumerError::retry)?;
         }
         self.shapes.room().await;
         Ok(())

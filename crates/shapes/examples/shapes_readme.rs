@@ -52,7 +52,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     // The stream: each change is matched, encoded once, and durable before a client can read it.
     let (mut decoder, mut follower) = (PgOutputDecoder::new(), store.follower());
     for message in MESSAGES {
-        follower.take(&decoder.decode(message)?)?;
+        follower.apply(&decoder.decode(message)?)?;
     }
     shape.log_beyond(Offset::SNAPSHOT_END).await?;
     let page = shape.log_after(Offset::SNAPSHOT_END)?;

@@ -3,8 +3,8 @@
 //! Invariant: all complete shapes of a table are correct for its baseline, in memory and after a
 //! crash.
 //! Enforced by: shapes that are incorrect for a state are deleted before the state becomes the
-//! baseline. The store's log has both records in that order. The catalog file gets the baselines
-//! that the log had up to its segment.
+//! baseline. The WAL has both records in that order. A catalog file gets only baselines whose
+//! records are in the WAL before the segment at which the catalog starts.
 //! Bound: a table has a baseline only while it has shapes.
 
 use std::collections::HashMap;
@@ -22,7 +22,7 @@ struct Baseline {
     /// Id of the newest shape of the table. Ids only increase.
     newest_shape: u64,
     state: Option<CatalogState>,
-    /// Newest state in the log. It is older than `state` while the record is queued.
+    /// Newest state in the WAL. It is older than `state` while the record is queued.
     logged: Option<CatalogState>,
 }
 
@@ -70,8 +70,8 @@ impl Baselines {
         self.0.entry(oid).or_default().state = Some(state.clone());
     }
 
-    /// Stores a state read from the log. With `is_writing`, the baseline was already set when the
-    /// record was queued, and may be newer by now.
+    /// Stores a state whose record is in the WAL. With `is_writing`, the baseline was already set
+    /// when the record was queued, and may be newer by now.
     pub(crate) fn log(&mut self, oid: u32, state: &CatalogState, is_writing: bool) {
         let baseline = self.0.entry(oid).or_default();
         baseline.logged = Some(state.clone());
@@ -86,7 +86,7 @@ impl Baselines {
     }
 
     /// Returns the states to write into a catalog file.
-    pub(crate) fn keep(&mut self) -> Vec<(u32, CatalogState)> {
+    pub(crate) fn to_catalog(&mut self) -> Vec<(u32, CatalogState)> {
         self.0.retain(|_, baseline| baseline.shapes > 0);
         let logged = |(oid, baseline): (&u32, &Baseline)| Some((*oid, baseline.logged.clone()?));
         self.0.iter().filter_map(logged).collect()

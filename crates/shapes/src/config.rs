@@ -8,31 +8,32 @@ use std::path::PathBuf;
 pub struct StoreConfig {
     /// Directory of the store. Created if it doesn't exist.
     pub dir: PathBuf,
-    /// Minimum size of a closed chunk, in bytes: it closes with the message that reaches it. 10
-    /// MiB, which clients and caches expect.
+    /// Minimum size of a closed chunk, in bytes. The message that reaches this size closes the
+    /// chunk. 10 MiB, which clients and caches expect.
     pub chunk_bytes: u64,
     /// Maximum number of shapes. Beyond it, the least recently used shape is deleted. 100,000.
     pub max_shapes: usize,
     /// Maximum size of all shapes on disk, in bytes. Beyond it, the least recently used shapes are
-    /// deleted. `None`: unbounded.
+    /// deleted. Checked after each checkpoint and each completed snapshot. `None`: unbounded.
     pub max_bytes: Option<u64>,
     /// Maximum size of a message, in bytes. A larger change deletes the shapes that it concerns.
     /// 256 MiB.
     pub message_bytes: usize,
-    /// Maximum size of messages that are only in memory and in the log, in bytes. Beyond it, they
-    /// are written to the shapes' files. 64 MiB.
+    /// Maximum size of messages that are only in memory and in the write-ahead log (WAL), in bytes.
+    /// Beyond it, they are written to the shapes' files. 64 MiB.
     pub unwritten_bytes: u64,
-    /// Size of the log that starts a checkpoint, in bytes. 256 MiB, which a start reads in a second
-    /// or two.
+    /// Size of the WAL at which a checkpoint starts, in bytes. 256 MiB, which a new process reads
+    /// in a second or two.
     pub wal_bytes: u64,
     /// Minimum size of the old part of a shape's log to be merged, in bytes. The old part is older
-    /// than the last two chunks, and must be no smaller than the part merged before. Merging keeps
-    /// only the last of several updates of a row. 64 MiB. 0: never.
+    /// than the last two closed chunks. It is merged only if it is at least as large as the part
+    /// that is merged already. Merging combines several updates of a row into one. 64 MiB. 0:
+    /// never.
     pub compact_bytes: u64,
     /// Maximum number of open files of shapes. 512.
     pub open_files: usize,
-    /// Maximum size of a snapshot that is written to the log instead of a file of its own, in
-    /// bytes. It needs no separate sync. 256 KiB.
+    /// Maximum size of a snapshot that is written to the WAL instead of its own file, in bytes.
+    /// Such a snapshot needs no separate sync. 256 KiB.
     pub small_snapshot_bytes: usize,
     /// Maximum size of the changes held for a shape until its snapshot is taken, in bytes. Beyond
     /// it, the shape is deleted. 16 MiB.

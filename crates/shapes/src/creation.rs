@@ -14,8 +14,8 @@ use crate::store::disk::DiskFile;
 use crate::store::record::{CompletedSnapshot, MAX_TEXT, Note, Record, SnapshotVisibility};
 use crate::store::shape_files::{DIR, FileKind};
 
-/// Obligation to fill a shape with its snapshot. If dropped before [`complete`](Self::complete)
-/// succeeds, the shape is removed.
+/// Creation of a shape, in progress. Its owner appends the rows of the snapshot. If dropped before
+/// [`complete`](Self::complete) succeeds, the shape is removed.
 #[derive(Debug)]
 #[must_use = "if dropped, the shape is removed"]
 pub struct ShapeCreation {
@@ -25,9 +25,10 @@ pub struct ShapeCreation {
     turn: u64,
     /// Transactions that the snapshot sees, once it is taken.
     seen: Option<SnapshotVisibility>,
-    /// Snapshot file. `None` while the snapshot is small enough for the log.
+    /// Snapshot file. `None` while the snapshot is small enough for the WAL.
     file: Option<Arc<dyn DiskFile>>,
     is_sealed: bool,
+    /// Whether the creation has succeeded or failed. If not, drop removes the shape.
     is_over: bool,
     /// Keys of all rows so far, if the table has no primary key.
     keys: Option<KeyCounts>,
@@ -56,22 +57,23 @@ impl ShapeCreation {
     pub fn follow(&self) {
         // Lock order: `turn` before `followed`. The reverse order deadlocks with the end of
         // writing.
-        if let Ok(_turn) = self.writes(&self.inner)
+        if let Ok(_turn) = self.turn_guard(&self.inner)
             && self.shape.gone().is_none()
         {
             self.inner.followed().add(Arc::clone(&self.shape));
         }
     }
 
-    /// Sets the transactions that the snapshot sees. It sees none whose commit position is `lsn` or
-    /// above; `lsn` is the position of Postgres' log when the snapshot was taken.
+    /// Sets the transactions that the snapshot sees. `lsn` is the WAL position of Postgres when the
+    /// snapshot was taken: the snapshot sees no transaction with a commit at or above it.
     ///
     /// Returns `false` if the snapshot was taken too early: then take another one.
     #[must_use]
     pub fn snapshot_taken(&mut self, snapshot: &Snapshot, lsn: u64) -> bool {
         let (seen, inner) = (SnapshotVisibility::new(snapshot, lsn), Arc::clone(&self.inner));
-        // In another writer turn, another shape may have the same id. `rows` fails then.
-        let Ok(_turn) = self.writes(&inner) else { return true };
+        // In another writer turn, another shape may have the same id. Returns `true`, and the next
+        // call of `rows` or `seal` fails.
+        let Ok(_turn) = self.turn_guard(&inner) else { return true };
         let is_in_time = inner.followed().snapshot_taken(self.shape.id, seen.clone(), &inner);
         if is_in_time {
             self.seen = Some(seen);
@@ -107,9 +109,9 @@ impl ShapeCreation {
     /// If the disk fails, or this process doesn't write to the store any more.
     pub fn rows(&mut self, messages: Bytes) -> io::Result<()> {
         let inner = Arc::clone(&self.inner);
-        let _turn = self.writes(&inner)?;
+        let _turn = self.turn_guard(&inner)?;
         if let Some(keys) = &mut self.keys {
-            keys.take_rows(&messages);
+            keys.count_rows(&messages);
         }
         self.append(messages)
     }
@@ -145,7 +147,7 @@ impl ShapeCreation {
         let seen = self.seen.as_ref().ok_or_else(|| io::Error::other("the snapshot hasn't begun"))?;
         let end = snapshot_end(seen);
         let inner = Arc::clone(&self.inner);
-        let _turn = self.writes(&inner)?;
+        let _turn = self.turn_guard(&inner)?;
         // Set before the end is appended: a reader that sees the end must not take it for a row.
         self.shape.change(|state| state.rows_end = Some(state.snapshot.len()));
         self.append(end.into())?;
@@ -161,7 +163,7 @@ impl ShapeCreation {
 
     /// Returns a guard of the creation's writer turn. While it is held, this process may write
     /// files.
-    fn writes<'a>(&self, inner: &'a StoreInner) -> io::Result<RwLockReadGuard<'a, u64>> {
+    fn turn_guard<'a>(&self, inner: &'a StoreInner) -> io::Result<RwLockReadGuard<'a, u64>> {
         let turn = inner.turn().filter(|turn| **turn == self.turn);
         turn.ok_or_else(|| io::Error::other("this process doesn't write to the store any more"))
     }
@@ -169,12 +171,13 @@ impl ShapeCreation {
     /// Waits until the shape is durable. The creation must be [sealed](Self::seal).
     ///
     /// # Errors
-    /// If the shape was deleted meanwhile.
+    /// If the shape was deleted meanwhile, this process doesn't write any more, or the creation
+    /// isn't sealed.
     pub async fn complete(mut self) -> Result<(), ShapeGone> {
         let Some(seen) = self.seen.clone().filter(|_| self.is_sealed) else { return Err(ShapeGone::Deleted) };
         self.shape.until_settled().await?;
         if let Some(keys) = self.keys.take()
-            && let Ok(_turn) = self.writes(&self.inner)
+            && let Ok(_turn) = self.turn_guard(&self.inner)
         {
             self.inner.followed().set_key_counts(self.shape.id, keys, &self.inner);
         }
@@ -198,11 +201,11 @@ impl ShapeCreation {
         }
     }
 
-    /// Evicts other shapes if `max_bytes` is exceeded. A large snapshot is in its own file and
-    /// doesn't count for the size of the log, so no checkpoint would follow soon.
+    /// Evicts other shapes if `max_bytes` is exceeded. A large snapshot is in its own file, so it
+    /// doesn't enlarge the WAL, and no checkpoint would check the limit soon.
     fn make_room(&self) {
         let Some(limit) = self.inner.config.max_bytes else { return };
-        if let Ok(_turn) = self.writes(&self.inner) {
+        if let Ok(_turn) = self.turn_guard(&self.inner) {
             // A client waited for this shape until now, so it counts as used.
             self.inner.touch(&self.shape);
             self.inner.evict_bytes(limit);
@@ -218,7 +221,7 @@ impl ShapeCreation {
         self.is_over = true;
         self.shape.end(ShapeGone::Failed(failure));
         // Held until the deletion is queued: a later writer may give the id to another shape.
-        let turn = self.writes(&self.inner);
+        let turn = self.turn_guard(&self.inner);
         if turn.is_ok() {
             self.inner.followed().delete(self.shape.id, &self.inner);
         } else {
@@ -245,7 +248,7 @@ impl Drop for ShapeCreation {
         }
         if self.file.is_some()
             && self.shape.gone().is_some()
-            && let Ok(_turn) = self.writes(&self.inner)
+            && let Ok(_turn) = self.turn_guard(&self.inner)
         {
             // The shape may have been deleted before the file was created.
             self.inner.files.remove(self.shape.id);

@@ -26,8 +26,8 @@ pub struct TableSchema {
     pub name: String,
     /// Columns in the order of the values in rows, and the settings that decide comparisons.
     pub types: Schema,
-    /// Oid of the table's entry in the publication. If the entry was replaced, changes may be
-    /// missing.
+    /// Oid of the table's row in pg_publication_rel. If the row was replaced, the stream may have
+    /// missed changes.
     pub membership: u32,
     /// Type oid and modifier of each column, as the stream describes them: pg_attribute's atttypid
     /// and atttypmod.
@@ -39,11 +39,11 @@ pub struct TableSchema {
     /// Indexes of the primary key's columns, in the key's order. Empty: all columns together are
     /// the key.
     pub key: Vec<usize>,
-    /// Other properties that must not change, as a text of the caller. If it differs, messages
-    /// would be wrong although names, types and key are equal.
+    /// Other properties that must not change, as a text that the caller chooses. If it differs,
+    /// messages would be wrong although names, types and key are equal.
     #[serde(default)]
     pub lineage: String,
-    /// Text of the caller for each column. The store only keeps it.
+    /// Text that the caller chooses for each column. The store only stores and compares it.
     pub notes: Vec<String>,
     /// Whether the primary key is DEFERRABLE. Within a transaction, two rows may have the same
     /// value of such a key.
@@ -63,8 +63,8 @@ impl PartialEq for TableSchema {
 
 impl Eq for TableSchema {}
 
-/// Invariant: the hash is the same in every release. The log refers to tables by it, and processes
-/// of two releases read one log.
+/// Invariant: the hash is the same in every release. The WAL refers to tables by it, and processes
+/// of two releases read one WAL.
 impl Hash for TableSchema {
     fn hash<H: Hasher>(&self, hasher: &mut H) {
         self.identity().hash(hasher);
@@ -89,8 +89,8 @@ pub struct ShapeOptions {
     /// Where clause in canonical form ([`Filter::canonical`]); `None`: all rows.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub clause: Option<String>,
-    /// Names of the columns; `None`: all columns of the table. Then a new column makes it another
-    /// shape.
+    /// Names of the columns; `None`: all columns of the table. With `None`, the shape is deleted
+    /// when the table gets a new column.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub columns: Option<Vec<String>>,
     /// Columns that a change contains.

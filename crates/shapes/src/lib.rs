@@ -61,7 +61,7 @@
 //!
 //! let (mut decoder, mut follower) = (PgOutputDecoder::new(), store.follower());
 //! for message in messages {
-//!     follower.take(&decoder.decode(message)?)?; // BEGIN, INSERT INTO orders VALUES (2), COMMIT
+//!     follower.apply(&decoder.decode(message)?)?; // BEGIN, INSERT INTO orders VALUES (2), COMMIT
 //! }
 //! shape.log_beyond(Offset::SNAPSHOT_END).await?; // durable and readable
 //! let page = shape.log_after(Offset::SNAPSHOT_END)?;
@@ -84,46 +84,48 @@
 //!      ▼                                                       ▼
 //!  Follower (follow/) ── filter index, encode/       ShapeCreation (creation.rs)
 //!      │ records                                               │ one record: snapshot complete
-//!      ▼                                                       │ rows: log, or a file if large
-//!  store queue ◀───────────────────────────────────────────────┘
+//!      ▼                                                       │ rows: WAL, or a file if large
+//!  write queue ◀───────────────────────────────────────────────┘
 //!      │
 //!      ▼
-//!  writer thread ── append, sync ──▶ store log (wal/)
+//!  writer thread ── append, sync ──▶ write-ahead log (wal/)
 //!      │ after the sync                  │ checkpoint: shapes' files, catalog
 //!      ▼                                 ▼
-//!  Shape (shape.rs) ◀── read ─────── shapes/*.log, shapes/*.snapshot
+//!  Shape (shape.rs) ◀── read ─────── shapes/*.snapshot, shapes/*.log, shapes/*.past
 //!      │
 //!      ├──▶ readers: log_after, read_log, snapshot_chunk
 //!      └──▶ LogListener: each published transaction
 //! ```
 //!
-//! - A transaction is encoded once for each selection of columns. Its record has the text, and for
-//!   each shape the ranges that belong to it. Live streams and the shapes' files get the same
-//!   bytes.
+//! - *Log* is the log of a shape. *WAL* is the write-ahead log of the whole store, which has the
+//!   records of all shapes.
+//! - A change is encoded once for all shapes with the same columns and [`ReplicaMode`]. A record of
+//!   the WAL has the text once, and for each shape the byte ranges of its messages. Live streams
+//!   and the shapes' files get the same bytes.
 //! - The writer, recovery and a process that reads beside the writer apply the same records with
-//!   the same function. A takeover reads to the end of the log and runs a checkpoint.
+//!   the same function. A takeover reads to the end of the WAL and runs a checkpoint.
 //! - Committed changes are synced at once. Records of shapes that are created at the same time are
 //!   collected for up to 5 ms, because a sync costs more than the rest of a creation.
 //! - The messages of a log are sorted by offset, one in each line. So an offset is found by
 //!   bisection, and only the ends of closed chunks are stored separately.
-//! - A checkpoint merges the part of a long log that is older than the last two chunks: an update
-//!   is combined with the next update of the same row. Positions don't change, so readers continue.
-//!   The old files are kept for one more checkpoint. Inserts and deletes are kept, because the
-//!   position of a client may be between them.
+//! - A checkpoint merges the part of a long log that is older than its last two closed chunks: an
+//!   update is combined with the next update of the same row. Offsets don't change, so readers
+//!   continue. The old files are kept for one more checkpoint. Inserts and deletes are kept,
+//!   because the offset of a client may be between them.
 //! - A shape is followed before its snapshot is taken. Transactions are held until the snapshot's
 //!   visibility is known. Then those that the snapshot sees are dropped.
-//! - A client identifies a row by its key. If two rows may have one key (a deferrable key within a
-//!   transaction, equal rows of a table without a key), the log continues while that has no effect.
-//!   The change in which it has one deletes the shape.
-//! - Each table has a *baseline*: the catalog state for which its shapes are correct. It has the
-//!   filenode, `xmin` of its rows in pg_attribute, labels and attributes of its types, and its
-//!   publication. A state that existing shapes can't represent deletes them, and then becomes the
-//!   baseline, in memory and in the log.
+//! - A client identifies a row by its key. Two rows may have the same key: within a transaction if
+//!   the key is deferrable, and always if the table has no key. When one of two such rows leaves
+//!   the key, clients would delete their only copy, so the shape is deleted.
+//! - Each table with shapes has a *baseline*: the catalog state for which its shapes are correct.
+//!   It has the filenode, `xmin` of the table's rows in pg_attribute, labels and attributes of its
+//!   types, and its publication. When the state changes, shapes that are incorrect for the new
+//!   state are deleted. Then the new state becomes the baseline, in memory and in the WAL.
 //!
 //! # Invariants and their tests
 //!
-//! - Every committed transaction reaches every shape that it concerns once, whole, in commit order,
-//!   starting after the snapshot.
+//! - Every committed transaction reaches every shape that it concerns exactly once, whole and in
+//!   commit order, unless the snapshot of the shape sees it.
 //!   `clients_see_what_the_table_was_between_two_commits`,
 //!   `without_a_crash_every_guarantee_holds`,
 //!   `random_filters_are_found_as_if_each_were_evaluated`
@@ -140,10 +142,11 @@
 //!   Positions that were acknowledged to Postgres are durable.
 //!   `a_crash_at_any_disk_call_breaks_no_guarantee`, `repeated_crashes_break_no_guarantee`,
 //!   `shapes_survive_a_restart_and_a_kill`
-//! - A deleted shape never reappears, not even after a crash.
+//! - A shape whose deletion is in the WAL never reappears. A crash before that restores the shape
+//!   without a gap.
 //!   `a_shape_deleted_on_a_full_disk_stays_deleted`,
 //!   `a_shape_stays_complete_until_its_deletion_is_in_the_log`
-//! - At most one process writes. A reader sees a prefix of the writer's log, and can take over.
+//! - At most one process writes. A reader sees a prefix of the writer's WAL, and can take over.
 //!   `only_one_process_writes_at_a_time`,
 //!   `a_reader_beside_a_busy_writer_sees_a_prefix_of_the_log`,
 //!   `a_reader_sees_the_writers_records_and_can_take_over`
@@ -162,7 +165,7 @@
 //!   `shapes_beyond_max_bytes_are_deleted_when_a_snapshot_completes`
 //! - A handle is used for one shape only.
 //!   `a_handle_is_never_reused_even_if_the_clock_goes_back`
-//! - Only a torn end of the store's log is cut. Records of a newer release are refused and left
+//! - Only a torn end of the WAL is truncated. Records of a newer release are refused and left
 //!   unchanged, and a process that finds them never takes over.
 //!   `a_server_refuses_storage_of_a_newer_version_and_does_not_change_it`,
 //!   `an_instance_beside_a_newer_one_refuses_requests_and_never_takes_over`,
@@ -178,17 +181,17 @@
 //! | bytes on disk | `max_bytes`, checked at checkpoints and completed snapshots | the least recently used shapes are deleted |
 //! | queued records | `queued_bytes`, 16 MiB, plus one batch of the stream | [`Shapes::room`] waits |
 //! | messages that are in no shape's file | `unwritten_bytes`, 64 MiB | they are written |
-//! | size of the store's log | `wal_bytes`, 256 MiB | a checkpoint starts |
+//! | size of the WAL | `wal_bytes`, 256 MiB | a checkpoint starts |
 //! | a transaction in memory | parts of 1 MiB | the part is queued |
 //! | one message | `message_bytes`, 256 MiB | the shapes that would get it are deleted |
 //! | changes held for a shape without a snapshot | `held_bytes`, 16 MiB | the shape is deleted |
 //! | open files of shapes | `open_files`, 512 | the least recently used file is closed |
-//! | recent transactions of one table; of all | 1,048,576 (24 MiB); 4,194,304 (96 MiB) | the oldest is forgotten, and a new shape waits for a snapshot with a newer `xmin` |
-//! | deferrable keys that rows get in one transaction | 1,048,576 | the table's shapes are deleted |
-//! | counted rows of a shape without a primary key; of all | 2,097,152; 16,777,216 (165 MiB) | not counted: any row that leaves deletes the shape |
-//! | key changes that wait for a snapshot; for a commit | 262,144; 1,048,576 | not counted; counted before the commit |
+//! | recent transactions of one table; of all | 1,048,576 (24 MiB); 4,194,304 (96 MiB) | the oldest is forgotten, and a new shape needs a snapshot with a newer `xmin` |
+//! | deferrable keys that rows enter in one transaction | 1,048,576 | the table's shapes are deleted |
+//! | counted rows of a shape whose table has no primary key; of all such shapes | 2,097,152; 16,777,216 (165 MiB) | not counted: any row that leaves deletes the shape |
+//! | row key changes that wait for a snapshot; for a commit | 262,144; 1,048,576 | not counted; counted before the commit |
 //! | files read to count rows when writing begins | 64 MiB of one shape, 256 MiB of all | not counted |
-//! | column mappings of one table | 1,024 relations | all are computed again |
+//! | column mappings of one table, one for each partition | 1,024 | the cache is cleared |
 //!
 //! Tests: `a_transaction_of_300_megabytes_that_a_hundred_shapes_match_is_never_in_memory`,
 //! `the_least_recently_used_shape_is_deleted_for_a_new_one`,
@@ -199,10 +202,13 @@
 //!
 //! # Lock order
 //!
-//! `turn`, then `followed`, then `registry`, then the lock of a shape. `turn` is held for reading
-//! by each write outside the writer thread, and for writing when writing begins and ends. Deletions
-//! and matched changes are queued under `followed`, so that the store's log has them in the order
-//! of the decisions, and a shape can't reappear with a gap after a crash.
+//! `mode`, then `turn`, then `followed`, then `registry`, then the lock of a shape.
+//!
+//! A [`ShapeCreation`] holds a read guard of `turn` while it writes files or follows its shape. The
+//! start and the end of writing take the write guard, so they wait for such writes.
+//!
+//! Deletions and matched changes are queued under `followed`, so that the WAL has them in the order
+//! of the decisions. So a shape can't reappear with a gap after a crash.
 //!
 //! # Where to look
 //!
@@ -213,14 +219,14 @@
 //! | effect of a row change on a shape | `follow/table_group.rs` |
 //! | held transactions; altered tables | `follow/followed_shapes.rs` |
 //! | parts of a transaction | `follow/open_transaction.rs` |
-//! | changes of partitions | `follow/stream_relation.rs` |
+//! | changes of partitions | `follow/mod.rs`, `follow/stream_relation.rs` |
 //! | commits that aren't visible yet | `follow/recent_transactions.rs` |
 //! | catalog changes that the stream doesn't describe | `definition/state.rs`, `baselines.rs` |
 //! | equal rows of a table without a primary key | `row_keys.rs` |
 //! | a snapshot, from its start until it is durable | `creation.rs` |
 //! | readers and listeners | `shape.rs`; its state, `shape/state.rs` |
 //! | lookup, creation, eviction, deletion | `shapes.rs` (public), `registry.rs` |
-//! | records, log, catalog, files, recovery, checkpoint | `store/`, explained in `store/mod.rs` |
+//! | records, WAL, catalog, files, recovery, checkpoint | `store/`, explained in `store/mod.rs` |
 //! | merge of long logs | `encode/merge.rs`, `store/compaction.rs` |
 //! | crashes, readers beside a writer, ten thousand shapes | `simulation/` |
 

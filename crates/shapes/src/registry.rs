@@ -1,9 +1,9 @@
 //! Registry of the shapes of a store: lookup, creation, eviction and deletion.
 //!
 //! Invariant: a handle is used for one shape only.
-//! Enforced by: the time in a new handle is above the time in all earlier ones. The store's log has
-//! the newest time.
-//! Lock order: `turn`, then `followed`, then `registry`, then the lock of a shape.
+//! Enforced by: the time in a new handle is above the time in all earlier ones. The WAL has all
+//! handles, and the catalog has the newest time.
+//! Lock order: `mode`, then `turn`, then `followed`, then `registry`, then the lock of a shape.
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
@@ -50,23 +50,25 @@ pub(crate) struct StoreInner {
     pub(crate) queue: RwLock<Arc<WriteQueue>>,
     pub(crate) mode: Mutex<StoreMode>,
     pub(crate) is_writing: AtomicBool,
-    /// Writer turn: how many times this process has begun to write. Any write outside the writer
-    /// thread holds a read guard; the end of writing waits for all guards.
+    /// Writer turn: how many times this process has begun to write. A creation holds a read guard
+    /// while it writes files; the end of writing waits for all guards.
     pub(crate) turn: RwLock<u64>,
     /// Position up to which everything is durable.
     pub(crate) durable: AtomicU64,
-    /// The offset `<seen>_0` is after everything visible and before every later change.
+    /// LSN such that the offset `<seen>_0` is after all visible changes and before all later ones.
     pub(crate) seen: AtomicU64,
     /// Wakes the tasks that wait for `durable` or `seen`.
     pub(crate) progressed: Notify,
     pub(crate) on_durable: Mutex<Option<DurableCallback>>,
     /// Ids of the shapes that have parts of a transaction without its commit.
     pub(crate) staged: Mutex<HashSet<u64>>,
-    /// Files of merged logs. The next catalog file makes them unnecessary.
+    /// Old files of logs that were merged. The checkpoint that writes the next catalog removes
+    /// them.
     pub(crate) garbage: Mutex<Vec<(u64, FileKind)>>,
-    /// Ids of deleted shapes whose deletion isn't in the log yet.
+    /// Ids of deleted shapes whose deletion isn't in the WAL yet.
     pub(crate) deleted: Mutex<HashSet<u64>>,
-    /// Ids of shapes that were found incorrect before this process could write.
+    /// Ids of shapes whose logs removed one of several equal rows. Found when writing begins, and
+    /// deleted as soon as this process can write.
     inexact: Mutex<Vec<u64>>,
     pub(crate) key_budget: Arc<KeyBudget>,
     /// Held while messages are written to shapes' files to free memory, and while a checkpoint
@@ -91,10 +93,10 @@ pub(crate) struct Registry {
     by_handle: HashMap<String, u64>,
     /// Ids by fingerprint of the definition, newest last.
     by_definition: HashMap<u64, Vec<u64>>,
-    /// Tables by fingerprint, as the log refers to them.
+    /// Tables by fingerprint, with which the WAL refers to them.
     pub(crate) tables: HashMap<u64, Arc<TableSchema>>,
     pub(crate) baselines: Baselines,
-    /// Name of the database that the store follows.
+    /// Name of the followed database history.
     pub(crate) origin: Option<String>,
     pub(crate) next_id: u64,
     /// Time in the newest handle, in microseconds.
@@ -175,8 +177,8 @@ impl StoreInner {
         UNUSABLE.get(which).copied()
     }
 
-    /// Marks the store unusable if the error says so. Then nothing is served any more: listeners of
-    /// shapes end.
+    /// Marks the store unusable if the error makes it so, and detaches the listeners of all shapes:
+    /// nothing is served any more.
     pub(crate) fn mark_unusable_if(&self, error: &OpenError) {
         let Some(which) = UNUSABLE.iter().position(|unusable| error.unusable() == Some(*unusable)) else {
             return;
@@ -238,7 +240,7 @@ impl StoreInner {
             && registry.baselines.has_shapes(table.oid)
         {
             registry.baselines.set(table.oid, state);
-            // Queued under the registry lock, so that the log has baselines in the order of the
+            // Queued under the registry lock, so that the WAL has baselines in the order of the
             // calls.
             self.log_table(table);
         }
@@ -318,20 +320,21 @@ impl StoreInner {
         self.is_writing.load(Ordering::Acquire).then_some(turn)
     }
 
-    /// Deletes a shape: at once in this process, and elsewhere when the record is in the log.
+    /// Deletes a shape: at once in this process, and in other processes when they read the record
+    /// in the WAL.
     pub(crate) fn delete(&self, id: u64) {
         lock(&self.deleted).insert(id);
         self.enqueue(Record::Note(Note::Delete { id }, Bytes::new()));
         self.forget(id);
     }
 
-    /// Confirms that the deletion of a shape is in the log.
+    /// Confirms that the deletion of a shape is in the WAL.
     pub(crate) fn confirm_deletion(&self, id: u64) {
         lock(&self.deleted).remove(&id);
     }
 
-    /// Returns the ids of shapes whose deletion isn't in the log: the disk was full, or writing
-    /// ended. Ids that belong to another shape by now are skipped.
+    /// Returns the ids of shapes whose deletion isn't in the WAL: the disk was full, or writing
+    /// ended. Skips ids that another shape has by now.
     pub(crate) fn unlogged_deletions(&self) -> HashSet<u64> {
         let mut deleted = lock(&self.deleted);
         let registry = self.registry();
@@ -363,7 +366,8 @@ impl StoreInner {
         ids
     }
 
-    /// Follows exactly the complete shapes. Blocks on disk if some tables have no primary key.
+    /// Clears the followed shapes, then follows all complete ones. Blocks on disk if some tables
+    /// have no primary key.
     pub(crate) fn follow_all(&self) {
         let shapes: Vec<_> = self.registry().shapes().cloned().collect();
         let (mut complete, mut bytes) = (Vec::new(), row_keys::MAX_READ_TOTAL);
@@ -373,8 +377,8 @@ impl StoreInner {
             let Some(seen) = shape.lock().seen.clone() else { continue };
             let keys = shape.definition().table.key.is_empty().then(|| {
                 KeyCounts::read(&shape, &self.key_budget, &mut bytes).unwrap_or_else(|| {
-                    // Written by a release that didn't count keys. Deleted as soon as this process
-                    // writes.
+                    // A release that didn't count keys wrote the shape. It is deleted as soon as
+                    // this process writes.
                     lock(&self.inexact).push(shape.id);
                     KeyCounts::uncounted()
                 })
@@ -386,7 +390,7 @@ impl StoreInner {
         complete.into_iter().for_each(|(shape, seen, keys)| followed.add_complete(shape, seen, keys));
     }
 
-    /// Deletes the shapes whose logs lost a row that had an equal row.
+    /// Deletes the shapes whose logs removed one of several equal rows.
     pub(crate) fn delete_inexact(&self) {
         let inexact = std::mem::take(&mut *lock(&self.inexact));
         if self.is_writing.load(Ordering::Acquire) {
@@ -426,7 +430,7 @@ impl Registry {
         self.by_id.insert(shape.id, shape);
     }
 
-    /// Removes tables without shapes. The next shape of such a table adds the table to the log
+    /// Removes tables without shapes. The next shape of such a table adds the table to the WAL
     /// again.
     pub(crate) fn forget_unused_tables(&mut self) {
         let used: HashSet<u64> =

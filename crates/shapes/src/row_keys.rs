@@ -1,14 +1,14 @@
 //! Row keys: counts the rows of shapes whose tables have no primary key.
 //!
 //! The key of such a row is the list of all its values. A client can't distinguish rows with equal
-//! values: when one of them is deleted, the client deletes its only copy. So a shape is deleted
+//! values: it has one copy of them, and a delete message removes that copy. So a shape is deleted
 //! when one of several equal rows leaves it, and its clients start over.
 //!
 //! Invariant: no row has left an existing shape while an equal row was in it.
 //! Enforced by: the keys of all rows are counted, first those of the snapshot, then every change of
 //! the log in order. If the keys aren't counted, every row that leaves deletes the shape. Keys
-//! aren't counted if there are too many of them, and with `log=changes_only`, whose clients have
-//! rows from subsets.
+//! aren't counted if there are too many of them. With `log=changes_only` they aren't counted
+//! either, because clients load rows with subset queries, which the store doesn't see.
 //! Keys are compared by 64-bit hashes. Two keys with the same hash count as duplicates, which may
 //! delete a shape too early.
 
@@ -26,8 +26,8 @@ use crate::shape::Shape;
 /// Maximum number of counted keys of one shape. They take up to 40 MiB.
 const MAX_KEYS: usize = 2 << 20;
 
-/// Maximum number of keys, in set capacity, of all shapes of a store. A key takes 72/7 bytes: 165
-/// MiB.
+/// Maximum capacity of the key sets of all shapes of a store, in keys. A key takes 9 bytes in a
+/// hash table that is at most 7/8 full: 165 MiB.
 const MAX_KEYS_TOTAL: usize = 16 << 20;
 
 /// Maximum number of key changes that wait for one snapshot. A change takes 16 bytes: 4 MiB.
@@ -101,13 +101,13 @@ impl RowKeys {
     /// Applies key changes of a shape that are in its log. Returns `false` if its clients can't
     /// apply them exactly: then the caller deletes the shape.
     #[must_use]
-    pub(crate) fn take(&mut self, changes: &[KeyChange]) -> bool {
+    pub(crate) fn apply(&mut self, changes: &[KeyChange]) -> bool {
         match self {
             RowKeys::Waiting(waiting) => {
-                waiting.take(changes);
+                waiting.add(changes);
                 true
             }
-            RowKeys::Counted(counts) => counts.take(changes),
+            RowKeys::Counted(counts) => counts.apply(changes),
         }
     }
 
@@ -122,14 +122,14 @@ impl RowKeys {
         if waiting.is_overflowed {
             counts = KeyCounts::uncounted();
         }
-        let is_exact = counts.take(&waiting.changes) && !(waiting.is_overflowed && waiting.has_left);
+        let is_exact = counts.apply(&waiting.changes) && !(waiting.is_overflowed && waiting.has_left);
         *self = RowKeys::Counted(counts);
         is_exact
     }
 }
 
 impl WaitingKeyChanges {
-    fn take(&mut self, changes: &[KeyChange]) {
+    fn add(&mut self, changes: &[KeyChange]) {
         self.has_left |= changes.iter().any(|change| matches!(change, KeyChange::Left(_)));
         if self.is_overflowed || self.changes.len() + changes.len() > MAX_WAITING {
             self.changes = Vec::new();
@@ -179,7 +179,7 @@ impl KeyCounts {
     }
 
     /// Counts the rows of whole snapshot messages.
-    pub(crate) fn take_rows(&mut self, messages: &[u8]) {
+    pub(crate) fn count_rows(&mut self, messages: &[u8]) {
         for line in messages.split_inclusive(|byte| *byte == b'\n') {
             match row_key(line) {
                 Some(key) => self.enter(hash(key)),
@@ -188,8 +188,9 @@ impl KeyCounts {
         }
     }
 
-    /// Applies changes. Returns `false` if a row left that had an equal row.
-    fn take(&mut self, changes: &[KeyChange]) -> bool {
+    /// Applies changes. Returns `false` if one of several equal rows left, or if a row left and the
+    /// keys aren't counted.
+    fn apply(&mut self, changes: &[KeyChange]) -> bool {
         changes.iter().all(|change| match *change {
             KeyChange::Entered(key) => {
                 self.enter(key);
@@ -218,9 +219,9 @@ impl KeyCounts {
         true
     }
 
-    /// Applies whole log messages. Returns `false` if a row left that had an equal row, or if a
-    /// line isn't a message of a shape.
-    fn take_messages(&mut self, messages: &[u8]) -> bool {
+    /// Applies whole log messages. Returns `false` as [`apply`](Self::apply) does, or if a line
+    /// isn't a message of a shape.
+    fn apply_messages(&mut self, messages: &[u8]) -> bool {
         messages.split_inclusive(|byte| *byte == b'\n').all(|line| match key_change(line) {
             Some((key, RowOperation::Insert)) => {
                 self.enter(hash(key));
@@ -235,8 +236,9 @@ impl KeyCounts {
 
     /// Counts the keys of a complete shape by reading its snapshot and its log. Blocks on disk.
     ///
-    /// Subtracts the file sizes from `bytes`, and returns the uncounted value if `bytes` is too
-    /// small. Returns `None` if a row left that had an equal row.
+    /// Subtracts the size of the shape from `bytes`. Returns the uncounted value if `bytes` or
+    /// [`MAX_READ`] is too small, or a file can't be read. Returns `None` if one of several equal
+    /// rows left.
     pub(crate) fn read(shape: &Shape, budget: &Arc<KeyBudget>, bytes: &mut u64) -> Option<Self> {
         let (mut counts, needed) = (KeyCounts::begin(shape, budget), shape.bytes());
         if counts.reservation.is_none() || needed > MAX_READ || needed > *bytes {
@@ -257,12 +259,12 @@ impl KeyCounts {
     fn read_all(&mut self, shape: &Shape) -> io::Result<bool> {
         let mut from = 0;
         for to in shape.row_chunks() {
-            self.take_rows(&shape.read_snapshot(from, to)?.concat());
+            self.count_rows(&shape.read_snapshot(from, to)?.concat());
             from = to;
         }
         let mut page = shape.log_after(Offset::SNAPSHOT_END)?;
         loop {
-            if !self.take_messages(&shape.read_log(&page, page.from, page.to)?.concat()) {
+            if !self.apply_messages(&shape.read_log(&page, page.from, page.to)?.concat()) {
                 return Ok(false);
             }
             if page.is_end {
@@ -299,12 +301,12 @@ mod tests {
     #[test]
     fn a_key_may_leave_unless_it_is_present_more_than_once() {
         let mut counts = KeyCounts::new(&Arc::default());
-        assert!(counts.take(&[Entered(1), Entered(2), Left(1), Entered(1), Left(7)]));
-        assert!(counts.take(&[Entered(2), Left(1)]));
-        assert!(!counts.take(&[Left(2)]));
+        assert!(counts.apply(&[Entered(1), Entered(2), Left(1), Entered(1), Left(7)]));
+        assert!(counts.apply(&[Entered(2), Left(1)]));
+        assert!(!counts.apply(&[Left(2)]));
         assert!(
-            KeyCounts::uncounted().take(&[Entered(1)])
-                && !KeyCounts::uncounted().take(&[Entered(1), Left(1)])
+            KeyCounts::uncounted().apply(&[Entered(1)])
+                && !KeyCounts::uncounted().apply(&[Entered(1), Left(1)])
         );
     }
 
@@ -312,9 +314,9 @@ mod tests {
     fn too_many_keys_arent_counted() {
         let mut counts = KeyCounts::new(&Arc::default());
         (0..MAX_KEYS as u64).for_each(|key| counts.enter(key));
-        assert!(counts.take(&[Left(5), Entered(5)]));
+        assert!(counts.apply(&[Left(5), Entered(5)]));
         counts.enter(u64::MAX);
-        assert!(counts.present.is_empty() && !counts.take(&[Left(5)]));
+        assert!(counts.present.is_empty() && !counts.apply(&[Left(5)]));
     }
 
     #[test]
@@ -322,17 +324,17 @@ mod tests {
         let budget = Arc::new(KeyBudget::default());
         let taken = || budget.0.load(Ordering::Relaxed);
         let mut first = KeyCounts::new(&budget);
-        assert!(first.take(&[Entered(1), Entered(1), Entered(2)]));
+        assert!(first.apply(&[Entered(1), Entered(1), Entered(2)]));
         let capacity = first.present.capacity() + first.repeated.capacity();
         assert_eq!(taken(), capacity);
-        assert!(first.take(&[Left(2)]));
+        assert!(first.apply(&[Left(2)]));
         assert_eq!(taken(), capacity, "a set doesn't shrink");
         let others = KeyReservation { budget: Arc::clone(&budget), taken: MAX_KEYS_TOTAL - capacity };
         budget.0.fetch_add(others.taken, Ordering::Relaxed);
         let mut second = KeyCounts::new(&budget);
         second.enter(1);
-        assert!(second.present.is_empty() && !second.take(&[Left(1)]), "the budget is exhausted");
-        assert!(first.take(&[Entered(2), Left(2)]), "other shapes keep their capacity");
+        assert!(second.present.is_empty() && !second.apply(&[Left(1)]), "the budget is exhausted");
+        assert!(first.apply(&[Entered(2), Left(2)]), "other shapes keep their capacity");
         assert_eq!(taken(), MAX_KEYS_TOTAL);
         drop((first, others));
         assert_eq!(taken(), 0);
@@ -349,23 +351,23 @@ mod tests {
             [(vec![Left(1)], true), (vec![Entered(1), Left(1)], false), (vec![Left(2)], false)]
         {
             let mut keys = RowKeys::Waiting(WaitingKeyChanges::default());
-            assert!(keys.take(&changes));
+            assert!(keys.apply(&changes));
             assert_eq!(keys.complete(rows()), is_exact, "{changes:?}");
         }
         for (left, is_exact) in [(vec![], true), (vec![Left(7)], false)] {
             let mut keys = RowKeys::Waiting(WaitingKeyChanges::default());
             assert!(
-                keys.take(&left) && keys.take(&vec![Entered(9); MAX_WAITING]) && keys.take(&[Entered(8)])
+                keys.apply(&left) && keys.apply(&vec![Entered(9); MAX_WAITING]) && keys.apply(&[Entered(8)])
             );
             assert_eq!(keys.complete(rows()), is_exact);
-            assert!(!keys.take(&[Left(1)]), "the dropped changes make the counts unknown");
+            assert!(!keys.apply(&[Left(1)]), "the dropped changes make the counts unknown");
         }
     }
 
     #[test]
     fn a_line_that_is_not_a_row_ends_the_counting() {
         let mut counts = KeyCounts::new(&Arc::default());
-        counts.take_rows(b"no row,\n");
-        assert!(!counts.take(&[Left(1)]));
+        counts.count_rows(b"no row,\n");
+        assert!(!counts.apply(&[Left(1)]));
     }
 }

@@ -1,9 +1,10 @@
 //! Shape: the readers' view of a snapshot and a log.
 //!
-//! Invariant: readable bytes never change and are durable, except those of an incomplete snapshot.
-//! If the process ends before the snapshot is complete, the shape is removed and its handle isn't
-//! used again.
-//! Enforced by: only the store's writer publishes, after a sync.
+//! Invariant: readable bytes are durable, except those of an incomplete snapshot. They change only
+//! when the old part of a log is merged, which leads to the same rows from every offset. If the
+//! process ends before the snapshot is complete, the shape is removed and its handle isn't used
+//! again.
+//! Enforced by: messages are published only after their record is synced to the WAL.
 
 pub(crate) mod state;
 
@@ -25,8 +26,9 @@ use crate::offset::Offset;
 use crate::store::message_sequence::{ByteLocation, MessageSequence, SeekResult};
 use crate::store::shape_files::{self, FileKind, ShapeFiles};
 
-/// Shape: a filtered view of a table. A holder can still read a shape that was removed from the
-/// store.
+/// Shape: a filtered view of a table. When it is removed from the store, methods that wait fail
+/// with [`ShapeGone`]. Other methods still return the bytes that are in memory, and fail for bytes
+/// whose file is deleted.
 pub struct Shape {
     pub(crate) id: u64,
     handle: String,
@@ -37,7 +39,7 @@ pub struct Shape {
     state: Mutex<ShapeState>,
     /// Wakes tasks that wait for new readable bytes or for the end of the shape.
     changed: Notify,
-    /// Time of the last use, counted by the registry.
+    /// Value of the registry's use counter at the last use.
     pub(crate) used: AtomicU64,
     /// Number of open streams that wait for changes.
     streams: AtomicU32,
@@ -104,7 +106,7 @@ pub enum SnapshotChunk {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LogPage {
     /// File that the positions refer to.
-    place: FileKind,
+    file: FileKind,
     /// Position of its first byte.
     pub from: u64,
     /// Position after its last byte.
@@ -113,28 +115,28 @@ pub struct LogPage {
     pub last: Offset,
     /// Whether the log currently ends here.
     pub is_end: bool,
-    /// For a page of the merged part of the log: the end of that part. It contains only the last of
-    /// several updates of a row. Before that end, a client may have rows that the table never had
-    /// at the same time.
+    /// For a page of the merged part of the log: the end of that part. Merging combines several
+    /// updates of a row. So until a client has read to this end, it may have rows that the table
+    /// never had at the same time.
     pub merged_to: Option<Offset>,
 }
 
 impl LogPage {
     /// Returns an empty page after an offset.
     pub fn empty(last: Offset) -> Self {
-        LogPage { place: FileKind::Log(0), from: 0, to: 0, last, is_end: true, merged_to: None }
+        LogPage { file: FileKind::Log(0), from: 0, to: 0, last, is_end: true, merged_to: None }
     }
 }
 
-/// Receives new messages of a log, in order and without gaps, until [`ended`](Self::ended). Called
-/// under the shape's lock, so it must be fast.
+/// Receives new messages of a log, in order and without gaps, until [`ended`](Self::ended). The
+/// methods may be called under the shape's lock, so they must be fast and must not use the shape.
 pub trait LogListener: Any + Send + Sync + fmt::Debug {
     /// Receives whole transactions. The offset `<seen>_0` is after all of them and before every
     /// later one. Returns `false` to be detached.
     fn published(&self, messages: &[Bytes], last: Offset, seen: u64) -> bool;
 
-    /// Notifies that no more messages follow: the shape is gone, or the next messages are only in
-    /// its file and must be read there.
+    /// Notifies that no more messages follow. The shape is gone, the store is unusable, or the next
+    /// messages are only in the shape's file and must be read there.
     fn ended(&self);
 }
 
@@ -261,7 +263,8 @@ impl Shape {
         }
     }
 
-    /// Returns the page, and the log's base for which it is valid.
+    /// Returns the page, and the base for which it is valid: the position at which the log file
+    /// begins. A merge increases it.
     fn try_log_after(&self, offset: Offset) -> (u64, io::Result<Option<LogPage>>) {
         let (base, past, merged_to, sought) = {
             let state = self.lock();
@@ -273,14 +276,14 @@ impl Shape {
         };
         let seek = |kind, from, to| shape_files::seek(&*self.files.open(self.id, kind)?, from, to, offset);
         let page = if let Some((before, chunk)) = past {
-            let place = FileKind::Past(base);
+            let file = FileKind::Past(base);
             let from = match before {
                 None if offset <= Offset::SNAPSHOT_END => Ok(0),
                 Some(before) if before.last == offset => Ok(before.end),
-                before => seek(place, before.map_or(0, |before| before.end), chunk.end),
+                before => seek(file, before.map_or(0, |before| before.end), chunk.end),
             };
             let (to, last, is_end) = (chunk.end, chunk.last, false);
-            from.map(|from| Some(LogPage { place, from, to, last, is_end, merged_to }))
+            from.map(|from| Some(LogPage { file, from, to, last, is_end, merged_to }))
         } else {
             let from = match sought {
                 SeekResult::At(from) => Ok(from),
@@ -325,19 +328,15 @@ impl Shape {
     /// # Errors
     /// If the file can't be read.
     pub fn read_log(&self, page: &LogPage, from: u64, to: u64) -> io::Result<Vec<Bytes>> {
-        let FileKind::Log(before) = page.place else {
-            return self.read(page.place, 0, ByteLocation { file: Some((from, to)), pieces: Vec::new() });
+        let FileKind::Log(before) = page.file else {
+            return self.read(page.file, 0, ByteLocation { file: Some((from, to)), pieces: Vec::new() });
         };
         let state = self.lock();
         let base = state.log.base();
         if from < base && from < to {
             // The old file of a log that was merged since is kept until the next checkpoint.
             drop(state);
-            return self.read(
-                page.place,
-                before,
-                ByteLocation { file: Some((from, to)), pieces: Vec::new() },
-            );
+            return self.read(page.file, before, ByteLocation { file: Some((from, to)), pieces: Vec::new() });
         }
         let found = state.log.locate(from.max(base), to.max(base));
         drop(state);
@@ -348,12 +347,12 @@ impl Shape {
     /// deleted.
     pub fn is_merged_since(&self, page: &LogPage) -> bool {
         let base = self.lock().log.base();
-        !matches!(page.place, FileKind::Log(before) | FileKind::Past(before) if before == base)
+        !matches!(page.file, FileKind::Log(before) | FileKind::Past(before) if before == base)
     }
 
-    /// Attaches a listener: uses the current one, or creates one, and calls `with` on it. The
-    /// listener receives everything after the end of the log, which is returned. `None`: the shape
-    /// is gone.
+    /// Attaches a listener: uses the current one, or creates one, and calls `with` on it. Returns
+    /// the result and an empty page at the end of the log; the listener receives all later
+    /// messages. `None`: the shape is gone.
     pub fn attach<L: LogListener, R>(
         &self,
         make: impl FnOnce() -> L,
@@ -372,9 +371,9 @@ impl Shape {
                 listener
             }
         };
-        let (place, end) = (FileKind::Log(state.log.base()), state.log.len());
+        let (file, end) = (FileKind::Log(state.log.base()), state.log.len());
         let last = state.log.last();
-        let end = LogPage { place, from: end, to: end, last, is_end: true, merged_to: None };
+        let end = LogPage { file, from: end, to: end, last, is_end: true, merged_to: None };
         Some((with(&listener), end))
     }
 
@@ -409,6 +408,7 @@ impl Shape {
         Ok(bytes)
     }
 
+    /// Waits until `ready` returns a value. Fails if the shape is gone.
     async fn wait<T>(&self, mut ready: impl FnMut(&ShapeState) -> Option<T>) -> Result<T, ShapeGone> {
         let mut check = || {
             let state = self.lock();

@@ -30,10 +30,10 @@ pub struct Shapes {
     pub(crate) inner: Arc<StoreInner>,
 }
 
-/// Position of a store in the history that it follows.
+/// Position of a store in the replication stream of the database that it follows.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StorePosition {
-    /// Name of that history, set by [`Shapes::reset`] or [`Shapes::adopt`].
+    /// Name of the followed database history, set by [`Shapes::reset`] or [`Shapes::adopt`].
     pub origin: String,
     /// Position (LSN) up to which everything is durable.
     pub lsn: u64,
@@ -72,7 +72,7 @@ impl Shapes {
         Ok(Shapes { inner })
     }
 
-    /// Starts to write. Applies the whole log, and removes shapes without a complete snapshot.
+    /// Starts to write. Applies the whole WAL, and removes shapes without a complete snapshot.
     /// Blocks on disk.
     ///
     /// Returns the position of the store; `None`: it has followed nothing yet.
@@ -87,14 +87,14 @@ impl Shapes {
         Ok(self.position())
     }
 
-    /// Waits until everything queued is durable, then stops writing. The store can still be read.
-    /// Blocks on disk.
+    /// Waits until all queued records are durable, then stops writing. On a full disk, drops the
+    /// queued records, which weren't acknowledged. The store can still be read. Blocks on disk.
     pub fn end_writing(&self) {
         writer::end(&self.inner);
     }
 
-    /// Reads the records that another process has written since. Blocks on disk. Does nothing while
-    /// this process writes.
+    /// Applies the records that another process has written since the last call. Blocks on disk.
+    /// Does nothing while this process writes.
     ///
     /// # Errors
     /// If the disk fails, or the directory is [unusable](Self::unusable).
@@ -102,8 +102,9 @@ impl Shapes {
         replay::refresh(&self.inner).inspect_err(|error| self.inner.mark_unusable_if(error))
     }
 
-    /// Returns why the store must not be served: this process can't read newer records, so its data
-    /// is stale. Reset when the process begins to write.
+    /// Returns why the store must not be served; `None`: it may be served. This process can't read
+    /// records that another process wrote, so its data is stale. Cleared when this process begins
+    /// to write.
     pub fn unusable(&self) -> Option<StoreUnusable> {
         self.inner.unusable()
     }
@@ -114,18 +115,18 @@ impl Shapes {
         Some(StorePosition { origin, lsn: self.inner.durable.load(Ordering::Acquire) })
     }
 
-    /// Returns the position such that the offset `<seen>_0` is after every readable change and
-    /// before every later one.
+    /// Returns an LSN that separates readable changes from later ones: the offset `<seen>_0` is
+    /// after all readable changes and before all later ones.
     pub fn seen(&self) -> u64 {
         self.inner.seen()
     }
 
-    /// Returns whether an offset is after everything that can be read.
+    /// Returns whether the store hasn't reached the LSN of an offset yet.
     pub fn is_beyond(&self, offset: Offset) -> bool {
         offset.lsn > self.inner.durable.load(Ordering::Acquire).max(self.seen())
     }
 
-    /// Waits until an offset isn't after everything that can be read any more.
+    /// Waits until the store has reached the LSN of an offset.
     pub async fn reaches(&self, offset: Offset) {
         while self.is_beyond(offset) {
             let progressed = self.inner.progressed.notified();
@@ -162,7 +163,8 @@ impl Shapes {
         done.await.map_err(|_| CreateError::ReadOnly)
     }
 
-    /// Advances the position: no shape is concerned by anything up to `lsn`.
+    /// Queues an advance of the position to `lsn`. The caller guarantees that no change before
+    /// `lsn` that isn't queued yet concerns a shape.
     pub fn advance(&self, lsn: u64) {
         self.inner.enqueue(Record::Note(Note::Advance { lsn }, Bytes::new()));
     }
@@ -172,7 +174,7 @@ impl Shapes {
         *lock(&self.inner.on_durable) = Some(Box::new(callback));
     }
 
-    /// Waits until fewer than `queued_bytes` bytes are queued.
+    /// Waits until fewer than `queued_bytes` bytes are queued, or this process stops writing.
     pub async fn room(&self) {
         let queue = self.inner.queue();
         queue.wait_for_room(self.inner.config.queued_bytes).await;
@@ -204,11 +206,12 @@ impl Shapes {
         Some(shape)
     }
 
-    /// Returns the shape with a definition. If it doesn't exist, creates it and also returns the
-    /// obligation to fill it. `micros` is the Unix time in microseconds, for the handle.
+    /// Returns the shape with a definition. If it doesn't exist, creates it and also returns a
+    /// [`ShapeCreation`], with which the caller must fill it. `micros` is the Unix time in
+    /// microseconds, for the handle.
     ///
     /// # Errors
-    /// If the shape can't be created.
+    /// If the clause is invalid, or this process doesn't write.
     pub fn find_or_create(
         &self,
         definition: ShapeDefinition,
@@ -231,15 +234,16 @@ impl Shapes {
         if !self.is_writing() {
             return false;
         }
-        // Locked before the lookup: decisions under this lock are queued in its order.
+        // Locked before the lookup, so that the WAL has the deletion in the order of all decisions
+        // under this lock.
         let mut followed = self.inner.followed();
         let Some(shape) = self.inner.registry().by_handle(handle) else { return false };
         followed.delete(shape.id, &self.inner);
         true
     }
 
-    /// Deletes a shape that can't be read if files of it are lost, so that a new shape replaces it.
-    /// Blocks on disk.
+    /// Deletes a shape whose files are lost, so that a new shape can replace it. `why` is the error
+    /// of a read; does nothing if all files exist. Blocks on disk.
     pub fn heal(&self, shape: &Arc<Shape>, why: &io::Error) {
         let is_missing = matches!(why.kind(), ErrorKind::NotFound | ErrorKind::UnexpectedEof);
         if is_missing && self.is_writing() && shape.is_lost() && self.delete(shape.handle()) {
@@ -333,7 +337,7 @@ impl Shapes {
         self.inner.is_full.load(Ordering::Relaxed)
     }
 
-    /// Returns the number of bytes of all shapes that are only in memory and in the store's log.
+    /// Returns the number of bytes of all shapes that are only in memory and in the WAL.
     pub fn unwritten_bytes(&self) -> u64 {
         self.inner.files.unwritten()
     }
@@ -363,7 +367,7 @@ impl Shapes {
         }
     }
 
-    /// Runs a checkpoint, which makes the log short and the next start fast. Skips it within a
+    /// Runs a checkpoint, which makes the WAL short and the next start fast. Skips it within a
     /// transaction and on a full disk.
     ///
     /// # Errors

@@ -32,7 +32,7 @@ pub(crate) struct FollowedShapes {
     /// Commit position and id of the transaction that is being applied.
     transaction: Option<(u64, u32)>,
     recent: RecentTransactions,
-    /// Number of shapes that were followed before their snapshot, ever.
+    /// Number of calls of [`add`](Self::add) so far. Never reset.
     follow_count: u64,
     /// Oids of the tables below each partitioned table.
     descendants: HashMap<u32, Vec<u32>>,
@@ -195,8 +195,8 @@ impl FollowedShapes {
     /// after it.
     ///
     /// Returns `false` if the snapshot was taken too early: it doesn't see a transaction from
-    /// before the shape was followed. Postgres writes a commit to its log first, and makes it
-    /// visible after that, or when its synchronous standbys have it.
+    /// before the shape was followed. That is possible because Postgres writes a commit to its WAL
+    /// first, and makes it visible to snapshots later.
     pub(crate) fn snapshot_taken(
         &mut self,
         shape: u64,
@@ -238,7 +238,7 @@ impl FollowedShapes {
         // A change under a partitioned table may concern any table below it.
         let above = self.descendants.iter().filter(|(_, below)| below.contains(oid)).map(|(above, _)| above);
         let now = self.transaction.filter(|(lsn, _)| *lsn < since);
-        now.is_some_and(|(lsn, xid)| !seen.has(lsn, xid))
+        now.is_some_and(|(lsn, xid)| !seen.sees(lsn, xid))
             || above.chain([oid]).any(|oid| self.recent.is_missed(*oid, since, seen))
     }
 
@@ -251,21 +251,21 @@ impl FollowedShapes {
             let held = mem::replace(&mut followed.snapshot, SnapshotPhase::Taken(seen.clone()));
             let settled = Arc::clone(&followed.shape);
             let SnapshotPhase::Pending { mut held, .. } = held else { continue };
-            held.retain(|held| !seen.has(held.lsn, held.xid));
+            held.retain(|held| !seen.sees(held.lsn, held.xid));
             if held.iter().any(|held| held.is_unfit) {
                 self.delete(shape, inner);
                 continue;
             }
             if let Some(keys) = self.followed_shape(shape).and_then(|followed| followed.keys.as_mut()) {
-                // The keys are waiting for the rows of the snapshot, so no change can be inexact
-                // yet.
-                let _always_exact = held.iter().all(|held| keys.take(&held.key_changes));
+                // The changes only wait for the keys of the snapshot here. They are checked when
+                // those are set.
+                let _always_exact = held.iter().all(|held| keys.apply(&held.key_changes));
             }
-            // A record without messages would set the end of the log to an offset without a
-            // message.
+            // A record without messages would move the end of the shape's log to an offset that
+            // no message has.
             let messages = held.into_iter().filter(|held| !held.text.is_empty());
             messages.for_each(|held| inner.enqueue(held.record(shape)));
-            settled.settled();
+            settled.mark_settled();
         }
     }
 
@@ -291,7 +291,9 @@ impl FollowedShapes {
             return;
         }
         match &mut followed.snapshot {
-            SnapshotPhase::Pending { held, .. } => HeldTransaction::of(transaction, held).is_unfit = true,
+            SnapshotPhase::Pending { held, .. } => {
+                HeldTransaction::find_or_add(transaction, held).is_unfit = true
+            }
             SnapshotPhase::Taken(_) => self.delete(shape, inner),
         }
     }
@@ -305,10 +307,10 @@ impl FollowedShapes {
             };
             let is_exact = match snapshot {
                 SnapshotPhase::Pending { held, .. } => {
-                    HeldTransaction::of(transaction, held).key_changes.extend(changes);
+                    HeldTransaction::find_or_add(transaction, held).key_changes.extend(changes);
                     true
                 }
-                SnapshotPhase::Taken(_) => keys.take(&changes),
+                SnapshotPhase::Taken(_) => keys.apply(&changes),
             };
             if !is_exact {
                 self.delete(shape, inner);
@@ -316,8 +318,8 @@ impl FollowedShapes {
         }
     }
 
-    /// Sets the row keys of a complete snapshot. Deletes the shape if changes since then are
-    /// inexact.
+    /// Sets the row keys of a complete snapshot. Deletes the shape if clients can't apply the
+    /// changes since the snapshot exactly.
     pub(crate) fn set_key_counts(&mut self, shape: u64, counts: KeyCounts, inner: &StoreInner) {
         let Some(FollowedShape { keys: Some(keys), .. }) = self.followed_shape(shape) else { return };
         if !keys.complete(counts) {
@@ -325,8 +327,8 @@ impl FollowedShapes {
         }
     }
 
-    /// Returns whether the changes of a shape go to the store. Otherwise they are held, or the
-    /// shape is gone.
+    /// Holds the changes of a shape whose snapshot isn't taken. Returns `true` if they go to the
+    /// store instead, and `false` if they are held or the shape is gone.
     pub(super) fn hold_or_pass(
         &mut self,
         touch: &ShapeTouch,
@@ -337,7 +339,7 @@ impl FollowedShapes {
             None => false,
             Some(SnapshotPhase::Taken(_)) => true,
             Some(SnapshotPhase::Pending { held, .. }) => {
-                let held = HeldTransaction::of(transaction, held);
+                let held = HeldTransaction::find_or_add(transaction, held);
                 for MessageRange { from, to, last_op } in touch.ranges.iter().filter(|_| !held.is_unfit) {
                     held.text.extend_from_slice(&text[*from as usize..*to as usize]);
                     held.last_op = *last_op;
@@ -350,7 +352,7 @@ impl FollowedShapes {
     /// Deletes a shape permanently.
     pub(crate) fn delete(&mut self, shape: u64, inner: &StoreInner) {
         self.remove(shape);
-        // Queued under the lock, so that no later record in the store's log concerns the shape.
+        // Queued under the lock, so that no later record in the WAL concerns the shape.
         inner.delete(shape);
     }
 
@@ -377,7 +379,7 @@ impl FollowedShapes {
             tracing::info!(schema, name, oid, %change, "table shapes deleted: catalog changed");
             inner.shapes_of(*oid).into_iter().for_each(|shape| self.delete(shape, inner));
         }
-        // After the deletions, in memory and in the log: a crash in between must not lose them.
+        // After the deletions, in memory and in the WAL: a crash in between must not lose them.
         inner.set_baseline(table);
     }
 
@@ -432,7 +434,7 @@ impl FollowedShape {
     /// Returns whether the snapshot sees a transaction. `false` while the snapshot isn't taken.
     pub(super) fn snapshot_sees(&self, transaction: &OpenTransaction) -> bool {
         match &self.snapshot {
-            SnapshotPhase::Taken(seen) => seen.has(transaction.lsn, transaction.xid),
+            SnapshotPhase::Taken(seen) => seen.sees(transaction.lsn, transaction.xid),
             SnapshotPhase::Pending { .. } => false,
         }
     }
@@ -447,7 +449,10 @@ impl FollowedShape {
 
 impl HeldTransaction {
     /// Returns the entry of the transaction that is being applied. Adds it if it is missing.
-    fn of<'a>(transaction: &OpenTransaction, held: &'a mut Vec<HeldTransaction>) -> &'a mut HeldTransaction {
+    fn find_or_add<'a>(
+        transaction: &OpenTransaction,
+        held: &'a mut Vec<HeldTransaction>,
+    ) -> &'a mut HeldTransaction {
         if held.last().is_none_or(|held| held.lsn != transaction.lsn) {
             let OpenTransaction { lsn, xid, .. } = *transaction;
             let (text, key_changes) = (Vec::new(), Vec::new());
@@ -460,8 +465,8 @@ impl HeldTransaction {
         self.text.len() + self.key_changes.len() * size_of::<KeyChange>()
     }
 
-    /// Returns the record of a separate transaction. It follows all records that were queued
-    /// meanwhile.
+    /// Returns a WAL record with this transaction for one shape. Other shapes got the transaction
+    /// with an earlier record.
     fn record(self, shape: u64) -> Record {
         let to = u32::try_from(self.text.len()).expect("held bytes are bounded");
         let ranges = vec![MessageRange { from: 0, to, last_op: self.last_op }];
@@ -477,7 +482,7 @@ impl SnapshotVisibility {
     }
 
     /// Returns whether the snapshot sees a transaction.
-    pub(super) fn has(&self, lsn: u64, xid: u32) -> bool {
+    pub(super) fn sees(&self, lsn: u64, xid: u32) -> bool {
         // The same rule as `Snapshot::sees`, without a copy of the list.
         let full = Xid(xid).widen(self.xmax);
         lsn < self.lsn && (full < self.xmin || full < self.xmax && !self.xip.contains(&full))

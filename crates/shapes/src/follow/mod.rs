@@ -3,17 +3,22 @@
 //!
 //! Invariant: each committed transaction reaches each shape that it concerns exactly once, whole,
 //! in commit order, unless the shape's snapshot sees it.
-//! Enforced by: a shape is followed before its snapshot is taken. Changes are held for the shape
-//! until the transactions that its snapshot sees are known. A transaction that was queued for the
-//! store is skipped when the stream repeats it. A transaction that was interrupted starts over. A
-//! shape is deleted if its log can't represent a change exactly: its table was altered, its clause
-//! fails, or the row is too large. Then its clients start over. Such a shape is called *unfit*.
-//! Partitions: a publication sends the change of a partition's row under the partition, or under
-//! the published partitioned table. Under the partition, it goes to the shapes of the partition and
-//! of all its ancestors. Under an ancestor, the partition is unknown, so the shapes of the
-//! partitions below are deleted.
-//! Order: records that are decided under the lock of [`FollowedShapes`] are queued under it, so
-//! that the store's log has them in that order.
+//! Enforced by:
+//! - A shape is followed before its snapshot is taken. Changes are held for the shape until the
+//!   transactions that its snapshot sees are known.
+//! - A transaction that was queued for the store is skipped when the stream repeats it. A
+//!   transaction that was interrupted starts over.
+//! - Records that are decided under the lock of [`FollowedShapes`] are queued under it, so that the
+//!   WAL has them in that order.
+//!
+//! A shape is *unfit* if its log can't represent a change exactly. For example, its table was
+//! altered or truncated, its clause fails, or the row is too large. An unfit shape is deleted, and
+//! its clients start over.
+//!
+//! Partitions: a publication sends the change of a partition's row with the oid of the partition,
+//! or with the oid of a published partitioned table. With the oid of the partition, the change goes
+//! to the shapes of the partition and of all its ancestors. With the oid of an ancestor, the
+//! partition is unknown, so the shapes of all partitions of that ancestor are deleted.
 
 mod followed_shapes;
 mod open_transaction;
@@ -82,7 +87,8 @@ impl Follower {
         Follower { inner, generation, relations, relatives, versions: 0, transaction, scratch }
     }
 
-    /// Prepares for a new stream: it repeats transactions without a commit, and may repeat others.
+    /// Prepares for a new stream. The stream must repeat each transaction whose commit wasn't
+    /// applied, and may repeat others.
     pub fn restart(&mut self) {
         self.relations.clear();
         self.relatives.clear();
@@ -104,18 +110,19 @@ impl Follower {
         }
     }
 
-    /// Returns whether changes of a relation also concern partitioned tables above it.
+    /// Returns whether a relation is a partition, so that its changes also concern the partitioned
+    /// tables above it.
     pub fn has_ancestors(&self, oid: u32) -> bool {
         !self.relatives.is_empty()
             && self.relations.get(&oid).is_some_and(|relation| !relation.ancestors.is_empty())
     }
 
-    /// Applies a message. Its records are queued for the store when this returns. The caller must
-    /// wait for [`room`](crate::Shapes::room) from time to time.
+    /// Applies a message, and queues its records for the store. The caller must wait for
+    /// [`room`](crate::Shapes::room) after each batch of messages: the queue itself has no bound.
     ///
     /// # Errors
     /// If the stream is inconsistent: it must start over.
-    pub fn take(&mut self, message: &PgOutputMessage<'_>) -> Result<(), FollowError> {
+    pub fn apply(&mut self, message: &PgOutputMessage<'_>) -> Result<(), FollowError> {
         match message {
             PgOutputMessage::Begin(begin) => {
                 let (lsn, xid) = (begin.final_lsn.0, begin.xid);
@@ -163,7 +170,7 @@ impl Follower {
         }
         let relation = self.relations.get(&oid).ok_or(FollowError::NoRelation { oid })?;
         transaction.add_table(oid);
-        let mut followed = current(&self.inner, self.generation)?;
+        let mut followed = lock_followed(&self.inner, self.generation)?;
         for group in followed.groups(oid) {
             group.change(&relation.described, change, transaction, &mut self.scratch);
         }
@@ -191,7 +198,7 @@ impl Follower {
         if transaction.is_duplicate {
             return Ok(());
         }
-        let mut followed = current(&self.inner, self.generation)?;
+        let mut followed = lock_followed(&self.inner, self.generation)?;
         for oid in truncate.relations.iter() {
             transaction.add_table(oid);
             let mut unfit = followed.shapes_of(oid);
@@ -221,7 +228,7 @@ impl Follower {
     }
 
     fn followed(&self) -> Result<MutexGuard<'_, FollowedShapes>, FollowError> {
-        current(&self.inner, self.generation)
+        lock_followed(&self.inner, self.generation)
     }
 }
 
@@ -248,7 +255,7 @@ fn change_relatives(
 }
 
 /// Locks the followed shapes. Fails if they were cleared after the stream started.
-fn current(inner: &StoreInner, generation: u64) -> Result<MutexGuard<'_, FollowedShapes>, FollowError> {
+fn lock_followed(inner: &StoreInner, generation: u64) -> Result<MutexGuard<'_, FollowedShapes>, FollowError> {
     let followed = inner.followed();
     if followed.generation() == generation { Ok(followed) } else { Err(FollowError::Stale) }
 }

@@ -1,7 +1,7 @@
 //! Open transaction: the messages encoded so far, and the shapes that get them.
 //!
-//! Invariant: its text is smaller than `MAX_TEXT`, the maximum of a record.
-//! Enforced by: it is queued in parts, and a message that is too large is discarded.
+//! Invariant: the text since the last part has at most `MAX_TEXT` bytes, the maximum of a record.
+//! Enforced by: the transaction is queued in parts, and a message beyond the maximum is discarded.
 
 use std::collections::{HashMap, HashSet};
 use std::mem;
@@ -36,9 +36,9 @@ pub(super) struct OpenTransaction {
     /// Position of its commit.
     pub(super) lsn: u64,
     pub(super) xid: u32,
-    /// Whether the store already has it. Then its changes are skipped.
+    /// Whether the transaction was queued for the store before. Then its changes are skipped.
     pub(super) is_duplicate: bool,
-    /// Number of the current change.
+    /// Number of the current change. Increases by 2, because a change of the key has two messages.
     pub(super) op: u64,
     /// Oids of the tables that it changes.
     pub(super) oids: Vec<u32>,

@@ -1,14 +1,17 @@
 //! Recent transactions: commits that the stream has sent and that a snapshot may not see yet.
 //!
-//! Postgres writes a commit to its log, where the stream reads it. It makes the commit visible
-//! after that, or when its synchronous standbys have it. A shape that is followed in between gets
-//! such a commit neither from the stream nor in its snapshot, unless the snapshot is taken again.
+//! Postgres writes a commit to its WAL, where the stream reads it. It makes the commit visible to
+//! snapshots later: with synchronous replication, when the standbys have confirmed it. A shape that
+//! is followed in between gets such a commit neither from the stream nor in its snapshot, unless
+//! the snapshot is taken again.
 //!
 //! Invariant: an entry is dropped only when every later snapshot sees its transaction.
-//! Enforced by: some snapshot sees it, so all later snapshots do. Every shape that waits for its
-//! own snapshot was followed after that, so its snapshot is later. When one table, or all tables,
-//! have too many entries, the oldest entry of the table is replaced by [`ForgottenTransactions`],
-//! which are compared only with the snapshot's `xmin`.
+//! Enforced by: an entry is dropped when two conditions hold. A snapshot sees it, so all later
+//! snapshots do. Every shape that waits for its snapshot was followed after that snapshot, so its
+//! own snapshot is later.
+//! Bound: when one table, or all tables together, have too many entries, the oldest entry of the
+//! table becomes part of its [`ForgottenTransactions`]. They count as missed until the snapshot's
+//! `xmin` is newer.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -84,7 +87,7 @@ impl RecentTransactions {
     pub(super) fn is_missed(&self, oid: u32, since: u64, seen: &SnapshotVisibility) -> bool {
         let Some(table) = self.tables.get(&oid) else { return false };
         table.forgotten.as_ref().is_some_and(|forgotten| !is_newer(seen.xmin as u32, forgotten.xid))
-            || table.entries.iter().any(|entry| entry.lsn < since && !seen.has(entry.lsn, entry.xid))
+            || table.entries.iter().any(|entry| entry.lsn < since && !seen.sees(entry.lsn, entry.xid))
     }
 
     /// Records what a snapshot sees, for one table or for all, and drops entries.
@@ -113,12 +116,12 @@ impl TableTransactions {
         let RecentTransaction { xid, seen_at, .. } = *entry;
         let before = self.forgotten.take().unwrap_or(ForgottenTransactions { xid, seen_at });
         let xid = if is_newer(before.xid, xid) { before.xid } else { xid };
-        // The entry that a snapshot sees last decides.
+        // Together, they are visible only when the last of them is.
         let seen_at = before.seen_at.max(seen_at);
         self.forgotten = Some(ForgottenTransactions { xid, seen_at });
     }
 
-    /// Returns how many entries were dropped.
+    /// Does the same for one table. Returns how many entries were dropped.
     fn prune(&mut self, seen: &SnapshotVisibility, follows: u64, oldest: u64) -> usize {
         let before = self.entries.len();
         let stays = |seen_at: &mut u64, is_seen: &dyn Fn() -> bool| {
@@ -128,7 +131,7 @@ impl TableTransactions {
             *seen_at == UNSEEN || oldest < *seen_at
         };
         self.entries
-            .retain_mut(|RecentTransaction { lsn, xid, seen_at }| stays(seen_at, &|| seen.has(*lsn, *xid)));
+            .retain_mut(|RecentTransaction { lsn, xid, seen_at }| stays(seen_at, &|| seen.sees(*lsn, *xid)));
         let is_newer = |forgotten: &ForgottenTransactions| is_newer(seen.xmin as u32, forgotten.xid);
         self.forgotten.take_if(|forgotten| {
             let is_seen = is_newer(forgotten);

@@ -106,8 +106,8 @@ impl DescribedTable {
         DescribedTable { version, name: None, columns, catalog: None }
     }
 
-    /// Returns whether it has a column of a table: the same name and type and, if the catalog is
-    /// known, the same number and collation.
+    /// Returns whether the description has a column of `table`: the same name and type and, if it
+    /// is from the catalog, the same number and collation.
     fn has(&self, table: &TableSchema, index: usize) -> bool {
         let (column, kind) = (&table.types.columns[index], table.stream_types.get(index));
         let Some(place) =
@@ -122,8 +122,8 @@ impl DescribedTable {
         self.catalog.as_ref().is_none_or(is_same)
     }
 
-    /// Returns whether it describes a table: the same name and, if the catalog is known, the same
-    /// key.
+    /// Returns whether this is a description of `table`: the same name and, if it is from the
+    /// catalog, the same key and lineage.
     fn is_of(&self, table: &TableSchema) -> bool {
         let is_kept = |catalog: &CatalogFacts| {
             (&catalog.key, catalog.key_is_deferrable) == (&key_names(table), table.key_is_deferrable)
@@ -163,7 +163,7 @@ impl TableGroup {
     pub(super) fn add(&mut self, followed: FollowedShape) {
         self.index.add(followed.shape.id, followed.shape.filter.as_ref(), &self.table.types);
         self.followed.insert(followed.shape.id, followed);
-        // The new shape's table wasn't compared with the stream's description yet.
+        // Forces a comparison of the new shape with the stream's description of the table.
         self.mapping.0 = 0;
         self.mappings.clear();
     }
@@ -286,9 +286,9 @@ impl TableGroup {
         scratch.unfit.extend(self.unfit_shapes(described));
     }
 
-    /// Returns the shapes that are incorrect for a description of the table. Causes: another name
-    /// or key, another type or collation of a needed column, a missing column, or a new one if the
-    /// shape has all columns.
+    /// Returns the shapes that are incorrect for a description of the table. Causes: another name,
+    /// key or lineage, another type or collation of a needed column, a missing column, or a new
+    /// column if the shape has all columns.
     pub(super) fn unfit_shapes(&self, described: &DescribedTable) -> Vec<u64> {
         let is_same_table = described.is_of(&self.table);
         let is_same = |index: usize| described.has(&self.table, index);
@@ -309,7 +309,7 @@ impl TableGroup {
     }
 
     /// Returns a row in the order of the table's columns; `None`: the stream doesn't contain all
-    /// values.
+    /// values. A value that the tuple marks as unchanged is taken from `before`, the old row.
     fn values<'a>(&self, tuple: Tuple<'a>, before: Option<Tuple<'a>>) -> Option<DecodedRow<'a>> {
         let values: Vec<_> = tuple.iter().collect();
         let before = |place: usize| match before?.get(place)? {

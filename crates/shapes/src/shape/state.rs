@@ -23,7 +23,7 @@ pub(crate) struct ShapeState {
     pub(crate) seen: Option<SnapshotVisibility>,
     /// End of the snapshot's rows, in bytes, once it is known. The snapshot-end message follows it.
     pub(crate) rows_end: Option<u64>,
-    /// Whether all held transactions are decided: queued for the log, or dropped because the
+    /// Whether all held transactions are decided: queued for the WAL, or dropped because the
     /// snapshot sees them.
     pub(super) is_settled: bool,
     pub(crate) listener: Option<Arc<dyn LogListener>>,
@@ -46,11 +46,11 @@ pub(crate) enum SequenceKind {
 }
 
 impl Shape {
-    /// Loads the state that a catalog file has.
-    pub(crate) fn load(&self, kept: &CatalogShape) {
-        self.change(|state| state.log = MessageSequence::from_catalog(&kept.log));
-        self.merged(&kept.log);
-        if let Some(completed) = &kept.snapshot {
+    /// Loads the state from a catalog file.
+    pub(crate) fn load(&self, catalog_shape: &CatalogShape) {
+        self.change(|state| state.log = MessageSequence::from_catalog(&catalog_shape.log));
+        self.apply_merge(&catalog_shape.log);
+        if let Some(completed) = &catalog_shape.snapshot {
             self.complete_with(completed, Bytes::new());
         }
     }
@@ -91,38 +91,38 @@ impl Shape {
 
     /// Moves to the state of a catalog file that is ahead. Returns `false` if that log is shorter:
     /// then it belongs to another shape.
-    pub(crate) fn skip_to(&self, kept: &CatalogShape) -> bool {
+    pub(crate) fn skip_to(&self, catalog_shape: &CatalogShape) -> bool {
         let listener = self.change(|state| {
-            if state.log.len() > kept.log.len {
+            if state.log.len() > catalog_shape.log.len {
                 return Err(());
             }
-            let is_behind = state.log.len() < kept.log.len;
-            state.log = MessageSequence::from_catalog(&kept.log);
-            state.merged(&kept.log);
+            let is_behind = state.log.len() < catalog_shape.log.len;
+            state.log = MessageSequence::from_catalog(&catalog_shape.log);
+            state.apply_merge(&catalog_shape.log);
             Ok(state.listener.take_if(|_| is_behind))
         });
         let Ok(listener) = listener else { return false };
         listener.into_iter().for_each(|listener| listener.ended());
-        if let Some(completed) = &kept.snapshot {
+        if let Some(completed) = &catalog_shape.snapshot {
             self.complete_with(completed, Bytes::new());
         }
-        self.wrote(kept);
+        self.mark_written(catalog_shape);
         self.notify();
         true
     }
 
     /// Marks the bytes that are in files now.
-    pub(crate) fn wrote(&self, kept: &CatalogShape) {
+    pub(crate) fn mark_written(&self, catalog_shape: &CatalogShape) {
         self.change(|state| {
-            state.log.mark_written(kept.log.len);
-            state.snapshot.mark_written(kept.snapshot.as_ref().map_or(0, |snapshot| snapshot.len));
+            state.log.mark_written(catalog_shape.log.len);
+            state.snapshot.mark_written(catalog_shape.snapshot.as_ref().map_or(0, |snapshot| snapshot.len));
         });
-        self.merged(&kept.log);
+        self.apply_merge(&catalog_shape.log);
     }
 
     /// Applies the merge state of a log.
-    pub(crate) fn merged(&self, log: &CatalogLog) {
-        self.lock().merged(log);
+    pub(crate) fn apply_merge(&self, log: &CatalogLog) {
+        self.lock().apply_merge(log);
         if log.base > 0 {
             self.files.set_log_base(self.id, log.base);
         }
@@ -135,7 +135,8 @@ impl Shape {
         state.snapshot.chunks().iter().map(|chunk| chunk.end.min(end)).collect()
     }
 
-    /// Returns whether files miss bytes that were written to them. Blocks on disk.
+    /// Returns whether a file is missing, or is shorter than the bytes that were written to it.
+    /// Blocks on disk.
     pub(crate) fn is_lost(&self) -> bool {
         let (base, expected) = {
             let state = self.lock();
@@ -160,7 +161,7 @@ impl Shape {
     }
 
     /// Marks all held transactions as decided, and wakes the creation.
-    pub(crate) fn settled(&self) {
+    pub(crate) fn mark_settled(&self) {
         self.lock().is_settled = true;
         self.notify();
     }
@@ -176,7 +177,7 @@ impl Shape {
             if matches!(state.phase, ShapePhase::Gone(_)) {
                 return;
             }
-            // The creation's pieces are replaced by one.
+            // One piece takes less memory than the many pieces of the creation.
             if state.snapshot.len() != completed.len || !bytes.is_empty() {
                 state.snapshot = MessageSequence::from_snapshot(completed, bytes);
             }
@@ -188,7 +189,7 @@ impl Shape {
         self.notify();
     }
 
-    /// Ends the shape: readers and its listener are notified.
+    /// Marks the shape as gone. Wakes its readers and detaches its listener.
     pub(crate) fn end(&self, gone: ShapeGone) {
         let listener = self.change(|state| {
             if !matches!(state.phase, ShapePhase::Gone(_)) {
@@ -200,7 +201,7 @@ impl Shape {
         self.notify();
     }
 
-    /// Detaches the listener.
+    /// Detaches the listener: its messages would come from a store that is unusable.
     pub(crate) fn interrupt(&self) {
         let listener = self.change(|state| state.listener.take());
         listener.into_iter().for_each(|listener| listener.ended());
@@ -211,13 +212,13 @@ impl Shape {
     }
 
     /// Returns the state for a catalog file.
-    pub(crate) fn keep(&self) -> CatalogShape {
+    pub(crate) fn to_catalog(&self) -> CatalogShape {
         let state = self.lock();
         let mut log = state.log.to_catalog();
         log.past = state.past.iter().copied().map(ClosedChunk::to_catalog).collect();
         let snapshot = (state.phase == ShapePhase::Complete).then(|| CompletedSnapshot {
             id: self.id,
-            seen: state.seen.clone().expect("a complete snapshot has seen something"),
+            seen: state.seen.clone().expect("a complete snapshot has a visibility"),
             len: state.snapshot.len(),
             chunks: state.snapshot.chunks().iter().map(|chunk| chunk.end).collect(),
         });
@@ -255,12 +256,12 @@ impl ShapeState {
             Some(chunk) => *chunk,
             None => ClosedChunk { end: len, last: self.log.last() },
         };
-        let place = FileKind::Log(base);
+        let file = FileKind::Log(base);
         let (to, last, is_end) = (end.end, end.last, end.end == len);
-        Some(LogPage { place, from, to, last, is_end, merged_to: None })
+        Some(LogPage { file, from, to, last, is_end, merged_to: None })
     }
 
-    fn merged(&mut self, log: &CatalogLog) {
+    fn apply_merge(&mut self, log: &CatalogLog) {
         if log.base >= self.log.base() {
             self.log.rebase(log.base);
             self.past = log.past.iter().copied().map(ClosedChunk::from).collect();

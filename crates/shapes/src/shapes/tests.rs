@@ -125,16 +125,16 @@ fn the_snapshot_end_message_is_not_a_row() {
     let some = Arc::clone(creation.shape());
     assert!(some.has_rows(0));
     creation.seal().unwrap();
-    let holds = |empty: &Shape, some: &Shape| {
+    let check_rows = |empty: &Shape, some: &Shape| {
         assert_eq!([empty.has_rows(0), some.has_rows(0), some.has_rows(42)], [false, true, false]);
     };
-    holds(&empty, &some);
+    check_rows(&empty, &some);
     bench.runtime.block_on(creation.complete()).unwrap();
-    holds(&empty, &some);
+    check_rows(&empty, &some);
     bench.store.end_writing();
     let again = Shapes::on(Arc::new(bench.disk.clone()), StoreConfig::new("/nowhere")).unwrap();
     let find = |shape: &Shape| again.find(shape.handle()).unwrap();
-    holds(&find(&empty), &find(&some));
+    check_rows(&find(&empty), &find(&some));
 }
 
 #[test]
@@ -242,7 +242,7 @@ fn a_shape_deleted_during_its_creation_leaves_no_file() {
     assert_eq!(files(&bench), [""; 0]);
 }
 
-/// Listener that counts bytes and ends. Detaches itself after 500 bytes.
+/// Listener that counts bytes and calls of `ended`. Detaches itself after 500 bytes.
 #[derive(Debug, Default)]
 struct LimitedListener(std::sync::Mutex<(usize, usize)>);
 
@@ -263,12 +263,12 @@ fn a_listener_receives_messages_until_it_detaches_or_must_read_a_file() {
     let shape = bench.shape(choice(None));
     let insert = MessageBytes::insert(ITEMS, &row(["1", "0", "a"]));
     let attach = || shape.attach(LimitedListener::default, |counting| *lock(&counting.0)).unwrap();
-    let (heard, end) = attach();
-    assert_eq!((heard, end.to), ((0, 0), 0));
+    let (counts, end) = attach();
+    assert_eq!((counts, end.to), ((0, 0), 0));
     bench.transact(std::slice::from_ref(&insert));
-    let (heard, end) = attach();
-    assert_eq!(heard, (end.to as usize, 0));
-    // It has detached itself: the next one starts from zero.
+    let (counts, end) = attach();
+    assert_eq!(counts, (end.to as usize, 0));
+    // The listener detaches itself, so `attach` creates a new one, whose counts are 0.
     (0..3).for_each(|_| bench.transact(std::slice::from_ref(&insert)));
     assert_eq!(attach().0, (0, 0));
     // A transaction that was written to the file before it was published must be read there.
@@ -364,7 +364,7 @@ fn a_baseline_survives_with_and_without_a_checkpoint() {
         let mut bench = FollowBench::new();
         shape_in(&mut bench, &in_state(1, "a"), choice(None));
         if with_gap {
-            // The log has the table already, and the baseline was dropped with the last shape.
+            // The WAL has the table already, and the baseline was dropped with the last shape.
             bench.store.delete_table(ITEMS);
             shape_in(&mut bench, &in_state(2, "a"), choice(None));
         }
@@ -393,7 +393,7 @@ fn a_reader_keeps_the_old_baseline_until_the_log_has_the_deletions() {
     let mut bench = FollowBench::new();
     let shape = shape_in(&mut bench, &in_state(1, "a"), choice(None));
     let before = bench.disk.clone();
-    // The queue is held, so nothing reaches the log: after a crash, the old state applies.
+    // The queue is held, so nothing reaches the WAL: after a crash, the old state applies.
     bench.store.inner.queue().hold();
     bench.store.refit(&in_state(1, "b"));
     let reader = Shapes::on(Arc::new(before), StoreConfig::new("/nowhere")).unwrap();

@@ -78,7 +78,7 @@ impl MessageBytes {
     /// Decodes the message and passes it to a follower.
     pub(crate) fn send(&self, follower: &mut Follower) -> Result<(), FollowError> {
         let mut decoder = PgOutputDecoder::new();
-        follower.take(&decoder.decode(&self.0).expect("the bytes are a message"))
+        follower.apply(&decoder.decode(&self.0).expect("the bytes are a message"))
     }
 
     fn u8(mut self, byte: u8) -> Self {

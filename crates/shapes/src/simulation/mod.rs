@@ -2,7 +2,7 @@
 //!
 //! A [`StoreSimulation`] has a simulated database, a store that follows it, and a model of what
 //! clients may rely on. It takes random steps until the disk crashes. Then a new store is opened on
-//! the disk's remains, and must satisfy the model.
+//! the bytes that the crash left on the disk, and must satisfy the model.
 
 mod crashes;
 mod faults;

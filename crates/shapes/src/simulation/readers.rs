@@ -35,10 +35,12 @@ impl KillableDisk {
         KillableDisk { disk: Arc::new(disk.clone()), left: Arc::new(AtomicU64::new(u64::MAX)) }
     }
 
+    /// Fails if the process was killed.
     fn alive(&self) -> io::Result<()> {
         if self.left.load(Ordering::SeqCst) == 0 { Err(io::Error::other("killed")) } else { Ok(()) }
     }
 
+    /// Counts a writing call. Fails if the process was killed, also by this call.
     fn spend(&self) -> io::Result<()> {
         self.alive()?;
         self.left.fetch_sub(1, Ordering::SeqCst);
@@ -296,7 +298,7 @@ fn a_shape_creation_from_before_a_takeover_writes_nothing() {
     };
     let snapshot = follow_bench::snapshot_before(700);
     one.begin_writing().expect("no other process writes");
-    // This shape never reaches the log: the disk is full until the writer ends.
+    // This shape never reaches the WAL: the disk is full until the writer ends.
     disk.fill(0);
     let mut stale = create(&one, "qty > 5");
     assert!(stale.snapshot_taken(&snapshot, 1000));
@@ -331,7 +333,7 @@ fn a_reader_beside_a_busy_writer_sees_a_prefix_of_the_log() {
         let reader = Shapes::on(Arc::new(disk.read_only()), config()).expect("the store is readable");
         let stop = Arc::new(AtomicU64::new(0));
         let stopped = Arc::clone(&stop);
-        let beside = std::thread::spawn(move || {
+        let reading = std::thread::spawn(move || {
             let (mut dice, mut before) = (SimulatedRng::new(seed), verification::VisibleShapes::new());
             while stopped.load(Ordering::SeqCst) == 0 {
                 refresh(&reader);
@@ -349,7 +351,7 @@ fn a_reader_beside_a_busy_writer_sees_a_prefix_of_the_log() {
         (0..400).try_for_each(|_| simulation.step()).expect("nothing crashes");
         simulation.catch_up().expect("nothing crashes");
         stop.store(1, Ordering::SeqCst);
-        let reader = beside.join().expect("no panic");
+        let reader = reading.join().expect("no panic");
         check_reader_agrees(&mut simulation, &reader);
         simulation.store.end_writing();
     }

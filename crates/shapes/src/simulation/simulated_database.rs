@@ -17,6 +17,7 @@ pub(crate) const MESSAGE_BYTES: usize = 4000;
 /// Database with two tables: one with a primary key, one without.
 pub(crate) struct SimulatedDatabase {
     pub(crate) tables: Vec<Arc<TableSchema>>,
+    /// All transactions, in commit order.
     pub(crate) log: Vec<SimulatedTransaction>,
     /// Rows by an id that never changes, for each table.
     rows: Vec<BTreeMap<u64, SimulatedRow>>,
@@ -171,7 +172,7 @@ impl SimulatedDatabase {
         rows.into_values().collect()
     }
 
-    /// Returns a snapshot that sees the first `count` transactions, and the current log position.
+    /// Returns a snapshot that sees the first `count` transactions, and the current LSN.
     pub(crate) fn snapshot(&self, count: usize, dice: &mut SimulatedRng) -> (Snapshot, u64) {
         // The next transaction to commit may have begun before others that have committed.
         let running = (self.log.len()..self.log.len() + 1).map(|index| 700 + (index as u64 ^ 1));
@@ -206,7 +207,8 @@ impl SimulatedDatabase {
         messages
     }
 
-    /// Returns the rows of a table without a key before a transaction, if they are needed.
+    /// Returns the rows of a table before a transaction. Empty unless the table has no key and the
+    /// transaction updates or deletes rows.
     fn equal_rows(&self, index: usize, table: usize) -> EqualRows {
         let is_needed = self.log[index].changes.iter().any(|(other, change)| {
             *other == table && matches!(change, SimulatedChange::Update(..) | SimulatedChange::Delete(..))
@@ -282,7 +284,7 @@ impl SimulatedDatabase {
     }
 }
 
-/// Rows of a table without a key, some of which may be equal.
+/// Rows of a table without a key, some of which may be equal; `None`: they aren't needed.
 struct EqualRows(Option<Vec<SimulatedRow>>);
 
 impl EqualRows {

@@ -67,8 +67,9 @@ pub(super) struct ModelShape {
     pub(super) table: usize,
     pub(super) clause: usize,
     pub(super) definition: ShapeDefinition,
-    /// Number of transactions that the snapshot sees, once it is taken; and its rows.
+    /// Number of transactions that the snapshot sees, once it is taken.
     pub(super) seen: usize,
+    /// Rows of the snapshot, as messages.
     pub(super) rows: Vec<u8>,
     /// Whether the creation reported that the shape is complete.
     pub(super) is_complete: bool,
@@ -284,13 +285,13 @@ impl StoreSimulation {
         Ok(())
     }
 
-    /// Opens a new store on the remains of a crashed disk.
+    /// Opens a new store on the bytes that a crash left on the disk.
     pub(super) fn recover(&mut self, disk: Arc<dyn Disk>) -> StepResult {
         self.stop();
         self.take_over(Shapes::on(disk, config()).map_err(crashed)?)
     }
 
-    /// Ends the process, or treats it as killed.
+    /// Ends writing, as a process does when it ends. On a crashed disk, nothing more is written.
     pub(super) fn stop(&mut self) {
         self.record_read_lengths();
         self.creations.clear();

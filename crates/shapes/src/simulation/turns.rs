@@ -1,4 +1,4 @@
-//! Writer turns: writing ends and begins at bad moments.
+//! Writer turns: tests in which writing ends and begins again, with full disks and crashes between.
 
 use std::sync::Arc;
 use std::thread;
@@ -69,7 +69,7 @@ fn read(shape: &Shape) -> (Vec<u8>, Vec<String>) {
     }
 }
 
-/// Deletes a shape on a full disk, and ends writing before the deletion is in the log.
+/// Deletes a shape on a full disk, and ends writing before the deletion is in the WAL.
 fn deleted_without_room() -> (FollowBench, Arc<Shape>) {
     let mut bench = FollowBench::with(compacting);
     let shape = filled(&mut bench);
@@ -128,7 +128,7 @@ fn a_takeover_keeps_the_files_that_the_last_catalog_names() {
     other.refresh().unwrap();
     bench.runtime.block_on(bench.store.checkpoint()).unwrap();
     let after = wal::segments(&bench.disk).unwrap();
-    assert!(before.last() < after.first(), "the log was truncated");
+    assert!(before.last() < after.first(), "the old segments were removed");
     // The reader had reached the new segment before the old ones were deleted, and never saw the
     // catalog.
     let position = WalPosition::start(*after.last().unwrap());
@@ -192,7 +192,7 @@ fn after_a_takeover_a_table_without_shapes_is_logged_again() {
     creation.seal().unwrap();
     bench.runtime.block_on(creation.complete()).unwrap();
     let store = open(&bench.disk.after_kill());
-    assert!(store.find(made.handle()).is_some(), "the table is in the log");
+    assert!(store.find(made.handle()).is_some(), "the table is in the WAL");
     other.end_writing();
 }
 

@@ -166,10 +166,10 @@ pub(super) fn check_continues(snapshot: &[u8], before: &[u8], now: &[u8]) {
     let place = |line: &[u8]| offset_of(line).expect("a message has an offset");
     let last = before.split_inclusive(|byte| *byte == b'\n').next_back().map_or(Offset::SNAPSHOT_END, place);
     let (mut continued, mut fresh) = (ClientRows::default(), ClientRows::default());
-    [snapshot, before].into_iter().for_each(|messages| continued.take(messages));
+    [snapshot, before].into_iter().for_each(|messages| continued.apply(messages));
     let after = now.split_inclusive(|byte| *byte == b'\n').filter(|line| place(line) > last);
-    after.for_each(|line| continued.take(line));
-    [snapshot, now].into_iter().for_each(|messages| fresh.take(messages));
+    after.for_each(|line| continued.apply(line));
+    [snapshot, now].into_iter().for_each(|messages| fresh.apply(messages));
     assert_eq!(continued, fresh, "after {last}");
 }
 
@@ -185,16 +185,16 @@ fn check_log(snapshot: &[u8], expected: &[u8], base: usize, log: &[u8], dice: &m
     let lines: Vec<_> = expected.split_inclusive(|byte| *byte == b'\n').collect();
     let read = dice.between(0, lines.len());
     let mut rows = ClientRows::default();
-    rows.take(snapshot);
-    rows.take(&lines[..read].concat());
+    rows.apply(snapshot);
+    rows.apply(&lines[..read].concat());
     let place =
         read.checked_sub(1).map_or(Offset::SNAPSHOT_END, |last| offset_of(lines[last]).expect("an offset"));
     let mut continued = rows.clone();
-    rows.take(&lines[read..].concat());
+    rows.apply(&lines[read..].concat());
     let after = log
         .split_inclusive(|byte| *byte == b'\n')
         .filter(|line| offset_of(line).is_some_and(|it| it > place));
-    after.for_each(|line| continued.take(line));
+    after.for_each(|line| continued.apply(line));
     assert_eq!(continued, rows, "after {place}, merged up to {base}");
 }
 
@@ -203,7 +203,7 @@ fn check_log(snapshot: &[u8], expected: &[u8], base: usize, log: &[u8], dice: &m
 struct ClientRows(BTreeMap<String, serde_json::Map<String, serde_json::Value>>);
 
 impl ClientRows {
-    fn take(&mut self, messages: &[u8]) {
+    fn apply(&mut self, messages: &[u8]) {
         for line in messages.split_inclusive(|byte| *byte == b'\n') {
             let line = line.strip_suffix(b",\n").expect("a whole message");
             let message: serde_json::Value = serde_json::from_slice(line).expect("a message is JSON");

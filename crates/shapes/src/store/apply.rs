@@ -194,7 +194,7 @@ impl StoreInner {
         let registry = self.registry();
         for catalog_shape in &catalog.shapes {
             if let Some(shape) = registry.by_id(catalog_shape.id) {
-                shape.wrote(catalog_shape);
+                shape.mark_written(catalog_shape);
             }
         }
     }

@@ -32,7 +32,7 @@ impl StoreCheckpoint {
     pub(crate) fn capture(inner: &StoreInner, segment: u64) -> Self {
         let mut registry = inner.registry_mut();
         let shapes: Vec<_> = registry.shapes().cloned().collect();
-        let catalog_shapes: Vec<CatalogShape> = shapes.iter().map(|shape| shape.keep()).collect();
+        let catalog_shapes: Vec<CatalogShape> = shapes.iter().map(|shape| shape.to_catalog()).collect();
         registry.forget_unused_tables();
         let header = CatalogHeader {
             format: 0, // set when the catalog is written
@@ -42,7 +42,7 @@ impl StoreCheckpoint {
             next_id: registry.next_id,
             last_handle: registry.last_handle,
             segment,
-            states: registry.baselines.keep(),
+            states: registry.baselines.to_catalog(),
         };
         let tables = registry.tables.iter().map(|(id, table)| (*id, Arc::clone(table))).collect();
         StoreCheckpoint { catalog: StoreCatalog { header, tables, shapes: catalog_shapes }, shapes }

@@ -145,7 +145,7 @@ impl CompactedLog {
 
     /// Makes the shape use the new files. The catalog must refer to them.
     pub(crate) fn install(self, inner: &StoreInner) {
-        self.shape.merged(&self.log);
+        self.shape.apply_merge(&self.log);
         lock(&inner.garbage).extend(log_files(self.base).map(|kind| (self.shape.id, kind)));
         if self.shape.gone().is_some() {
             // The shape may have been deleted before its files were created.

@@ -42,7 +42,7 @@ fn two_rows_with_one_deferrable_key_in_a_transaction_delete_the_shapes() {
         (vec![delete(), insert()], false),
         (vec![insert(), MessageBytes::update(ITEMS, &row(["3", "0", "b"]), &row(["3", "1", "b"]))], false),
     ];
-    for (index, (changes, ends)) in cases.into_iter().enumerate() {
+    for (index, (changes, is_deleted)) in cases.into_iter().enumerate() {
         let mut bench = FollowBench::new();
         let choices = [choice(None), choice(Some("qty > 5")), choice(Some("qty = 99"))];
         let shapes = choices.clone().map(|choice| shape_of(&mut bench, &deferrable(), choice));
@@ -52,7 +52,7 @@ fn two_rows_with_one_deferrable_key_in_a_transaction_delete_the_shapes() {
         let sees_it = Snapshot { xmin: next, xmax: next, xip: Vec::new() };
         let later = bench.complete(creation, &sees_it, bench.lsn + 50);
         bench.transact(&changes);
-        assert_eq!(shapes.each_ref().map(|shape| shape.gone().is_some()), [ends; 3], "case {index}");
+        assert_eq!(shapes.each_ref().map(|shape| shape.gone().is_some()), [is_deleted; 3], "case {index}");
         assert_eq!(later.gone(), None);
         // A key that isn't deferrable is never shared.
         let mut bench = FollowBench::new();
@@ -158,23 +158,23 @@ fn cases() -> Vec<(SnapshotRows, Vec<MessageBytes>, bool)> {
 
 #[test]
 fn a_row_that_leaves_while_an_equal_row_remains_deletes_the_shape() {
-    for (index, (rows, changes, ends)) in cases().into_iter().enumerate() {
+    for (index, (rows, changes, is_deleted)) in cases().into_iter().enumerate() {
         let mut bench = FollowBench::new();
         let shape = keyless_shape(&mut bench, choice(Some("qty > 5")), rows);
         bench.transact(&changes);
-        assert_eq!(shape.gone().is_some(), ends, "case {index}");
+        assert_eq!(shape.gone().is_some(), is_deleted, "case {index}");
         // Each change in its own transaction.
         let mut bench = FollowBench::new();
         let shape = keyless_shape(&mut bench, choice(Some("qty > 5")), rows);
         changes.iter().for_each(|change| bench.transact(std::slice::from_ref(change)));
-        assert_eq!(shape.gone().is_some(), ends, "case {index}, one by one");
+        assert_eq!(shape.gone().is_some(), is_deleted, "case {index}, one by one");
     }
 }
 
 #[test]
 fn key_changes_before_the_snapshot_completes_count_after_its_rows() {
     for is_held in [true, false] {
-        for (index, (rows, changes, ends)) in cases().into_iter().enumerate() {
+        for (index, (rows, changes, is_deleted)) in cases().into_iter().enumerate() {
             let mut bench = FollowBench::new();
             bench.send(&[MessageBytes::relation(&keyless())]);
             let mut creation = bench.create_of(keyless(), choice(Some("qty > 5")));
@@ -191,8 +191,8 @@ fn key_changes_before_the_snapshot_completes_count_after_its_rows() {
             rows.iter().for_each(|values| creation.rows(message(&shape, *values).into()).unwrap());
             creation.seal().unwrap();
             let done = bench.runtime.block_on(creation.complete());
-            assert_eq!(done, if ends { Err(ShapeGone::Deleted) } else { Ok(()) }, "case {index}");
-            assert_eq!(shape.gone().is_some(), ends, "case {index}");
+            assert_eq!(done, if is_deleted { Err(ShapeGone::Deleted) } else { Ok(()) }, "case {index}");
+            assert_eq!(shape.gone().is_some(), is_deleted, "case {index}");
         }
     }
 }
@@ -237,7 +237,7 @@ fn rows_are_counted_again_after_a_takeover() {
         (&[A], vec![delete(A), insert(B)], vec![insert(A), delete(A)], false),
         (&[A, B], vec![update(A, B)], vec![delete(B)], true),
     ];
-    for (index, (rows, before, after, ends)) in cases.into_iter().enumerate() {
+    for (index, (rows, before, after, is_deleted)) in cases.into_iter().enumerate() {
         for with_checkpoint in [true, false] {
             let mut bench =
                 FollowBench::with(|config| (config.chunk_bytes, config.small_snapshot_bytes) = (10, 10));
@@ -252,7 +252,7 @@ fn rows_are_counted_again_after_a_takeover() {
             bench.send(&[MessageBytes::relation(&keyless())]);
             let shape = bench.store.find(&handle).unwrap();
             bench.transact(&after);
-            assert_eq!(shape.gone().is_some(), ends, "case {index}");
+            assert_eq!(shape.gone().is_some(), is_deleted, "case {index}");
         }
     }
 }
@@ -310,7 +310,7 @@ fn any_row_that_leaves_deletes_a_changes_only_shape_without_a_key() {
         let shape = bench.store.find(&handle).unwrap();
         bench.transact(&[insert(B), update(B, B)]);
         assert_eq!(shape.gone(), None);
-        // A client may have two such rows from subsets.
+        // A client may have two such rows from subset queries.
         bench.transact(&[delete(A)]);
         assert_eq!(shape.gone(), Some(ShapeGone::Deleted), "rebuilt: {is_rebuilt}");
     }

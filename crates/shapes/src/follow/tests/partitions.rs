@@ -44,7 +44,7 @@ fn describe_leaves(bench: &mut FollowBench) {
     bench.send(&[MessageBytes::described(OTHER, "public", "items_2", &columns)]);
 }
 
-fn turned(note: &str, id: &str, qty: &str) -> SimulatedRow {
+fn reordered(note: &str, id: &str, qty: &str) -> SimulatedRow {
     row([note, id, qty])
 }
 
@@ -56,9 +56,9 @@ fn a_partitions_change_reaches_its_shapes_and_those_of_the_partitioned_table() {
     describe_leaves(&mut bench);
     let messages = [
         MessageBytes::insert(LEAF, &row(["1", "7", "a"])),
-        MessageBytes::insert(OTHER, &turned("b", "2", "8")),
+        MessageBytes::insert(OTHER, &reordered("b", "2", "8")),
         MessageBytes::insert(LEAF, &row(["3", "4", "c"])),
-        MessageBytes::update(OTHER, &turned("b", "2", "8"), &turned("b", "2", "9")),
+        MessageBytes::update(OTHER, &reordered("b", "2", "8"), &reordered("b", "2", "9")),
         MessageBytes::delete(LEAF, &row(["1", "7", "a"])),
     ];
     bench.transact(&messages);

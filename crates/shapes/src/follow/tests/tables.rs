@@ -62,7 +62,7 @@ fn an_altered_table_deletes_the_shapes_that_need_the_altered_columns() {
         (items, &[("id", (23, -1)), ("qty", (20, -1)), ("note", (25, -1))], [false, true, false]),
         ("goods", &[("id", (23, -1)), ("qty", (23, -1)), ("note", (25, -1))], [false, false, false]),
     ];
-    for (name, columns, goes_on) in cases {
+    for (name, columns, remains) in cases {
         let mut bench = FollowBench::new();
         let choices = [choice(None), of_columns(None, &["id"]), of_columns(Some("qty > 5"), &["id"])];
         let shapes = choices.map(|choice| bench.shape(choice));
@@ -72,7 +72,7 @@ fn an_altered_table_deletes_the_shapes_that_need_the_altered_columns() {
             MessageBytes::described(ITEMS, "public", name, columns),
             MessageBytes::insert(ITEMS, &values),
         ]);
-        assert_eq!(shapes.each_ref().map(|shape| shape.gone().is_none()), goes_on, "{name}: {columns:?}");
+        assert_eq!(shapes.each_ref().map(|shape| shape.gone().is_none()), remains, "{name}: {columns:?}");
     }
 }
 
@@ -137,13 +137,13 @@ fn another_key_collation_or_lineage_deletes_the_shapes_that_depend_on_it() {
         (|now| now.lineage.push('2'), [false, false, false]),
         (|now| now.types.columns[2].column_type.collation = Some(Collation::Builtin), [false, true, false]),
     ];
-    for (index, (change, goes_on)) in cases.into_iter().enumerate() {
+    for (index, (change, remains)) in cases.into_iter().enumerate() {
         let mut bench = FollowBench::new();
         let choices = [choice(None), of_columns(None, &["id"]), of_columns(Some("note > 'b'"), &["id"])];
         let shapes = choices.map(|choice| bench.shape(choice));
         let mut now = table(ITEMS, "items", vec![0]);
         change(&mut now);
         bench.store.refit(&now);
-        assert_eq!(shapes.each_ref().map(|shape| shape.gone().is_none()), goes_on, "the change {index}");
+        assert_eq!(shapes.each_ref().map(|shape| shape.gone().is_none()), remains, "the change {index}");
     }
 }
