@@ -19,7 +19,7 @@ pub(crate) enum BadRequest {
     Upgrade,
     /// The request-target has no path.
     Target,
-    /// The body has a transfer coding other than `chunked`. The gate would lose it.
+    /// The body has a transfer coding other than `chunked`. The upstream wouldn't receive its name.
     Coding,
 }
 
@@ -62,7 +62,7 @@ pub(crate) fn has_unsupported_coding(headers: &HeaderMap) -> bool {
     }
 }
 
-/// Returns whether a `Host` is empty or an authority without user information.
+/// Returns whether a `Host` may be an authority: it has no user information, path or separator.
 fn is_authority(host: &HeaderValue) -> bool {
     let bytes = host.as_bytes();
     let odd =

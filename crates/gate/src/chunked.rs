@@ -3,7 +3,7 @@
 //! Invariant: each input byte is read once and none is kept. The output is the payload, in order.
 //! `End` follows only after the last chunk and its trailers.
 //! Enforced by: one state for each position in the grammar, so that the input may be split
-//! anywhere. Lines end in CRLF only: servers that disagree about line ends allow request smuggling.
+//! anywhere. Lines end in CRLF only: parsers that disagree about line ends allow smuggling.
 //! Out of scope: sockets. This file is pure.
 
 use bytes::{Buf, Bytes};
@@ -14,13 +14,14 @@ const MAX_OVERHEAD_BYTES: u32 = 64 * 1024;
 /// Incremental decoder of one chunked body.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct ChunkedDecoder {
-    state: State,
+    state: ChunkState,
     /// Bytes of extensions and trailers so far.
     overhead_bytes: u32,
 }
 
+/// Position in the grammar of a chunked body.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum State {
+enum ChunkState {
     /// Hexadecimal digits of a chunk size. At least one is required.
     Size {
         size: u64,
@@ -30,18 +31,25 @@ enum State {
     Extension {
         size: u64,
     },
+    /// After the CR of the size line.
     SizeEnd {
         size: u64,
     },
+    /// Payload. `left` is the number of bytes that the chunk still has.
     Data {
         left: u64,
     },
+    /// Before the CR that ends a chunk.
     DataCr,
+    /// Before the LF that ends a chunk.
     DataLf,
     /// Start of a line after the last chunk: a trailer, or the empty line that ends the body.
     TrailerStart,
+    /// Inside a trailer line.
     Trailer,
+    /// After the CR of a trailer line.
     TrailerEnd,
+    /// After the CR of the empty line that ends the body.
     LastLf,
     Done,
 }
@@ -74,20 +82,24 @@ pub enum ChunkError {
 
 impl ChunkedDecoder {
     pub(crate) fn new() -> ChunkedDecoder {
-        ChunkedDecoder { state: State::Size { size: 0, digits: 0 }, overhead_bytes: 0 }
+        ChunkedDecoder { state: ChunkState::Size { size: 0, digits: 0 }, overhead_bytes: 0 }
     }
 
     /// Decodes from the front of `input`, up to the next payload bytes.
     pub(crate) fn decode(&mut self, input: &mut Bytes) -> Result<ChunkOutput, ChunkError> {
         loop {
-            if self.state == State::Done {
+            if self.state == ChunkState::Done {
                 return Ok(ChunkOutput::End);
             }
             let Some(&byte) = input.first() else { return Ok(ChunkOutput::More) };
-            if let State::Data { left } = self.state {
+            if let ChunkState::Data { left } = self.state {
                 let length = left.min(input.len() as u64);
                 let data = input.split_to(usize::try_from(length).unwrap_or(usize::MAX).min(input.len()));
-                self.state = if left == length { State::DataCr } else { State::Data { left: left - length } };
+                self.state = if left == length {
+                    ChunkState::DataCr
+                } else {
+                    ChunkState::Data { left: left - length }
+                };
                 return Ok(ChunkOutput::Data(data));
             }
             input.advance(1);
@@ -97,52 +109,52 @@ impl ChunkedDecoder {
 
     /// Returns whether the body is complete.
     pub(crate) fn is_done(&self) -> bool {
-        self.state == State::Done
+        self.state == ChunkState::Done
     }
 
-    fn step(&mut self, byte: u8) -> Result<State, ChunkError> {
+    fn step(&mut self, byte: u8) -> Result<ChunkState, ChunkError> {
         Ok(match self.state {
-            State::Size { size, digits } => match (char::from(byte).to_digit(16), byte) {
+            ChunkState::Size { size, digits } => match (char::from(byte).to_digit(16), byte) {
                 (Some(digit), _) if digits < 16 => {
-                    State::Size { size: size << 4 | u64::from(digit), digits: digits + 1 }
+                    ChunkState::Size { size: size << 4 | u64::from(digit), digits: digits + 1 }
                 }
-                (None, b'\r') if digits > 0 => State::SizeEnd { size },
-                (None, b';' | b' ' | b'\t') if digits > 0 => State::Extension { size },
+                (None, b'\r') if digits > 0 => ChunkState::SizeEnd { size },
+                (None, b';' | b' ' | b'\t') if digits > 0 => ChunkState::Extension { size },
                 (Some(_) | None, _) => return Err(ChunkError::Size),
             },
-            State::Extension { size } => match byte {
-                b'\r' => State::SizeEnd { size },
+            ChunkState::Extension { size } => match byte {
+                b'\r' => ChunkState::SizeEnd { size },
                 b'\n' => return Err(ChunkError::Line),
-                _ => self.count_overhead(State::Extension { size })?,
+                _ => self.count_overhead(ChunkState::Extension { size })?,
             },
-            State::SizeEnd { size: 0 } => expect(byte, b'\n', State::TrailerStart)?,
-            State::SizeEnd { size } => expect(byte, b'\n', State::Data { left: size })?,
-            State::DataCr => expect(byte, b'\r', State::DataLf)?,
-            State::DataLf => expect(byte, b'\n', State::Size { size: 0, digits: 0 })?,
-            State::TrailerStart => match byte {
-                b'\r' => State::LastLf,
+            ChunkState::SizeEnd { size: 0 } => expect(byte, b'\n', ChunkState::TrailerStart)?,
+            ChunkState::SizeEnd { size } => expect(byte, b'\n', ChunkState::Data { left: size })?,
+            ChunkState::DataCr => expect(byte, b'\r', ChunkState::DataLf)?,
+            ChunkState::DataLf => expect(byte, b'\n', ChunkState::Size { size: 0, digits: 0 })?,
+            ChunkState::TrailerStart => match byte {
+                b'\r' => ChunkState::LastLf,
                 b'\n' => return Err(ChunkError::Line),
-                _ => self.count_overhead(State::Trailer)?,
+                _ => self.count_overhead(ChunkState::Trailer)?,
             },
-            State::Trailer => match byte {
-                b'\r' => State::TrailerEnd,
+            ChunkState::Trailer => match byte {
+                b'\r' => ChunkState::TrailerEnd,
                 b'\n' => return Err(ChunkError::Line),
-                _ => self.count_overhead(State::Trailer)?,
+                _ => self.count_overhead(ChunkState::Trailer)?,
             },
-            State::TrailerEnd => expect(byte, b'\n', State::TrailerStart)?,
-            State::LastLf => expect(byte, b'\n', State::Done)?,
-            State::Data { .. } | State::Done => self.state, // `decode` consumes no byte in these states
+            ChunkState::TrailerEnd => expect(byte, b'\n', ChunkState::TrailerStart)?,
+            ChunkState::LastLf => expect(byte, b'\n', ChunkState::Done)?,
+            ChunkState::Data { .. } | ChunkState::Done => self.state, // `decode` consumes no byte in these states
         })
     }
 
     /// Counts a byte of an extension or trailer. Fails above [`MAX_OVERHEAD_BYTES`].
-    fn count_overhead(&mut self, state: State) -> Result<State, ChunkError> {
+    fn count_overhead(&mut self, state: ChunkState) -> Result<ChunkState, ChunkError> {
         self.overhead_bytes += 1;
         if self.overhead_bytes > MAX_OVERHEAD_BYTES { Err(ChunkError::Overhead) } else { Ok(state) }
     }
 }
 
-fn expect(byte: u8, expected: u8, then: State) -> Result<State, ChunkError> {
+fn expect(byte: u8, expected: u8, then: ChunkState) -> Result<ChunkState, ChunkError> {
     if byte == expected { Ok(then) } else { Err(ChunkError::Line) }
 }
 

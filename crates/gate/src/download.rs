@@ -71,8 +71,10 @@ impl Download {
         Download::Pooled(pooled)
     }
 
-    /// Detaches the socket from hyper, if the whole request is sent and hyper has read no byte of
-    /// the body. Otherwise returns `self` unchanged.
+    /// Detaches the socket from hyper, if the whole request is sent and the end of the body can be
+    /// detected without hyper. Otherwise returns `self` unchanged.
+    ///
+    /// Call it before the body is polled: hyper has then read no byte of the body.
     pub(crate) fn detach_from_hyper(self, headers: &HeaderMap) -> Download {
         let framing = match framing(headers) {
             Some(framing) => framing,
@@ -91,7 +93,7 @@ impl Download {
     }
 }
 
-/// Returns how the end of a body without a length is detected. `None` if hyper must read it.
+/// Returns how the end of a body without a length is detected. `None`: only hyper can read the body.
 fn framing(headers: &HeaderMap) -> Option<BodyFraming> {
     let mut codings = headers.get_all(TRANSFER_ENCODING).iter();
     match (codings.next(), codings.next()) {
@@ -129,7 +131,7 @@ impl PooledDownload {
         loop {
             match Pin::new(&mut self.incoming).poll_frame(cx) {
                 Poll::Ready(Some(Ok(frame))) => {
-                    // Trailers are dropped: they are hop-by-hop here, like the header `Trailer`.
+                    // Trailers are dropped: the gate removes `Trailer`, which announces them.
                     let Ok(data) = frame.into_data() else { continue };
                     if self.incoming.is_end_stream() {
                         self.return_connection(cx);
@@ -163,7 +165,9 @@ pub(crate) struct DirectDownload {
     /// Bytes that were read and not yet decoded.
     unread: Bytes,
     framing: BodyFraming,
+    /// Permit of the connection pool.
     _permit: OwnedSemaphorePermit,
+    /// Whether the body has failed, or the upstream has closed the connection.
     ended: bool,
 }
 
@@ -220,7 +224,7 @@ impl DirectDownload {
         }
     }
 
-    /// Reads more bytes. Returns false at the end of the stream.
+    /// Reads more bytes. Returns false if the upstream has closed the connection.
     fn poll_read(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<bool>> {
         let mut bytes = [MaybeUninit::uninit(); READ_BYTES];
         let mut buffer = ReadBuf::uninit(&mut bytes);

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use tokio::sync::Notify;
 
-/// How admission treats a request.
+/// Kind of a request: whether it takes a permit, and why.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) enum RequestKind {
     /// Not a stream. It takes no permit.
@@ -46,13 +46,16 @@ pub struct Drain(Arc<DrainState>);
 #[derive(Debug, Default)]
 struct DrainState {
     draining: AtomicBool,
+    /// Requests in flight that take a permit.
     streams: AtomicUsize,
+    /// Requests in flight that take no permit.
     plain: AtomicUsize,
-    stream_ended: Notify,
+    /// Notified when the last open stream ends.
+    last_stream_ended: Notify,
 }
 
 impl Drain {
-    /// Counts a request in. Returns `None` for a stream while the gate drains.
+    /// Counts a request as in flight. Returns `None` for a stream while the gate drains.
     pub(crate) fn enter(&self, kind: RequestKind) -> Option<InFlightRequest> {
         self.count(kind).fetch_add(1, Ordering::SeqCst);
         let in_flight = InFlightRequest { drain: self.clone(), kind };
@@ -82,7 +85,7 @@ impl Drain {
     /// Waits until no stream is open.
     pub async fn streams_ended(&self) {
         loop {
-            let ended = self.0.stream_ended.notified();
+            let ended = self.0.last_stream_ended.notified();
             if self.streams() == 0 {
                 return;
             }
@@ -95,7 +98,7 @@ impl Drain {
     }
 }
 
-/// One counted request, until its response body has ended.
+/// Counts a request as in flight until it is dropped, with the response body.
 #[derive(Debug)]
 pub(crate) struct InFlightRequest {
     drain: Drain,
@@ -112,7 +115,7 @@ impl Drop for InFlightRequest {
     fn drop(&mut self) {
         let before = self.drain.count(self.kind).fetch_sub(1, Ordering::SeqCst);
         if before == 1 && self.kind.takes_permit() {
-            self.drain.0.stream_ended.notify_waiters();
+            self.drain.0.last_stream_ended.notify_waiters();
         }
     }
 }

@@ -2,9 +2,9 @@
 //!
 //! Invariant: bodies pass in both directions as they arrive, without buffering. Dropping the
 //! response, or the wait for it, cancels the request to the upstream.
-//! Enforced by: this future owns the connection to the upstream, then the body does
-//! (`upstream_connection.rs`, `download.rs`).
-//! Out of scope: permits. A request that needs one already holds it here.
+//! Enforced by: the request's future owns the connection to the upstream, then the response body
+//! does (`upstream_connection.rs`, `download.rs`).
+//! Out of scope: permits. Admission's layer has taken one for each request that needs it.
 
 use std::convert::Infallible;
 use std::future::{Future, ready};
@@ -50,15 +50,16 @@ pub(crate) struct ForwarderState {
     pub(crate) scheme: &'static str,
     pub(crate) trusted_proxies: Vec<Network>,
     pub(crate) forwarded_by: ForwardedBy,
-    /// Headers that carry a user id, to the gate or to the upstream.
+    /// Headers that carry a user id to the gate or to the upstream.
     pub(crate) user_headers: Vec<HeaderName>,
     pub(crate) forward_user_header: Option<HeaderName>,
     pub(crate) identify: Identify,
     pub(crate) request_idle_timeout: Duration,
     pub(crate) drain: Drain,
-    /// Whether the last exchange failed. Only transitions are logged.
+    /// Whether the upstream has failed since its last response. Only transitions are logged.
     pub(crate) failing: AtomicBool,
-    /// Whether the gate has run out of descriptors, ports or memory. Only transitions are logged.
+    /// Whether the gate has run out of descriptors, ports or memory since the upstream's last
+    /// response. Only transitions are logged.
     pub(crate) exhausted: AtomicBool,
 }
 
@@ -75,7 +76,7 @@ impl Forwarder {
         &self.0.drain
     }
 
-    /// Returns whether the last exchange failed through the upstream's fault.
+    /// Returns whether the upstream has failed since its last response.
     pub(crate) fn is_failing(&self) -> bool {
         self.0.failing.load(Ordering::Relaxed)
     }
@@ -153,9 +154,11 @@ impl Forwarder {
         Ok(())
     }
 
-    /// Returns the verified user if the upstream is to receive it. For streams, admission has
-    /// verified it. For other requests it is verified here; an invalid credential is left for the
-    /// upstream to refuse.
+    /// Returns the verified user, if the upstream receives it (`forward_user_header`). Clients that
+    /// are identified only by their address have none.
+    ///
+    /// Admission has verified the users of streams. Those of other requests are verified here. An
+    /// invalid credential yields `None`; the upstream can refuse the request.
     async fn verified_user(&self, parts: &Parts, kind: RequestKind, peer: IpAddr) -> Option<UserId> {
         self.0.forward_user_header.as_ref()?;
         let user = if kind.takes_permit() {
@@ -222,8 +225,10 @@ fn relay_response(
     Response::from_parts(parts, GateBody::from_upstream(download, in_flight))
 }
 
-/// Returns whether a response is a live stream. A client's connection takes no further request
-/// after one. So without stream routes, only `text/event-stream` counts.
+/// Returns whether a response is a live stream.
+///
+/// After a live stream, the client's connection takes no further request. So without stream routes,
+/// only `text/event-stream` counts as live.
 fn is_live(parts: &http::response::Parts, kind: RequestKind, version: Version, method: &Method) -> bool {
     let may_be_endless = version == Version::HTTP_11
         && method != Method::HEAD
@@ -235,8 +240,9 @@ fn is_live(parts: &http::response::Parts, kind: RequestKind, version: Version, m
             RequestKind::Plain => false,
             RequestKind::Stream => true,
             RequestKind::Any => {
-                let kind = parts.headers.get(CONTENT_TYPE).map(HeaderValue::as_bytes).unwrap_or_default();
-                kind.get(..17).is_some_and(|kind| kind.eq_ignore_ascii_case(b"text/event-stream"))
+                let media_type =
+                    parts.headers.get(CONTENT_TYPE).map(HeaderValue::as_bytes).unwrap_or_default();
+                media_type.get(..17).is_some_and(|start| start.eq_ignore_ascii_case(b"text/event-stream"))
             }
         }
 }
@@ -265,14 +271,15 @@ impl Service<Request<Incoming>> for Forwarder {
     }
 }
 
-/// Result of [`GateService`](crate::GateService)'s check of a request, stored in its extensions.
+/// Result of [`GateService`](crate::GateService)'s check of a request, in the request's extensions.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct RequestClassification {
     pub(crate) kind: RequestKind,
+    /// Why the request is refused, if it is.
     pub(crate) rejection: Option<BadRequest>,
 }
 
-/// Counts a client that leaves before the response head.
+/// Counts a client that leaves before the response head: the guard is then dropped before `done`.
 struct HeadWaitGuard {
     kind: RequestKind,
     done: bool,

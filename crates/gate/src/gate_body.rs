@@ -23,7 +23,7 @@ enum BodySource {
     Upstream(RelayedBody),
 }
 
-/// The upstream's body, counted as in flight until it ends.
+/// The upstream's body. Its request counts as in flight until the body is dropped.
 #[derive(Debug)]
 struct RelayedBody {
     download: Download,

@@ -1,5 +1,5 @@
-//! Refusals: responses that the gate itself sends. Each has one reason code for the client, the log
-//! and the metrics.
+//! Refusals: responses that the gate itself sends. Each has one reason code for the client and the
+//! metrics.
 
 use forebay_admission::problem;
 use http::header::{CONNECTION, HeaderValue, RETRY_AFTER};
@@ -10,8 +10,9 @@ use super::gate_body::GateBody;
 use super::metrics;
 use super::upstream_error::{UploadFault, UpstreamError};
 
-/// Gives another gate time to take over. A client that retries at once would reach this gate again.
+/// `retry-after` while the gate drains. A client that retries at once would reach this gate again.
 const DRAIN_RETRY_SECONDS: u32 = 2;
+/// `retry-after` if the gate has no connection to the upstream.
 const BUSY_RETRY_SECONDS: u32 = 1;
 
 /// Why the gate itself responds, instead of the upstream.
@@ -22,7 +23,7 @@ pub(crate) enum GateRefusal {
     Draining,
     /// The server gave no peer address, so no forwarded headers can be written.
     NoPeer,
-    /// The upstream switched protocols without a request to do so.
+    /// The upstream switched protocols, although no client may request that.
     SwitchedProtocol,
     /// The upstream's body has a transfer coding other than `chunked`.
     TransferCoding,
@@ -97,8 +98,8 @@ impl GateRefusal {
         }
     }
 
-    /// Returns whether to close the client's connection, because the bytes that follow can't be
-    /// trusted.
+    /// Returns whether to close the client's connection. A draining gate does so. After a bad request
+    /// or an incomplete body, the next bytes may not be the start of a request.
     fn ends_connection(&self) -> bool {
         match self {
             GateRefusal::BadRequest(_) | GateRefusal::Draining => true,

@@ -1,4 +1,4 @@
-//! Gate service: refuses bad requests, takes permits for streams, and forwards the rest.
+//! Gate service: classifies requests, takes permits for streams, and forwards or refuses requests.
 //!
 //! Every request passes admission's layer, which assigns a thread id. Only streams take a permit
 //! there.
@@ -30,7 +30,7 @@ pub struct GateService {
 }
 
 impl GateService {
-    pub(crate) fn new(layer: AdmissionLayer, proxy: Forwarder, routes: Arc<StreamRoutes>) -> GateService {
+    pub(crate) fn new(layer: AdmissionLayer, forwarder: Forwarder, routes: Arc<StreamRoutes>) -> GateService {
         let layer = layer
             .streams(|parts| {
                 parts
@@ -40,7 +40,7 @@ impl GateService {
             })
             .class(|parts| parts.extensions.get().cloned())
             .peer(|extensions| extensions.get::<Peer>().map(|peer| peer.0));
-        GateService { admission: layer.layer(proxy), routes }
+        GateService { admission: layer.layer(forwarder), routes }
     }
 
     /// Returns the configured stream route that a request matches.
@@ -48,7 +48,7 @@ impl GateService {
         self.routes.find(request.method(), request.uri().path())
     }
 
-    /// Returns the kind of a request, and the class of its route if the route has one.
+    /// Returns the kind of a request or why it is refused, and the class of its route, if any.
     fn classify(&self, request: &Request<Incoming>) -> (RequestClassification, Option<Class>) {
         if let Err(bad_request) = bad_request::check(request) {
             // A refusal needs no permit.

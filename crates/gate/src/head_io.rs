@@ -24,7 +24,7 @@ use tokio::net::TcpStream;
 /// Maximum bytes per read. The buffer is on the stack.
 const READ_BYTES: usize = 16 * 1024;
 
-/// The socket, as hyper sees it.
+/// The socket that hyper reads from and writes to.
 pub(crate) struct HeadIo {
     socket: TcpStream,
     /// Bytes that were read beyond the head.
@@ -62,7 +62,7 @@ impl HeadIoControl {
         self.mode.store(ReadMode::All as u8, Ordering::Relaxed);
     }
 
-    /// Expects a response head next.
+    /// Lets hyper read up to the end of the next response head.
     pub(crate) fn expect_head(&self) {
         self.mode.store(ReadMode::Head as u8, Ordering::Relaxed);
     }
@@ -127,8 +127,8 @@ impl HeadIo {
     fn record_write(&self, written: &Poll<io::Result<usize>>, offered: usize) {
         let all = matches!(written, Poll::Ready(Ok(count)) if *count == offered);
         self.control.unsent.store(!all, Ordering::Relaxed);
-        // hyper stops reading after a failed write. But the upstream may have responded before it
-        // closed.
+        // hyper stops reading after a failed write, although the upstream may have responded before
+        // it closed.
         if matches!(written, Poll::Ready(Err(_))) && self.has_unread() {
             self.control.answered.store(true, Ordering::Relaxed);
         }
@@ -148,7 +148,8 @@ impl Read for HeadIo {
     ) -> Poll<io::Result<()>> {
         let this = &mut *self;
         if this.control.mode() == ReadMode::Withhold {
-            return Poll::Pending; // `read_all` is followed by a poll of the connection
+            // No waker is needed: after `read_all`, the caller polls the connection.
+            return Poll::Pending;
         }
         let room = cursor.remaining().min(READ_BYTES);
         if !this.withheld.is_empty() {
@@ -168,8 +169,8 @@ impl Read for HeadIo {
     }
 }
 
-fn join(start: &Bytes, second: Bytes) -> Bytes {
-    if start.is_empty() { second } else { [&start[..], &second[..]].concat().into() }
+fn join(first: &Bytes, second: Bytes) -> Bytes {
+    if first.is_empty() { second } else { [&first[..], &second[..]].concat().into() }
 }
 
 impl Write for HeadIo {
@@ -264,7 +265,7 @@ impl HeadScanner {
         ended
     }
 
-    /// Returns whether the head is 1xx other than 101, after which HTTP ends.
+    /// Returns whether the head is interim: 1xx, except 101. After 101, no other head follows.
     fn is_interim(&self) -> bool {
         let code = &self.start[9..12];
         self.start_length == 12 && code[0] == b'1' && code != b"101"

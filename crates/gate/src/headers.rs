@@ -17,7 +17,7 @@ use http::header::{
 };
 use http::{Uri, Version};
 
-/// The gate's name in `Via`.
+/// Pseudonym of the gate in `Via` (RFC 9110, 7.6.3).
 const PSEUDONYM: &str = "forebay";
 
 const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
@@ -26,8 +26,8 @@ const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 const X_FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
 const X_FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
 
-/// Headers with which proxies describe a client, beside the forwarded headers. Also headers that
-/// make some frameworks use another route than the admitted one.
+/// Headers in which proxies describe a client, besides the forwarded headers. Also headers that
+/// make some frameworks use another route than the one that admission checked.
 const PROXY_HEADERS: [&str; 10] = [
     "x-user-id",
     "true-client-ip",
@@ -41,15 +41,15 @@ const PROXY_HEADERS: [&str; 10] = [
     "x-method-override",
 ];
 
-/// Removes `Content-Length` if `Transfer-Encoding` overrides it (RFC 9112, 6.3). A reader without
-/// `Transfer-Encoding` would take it for the end of the body.
+/// Removes `Content-Length` if `Transfer-Encoding` overrides it (RFC 9112, 6.3). The gate removes
+/// `Transfer-Encoding`, so the client would otherwise end the body at the wrong length.
 pub(crate) fn remove_overridden_length(headers: &mut HeaderMap) {
     if headers.contains_key(TRANSFER_ENCODING) {
         headers.remove(CONTENT_LENGTH);
     }
 }
 
-/// Peer and trust of a request.
+/// Origin of a request: its peer, the scheme, and which of its headers are trusted.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ClientOrigin<'a> {
     /// Address of the peer.

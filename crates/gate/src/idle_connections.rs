@@ -1,8 +1,8 @@
-//! Idle connections: those that wait for their next request.
+//! Idle connections of a pool, which wait for their next request.
 //!
 //! Invariant: at most `max` connections are idle, none longer than `timeout`. The most recently
 //! used one is taken first, so connections of a past burst expire.
-//! Enforced by: `put` and `make_room` remove from the oldest end. `take` skips expired connections,
+//! Enforced by: `put` and `make_room` remove the oldest first. `take` returns no expired connection,
 //! and `remove_expired` removes them.
 //! Out of scope: sockets and clocks. This file is pure.
 
@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 /// Idle connections of a pool, in the order in which they became idle.
 #[derive(Debug)]
 pub(crate) struct IdleConnections<T> {
-    /// When each became idle. The oldest is in front.
+    /// Each connection, and when it became idle. The oldest is in front.
     waiting: VecDeque<(Instant, T)>,
     max: usize,
     timeout: Duration,
@@ -121,7 +121,7 @@ mod tests {
         assert_eq!(three(now).make_room(now + SECOND * 11), [1, 2]);
         let mut idle = three(now);
         assert_eq!(idle.make_room(now + SECOND * 3), [1]);
-        assert_eq!(idle.make_room(now + SECOND * 12), [2, 3], "also when `take` returns none");
+        assert_eq!(idle.make_room(now + SECOND * 12), [2, 3], "both have expired");
         assert_eq!(idle.make_room(now), Vec::<u8>::new());
     }
 }

@@ -36,8 +36,8 @@
 //! ```
 //!
 //! A live stream's socket is detached from hyper after the response head, because hyper's buffers
-//! cost 16 KiB per connection. The response body owns the connection and the permit, so dropping
-//! the body closes the one and returns the other.
+//! cost 16 KiB per connection. The response body owns the connection and the permit. Dropping
+//! the body closes the connection and returns the permit.
 //!
 //! # Invariants and their tests
 //!
@@ -48,7 +48,7 @@
 //!   `no_spelling_of_a_path_bypasses_the_limits`, `no_spelling_of_a_segment_bypasses_a_wildcard`,
 //!   `other_spellings_of_a_path_do_not_evade_its_routes_limit`
 //! - A stream holds its permit until its response body has ended. The limits hold over all gates
-//!   that share one Redis.
+//!   that share one quota store.
 //!   `after_random_disconnects_no_permit_is_held`, `a_users_limit_is_exact_across_gates`,
 //!   `the_total_is_shared_and_a_killed_gates_permits_return`
 //! - Bodies pass in both directions as they arrive, unchanged.
@@ -69,14 +69,14 @@
 //!   `at_the_drain_deadline_streams_are_cut_without_a_clean_end`
 //! - After SIGTERM, a connected client gets a complete response to a request that was in transit.
 //!   `every_client_connected_at_sigterm_gets_a_complete_response`
-//! - A request is sent at most twice. It is sent again only if a reused connection failed, and
-//!   either no byte of the request was sent, or its method is idempotent, it has no body, and no
-//!   byte of a response arrived. No response reaches another client.
+//! - A request is sent at most twice, and again only after a reused connection failed. Then either
+//!   no byte of it was sent, or it is idempotent, has no body, and no byte of a response arrived.
+//!   No response reaches another client.
 //!   `a_request_is_not_retried_once_a_response_byte_arrived`,
 //!   `only_idempotent_requests_on_reused_connections_are_retried_and_only_once`,
 //!   `random_load_mixes_up_no_responses_and_leaks_nothing`
 //! - Identity headers, forwarded headers and headers that override the route reach the upstream
-//!   only from the gate or a trusted proxy.
+//!   only if the gate or a trusted proxy wrote them.
 //!   `identity_headers_of_an_untrusted_peer_are_dropped`,
 //!   `an_untrusted_peer_cannot_override_the_route`,
 //!   `a_proxy_that_writes_forwarded_is_trusted_for_that_header_only`,
@@ -100,7 +100,7 @@
 //! | pause in a request body | `request_idle_timeout`, 30 s | 408 |
 //! | response head | 64 KiB, 256 headers | 502 |
 //! | chunk extensions and trailers of a live stream | 64 KiB | the stream breaks off |
-//! | bytes in memory for each direction of a body | one read, at most 16 KiB of a live stream | the sender waits |
+//! | bytes in memory for each direction of a body | one read: for a live stream, at most 16 KiB | the sender waits |
 //!
 //! # Where to look
 //!
@@ -113,21 +113,21 @@
 //! | bodies, and what cancels a request | `upload.rs`; `download.rs`, `chunked.rs` (pure) |
 //! | connections to the upstream; when a request is sent again | `upstream.rs`, `idle_connections.rs` (pure), `upstream_connection.rs` |
 //! | how a socket is detached from hyper | `head_io.rs` |
-//! | 408, 502, 503 and 504, and their texts | `gate_refusal.rs`, `upstream_error.rs` |
+//! | responses of the gate itself (400, 408, 500 to 504), and their texts | `gate_refusal.rs`, `upstream_error.rs` |
 //! | settings; the public handle | `config.rs`; `reverse_proxy.rs` |
 //! | drain | `drain.rs`; the shutdown order is in `run/gate.rs` of `crates/forebay` |
 //! | metrics | `metrics.rs`, and the methods of [`ReverseProxy`] |
-//! | tests over real sockets; random clients and upstreams; floods | `tests/it/` of `crates/forebay`: `bodies.rs`, `upstream.rs`, `drain.rs`; `storm.rs`; `floods.rs` |
+//! | tests over real sockets; random clients and upstreams; floods | `tests/it/` of `crates/forebay`: `bodies.rs`, `upstream.rs`, `drain.rs`; `random_load.rs`; `floods.rs` |
 //!
 //! # Decisions
 //!
 //! - **Path readings.** Upstreams decode, split and resolve paths differently. A request is a
-//!   stream if any common reading of its path matches: an extra permit is cheaper than a stream
-//!   without one.
+//!   stream if any common reading of its path matches a route. A false match costs a permit; a
+//!   missed match would bypass the limits.
 //! - **Own connection pool.** A request drives its own connection, so dropping the request cancels
-//!   it. The pool also records whether any byte of a response arrived, which hyper's errors omit.
+//!   it. The pool also records whether any byte of a response arrived, which hyper's errors don't report.
 //! - **Readiness.** `/readyz` is 503 while the gate drains, and from the gate's start until the
-//!   quota's rebuild ends. Later rebuilds and outages affect all gates at once, so they stay ready.
+//!   quota's rebuild ends. Later rebuilds and outages affect all gates at once, so all gates stay ready.
 
 mod bad_request;
 mod chunked;

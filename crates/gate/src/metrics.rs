@@ -57,7 +57,7 @@ pub fn describe() {
     );
 }
 
-/// Sets the metrics whose values are read when metrics are collected.
+/// Sets the gauges, and the counters of the connection pool.
 pub(crate) fn set_gauges(upstream: UpstreamStats, stream: RequestKind, drain: &Drain) {
     gauge!(UPSTREAM_OPEN).set(upstream.open as f64);
     gauge!(UPSTREAM_IDLE).set(upstream.idle as f64);

@@ -17,7 +17,7 @@ use super::upstream::{Upstream, UpstreamStats};
 /// A reverse proxy in front of one upstream. Cheap to clone.
 #[derive(Clone)]
 pub struct ReverseProxy {
-    proxy: Forwarder,
+    forwarder: Forwarder,
     routes: Arc<StreamRoutes>,
     identify: Identify,
 }
@@ -28,7 +28,7 @@ impl ReverseProxy {
     pub fn new(config: Config, identify: Identify) -> ReverseProxy {
         let mut user_headers = config.user_headers;
         user_headers.extend(config.forward_user_header.clone());
-        let proxy = Forwarder::new(ForwarderState {
+        let forwarder = Forwarder::new(ForwarderState {
             upstream: Upstream::new(config.upstream),
             preserve_host: config.preserve_host,
             scheme: if config.is_tls { "https" } else { "http" },
@@ -42,19 +42,19 @@ impl ReverseProxy {
             failing: AtomicBool::new(false),
             exhausted: AtomicBool::new(false),
         });
-        ReverseProxy { proxy, routes: Arc::new(StreamRoutes::new(config.stream_routes)), identify }
+        ReverseProxy { forwarder, routes: Arc::new(StreamRoutes::new(config.stream_routes)), identify }
     }
 
     /// Returns the service for [`forebay_stream::HttpServer`]. Streams take a permit from
     /// `admission`.
     pub fn service(&self, admission: Admission) -> GateService {
         let layer = AdmissionLayer::new(admission, self.identify.clone());
-        GateService::new(layer, self.proxy.clone(), Arc::clone(&self.routes))
+        GateService::new(layer, self.forwarder.clone(), Arc::clone(&self.routes))
     }
 
-    /// Returns the drain. It counts the requests in flight, and refuses new streams once begun.
+    /// Returns the drain. It counts the requests in flight. After `begin`, it refuses new streams.
     pub fn drain(&self) -> &Drain {
-        self.proxy.drain()
+        self.forwarder.drain()
     }
 
     /// Returns the routes whose requests take a permit. If empty, every request takes one.
@@ -62,17 +62,18 @@ impl ReverseProxy {
         self.routes.iter()
     }
 
-    /// Returns whether the last exchange failed through the upstream's fault.
+    /// Returns whether the upstream has failed since its last response.
     pub fn is_failing(&self) -> bool {
-        self.proxy.is_failing()
+        self.forwarder.is_failing()
     }
 
     /// Returns the counters of the connection pool.
     pub fn upstream_stats(&self) -> UpstreamStats {
-        self.proxy.upstream().stats()
+        self.forwarder.upstream().stats()
     }
 
-    /// Sets the metrics whose values are read when metrics are collected.
+    /// Sets the gauges, and the counters of the connection pool. Call it before metrics are
+    /// collected.
     pub fn measure(&self) {
         let stream = if self.routes.is_empty() { RequestKind::Any } else { RequestKind::Stream };
         metrics::set_gauges(self.upstream_stats(), stream, self.drain());

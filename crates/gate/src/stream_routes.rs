@@ -1,10 +1,10 @@
 //! Stream routes: which requests take a permit, and in which class.
 //!
-//! Invariant: a path that the upstream could map to a stream route counts as a stream, in any
-//! spelling.
+//! Invariant: a request counts as a stream in every common spelling of a stream route's path.
 //! Enforced by: the upstream receives the path unchanged and may read it in several ways. So a path
 //! is matched in every common way ([`PathReading`]), and any match counts. A false match costs a
 //! permit; a missed match would bypass the limits.
+//!
 //! Within one reading, the first matching route decides the class. If readings differ, the class
 //! with the smallest share wins.
 //! This file is pure.
@@ -169,10 +169,11 @@ impl FromStr for StreamRoute {
     }
 }
 
-/// How a server may read a path before it looks for a route: a set of independent, common steps.
+/// One way in which servers read a path before they look for a route. Each field is a step that
+/// some servers take and others don't.
 #[derive(Debug, Clone, Copy)]
 struct PathReading {
-    /// Decode before splitting, so that an escaped slash separates segments, too.
+    /// Decode before splitting, so that an escaped slash also separates segments.
     decode_first: bool,
     split_backslashes: bool,
     /// Remove parameters, which begin with `;`, from each segment.
@@ -237,7 +238,7 @@ fn cut_parameters(segment: Cow<'_, str>) -> Cow<'_, str> {
     }
 }
 
-/// Decodes `%XX` once. Bytes that are then not UTF-8 match no literal segment.
+/// Decodes `%XX` once. Bytes that aren't UTF-8 become U+FFFD, which matches no usual segment.
 fn decode(path: &str) -> Cow<'_, str> {
     if !path.contains('%') {
         return path.into();

@@ -1,7 +1,7 @@
 //! Request body on its way from the client to the upstream.
 //!
 //! Invariant: no bytes are buffered here. A request fails if its client sends no body bytes for
-//! `idle`.
+//! `idle_timeout`.
 //! Enforced by: frames pass as they arrive. The timer runs only while the gate waits for the
 //! client, so a slow upstream never counts against the client.
 
@@ -21,7 +21,7 @@ use tokio::time::{Instant, Sleep, sleep_until};
 pub(crate) struct Upload {
     /// `None` if the request has no body.
     incoming: Option<Incoming>,
-    idle: Duration,
+    idle_timeout: Duration,
     /// Set while the gate waits for the client.
     timer: Option<Pin<Box<Sleep>>>,
     progress: Arc<UploadProgress>,
@@ -37,17 +37,17 @@ pub(crate) enum UploadError {
 }
 
 impl Upload {
-    pub(crate) fn new(incoming: Incoming, idle: Duration) -> Upload {
+    pub(crate) fn new(incoming: Incoming, idle_timeout: Duration) -> Upload {
         let incoming = Some(incoming).filter(|incoming| !incoming.is_end_stream());
         let progress = Arc::new(UploadProgress::new(incoming.is_none()));
-        Upload { incoming, idle, timer: None, progress }
+        Upload { incoming, idle_timeout, timer: None, progress }
     }
 
-    /// Returns an upload for a request without a body that is sent again.
+    /// Returns an empty upload, for a request without a body that is sent again.
     pub(crate) fn empty() -> Upload {
         Upload {
             incoming: None,
-            idle: Duration::ZERO,
+            idle_timeout: Duration::ZERO,
             timer: None,
             progress: Arc::new(UploadProgress::new(true)),
         }
@@ -78,8 +78,7 @@ impl Body for Upload {
                 self.timer = None;
                 self.progress.record(ended || frame.is_none());
                 return Poll::Ready(match frame {
-                    // Trailers are dropped: `Trailer`, which announces them, is hop-by-hop and was
-                    // removed.
+                    // Trailers are dropped: the gate removes `Trailer`, which announces them.
                     Some(Ok(frame)) => match frame.into_data() {
                         Ok(data) => Some(Ok(Frame::data(data))),
                         Err(_trailers) => continue,
@@ -88,10 +87,11 @@ impl Body for Upload {
                     None => None,
                 });
             }
-            let idle = self.idle;
-            let timer = self.timer.get_or_insert_with(|| Box::pin(sleep_until(Instant::now() + idle)));
+            let idle_timeout = self.idle_timeout;
+            let timer =
+                self.timer.get_or_insert_with(|| Box::pin(sleep_until(Instant::now() + idle_timeout)));
             ready!(timer.as_mut().poll(cx));
-            return Poll::Ready(Some(Err(UploadError::Stalled(idle))));
+            return Poll::Ready(Some(Err(UploadError::Stalled(idle_timeout))));
         }
     }
 
@@ -104,18 +104,19 @@ impl Body for Upload {
     }
 }
 
-/// Time of the last progress of an upload.
+/// Progress of an upload: when it last advanced, and whether it is complete.
 #[derive(Debug)]
 pub(crate) struct UploadProgress {
-    origin: Instant,
+    started_at: Instant,
+    /// Time from `started_at` to the last progress, in milliseconds.
     last_ms: AtomicU64,
-    /// Whether the whole body was passed on.
+    /// Whether hyper has taken the whole body.
     done: AtomicBool,
 }
 
 impl UploadProgress {
     fn new(done: bool) -> UploadProgress {
-        UploadProgress { origin: Instant::now(), last_ms: AtomicU64::new(0), done: AtomicBool::new(done) }
+        UploadProgress { started_at: Instant::now(), last_ms: AtomicU64::new(0), done: AtomicBool::new(done) }
     }
 
     pub(crate) fn is_done(&self) -> bool {
@@ -124,11 +125,11 @@ impl UploadProgress {
 
     fn record(&self, done: bool) {
         self.done.store(done, Ordering::Relaxed);
-        let elapsed_ms = u64::try_from(self.origin.elapsed().as_millis()).unwrap_or(u64::MAX);
+        let elapsed_ms = u64::try_from(self.started_at.elapsed().as_millis()).unwrap_or(u64::MAX);
         self.last_ms.store(elapsed_ms, Ordering::Relaxed);
     }
 
     pub(crate) fn last_at(&self) -> Instant {
-        self.origin + Duration::from_millis(self.last_ms.load(Ordering::Relaxed))
+        self.started_at + Duration::from_millis(self.last_ms.load(Ordering::Relaxed))
     }
 }

@@ -9,8 +9,8 @@
 //! again.
 //!
 //! The pool replaces hyper-util's client because a request must drive its own connection, so that
-//! dropping the request cancels it (`upstream_connection.rs`). It also distinguishes five kinds of
-//! failure, and whether the upstream had begun to respond; hyper's errors don't.
+//! dropping the request cancels it (`upstream_connection.rs`). The pool also reports more than
+//! hyper's errors: the kind of a failure, and whether the upstream had begun to respond.
 
 use std::future::poll_fn;
 use std::io;
@@ -46,13 +46,13 @@ pub struct UpstreamConfig {
     pub authority: Authority,
     /// Time for one dial, name resolution included.
     pub connect_timeout: Duration,
-    /// Time from the end of the request to the response head.
+    /// Time from the last progress of the upload to the response head.
     pub response_timeout: Duration,
-    /// Time that a connection may be idle.
+    /// Maximum time that a connection may be idle.
     pub idle_timeout: Duration,
     /// Maximum number of idle connections.
     pub max_idle: usize,
-    /// Maximum number of open connections, idle ones included.
+    /// Maximum number of open connections, including idle ones.
     pub max_connections: usize,
 }
 
@@ -160,10 +160,10 @@ impl Upstream {
         mut request: Request<Upload>,
     ) -> Result<Response<Download>, UpstreamError> {
         if let Some(connection) = self.pool.take_idle().await {
-            let again = is_repeatable(&request).then(|| copy_without_body(&request));
+            let copy = is_repeatable(&request).then(|| copy_without_body(&request));
             match self.exchange(connection, request).await {
                 Ok(response) => return Ok(response),
-                Err(error) => request = request_to_resend(error, again)?,
+                Err(error) => request = request_to_resend(error, copy)?,
             }
             self.pool.retries.fetch_add(1, Ordering::Relaxed);
         }
@@ -184,16 +184,19 @@ impl Upstream {
     }
 }
 
-/// Returns the request to send again: one that was never sent, or a repeatable one without a
-/// response. A reused connection that closes silently has most likely closed before the upstream
-/// read the request.
+/// Returns the request to send again: one that was never sent, or the copy of a repeatable one that
+/// got no byte of a response. Most likely the upstream closed the connection before it read the
+/// request.
+///
+/// # Errors
+/// Returns the error if the request must not be sent again.
 fn request_to_resend(
     error: ExchangeError,
-    again: Option<Request<Upload>>,
+    copy: Option<Request<Upload>>,
 ) -> Result<Request<Upload>, UpstreamError> {
     match error {
         ExchangeError::Unsent(request) => Ok(*request),
-        error if error.is_unanswered() => again.ok_or(UpstreamError::from(error)),
+        error if error.is_unanswered() => copy.ok_or(UpstreamError::from(error)),
         error => Err(error.into()),
     }
 }
@@ -206,11 +209,11 @@ fn is_repeatable(request: &Request<Upload>) -> bool {
 
 /// Copies a request that has no body.
 fn copy_without_body(request: &Request<Upload>) -> Request<Upload> {
-    let mut again = Request::new(Upload::empty());
-    *again.method_mut() = request.method().clone();
-    *again.uri_mut() = request.uri().clone();
-    *again.headers_mut() = request.headers().clone();
-    again
+    let mut copy = Request::new(Upload::empty());
+    *copy.method_mut() = request.method().clone();
+    *copy.uri_mut() = request.uri().clone();
+    *copy.headers_mut() = request.headers().clone();
+    copy
 }
 
 impl UpstreamPool {
@@ -223,7 +226,7 @@ impl UpstreamPool {
         drop(evicted); // closes the socket outside the lock
     }
 
-    /// Returns an idle connection that the upstream hasn't closed, as far as the socket shows.
+    /// Returns an idle connection. Drops those whose socket shows that the upstream has closed it.
     async fn take_idle(&self) -> Option<Box<UpstreamConnection>> {
         poll_fn(|cx| {
             loop {
@@ -262,8 +265,8 @@ impl UpstreamPool {
 }
 
 /// Tries the addresses in the order of resolution. Each gets an equal part of the remaining time,
-/// so an unresponsive address leaves time for the next. Returns the first failure that is the
-/// upstream's fault.
+/// so an unresponsive address leaves time for the next. Fails with the first failure that is the
+/// upstream's fault, or else with the last.
 async fn connect(
     addresses: &[SocketAddr],
     deadline: tokio::time::Instant,

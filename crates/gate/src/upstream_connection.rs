@@ -1,8 +1,8 @@
 //! One HTTP/1.1 connection to the upstream.
 //!
-//! Invariant: a connection is driven only by the request that holds it. Dropping that request
-//! closes the socket at once, before the response or in its body. No other task has to detect that
-//! the client has left.
+//! Invariant: only the request that holds a connection polls it. Dropping that request closes the
+//! socket at once, before or during the response. No other task has to detect that the client has
+//! left.
 //! Enforced by: [`UpstreamConnection`] owns the socket. The request's future owns the connection,
 //! then the response's body does (`download.rs`).
 //! Out of scope: which request gets a connection; see `upstream.rs`.
@@ -39,7 +39,7 @@ pub(crate) struct UpstreamConnection {
     control: Arc<HeadIoControl>,
     /// Whether the driver has finished. It must not be polled again.
     ended: bool,
-    /// Whether the driver has received the complete body of the last request.
+    /// Whether the driver has taken the complete body of the last request.
     uploaded: bool,
     permit: OwnedSemaphorePermit,
 }
@@ -64,7 +64,7 @@ impl UpstreamConnection {
         !self.ended && self.sender.is_ready()
     }
 
-    /// Lets hyper read the response body, as far as the body's reader has polled for it.
+    /// Lets hyper read the response body. hyper reads only as much as the body's reader requests.
     pub(crate) fn drive_body(&mut self, cx: &mut Context<'_>) {
         self.control.read_all();
         drive(&mut self.driver, &mut self.ended, cx);
@@ -75,8 +75,10 @@ impl UpstreamConnection {
         !self.ended && self.uploaded && self.control.is_sent()
     }
 
-    /// Returns the socket, the body bytes that were read, and the permit. The bytes are complete
-    /// only after a head and before `drive_body`.
+    /// Returns the socket, the body bytes that were read, and the permit.
+    ///
+    /// Call it after a response head and before `drive_body`. Later, hyper may have taken some of
+    /// the bytes.
     pub(crate) fn into_parts(self) -> (TcpStream, Bytes, OwnedSemaphorePermit) {
         let parts = self.driver.into_parts();
         let (socket, withheld) = parts.io.into_parts();
@@ -98,14 +100,15 @@ impl UpstreamConnection {
         let mut timer = pin!(sleep_until(progress.last_at() + timeout));
         let (driver, ended) = (&mut self.driver, &mut self.ended);
         let answer = poll_fn(|cx| {
-            // Polled before and after the driver: the driver's progress doesn't wake this task.
+            // Polled again after the driver, which may have completed the response.
             for _ in 0..2 {
                 if let Poll::Ready(answer) = answer.as_mut().poll(cx) {
                     return Poll::Ready(answer.map_err(|error| ExchangeError::new(error, &self.control)));
                 }
                 drive(driver, ended, cx);
             }
-            // Endless interim responses can use up the task's budget. The timer then never fires.
+            // Endless interim responses can use up tokio's budget for this task. The timer then
+            // never fires.
             if !has_budget_remaining() && Instant::now() >= progress.last_at() + timeout {
                 return Poll::Ready(Err(ExchangeError::Timeout));
             }
@@ -126,7 +129,7 @@ impl UpstreamConnection {
 
 impl fmt::Debug for UpstreamConnection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Connection").field("ended", &self.ended).finish_non_exhaustive()
+        f.debug_struct("UpstreamConnection").field("ended", &self.ended).finish_non_exhaustive()
     }
 }
 
@@ -141,7 +144,7 @@ fn drive(driver: &mut http1::Connection<HeadIo, Upload>, ended: &mut bool, cx: &
 /// Why an exchange gave no response.
 #[derive(Debug)]
 pub(crate) enum ExchangeError {
-    /// No byte was sent. Returns the request.
+    /// No byte was sent. Holds the request.
     Unsent(Box<Request<Upload>>),
     /// No response head arrived in time.
     Timeout,

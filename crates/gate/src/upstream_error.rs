@@ -77,8 +77,8 @@ impl UpstreamError {
         }
     }
 
-    /// Returns whether the upstream caused the failure. The client, the gate's bound and the gate's
-    /// resources are other causes.
+    /// Returns whether the upstream caused the failure. Other causes are the client, the gate's
+    /// limit of connections, and the gate's resources.
     pub(crate) fn is_upstreams_fault(&self) -> bool {
         match self {
             UpstreamError::Busy { .. } | UpstreamError::Exhausted(_) | UpstreamError::Upload(_) => false,
@@ -152,7 +152,7 @@ fn is_exhaustion(error: &io::Error) -> bool {
     error.raw_os_error().is_some_and(|code| codes.contains(&code))
 }
 
-/// Returns the client's failure that caused an error of hyper, if any.
+/// Returns the client's failure behind an error of hyper, if it is the cause.
 fn upload_fault(error: &(dyn std::error::Error + 'static)) -> Option<UploadFault> {
     let mut cause = Some(error);
     while let Some(error) = cause {

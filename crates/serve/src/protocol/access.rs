@@ -1,8 +1,9 @@
 //! Access rules: which requests may use a route.
 //!
-//! Invariant: a client without the secret or a token learns nothing about the shape route.
-//! Enforced by: [`Access::authorize`] resolves the route first and checks the secret before the
-//! method, so no spelling of a path bypasses it.
+//! Invariant: no request reaches the shape route without the secret or a token, if one is required.
+//! Preflights (OPTIONS) need none.
+//! Enforced by: [`Access::authorize`] resolves the route first, so no spelling of a path bypasses
+//! it. A wrong secret is refused before the method is checked. A token is verified after it.
 
 use forebay_admission::Secret;
 use http::Method;
@@ -34,9 +35,10 @@ pub struct Access {
 }
 
 impl Access {
-    /// Returns whether a request must use a `Host` name of this machine. Without a secret or token,
-    /// only the name distinguishes a local client from a web page whose domain resolves to this
-    /// machine (DNS rebinding).
+    /// Returns whether a request must use a `Host` name of this machine.
+    ///
+    /// This prevents DNS rebinding: a web page whose domain resolves to this machine. Without a
+    /// secret or token, only `Host` distinguishes such a page from a local client.
     pub fn requires_local_host(&self, route: Route) -> bool {
         self.is_local && self.secret.is_none() && !self.tokens && route == Route::Shape
     }
@@ -45,9 +47,8 @@ impl Access {
     /// token.
     ///
     /// # Errors
-    /// If the path has no route, the secret is missing or wrong, or the method isn't supported.
-    /// Access is checked before the method, so a client without the secret learns nothing about the
-    /// route.
+    /// If the path has no route, the secret is missing or wrong, or the method isn't supported, in
+    /// this order.
     pub fn authorize(
         &self,
         method: &Method,

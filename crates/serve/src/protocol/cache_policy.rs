@@ -1,7 +1,7 @@
 //! Cache policy: how long caches may store a response.
 //!
-//! Invariant: a cached response is one that the server would still send. Of many clients that wait
-//! for the same response, a cache forwards one.
+//! Invariant: a cached response is one that the server would still send. If many clients wait for
+//! the same response, a cache forwards one request.
 
 use forebay_shapes::StartOffset;
 use http::Method;
@@ -31,8 +31,8 @@ pub enum CachePolicy {
     Deleted,
     /// Any other error.
     Error,
-    /// A response that no other client would request: a subset, or one to another method than GET
-    /// and HEAD.
+    /// A response that is not shared: a subset, a fixed response, or a response to another method
+    /// than GET and HEAD.
     NoCache,
 }
 
@@ -42,10 +42,10 @@ pub struct CacheTimes {
     /// `max-age` of a later part of a log, in seconds. Default 60, so that a client behind the log
     /// soon gets new changes.
     pub max_age_s: u32,
-    /// `stale-while-revalidate` of the same, in seconds. Default 300.
+    /// `stale-while-revalidate` of a later part of a log, in seconds. Default 300.
     pub stale_age_s: u32,
-    /// Duration of a stream of server-sent events, in seconds. Default 60. Caches may share it for
-    /// one second less.
+    /// Duration of a stream of server-sent events, in seconds. Default 60. Its `max-age` is one
+    /// second less, but at least 1.
     pub events_s: u32,
 }
 
@@ -69,7 +69,7 @@ impl CachePolicy {
         }
     }
 
-    /// Returns the policy of the same response to this method.
+    /// Returns this policy, or [`CachePolicy::NoCache`] if caches don't store responses to the method.
     pub(super) fn for_method(self, method: &Method) -> CachePolicy {
         if is_cacheable(method) { self } else { CachePolicy::NoCache }
     }
@@ -101,9 +101,11 @@ impl CachePolicy {
     }
 }
 
-/// Restricts a response to the bearer of its token. The URL is the same for all bearers, so shared
-/// caches must not store it. A browser's cache must revalidate it each time (304 if unchanged), so
-/// that it serves neither the next user nor an expired token. `no-store` stays.
+/// Restricts a response to the bearer of its token. `no-store` stays.
+///
+/// The URL is the same for all bearers, so shared caches must not store the response. A browser's
+/// cache must revalidate it each time (304 if unchanged). Otherwise the browser could show it to the
+/// next user, or after the token has expired.
 pub fn restrict_to_bearer(headers: &mut HeaderMap) {
     if headers.get(CACHE_CONTROL) != Some(&NO_STORE) {
         headers.insert(CACHE_CONTROL, HeaderValue::from_static("private, no-cache"));

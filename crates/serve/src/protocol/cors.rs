@@ -1,8 +1,8 @@
 //! CORS headers: what pages of other origins may read.
 //!
-//! Invariant: every response of every route has them, errors included; otherwise a script couldn't
-//! read why it was refused. No response allows credentials: a request's parameters carry its
-//! authorization.
+//! Invariant: every response of every route has CORS headers, errors included. Otherwise a script
+//! couldn't read why its request was refused. No response allows credentials (cookies): clients send
+//! a secret as a parameter, or a token in `authorization`.
 
 use http::header::{
     ACCESS_CONTROL_ALLOW_HEADERS, ACCESS_CONTROL_ALLOW_METHODS, ACCESS_CONTROL_ALLOW_ORIGIN,
@@ -21,7 +21,7 @@ pub fn write(route: Route, request: &HeaderMap, response: &mut HeaderMap) {
     let mut origins = request.get_all(ORIGIN).iter();
     let origin = match (origins.next(), origins.next()) {
         (Some(origin), None) => {
-            // Otherwise a cache would send one page the allowed origin of another.
+            // Without `vary`, a cache would send a page the allowed origin of another page.
             response.append(VARY, HeaderValue::from_static("origin"));
             origin.clone()
         }
@@ -36,8 +36,8 @@ pub fn write(route: Route, request: &HeaderMap, response: &mut HeaderMap) {
     response.insert(ACCESS_CONTROL_ALLOW_METHODS, HeaderValue::from_static(methods));
 }
 
-/// Writes the additional headers of a preflight response. A page may send any header, such as those
-/// of a proxy's users, or `content-type`.
+/// Writes the additional headers of a preflight response. A page may send any header, such as
+/// `content-type`, `authorization`, or one that a proxy requires.
 pub(super) fn write_preflight(request: &HeaderMap, response: &mut HeaderMap) {
     response.insert(ACCESS_CONTROL_MAX_AGE, MAX_AGE_S);
     for names in request.get_all(ACCESS_CONTROL_REQUEST_HEADERS) {

@@ -1,18 +1,19 @@
 //! Cursor: distinguishes one live request from the next, for caches.
 //!
-//! Invariant: a client's next cursor differs from its last, or a cache would answer a wait with the
-//! previous response. Clients that wait at the same time get the same cursor, so that a cache
-//! forwards one request for all.
+//! Invariant: a client's next cursor differs from its last. Otherwise a cache would answer a live
+//! request with the previous response. Clients that wait at the same time usually get the same
+//! cursor, so that a cache forwards one request for all.
 
 use std::time::Duration;
 
 /// 2024-10-09 00:00 UTC, in seconds since 1970.
 const EPOCH_S: u64 = 1_728_432_000;
 
-/// Maximum jump of a cursor that the time alone doesn't advance, in seconds.
+/// Maximum jump from the last cursor, in seconds, if the time alone doesn't advance it.
 const JUMP_S: u64 = 3_600;
 
-/// Returns the cursor of a live response: the time, rounded up to the long-poll interval.
+/// Returns the cursor of a live response: the time since 2024-10-09 in seconds, rounded up to the
+/// long-poll interval. If that isn't after `last`, returns `last` plus a random jump.
 ///
 /// `since_1970` is the wall-clock time, `last` the client's cursor, `random` any number.
 pub fn next(since_1970: Duration, long_poll: Duration, last: Option<u64>, random: u64) -> u64 {

@@ -1,7 +1,7 @@
 //! Entity tags: let a cache verify that its copy of a response is still valid.
 //!
-//! Invariant: two responses with one tag have the same changes. Only the LSN in `up-to-date` may be
-//! lower in the older one.
+//! Invariant: two responses with the same tag have the same changes. Only the LSN in `up-to-date`
+//! may be lower in the older one.
 //! Enforced by: the changes between two offsets of a shape are fixed, and a handle is never used
 //! twice.
 
@@ -14,9 +14,11 @@ use super::headers::header_value;
 
 /// Returns the tag of a response.
 ///
-/// `unchanged_at` is set for a live response without changes: the reading of a clock that never
-/// goes back. It makes the tag unique, so that a cache can't answer the next wait. A catch-up
-/// response without changes stays valid until there are some.
+/// `requested` is the offset in the request, `answered` the offset at which the response ends.
+///
+/// `unchanged_at` is the monotonic time of a live response without changes, and `None` for other
+/// responses. It makes the tag unique, so that no cache answers the next live request with this
+/// response. A catch-up response without changes stays valid until a change arrives.
 pub fn etag_of(
     handle: &str,
     requested: StartOffset,
@@ -34,13 +36,12 @@ pub fn etag_of(
     })
 }
 
-/// Returns the weak tag, for a compressed body. [`matches_request`] accepts both.
+/// Returns the weak tag, for a compressed body. [`matches_request`] accepts weak and strong tags.
 pub fn weaken(etag: &HeaderValue) -> HeaderValue {
     HeaderValue::from_bytes(&[&b"W/"[..], etag.as_bytes()].concat()).unwrap_or_else(|_| etag.clone())
 }
 
-/// Returns whether the client already has this response (304). Not used for subsets. `*` never
-/// matches.
+/// Returns whether `if-none-match` lists the tag, so that the response is a 304. `*` never matches.
 pub fn matches_request(request: &HeaderMap, etag: &HeaderValue) -> bool {
     let lists = request.get_all(IF_NONE_MATCH).iter().filter_map(|list| list.to_str().ok());
     let mut tags = lists.flat_map(|list| list.split(',')).map(|tag| unquoted(tag.as_bytes()));

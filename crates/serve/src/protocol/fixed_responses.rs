@@ -10,11 +10,11 @@ use super::{cors, headers};
 /// Whether this instance can serve shapes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Health {
-    /// It can. Also when it is scaled to zero and would wake for a request.
+    /// The instance can serve shapes, or it is scaled to zero and wakes for a request.
     Active,
     /// Another instance holds the lock.
     Waiting,
-    /// It is not ready yet.
+    /// The instance is not ready yet.
     Starting,
 }
 
@@ -28,8 +28,8 @@ impl Health {
         }
     }
 
-    /// Returns the response of the health route. Caches must not store it, because it expires at
-    /// once.
+    /// Returns the response of the health route. Caches must not store it, because the status can
+    /// change at any time.
     pub fn response(self) -> Response<Bytes> {
         let status = match self {
             Health::Active => StatusCode::OK,
@@ -61,8 +61,8 @@ pub fn deleted() -> Response<Bytes> {
     response_with(StatusCode::ACCEPTED, Bytes::new())
 }
 
-/// Returns the response to a client that already has the data. Its headers are those of the full
-/// response.
+/// Returns the response to a client that already has the data, without headers. The caller adds
+/// those of the full response.
 pub fn not_modified() -> Response<Bytes> {
     let mut response = Response::new(Bytes::new());
     *response.status_mut() = StatusCode::NOT_MODIFIED;

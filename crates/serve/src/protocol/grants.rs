@@ -1,8 +1,8 @@
 //! Grants: what a token allows its bearer to read.
 //!
-//! Invariant: a claim is parsed completely, or it grants nothing. An unknown field, a blank or a
-//! null is an error. It may be a mistake of the signer, and to ignore it could grant all rows.
-//! Out of scope: signatures and expiry (`forebay_admission`), and what a grant means for a table
+//! Invariant: a claim is parsed completely, or it grants nothing. An unknown field, a blank text or
+//! a null is an error: a parser that ignored a misspelled `where` would grant all rows.
+//! Out of scope: signatures and expiry (`forebay_admission`), and how a grant restricts a request
 //! (`grant_scope.rs`).
 //!
 //! Only `table` is required:
@@ -29,7 +29,7 @@ use super::shape_request::ShapeRequest;
 pub struct TokenBearer {
     /// The token's grants.
     pub grants: Arc<[Grant]>,
-    /// When the token expires. No response or wait lasts longer.
+    /// When the token expires. No response lasts longer, and no wait. `None`: it doesn't expire.
     pub until: Option<Instant>,
 }
 
@@ -52,8 +52,8 @@ pub struct Grant {
 pub struct GrantError(String);
 
 impl TokenBearer {
-    /// Checks that a grant covers the request's table. Deleting is never granted, because other
-    /// clients may follow the same shape.
+    /// Checks that a grant covers the request's table. Deletions are never granted, because other
+    /// clients may read the same shape.
     ///
     /// # Errors
     /// [`RequestRefusal::NotGranted`], whether the table exists or not.

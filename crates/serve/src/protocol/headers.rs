@@ -1,7 +1,7 @@
 //! Headers of a response with data.
 //!
-//! Invariant: the published client finds the headers it requires: always the handle and the offset,
-//! the cursor on live responses, the schema on others.
+//! Invariant: every response has the headers that Electric's client requires. These are the handle
+//! and the offset, the cursor on live responses, and the schema on others.
 
 use http::header::{CONTENT_TYPE, ETAG, HeaderMap, HeaderName, HeaderValue, VARY};
 
@@ -20,7 +20,7 @@ pub const SNAPSHOT: HeaderName = HeaderName::from_static("electric-snapshot");
 /// Present and empty if no more changes are available now.
 pub const UP_TO_DATE: HeaderName = HeaderName::from_static("electric-up-to-date");
 
-/// All headers above, and others that a browser's script may read.
+/// Headers that scripts in a browser may read: all headers above, and `retry-after`.
 pub(super) const EXPOSED: &str = "electric-cursor, electric-handle, electric-has-data, electric-offset, electric-schema, \
     electric-snapshot, electric-up-to-date, retry-after";
 
@@ -94,8 +94,8 @@ impl ShapeResponseHead {
     }
 }
 
-/// Returns a header value of printable ASCII. Handles are ASCII; any other byte becomes `?`,
-/// because a wrong header is better than a missing one.
+/// Returns a header value. Each byte that is not a visible ASCII character becomes `?`. Handles have
+/// no such bytes, and a wrong header is better than a missing one.
 pub(crate) fn header_value(text: impl Into<String>) -> HeaderValue {
     let mut text = text.into();
     if !text.bytes().all(|byte| byte.is_ascii_graphic()) {
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn header_values_contain_only_printable_ascii() {
+    fn header_values_contain_only_visible_ascii() {
         assert_eq!(header_value("1-2"), "1-2");
         assert_eq!(header_value("a\r\nb: ü"), "a??b:???");
         assert_eq!(header_value(""), "");

@@ -1,10 +1,11 @@
 //! Shape protocol: parses HTTP requests for shapes, and writes response heads and refusals.
 //!
-//! Invariant: a request is either parsed completely or refused with a list of all its problems. No
-//! text of a client reaches SQL, a header or a log unchanged, except the where clause, which the
-//! filter parses.
+//! Invariant: a request is either parsed completely or refused with a list of all its problems.
+//! Invariant: this module writes no text of a client unchanged to SQL, a header or a log. Two
+//! exceptions: the filter parses the where clause, and CORS headers echo the origin and the
+//! requested header names.
 //! Enforced by: names and orders are parsed and written again in quotes (`names.rs`,
-//! `order_by.rs`). Echoed text is shortened (`names.rs`) or JSON. A secret has no `Debug` output
+//! `order_by.rs`). Text is echoed only inside JSON strings. `Debug` prints no secret
 //! (`forebay_admission::Secret`).
 //! Out of scope: I/O, clocks and randomness. The time and random numbers are parameters.
 //!

@@ -1,8 +1,8 @@
 //! Names of tables and columns in SQL.
 //!
-//! Invariant: a returned name is as Postgres stores it in its catalog: folded unless quoted, and at
-//! most [`MAX_NAME_BYTES`] long. Longer names are refused, because Postgres truncates them, and
-//! they would denote another table.
+//! Invariant: a returned name is as Postgres stores it in its catalog: in lower case unless it was
+//! quoted, and at most [`MAX_NAME_BYTES`] long. Longer names are refused: Postgres truncates them,
+//! so they would denote another table.
 
 use forebay_replication::TableName;
 
@@ -90,6 +90,7 @@ pub(super) fn folded(unquoted: &str) -> Result<String, NameError> {
     checked(unquoted.to_ascii_lowercase())
 }
 
+/// Fails if a name is empty or too long.
 pub(super) fn checked(name: String) -> Result<String, NameError> {
     match name.len() {
         0 => Err(NameError::Empty),

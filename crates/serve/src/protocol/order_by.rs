@@ -1,8 +1,7 @@
 //! Order of a subset's rows: parses `order_by` and writes it as SQL.
 //!
-//! Invariant: the SQL consists of quoted names and fixed keywords only. No text of the client is
-//! copied. Everything but a column with a direction is refused.
-//! Enforced by: the parser accepts only this grammar.
+//! Invariant: the SQL consists of quoted names and fixed keywords only. Expressions are refused.
+//! Enforced by: the parser accepts only the grammar below, and the SQL is written from its result.
 //!
 //! ```text
 //! list := item ("," item)*
@@ -20,8 +19,8 @@ use super::names::{self, MAX_COLUMNS, NameError};
 /// Maximum number of items in a list.
 const MAX_ITEMS: usize = MAX_COLUMNS;
 
-/// Words that name a column only in quotes: Postgres' reserved words, and names of types and
-/// functions.
+/// Words that name a column only in quotes: Postgres' reserved words, including those that may name
+/// types and functions.
 const RESERVED: &str = " all analyse analyze and any array as asc asymmetric authorization binary both case cast check collate \
     collation column concurrently constraint create cross current_catalog current_date current_role current_schema \
     current_time current_timestamp current_user default deferrable desc distinct do else end except fetch for foreign freeze from \
@@ -30,7 +29,7 @@ const RESERVED: &str = " all analyse analyze and any array as asc asymmetric aut
     session_user similar some symmetric system_user table tablesample then to trailing union unique user using variadic verbose \
     when where window with ";
 
-/// Words that are constants.
+/// Reserved words that are constants. They get another error than [`RESERVED`].
 const CONSTANTS: [&str; 3] = ["true", "false", "null"];
 
 /// One item of an `order_by` list.
@@ -66,13 +65,13 @@ pub enum NullsOrder {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum OrderByError {
-    /// Not SQL. The text is Postgres'.
+    /// The text is not valid SQL. The message is the one of Postgres.
     #[error("syntax error at or near \"{0}\"")]
     Syntax(String),
     /// The list is incomplete.
     #[error("syntax error at end of input")]
     End,
-    /// An expression, which could do more than name columns.
+    /// The list contains an expression.
     #[error(
         "only columns and constants, ASC, DESC and NULLS FIRST or LAST are supported in order_by, not \"{0}\""
     )]
@@ -102,9 +101,10 @@ impl OrderByItem {
     pub fn sql(&self, selected: &[impl AsRef<str>]) -> Result<String, OrderByError> {
         let mut sql = match &self.key {
             OrderKey::Column(name) => names::quoted(name),
-            OrderKey::Position(place) => {
-                let at = usize::try_from(*place).ok().and_then(|place| place.checked_sub(1));
-                let column = at.and_then(|at| selected.get(at)).ok_or(OrderByError::Position(*place))?;
+            OrderKey::Position(position) => {
+                let index = usize::try_from(*position).ok().and_then(|position| position.checked_sub(1));
+                let column =
+                    index.and_then(|index| selected.get(index)).ok_or(OrderByError::Position(*position))?;
                 names::quoted(column.as_ref())
             }
         };
@@ -120,7 +120,7 @@ impl OrderByItem {
     }
 }
 
-/// Parses a list. Columns may be qualified with this table's name.
+/// Parses an `order_by` list. Columns may be qualified with the name of `table`.
 pub(super) fn parse(text: &str, table: Option<&TableName>) -> Result<Vec<OrderByItem>, OrderByError> {
     let mut lexer = OrderByLexer { text, characters: text.char_indices().peekable() };
     let mut list = Vec::new();
@@ -147,8 +147,8 @@ fn parse_key<'a>(
 ) -> Result<(OrderKey, OrderByToken<'a>), OrderByError> {
     let mut path = match first {
         OrderByToken::Number(digits) => {
-            let place = digits.parse().map_err(|_| OrderByError::Constant)?;
-            return Ok((OrderKey::Position(place), lexer.next()?));
+            let position = digits.parse().map_err(|_| OrderByError::Constant)?;
+            return Ok((OrderKey::Position(position), lexer.next()?));
         }
         OrderByToken::Symbol("'") => return Err(OrderByError::Constant),
         OrderByToken::Word(word) if CONSTANTS.contains(&&*word.to_ascii_lowercase()) => {
@@ -220,7 +220,7 @@ enum OrderByToken<'a> {
     Word(&'a str),
     /// Content of the quotes.
     Quoted(String),
-    /// Digits, and all that follows without a break.
+    /// A digit, with the letters, digits, `_`, `$` and dots that follow.
     Number(&'a str),
     /// One other character.
     Symbol(&'a str),

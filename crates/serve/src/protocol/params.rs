@@ -1,6 +1,6 @@
 //! Values of `$1`, `$2` … in a where clause.
 //!
-//! Invariant: they are numbered from 1 without gaps. At most [`MAX_PARAMS`].
+//! Invariant: the values are numbered from 1 without gaps. There are at most [`MAX_PARAMS`].
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -78,8 +78,8 @@ fn ordered_values<'a, V>(
     values.into_iter().collect::<Option<_>>().ok_or(ParamsError::Gap)
 }
 
-/// Members of a JSON object. Of repeated names, the last wins. Holds [`MAX_PARAMS`] + 1 members if
-/// there were more.
+/// Members of a JSON object. If a name is repeated, the last one counts. Holds [`MAX_PARAMS`] + 1
+/// members if there were more.
 struct ParamMembers<'a>(BTreeMap<Cow<'a, str>, &'a RawValue>);
 
 impl<'de> Deserialize<'de> for ParamMembers<'de> {
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn anything_but_an_object_of_scalars_is_refused() {
+    fn only_an_object_of_scalars_is_accepted() {
         for (json, error) in [
             ("", ParamsError::NotJson),
             ("{", ParamsError::NotJson),

@@ -1,5 +1,5 @@
-//! Compares `docs/protocol.md` with the code: every parameter and every refusal of shapes is
-//! documented, and no other.
+//! Compares `docs/protocol.md` with the code: it documents exactly the parameters and refusals of
+//! shapes.
 
 use std::collections::BTreeSet;
 
@@ -28,7 +28,8 @@ fn exactly_the_known_parameters_are_documented() {
     assert_eq!(named(section(&page, "## Parameters of a shape\n")), known);
 }
 
-/// Returns one refusal of each kind. Texts that the server fills in are `…`.
+/// Returns one refusal of each kind, except `BadToken`: admission defines its codes. Texts that other
+/// modules write are `…`.
 fn refusals() -> Vec<RequestRefusal> {
     // A new variant fails to compile here. Add it to the list below.
     let _all = |refusal: &RequestRefusal| match refusal {
@@ -76,8 +77,8 @@ fn refusals() -> Vec<RequestRefusal> {
 fn refusals_of_shapes_are_documented_as_clients_read_them() {
     let page = page();
     let text = section(&page, "### Of shapes\n");
-    let (coded, rest) = text.split_once("Of a token").expect("codes, then those of tokens");
-    let (_, plain) = rest.split_once("Without a code:").expect("then those without");
+    let (coded, rest) = text.split_once("Of a token").expect("the codes of tokens follow the other codes");
+    let (_, plain) = rest.split_once("Without a code:").expect("refusals without a code come last");
     let (mut by_code, mut by_message) = (BTreeSet::new(), BTreeSet::new());
     for refusal in refusals() {
         let response = refusal.response(&Method::GET);

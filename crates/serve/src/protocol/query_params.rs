@@ -13,7 +13,7 @@ use forebay_admission::Secret;
 
 use super::params::MAX_PARAMS;
 
-/// Maximum length of a query string, in bytes. Longer clauses are sent by POST.
+/// Maximum length of a query string, in bytes. A longer subset is sent in the body of a POST.
 pub const MAX_QUERY_BYTES: usize = 128 * 1024;
 
 /// Parameters of the protocol, without secrets and `params[n]`.
@@ -55,6 +55,7 @@ pub(super) enum ParamTextError {
 pub struct QueryParams {
     /// Values of [`PARAM_NAMES`].
     known: BTreeMap<&'static str, ParamText>,
+    /// Values of `params[…]`, by the text in the brackets.
     params: BTreeMap<String, ParamText>,
     secret: Option<Secret>,
     /// Value of `api_secret`, the older name.
@@ -71,20 +72,20 @@ impl QueryParams {
             match &*name {
                 b"secret" => query.secret = secret(value),
                 b"api_secret" => query.older_secret = secret(value),
-                name => query.keep(name, value),
+                name => query.store(name, value),
             }
         }
         query
     }
 
-    /// Returns the client's secret. Verify it before any other response to the request.
+    /// Returns the client's secret. The caller verifies it before it reports other problems.
     pub fn secret(&self) -> Option<&Secret> {
         self.secret.as_ref().or(self.older_secret.as_ref())
     }
 
     /// Returns a value, or `None` if it is absent. A parameter without `=` is empty.
     pub(super) fn text(&self, name: &str) -> Option<&ParamText> {
-        debug_assert!(PARAM_NAMES.contains(&name), "{name} isn't kept");
+        debug_assert!(PARAM_NAMES.contains(&name), "{name} isn't stored");
         self.known.get(name)
     }
 
@@ -95,7 +96,7 @@ impl QueryParams {
     }
 
     /// Stores a parameter of the protocol. Ignores others.
-    fn keep(&mut self, name: &[u8], value: &str) {
+    fn store(&mut self, name: &[u8], value: &str) {
         if let Some(name) = PARAM_NAMES.iter().find(|known| known.as_bytes() == name) {
             self.known.insert(name, text(value));
         } else if let Some(key) = name.strip_prefix(b"params[").and_then(|rest| rest.strip_suffix(b"]")) {
@@ -214,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn params_are_kept_by_number_up_to_the_maximum() {
+    fn params_are_stored_by_key_up_to_the_maximum() {
         let query =
             QueryParams::parse("params%5B1%5D=a&params[2]=b&params[x]=c&params[=d&params]=e&params=f");
         assert_eq!(query.params().keys().collect::<Vec<_>>(), ["1", "2", "x"]);

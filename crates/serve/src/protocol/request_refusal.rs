@@ -1,8 +1,8 @@
 //! Refusals: responses to requests that can't be served. Each has one reason code for the log and
-//! the metrics; some clients receive it as `code`.
+//! the metrics. Some responses contain it as `code`.
 //!
 //! Invariant: the text describes the client's request, or only states that the server can't serve
-//! it now. Messages that the server fills in are written for clients, too.
+//! it now. This also holds for the `message` fields, which other modules write.
 
 use std::borrow::Cow;
 
@@ -16,9 +16,12 @@ use super::headers;
 use super::invalid_request::InvalidRequest;
 use crate::host::OWN_NAMES;
 
+/// `retry-after` while the server is not ready, in seconds.
 const NOT_READY_S: u32 = 5;
-/// Range of `retry-after`, so that clients refused together don't retry together.
+/// Range of `retry-after` on overload, in seconds. It spreads the retries of clients that were
+/// refused at the same time.
 const OVERLOADED_S: std::ops::RangeInclusive<u32> = 6..=10;
+/// `retry-after` if Postgres failed, in seconds.
 const DATABASE_S: u32 = 10;
 
 /// Why a request isn't served.
@@ -45,7 +48,8 @@ pub enum RequestRefusal {
     },
     /// 403: the token doesn't grant this. The response is the same whether the table exists or not.
     NotGranted,
-    /// 403: the `Host` is not a name of this machine, and the server requires no other proof.
+    /// 403: the `Host` is not a name of this machine, and the server requires neither a secret nor
+    /// a token.
     ForeignHost,
     /// 404: the path has no route.
     NoRoute,
@@ -91,12 +95,13 @@ pub enum RequestRefusal {
 }
 
 impl RequestRefusal {
-    /// Returns the refusal of an offset that stayed beyond the end of the log.
+    /// Returns the refusal of an offset that is beyond the end of the log, even after a wait.
     pub fn out_of_bounds() -> Self {
         RequestRefusal::Invalid(InvalidRequest::field("offset", "out of bounds for this shape"))
     }
 
-    /// Returns the refusal of one request too many. `random`, any number, chooses `retry-after`.
+    /// Returns the refusal of a request above `limit`. `random` is any number; it selects
+    /// `retry-after`.
     pub fn overloaded(kind: &'static str, limit: u64, random: u64) -> Self {
         let spread = u64::from(OVERLOADED_S.end() - OVERLOADED_S.start() + 1);
         let jitter = u32::try_from(random % spread).unwrap_or(0);

@@ -1,9 +1,9 @@
 //! Routes of the HTTP API.
 //!
-//! Invariant: a path has one route, whatever its spelling. Authentication, CORS and metrics use the
-//! route, never the path.
-//! Enforced by: servers get a [`Route`] for a request only from
-//! [`Access::authorize`](super::Access::authorize).
+//! Invariant: a path has exactly one route. Authentication, CORS and metrics use the route, never
+//! the path, so no spelling of a path bypasses them.
+//! Enforced by: [`Route::of`] is the only conversion of a path. A request is served only with the
+//! route that [`Access::authorize`](super::Access::authorize) returns.
 
 use http::Method;
 
@@ -59,7 +59,8 @@ impl Route {
         }
     }
 
-    /// Returns the supported methods, as in the header `allow`. Empty for [`Route::NotFound`].
+    /// Returns the supported methods, as in the header `allow`. `deletes`: whether clients may delete
+    /// shapes. Empty for [`Route::NotFound`].
     pub fn methods(self, deletes: bool) -> &'static str {
         match self {
             Route::Shape if deletes => "GET, HEAD, POST, DELETE, OPTIONS",

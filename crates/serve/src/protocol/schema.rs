@@ -1,6 +1,6 @@
 //! Header `electric-schema`: the types of a shape's columns.
 //!
-//! Invariant: the header is ASCII for all names, and type modifiers mean the same as in Postgres.
+//! Invariant: the header is ASCII for all names. Type modifiers are decoded as Postgres does.
 
 use http::HeaderValue;
 use serde::ser::SerializeMap;
@@ -11,9 +11,9 @@ use serde::{Serialize, Serializer};
 pub struct SchemaColumn {
     /// Name in pg_attribute.
     pub name: String,
-    /// pg_type.typname; of an array, the element's.
+    /// pg_type.typname. For an array, that of its elements.
     pub type_name: String,
-    /// pg_type.oid; of an array, the element's.
+    /// pg_type.oid. For an array, that of its elements.
     pub type_oid: u32,
     /// pg_attribute.atttypmod; -1 if there is none.
     pub type_modifier: i32,
@@ -32,7 +32,7 @@ pub fn header(columns: &[SchemaColumn]) -> HeaderValue {
     for character in json.chars() {
         match character {
             ' '..='~' => ascii.push(character),
-            // Occurs only in strings, where it can be escaped.
+            // Other characters occur only in JSON strings, where they can be escaped.
             other => {
                 let mut units = [0; 2];
                 ascii.extend(other.encode_utf16(&mut units).iter().map(|unit| format!("\\u{unit:04x}")));
@@ -96,20 +96,20 @@ enum ColumnModifier {
 }
 
 /// Postgres' VARHDRSZ, which is added to some modifiers.
-const HEADER: i32 = 4;
+const VARHDRSZ: i32 = 4;
 
 impl ColumnModifier {
     fn of(oid: u32, modifier: i32) -> ColumnModifier {
         match oid {
             _ if modifier < 0 => ColumnModifier::None,
             // bpchar, varchar
-            1042 if modifier > HEADER => ColumnModifier::Length(modifier - HEADER),
-            1043 if modifier > HEADER => ColumnModifier::MaxLength(modifier - HEADER),
+            1042 if modifier > VARHDRSZ => ColumnModifier::Length(modifier - VARHDRSZ),
+            1043 if modifier > VARHDRSZ => ColumnModifier::MaxLength(modifier - VARHDRSZ),
             // bit, varbit
             1560 | 1562 => ColumnModifier::Length(modifier),
             // numeric: the scale has eleven bits, and may be negative since Postgres 15.
-            1700 if modifier >= HEADER => {
-                let bits = modifier - HEADER;
+            1700 if modifier >= VARHDRSZ => {
+                let bits = modifier - VARHDRSZ;
                 ColumnModifier::Numeric {
                     precision: bits >> 16 & 0xffff,
                     scale: (bits & 0x7ff ^ 0x400) - 0x400,
@@ -117,6 +117,7 @@ impl ColumnModifier {
             }
             // time, timestamp, timestamptz, timetz
             1083 | 1114 | 1184 | 1266 => ColumnModifier::Time { precision: Some(modifier), fields: None },
+            // interval
             1186 => {
                 let precision = Some(modifier & 0xffff).filter(|precision| *precision != 0xffff);
                 ColumnModifier::Time { precision, fields: interval_fields(modifier >> 16 & 0x7fff) }
@@ -247,7 +248,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn every_schema_round_trips_through_the_header(name in any::<String>(), oid in 1_040_u32..1_800, modifier: i32) {
+        fn every_name_round_trips_through_the_header(name in any::<String>(), oid in 1_040_u32..1_800, modifier: i32) {
             let column = SchemaColumn { name: name.clone(), ..column(&name, oid, modifier) };
             prop_assert_eq!(&shown(column)["type"], &Value::from(name));
         }

@@ -26,8 +26,8 @@ pub struct ShapeRequest {
     pub table: Option<TableName>,
     /// Where the response begins.
     pub since: StartOffset,
-    /// Handle that the client has. Always set for [`StartOffset::After`]; ignored and `None` for
-    /// other offsets.
+    /// Handle that the client sent. To read, always set with [`StartOffset::After`], and `None` with
+    /// other offsets. To delete, set if the client sent one.
     pub handle: Option<String>,
     /// Whether to wait for changes. Always false for a subset.
     pub live: bool,
@@ -35,7 +35,7 @@ pub struct ShapeRequest {
     pub sse: bool,
     /// Last cursor that the client received.
     pub cursor: Option<u64>,
-    /// Selected columns. `None`: all, or the queryable ones.
+    /// Selected columns. `None`: the queryable columns, or all if those are `None`, too.
     pub columns: Option<Vec<String>>,
     /// Where clause. The filter parses it.
     pub clause: Option<String>,
@@ -45,8 +45,8 @@ pub struct ShapeRequest {
     pub replica: ReplicaMode,
     /// Whether the log begins with the existing rows.
     pub log: LogMode,
-    /// The only columns that `columns` and the subset may use. The subset's clause is checked
-    /// elsewhere.
+    /// The only columns that `columns` and the subset may use. `None`: all. The parser checks
+    /// `columns` and the subset's order; the subset query checks its where clause.
     pub queryable_columns: Option<Vec<String>>,
     /// One-time query for part of the rows.
     pub subset: Option<Subset>,
@@ -97,7 +97,7 @@ impl<'a> RequestParser<'a> {
         let subset = self.subset(&definition, body);
         let live = live && subset.is_none();
         ShapeRequest {
-            // A missing offset is already a problem, so this value is never used.
+            // A missing or wrong offset is already a problem, so this default is never used.
             since: since.unwrap_or(StartOffset::Beginning),
             handle: handle.map(str::to_owned),
             live,
@@ -117,6 +117,7 @@ impl<'a> RequestParser<'a> {
         ShapeRequest { handle: handle.map(str::to_owned), ..empty_request() }
     }
 
+    /// Parses the parameters that define a shape. The other fields have their defaults.
     fn definition(&mut self) -> ShapeRequest {
         let table =
             self.required("table", BLANK).and_then(|text| self.checked("table", names::table_name(text)));
@@ -149,12 +150,14 @@ impl<'a> RequestParser<'a> {
         }
     }
 
-    /// Returns the offset, or `None` if it is wrong. Then checks that depend on it are skipped.
+    /// Returns the offset, or `None` if it is missing or wrong. Then the checks that depend on it
+    /// are skipped.
     fn since(&mut self) -> Option<StartOffset> {
         let text = self.required("offset", BLANK)?;
         self.checked("offset", text.parse())
     }
 
+    /// Returns whether the request is live, and whether it requests server-sent events.
     fn live(&mut self, since: Option<StartOffset>) -> (bool, bool) {
         let live = self.flag("live");
         let sse = self.flag("live_sse") || self.flag("experimental_live_sse");
@@ -204,6 +207,7 @@ impl<'a> RequestParser<'a> {
         self.query.text(name).filter(|text| !text.as_ref().is_ok_and(|text| text.trim().is_empty()))
     }
 
+    /// Returns a value, or `None` if it is absent, blank or not text.
     fn text(&mut self, name: &'static str) -> Option<&'a str> {
         self.non_blank(name).and_then(|text| self.checked(name, text.as_deref()))
     }
@@ -215,6 +219,7 @@ impl<'a> RequestParser<'a> {
         self.text(name)
     }
 
+    /// Returns the value of a result, or adds its error to the problems of the field.
     fn checked<T>(&mut self, name: &'static str, result: Result<T, impl ToString>) -> Option<T> {
         result.map_err(|problem| self.invalid.add(name, problem)).ok()
     }

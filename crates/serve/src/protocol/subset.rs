@@ -40,8 +40,8 @@ pub struct Subset {
     pub offset: Option<u64>,
 }
 
-/// Text of each field that was sent, or its problem. Blank fields are included: they make the
-/// request a subset.
+/// Text of each field that was sent, or its problem. Includes blank fields, because they also make
+/// the request a subset.
 pub(super) type SubsetFields = BTreeMap<&'static str, Result<String, String>>;
 
 /// Returns the fields in the query string.
@@ -85,7 +85,7 @@ struct SubsetBody<'a> {
     offset: Option<&'a RawValue>,
 }
 
-/// Parses an object. Arrays are excluded first: serde would read their elements as the fields in
+/// Parses an object. Arrays are excluded first: serde would read their elements as the fields, in
 /// order.
 fn parse_object(json: &RawValue) -> Option<SubsetBody<'_>> {
     if json.get().starts_with('{') { serde_json::from_str(json.get()).ok() } else { None }
@@ -179,7 +179,7 @@ fn parse_count(text: &str, least: i64, too_small: &str) -> Result<u64, String> {
 fn check_queryable(order: &[OrderByItem], queryable: &[String], invalid: &mut InvalidRequest) {
     let columns = order.iter().filter_map(|item| match &item.key {
         OrderKey::Column(name) => Some(name),
-        // Denotes a selected column, and these are queryable.
+        // A position denotes a selected column. Selected columns are queryable.
         OrderKey::Position(_) => None,
     });
     if let Some(problem) = describe_not_queryable(columns, queryable) {
