@@ -1,7 +1,7 @@
 //! Tests that compare `docs/protocol.md` and `docs/config.md` with the code: every endpoint with
 //! its methods, every error that a client can receive, and every environment variable that is not a
-//! setting. Pages list nothing else. `protocol/protocol_page_tests.rs` of `crates/serve` compares the
-//! parameters and refusals of shapes.
+//! setting. Pages list nothing else. `protocol/protocol_page_tests.rs` of `crates/serve` compares
+//! the parameters and refusals of shapes.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};

@@ -94,8 +94,8 @@ impl ShapeResponseHead {
     }
 }
 
-/// Returns a header value. Each byte that is not a visible ASCII character becomes `?`. Handles have
-/// no such bytes, and a wrong header is better than a missing one.
+/// Returns a header value. Each byte that is not a visible ASCII character becomes `?`. Handles
+/// have no such bytes, and a wrong header is better than a missing one.
 pub(crate) fn header_value(text: impl Into<String>) -> HeaderValue {
     let mut text = text.into();
     if !text.bytes().all(|byte| byte.is_ascii_graphic()) {
