@@ -93,7 +93,8 @@ impl Download {
     }
 }
 
-/// Returns how the end of a body without a length is detected. `None`: only hyper can read the body.
+/// Returns how the end of a body without a length is detected. `None`: only hyper can read the
+/// body.
 fn framing(headers: &HeaderMap) -> Option<BodyFraming> {
     let mut codings = headers.get_all(TRANSFER_ENCODING).iter();
     match (codings.next(), codings.next()) {

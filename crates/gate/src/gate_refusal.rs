@@ -98,8 +98,8 @@ impl GateRefusal {
         }
     }
 
-    /// Returns whether to close the client's connection. A draining gate does so. After a bad request
-    /// or an incomplete body, the next bytes may not be the start of a request.
+    /// Returns whether to close the client's connection. A draining gate does so. After a bad
+    /// request or an incomplete body, the next bytes may not be the start of a request.
     fn ends_connection(&self) -> bool {
         match self {
             GateRefusal::BadRequest(_) | GateRefusal::Draining => true,

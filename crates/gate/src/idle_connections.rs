@@ -2,8 +2,8 @@
 //!
 //! Invariant: at most `max` connections are idle, none longer than `timeout`. The most recently
 //! used one is taken first, so connections of a past burst expire.
-//! Enforced by: `put` and `make_room` remove the oldest first. `take` returns no expired connection,
-//! and `remove_expired` removes them.
+//! Enforced by: `put` and `make_room` remove the oldest first. `take` returns no expired
+//! connection, and `remove_expired` removes them.
 //! Out of scope: sockets and clocks. This file is pure.
 
 use std::collections::VecDeque;

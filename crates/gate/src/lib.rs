@@ -125,9 +125,11 @@
 //!   stream if any common reading of its path matches a route. A false match costs a permit; a
 //!   missed match would bypass the limits.
 //! - **Own connection pool.** A request drives its own connection, so dropping the request cancels
-//!   it. The pool also records whether any byte of a response arrived, which hyper's errors don't report.
+//!   it. The pool also records whether any byte of a response arrived, which hyper's errors don't
+//!   report.
 //! - **Readiness.** `/readyz` is 503 while the gate drains, and from the gate's start until the
-//!   quota's rebuild ends. Later rebuilds and outages affect all gates at once, so all gates stay ready.
+//!   quota's rebuild ends. Later rebuilds and outages affect all gates at once, so all gates stay
+//!   ready.
 
 mod bad_request;
 mod chunked;

@@ -69,7 +69,8 @@ impl CachePolicy {
         }
     }
 
-    /// Returns this policy, or [`CachePolicy::NoCache`] if caches don't store responses to the method.
+    /// Returns this policy, or [`CachePolicy::NoCache`] if caches don't store responses to the
+    /// method.
     pub(super) fn for_method(self, method: &Method) -> CachePolicy {
         if is_cacheable(method) { self } else { CachePolicy::NoCache }
     }
@@ -104,8 +105,8 @@ impl CachePolicy {
 /// Restricts a response to the bearer of its token. `no-store` stays.
 ///
 /// The URL is the same for all bearers, so shared caches must not store the response. A browser's
-/// cache must revalidate it each time (304 if unchanged). Otherwise the browser could show it to the
-/// next user, or after the token has expired.
+/// cache must revalidate it each time (304 if unchanged). Otherwise the browser could show it to
+/// the next user, or after the token has expired.
 pub fn restrict_to_bearer(headers: &mut HeaderMap) {
     if headers.get(CACHE_CONTROL) != Some(&NO_STORE) {
         headers.insert(CACHE_CONTROL, HeaderValue::from_static("private, no-cache"));

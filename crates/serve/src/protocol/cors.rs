@@ -1,8 +1,8 @@
 //! CORS headers: what pages of other origins may read.
 //!
 //! Invariant: every response of every route has CORS headers, errors included. Otherwise a script
-//! couldn't read why its request was refused. No response allows credentials (cookies): clients send
-//! a secret as a parameter, or a token in `authorization`.
+//! couldn't read why its request was refused. No response allows credentials (cookies): clients
+//! send a secret as a parameter, or a token in `authorization`.
 
 use http::header::{
     ACCESS_CONTROL_ALLOW_HEADERS, ACCESS_CONTROL_ALLOW_METHODS, ACCESS_CONTROL_ALLOW_ORIGIN,

@@ -45,7 +45,7 @@ pub struct ShapeResponseHead {
     pub schema: Option<HeaderValue>,
     /// See [`cursor`](super::cursor). Only on live responses.
     pub cursor: Option<u64>,
-    /// See [`etag`](super::etag). Not on subsets.
+    /// See [`etag`](super::etag). Not on subsets and server-sent events.
     pub etag: Option<HeaderValue>,
     /// Kind of the body.
     pub body: BodyKind,
@@ -94,8 +94,8 @@ impl ShapeResponseHead {
     }
 }
 
-/// Returns a header value. Each byte that is not a visible ASCII character becomes `?`. Handles have
-/// no such bytes, and a wrong header is better than a missing one.
+/// Returns a header value. Each byte that is not a visible ASCII character becomes `?`. Handles
+/// have no such bytes, and a wrong header is better than a missing one.
 pub(crate) fn header_value(text: impl Into<String>) -> HeaderValue {
     let mut text = text.into();
     if !text.bytes().all(|byte| byte.is_ascii_graphic()) {

@@ -28,8 +28,8 @@ fn exactly_the_known_parameters_are_documented() {
     assert_eq!(named(section(&page, "## Parameters of a shape\n")), known);
 }
 
-/// Returns one refusal of each kind, except `BadToken`: admission defines its codes. Texts that other
-/// modules write are `…`.
+/// Returns one refusal of each kind, except `BadToken`: admission defines its codes. Texts that
+/// other modules write are `…`.
 fn refusals() -> Vec<RequestRefusal> {
     // A new variant fails to compile here. Add it to the list below.
     let _all = |refusal: &RequestRefusal| match refusal {

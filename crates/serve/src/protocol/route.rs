@@ -59,8 +59,8 @@ impl Route {
         }
     }
 
-    /// Returns the supported methods, as in the header `allow`. `deletes`: whether clients may delete
-    /// shapes. Empty for [`Route::NotFound`].
+    /// Returns the supported methods, as in the header `allow`. `deletes`: whether clients may
+    /// delete shapes. Empty for [`Route::NotFound`].
     pub fn methods(self, deletes: bool) -> &'static str {
         match self {
             Route::Shape if deletes => "GET, HEAD, POST, DELETE, OPTIONS",

@@ -26,8 +26,8 @@ pub struct ShapeRequest {
     pub table: Option<TableName>,
     /// Where the response begins.
     pub since: StartOffset,
-    /// Handle that the client sent. To read, always set with [`StartOffset::After`], and `None` with
-    /// other offsets. To delete, set if the client sent one.
+    /// Handle that the client sent. To read, always set with [`StartOffset::After`], and `None`
+    /// with other offsets. To delete, set if the client sent one.
     pub handle: Option<String>,
     /// Whether to wait for changes. Always false for a subset.
     pub live: bool,
