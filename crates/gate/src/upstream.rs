@@ -3,8 +3,8 @@
 //! Invariant: at most `max_connections` connections are open, idle ones included. At most
 //! `max_idle` are idle, none longer than `idle_timeout`.
 //! Invariant: a request is sent at most twice, and again only over a new connection after a reused
-//! one failed. Then either no byte of it was sent, or it is repeatable (RFC 9110, 9.2.2): an
-//! idempotent method, no body, and no byte of a response arrived.
+//! one failed. Then either no byte of it was sent, or it is repeatable and no byte of a response
+//! arrived. A repeatable request has an idempotent method (RFC 9110, 9.2.2) and no body.
 //! Enforced by: every connection owns a permit of the pool. Only [`Upstream::send`] decides to send
 //! again.
 //!
@@ -90,7 +90,9 @@ pub(crate) struct Upstream {
 #[derive(Debug)]
 pub(crate) struct UpstreamPool {
     config: UpstreamConfig,
+    /// Connections are dropped, and so closed, outside the lock.
     idle: Mutex<IdleConnections<Box<UpstreamConnection>>>,
+    /// One permit per open connection.
     permits: Arc<Semaphore>,
     dials: AtomicU64,
     reuses: AtomicU64,

@@ -34,7 +34,7 @@ pub(crate) enum UpstreamError {
     Upload(UploadFault),
 }
 
-/// A failure that the client caused.
+/// Why a request body from the client failed. [`UploadError`] without its source.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum UploadFault {
     Stalled(Duration),

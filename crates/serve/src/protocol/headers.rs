@@ -45,7 +45,7 @@ pub struct ShapeResponseHead {
     pub schema: Option<HeaderValue>,
     /// See [`cursor`](super::cursor). Only on live responses.
     pub cursor: Option<u64>,
-    /// See [`etag`](super::etag). Not on subsets.
+    /// See [`etag`](super::etag). Not on subsets and server-sent events.
     pub etag: Option<HeaderValue>,
     /// Kind of the body.
     pub body: BodyKind,
