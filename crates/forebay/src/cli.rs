@@ -1,4 +1,5 @@
-//! Command line of `forebay`. Each flag is a key of the config file and overrides it.
+//! Command line of `forebay`. The flags of `serve` and `gate` override keys of the config file,
+//! except `--config` and `--example-config`.
 
 use std::path::PathBuf;
 
@@ -9,7 +10,7 @@ use crate::client::Endpoint;
 use crate::config::{GateFile, SecretText, ServeFile, SettingLayers, SettingsFile};
 use crate::tail::TailStart;
 
-/// Manages the connections between clients and a service.
+/// Serves live Postgres tables over HTTP, or limits the streams of an HTTP service.
 #[derive(Debug, Parser)]
 #[command(name = "forebay", version, arg_required_else_help = true)]
 pub struct Cli {
@@ -21,9 +22,9 @@ pub struct Cli {
 /// The commands.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Reverse proxy for an HTTP service that limits streams, in total and for each user
+    /// Runs a reverse proxy that limits the streams of an HTTP service, in total and for each user
     Gate(GateArgs),
-    /// Replicates a Postgres database and streams shapes of it to HTTP clients
+    /// Replicates a Postgres database, and serves its tables and their changes to HTTP clients
     Serve(ServeArgs),
     /// Prints the rows of a table and then its changes, from a running `forebay serve`
     #[command(after_long_help = TAIL_HELP, after_help = "--help has examples.")]
@@ -41,21 +42,21 @@ pub enum Command {
     /// Runs a demo on this machine: a temporary Postgres with sample data that changes, the server
     /// and its dashboard
     #[cfg(target_os = "linux")]
-    // Linux only: there, Postgres is ended with its parent process, even if that is killed.
+    // Linux only: only there, the kernel ends Postgres with this process, even after SIGKILL.
     Dev(DevArgs),
 }
 
 const GATE_HELP: &str = "\
 Examples:
   forebay gate --upstream http://127.0.0.1:8000
-      Every request takes one of 10,000 permits while it runs.
+      Each request holds one of 10,000 permits until its response ends.
 
   forebay gate --upstream http://127.0.0.1:8000 --stream-route 'POST /api/v1/stream' \\
       --redis redis://127.0.0.1:6379 --total 5000
       Only requests of that route take permits. All gates with the same Redis share 5,000 permits.
 
 Settings come from the config file (--config), the environment and the flags. Variables override the file, and \
-flags override variables. Each key of the file is a variable: `listen` in [gate] is FOREBAY_GATE_LISTEN. Other \
+flags override variables. Each key of the file is also a variable: `listen` in [gate] is FOREBAY_GATE_LISTEN. Other \
 users of this machine can see flags: put a URL with a password into FOREBAY_REDIS_URL or into the file. \
 --example-config prints a file with all keys, their defaults and the reasons.
 
@@ -90,7 +91,7 @@ pub struct GateArgs {
     /// Maximum number of streams of one user, at all gates with the same Redis [default: 3]
     #[arg(long, value_name = "N")]
     pub per_user: Option<u32>,
-    /// Redis that gates share [default: none, this gate counts alone]
+    /// URL of the Redis that gates share [default: none, the limits are for this gate alone]
     #[arg(long, value_name = "URL")]
     pub redis: Option<SecretText>,
     /// Proxy, or network of proxies, whose headers about clients are trusted; may be repeated
@@ -152,7 +153,8 @@ Examples:
       Replicates that database. Clients read a table and its changes from http://127.0.0.1:3000:
       curl 'http://127.0.0.1:3000/v1/shape?table=products&offset=-1'
 
-  FOREBAY_SERVE_SECRET=... DATABASE_URL=... forebay serve --listen 0.0.0.0:3000 --storage /var/lib/forebay
+  FOREBAY_SERVE_SECRET=... DATABASE_URL=... forebay serve --listen 0.0.0.0:3000 \\
+      --storage /var/lib/forebay
       Also serves clients on other machines, if they send the secret as `?secret=`.
 
 The database needs wal_level=logical. Its user needs REPLICATION (ALTER ROLE name REPLICATION) and must own the \
@@ -161,8 +163,8 @@ if you no longer need it: SELECT pg_drop_replication_slot('forebay'). `forebay c
 prints what to change.
 
 Settings come from the config file (--config), the environment and the flags. Variables override the file, and \
-flags override variables. Each key of the file is a variable: `listen` in [serve] is FOREBAY_SERVE_LISTEN. \
-DATABASE_URL is used if FOREBAY_DATABASE_URL is not set, and Electric's variables are accepted; `forebay config` \
+flags override variables. Each key of the file is also a variable: `listen` in [serve] is FOREBAY_SERVE_LISTEN. \
+DATABASE_URL is used if FOREBAY_DATABASE_URL is not set. Electric's variables are accepted, too. `forebay config` \
 prints the effective settings. Other users of this machine can see flags: put a URL with a password into a variable \
 or into the file. --example-config prints a file with all keys, their defaults and the reasons.
 
@@ -181,15 +183,15 @@ pub struct ServeArgs {
     /// Print a config file with every key, and exit
     #[arg(long)]
     pub example_config: bool,
-    /// Database to replicate, such as postgres://user@localhost/name. Others on this machine see
-    /// flags: if the URL contains a password, use the variable DATABASE_URL
+    /// Database to replicate, such as postgres://user@localhost/name. Other users of this machine
+    /// can see flags: if the URL contains a password, use the variable DATABASE_URL
     #[arg(long, value_name = "URL")]
     pub database_url: Option<SecretText>,
     /// Replication slot; of the instances with the same slot, one is active at a time [default:
     /// forebay]
     #[arg(long, value_name = "NAME")]
     pub slot: Option<String>,
-    /// Publication [default: forebay]
+    /// Publication in the database [default: forebay]
     #[arg(long, value_name = "NAME")]
     pub publication: Option<String>,
     /// Storage directory for shapes [default: ./forebay-data]
@@ -211,7 +213,8 @@ pub struct ServeArgs {
     /// Maximum number of streams of one user, at all instances with the same Redis [default: 100]
     #[arg(long, value_name = "N")]
     pub per_user: Option<u32>,
-    /// Redis that instances share [default: none, this instance counts alone]
+    /// URL of the Redis that instances share [default: none, the limits are for this instance
+    /// alone]
     #[arg(long, value_name = "URL")]
     pub redis: Option<SecretText>,
     /// Address for operators, or `off` [default: 127.0.0.1:3001]
@@ -261,16 +264,17 @@ impl ServeArgs {
 const TAIL_HELP: &str = "\
 Examples:
   forebay tail orders
-  forebay tail shop.orders --where 'status = $1 AND total > 100' --param 1=open --columns id,status,total
+  forebay tail shop.orders --where 'status = $1 AND total > 100' --param 1=open \\
+      --columns id,status,total
   forebay tail orders --from now --json | jq 'select(.key) | .value'
 
 Prints one line for each row and each change. On a terminal, the color shows the operation: insert, update or \
-delete. With --json, each line is a message of the protocol. Other events (a lost connection, a shape that starts \
-over) are printed to standard error. After a lost connection, it reconnects; no change is missed or printed twice. \
-It ends with Ctrl-C or when its output is closed.
+delete. With --json, each line is a message of the protocol. Notes (a lost connection, a shape that starts over) \
+are printed to standard error. After a lost connection, `tail` reconnects; no change is missed or printed twice. \
+Ctrl-C or a closed output ends it. If the shape is new, the server creates it and publishes its table.
 
-The secret of the server, if it has one, is read from FOREBAY_SERVE_SECRET. With https, SSL_CERT_FILE may name a \
-file with your own certificate authority.";
+The secret of the server, if it has one, is read from FOREBAY_SERVE_SECRET or ELECTRIC_SECRET. With https, \
+SSL_CERT_FILE may name a file with your own certificate authority.";
 
 /// Flags of `forebay tail`.
 #[derive(Debug, Args)]
@@ -318,14 +322,15 @@ pub struct StatusArgs {
     /// Print the whole status as JSON
     #[arg(long)]
     pub json: bool,
-    /// Print once, on a terminal, too
+    /// Print the status once, even on a terminal
     #[arg(long)]
     pub once: bool,
 }
 
 const CHECK_HELP: &str = "\
 Takes the flags of `forebay serve`, and reads the same file and environment. Each line is ok, warn or fail, with \
-what to do. Nothing is changed in the database or in Redis. Exit code: 0 if no check failed, 1 if one failed, 2 if \
+what to do. Nothing is changed in the database or in Redis; one file is written to the storage directory \
+and removed. Exit code: 0 if no check failed, 1 if one failed, 2 if \
 the settings are invalid.";
 
 /// Flags of `forebay check`.
@@ -341,7 +346,7 @@ pub struct CheckArgs {
 
 const CONFIG_HELP: &str = "\
 Takes the flags of `forebay serve`, or after `gate` those of `forebay gate`, and reads the same file and \
-environment. Exit code: 2, with the reason, if the command could not start with these settings.";
+environment. Exit code: 0 if the settings are valid; otherwise 2, and the reason is printed.";
 
 /// Flags of `forebay config`.
 #[derive(Debug, Args)]
@@ -387,7 +392,8 @@ pub struct DevArgs {
     /// URL of your own database, instead of a temporary one
     #[arg(long, value_name = "URL")]
     pub database_url: Option<SecretText>,
-    /// Redis that instances share [default: none, this instance counts alone]
+    /// URL of the Redis that instances share [default: none, the limits are for this instance
+    /// alone]
     #[arg(long, value_name = "URL")]
     pub redis: Option<SecretText>,
     /// Address for clients [default: 127.0.0.1:3000, or the next free port]

@@ -1,7 +1,9 @@
 //! Tests that compare `docs/protocol.md` and `docs/config.md` with the code: every endpoint with
 //! its methods, every error that a client can receive, and every environment variable that is not a
-//! setting. Pages list nothing else. `protocol/protocol_page_tests.rs` of `crates/serve` compares
-//! the parameters and refusals of shapes.
+//! setting. Pages list nothing else.
+//!
+//! `protocol/protocol_page_tests.rs` of `crates/serve` compares the parameters and refusals of
+//! shapes.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -37,7 +39,7 @@ fn exactly_the_endpoints_of_the_code_are_documented_with_their_methods() {
     assert_eq!(documented(operators), routes.into());
 }
 
-/// Returns the texts of a function's arms: `Kind::Variant => "word",`.
+/// Returns the texts of a function's `match` arms: `Kind::Variant => "word",`.
 fn arms(source: &str, function: &str) -> BTreeSet<String> {
     let text = file(source);
     let (_, body) = text.split_once(function).unwrap_or_else(|| panic!("{source} has no {function}"));

@@ -31,12 +31,13 @@
 //!              └──── counts ──▶ report/ ──▶     probes          ▶ /healthz /readyz
 //!
 //!  SIGHUP ▶ settings_reloader.rs ▶ admission, identity, secrets, log filter, certificate
-//!  check/, status/ and tail/ only read: the database, Redis, or an instance through client/
+//!  check/ queries the database and Redis; status/ and tail/ query an instance through client/
 //! ```
 //!
-//! Shutdown of a gate: new streams are refused, and open ones continue for up to half of the drain
-//! timeout. Then the listener closes, and after the other half the remaining streams are cut. Last,
-//! the quota is returned.
+//! Shutdown of a gate: new streams are refused, and open ones continue. The listener closes when no
+//! stream is open, or after half of the drain timeout. Requests that are open after the other half
+//! are cut. Last, the quota is returned.
+//!
 //! Shutdown of a shape server: new streams are refused and open ones end. Received changes are made
 //! durable and acknowledged, the quota is returned, and the store is closed.
 //!
@@ -68,7 +69,8 @@
 //!   `the_policy_allows_only_the_pages_own_script_and_style`
 //! - The status shows no literal of a where clause.
 //!   `a_listed_clause_has_no_literals`
-//! - `check`, `config`, `status` and `tail` change nothing.
+//! - `check` changes nothing in the database or in Redis; `config` and `status` change nothing at
+//!   all. `tail` is a client: if the shape is new, the server creates it and publishes its table.
 //!   `check_passes_on_a_suitable_server_and_changes_nothing`
 //! - Text from rows and servers can't control the terminal.
 //!   `control_characters_are_escaped`, `control_characters_of_a_row_are_escaped`
@@ -101,7 +103,7 @@
 //! | flags and help texts | `cli.rs` |
 //! | settings: file, environment, flags | `config/` |
 //! | start and shutdown order | `run/gate.rs`, `run/serve.rs` |
-//! | listeners, quota, upkeep: shared by both servers | `run/mod.rs` |
+//! | listeners, quota, metrics upkeep: for both servers | `run/mod.rs` |
 //! | readiness, `/v1/status`, dashboard samples, gauges | `report/` |
 //! | routes of the admin address; its secret | `admin.rs`, `secret_guard.rs` |
 //! | the dashboard and its events | `dashboard/` |

@@ -2,7 +2,7 @@
 //!
 //! Names are constants with the prefix `forebay_`, base units, and `_total` on counters. Label
 //! values come from enums. The crates of admission, gate and shapes describe and set their own
-//! metrics through the same facade.
+//! metrics through the same facade (the crate `metrics`).
 
 use std::time::Duration;
 
@@ -60,26 +60,23 @@ pub fn install() -> Result<PrometheusHandle, BuildError> {
 }
 
 fn describe() {
-    describe_counter!(HTTP_EVENTS, "What happened on clients' connections, by event.");
+    describe_counter!(HTTP_EVENTS, "Events on client connections, by event.");
     let gauges = [
-        (CONNECTIONS, "Open connections of clients."),
-        (LEAN_STREAMS, "Streams that are one small task each."),
-        (BUILD, "1, with the version as a label."),
+        (CONNECTIONS, "Open client connections."),
+        (LEAN_STREAMS, "Open live streams over plain HTTP/1.1, each written by its own small task."),
+        (BUILD, "Always 1; the label has the version."),
         (OPEN_FDS, "Open file descriptors."),
-        (MAX_FDS, "File descriptors that may be open."),
+        (MAX_FDS, "Maximum number of open file descriptors."),
     ];
     for (name, help) in gauges {
         describe_gauge!(name, help);
     }
     #[cfg(feature = "otel")]
     {
-        describe_counter!(
-            OTEL_EXPORTS,
-            "What was sent to the collector of telemetry, by signal and outcome."
-        );
-        describe_counter!(OTEL_LOST, "Spans that reached no collector, by reason.");
+        describe_counter!(OTEL_EXPORTS, "Export requests to the telemetry collector, by signal and outcome.");
+        describe_counter!(OTEL_LOST, "Spans lost before the collector accepted them, by reason.");
     }
-    describe_gauge!(UPTIME, Unit::Seconds, "Time since the program began.");
+    describe_gauge!(UPTIME, Unit::Seconds, "Time since the start of the server.");
 }
 
 /// Sets the metrics of client connections.
@@ -131,7 +128,7 @@ pub(crate) fn exported(signal: &'static str, outcome: &'static str) {
     counter!(OTEL_EXPORTS, "signal" => signal, "outcome" => outcome).increment(1);
 }
 
-/// Counts spans that reached no collector.
+/// Counts spans that the collector did not accept.
 #[cfg(feature = "otel")]
 pub(crate) fn lost_spans(reason: &'static str, count: usize) {
     counter!(OTEL_LOST, "reason" => reason).increment(count as u64);

@@ -26,7 +26,7 @@ pub(crate) fn size(bytes: u64) -> String {
 }
 
 /// Returns a duration in milliseconds as its two largest units: `3661000` as `1h 1m`.
-pub(crate) fn span(ms: u64) -> String {
+pub(crate) fn duration(ms: u64) -> String {
     let seconds = ms / 1000;
     let (days, hours, minutes) = (seconds / 86_400, seconds / 3600 % 24, seconds / 60 % 60);
     match (days, hours, minutes, seconds % 60) {
@@ -46,7 +46,7 @@ mod tests {
     fn numbers_are_written_for_people() {
         assert_eq!([0, 999, 1000, 1_234_567].map(grouped), ["0", "999", "1,000", "1,234,567"]);
         assert_eq!([0, 1023, 1024, 10 << 20].map(size), ["0 B", "1023 B", "1.0 KiB", "10.0 MiB"]);
-        let spans = [0, 999, 1000, 61_000, 3_661_000, 90_000_000].map(span);
-        assert_eq!(spans, ["0ms", "999ms", "1s", "1m 1s", "1h 1m", "1d 1h"]);
+        let durations = [0, 999, 1000, 61_000, 3_661_000, 90_000_000].map(duration);
+        assert_eq!(durations, ["0ms", "999ms", "1s", "1m 1s", "1h 1m", "1d 1h"]);
     }
 }

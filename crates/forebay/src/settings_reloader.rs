@@ -1,15 +1,15 @@
 //! Reloads settings on SIGHUP, without a restart: limits, secrets, keys, the certificate and the
 //! log filter.
 //!
-//! Invariant: invalid settings change nothing. Settings that need a restart are logged by key, and
-//! keep their value. No reload opens an address that was closed: a secret can be changed or added,
-//! but not removed. The log has keys, never values.
+//! Invariant: invalid settings change nothing. A setting that needs a restart keeps its value, and
+//! its key is logged. A secret can be changed or added, but not removed, so no reload makes an
+//! address accessible without a secret. The log has keys, never values.
 //!
 //! | setting | takes effect |
 //! |---|---|
 //! | `admission.total`, `admission.per_user` | at once; open streams continue |
 //! | `serve.secret`, `admin.secret` | with the next request |
-//! | keys of tokens and API keys (`identity.jwt_*`, `identity.api_key*`), with their files | with the next request |
+//! | `identity.jwt_*` and `identity.api_key*`, with their files | with the next request |
 //! | the rest of `identity.*`, if the identity methods stay the same | with the next request |
 //! | `log.filter` | with the next line |
 //! | the certificate's files | with the next connection, see `tls.rs` |
@@ -29,7 +29,7 @@ use crate::tls::TlsCertificate;
 
 /// Settings of a server that can change while it runs.
 pub(crate) struct ReloadableSettings {
-    said: ExplicitSettings,
+    explicit_settings: ExplicitSettings,
     limits: StreamLimits,
     identity: IdentityConfig,
     secret: Option<Secret>,
@@ -39,10 +39,9 @@ pub(crate) struct ReloadableSettings {
 
 impl From<ServeConfig> for ReloadableSettings {
     fn from(config: ServeConfig) -> ReloadableSettings {
-        let ServeConfig { explicit_settings: said, admission, identity, secret, admin_secret, log, .. } =
-            config;
+        let ServeConfig { explicit_settings, admission, identity, secret, admin_secret, log, .. } = config;
         ReloadableSettings {
-            said,
+            explicit_settings,
             limits: admission.limits,
             identity,
             secret,
@@ -54,9 +53,9 @@ impl From<ServeConfig> for ReloadableSettings {
 
 impl From<GateConfig> for ReloadableSettings {
     fn from(config: GateConfig) -> ReloadableSettings {
-        let GateConfig { explicit_settings: said, admission, identity, admin_secret, log, .. } = config;
+        let GateConfig { explicit_settings, admission, identity, admin_secret, log, .. } = config;
         ReloadableSettings {
-            said,
+            explicit_settings,
             limits: admission.limits,
             identity,
             secret: None,
@@ -66,7 +65,7 @@ impl From<GateConfig> for ReloadableSettings {
     }
 }
 
-/// Reads the settings again from file, environment and flags.
+/// Function that reads the settings again, from file, environment and flags.
 type LoadSettings = dyn Fn() -> Result<ReloadableSettings, ConfigError> + Send + Sync;
 
 /// Applies new settings to the components that use them.
@@ -77,7 +76,7 @@ pub(crate) struct SettingsReloader {
     /// Settings of the last successful load.
     last: ExplicitSettings,
     /// Identity methods and user headers at the start.
-    ways: (Vec<&'static str>, Vec<HeaderName>),
+    methods_and_headers: (Vec<&'static str>, Vec<HeaderName>),
     admission: Admission,
     identify: Identify,
     guard: SecretGuard,
@@ -87,16 +86,16 @@ pub(crate) struct SettingsReloader {
 
 impl SettingsReloader {
     pub(crate) fn new(
-        said: &ExplicitSettings,
+        explicit_settings: &ExplicitSettings,
         identity: &IdentityConfig,
         admission: Admission,
         guard: SecretGuard,
     ) -> SettingsReloader {
         SettingsReloader {
             load: None,
-            start: said.clone(),
-            last: said.clone(),
-            ways: (identity.methods.clone(), identity.user_headers.clone()),
+            start: explicit_settings.clone(),
+            last: explicit_settings.clone(),
+            methods_and_headers: (identity.methods.clone(), identity.user_headers.clone()),
             admission,
             identify: identity.identify.clone(),
             guard,
@@ -123,7 +122,7 @@ impl SettingsReloader {
         self.load = Some(Arc::new(move || load().map(Into::into)));
     }
 
-    /// Reads the certificate and the settings again, and applies what can change.
+    /// Reads the certificate and the settings again, and applies the reloadable ones.
     pub(crate) async fn reload(&mut self) {
         if let Some(tls) = &self.tls {
             tls.reload().await;
@@ -138,17 +137,19 @@ impl SettingsReloader {
 
     /// Applies the settings, and logs which keys took effect and which need a restart.
     fn apply(&mut self, settings: ReloadableSettings) {
-        let ReloadableSettings { said, limits, identity, secret, admin_secret, filter } = settings;
-        let changed = |key: &str| self.last.changed_keys(&said).contains(&key);
-        // These keys also decide outside of `identify` which peers may name users.
+        let ReloadableSettings { explicit_settings, limits, identity, secret, admin_secret, filter } =
+            settings;
+        let changed = |key: &str| self.last.changed_keys(&explicit_settings).contains(&key);
+        // Other components use these keys, too, and read them only at the start.
         let affects_other_components =
             |key: &&str| key.ends_with(".trusted_proxies") || key.ends_with(".forwarded_by");
-        let same_ways = self.ways == (identity.methods.clone(), identity.user_headers.clone())
-            && !self.start.changed_keys(&said).iter().any(affects_other_components);
+        let same_methods = self.methods_and_headers
+            == (identity.methods.clone(), identity.user_headers.clone())
+            && !self.start.changed_keys(&explicit_settings).iter().any(affects_other_components);
         if changed("admission.total") || changed("admission.per_user") {
             self.admission.set_limits(limits);
         }
-        match same_ways {
+        match same_methods {
             true => self.identify.replace(&identity.identify),
             // A revoked key must stop working even if another change needs a restart.
             false => self.identify.renew_keys(&identity.identify),
@@ -159,36 +160,39 @@ impl SettingsReloader {
         if let (Some(access), Some(secret)) = (&self.access, &secret) {
             access.write().unwrap_or_else(PoisonError::into_inner).secret = Some(secret.clone());
         }
-        let keys_renewed = |way: &str| self.ways.0.contains(&way) && identity.methods.contains(&way);
+        let keys_renewed =
+            |method: &str| self.methods_and_headers.0.contains(&method) && identity.methods.contains(&method);
         let is_applied = |key: &str| match key {
             "admission.total" | "admission.per_user" | "log.filter" => true,
             "serve.secret" => secret.is_some(),
             "admin.secret" => admin_secret.is_some(),
             key if key.starts_with("identity.jwt_") && keys_renewed("jwt") => true,
             key if key.starts_with("identity.api_key") && keys_renewed("api_key") => true,
-            key => same_ways && key.starts_with("identity."),
+            key => same_methods && key.starts_with("identity."),
         };
         let applied: Vec<&str> =
-            self.last.changed_keys(&said).into_iter().filter(|key| is_applied(key)).collect();
+            self.last.changed_keys(&explicit_settings).into_iter().filter(|key| is_applied(key)).collect();
         let deferred: Vec<&str> =
-            self.start.changed_keys(&said).into_iter().filter(|key| !is_applied(key)).collect();
+            self.start.changed_keys(&explicit_settings).into_iter().filter(|key| !is_applied(key)).collect();
         info!(changed = applied.join(" "), "settings reloaded");
         if !deferred.is_empty() {
-            warn!(keys = deferred.join(" "), "settings changed that need a restart");
+            warn!(keys = deferred.join(" "), "settings not applied: restart required");
         }
-        // Last, so that the lines above are written under the filter that was in force before.
-        if self.last.changed_keys(&said).contains(&"log.filter")
+        // Last, so that the old filter applies to the lines above.
+        if self.last.changed_keys(&explicit_settings).contains(&"log.filter")
             && let Err(error) = logging::set_filter(&filter)
         {
             error!(error, "log filter not replaced");
         }
-        self.last = said;
+        self.last = explicit_settings;
     }
 }
 
 impl fmt::Debug for SettingsReloader {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("SettingsReloader").field("ways", &self.ways).finish_non_exhaustive()
+        f.debug_struct("SettingsReloader")
+            .field("methods_and_headers", &self.methods_and_headers)
+            .finish_non_exhaustive()
     }
 }
 

@@ -2,8 +2,8 @@
 //!
 //! Invariant: the content of a `SecretText` is never printed, only the server that a URL points
 //! to. Every key of the command is listed.
-//! Enforced by: the file's own type decides what is secret, by its `Debug` output; the keys come
-//! from serde.
+//! Enforced by: a key is secret if its field in the file type is a `SecretText`; the keys come from
+//! serde.
 
 use std::fmt::{self, Write as _};
 
@@ -18,7 +18,7 @@ use super::setting_origin::SettingOrigin;
 use super::settings_file::SettingsFile;
 use super::{ConfigError, GATE_EXAMPLE, GateConfig, SERVE_EXAMPLE, ServeConfig, VariableNotice};
 
-/// Column of the origins, if the setting is not longer.
+/// Column at which origins are printed, unless the setting is longer.
 const COLUMN: usize = 56;
 /// Placeholder of a secret.
 const REDACTED: &str = "(hidden)";
@@ -188,7 +188,7 @@ pub(super) fn to_toml(value: &Value) -> String {
         }
         Value::Integer(number) => number.to_string(),
         Value::Float(number) => number.to_string(),
-        Value::Boolean(is_so) => is_so.to_string(),
+        Value::Boolean(value) => value.to_string(),
         Value::Datetime(time) => time.to_string(),
     }
 }

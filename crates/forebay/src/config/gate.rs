@@ -110,8 +110,8 @@ fn check_all(file: GateFile, reader: &ValueReader) -> Result<GateConfig, ValueEr
         forward_user_header,
         request_idle_timeout,
         drain_timeout: drain,
-        // The gate enforces this timeout itself and answers 408. The timeout of the server is for
-        // services that don't.
+        // The gate enforces this timeout itself and answers 408. The HTTP server gets twice the
+        // time, so that its own timeout never comes first.
         http: check_http(&file.http, request_idle_timeout * 2, reader)?,
         admission,
         identity,

@@ -85,7 +85,7 @@ pub struct ServeConfig {
     pub quota: QuotaConfig,
     /// Identity methods.
     pub identity: IdentityConfig,
-    /// Time that the shutdown may take after the first signal.
+    /// Time that open requests may continue after the first signal.
     pub drain_timeout: Duration,
     /// Log format and filter.
     pub log: LogConfig,

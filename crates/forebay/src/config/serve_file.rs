@@ -131,8 +131,8 @@ pub(crate) struct ServeSection {
     /// Time that a live request waits for a change. Default 20,000: below the 30 s and 60 s of
     /// common proxies.
     pub(crate) long_poll_ms: Option<u64>,
-    /// Interval of keep-alive messages on an event stream without changes. Default 21,000, for the
-    /// same reason.
+    /// Interval of keep-alive messages on an event stream without changes. Default 21,000:
+    /// below the 30 s and 60 s of common proxies.
     pub(crate) sse_keep_alive_ms: Option<u64>,
     /// Duration of an event stream; then its client requests a new one. While the stream catches
     /// up, it ends at the next up-to-date message instead. Default 60,000: a cache may share the
@@ -153,8 +153,8 @@ pub(crate) struct ServeSection {
     /// Time without data from a client whose request body is incomplete. The whole body may take
     /// four times as long. Default 30,000; then the connection is closed.
     pub(crate) request_idle_timeout_ms: Option<u64>,
-    /// Time that the shutdown may take after SIGTERM. Default 25,000: Kubernetes allows 30 s, and
-    /// the rest is for returning permits.
+    /// Time that open requests may continue after SIGTERM; then they are cut. Default 25,000:
+    /// Kubernetes allows 30 s, and the rest is for returning permits and closing the store.
     pub(crate) drain_timeout_ms: Option<u64>,
 }
 
@@ -179,7 +179,8 @@ pub(crate) struct StorageSection {
     /// Size of the WAL of the store above which it is truncated. Default 256 Mi: after a crash,
     /// that is replayed in a second or two.
     pub(crate) wal_bytes: Option<u64>,
-    /// Size of the old part of a shape's log from which it is compacted. Default 64 Mi; 0: never.
+    /// Size of a shape's log before its last two chunks from which that part is compacted. Default
+    /// 64 Mi; 0: never.
     pub(crate) compact_bytes: Option<u64>,
     /// Maximum number of shape files that are open at once. Default 512.
     pub(crate) open_files: Option<u32>,

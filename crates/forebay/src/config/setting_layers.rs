@@ -28,7 +28,7 @@ pub(crate) struct SettingLayers<F> {
     origins: BTreeMap<String, SettingOrigin>,
     /// Notices about variables of other programs.
     notices: Vec<VariableNotice>,
-    shape: PhantomData<F>,
+    file_type: PhantomData<F>,
 }
 
 /// Omits the values: some are passwords.
@@ -130,8 +130,8 @@ impl<F: SettingsFile> SettingLayers<F> {
         let variables: Vec<(String, String)> =
             variables.into_iter().filter(|(name, _)| is_setting(name)).collect();
         let wrong = |(name, why): (&str, String)| LayerError::Variable { name: name.to_owned(), why };
-        let (borrowed, notices) = F::import_variables(&variables).map_err(wrong)?;
-        for setting in borrowed {
+        let (imported, notices) = F::import_variables(&variables).map_err(wrong)?;
+        for setting in imported {
             self.variable(setting.variable, setting.section, setting.key, &setting.text)?;
         }
         self.notices = notices;
@@ -145,7 +145,7 @@ impl<F: SettingsFile> SettingLayers<F> {
                     let suggestion = suggestion.map(str::to_owned);
                     return Err(LayerError::UnknownVariable { name, suggestion });
                 }
-                // Very similar to a known variable: its section is misspelt.
+                // Its section may be misspelt.
                 None if name.starts_with(PREFIX) => {
                     let near =
                         nearest_within(MAX_TYPO_LETTERS, &name, known.iter().map(|(own, ..)| own.as_str()));

@@ -50,7 +50,8 @@ pub(super) fn common_sections() -> [&'static [&'static str]; 8] {
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct HttpSection {
-    /// Maximum number of open connections. Further ones are closed at once. Default 16,384.
+    /// Maximum number of open client connections. Above it, a new connection gets 503 and is
+    /// closed; with TLS, it is closed without a response. Default 16,384.
     pub(crate) max_connections: Option<u32>,
     /// Time in which the head of a request must arrive. Default 10,000: it bounds what a slow-loris
     /// client costs.
@@ -77,8 +78,8 @@ pub(crate) struct HttpSection {
 pub(crate) struct AdmissionSection {
     /// Maximum number of streams in the cluster. Default 10,000; above it 503.
     pub(crate) total: Option<u32>,
-    /// Maximum number of streams of one user in the cluster; above it 429. It needs an identity
-    /// (see below). Default 3 for a gate, 100 for `forebay serve`, where a web page has one stream
+    /// Maximum number of streams of one user in the cluster; above it 429. It needs a method in
+    /// `[identity]`. Default 3 for a gate, 100 for `forebay serve`, where a web page has one stream
     /// for each shape.
     pub(crate) per_user: Option<u32>,
     /// Share of the total from which the state is `degraded`. Default 70, early enough to add
@@ -154,8 +155,8 @@ pub(crate) struct RedisSection {
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct QuotaSection {
-    /// Name of this instance, unique in the cluster and the same after a restart. Default host name
-    /// and port: after a restart, the permits of the previous process are free at once.
+    /// Name of this instance, unique in the cluster and the same after a restart. Default: host
+    /// name and address. With the same name, the permits of the previous process are free at once.
     pub(crate) member: Option<String>,
     /// Behavior while Redis is unavailable: `closed` (no new streams), `share` (an equal part of
     /// the limit for each instance; the default) or `open` (no limit).
@@ -171,16 +172,16 @@ pub(crate) struct QuotaSection {
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct AdminSection {
-    /// Address of `/healthz`, `/readyz`, `/metrics` and `/v1/status`; `off` for none. Default
-    /// `127.0.0.1:8081` for a gate, `127.0.0.1:3001` for `forebay serve`: the port after the one
-    /// for clients.
+    /// Address of the dashboard (`/`), `/healthz`, `/readyz`, `/metrics` and `/v1/status`; `off`
+    /// for none. Default `127.0.0.1:8081` for a gate, `127.0.0.1:3001` for `forebay serve`: the
+    /// port after the one for clients.
     pub(crate) listen: Option<String>,
     /// Password of the admin address, for any user name or as a bearer token. `/healthz` and the
     /// status of `/readyz` need no password; the reason in `/readyz` and everything else does.
     /// Default none: then `listen` must be a loopback address, unless `insecure` is set.
     pub(crate) secret: Option<SecretText>,
     /// Allows an address that other machines can reach, without a secret. Every client that can
-    /// connect can read thread ids and figures. Default false.
+    /// connect can then read the status and the metrics. Default false.
     pub(crate) insecure: Option<bool>,
 }
 

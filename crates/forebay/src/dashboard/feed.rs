@@ -39,8 +39,8 @@ pub(crate) struct DashboardFeed {
     producer: JoinHandle<()>,
 }
 
-#[derive(Debug)]
 /// State that the producer and the streams share.
+#[derive(Debug)]
 struct FeedState {
     started: Instant,
     topic: Topic,

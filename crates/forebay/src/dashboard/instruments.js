@@ -7,7 +7,7 @@ const SILENCE_MS = 4_000; // time without events after which the connection coun
 
 // ---- texts and units
 
-const WAY = [
+const STEPS = [
   ["start_replication_client", "Start"],
   ["replication_client_connecting", "Connect"],
   ["acquiring_lock", "Lock"],
@@ -56,10 +56,10 @@ function duration(ms) {
 
 // ---- page updates: only changed values are written, so that selection and focus are kept
 
-function say(element, text) { if (element.textContent !== text) element.textContent = text; }
+function setText(element, text) { if (element.textContent !== text) element.textContent = text; }
 function set(element, name, value) { if (element.getAttribute(name) !== value) element.setAttribute(name, value); }
-function pill(element, text, tone) { say(element, text); set(element, "data-tone", tone ?? "quiet"); }
-function note(element, text) { element.hidden = !text; say(element, text ?? ""); }
+function pill(element, text, tone) { setText(element, text); set(element, "data-tone", tone ?? "quiet"); }
+function note(element, text) { element.hidden = !text; setText(element, text ?? ""); }
 function make(tag, name) { const element = document.createElement(tag); if (name) element.className = name; return element; }
 function list(parent, items, begin, fill) {
   while (parent.children.length > items.length) parent.lastElementChild.remove();
@@ -74,8 +74,8 @@ function pairs(parent, items) {
     div.append(make("dt"), make("dd"));
     return div;
   }, (div, [name, value, kind]) => {
-    say(div.firstChild, name);
-    say(div.lastChild, String(value));
+    setText(div.firstChild, name);
+    setText(div.lastChild, String(value));
     div.lastChild.className = kind ?? "";
   });
 }
@@ -130,7 +130,7 @@ class Plot {
     const points = this.points();
     const last = samples.length && this.value(samples.at(-1)) !== null ? points.at(-1) : undefined;
     const most = points.reduce((most, point) => Math.max(most, point[1]), 0);
-    say(this.now, last ? this.unit.show(last[1]) : "–");
+    setText(this.now, last ? this.unit.show(last[1]) : "–");
     const box = this.svg.getBoundingClientRect();
     if (box.width < 40) return;
     const top = this.unit.top(most);
@@ -176,7 +176,7 @@ class Plot {
       add("circle", "dot", { cx: px(near[0]), cy: py(near[1]), r: 4.5 });
       read = `${this.unit.show(near[1])}, ${duration(end - near[0])} ago · now`;
     }
-    say(this.read, read);
+    setText(this.read, read);
     set(this.figure, "aria-label", `${this.title}, last 10 minutes: ${last ? this.unit.show(last[1]) : "no data yet"}, maximum ${this.unit.show(most)}. Arrow keys read values.`);
     this.svg.replaceChildren(...parts);
   }

@@ -18,8 +18,8 @@ function common(status) {
     span.append(make("i"), make("b"));
     return span;
   }, (span, [part, name, number, kind]) => {
-    say(span.firstChild, name);
-    say(span.lastChild, number);
+    setText(span.firstChild, name);
+    setText(span.lastChild, number);
     span.className = kind;
     span.style.left = `${Math.min(1, part) * 100}%`;
   });
@@ -32,7 +32,7 @@ function common(status) {
     `${statistics.state} for ${duration(admission.health.since_seconds * 1000)}`,
     statistics.state === "healthy" ? null : admission.health.why,
   ];
-  say($("admission-why"), bits.filter(Boolean).join(" · "));
+  setText($("admission-why"), bits.filter(Boolean).join(" · "));
   const users = admission.users ?? [];
   $("users-none").hidden = users.length > 0;
   list($("users"), users, () => {
@@ -41,9 +41,9 @@ function common(status) {
     li.append(make("span", "mono"), bar, make("span", "num"));
     return li;
   }, (li, user) => {
-    say(li.children[0], user.user);
+    setText(li.children[0], user.user);
     li.children[1].firstChild.style.width = `${(user.streams / users[0].streams) * 100}%`;
-    say(li.children[2], count(user.streams));
+    setText(li.children[2], count(user.streams));
   });
   return { quota, process: admission.process };
 }
@@ -66,20 +66,20 @@ const TICK = "M3 8.5l3.2 3.2L13 4.5", CROSS = "M4 4l8 8M12 4l-8 8";
 function database({ database }) {
   const { step, phase, retries } = database;
   const way = $("way");
-  const here = WAY.findIndex(([name]) => name === step);
-  say($("step"), here < 0 || PHASES[phase] === words(step) ? words(step) : `${PHASES[phase]}: ${words(step).toLowerCase()}`);
+  const here = STEPS.findIndex(([name]) => name === step);
+  setText($("step"), here < 0 || PHASES[phase] === words(step) ? words(step) : `${PHASES[phase]}: ${words(step).toLowerCase()}`);
   const tries = retries ? ` · ${plural(retries, "failure", "failures")} in ${duration(database.retrying_for_ms ?? 0)}` : "";
-  say($("step-for"), `for ${duration(database.step_for_ms)}${tries}`);
+  setText($("step-for"), `for ${duration(database.step_for_ms)}${tries}`);
   set(way, "data-arrived", String(step === "streaming"));
-  list(way, WAY, () => make("li"), (li, [name, text], at) => {
-    say(li, text);
+  list(way, STEPS, () => make("li"), (li, [name, text], at) => {
+    setText(li, text);
     set(li, "data-at", at < here ? "done" : at === here ? "here" : "ahead");
     set(li, "title", words(name));
     if (at === here) set(li, "aria-current", "step"); else li.removeAttribute("aria-current");
   });
   note($("trouble"), database.trouble);
   const held = database.conditions.filter((condition) => condition.holds).length;
-  say($("conditions-sum"), `${held} of ${database.conditions.length} hold`);
+  setText($("conditions-sum"), `${held} of ${database.conditions.length} hold`);
   list($("conditions"), database.conditions, () => {
     const li = make("li"), svg = document.createElementNS(SVG, "svg");
     svg.append(document.createElementNS(SVG, "path"));
@@ -92,9 +92,9 @@ function database({ database }) {
     set(li, "data-holds", String(holds));
     set(li.children[0], "aria-label", holds ? "holds" : "doesn't hold");
     set(li.children[0].firstChild, "d", holds ? TICK : CROSS);
-    say(li.children[1], CONDITIONS[condition] ?? words(condition));
-    say(li.children[2], `for ${duration(for_ms)}`);
-    say(li.children[3], why);
+    setText(li.children[1], CONDITIONS[condition] ?? words(condition));
+    setText(li.children[2], `for ${duration(for_ms)}`);
+    setText(li.children[3], why);
   });
 }
 
@@ -103,7 +103,7 @@ function reservoir({ reservoir: pool }) {
   const states = ["lent", "ready", "resetting", "dialing", "retiring"];
   const counts = pool?.counts ?? {}, most = pool?.max ?? 0;
   const total = states.reduce((sum, state) => sum + (counts[state] ?? 0), 0);
-  say($("reservoir-sum"), pool ? `${total} of ${most} connections${pool.waiting ? ` · ${plural(pool.waiting, "caller waits", "callers wait")}` : ""}` : "closed");
+  setText($("reservoir-sum"), pool ? `${total} of ${most} connections${pool.waiting ? ` · ${plural(pool.waiting, "caller waits", "callers wait")}` : ""}` : "closed");
   const cells = states.flatMap((state) => Array(counts[state] ?? 0).fill(state));
   const many = most > CELLS;
   const drawn = many ? states.map((state) => [state, counts[state] ?? 0]).filter(([, n]) => n > 0) : cells.map((state) => [state, 1]);
@@ -114,9 +114,9 @@ function reservoir({ reservoir: pool }) {
   set(tank, "aria-label", states.map((state) => `${counts[state] ?? 0} ${state}`).join(", ") + ` of ${most}`);
   list(tank, drawn, () => make("span"), (span, [state, parts]) => { set(span, "data-is", state); span.style.flexGrow = parts; });
   list($("tank-marks"), pool ? [[pool.low_watermark, `low watermark ${pool.low_watermark}`], [pool.target, `target ${pool.target}`]] : [],
-    () => make("span"), (span, [at, text]) => { say(span, text); span.style.left = `${most ? (at / most) * 100 : 0}%`; });
+    () => make("span"), (span, [at, text]) => { setText(span, text); span.style.left = `${most ? (at / most) * 100 : 0}%`; });
   list($("tank-legend"), states, () => { const li = make("li"); li.append(make("i"), make("b"), make("span")); return li; },
-    (li, state) => { set(li, "data-is", state); say(li.children[1], count(counts[state] ?? 0)); say(li.children[2], state); });
+    (li, state) => { set(li, "data-is", state); setText(li.children[1], count(counts[state] ?? 0)); setText(li.children[2], state); });
   const lives = pool?.lives ?? [];
   list($("ages"), lives, () => make("i"), (dot, life) => {
     dot.className = life.lent ? "lent" : "";
@@ -126,7 +126,7 @@ function reservoir({ reservoir: pool }) {
   const text = lives.length
     ? `New on the left, replaced on the right. Oldest ${duration(lives[0].age_ms)}, youngest ${duration(lives.at(-1).age_ms)}; the next expires in ${duration(next)}.`
     : "No open connections.";
-  say($("ages-sum"), text);
+  setText($("ages-sum"), text);
   set($("ages"), "aria-label", text);
   note($("reservoir-trouble"), pool?.trouble);
 }
@@ -148,10 +148,10 @@ function shapes({ shapes: all, listen }) {
   const key = (shape) => (order.by === "table" ? shape.table : shape[order.by] ?? -1);
   top.sort((a, b) => (key(a) < key(b) ? -1 : key(a) > key(b) ? 1 : 0) * (order.up ? 1 : -1) || b.bytes - a.bytes);
   const more = all.count > top.length ? `; showing the ${top.length} with the most streams, then the largest` : "";
-  say($("shapes-sum"), `${plural(all.count, "shape", "shapes")} · ${bytes(all.bytes)} · ${plural(all.streams, "stream", "streams")}${all.writes ? "" : " · read-only, another instance writes"}${more}`);
+  setText($("shapes-sum"), `${plural(all.count, "shape", "shapes")} · ${bytes(all.bytes)} · ${plural(all.streams, "stream", "streams")}${all.writes ? "" : " · read-only, another instance writes"}${more}`);
   $("shapes-none").hidden = all.count > 0;
   $("shapes").hidden = all.count === 0;
-  say($("first-shape"), `curl 'http://${listen}/v1/shape?table=…&offset=-1'`);
+  setText($("first-shape"), `curl 'http://${listen}/v1/shape?table=…&offset=-1'`);
   list($("shapes").tBodies[0], top, () => {
     const tr = make("tr");
     for (const [label, kind] of [["Table", ""], ["Where", "clause"], ["Rows", "num"], ["Size", "num"], ["Streams", "num"], ["Last offset", "mono"], ["Handle", "mono"]]) {
@@ -164,7 +164,7 @@ function shapes({ shapes: all, listen }) {
     const columns = shape.columns ? ` (${shape.columns.join(", ")})` : "";
     const texts = [shape.table.replace(/^public\./, "") + columns, shape.where ? clause(shape.where) : "all rows", shape.rows === null ? "–" : count(shape.rows),
       bytes(shape.bytes), count(shape.streams), shape.last_offset, shape.handle];
-    texts.forEach((text, at) => say(tr.children[at], text));
+    texts.forEach((text, at) => setText(tr.children[at], text));
     tr.children[1].classList.toggle("quiet", !shape.where);
   });
 }
@@ -186,7 +186,7 @@ function serve(status) {
   const { lag, backend_pid } = status.positions, follows = status.database.phase === "running";
   const ms = lag.secs * 1000 + lag.nanos / 1e6;
   const last = ms === 0 ? "no commit has arrived yet" : `last commit arrived after ${ms < 10 ? ms.toFixed(1) : Math.round(ms)}\u00a0ms`;
-  say($("positions"), !follows || backend_pid === null ? "no replication connection" : `${last} · backend\u00a0${backend_pid}`);
+  setText($("positions"), !follows || backend_pid === null ? "no replication connection" : `${last} · backend\u00a0${backend_pid}`);
   database(status);
   reservoir(status);
   shapes(status);
@@ -202,20 +202,20 @@ function gate(status) {
   pill($("health"), gate.draining ? "Draining" : status.ready ? "Ready" : "Not ready", gate.draining || !status.ready ? "warn" : "ok");
   set($("health"), "title", status.why_not_ready ?? "ready");
   pill($("upstream-state"), gate.upstream_failing ? "Failing" : "OK", gate.upstream_failing ? "bad" : "ok");
-  say($("upstream-url"), gate.upstream);
+  setText($("upstream-url"), gate.upstream);
   pairs($("upstream-facts"), [
     ["Open", count(pool.open)], ["Idle", count(pool.idle)], ["Dialled", count(pool.dials)], ["Reused", count(pool.reuses)],
     ["Retried", count(pool.retries)], ["Plain requests", count(gate.plain_requests)],
     ["Identity", gate.identity.join(", ") || "none"],
   ]);
   const routes = gate.every_request_takes_a_permit ? ["every request takes a permit"] : gate.stream_routes;
-  list($("routes"), routes, () => make("li"), (li, route) => say(li, route));
+  list($("routes"), routes, () => make("li"), (li, route) => setText(li, route));
   pill($("quota-state"), words(quota.mode), quota.mode === "normal" ? "ok" : "warn");
   pairs($("quota-facts"), [
     ["Store", quota.store], ["Members", count(quota.members)], ["In mode for", duration(quota.mode_since_ms)], ["Member", quota.member, "mono"],
   ]);
   note($("quota-why"), quota.why);
-  say($("traffic"), `${count(status.http.request)} requests, ${count(status.http.accepted)} connections so far`);
+  setText($("traffic"), `${count(status.http.request)} requests, ${count(status.http.accepted)} connections so far`);
   return gate.listen;
 }
 
@@ -227,14 +227,14 @@ function show({ sample, status }) {
   remember(sampled(sample, performance.now()));
   const command = status.command;
   for (const section of document.querySelectorAll("[data-for]")) section.hidden = section.dataset.for !== command;
-  say($("command"), command);
+  setText($("command"), command);
   const listen = command === "gate" ? gate(status) : serve(status);
-  say($("where"), `Clients connect at ${listen}`);
-  say($("updated"), `Updated ${new Date().toLocaleTimeString()}`);
+  setText($("where"), `Clients connect at ${listen}`);
+  setText($("updated"), `Updated ${new Date().toLocaleTimeString()}`);
   document.title = `${$("health").textContent} · ${listen} · Forebay`;
   plots.forEach((plot) => plot.draw());
 }
-function link(state, text) { set($("link"), "data-link", state); say($("link-text"), text); }
+function link(state, text) { set($("link"), "data-link", state); setText($("link-text"), text); }
 function live() {
   lastEvent = performance.now();
   lostSince = null;

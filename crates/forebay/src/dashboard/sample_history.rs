@@ -22,8 +22,8 @@ pub struct DashboardSample {
     pub requests: u64,
 }
 
-#[derive(Debug, Default)]
 /// Ring buffer of samples with their times since the start.
+#[derive(Debug, Default)]
 pub(crate) struct SampleHistory {
     samples: VecDeque<(Duration, DashboardSample)>,
 }

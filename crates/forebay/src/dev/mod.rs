@@ -3,9 +3,11 @@
 //!
 //! Invariant: it listens on this machine only. It leaves no process and no directory, and in the
 //! user's own database no slot and no publication.
-//! Enforced by: the handles of the sandbox end their processes, even if this process is killed, and
-//! remove their directories; after a kill, the next run removes them. The slot is temporary. The
-//! publication has a name of this run and is dropped at the end.
+//! Enforced by: the handles of the sandbox end their processes, even if this process is killed.
+//! They remove their directories; after a kill, the next run does. The slot is temporary. The name
+//! of the publication contains the process id, and the publication is dropped at the end.
+//! Out of scope: requested tables of the user's own database keep `REPLICA IDENTITY FULL`. After a
+//! kill, the publication stays there.
 //!
 //! | topic | file |
 //! |---|---|

@@ -16,7 +16,7 @@ async function follow() {
       [offset, handle, live] = ["-1", "", ""];
       continue;
     }
-    if (!response.ok) throw new Error((await response.json()).message ?? `the server said ${response.status}`);
+    if (!response.ok) throw new Error((await response.json()).message ?? `the server responded with ${response.status}`);
     const header = (name) => response.headers.get(`electric-${name}`);
     const changed = new Set();
     for (const { key, value, headers } of await response.json()) {

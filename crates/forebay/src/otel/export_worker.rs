@@ -3,7 +3,7 @@
 //! Invariant: at most one batch is in flight and one is collected. A batch stays in flight until
 //! the collector accepts or refuses it, or the process ends. Meanwhile, further spans wait in the
 //! bounded queue.
-//! Enforced by: a batch is encoded once, and the message is kept until then.
+//! Enforced by: `in_flight` keeps the encoded batch until a reply or the end.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -45,7 +45,7 @@ pub(super) struct ExportWorker {
     next_send: Instant,
     ticks: Interval,
     stop: oneshot::Receiver<()>,
-    delivery: OtlpExporter,
+    exporter: OtlpExporter,
     resource: ResourceAttributesWithSchema,
     report: Arc<dyn StatusReport>,
     metrics: PrometheusHandle,
@@ -58,8 +58,8 @@ struct SpanBatch {
     spans: usize,
 }
 
-/// Event of the worker.
-enum Event {
+/// Event that the worker handles.
+enum ExportEvent {
     Collected,
     SendDue,
     MetricsDue,
@@ -83,7 +83,7 @@ impl ExportWorker {
             next_send: Instant::now(),
             ticks,
             stop,
-            delivery: OtlpExporter::new(config),
+            exporter: OtlpExporter::new(config),
             resource,
             report,
             metrics,
@@ -94,32 +94,32 @@ impl ExportWorker {
     pub(super) async fn run(mut self) {
         loop {
             match self.next().await {
-                Event::Collected => {
+                ExportEvent::Collected => {
                     if self.collected.len() == BATCH_SPANS && self.in_flight.is_none() {
                         self.next_send = Instant::now();
                     }
                 }
-                Event::SendDue => self.send_spans().await,
-                Event::MetricsDue => self.send_metrics().await,
-                Event::Stop => return self.flush().await,
+                ExportEvent::SendDue => self.send_spans().await,
+                ExportEvent::MetricsDue => self.send_metrics().await,
+                ExportEvent::Stop => return self.flush().await,
             }
         }
     }
 
-    async fn next(&mut self) -> Event {
+    async fn next(&mut self) -> ExportEvent {
         let (room, is_empty) = (BATCH_SPANS - self.collected.len(), self.collected.is_empty());
         let has_spans = self.in_flight.is_some() || !is_empty;
         let (stop, spans, collected) = (&mut self.stop, &mut self.spans, &mut self.collected);
         tokio::select! {
             biased;
-            _ = stop => Event::Stop,
-            _ = self.ticks.tick() => Event::MetricsDue,
-            () = sleep_until(self.next_send), if has_spans => Event::SendDue,
+            _ = stop => ExportEvent::Stop,
+            _ = self.ticks.tick() => ExportEvent::MetricsDue,
+            () = sleep_until(self.next_send), if has_spans => ExportEvent::SendDue,
             _ = spans.recv_many(collected, room), if room > 0 => {
                 if is_empty && self.in_flight.is_none() {
                     self.next_send = Instant::now() + LINGER;
                 }
-                Event::Collected
+                ExportEvent::Collected
             }
         }
     }
@@ -130,7 +130,7 @@ impl ExportWorker {
             Some(batch) => batch,
             None => self.encode_batch(),
         };
-        let sent = self.delivery.send(OtlpSignal::Traces, batch.message.clone()).await;
+        let sent = self.exporter.send(OtlpSignal::Traces, batch.message.clone()).await;
         let now = Instant::now();
         self.next_send = if self.collected.len() == BATCH_SPANS { now } else { now + LINGER };
         match sent {
@@ -141,7 +141,7 @@ impl ExportWorker {
                 metrics::lost_spans("refused", usize::try_from(refused).unwrap_or_default());
             }
             Err(error) if error.retry() => {
-                self.next_send = now + self.delivery.retry_delay(OtlpSignal::Traces);
+                self.next_send = now + self.exporter.retry_delay(OtlpSignal::Traces);
                 self.in_flight = Some(batch);
             }
             Err(_) => metrics::lost_spans("refused", batch.spans),
@@ -156,7 +156,7 @@ impl ExportWorker {
         SpanBatch { message: message.into(), spans: count }
     }
 
-    /// Sends the metrics. They are cumulative, so a lost message is contained in the next one.
+    /// Sends the metrics once. They are cumulative, so the next message replaces a lost one.
     async fn send_metrics(&mut self) {
         self.report.measure();
         let window = MeasurementWindow { start_ns: self.start_ns, now_ns: now_ns() };
@@ -174,7 +174,7 @@ impl ExportWorker {
             ..ResourceMetrics::default()
         };
         let message = ExportMetricsServiceRequest { resource_metrics: vec![of_resource] }.encode_to_vec();
-        let _recorded = self.delivery.send(OtlpSignal::Metrics, message.into()).await;
+        let _recorded = self.exporter.send(OtlpSignal::Metrics, message.into()).await;
     }
 
     /// Sends the remaining data, each batch once. It stops if the collector is unavailable.

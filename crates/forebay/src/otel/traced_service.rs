@@ -41,8 +41,8 @@ const PROTOCOL_VERSION: &str = "network.protocol.version";
 /// Seconds from the head of a stream to its end. OpenTelemetry has no attribute for it.
 const STREAM_SECONDS: &str = "forebay.stream.seconds";
 
-/// Maximum length of `tracestate` that is kept. W3C requires that programs pass on this much; spans
-/// stay small.
+/// Maximum length of a `tracestate` or `traceparent` that is read; longer ones are ignored. W3C
+/// requires that programs pass on a `tracestate` of this length.
 const MAX_TRACE_BYTES: usize = 512;
 
 /// A service that can name the route of a request.

@@ -42,8 +42,8 @@ pub(crate) struct ShapeSummary {
     pub(crate) top: Vec<ListedShape>,
 }
 
-#[derive(Debug, Serialize)]
 /// Entry of the list.
+#[derive(Debug, Serialize)]
 pub(crate) struct ListedShape {
     handle: String,
     table: String,

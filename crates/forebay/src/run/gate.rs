@@ -24,8 +24,9 @@ use crate::settings_reloader::SettingsReloader;
 use crate::signals::Signals;
 use crate::tls::TlsCertificate;
 
-/// Time limit of returning the quota at shutdown. Without a reply, the units expire.
+/// Time limit for returning the quota units at shutdown. Units that are not returned expire.
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(2);
+
 /// A gate that is listening.
 pub struct GateServer {
     server: HttpServer<TracedService<GateService>>,
@@ -145,8 +146,7 @@ impl GateServer {
         admission.close();
         info!(signal, streams, deadline = ?drain_timeout, "gate draining");
         let end = async {
-            // New requests are still accepted while streams are open. Those for streams are
-            // refused.
+            // While streams are open, new requests are accepted, except those that need a permit.
             let open = drain_timeout - closing_timeout(drain_timeout);
             let _ = timeout_at(started + open, drain.streams_ended()).await;
             let _ = stop.send(());
@@ -181,8 +181,8 @@ impl fmt::Debug for GateServer {
 /// Returns the last part of the drain timeout, in which the listener is closed and open requests
 /// continue.
 ///
-/// The server takes this timeout once, at its start. So plain requests get it in full even if all
-/// streams ended early.
+/// The server reads this timeout at its start. So the time for plain requests doesn't depend on how
+/// early the streams end.
 fn closing_timeout(drain_timeout: Duration) -> Duration {
     drain_timeout / 2
 }

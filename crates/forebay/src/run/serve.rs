@@ -28,7 +28,7 @@ use crate::secret_guard::SecretGuard;
 use crate::settings_reloader::SettingsReloader;
 use crate::signals::Signals;
 
-/// Time limit of returning the quota at shutdown. Without a reply, the units expire.
+/// Time limit for returning the quota units at shutdown. Units that are not returned expire.
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(2);
 /// Time that cleanup may take after a second signal, if slot and publication are to be dropped.
 const CLEANUP_TIMEOUT: Duration = Duration::from_secs(1);
@@ -145,15 +145,15 @@ impl ShapeServer {
         self
     }
 
-    /// Waits until the database is followed.
+    /// Waits until the manager follows the database.
     ///
     /// # Errors
-    /// Fails if that needs an operator.
+    /// Fails if the manager halts, because an operator must act, or stops.
     pub async fn ready(&self) -> Result<(), NotReady> {
         self.backend.manager().ready().await.map(drop)
     }
 
-    /// Returns why the database isn't followed.
+    /// Returns why the manager doesn't follow the database; `None` if there is no error.
     pub fn trouble(&self) -> Option<String> {
         self.backend.manager().status().trouble
     }
@@ -162,8 +162,8 @@ impl ShapeServer {
     /// at once.
     ///
     /// New streams are refused and open ones end. Their clients continue at their offset, at
-    /// another instance or at this one after its restart. Last, received changes are made durable
-    /// and acknowledged.
+    /// another instance or at this one after its restart. Then received changes are made durable
+    /// and acknowledged, the quota is returned, and the store is closed.
     pub async fn run(self, mut signals: Signals) -> Option<&'static str> {
         let ShapeServer {
             server,

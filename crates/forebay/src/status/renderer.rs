@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use serde_json::Value;
 
-use crate::numbers::{grouped, size, span};
+use crate::numbers::{duration, grouped, size};
 use crate::terminal::{Paint, Tone, escape_controls};
 
 /// Width of the admission bar, in characters.
@@ -46,7 +46,7 @@ impl StatusRenderer {
         let name = self.paint.tone(Tone::Strong, &format!("forebay {command}"));
         let _ = write!(self.out, "{name} at {}", listen.map(text).unwrap_or_default());
         if let Some(up_ms) = up_ms {
-            let _ = write!(self.out, ", up for {}", span(up_ms));
+            let _ = write!(self.out, ", up for {}", duration(up_ms));
         }
         self.out.push('\n');
         if let Some(ready) = status["ready"].as_bool() {
@@ -71,7 +71,7 @@ impl StatusRenderer {
         if !database.is_object() {
             return;
         }
-        let step_for = number(&database["step_for_ms"]).map(span).unwrap_or_default();
+        let step_for = number(&database["step_for_ms"]).map(duration).unwrap_or_default();
         let phase = format!("{}, {} for {step_for}", text(&database["phase"]), text(&database["step"]));
         self.line("phase", &phase);
         if let Some(trouble) = database["trouble"].as_str() {
@@ -83,7 +83,7 @@ impl StatusRenderer {
             let holds = condition["holds"] == true;
             let mark =
                 if holds { self.paint.tone(Tone::Good, "yes") } else { self.paint.tone(Tone::Bad, "no ") };
-            let since = number(&condition["for_ms"]).map(span).unwrap_or_default();
+            let since = number(&condition["for_ms"]).map(duration).unwrap_or_default();
             let why = self.paint.tone(Tone::Faint, &text(&condition["why"]));
             let _ = writeln!(self.out, "  {mark} {:<31} {since:>8}  {why}", text(&condition["condition"]));
         }
@@ -175,7 +175,7 @@ impl StatusRenderer {
         let Some(quota) = candidates.into_iter().find(|quota| quota["mode"].is_string()) else { return };
         let mode = text(&quota["mode"]);
         let tone = if mode == "normal" { Tone::Good } else { Tone::Careful };
-        let since = number(&quota["mode_since_ms"]).map(span).unwrap_or_default();
+        let since = number(&quota["mode_since_ms"]).map(duration).unwrap_or_default();
         let members = match number(&quota["members"]).unwrap_or(1) {
             1 => "1 member".to_owned(),
             members => format!("{members} members"),

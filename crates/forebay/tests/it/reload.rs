@@ -72,7 +72,7 @@ async fn limits_secrets_and_keys_are_reloaded_and_other_changes_are_logged() {
     reload(AGAIN, 1).await;
     let changed = gate.wait_for_log(AGAIN)["changed"].clone();
     assert_eq!(changed, "admin.secret admission.total");
-    let later = gate.wait_for_log("settings changed that need a restart")["keys"].clone();
+    let later = gate.wait_for_log("settings not applied: restart required")["keys"].clone();
     assert_eq!(later, "gate.host");
     assert!(is_open("second-s3cret").await && !is_open("first-s3cret").await);
     assert_eq!(open_stream(&gate, "/", &["X-API-Key: key-of-ada"]).await.unwrap_err().head.status, 401);
@@ -109,7 +109,7 @@ async fn keys_are_reloaded_even_if_other_changes_need_a_restart() {
         Err(refusal) => refusal.head.status,
     };
     assert_eq!(status("key-0").await, 200);
-    const LATER: &str = "settings changed that need a restart";
+    const LATER: &str = "settings not applied: restart required";
     let proxies = "trusted_proxies = [\"10.0.0.0/8\"]\nforwarded_by = \"forwarded\"";
     for (old, new, identity, more, named) in [
         ("key-0", "key-1", "", proxies, "gate.forwarded_by gate.trusted_proxies"),

@@ -34,7 +34,7 @@ fn the_help_names_everything_needed_to_start() {
     for part in [
         "DATABASE_URL=postgres://",
         "--database-url",
-        "Others on this machine see flags",
+        "Other users of this machine can see flags",
         "/v1/shape?table=",
         "FOREBAY_SERVE_SECRET",
         "wal_level=logical",
