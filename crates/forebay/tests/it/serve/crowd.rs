@@ -74,7 +74,7 @@ async fn insert_rows(fixture: &ServeFixture, serve: &ServeProcess, from: usize, 
     let written: u64 =
         fixture.query_value("SELECT pg_current_wal_insert_lsn() - '0/0'").unwrap().parse().unwrap();
     until("the server has stored all changes", async || {
-        // The position moves only with the stream, so something must follow the last transaction.
+        // The position advances only with the stream, so a message must follow the last transaction.
         fixture.sql("SELECT pg_logical_emit_message(true, 'forebay-test', '')");
         serve.status().await["shapes"]["durable_lsn"].as_u64() >= Some(written)
     })
