@@ -194,8 +194,8 @@ fn has_file(fixture: &ServeFixture, end: &str) -> bool {
     }
 }
 
-/// Compacts the log while a slow client reads it. `is_gone`: also waits until the server has removed
-/// the file that the client reads.
+/// Compacts the log while a slow client reads it. `is_gone`: also waits until the server has
+/// removed the file that the client reads.
 async fn compacted_under_a_slow_client(is_gone: bool) {
     const FIRST: u32 = 100;
     let fixture = ServeFixture::new(CREATE_ITEMS);

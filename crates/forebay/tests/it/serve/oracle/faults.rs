@@ -40,8 +40,8 @@ pub(crate) struct InjectedFaults {
 impl<'a> ServerUnderTest<'a> {
     /// Starts the server and waits until it is active.
     ///
-    /// The server connects to Postgres through the proxy only if `has_faults`. The proxy runs on the
-    /// same runtime as the clients. On a busy runtime, Postgres would see an unresponsive
+    /// The server connects to Postgres through the proxy only if `has_faults`. The proxy runs on
+    /// the same runtime as the clients. On a busy runtime, Postgres would see an unresponsive
     /// replication client.
     pub(crate) async fn start(
         fixture: &'a ServeFixture,

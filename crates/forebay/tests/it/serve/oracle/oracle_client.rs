@@ -191,7 +191,8 @@ pub(crate) struct OracleClient<'a> {
 enum RequestFailure {
     /// The connection broke.
     Broken(io::Error),
-    /// A reused connection ended before the head of the response. The client sends the request again.
+    /// A reused connection ended before the head of the response. The client sends the request
+    /// again.
     Stale,
     /// The server refuses the request for now, which is allowed. The client retries.
     RetryLater,

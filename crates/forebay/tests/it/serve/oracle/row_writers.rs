@@ -282,8 +282,8 @@ impl RowWriter {
         self.dice.pick(&["NULL", "'{}'", "'{a}'", "'{a,b}'", "'{c,NULL,d}'", "'{\"x y\",a}'"])
     }
 
-    /// Returns a value of `body`. Some are large and stored in TOAST. The stream doesn't contain them
-    /// when an update leaves them unchanged.
+    /// Returns a value of `body`. Some are large and stored in TOAST. The stream doesn't contain
+    /// them when an update leaves them unchanged.
     fn body(&mut self) -> String {
         match self.dice.below(10) {
             0 => format!("repeat('{:04}', 700)", self.dice.below(10_000)),

@@ -92,8 +92,8 @@ pub(crate) struct SchemaWriters {
 impl SchemaWriters {
     /// Creates the tables and starts their writers.
     ///
-    /// `is_shared`: the publication also has the tables of the row writers, so no writer narrows the
-    /// whole publication.
+    /// `is_shared`: the publication also has the tables of the row writers, so no writer narrows
+    /// the whole publication.
     pub(crate) fn start(
         fixture: &ServeFixture,
         seed: u64,
@@ -295,7 +295,8 @@ impl SchemaWriter {
         self.query_value(sql).as_deref() == Some("t")
     }
 
-    /// Returns the possible changes of this group. A change that is listed twice is twice as frequent.
+    /// Returns the possible changes of this group. A change that is listed twice is twice as
+    /// frequent.
     ///
     /// `FOREBAY_CHANGES` selects some, such as `Rewrite,Rename`.
     fn possible_changes(&self) -> Vec<SchemaChange> {

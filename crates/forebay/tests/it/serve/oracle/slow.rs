@@ -94,8 +94,8 @@ impl SlowClient {
         }
     }
 
-    /// Follows an event stream for one to three up-to-dates. At a random event it stops reading until
-    /// the log was compacted.
+    /// Follows an event stream for one to three up-to-dates. At a random event it stops reading
+    /// until the log was compacted.
     async fn follow(&mut self, serve: &ServeProcess, dir: &Path, dice: &mut Dice) {
         let mut connection = OracleConnection::open_slow(serve.addr).await.unwrap();
         let (handle, offset) = (self.handle.as_str(), self.offset.as_str());

@@ -25,8 +25,8 @@ struct ProcessSample {
 pub(crate) struct ProcessSamples(Arc<Mutex<Vec<ProcessSample>>>);
 
 impl ProcessSamples {
-    /// Takes a sample once a second, until the future is dropped. `pid` returns the id of the current
-    /// server process.
+    /// Takes a sample once a second, until the future is dropped. `pid` returns the id of the
+    /// current server process.
     pub(crate) async fn record(&self, pid: impl Fn() -> u32) {
         let mut ticks = interval(Duration::from_secs(1));
         ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);
