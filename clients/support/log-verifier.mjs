@@ -1,7 +1,7 @@
 // Reader that verifies the log of a shape.
 //
 // Invariant of a log: each insert adds a row that doesn't exist; each update and delete changes a row that exists. A
-// repeated or missing change breaks it. The `Shape` of the client doesn't detect this.
+// repeated or missing change violates it. The `Shape` of the client doesn't detect this.
 import { isChangeMessage } from '@electric-sql/client';
 
 /** Holds the rows of a stream, and in `faults` the messages that broke the invariant. */

@@ -16,8 +16,8 @@ const DISPLAY = {
 };
 
 /**
- * Creates an empty database. `FOREBAY_TEST_DATABASE_URL` is the URL of a superuser, of a Postgres with
- * wal_level=logical. With `FOREBAY_TEST_ICU_LOCALE`, the database sorts text by that locale instead of by bytes.
+ * Creates an empty database. `FOREBAY_TEST_DATABASE_URL` is the URL of a Postgres with wal_level=logical, with a
+ * superuser. With `FOREBAY_TEST_ICU_LOCALE`, the database sorts text by that locale instead of by bytes.
  */
 export async function makeDatabase(purpose) {
   const server = process.env.FOREBAY_TEST_DATABASE_URL;

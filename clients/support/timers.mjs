@@ -4,7 +4,10 @@
 // starts it even without localStorage. The timer would delay the end of each test file by a minute.
 const start = globalThis.setTimeout;
 
-/** Timers above this don't keep the process alive. The only useful one, the watchdog of a live request, has a socket. */
+/**
+ * Timers above this don't keep the process alive. The watchdog of a live request is such a timer too; its open socket
+ * keeps the process alive.
+ */
 const LONG_MS = 30_000;
 
 globalThis.setTimeout = (callback, ms, ...args) => {

@@ -15,11 +15,14 @@ use crate::serve::support::{ServeFixture, path};
 use crate::streaming_upstream::StreamingUpstream;
 use crate::wire::{HttpConnection, until};
 
+/// Trace id and span id of the caller.
 const TRACE: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
 const CALLER: &str = "00f067aa0ba902b7";
+/// OTLP numbers of the aggregation temporality, the span kind and the status code.
 const CUMULATIVE: u64 = 2;
 const SERVER: u64 = 2;
 const ERROR: u64 = 2;
+/// Log messages.
 const DOWN: &str = "telemetry export failing";
 const UP: &str = "telemetry export recovered";
 

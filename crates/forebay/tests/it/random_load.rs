@@ -3,7 +3,8 @@
 //!
 //! Invariant: a complete response has the nonce of its own request.
 //! Invariant: a request that must not be repeated arrives at the upstream at most once, any other
-//! at most twice, and none again after a byte of its response.
+//! request at most twice.
+//! Invariant: no request arrives again after the upstream has sent a byte of its response.
 //! Invariant: once the clients have disconnected, the gate holds no permit, connection or
 //! descriptor.
 //! Invariant: SIGTERM under load ends the process with success.
@@ -133,9 +134,8 @@ impl RandomClients {
             // The whole text, or a part of it; in one write, or in pieces.
             let leaves_at = if dice.percent(8) { dice.below(text.len()) } else { text.len() };
             let piece = if dice.percent(15) { dice.between(1, 200) } else { text.len() };
-            // At most 60 pieces. A client whose text is cut disconnects: if the start of the next
-            // head arrived with the previous request, only the idle timeout of a minute would end
-            // the wait.
+            // At most 60 pieces. A client that sent only a part disconnects. Otherwise it could wait
+            // for the idle timeout of a minute, if the part ends inside the next head.
             let sent = leaves_at.min(60 * piece);
             for piece in text.as_bytes()[..sent].chunks(piece) {
                 if connection.socket.write_all(piece).await.is_err() {
@@ -297,7 +297,7 @@ fn sockets_of(pid: u32) -> usize {
     .count()
 }
 
-/// Runs one gate: load, a check that nothing is open, load again, and SIGTERM under load.
+/// Runs one gate: load, a check that nothing is left open, load again, and SIGTERM under load.
 async fn round(seed: u64) {
     let origin = EchoUpstream::start(seed, UpstreamBehavior::FailsAtRandom).await;
     let mut gate =

@@ -14,7 +14,7 @@ use crate::wire::{HttpConnection, until};
 
 const BEAT_MS: u64 = 300;
 const TTL_MS: u64 = 2_000;
-/// Longer than the steps that must not take a TTL, also on a busy machine.
+/// TTL of tests that check that a step takes less than one TTL. Long enough for a busy machine.
 const LONG_TTL_MS: u64 = 15_000;
 
 /// Settings of gates that share a namespace. Each test has its own namespace.

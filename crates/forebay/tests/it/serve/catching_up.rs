@@ -15,7 +15,7 @@ const ITEMS_SHAPE: [(&str, &str); 1] = [("table", "items")];
 /// Rows of 5 KB. After each transaction all of them have the same version.
 const CREATE_ITEMS: &str = "CREATE TABLE items (id int PRIMARY KEY, version int, note text);
     INSERT INTO items SELECT n, 0, '' FROM generate_series(1, 20) n";
-/// Bytes that one transaction adds to the log, about.
+/// Approximate number of bytes that one transaction adds to the log.
 const TRANSACTION_BYTES: usize = 20 * 5_000;
 
 /// Sets all rows to each of these versions, one transaction each.
@@ -194,7 +194,8 @@ fn has_file(fixture: &ServeFixture, end: &str) -> bool {
     }
 }
 
-/// Compacts the log while a slow client reads it. `is_gone`: also removes the file that it reads.
+/// Compacts the log while a slow client reads it. `is_gone`: also waits until the server has
+/// removed the file that the client reads.
 async fn compacted_under_a_slow_client(is_gone: bool) {
     const FIRST: u32 = 100;
     let fixture = ServeFixture::new(CREATE_ITEMS);
@@ -211,7 +212,7 @@ async fn compacted_under_a_slow_client(is_gone: bool) {
     let reader = serve.reader(&ITEMS_SHAPE).await;
     write_versions(&fixture, 1..=FIRST);
     reader.clone().live_changes(&serve, 20 * FIRST as usize).await;
-    // It subscribes here, and receives only a little of the existing log.
+    // The slow client subscribes here, and receives only a small part of the existing log.
     let mut slow = slow_events(&serve, &reader).await;
     let mut version = FIRST + 10;
     write_versions(&fixture, FIRST + 1..=version);

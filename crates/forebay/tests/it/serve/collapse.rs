@@ -1,5 +1,5 @@
-//! A cache that collapses requests, in front of the server. Any number of clients costs the server
-//! one request for each chunk and one for each change.
+//! A cache in front of the server that collapses equal concurrent requests. Any number of clients
+//! costs the server one request for each chunk and one for each long-poll.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -180,7 +180,7 @@ async fn two_hundred_clients_behind_a_cache_cost_one_request_for_each_chunk_and_
     }
     assert_eq!(requests().await - before, requested.len() as u64);
 
-    // A later client gets all of it from the cache.
+    // A later client gets the whole shape from the cache.
     let late = follow(nginx.address, 0, ClientGroup::of(1)).await;
     assert!(late.len() > 1_000, "{}", late.len());
     assert_eq!(requests().await - before, requested.len() as u64);

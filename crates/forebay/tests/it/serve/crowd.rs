@@ -13,7 +13,7 @@ use crate::wire::{HttpConnection, until};
 /// Concurrent connections of [`request_all`].
 const CONNECTIONS: usize = 16;
 
-/// Returns `FOREBAY_CROWD`, or else `usual`.
+/// Returns the number of shapes or streams of a test: `FOREBAY_CROWD`, or else `usual`.
 fn crowd_size(usual: usize) -> usize {
     std::env::var("FOREBAY_CROWD").ok().and_then(|count| count.parse().ok()).unwrap_or(usual)
 }
@@ -74,7 +74,8 @@ async fn insert_rows(fixture: &ServeFixture, serve: &ServeProcess, from: usize, 
     let written: u64 =
         fixture.query_value("SELECT pg_current_wal_insert_lsn() - '0/0'").unwrap().parse().unwrap();
     until("the server has stored all changes", async || {
-        // The position moves only with the stream, so something must follow the last transaction.
+        // The position advances only with the stream, so a message must follow the last
+        // transaction.
         fixture.sql("SELECT pg_logical_emit_message(true, 'forebay-test', '')");
         serve.status().await["shapes"]["durable_lsn"].as_u64() >= Some(written)
     })

@@ -174,8 +174,8 @@ async fn a_new_table_of_the_same_name_replaces_the_shape() {
     let mut items = serve.reader(&ITEMS_SHAPE).await;
     let mut others = serve.reader(&OTHERS_SHAPE).await;
     fixture.sql("DROP TABLE items; CREATE TABLE items (id int PRIMARY KEY, fresh text); INSERT INTO items VALUES (9, 'n')");
-    // The stream doesn't contain it. The server detects it at a request for the table, or within a
-    // minute.
+    // The stream doesn't contain DDL. The server detects the new table at a request for it, or
+    // within 5 s.
     until("the new table is served", async || columns(&serve, &ITEMS_SHAPE).await == ["fresh", "id"]).await;
     items.wait_for_refetch(&serve).await;
     let mut fresh = serve.reader(&ITEMS_SHAPE).await;

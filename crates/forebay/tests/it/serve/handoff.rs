@@ -1,7 +1,7 @@
 //! Handoff from snapshot to stream without a gap, for commits that wait for a synchronous standby.
 //!
 //! Postgres writes a commit to the WAL, waits for the standby, and only then lets snapshots see it.
-//! The replication stream sends it before.
+//! The replication stream sends it before snapshots see it.
 
 use std::time::Duration;
 

@@ -1,5 +1,5 @@
-//! Hostile clients: their requests are refused with a reason, their cost is bounded, and nothing is
-//! left of them.
+//! Hostile clients: their requests are refused with a reason, their cost is bounded, and the server
+//! releases all their resources.
 
 mod slow;
 
@@ -29,7 +29,7 @@ struct IdleResources {
 }
 
 impl IdleResources {
-    /// Measures after a first request, whose one-time costs are then included.
+    /// Sends a first request and then measures, so that one-time costs are included.
     async fn measure(serve: &ServeProcess) -> IdleResources {
         serve.reader(&[("table", "items")]).await;
         wait_until_idle(serve).await;
@@ -81,8 +81,8 @@ async fn post_subset(serve: &ServeProcess, clause: &str) -> HttpResponse {
     serve.request("POST", "/v1/shape?table=items&offset=-1", &["Content-Type: application/json"], &body).await
 }
 
-/// Sends harmless requests until the returned function is called. That returns the longest response
-/// time.
+/// Sends harmless requests until the returned function is called. The function returns the longest
+/// response time.
 fn measure_other_requests(serve: &ServeProcess) -> impl AsyncFnOnce() -> Duration + use<> {
     let (addr, stop) = (serve.addr, Arc::new(tokio::sync::Notify::new()));
     let stopped = Arc::clone(&stop);

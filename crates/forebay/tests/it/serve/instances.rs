@@ -191,7 +191,7 @@ async fn a_waiting_instance_reports_no_shape_as_gone_that_it_has_not_read_yet() 
     };
     let newer = head_for("1-99999999999999999").await;
     assert_eq!((newer.status, newer.header("retry-after")), (503, Some("5")), "{}", newer.text);
-    // Older handles are all known.
+    // The waiting instance has read all older handles.
     assert_eq!(head_for("1-1").await.status, 409);
     assert_eq!(head_for("none").await.status, 409);
 }

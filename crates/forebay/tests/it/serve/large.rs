@@ -14,7 +14,7 @@ const ROWS: usize = 3_000;
 /// Limit on resident memory, in KiB: queued writes, unwritten logs, a batch of the stream, and the
 /// rest of the process.
 const MAX_KIB: u64 = 200 << 10;
-/// Ten times the usual duration.
+/// Maximum duration: ten times the usual one.
 const TIMEOUT: Duration = Duration::from_secs(240);
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -22,8 +22,8 @@ async fn a_transaction_of_300_megabytes_that_a_hundred_shapes_match_is_never_in_
     let _alone = MANY_CONNECTIONS_LOCK.lock().await;
     let fixture = ServeFixture::new("CREATE TABLE items (id int PRIMARY KEY, note text)");
     let serve = fixture.serve().await;
-    // These clauses are not indexed, so each change is evaluated for each. One small column,
-    // because all logs are on one disk.
+    // These clauses are not indexed, so the server evaluates each change for each shape. The shapes
+    // select one small column, because all logs are on one disk.
     let clauses: Vec<_> = (1..=SHAPES).map(|number| format!("id + {number} > 0")).collect();
     for clause in &clauses {
         serve.reader(&[("table", "items"), ("where", clause), ("columns", "id")]).await;

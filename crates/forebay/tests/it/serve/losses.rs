@@ -1,5 +1,5 @@
-//! The database loses a part of its history: clients start over and then have its rows. If nothing
-//! was lost, they continue.
+//! The database, its slot or its publication loses changes: clients start over and then have the
+//! current rows. If nothing was lost, they continue.
 
 use forebay_sandbox::{Postgres, RecoveryTarget};
 use forebay_testkit::Proxy;

@@ -80,7 +80,7 @@ fn arguments(call: &str) -> &str {
     &call[..end.unwrap_or(call.len())]
 }
 
-/// Returns constant and labels of each call such as `counter!(metrics::NAME, "label" => value, …)`.
+/// Returns constant and labels of each call such as `counter!(metrics::NAME, "label" => value)`.
 fn uses<'a>(text: &'a str, kind: &str) -> Vec<(&'a str, BTreeSet<String>)> {
     let mark = format!("{kind}!(");
     let calls = text.match_indices(&mark).filter(|(at, _)| !text[..*at].ends_with('_'));

@@ -1,51 +1,75 @@
-//! Consistency oracle: compares the rows of many clients with the history of the database.
+//! Consistency oracle: random writes and random clients, compared with the history in Postgres.
 //!
-//! A run starts a Postgres, `forebay serve` and 50 clients. Writers commit random transactions,
-//! and in some tests random DDL. Each client requests random shapes and follows them by long-poll
-//! and server-sent events, as the published client does. Some tests also kill the server, restart
-//! Postgres and break connections. After the run, the oracle reads from Postgres which rows each
-//! commit changed, and checks every state that a client called up to date.
+//! A run starts a Postgres, `forebay serve` and 50 clients. After the run, the oracle reads from
+//! Postgres which rows each commit changed. With them it checks every state in which a client was
+//! up to date.
+//!
+//! # What is generated
+//!
+//! | by | what | file |
+//! |---|---|---|
+//! | row writers | transactions on tables with a fixed definition | `row_writers.rs` |
+//! | schema writers | rows, DDL and publication changes on other tables | `schema_writers.rs` |
+//! | clients | shapes, pauses, disconnects and deletions of shapes | `oracle_client.rs` |
+//! | fault injection | kills, restarts of Postgres, network faults | `faults.rs` |
+//! | `settings` below | sizes and timeouts of the server | this file |
+//!
+//! [`OracleScenario`] lists which of them a test runs.
 //!
 //! # What is checked
 //!
-//! - At each up-to-date message, the client's rows equal the rows of the shape in Postgres between
-//!   two commits. Included are all commits before the position in the message
-//!   (`global_last_seen_lsn`), and all commits that the shape's snapshot saw.
+//! - At each up-to-date message, the client's rows equal the rows of the shape in Postgres after
+//!   these commits: all commits before the position in the message (`global_last_seen_lsn`), and
+//!   all commits that the shape's snapshot saw.
 //! - Each message is consistent with the messages before it. `client_view.rs` lists the rules.
-//! - A handle stays valid once its snapshot is complete, until a client deletes the shape.
-//! - After the last commit, every client gets the current rows within a time limit.
+//! - A handle stays valid once its snapshot is complete, until a client deletes the shape. For some
+//!   kinds of tables the server may replace a shape: see `MessageRules` in `tables.rs`.
+//! - After the last commit, every client reaches the current rows. It fails if it makes no progress
+//!   for [`ROWS_SETTLE_TIMEOUT`] or [`SCHEMA_SETTLE_TIMEOUT`].
 //! - For tables whose definition or publication changes, `schema_journal.rs` defines which states a
 //!   client may have, and for how long.
+//! - Enough happened: a run with too few commits, messages or faults fails.
 //!
 //! # How to run it, and how to repeat a seed
 //!
-//! A failure prints its seed. The seed decides what every task does, the version of Postgres, the
-//! collation and the settings of the server. It does not decide the timing, so a failure may need
-//! several attempts:
-//! `FOREBAY_SEED=7 cargo test -p forebay --all-features --test it serve::oracle -- --nocapture`
+//! Each test prints its seed, its Postgres version and its settings. To repeat a failure, run the
+//! failed test with its seed:
+//!
+//! ```sh
+//! FOREBAY_SEED=7 cargo test -p forebay --all-features --test it -- --exact --nocapture \
+//!     serve::oracle::kills_restarts_and_cuts_change_nothing_for_clients
+//! ```
+//!
+//! The seed decides what every task does, the version of Postgres, the collation and the settings
+//! of the server. It does not decide the timing, so a failure may need several attempts.
 //!
 //! | variable or script | effect |
 //! |---|---|
 //! | `FOREBAY_SEED` | the random seed; without it, a constant |
-//! | `FOREBAY_SECONDS` | how long the writers run; 10 without it |
-//! | `FOREBAY_TABLES`, `FOREBAY_CHANGES` | only these tables (`items,wide`) and DDL (`Rewrite,Rename`) |
+//! | `FOREBAY_SECONDS` | how long the writers run at least; 10 without it |
+//! | `FOREBAY_TABLES=items,wide` | clients request only these tables |
+//! | `FOREBAY_CHANGES=Rewrite,Rename` | only these variants of `SchemaChange` |
 //! | `FOREBAY_SEEDS=1..=100 script/nightly` | one seed after another, until one fails |
 //! | `script/soak MINUTES` | a long run that also measures memory and file descriptors |
+//!
+//! For a test with DDL, `FOREBAY_TABLES` must name at least one table of each kind, such as
+//! `items,ledger_0`.
 //!
 //! # Files
 //!
 //! | subject | file |
 //! |---|---|
-//! | tables with a fixed definition, and the writers of their rows | `tables.rs`, `row_writers.rs` |
-//! | what these tables contained after each commit | `history.rs` |
-//! | tables whose definition changes, and the writers that change them | `schema_writers.rs` |
-//! | what these tables contained, and which states a client may have | `schema_journal.rs` |
+//! | tables with a fixed definition | `tables.rs` |
+//! | their rows, and the contents after each commit | `row_writers.rs`, `history.rs` |
+//! | tables whose definition changes, and their writers | `schema_writers.rs` |
+//! | their contents, and which states a client may have | `schema_journal.rs` |
 //! | which shapes clients request | `oracle_request.rs` |
 //! | a client: requests, retries, resuming | `oracle_client.rs`, `oracle_connection.rs` |
 //! | a client: rules for messages, and its rows | `client_view.rs` |
 //! | kills, restarts and network faults | `faults.rs` |
-//! | two more tests: slow clients during compaction; commits that wait for a standby | `slow.rs`, `standby.rs` |
 //! | memory and file descriptors over time | `soak.rs`, `plot.rs` |
+//! | separate test: slow clients during compaction | `slow.rs` |
+//! | separate test: commits that wait for a standby | `standby.rs` |
 
 mod client_view;
 mod faults;
@@ -94,7 +118,7 @@ use super::support::ServeFixture;
 const CLIENTS: usize = 50;
 /// Number of row writers.
 const WRITERS: usize = 3;
-/// Limit on shapes in a soak. No shape is evicted while a client uses it.
+/// Limit on shapes in a soak. Large enough that the server evicts no shape that a client uses.
 const MAX_SHAPES: usize = 8 * CLIENTS;
 /// How long a client may make no progress after the last commit.
 const ROWS_SETTLE_TIMEOUT: Duration = Duration::from_secs(40);
@@ -120,7 +144,9 @@ async fn shapes_follow_changes_of_table_definitions_and_of_the_publication() {
     run(OracleScenario::Schema).await;
 }
 
-/// What changes and what fails in a run. Its number is a part of the seed.
+/// What changes and what fails in a run.
+///
+/// The order of the variants is fixed: [`PostgresVariant::of`] adds their number to the seed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum OracleScenario {
     /// Rows change; nothing fails.
@@ -129,8 +155,8 @@ enum OracleScenario {
     Faults,
     /// Table definitions and the publication change; nothing fails.
     Schema,
-    /// Rows and definitions change, with faults. After a third of the time the server is killed no
-    /// more, so that the memory of one process can be compared over time.
+    /// Rows and definitions change, with faults. The server is killed only in the first third of
+    /// the time, so that the memory of one process can be compared afterwards.
     Soak,
 }
 
@@ -145,7 +171,7 @@ async fn run(scenario: OracleScenario) {
     let fixture = variant.fixture();
     history::create_slot(&fixture);
     fixture.sql(tables::FIRST_ROWS);
-    // The label selects the random numbers. A new one would change what a seed does.
+    // The label is hashed with the seed. Another label would change what a seed generates.
     let mut dice = Dice::of(seed, "stage", 0);
     let mut settings = settings(&mut dice, scenario);
     if scenario == OracleScenario::Soak {
@@ -157,7 +183,8 @@ async fn run(scenario: OracleScenario) {
     let is_compacting = !settings.contains(&("FOREBAY_STORAGE_COMPACT_BYTES", "0".to_owned()));
     let mut server_under_test = ServerUnderTest::start(&fixture, &settings, has_faults).await;
 
-    // With one chunk for each row, clients would need one request for each row and never catch up.
+    // No heavy writer with tiny chunks: its rows are larger than a chunk, so clients would need one
+    // request for each row and never catch up.
     let has_tiny_chunks = settings.contains(&("FOREBAY_STORAGE_CHUNK_BYTES", "2048".to_owned()));
     let is_heavy = scenario == OracleScenario::Rows && !has_tiny_chunks;
     let (has_rows, has_changes) = (scenario != OracleScenario::Schema, scenario.changes_schema());
@@ -179,7 +206,8 @@ async fn run(scenario: OracleScenario) {
     for number in 0..CLIENTS {
         let (context, dice) = (Arc::clone(&context), Dice::of(seed, "client", number));
         let is_changing = has_changes && (number % 3 == 0 || !has_rows);
-        // Two clients request only the first table, two only the second, and so on.
+        // The first clients request only one table each, two clients for each table. The others
+        // request any table.
         let table =
             tables::requested().iter().cycle().take(2 * tables::requested().len()).nth(number).copied();
         clients.spawn(async move { OracleClient::new(&context, dice, is_changing, table).run().await });
@@ -237,7 +265,7 @@ struct PostgresVariant {
 }
 
 impl PostgresVariant {
-    /// Chooses by seed and scenario. The tests of one seed cover all versions and collations.
+    /// Chooses by seed and scenario. The tests of one seed cover both versions and both collations.
     fn of(seed: u64, scenario: OracleScenario) -> PostgresVariant {
         let number = seed.wrapping_add(scenario as u64);
         PostgresVariant { version: if number & 1 == 0 { 15 } else { 18 }, is_icu: number & 2 == 0 }
@@ -258,7 +286,7 @@ impl PostgresVariant {
     }
 }
 
-/// Runs the scenario for `lasts`, with its faults.
+/// Waits for `lasts`, and injects the faults of the scenario meanwhile.
 async fn run_scenario(
     scenario: OracleScenario,
     server_under_test: &mut ServerUnderTest<'_>,
@@ -272,7 +300,7 @@ async fn run_scenario(
             InjectedFaults::default()
         }
         OracleScenario::Faults => {
-            // On a busy machine, all faults could otherwise happen before there are shapes.
+            // On a busy machine, all faults could otherwise happen before any shape exists.
             server_under_test.wait_for_shapes(CLIENTS / 5).await;
             let until = Instant::now() + lasts;
             server_under_test.inject_faults(dice, until, until).await
@@ -283,8 +311,8 @@ async fn run_scenario(
     }
 }
 
-/// Returns random settings of the server. Sizes are small, so that chunks close, files are written
-/// and logs are compacted often.
+/// Returns random settings of the server. Most sizes are far below the defaults, so that chunks
+/// close, files are written and logs are compacted often.
 fn settings(dice: &mut Dice, scenario: OracleScenario) -> Vec<(&'static str, String)> {
     // Long streams, because a stream must end when the definition of its table changes.
     let streams: &[u32] =
@@ -308,7 +336,7 @@ fn settings(dice: &mut Dice, scenario: OracleScenario) -> Vec<(&'static str, Str
     settings
 }
 
-/// Compares all states that clients called up to date with the history. Panics if one differs.
+/// Compares the rows at all up-to-dates of all clients with the history. Panics if one differs.
 fn judge(
     fixture: &ServeFixture,
     traces: &[HandleTrace],
@@ -368,7 +396,7 @@ fn judge(
     verdicts
 }
 
-/// Judges a trace of a table whose definition changes, and adds the verdicts.
+/// Judges a trace of a table whose definition changes. Returns `verdicts` with those of the trace.
 fn journal_verdicts(
     trace: &HandleTrace,
     histories: &TableHistories,
@@ -442,7 +470,7 @@ fn report(
         records.refused_shapes,
     );
     let is_restricted = std::env::var_os("FOREBAY_TABLES").is_some();
-    // Far below what an idle machine does in ten seconds. A run with fewer events proves nothing.
+    // An idle machine does far more in ten seconds. A run with fewer events proves nothing.
     let enough = committed > 50
         && changes > 1000
         && (moves > 10 || is_restricted)

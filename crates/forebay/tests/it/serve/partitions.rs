@@ -108,8 +108,8 @@ async fn a_shape_created_between_attach_and_detach_is_replaced() {
     let fixture = ServeFixture::new(CREATE_PARTITIONED);
     fixture.sql("CREATE TABLE extra (id int, at int, note text, PRIMARY KEY (id, at)); INSERT INTO extra VALUES (7, 25, 'x')");
     let serve = fixture.serve_with(&[SHORT_LONG_POLL[0], ("FOREBAY_SERVE_SSE_TIMEOUT_MS", "3600000")]).await;
-    // At the end the table is as it was when the server last compared it with the catalog, but the
-    // shape is from in between. An open stream sends no request, and only a request would compare
+    // After DETACH, the table may equal the one of the last catalog scan, but the shape was created
+    // in between and has the rows of `extra`. The open stream sends no request that would compare
     // the table.
     for clause in ["id > 0", "id > -1", "id > -2"] {
         let shape = [("table", "m"), ("where", clause)];

@@ -1,4 +1,5 @@
-//! Foreign changes of the publication, and tables that are unpublished when no shape needs them.
+//! Changes of the publication by other clients of the database, and tables that the server
+//! unpublishes when no shape needs them.
 
 use super::support::{ServeFixture, ServeProcess, ShapeReader, changes, column_values, summarize};
 use crate::wire::until;
@@ -10,7 +11,7 @@ const SHORT_LONG_POLL: [(&str, &str); 1] = [("FOREBAY_SERVE_LONG_POLL_MS", "1000
 const ITEMS_SHAPE: [(&str, &str); 1] = [("table", "items")];
 const OTHERS_SHAPE: [(&str, &str); 1] = [("table", "others")];
 
-/// Reads until a 409. Fails if a change comes before it, because an earlier change is missing.
+/// Reads until a 409. Fails if a change arrives before it: an earlier change would be missing.
 async fn expect_refetch_before_changes(serve: &ServeProcess, reader: &mut ShapeReader<'_>, why: &str) {
     loop {
         let response = serve.get(&[reader.params(), vec![("live", "true")]].concat()).await;

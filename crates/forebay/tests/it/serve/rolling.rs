@@ -35,7 +35,7 @@ struct InstanceAddresses {
 }
 
 impl InstanceAddresses {
-    /// Sends a request to one of the instances. `None`: it is shutting down, or gone.
+    /// Sends a request to one of the instances. `None`: the instance shuts down or has ended.
     async fn get(&self, number: usize, path: &str) -> Option<(HttpConnection, HttpHead)> {
         let address = self.addresses.lock().unwrap()[number % 2];
         let mut socket = TcpStream::connect(address).await.ok()?;
@@ -189,7 +189,7 @@ async fn a_rolling_restart_under_a_thousand_streams_loses_no_change_and_keeps_th
     }
     drop(stop);
     let written = writer.await.unwrap();
-    // A client with the last row disconnects, so that clients without a stream get one.
+    // A client disconnects after the last row, so that a waiting client gets its permit.
     for rows in clients.join_all().await {
         assert_eq!(rows, written);
     }

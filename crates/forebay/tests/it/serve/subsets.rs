@@ -1,5 +1,5 @@
-//! Subsets: Postgres evaluates their clauses, and no clause reads more than the rows of the shape,
-//! or does more than evaluate a row.
+//! Subsets: Postgres evaluates their clauses. No clause reads rows outside of the shape, or does
+//! more than evaluate a row.
 
 use std::time::{Duration, Instant};
 

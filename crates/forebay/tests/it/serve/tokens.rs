@@ -1,4 +1,5 @@
-//! Shape tokens: a bearer reads what the token grants until it expires, and nothing else.
+//! Shape tokens: until a token expires, its bearer reads the granted rows and columns, and nothing
+//! else.
 
 mod changes;
 mod validity;

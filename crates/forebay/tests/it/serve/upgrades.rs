@@ -1,4 +1,5 @@
-//! Storage that a newer version has written is refused with a reason, and not changed.
+//! Storage that a newer version has written: the server refuses it with a reason, and doesn't
+//! change it.
 
 use std::collections::BTreeMap;
 use std::fs::{self, OpenOptions};

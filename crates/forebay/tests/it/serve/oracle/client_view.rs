@@ -1,17 +1,24 @@
 //! The rows of one shape in a client. Each message is checked against the rules, then applied.
 //!
 //! The rules for messages:
-//! - Offsets rise.
-//! - An insert is of an absent key. An update or a delete is of a present key.
-//! - An update names exactly the columns that it changes, unless the log is compacted.
+//! - Rows of the snapshot come first, as inserts without a position. Then comes one `snapshot-end`,
+//!   then changes.
+//! - The positions of changes (`lsn`, `op_position`) increase.
+//! - An insert has a key that the client doesn't have. An update or a delete has a key that it has.
+//! - An update has the key and exactly the changed columns. With `replica=full` it has all columns,
+//!   and `old_value` has the old values of the changed ones.
+//! - A delete has only the key. With `replica=full` it has the whole old row.
 //! - `last` is on the last change of a transaction, and only there.
 //! - A changed key is a delete with `key_change_to`, directly followed by an insert with
 //!   `key_change_from`.
-//! - An up-to-date comes between two transactions.
+//! - An up-to-date comes between two transactions. Its position is after the last change, and never
+//!   decreases.
 //!
-//! Where keys move between rows ([`MessageRules::MovingKeys`], [`MessageRules::Mixed`]), messages
-//! are applied as the published client does: an insert replaces the row of its key, and a delete
-//! may find none.
+//! While the server compacts logs, an update may also have unchanged columns, and `last` may be
+//! missing.
+//!
+//! With [`MessageRules::MovingKeys`] and [`MessageRules::Mixed`], messages are applied as the
+//! published client does: an insert replaces the row of its key, and a delete may find none.
 //!
 //! Out of scope: HTTP (`oracle_client.rs`), and whether the rows are right (`history.rs`).
 
@@ -24,7 +31,7 @@ use super::history::{OracleRow, OracleSnapshot, RowsDigest};
 use super::oracle_request::OracleRequest;
 use super::tables::{MessageRules, OracleTable};
 
-/// How many messages a failure report shows.
+/// Number of messages and actions in a failure report.
 const MAX_RECENT: usize = 30;
 
 /// The rows of one shape in a client, and its position in the log.
@@ -33,17 +40,18 @@ pub(crate) struct ClientView {
     table: &'static OracleTable,
     /// The selected columns, in the order of the values in `rows`.
     pub(crate) columns: Vec<String>,
+    /// Whether the request has `replica=full`.
     is_full: bool,
     /// Whether the server compacts logs. Merged updates may name columns that didn't change.
     is_compacting: bool,
     /// The rows, by key.
     pub(crate) rows: BTreeMap<String, OracleRow>,
     pub(crate) digest: RowsDigest,
-    /// LSN and operation of the last change.
+    /// `lsn` and `op_position` of the last change.
     pub(crate) at: (u64, u64),
     /// Whether more changes of the last change's transaction must follow.
     is_in_transaction: bool,
-    /// Old and new key of a delete whose insert must follow.
+    /// Old and new key of the last delete, if an insert with the new key must follow.
     pending_key_change: Option<(String, String)>,
     /// Whether the snapshot is complete.
     has_snapshot: bool,
@@ -178,6 +186,7 @@ impl ClientView {
         }
     }
 
+    /// Returns whether messages may contradict the rows before them.
     fn is_lenient(&self) -> bool {
         matches!(self.table.rules, MessageRules::MovingKeys | MessageRules::Mixed)
     }
@@ -269,7 +278,7 @@ impl ClientView {
         let is_exact = !self.is_compacting && !self.is_lenient();
         check(!is_exact || changed > 0, "an update without a change")?;
         if !is_exact {
-            // The old values may be older than the client's row.
+            // Nothing to check: the old values may be older than the client's row.
         } else if self.is_full {
             self.whole_row(value)?;
             let old = old.as_object().ok_or("no old_value")?;

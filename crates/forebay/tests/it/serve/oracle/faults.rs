@@ -33,15 +33,16 @@ pub(crate) struct InjectedFaults {
     pub(crate) restarts: u64,
     /// The restarts that were crashes.
     pub(crate) crashes: Vec<PostgresCrash>,
-    /// Network faults.
+    /// Network faults of any kind, on both sides.
     pub(crate) cuts: u64,
 }
 
 impl<'a> ServerUnderTest<'a> {
     /// Starts the server and waits until it is active.
     ///
-    /// It connects to Postgres through the proxy only if `has_faults`. The proxy shares its runtime
-    /// with the clients. While that is busy, Postgres would see an unresponsive replication client.
+    /// The server connects to Postgres through the proxy only if `has_faults`. The proxy runs on
+    /// the same runtime as the clients. On a busy runtime, Postgres would see an unresponsive
+    /// replication client.
     pub(crate) async fn start(
         fixture: &'a ServeFixture,
         settings: &[(&str, String)],
@@ -53,7 +54,7 @@ impl<'a> ServerUnderTest<'a> {
         let mut settings: Vec<_> =
             settings.iter().map(|(name, value)| ((*name).to_owned(), value.clone())).collect();
         settings.push(("DATABASE_URL".to_owned(), url));
-        // A placeholder until the first server listens.
+        // The target is a placeholder: `spawn` sets the address of the server.
         let to_server = Proxy::start(fixture.postgres.addr());
         let mut server =
             ServerUnderTest { fixture, settings, to_postgres, to_server, server: None, pid: Arc::default() };
@@ -67,8 +68,8 @@ impl<'a> ServerUnderTest<'a> {
         self.to_server.addr()
     }
 
-    /// Returns the address of the server itself. Without the buffers of a proxy, a slow client
-    /// slows the server.
+    /// Returns the address of the server itself. Without the buffers of a proxy, the server has to
+    /// wait for a slow client.
     pub(crate) fn direct_addr(&self) -> SocketAddr {
         self.server.as_ref().map_or(self.addr(), |server| server.addr)
     }
@@ -82,7 +83,7 @@ impl<'a> ServerUnderTest<'a> {
         self.server = Some(server);
     }
 
-    /// Returns a cell that always has the pid of the current process.
+    /// Returns a cell with the pid of the current server process. Restarts update it.
     pub(crate) fn pid(&self) -> Arc<AtomicU32> {
         Arc::clone(&self.pid)
     }
@@ -105,7 +106,8 @@ impl<'a> ServerUnderTest<'a> {
         until: Instant,
     ) -> InjectedFaults {
         let mut faults = InjectedFaults::default();
-        // Each kind of fault happens once at first, in random order.
+        // Each kind of fault happens once at first, in one of four orders: 0 kills the server, 3
+        // restarts Postgres, 4 and 7 disturb the networks.
         let mut first = dice.pick(&[[0, 3, 4, 7], [3, 7, 0, 4], [4, 0, 7, 3], [7, 4, 3, 0]]).into_iter();
         while Instant::now() < until || !first.as_slice().is_empty() {
             sleep(Duration::from_millis(dice.between(200, 1500) as u64)).await;
@@ -116,7 +118,7 @@ impl<'a> ServerUnderTest<'a> {
             match fault {
                 0..=2 if is_first || Instant::now() < kills_until => {
                     faults.kills += 1;
-                    // Dropping it kills the process with SIGKILL.
+                    // Dropping a `ServeProcess` kills it with SIGKILL.
                     block_in_place(|| drop(self.server.take()));
                     sleep(Duration::from_millis(dice.below(200) as u64)).await;
                     self.spawn();
@@ -146,7 +148,7 @@ impl<'a> ServerUnderTest<'a> {
     }
 }
 
-/// Prints the logs of both servers if the test fails.
+/// Prints the logs of the server and of Postgres if the test fails.
 impl Drop for ServerUnderTest<'_> {
     fn drop(&mut self) {
         if std::thread::panicking() {
@@ -156,7 +158,7 @@ impl Drop for ServerUnderTest<'_> {
     }
 }
 
-/// Injects one network fault and ends it. Only a truncation may take effect later.
+/// Injects one network fault and ends it. Only a truncation may take effect after the return.
 async fn disturb_network(network: &Proxy, dice: &mut Dice) {
     let duration = Duration::from_millis(dice.between(20, 500) as u64);
     let direction = dice.pick(&[Direction::ToClient, Direction::ToServer, Direction::Both]);

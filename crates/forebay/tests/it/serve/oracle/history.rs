@@ -1,11 +1,11 @@
 //! History of the tables with a fixed definition: what a shape contained after each commit.
 //!
-//! A trigger records each removed and each added row in a history table, in the same transaction. A
-//! second replication slot lists the commits in order, with their positions. Postgres evaluates the
-//! where clauses of shapes, over the recorded rows.
+//! A trigger records each removed and each added row in a history table, in the same transaction.
+//! The oracle's own replication slot lists the commits in order, with their positions (LSN).
+//! Postgres evaluates the where clauses of shapes on the recorded rows.
 //!
-//! Rows are identified by all their values, because keys move between rows, or don't exist. Equal
-//! rows count once.
+//! A row is identified by all its values: in some tables keys move between rows, and one table has
+//! no key. Equal rows count once in a shape.
 //!
 //! Invariant: nothing here is read from the server under test.
 
@@ -50,8 +50,8 @@ impl RowsDigest {
     }
 }
 
-/// Hashes a row from the hashes of its values. So each value of the history is hashed only once,
-/// whichever columns a shape selects.
+/// Hashes a row from the hashes of its values. So each value of the history is hashed only once for
+/// all shapes, although they select different columns.
 fn hash_of_row(values: impl Iterator<Item = u64>) -> u64 {
     let mut hasher = DefaultHasher::new();
     values.for_each(|value| hasher.write_u64(value));
@@ -76,13 +76,14 @@ pub(crate) struct FamilyHistory {
     family: &'static str,
     /// In commit order.
     commits: Vec<RecordedCommit>,
-    /// The rows before every [`COMMITS_PER_BASE`] commits, so that replays can start nearby.
+    /// Entry `n` holds the rows before commit `n * COMMITS_PER_BASE`, so that a replay is short.
     bases: Vec<RowMultiset>,
 }
 
+/// Number of commits between two stored copies of the rows.
 const COMMITS_PER_BASE: usize = 256;
 
-/// Rows by the hash of all their values, each with the number of equal rows.
+/// Rows by their `id`, each with the number of equal rows.
 type RowMultiset = HashMap<u64, (RecordedRow, u32)>;
 
 /// A commit with the rows that it changed.
@@ -159,8 +160,10 @@ impl OracleSnapshot {
         xid < self.xmax && !self.running.contains(&xid) && !is_reused
     }
 
-    /// Returns the possible meanings: without a crash, or taken before one of the crashes, whose
-    /// reused transaction ids it did not see.
+    /// Returns the possible interpretations, because a snapshot doesn't state when it was taken.
+    ///
+    /// The first one ignores crashes. Each other one assumes that the snapshot was taken before a
+    /// crash, so it did not see the transaction ids that Postgres reused after it.
     pub(crate) fn interpretations(&self, crashes: &[PostgresCrash]) -> Vec<OracleSnapshot> {
         let before = crashes.iter().filter(|crash| crash.next_xid < self.xmax);
         let before = before.map(|crash| OracleSnapshot { crash: Some(*crash), ..self.clone() });
@@ -174,7 +177,7 @@ impl OracleSnapshot {
 pub(crate) struct PostgresCrash {
     /// Position at which the WAL continued after recovery.
     pub(crate) lsn: u64,
-    /// The first transaction id after recovery; it may be a reused one.
+    /// The first transaction id after recovery. This and later ids may be reused ones.
     pub(crate) next_xid: u64,
 }
 
@@ -193,20 +196,21 @@ pub(crate) struct ExpectedStates<'a> {
     /// The rows of the table before `commits`.
     table: RowMultiset,
     commits: &'a [RecordedCommit],
-    /// Records (`seq`) whose row satisfies the shape's where clause.
+    /// `seq` of each record whose row satisfies the shape's where clause.
     matching: HashSet<u64>,
+    /// The tables that contain the rows of the shape.
     leaves: &'static [&'static str],
     /// Indexes of the selected columns.
     selected: Vec<usize>,
     snapshot: &'a OracleSnapshot,
     /// Position of the last commit that the snapshot saw.
     last_in_snapshot: Option<u64>,
-    /// The shape after each commit, by its position. The first entry is the state before all of
-    /// them, at position 0.
+    /// Position of each commit, and the shape after it. The first entry has position 0, and the
+    /// state before all commits.
     digests: Vec<(u64, RowsDigest)>,
 }
 
-/// Creates the slot that lists the commits. Later commits are in the history.
+/// Creates the slot that lists the commits. Earlier commits are not in the history.
 pub(crate) fn create_slot(fixture: &ServeFixture) {
     let slot = slot(fixture);
     fixture.sql(&format!("SELECT pg_create_logical_replication_slot('{slot}', 'pgoutput')"));
@@ -318,7 +322,8 @@ impl FamilyHistory {
         table
     }
 
-    /// Returns the records (`seq`) whose row satisfies the where clause, as Postgres evaluates it.
+    /// Returns the `seq` of each record whose row satisfies the where clause, as Postgres evaluates
+    /// it.
     fn matching<'a>(
         &self,
         fixture: &ServeFixture,

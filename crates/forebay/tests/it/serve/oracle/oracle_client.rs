@@ -1,9 +1,9 @@
 //! Oracle client: requests random shapes one after another, follows each, and checks every
 //! response.
 //!
-//! A client reads pages until it is up to date. Then it follows by long-poll or server-sent events,
-//! with random pauses and disconnects, and resumes as the published client does. Now and then it
-//! deletes its shape or requests another one.
+//! A client reads the snapshot and the log in pages until it is up to date. Then it follows by
+//! long-poll or server-sent events, with random pauses and disconnects, and resumes as the
+//! published client does. After 2 to 30 up-to-dates it deletes its shape or requests another one.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::io;
@@ -26,11 +26,12 @@ use super::schema_journal::{SchemaJournal, ShapeSelection};
 use super::tables::{self, MessageRules, OracleTable};
 use crate::wire::DEADLINE;
 
-/// Up-to-dates of each table that a run needs before it may end.
+/// A run ends only after more than this number of up-to-dates of each table.
 const MIN_UP_TO_DATES: u64 = 20;
 /// Pause before a retry.
 const RETRY: Duration = Duration::from_millis(40);
-/// Pauses in one stream. The server closes a stream whose client doesn't read for 30 s.
+/// Maximum number of pauses in one stream. The server closes a stream whose client doesn't read for
+/// 30 s.
 const MAX_PAUSES: usize = 3;
 
 /// State that all clients share.
@@ -47,16 +48,16 @@ pub(crate) struct OracleContext {
     /// States of the tables whose definitions change.
     pub(crate) journal: Arc<SchemaJournal>,
     records: Mutex<ClientRecords>,
-    /// Set after the last commit. A client that reaches it is done.
+    /// Set after the last commit. A client that reaches the target ends.
     pub(crate) target: watch::Receiver<Option<CatchUpTarget>>,
 }
 
-/// Where clients must arrive after the last commit.
+/// The position that clients must pass after the last commit.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct CatchUpTarget {
     /// Position of the last commit.
     pub(crate) position: u64,
-    /// How long a client may make no progress. A busy machine is slow, but makes progress.
+    /// Maximum time without progress. There is no limit in total, because a machine may be busy.
     pub(crate) max_stall: Duration,
 }
 
@@ -69,13 +70,13 @@ pub(crate) struct ClientRecords {
     deleted: HashSet<String>,
     /// Connections and streams that broke.
     pub(crate) breaks: u64,
-    /// Responses after which a client retried.
+    /// Responses (409, 503) after which a client sent the same request again.
     pub(crate) retries: u64,
     /// Responses 409 and 400 after which a client started over.
     pub(crate) refetches: u64,
-    /// Streams that ended between two up-to-dates.
+    /// Streams that ended with messages after their last up-to-date.
     pub(crate) partial_batches: u64,
-    /// Shapes that the server can't serve and refused with the reason.
+    /// Shapes that the server doesn't support, and refused with the reason.
     pub(crate) refused_shapes: u64,
     /// Number of up-to-dates, by table.
     up_to_dates: HashMap<&'static str, u64>,
@@ -107,8 +108,7 @@ impl OracleContext {
         self.records.lock().unwrap()
     }
 
-    /// Waits until enough has happened for a verdict, at most [`DEADLINE`]. A busy machine takes
-    /// longer.
+    /// Waits until enough has happened for a verdict, at most [`DEADLINE`].
     pub(crate) async fn wait_for_enough_events(&self) {
         let started = Instant::now();
         let is_enough = || {
@@ -129,7 +129,7 @@ impl OracleContext {
     }
 }
 
-/// All that a client observed under one handle.
+/// Everything that a client observed under one handle.
 pub(crate) struct HandleTrace {
     pub(crate) request: OracleRequest,
     pub(crate) handle: String,
@@ -146,7 +146,7 @@ pub(crate) struct HandleTrace {
 }
 
 impl HandleTrace {
-    /// Returns the shape, of a table whose definition changes.
+    /// Returns columns and rows of the shape. Only for a table whose definition changes.
     pub(crate) fn selection(&self) -> ShapeSelection<'_> {
         selection_of(&self.request, &self.columns)
     }
@@ -165,9 +165,9 @@ fn selection_of<'a>(request: &OracleRequest, columns: &'a [String]) -> ShapeSele
 pub(crate) struct OracleClient<'a> {
     context: &'a OracleContext,
     dice: Dice,
-    /// The only table that it requests. `None`: any.
+    /// The only table that the client requests. `None`: any.
     table: Option<&'static OracleTable>,
-    /// Whether it requests tables whose definitions change.
+    /// Whether the client requests tables whose definitions change.
     is_changing: bool,
     request: OracleRequest,
     view: ClientView,
@@ -175,15 +175,15 @@ pub(crate) struct OracleClient<'a> {
     offset: String,
     cursor: Option<String>,
     is_up_to_date: bool,
-    /// Up-to-dates that are left before it deletes the shape or requests another one.
+    /// Number of up-to-dates before the client deletes the shape or requests another one.
     remaining_up_to_dates: usize,
     connection: Option<OracleConnection>,
-    /// Whether it paused before the current request, so that it is behind.
+    /// Whether the client paused before the current request, so that it is behind the log.
     has_paused: bool,
     /// The last response that wasn't 200.
     refusal: String,
     traces: Vec<HandleTrace>,
-    /// The highest position that it reached, at most one beyond the target, and when.
+    /// The highest position that the client reached, at most the target plus 1, and when.
     progress: (u64, Instant),
 }
 
@@ -191,13 +191,14 @@ pub(crate) struct OracleClient<'a> {
 enum RequestFailure {
     /// The connection broke.
     Broken(io::Error),
-    /// The server closed a kept-alive connection just before the request.
+    /// A reused connection ended before the head of the response. The client sends the request
+    /// again.
     Stale,
-    /// The server may refuse the request for now; the client retries.
+    /// The server refuses the request for now, which is allowed. The client retries.
     RetryLater,
-    /// The handle is gone, and may be; the client starts over.
+    /// The server removed the shape, which is allowed. The client starts over.
     Refetch,
-    /// The server may refuse this shape; the client requests another one.
+    /// The server refuses this shape, which is allowed. The client requests another one.
     ShapeRefused,
     /// The server broke a rule.
     Violation(String),
@@ -216,8 +217,10 @@ impl From<String> for RequestFailure {
 }
 
 impl<'a> OracleClient<'a> {
-    /// `is_changing`: whether it requests tables whose definitions change.
-    /// `table`: the only table that it requests; `None`: any.
+    /// Creates a client with a random request.
+    ///
+    /// `is_changing`: whether the client requests tables whose definitions change.
+    /// `table`: the only table that the client requests. `None`: any.
     pub(crate) fn new(
         context: &'a OracleContext,
         mut dice: Dice,
@@ -292,7 +295,7 @@ impl<'a> OracleClient<'a> {
                         return Err(self.describe(&format!("the connection broke: {error}")));
                     }
                     self.context.records().breaks += 1;
-                    // After a reconnect, a client may read a page first, or follow at once.
+                    // After a reconnect, the client reads a page first or follows at once.
                     self.is_up_to_date &= self.dice.percent(50);
                     sleep(RETRY).await;
                 }
@@ -306,6 +309,8 @@ impl<'a> OracleClient<'a> {
         }
     }
 
+    /// Returns whether the client is up to date after the last commit. For tables whose definitions
+    /// change, its rows must also equal the final rows.
     fn has_reached_target(&self) -> bool {
         if self.is_changing {
             return self.is_up_to_date
@@ -316,7 +321,7 @@ impl<'a> OracleClient<'a> {
             && self.context.target.borrow().is_some_and(|target| self.view.seen > target.position)
     }
 
-    /// Compares its rows with the final rows of its table. `None`: they are equal.
+    /// Describes how the client's rows differ from the final rows of its table. `None`: equal.
     fn difference_from_final_rows(&self) -> Option<String> {
         let Some(last) = self.context.journal.last(self.request.table.name) else {
             return Some("the table doesn't exist".to_owned());
@@ -330,14 +335,14 @@ impl<'a> OracleClient<'a> {
         Some(format!("rows of {columns:?}:{has}\n  expected, of {:?}:{should}", last.columns))
     }
 
-    /// Fails if it has made no progress for too long after the last commit.
+    /// Fails if the client has made no progress for `max_stall` after the last commit.
     fn check_progress(&mut self) -> Result<(), String> {
         let now = Instant::now();
         let Some(CatchUpTarget { position, max_stall }) = *self.context.target.borrow() else {
             self.progress.1 = now;
             return Ok(());
         };
-        // Beyond the target, positions still grow, without changes. That isn't progress.
+        // Positions still increase after the last commit, without changes. That isn't progress.
         let seen = self.view.seen.min(position + 1);
         if seen > self.progress.0 {
             self.progress = (seen, now);
@@ -356,7 +361,7 @@ impl<'a> OracleClient<'a> {
         ))
     }
 
-    /// Forgets all rows and the handle, and starts from the beginning.
+    /// Drops all rows and the handle. The next request starts at offset -1.
     fn start_trace(&mut self) {
         self.view = ClientView::new(&self.request, self.context.is_compacting);
         (self.handle, self.offset, self.cursor) = (None, "-1".to_owned(), None);
@@ -364,7 +369,7 @@ impl<'a> OracleClient<'a> {
         self.remaining_up_to_dates = self.dice.between(2, 30);
     }
 
-    /// Stores what it observed under the handle. `is_last`: the target is reached.
+    /// Stores the observations under the current handle. `is_last`: the target is reached.
     fn finish_trace(&mut self, is_last: bool) {
         let view =
             std::mem::replace(&mut self.view, ClientView::new(&self.request, self.context.is_compacting));
@@ -392,8 +397,8 @@ impl<'a> OracleClient<'a> {
         )
     }
 
-    /// Reads the log again from the current offset. This shows whether the log is wrong, or only
-    /// the delivery was.
+    /// Reads the log again from the current offset, for a failure report. The result shows whether
+    /// the log is wrong, or only the response was.
     async fn read_again(&self) -> io::Result<Vec<String>> {
         let mut connection = OracleConnection::open(self.context.server).await?;
         let query = self.request.query();
@@ -411,7 +416,7 @@ impl<'a> OracleClient<'a> {
         Ok(lines)
     }
 
-    /// Does one thing: deletes the shape, requests another one, or reads on.
+    /// Deletes the shape, or reads on after an optional change to another shape and a pause.
     async fn step(&mut self) -> Result<(), RequestFailure> {
         if self.is_up_to_date && self.remaining_up_to_dates == 0 && self.context.target.borrow().is_none() {
             self.remaining_up_to_dates = self.dice.between(2, 30);
@@ -434,8 +439,10 @@ impl<'a> OracleClient<'a> {
         }
     }
 
-    /// Returns whether it hasn't reached the target for a while. Then it uses long-polls: they tell
-    /// the position even if no change matches the shape, and event streams don't.
+    /// Returns whether the client has made no progress for a quarter of `max_stall`.
+    ///
+    /// It then sends only long-polls. Their responses have a new position even if no change matches
+    /// the shape; event streams send none in that case.
     fn is_stalled(&self) -> bool {
         let target = *self.context.target.borrow();
         target.is_some_and(|target| self.progress.1.elapsed() > target.max_stall / 4)
@@ -447,7 +454,7 @@ impl<'a> OracleClient<'a> {
         live: &[(&str, &str)],
     ) -> Result<(OracleConnection, OracleResponseHead), RequestFailure> {
         if self.offset == "-1" {
-            // The response that named the handle may have broken off.
+            // The connection may have broken inside the response that named the handle.
             self.handle = None;
         }
         let query = self.request.query();
@@ -463,7 +470,7 @@ impl<'a> OracleClient<'a> {
             None => OracleConnection::open(self.context.server).await?,
         };
         if self.dice.percent(2) {
-            // A client that disconnects right after its request.
+            // Disconnects right after the request, and sends it again.
             connection.send("GET", &path).await?;
             connection = OracleConnection::open(self.context.server).await?;
         }
@@ -506,7 +513,7 @@ impl<'a> OracleClient<'a> {
         Ok(())
     }
 
-    /// Decides what a client does after a response other than 200.
+    /// Checks a response other than 200, and returns what the client does next.
     fn classify_refusal(&self, head: &OracleResponseHead, body: &[u8]) -> RequestFailure {
         let response = || format!("{}{}", head.text, String::from_utf8_lossy(body));
         match (head.status, &self.handle) {
@@ -530,7 +537,7 @@ impl<'a> OracleClient<'a> {
                     )),
                 }
             }
-            // The shape was removed while its first response was prepared.
+            // The server removed the shape while it prepared the first response.
             (409, None) if self.context.has_faults || self.request.table.rules != MessageRules::Strict => {
                 RequestFailure::RetryLater
             }
@@ -601,7 +608,7 @@ impl<'a> OracleClient<'a> {
         if fits { Ok(()) } else { Err(format!("offset {answered:?} in a response to {requested:?}")) }
     }
 
-    /// Records an up-to-date. The snapshot is complete, so from now on the handle must stay valid.
+    /// Counts an up-to-date. The snapshot is complete, so from now on the handle must stay valid.
     fn record_up_to_date(&mut self) {
         self.remaining_up_to_dates = self.remaining_up_to_dates.saturating_sub(1);
         if let Some(handle) = &self.handle {
@@ -614,8 +621,8 @@ impl<'a> OracleClient<'a> {
     /// Follows by server-sent events, as the published client does.
     ///
     /// The offset of the response head becomes the client's offset. Messages are applied together
-    /// at the next up-to-date, and dropped if the stream ends before it. After an up-to-date, the
-    /// client resumes at the position in that message.
+    /// at the next up-to-date. After an up-to-date, the client resumes at the position in that
+    /// message. See [`Self::end_partial_batch`] for a stream that ends before it.
     async fn follow_events(&mut self) -> Result<(), RequestFailure> {
         let mut plan = match self.is_changing {
             true => StreamPlan::without_pauses(&mut self.dice),
@@ -704,7 +711,7 @@ impl<'a> OracleClient<'a> {
         Ok(())
     }
 
-    /// Deletes its shape. The next response must be a 409.
+    /// Deletes the client's shape. From then on, a 409 for the handle is allowed.
     async fn delete(&mut self) -> Result<(), RequestFailure> {
         let Some(handle) = self.handle.clone() else { return Ok(()) };
         self.context.records().deleted.insert(handle.clone());
@@ -747,11 +754,11 @@ pub(crate) fn format_rows(rows: &BTreeMap<String, OracleRow>) -> String {
 /// How a client reads an event stream.
 #[derive(Debug)]
 struct StreamPlan {
-    /// Number of events after which it disconnects.
+    /// Number of events after which the client disconnects.
     disconnect_after: Option<usize>,
     /// Number of events between two pauses, and the length of a pause.
     pauses: Option<(usize, Duration)>,
-    /// Whether it applies messages after the last up-to-date.
+    /// Whether the client applies messages after the last up-to-date of a stream that ended.
     keeps_partial: bool,
     /// Number of events so far.
     events: usize,
@@ -763,7 +770,7 @@ enum StreamAction {
 }
 
 impl StreamPlan {
-    /// `is_behind`: the client has much to read. Then it pauses more often.
+    /// Returns a random plan. `is_behind`: the client has much to read, and pauses more often.
     fn random(dice: &mut Dice, is_behind: bool) -> Self {
         let disconnect_after = dice.percent(40).then(|| dice.between(1, 30));
         let pause = Duration::from_millis(dice.between(50, 900) as u64);
@@ -771,7 +778,8 @@ impl StreamPlan {
         StreamPlan { disconnect_after, pauses, keeps_partial: dice.percent(20), events: 0 }
     }
 
-    /// Without pauses, for clients whose read times are judged.
+    /// Returns a plan without pauses, for tables whose definitions change: there the time of each
+    /// up-to-date is judged.
     fn without_pauses(dice: &mut Dice) -> Self {
         StreamPlan { pauses: None, ..StreamPlan::random(dice, false) }
     }

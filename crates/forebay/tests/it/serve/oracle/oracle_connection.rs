@@ -1,4 +1,4 @@
-//! HTTP/1.1 client connection. It may break at any byte, and then a response is an error.
+//! HTTP/1.1 client connection. If it breaks at any byte, the current call returns an error.
 
 use std::io;
 use std::net::SocketAddr;
@@ -8,7 +8,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpSocket, TcpStream};
 use tokio::time::timeout;
 
-/// Longest wait for any byte. The tests set far shorter long-polls and keep-alives.
+/// Longest wait for a byte. Far longer than the long-polls and keep-alives in the settings.
 const READ_TIMEOUT: Duration = Duration::from_secs(30);
 /// Receive buffer of a slow client, in bytes. Small, so that the server must wait for the client.
 const SMALL_RECEIVE_BUFFER: u32 = 4096;
@@ -18,7 +18,7 @@ const SMALL_RECEIVE_BUFFER: u32 = 4096;
 pub(crate) struct OracleConnection {
     socket: TcpStream,
     unread: Vec<u8>,
-    /// Whether it has delivered a response before.
+    /// Whether a whole response was read from it.
     pub(crate) is_used: bool,
 }
 
@@ -106,7 +106,7 @@ impl OracleConnection {
         Ok(self.unread.drain(..length).collect())
     }
 
-    /// Reads until `part` has come, and returns its index in `unread`.
+    /// Reads until `unread` contains `part`, and returns its index.
     async fn find(&mut self, part: &[u8]) -> io::Result<usize> {
         let mut searched = 0;
         loop {

@@ -14,11 +14,11 @@ pub(crate) struct OracleRequest {
     params: Vec<String>,
     /// The same clause for Postgres, with literals instead of parameters.
     pub(crate) literal: String,
-    /// The selected columns. Empty: all, of a table whose definition changes.
+    /// The selected columns. Empty: all columns of a table whose definition changes.
     pub(crate) columns: Vec<&'static str>,
     /// Whether the request names its columns.
     pub(crate) names_columns: bool,
-    /// The clause `id < id_below`, of a table whose definition changes.
+    /// The bound in the clause `id < id_below`. Only for a table whose definition changes.
     pub(crate) id_below: Option<i64>,
     /// Whether the request has `replica=full`.
     pub(crate) is_full: bool,
@@ -27,7 +27,7 @@ pub(crate) struct OracleRequest {
 impl OracleRequest {
     /// Returns a request for `table`, or for any table with a fixed definition.
     ///
-    /// `version`: of Postgres, which publishes generated columns since 18.
+    /// `version`: the version of Postgres. Generated columns are published since 18.
     pub(crate) fn random(dice: &mut Dice, version: u32, table: Option<&'static OracleTable>) -> Self {
         // Half of the requests are for the first table, which has the most kinds of clauses.
         let tables = tables::requested();

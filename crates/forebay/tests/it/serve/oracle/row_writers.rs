@@ -13,7 +13,7 @@ use tokio::time::sleep;
 
 use super::super::support::ServeFixture;
 
-/// Number of keys. Few, so that deleted keys are used again.
+/// Number of different keys. Small, so that writers reuse deleted keys.
 const KEYS: usize = 120;
 /// Longest pause between two transactions, in ms.
 const PAUSE_MS: usize = 25;
@@ -25,7 +25,8 @@ pub(crate) struct RowWriters {
 }
 
 impl RowWriters {
-    /// Starts `count` writers. `is_heavy`: one more writes some hundred kilobytes each second.
+    /// Starts `count` writers. `is_heavy`: also starts one that writes some hundred kilobytes each
+    /// second.
     pub(crate) fn start(fixture: &ServeFixture, seed: u64, count: usize, is_heavy: bool) -> RowWriters {
         let all = count + usize::from(is_heavy);
         let connect = PostgresConnect::new(&fixture.postgres.url(&fixture.database)).unwrap();
@@ -111,7 +112,7 @@ impl RowWriter {
                     script += &format!("RELEASE s{open};");
                     open -= 1;
                 }
-                // Others commit meanwhile, so the commit order differs from the start order.
+                // Other writers commit meanwhile, so the commit order differs from the start order.
                 5 => script += "SELECT pg_sleep(0.02);",
                 _ => {}
             }
@@ -281,8 +282,8 @@ impl RowWriter {
         self.dice.pick(&["NULL", "'{}'", "'{a}'", "'{a,b}'", "'{c,NULL,d}'", "'{\"x y\",a}'"])
     }
 
-    /// Returns a value of `body`. Some are large and stored in TOAST: Postgres doesn't send those
-    /// again when they didn't change.
+    /// Returns a value of `body`. Some are large and stored in TOAST. The stream doesn't contain
+    /// them when an update leaves them unchanged.
     fn body(&mut self) -> String {
         match self.dice.below(10) {
             0 => format!("repeat('{:04}', 700)", self.dice.below(10_000)),
@@ -292,7 +293,7 @@ impl RowWriter {
     }
 }
 
-/// Changes a key, unless the new one is taken.
+/// Returns a statement that changes a key, unless another row has the new one.
 fn rename(from: usize, to: usize, sets: &str) -> String {
     format!(
         "UPDATE items SET id = {to}{sets} WHERE id = {from} AND NOT EXISTS (SELECT FROM items WHERE id = {to});"

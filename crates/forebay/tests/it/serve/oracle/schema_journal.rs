@@ -1,13 +1,13 @@
-//! Journal of the tables whose definitions change: their contents after each commit, and the check
-//! of which of these states a client may have.
+//! Journal of the tables whose definitions change: their contents after each commit, and which of
+//! these states a client may have.
 //!
 //! Each table has one writer (`schema_writers.rs`), which changes rows and definitions in turn.
 //! After each commit it reads the whole table. So the states of a table have one order. Each commit
-//! inserts a row into `marks`, so the second slot (`history.rs`) gives its position in the WAL.
+//! inserts a row into `marks`, so the oracle's slot (`history.rs`) lists its position in the WAL.
 //!
-//! The rows at an up-to-date are judged by the position, by what the snapshot saw, and by the
-//! clock:
-//! - The rule: all commits before the position, and all commits that the snapshot saw.
+//! The rows at an up-to-date are judged by its position, by the commits that the snapshot saw, and
+//! by the time of arrival:
+//! - The rule: the rows contain all commits before the position, and all that the snapshot saw.
 //! - The replication stream doesn't contain DDL, nor changes while the table is not fully published
 //!   ([`StreamVisibility::Delayed`]). For [`MAX_DETECTION_DELAY`] after the first such commit, a
 //!   client may have the rows from before it. It may not get a later change that the stream
@@ -16,8 +16,8 @@
 //!   ([`StreamVisibility::Hidden`]). For the same time, the rows may be a mixture and are not
 //!   judged.
 //!
-//! After the last commit, every client must have the rows of its table within
-//! [`SCHEMA_SETTLE_TIMEOUT`].
+//! After the last commit, every client must reach the rows of its table. A client without progress
+//! for [`SCHEMA_SETTLE_TIMEOUT`] fails. In a soak, `ROWS_SETTLE_TIMEOUT` applies instead.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Mutex, MutexGuard};
@@ -29,8 +29,8 @@ use super::client_view::{ObservedState, key_of};
 use super::history::{OracleRow, OracleSnapshot, RowsDigest};
 use super::oracle_client::{HandleTrace, format_rows};
 
-/// How long the server may take to detect a change of a definition: 5 s, and 5 s more for a busy
-/// machine.
+/// Maximum time until the server detects a change of a definition. The server guarantees 5 s; the
+/// rest is for a busy machine.
 pub(crate) const MAX_DETECTION_DELAY: Duration = Duration::from_secs(10);
 /// The same while the server, Postgres and connections fail.
 pub(crate) const MAX_DETECTION_DELAY_WITH_FAULTS: Duration = Duration::from_secs(30);
@@ -42,9 +42,9 @@ pub(crate) const SCHEMA_SETTLE_TIMEOUT: Duration = Duration::from_secs(25);
 pub(crate) enum StreamVisibility {
     /// The stream contains the changed rows.
     Visible,
-    /// The stream contains nothing, or a hint together with the next row.
+    /// The stream contains nothing, or shows the change only together with the next row.
     Delayed,
-    /// The stream contains nothing, also later.
+    /// The stream contains nothing, and the next rows don't show the change either.
     Hidden,
 }
 
@@ -53,7 +53,7 @@ pub(crate) enum StreamVisibility {
 pub(crate) struct TableState {
     pub(crate) xid: u64,
     pub(crate) visibility: StreamVisibility,
-    /// When the writer had confirmed the commit.
+    /// When the writer had verified that the script was committed.
     pub(crate) done: Instant,
     /// The script, for a failure report.
     pub(crate) sql: String,
@@ -110,11 +110,12 @@ pub(crate) struct SchemaJournal {
 /// Numbers of up-to-dates, by verdict.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct JournalVerdicts {
-    /// The rows of the rule.
+    /// The rows that the rule requires.
     pub(crate) exact: u64,
-    /// The rows from before a change that the server may not have detected yet.
+    /// The rows from before a [`StreamVisibility::Delayed`] commit that the server may not have
+    /// detected yet.
     pub(crate) late: u64,
-    /// After a hidden change.
+    /// Not judged: a [`StreamVisibility::Hidden`] commit that the server may not have detected yet.
     pub(crate) unjudged: u64,
 }
 

@@ -2,7 +2,8 @@
 //!
 //! Each group of tables has one writer thread. It changes rows, then a definition or the
 //! publication, then rows again, and records the tables after each commit (`schema_journal.rs`).
-//! Its last commit changes a definition, so no later row shows that change to the server.
+//! At its end it makes one more such change and writes no row after it. So the server must detect
+//! the change without the help of a row.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, RwLock};
@@ -55,7 +56,7 @@ const CREATE_TREE: &str = "CREATE TABLE tree (id int PRIMARY KEY, label text) PA
     CREATE TABLE tree_3 (id int PRIMARY KEY, label text);
     INSERT INTO tree SELECT n * 9, 'first' FROM generate_series(0, 8) n; INSERT INTO tree_3 VALUES (80, 'first')";
 
-/// A change of a definition or of the publication. A run must have most of them.
+/// A change of a definition or of the publication. A run of 10 s must have at least six kinds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum SchemaChange {
     /// Computes a column anew with the same type.
@@ -91,7 +92,8 @@ pub(crate) struct SchemaWriters {
 impl SchemaWriters {
     /// Creates the tables and starts their writers.
     ///
-    /// `is_shared`: the publication has other tables too, so it isn't narrowed as a whole.
+    /// `is_shared`: the publication also has the tables of the row writers, so no writer narrows
+    /// the whole publication.
     pub(crate) fn start(
         fixture: &ServeFixture,
         seed: u64,
@@ -110,7 +112,7 @@ impl SchemaWriters {
                 publication: fixture.slot.clone(),
                 is_shared,
                 version,
-                // The label selects the random numbers. A new one would change what a seed does.
+                // The label is hashed with the seed. Another would change what a seed generates.
                 dice: Dice::of(seed, "surgeon", group),
                 journal: Arc::clone(journal),
                 marks: Arc::clone(&marks),
@@ -141,8 +143,10 @@ impl SchemaWriters {
     }
 }
 
-/// Returns whether a script may fail with this error: the server changed the publication first, a
-/// name is taken or gone, a deadlock, Postgres shuts down. Without a code: the connection was lost.
+/// Returns whether a script may fail with this error.
+///
+/// Expected are: the server changed the publication first, a name is taken or missing, a deadlock,
+/// a shutdown of Postgres. An error without a code is a lost connection.
 fn is_expected(error: &str) -> bool {
     const CODES: [&str; 9] =
         ["42710", "42704", "42P10", "42P16", "40P01", "XX000", "55000", "22023", "23505"];
@@ -160,7 +164,7 @@ struct SchemaWriter {
     version: u32,
     dice: Dice,
     journal: Arc<SchemaJournal>,
-    /// The next id in `marks`, of all writers.
+    /// The next id in `marks`. All writers share it.
     marks: Arc<AtomicU64>,
     /// Held for reading while rows are written, and for writing while the whole publication is
     /// narrowed.
@@ -175,7 +179,7 @@ struct SchemaWriter {
     number: u64,
     /// Whether the table is not fully published, so that the stream lacks changes.
     is_unpublished: bool,
-    /// Until then, the server may not have published the newest table yet.
+    /// Until this time, the server may not have published a replaced or attached table.
     unpublished_until: Option<Instant>,
     /// Changes so far.
     done: Vec<SchemaChange>,
@@ -291,7 +295,8 @@ impl SchemaWriter {
         self.query_value(sql).as_deref() == Some("t")
     }
 
-    /// Returns the changes of this group. One that is listed twice is twice as frequent.
+    /// Returns the possible changes of this group. A change that is listed twice is twice as
+    /// frequent.
     ///
     /// `FOREBAY_CHANGES` selects some, such as `Rewrite,Rename`.
     fn possible_changes(&self) -> Vec<SchemaChange> {
@@ -312,7 +317,7 @@ impl SchemaWriter {
         all.iter().filter(is_named).copied().collect()
     }
 
-    /// Makes a change of a definition or of the publication.
+    /// Commits a change of a definition or of the publication.
     fn change_schema(&mut self) {
         let changes = self.possible_changes();
         if changes.is_empty() {
@@ -427,8 +432,8 @@ impl SchemaWriter {
         }
     }
 
-    /// Removes the table from the publication, writes rows, and adds it again: in one transaction,
-    /// or within about a second.
+    /// Removes the table from the publication, writes rows, and adds the table again: in one
+    /// transaction, or within about a second.
     fn unpublish(&mut self) {
         let (publication, table) = (self.publication.clone(), self.table());
         let remove = format!("ALTER PUBLICATION {publication} DROP TABLE {table}");
@@ -490,7 +495,7 @@ impl SchemaWriter {
         self.is_unpublished = false;
     }
 
-    /// Publishes the whole table again, unless the server has done so.
+    /// Publishes the whole table again, unless the server has done so already.
     fn publish(&mut self) {
         let (publication, table) = (self.publication.clone(), self.table());
         let is_whole = format!(
@@ -516,7 +521,7 @@ impl SchemaWriter {
         }
     }
 
-    /// Returns whether the server may not have published the newest table yet.
+    /// Returns whether the server may not have published a replaced or attached table yet.
     fn may_be_unpublished(&self) -> bool {
         self.unpublished_until.is_some_and(|until| Instant::now() < until)
     }
@@ -527,7 +532,7 @@ impl SchemaWriter {
         let mark = self.marks.fetch_add(1, Ordering::Relaxed);
         let script = format!("{sql}; INSERT INTO marks VALUES ({mark}, pg_current_xact_id()::text::bigint)");
         let done = self.postgres.execute(&self.database, &script);
-        // If the connection broke during the commit, the mark shows whether it happened.
+        // If the connection broke during the commit, the mark shows whether the commit succeeded.
         let xid = self.query_value(&format!("SELECT xid FROM marks WHERE id = {mark}"));
         let Some(xid) = xid else {
             let error = done.expect_err("a committed script has a mark").to_string();
@@ -554,7 +559,7 @@ impl SchemaWriter {
         true
     }
 
-    /// Reads the columns that shapes have, and all rows. `None`: the table doesn't exist.
+    /// Reads the published columns and all rows of a table. `None`: the table doesn't exist.
     fn contents(&self, table: &str) -> Option<TableContents> {
         let published = if self.version >= GENERATED.1 { "true" } else { "attgenerated = ''" };
         let columns = self.query(&format!(

@@ -1,7 +1,7 @@
 //! Slow clients that read a log while the server compacts it.
 //!
-//! Every transaction sets all rows to the same number. So at an up-to-date all rows must have one
-//! number, and no history is needed to check that the state is one between two commits.
+//! Every transaction sets all rows to the same new number. So if all rows at an up-to-date have one
+//! number, the state is one between two commits. No history is needed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -25,16 +25,16 @@ const SETTINGS: [(&str, &str); 7] = [
     ("FOREBAY_SERVE_SSE_KEEP_ALIVE_MS", "200"),
     ("FOREBAY_SERVE_SSE_TIMEOUT_MS", "60000"),
     ("FOREBAY_STORAGE_CHUNK_BYTES", "65536"),
-    // About the changes of two seconds: a log is long when a client starts to read it, and is
-    // compacted before the client ends.
+    // About the changes of two seconds. So a log is long when a client starts to read it, and the
+    // server compacts it before the client ends.
     ("FOREBAY_STORAGE_COMPACT_BYTES", "6000000"),
     ("FOREBAY_STORAGE_UNWRITTEN_BYTES", "65536"),
     ("FOREBAY_STORAGE_WAL_BYTES", "1048576"),
 ];
-/// Longest time in one stream, with all pauses of the client.
+/// Time after which a client leaves a stream.
 const MAX_STREAM_TIME: Duration = Duration::from_secs(30);
 
-/// A client that resumes as the published one does.
+/// A client that resumes as the published client does.
 struct SlowClient {
     handle: String,
     offset: String,
@@ -94,7 +94,8 @@ impl SlowClient {
         }
     }
 
-    /// Follows an event stream for one to three up-to-dates, and waits for compactions meanwhile.
+    /// Follows an event stream for one to three up-to-dates. At a random event it stops reading
+    /// until the log was compacted.
     async fn follow(&mut self, serve: &ServeProcess, dir: &Path, dice: &mut Dice) {
         let mut connection = OracleConnection::open_slow(serve.addr).await.unwrap();
         let (handle, offset) = (self.handle.as_str(), self.offset.as_str());
@@ -111,7 +112,7 @@ impl SlowClient {
             let chunk = match connection.read_chunk().await {
                 Ok(Some(chunk)) => chunk,
                 Ok(None) => return,
-                // The server must not break the stream of a slow client that reads on.
+                // The server must not break the stream of a slow client that still reads.
                 Err(error) => panic!("the stream broke after {events} events: {error}"),
             };
             unread.extend(chunk);
@@ -142,8 +143,8 @@ fn compacted_files(dir: &Path) -> BTreeSet<PathBuf> {
     files.filter(|file| file.extension().is_some_and(|end| end == "past")).collect()
 }
 
-/// Waits for `wanted` compactions, at most 5 s. After two, the files from before the first are
-/// gone.
+/// Waits for `wanted` compactions, at most 5 s. After two, the server has removed the files from
+/// before the first.
 async fn wait_for_compactions(dir: &Path, wanted: usize) {
     let started = Instant::now();
     let mut before = compacted_files(dir);

@@ -1,4 +1,5 @@
-//! Memory and file descriptors of the server during a soak, and the check that both stay flat.
+//! Samples of the server's memory and file descriptors during a soak, and the check that both stay
+//! flat.
 
 use std::fs;
 use std::path::Path;
@@ -24,7 +25,8 @@ struct ProcessSample {
 pub(crate) struct ProcessSamples(Arc<Mutex<Vec<ProcessSample>>>);
 
 impl ProcessSamples {
-    /// Samples once a second, until dropped. `pid`: the current server process.
+    /// Takes a sample once a second, until the future is dropped. `pid` returns the id of the
+    /// current server process.
     pub(crate) async fn record(&self, pid: impl Fn() -> u32) {
         let mut ticks = interval(Duration::from_secs(1));
         ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);

@@ -1,8 +1,8 @@
-//! Commits that wait for a synchronous standby, while thousands of others don't.
+//! Commits that wait for a synchronous standby, while thousands of later commits don't wait.
 //!
 //! Postgres writes a commit to the WAL, and the replication stream sends it at once. Snapshots see
 //! it only after the standby has confirmed it. A shape that is created in between doesn't have the
-//! commit in its snapshot, and has it in its log only if the server remembers it.
+//! commit in its snapshot, and has it in its log only if the server still holds it.
 
 use std::collections::BTreeSet;
 use std::thread;
@@ -17,7 +17,8 @@ use tokio::time::{Instant, sleep, timeout};
 use super::super::support::{ServeFixture, ServeProcess, ShapeReader};
 use crate::wire::DEADLINE;
 
-/// More commits than the server would remember if it kept a fixed number.
+/// Number of commits that don't wait. A server that held a fixed number of recent commits would
+/// have dropped the waiting ones.
 const COMMITS: i64 = 5000;
 
 /// Returns the ids of the rows after these messages.
@@ -34,7 +35,7 @@ fn ids(messages: &[Value]) -> Vec<i64> {
     ids.into_iter().collect()
 }
 
-/// Reads until all `wanted` rows are there. Starts over if the shape is gone.
+/// Reads until `rows` contains all `wanted` ids. Starts over after a 409.
 async fn read_until(
     reader: &mut ShapeReader<'_>,
     serve: &ServeProcess,

@@ -17,7 +17,7 @@ pub(crate) struct OracleTable {
     pub(crate) columns: &'static [&'static str],
     /// The columns of its key. Without a primary key: all.
     pub(crate) key: &'static [&'static str],
-    /// Where clauses of its shapes. Empty: random clauses.
+    /// Where clauses of its shapes, of which a request picks one. Empty: generated clauses.
     pub(crate) clauses: &'static [&'static str],
     pub(crate) rules: MessageRules,
 }
@@ -25,18 +25,20 @@ pub(crate) struct OracleTable {
 /// Which messages and refusals are allowed for shapes of a table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum MessageRules {
-    /// Each message is consistent with the rows before it. A shape stays until a client deletes it.
+    /// Each message is consistent with the rows before it. The server keeps a shape until a client
+    /// deletes it.
     Strict,
-    /// Shapes of one partition tree depend on each other: a new shape may replace older ones.
+    /// As [`Self::Strict`], but a new shape in the same partition tree may make the server replace
+    /// older ones.
     PartitionTree,
     /// Keys move between rows. The client applies messages as the published client does, and only
     /// its rows at up-to-date are judged. The server may replace such a shape, or refuse it.
     MovingKeys,
-    /// The definition changes. Shapes are replaced, or refused for a while. Each message is
-    /// consistent with the rows before it.
+    /// The definition changes. The server replaces shapes, or refuses them for a while. Each
+    /// message is consistent with the rows before it.
     Changing,
     /// The definition changes in ways that the server doesn't detect with the next row. For a
-    /// while, messages may be a mixture of before and after.
+    /// while, messages may belong to the old and to the new definition.
     Mixed,
 }
 
@@ -130,14 +132,15 @@ pub(crate) fn selected_by_environment(
     selected
 }
 
-/// The last transaction of a run. It changes a row in each family, so the server gets its position
-/// whichever tables it follows.
+/// The last transaction of a run. It changes a row in each family, so the server receives its
+/// position even if it follows only some of the tables.
 pub(crate) const LAST_TRANSACTION: &str = "
     INSERT INTO items VALUES (900000, 0, 0); INSERT INTO parts VALUES (900000, 'a', 0, 'n1');
     INSERT INTO parts VALUES (49, 'b', 0, 'n1') ON CONFLICT (id, region) DO UPDATE SET version = -1;
     INSERT INTO parts VALUES (900000, 'c', 0, 'n1'); INSERT INTO pos VALUES (900000, 0, 'last');
     INSERT INTO twins VALUES (99, 'last'); INSERT INTO wide VALUES (900000, 1)";
 
+/// The root tables. Each has a history table.
 pub(crate) const FAMILIES: [&str; 5] = ["items", "parts", "pos", "twins", "wide"];
 
 /// Returns all columns of the tables of a family.
