@@ -3,7 +3,7 @@
 use axum::Router;
 use axum::body::Body;
 use axum::routing::get;
-use forebay_admission::{Admission, AdmissionLayer, ApiKeys, Class, Identify};
+use forebay_admission::{Admission, AdmissionLayer, ApiKeys, Class, Identifier};
 use forebay_quota::Quota;
 use futures_util::{StreamExt, stream};
 use http::{Request, Response, StatusCode};
@@ -18,7 +18,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         .class(Class::new("report"), 50) // may use half of the total
         .build(quota);
 
-    let identify = Identify::new().api_keys(ApiKeys::new().key("s3cr3t", "ada").key("t0p", "bob"));
+    let identify = Identifier::new().api_keys(ApiKeys::new().key("s3cr3t", "ada").key("t0p", "bob"));
     let layer = AdmissionLayer::new(admission.clone(), identify)
         .streams(|parts| parts.uri.path() != "/about") // other requests need no permit
         .class(|parts| parts.uri.path().starts_with("/report").then(|| Class::new("report")));

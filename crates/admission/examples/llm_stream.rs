@@ -19,7 +19,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router, body::Body};
 use clap::Parser;
-use forebay_admission::{Admission, AdmissionLayer, ForwardedBy, Identify, ThreadId, UserId};
+use forebay_admission::{Admission, AdmissionLayer, ForwardedHeader, Identifier, ThreadId, UserId};
 use forebay_quota::{MemberConfig, Quota, RedisStore};
 use futures_util::{Stream, StreamExt, stream};
 use serde::Deserialize;
@@ -81,7 +81,7 @@ fn app(admission: Admission) -> Router {
     // A proxy on this machine reports the user; other clients are identified by address.
     let proxies = ["127.0.0.0/8", "::1"].map(|network| network.parse().expect("a network"));
     let identify =
-        Identify::new().trusted_proxies(proxies).trusted_header().address(ForwardedBy::XForwardedFor);
+        Identifier::new().trusted_proxies(proxies).trusted_header().address(ForwardedHeader::XForwardedFor);
     let peer =
         |extensions: &Extensions| extensions.get().map(|ConnectInfo(peer): &ConnectInfo<SocketAddr>| *peer);
     let layer = AdmissionLayer::new(admission.clone(), identify).peer(peer);

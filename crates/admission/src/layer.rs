@@ -20,7 +20,7 @@ use tower_service::Service;
 
 use crate::admission::Admission;
 use crate::client_identity::Class;
-use crate::identity::{Identify, PeerAddr};
+use crate::identity::{Identifier, PeerAddr};
 use crate::metrics;
 use crate::permit::Permit;
 use crate::rejection::Rejection;
@@ -41,7 +41,7 @@ type FindPeer = dyn Fn(&Extensions) -> Option<SocketAddr> + Send + Sync;
 #[derive(Clone)]
 pub struct AdmissionLayer {
     admission: Admission,
-    identify: Identify,
+    identify: Identifier,
     streams: Arc<Predicate>,
     class: Arc<FindClass>,
     peer: Arc<FindPeer>,
@@ -50,7 +50,7 @@ pub struct AdmissionLayer {
 impl AdmissionLayer {
     /// Creates a layer that treats every request as a stream and reads the peer from the extension
     /// [`PeerAddr`].
-    pub fn new(admission: Admission, identify: Identify) -> Self {
+    pub fn new(admission: Admission, identify: Identifier) -> Self {
         let peer = |extensions: &Extensions| extensions.get::<PeerAddr>().map(|peer| peer.0);
         AdmissionLayer {
             admission,

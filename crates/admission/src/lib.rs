@@ -150,7 +150,7 @@ pub use core::health::State;
 pub use core::pressure::ShedCause;
 pub use health_monitor::HealthStatus;
 pub use identity::{
-    ApiKeys, ForwardedBy, Identify, IdentifyError, Jwt, KeyError, Network, NetworkError, PeerAddr,
+    ApiKeys, ForwardedHeader, Identifier, IdentifyError, Jwt, KeyError, Network, NetworkError, PeerAddr,
     TokenFault, VerifiedToken,
 };
 pub use layer::{AdmissionLayer, AdmissionService};

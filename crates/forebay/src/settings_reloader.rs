@@ -17,7 +17,7 @@
 use std::fmt;
 use std::sync::{Arc, PoisonError, RwLock};
 
-use forebay_admission::{Admission, Identify, Secret, StreamLimits};
+use forebay_admission::{Admission, Identifier, Secret, StreamLimits};
 use forebay_serve::protocol::Access;
 use http::HeaderName;
 use tracing::{error, info, warn};
@@ -78,7 +78,7 @@ pub(crate) struct SettingsReloader {
     /// Identity methods and user headers at the start.
     methods_and_headers: (Vec<&'static str>, Vec<HeaderName>),
     admission: Admission,
-    identify: Identify,
+    identify: Identifier,
     guard: SecretGuard,
     access: Option<Arc<RwLock<Access>>>,
     tls: Option<Arc<TlsCertificate>>,

@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 
-use forebay_admission::{Admission, Identify};
+use forebay_admission::{Admission, Identifier};
 use forebay_gate::{Config, ReverseProxy, UpstreamConfig};
 use forebay_quota::Quota;
 use forebay_stream::{HttpServer, HttpServerConfig, Incoming, service_fn};
@@ -23,7 +23,7 @@ async fn main() -> Result<()> {
 
     let mut config = Config::new(UpstreamConfig::new(upstream.parse()?));
     config.stream_routes = vec![("POST /api/v1/stream".parse()?, 100)]; // other requests take no permit
-    let proxy = ReverseProxy::new(config, Identify::new());
+    let proxy = ReverseProxy::new(config, Identifier::new());
 
     let admission = Admission::builder().total(1).build(Quota::local());
     let server = HttpServer::new(listener, proxy.service(admission), HttpServerConfig::default());

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use forebay_admission::{ForwardedBy, Network};
+use forebay_admission::{ForwardedHeader, Network};
 use http::header::HeaderName;
 
 use super::stream_routes::StreamRoute;
@@ -24,7 +24,7 @@ pub struct Config {
     /// Proxies whose forwarded headers are trusted.
     pub trusted_proxies: Vec<Network>,
     /// Which forwarded header the trusted proxies write.
-    pub forwarded_by: ForwardedBy,
+    pub forwarded_by: ForwardedHeader,
     /// Headers that carry a user id. They are dropped unless a trusted proxy sent them.
     pub user_headers: Vec<HeaderName>,
     /// Header in which the upstream receives the id of the verified user.
@@ -43,7 +43,7 @@ impl Config {
             preserve_host: true,
             is_tls: false,
             trusted_proxies: Vec::new(),
-            forwarded_by: ForwardedBy::default(),
+            forwarded_by: ForwardedHeader::default(),
             user_headers: Vec::new(),
             forward_user_header: None,
             request_idle_timeout: Duration::from_secs(30),

@@ -15,8 +15,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use forebay_admission::{ForwardedBy, Identify, Network, UserId};
-use forebay_stream::{Incoming, LiveBody, Peer};
+use forebay_admission::{ForwardedHeader, Identifier, Network, UserId};
+use forebay_stream::{ClientAddr, Incoming, LiveBody};
 use http::header::{CONTENT_LENGTH, CONTENT_TYPE, HeaderName, HeaderValue, TRANSFER_ENCODING};
 use http::request::Parts;
 use http::{Method, Request, Response, StatusCode, Uri, Version};
@@ -49,11 +49,11 @@ pub(crate) struct ForwarderState {
     /// Scheme by which clients reach the gate: `http` or `https`.
     pub(crate) scheme: &'static str,
     pub(crate) trusted_proxies: Vec<Network>,
-    pub(crate) forwarded_by: ForwardedBy,
+    pub(crate) forwarded_by: ForwardedHeader,
     /// Headers that carry a user id to the gate or to the upstream.
     pub(crate) user_headers: Vec<HeaderName>,
     pub(crate) forward_user_header: Option<HeaderName>,
-    pub(crate) identify: Identify,
+    pub(crate) identify: Identifier,
     pub(crate) request_idle_timeout: Duration,
     pub(crate) drain: Drain,
     /// Whether the upstream has failed since its last response. Only transitions are logged.
@@ -131,7 +131,7 @@ impl Forwarder {
     /// Rewrites the head of a request for the upstream.
     async fn rewrite(&self, parts: &mut Parts, kind: RequestKind) -> Result<(), GateRefusal> {
         let state = &*self.0;
-        let peer = parts.extensions.get::<Peer>().map(|peer| peer.0.ip()).ok_or(GateRefusal::NoPeer)?;
+        let peer = parts.extensions.get::<ClientAddr>().map(|peer| peer.0.ip()).ok_or(GateRefusal::NoPeer)?;
         let user = self.verified_user(parts, kind, peer).await;
         let client_host = requested_host(&parts.uri, &parts.headers);
         let host = client_host.clone().filter(|_| state.preserve_host);
@@ -174,8 +174,8 @@ impl Forwarder {
         let trusted = self.0.trusted_proxies.iter().any(|network| network.contains(peer));
         match (trusted, self.0.forwarded_by) {
             (false, _) => PeerTrust::Untrusted,
-            (true, ForwardedBy::Forwarded) => PeerTrust::Forwarded,
-            // `ForwardedBy` is non-exhaustive; the settings allow these two values.
+            (true, ForwardedHeader::Forwarded) => PeerTrust::Forwarded,
+            // `ForwardedHeader` is non-exhaustive; the settings allow these two values.
             (true, _) => PeerTrust::XForwarded,
         }
     }

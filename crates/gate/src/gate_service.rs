@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use forebay_admission::{AdmissionLayer, AdmissionService, Class, StreamBody};
-use forebay_stream::{Incoming, Peer};
+use forebay_stream::{ClientAddr, Incoming};
 use http::{Request, Response};
 use tower_layer::Layer as _;
 use tower_service::Service;
@@ -39,7 +39,7 @@ impl GateService {
                     .is_none_or(|classification| classification.kind.takes_permit())
             })
             .class(|parts| parts.extensions.get().cloned())
-            .peer(|extensions| extensions.get::<Peer>().map(|peer| peer.0));
+            .peer(|extensions| extensions.get::<ClientAddr>().map(|peer| peer.0));
         GateService { admission: layer.layer(forwarder), routes }
     }
 

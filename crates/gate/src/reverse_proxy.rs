@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use forebay_admission::{Admission, AdmissionLayer, Identify};
+use forebay_admission::{Admission, AdmissionLayer, Identifier};
 
 use super::config::Config;
 use super::drain::{Drain, RequestKind};
@@ -19,13 +19,13 @@ use super::upstream::{Upstream, UpstreamStats};
 pub struct ReverseProxy {
     forwarder: Forwarder,
     routes: Arc<StreamRoutes>,
-    identify: Identify,
+    identify: Identifier,
 }
 
 impl ReverseProxy {
     /// Creates the proxy without dialing. Needs a tokio runtime: a task closes expired idle
     /// connections.
-    pub fn new(config: Config, identify: Identify) -> ReverseProxy {
+    pub fn new(config: Config, identify: Identifier) -> ReverseProxy {
         let mut user_headers = config.user_headers;
         user_headers.extend(config.forward_user_header.clone());
         let forwarder = Forwarder::new(ForwarderState {

@@ -46,7 +46,7 @@ impl PgOutputDecoder {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::error::Fault;
+    use crate::error::DecodeFault;
 
     const START: &[u8] = b"S\0\0\x02\xF0\x01";
     const TRUNCATE: &[u8] = b"T\0\0\0\0\0";
@@ -72,7 +72,7 @@ mod tests {
         assert!(!decoder.is_streaming());
         decoder.decode(START).unwrap();
         assert!(decoder.decode(b"E\0").is_err());
-        assert_eq!(decoder.decode(START).unwrap_err().fault, Fault::Streaming);
+        assert_eq!(decoder.decode(START).unwrap_err().fault, DecodeFault::Streaming);
         assert!(decoder.is_streaming());
     }
 }

@@ -18,13 +18,13 @@ pub struct DecodeError {
     /// Name of the field that could not be decoded.
     pub field: &'static str,
     /// Defect of the field.
-    pub fault: Fault,
+    pub fault: DecodeFault,
 }
 
 /// Defect of a field.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-pub enum Fault {
+pub enum DecodeFault {
     /// The message ends before the field does.
     #[error("bytes needed: {needed}, left: {left}")]
     Ended {
@@ -116,20 +116,20 @@ mod tests {
 
     #[test]
     fn the_text_names_the_message_the_offset_and_the_field() {
-        let fault = Fault::Ended { needed: 4, left: 3 };
+        let fault = DecodeFault::Ended { needed: 4, left: 3 };
         let error = DecodeError { tag: Some(b'I'), at: 8, field: "length of a value", fault };
         assert_eq!(error.to_string(), "Insert, byte 8, length of a value: bytes needed: 4, left: 3");
     }
 
     #[test]
     fn an_unknown_message_is_named_by_its_first_byte() {
-        let fault = Fault::Unexpected { expected: "the protocol's" };
+        let fault = DecodeFault::Unexpected { expected: "the protocol's" };
         let error = DecodeError { tag: Some(b'\n'), at: 0, field: "tag", fault };
         assert_eq!(
             error.to_string(),
             "a message of the unknown kind 0x0a, byte 0, tag: the byte is not one of the protocol's"
         );
-        let error = DecodeError { tag: None, fault: Fault::Ended { needed: 1, left: 0 }, ..error };
+        let error = DecodeError { tag: None, fault: DecodeFault::Ended { needed: 1, left: 0 }, ..error };
         assert_eq!(error.to_string(), "an empty message, byte 0, tag: bytes needed: 1, left: 0");
     }
 }

@@ -3,7 +3,7 @@
 //! Invariant: a frame is decoded completely or not at all. Its payload is borrowed from the input.
 //! Out of scope: the CopyData header (`d` and the length). The socket's reader strips it.
 
-use crate::error::{DecodeError, Fault};
+use crate::error::{DecodeError, DecodeFault};
 use crate::message_reader::MessageReader;
 use crate::{Lsn, PgTime};
 
@@ -58,7 +58,7 @@ impl<'a> Frame<'a> {
                 reader.end()?;
                 Ok(frame)
             }
-            _ => Err(before.fault("tag", Fault::Unexpected { expected: "'w', 'k'" })),
+            _ => Err(before.fault("tag", DecodeFault::Unexpected { expected: "'w', 'k'" })),
         }
     }
 }
@@ -139,11 +139,11 @@ mod tests {
     fn a_frame_that_ends_early_is_refused_wherever_it_ends() {
         for length in 0..25 {
             let error = Frame::decode(&DATA[..length]).unwrap_err();
-            assert!(matches!(error.fault, Fault::Ended { .. }), "{length}: {error}");
+            assert!(matches!(error.fault, DecodeFault::Ended { .. }), "{length}: {error}");
         }
         for length in 0..KEEPALIVE.len() {
             let error = Frame::decode(&KEEPALIVE[..length]).unwrap_err();
-            assert!(matches!(error.fault, Fault::Ended { .. }), "{length}: {error}");
+            assert!(matches!(error.fault, DecodeFault::Ended { .. }), "{length}: {error}");
         }
     }
 
@@ -160,7 +160,7 @@ mod tests {
     #[test]
     fn an_unknown_frame_is_refused() {
         let error = Frame::decode(b"I\0\0\0\0").unwrap_err();
-        assert_eq!(error.fault, Fault::Unexpected { expected: "'w', 'k'" });
+        assert_eq!(error.fault, DecodeFault::Unexpected { expected: "'w', 'k'" });
         assert_eq!((error.tag, error.at), (Some(b'I'), 0));
     }
 

@@ -136,7 +136,7 @@
 //! # Decisions
 //! - Type and message names follow the PostgreSQL manual, chapters "Logical Replication Message
 //!   Formats" and "Streaming Replication Protocol".
-//! - Fault texts consist of static text and numbers. An error therefore never contains row data.
+//! - DecodeFault texts consist of static text and numbers. An error therefore never contains row data.
 //! - [`PgOutputDecoder`] keeps one bit of state: whether a stream segment is open. The caller keeps
 //!   all other state, such as relations and positions.
 //! - After a malformed message the caller must close the connection. The meaning of an unreadable
@@ -160,7 +160,7 @@ mod tuple;
 mod xid;
 
 pub use decoder::PgOutputDecoder;
-pub use error::{DecodeError, Fault};
+pub use error::{DecodeError, DecodeFault};
 pub use frame::{Frame, StandbyStatusUpdate};
 pub use lsn::{Lsn, ParseLsnError};
 pub use message::{

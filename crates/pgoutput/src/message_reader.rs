@@ -6,7 +6,7 @@
 
 use std::fmt;
 
-use crate::error::{DecodeError, Fault};
+use crate::error::{DecodeError, DecodeFault};
 use crate::{Lsn, PgTime};
 
 /// Unread part of a message.
@@ -37,7 +37,7 @@ impl<'a> MessageReader<'a> {
 
     /// Creates the error for the field that starts at the current position.
     #[cold]
-    pub(crate) fn fault(self, field: &'static str, fault: Fault) -> DecodeError {
+    pub(crate) fn fault(self, field: &'static str, fault: DecodeFault) -> DecodeError {
         DecodeError { tag: self.tag, at: self.whole.saturating_sub(self.rest.len()), field, fault }
     }
 
@@ -83,7 +83,7 @@ impl<'a> MessageReader<'a> {
         let before = *self;
         let flags = self.u8(field)?;
         if flags & !known != 0 {
-            return Err(before.fault(field, Fault::Unexpected { expected: "the known flags" }));
+            return Err(before.fault(field, DecodeFault::Unexpected { expected: "the known flags" }));
         }
         Ok(flags)
     }
@@ -98,7 +98,7 @@ impl<'a> MessageReader<'a> {
         let before = *self;
         match usize::try_from(self.i32(length)?) {
             Ok(length) => self.bytes(length, field),
-            Err(_) => Err(before.fault(length, Fault::Negative)),
+            Err(_) => Err(before.fault(length, DecodeFault::Negative)),
         }
     }
 
@@ -109,17 +109,17 @@ impl<'a> MessageReader<'a> {
                 self.rest = rest;
                 Ok(bytes)
             }
-            None => Err(self.fault(field, Fault::Ended { needed: length, left: self.rest.len() })),
+            None => Err(self.fault(field, DecodeFault::Ended { needed: length, left: self.rest.len() })),
         }
     }
 
     /// Reads a zero-terminated UTF-8 string.
     pub(crate) fn text(&mut self, field: &'static str) -> Result<&'a str, DecodeError> {
         let Some(length) = self.rest.iter().position(|byte| *byte == 0) else {
-            return Err(self.fault(field, Fault::Unterminated));
+            return Err(self.fault(field, DecodeFault::Unterminated));
         };
         let (text, rest) = self.rest.split_at(length);
-        let text = str::from_utf8(text).map_err(|_| self.fault(field, Fault::NotUtf8))?;
+        let text = str::from_utf8(text).map_err(|_| self.fault(field, DecodeFault::NotUtf8))?;
         self.rest = rest.get(1..).unwrap_or_default();
         Ok(text)
     }
@@ -129,7 +129,7 @@ impl<'a> MessageReader<'a> {
     pub(crate) fn end(&self) -> Result<(), DecodeError> {
         match self.rest.len() {
             0 => Ok(()),
-            left => Err(self.fault("end", Fault::Trailing { left })),
+            left => Err(self.fault("end", DecodeFault::Trailing { left })),
         }
     }
 
@@ -140,7 +140,7 @@ impl<'a> MessageReader<'a> {
                 self.rest = rest;
                 Ok(*head)
             }
-            None => Err(self.fault(field, Fault::Ended { needed: N, left: self.rest.len() })),
+            None => Err(self.fault(field, DecodeFault::Ended { needed: N, left: self.rest.len() })),
         }
     }
 }
@@ -179,7 +179,7 @@ mod tests {
     #[test]
     fn a_read_past_the_end_reports_the_fields_offset_and_consumes_nothing() {
         let mut reader = reader(b"I\x01\x02\x03");
-        let fault = Fault::Ended { needed: 4, left: 3 };
+        let fault = DecodeFault::Ended { needed: 4, left: 3 };
         assert_eq!(reader.u32("oid"), Err(DecodeError { tag: Some(b'I'), at: 1, field: "oid", fault }));
         assert_eq!(reader.rest(), b"\x01\x02\x03");
         assert_eq!(reader.bytes(4, "value").unwrap_err().fault, fault);
@@ -192,21 +192,21 @@ mod tests {
         assert_eq!(reader.text("a"), Ok("é"));
         assert_eq!(reader.text("b"), Ok(""));
         let error = reader.text("c").unwrap_err();
-        assert_eq!((error.at, error.fault), (5, Fault::Unterminated));
+        assert_eq!((error.at, error.fault), (5, DecodeFault::Unterminated));
     }
 
     #[test]
     fn a_text_in_another_encoding_is_refused() {
         let error = reader(b"Ycaf\xE9\0").text("name").unwrap_err();
-        assert_eq!((error.at, error.fault), (1, Fault::NotUtf8));
+        assert_eq!((error.at, error.fault), (1, DecodeFault::NotUtf8));
     }
 
     #[test]
     fn a_length_below_zero_or_past_the_end_is_refused() {
         let error = reader(b"M\xFF\xFF\xFF\xFF").length_prefixed("length", "content").unwrap_err();
-        assert_eq!((error.at, error.field, error.fault), (1, "length", Fault::Negative));
+        assert_eq!((error.at, error.field, error.fault), (1, "length", DecodeFault::Negative));
         let error = reader(b"M\x7F\xFF\xFF\xFFx").length_prefixed("length", "content").unwrap_err();
-        let fault = Fault::Ended { needed: 0x7FFF_FFFF, left: 1 };
+        let fault = DecodeFault::Ended { needed: 0x7FFF_FFFF, left: 1 };
         assert_eq!((error.at, error.field, error.fault), (5, "content", fault));
         assert_eq!(reader(b"M\0\0\0\0").length_prefixed("length", "content"), Ok(&b""[..]));
     }
@@ -215,7 +215,7 @@ mod tests {
     fn unknown_flags_are_refused() {
         assert_eq!(reader(b"C\x02").flags(3, "flags"), Ok(2));
         let error = reader(b"C\x04").flags(3, "flags").unwrap_err();
-        assert_eq!((error.at, error.fault), (1, Fault::Unexpected { expected: "the known flags" }));
+        assert_eq!((error.at, error.fault), (1, DecodeFault::Unexpected { expected: "the known flags" }));
         assert_eq!((reader(b"k\0").bool("reply"), reader(b"k\x01").bool("reply")), (Ok(false), Ok(true)));
         assert!(reader(b"k\x02").bool("reply").is_err());
     }

@@ -9,7 +9,7 @@
 use std::fmt;
 use std::iter::FusedIterator;
 
-use crate::error::{DecodeError, Fault};
+use crate::error::{DecodeError, DecodeFault};
 use crate::message_reader::MessageReader;
 
 /// `R`: describes a table: the columns of the rows in later changes.
@@ -63,7 +63,10 @@ impl ReplicaIdentity {
             b'n' => Ok(ReplicaIdentity::Nothing),
             b'f' => Ok(ReplicaIdentity::Full),
             b'i' => Ok(ReplicaIdentity::Index),
-            _ => Err(before.fault("replica identity", Fault::Unexpected { expected: "'d', 'n', 'f', 'i'" })),
+            _ => {
+                Err(before
+                    .fault("replica identity", DecodeFault::Unexpected { expected: "'d', 'n', 'f', 'i'" }))
+            }
         }
     }
 }
@@ -226,13 +229,16 @@ mod tests {
     #[test]
     fn a_column_count_beyond_the_message_is_refused() {
         let error = read(b"\0\0\0\x01s\0t\0d\xFF\xFF\x01a\0").unwrap_err();
-        assert_eq!((error.field, error.fault), ("type of a column", Fault::Ended { needed: 4, left: 0 }));
+        assert_eq!(
+            (error.field, error.fault),
+            ("type of a column", DecodeFault::Ended { needed: 4, left: 0 })
+        );
     }
 
     #[test]
     fn a_name_in_another_encoding_is_refused() {
         let error = read(b"\0\0\0\x01s\0t\xE9\0d\0\0").unwrap_err();
-        assert_eq!((error.at, error.field, error.fault), (6, "name", Fault::NotUtf8));
+        assert_eq!((error.at, error.field, error.fault), (6, "name", DecodeFault::NotUtf8));
     }
 
     #[test]

@@ -9,7 +9,7 @@
 use std::fmt;
 use std::iter::FusedIterator;
 
-use crate::error::{DecodeError, Fault};
+use crate::error::{DecodeError, DecodeFault};
 use crate::message_reader::MessageReader;
 
 /// Values of a row (the manual's TupleData): one per column of the relation, in its order.
@@ -134,7 +134,10 @@ impl<'a> TupleValue<'a> {
             b'n' => Ok(TupleValue::Null),
             b'u' => Ok(TupleValue::Unchanged),
             b'b' => reader.length_prefixed("length of a value", "value").map(TupleValue::Binary),
-            _ => Err(before.fault("kind of a value", Fault::Unexpected { expected: "'n', 'u', 't', 'b'" })),
+            _ => {
+                Err(before
+                    .fault("kind of a value", DecodeFault::Unexpected { expected: "'n', 'u', 't', 'b'" }))
+            }
         }
     }
 }
@@ -227,23 +230,23 @@ mod tests {
     fn a_tuple_that_ends_early_is_refused_wherever_it_ends() {
         for length in 0..FOUR_VALUES.len() {
             let error = read(&FOUR_VALUES[..length]).unwrap_err();
-            assert!(matches!(error.fault, Fault::Ended { .. }), "{length}: {error}");
+            assert!(matches!(error.fault, DecodeFault::Ended { .. }), "{length}: {error}");
         }
     }
 
     #[test]
     fn a_value_count_beyond_the_message_is_refused() {
         let error = read(b"\xFF\xFFnun").unwrap_err();
-        assert_eq!((error.at, error.fault), (5, Fault::Ended { needed: 1, left: 0 }));
+        assert_eq!((error.at, error.fault), (5, DecodeFault::Ended { needed: 1, left: 0 }));
     }
 
     #[test]
     fn an_unknown_kind_and_a_negative_length_are_refused() {
         let error = read(b"\0\x02nx").unwrap_err();
         assert_eq!((error.at, error.field), (3, "kind of a value"));
-        assert!(matches!(error.fault, Fault::Unexpected { .. }), "{error}");
+        assert!(matches!(error.fault, DecodeFault::Unexpected { .. }), "{error}");
         let error = read(b"\0\x01t\x80\0\0\0").unwrap_err();
-        assert_eq!((error.at, error.fault), (3, Fault::Negative));
+        assert_eq!((error.at, error.fault), (3, DecodeFault::Negative));
     }
 
     #[test]

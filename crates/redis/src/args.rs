@@ -118,7 +118,7 @@ impl<'a> ArgWriter<'a> {
             // The server ignores an empty command, so every later reply would go to the wrong
             // request.
             let (command, instead) = ("an empty command", "a command with a name");
-            self.refused.get_or_insert(RequestError::Unsuitable { command, instead });
+            self.refused.get_or_insert(RequestError::UnsupportedCommand { command, instead });
         }
         self.header(b'*', count);
         let arguments = self.out.len();

@@ -113,7 +113,7 @@ impl CommandGuard {
 }
 
 fn reject(command: &'static str, instead: &'static str) -> Result<GuardVerdict, RequestError> {
-    Err(RequestError::Unsuitable { command, instead })
+    Err(RequestError::UnsupportedCommand { command, instead })
 }
 
 /// Returns true if BLOCK is among the options, which end with STREAMS. GROUP is followed by two

@@ -85,7 +85,7 @@ pub enum RequestError {
     /// The connection does not accept this command: it may not get exactly one reply, or it would
     /// change or block the connection for other callers. Nothing was sent.
     #[error("{command} is not supported on this connection; use {instead} instead")]
-    Unsuitable {
+    UnsupportedCommand {
         /// The rejected command.
         command: &'static str,
         /// What to use instead.
@@ -120,9 +120,9 @@ impl RequestError {
         match self {
             RequestError::Rejected { .. } | RequestError::QueueFull { .. } => Retry::Safe,
             RequestError::Deadline { .. } | RequestError::Lost(_) => Retry::Unknown,
-            RequestError::Unsuitable { .. } | RequestError::Closed { .. } | RequestError::Cancelled => {
-                Retry::Never
-            }
+            RequestError::UnsupportedCommand { .. }
+            | RequestError::Closed { .. }
+            | RequestError::Cancelled => Retry::Never,
         }
     }
 
@@ -131,7 +131,7 @@ impl RequestError {
         match self {
             RequestError::Rejected { .. } => "rejected",
             RequestError::QueueFull { .. } => "queue_full",
-            RequestError::Unsuitable { .. } => "unsuitable",
+            RequestError::UnsupportedCommand { .. } => "unsuitable",
             RequestError::Deadline { .. } => "deadline",
             RequestError::Lost(_) => "lost",
             RequestError::Closed { .. } => "closed",

@@ -129,7 +129,7 @@ impl RedisClient {
         let topics: Vec<TopicKey> = names.map(|name| (kind, name)).collect();
         if topics.is_empty() {
             let (command, instead) = ("a subscription without names", "at least one name");
-            return Err(RequestError::Unsuitable { command, instead }.into());
+            return Err(RequestError::UnsupportedCommand { command, instead }.into());
         }
         // Registered before the request is sent, so that no message after the confirmation is
         // missed. Dropping this future drops the subscription.

@@ -49,7 +49,7 @@ impl Consumer for Printer {
         Ok(())
     }
 
-    async fn adopt(&mut self, timeline: Timeline) -> Result<(), ConsumerError> {
+    async fn record_timeline(&mut self, timeline: Timeline) -> Result<(), ConsumerError> {
         self.bookmark.iter_mut().for_each(|bookmark| bookmark.timeline = timeline);
         Ok(())
     }

@@ -35,7 +35,7 @@ pub struct ManagerConfig {
 /// The database settings of a configuration, for display and checks.
 #[derive(Debug, Clone, Copy)]
 #[non_exhaustive]
-pub struct ManagerOutline<'a> {
+pub struct DatabaseSettings<'a> {
     /// How replication connects: directly to the server.
     pub connect: &'a PostgresConnect,
     /// How the pools connect, if not like replication.
@@ -195,8 +195,8 @@ impl ManagerConfig {
     }
 
     /// Returns the database settings, for display and checks.
-    pub fn outline(&self) -> ManagerOutline<'_> {
-        ManagerOutline {
+    pub fn outline(&self) -> DatabaseSettings<'_> {
+        DatabaseSettings {
             connect: &self.connect,
             pooled: self.pooled.as_ref(),
             slot: &self.slot,

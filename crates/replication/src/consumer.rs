@@ -37,7 +37,10 @@ pub trait Consumer: Send + 'static {
     ) -> impl Future<Output = Result<(), ConsumerError>> + Send;
 
     /// Records a new timeline after a promotion. The history before it is the same.
-    fn adopt(&mut self, timeline: Timeline) -> impl Future<Output = Result<(), ConsumerError>> + Send;
+    fn record_timeline(
+        &mut self,
+        timeline: Timeline,
+    ) -> impl Future<Output = Result<(), ConsumerError>> + Send;
 
     /// Called when a stream starts. It sends everything after the [`bookmark`](Self::bookmark),
     /// also changes that were received before. Report each newly durable position to `durable`, at

@@ -173,7 +173,7 @@ mod worker;
 pub use forebay_pgoutput as pgoutput;
 pub use forebay_reservoir as reservoir;
 
-pub use crate::config::{ManagerConfig, ManagerConfigError, ManagerOutline};
+pub use crate::config::{DatabaseSettings, ManagerConfig, ManagerConfigError};
 pub use crate::consumer::{Consumer, ConsumerError, DurablePosition};
 pub use crate::core::continuity::{Bookmark, ResetReason, Timeline};
 pub use crate::core::lock_breaker::LockTimeouts;

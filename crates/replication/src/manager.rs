@@ -173,7 +173,7 @@ impl Manager {
     }
 
     /// Sets `publish_via_partition_root = false`, so that changes of the partition `table` carry
-    /// its own name. Needed after [`PublishError::ViaRoot`]. Returns the versions of the
+    /// its own name. Needed after [`PublishError::PublishedViaRoot`]. Returns the versions of the
     /// publication's catalog row; `None` if the setting was `false` already.
     ///
     /// # Errors

@@ -36,7 +36,7 @@ use crate::config::{ConnectionLimits, DEFAULT_RATE, ReservoirConfig, ReservoirCo
 ///
 /// Durations are written like `500ms`, `45s`, `11m` or `1h30m`.
 #[derive(Debug, Clone)]
-pub struct Environment {
+pub struct ReservoirEnv {
     /// Whether to use a reservoir.
     pub enabled: bool,
     /// Settings of the reservoir.
@@ -78,13 +78,13 @@ impl std::fmt::Debug for LeaseStore {
     }
 }
 
-impl Environment {
+impl ReservoirEnv {
     /// Reads the environment variables of this process. `max_open` is the default target.
     ///
     /// # Errors
     /// Fails on the first variable that is invalid or contradicts another.
     pub fn read(max_open: u32) -> Result<Self, ReservoirConfigError> {
-        Environment::from_lookup(max_open, |name| std::env::var(name).ok())
+        ReservoirEnv::from_lookup(max_open, |name| std::env::var(name).ok())
     }
 
     /// Reads the variables through `lookup`.
@@ -158,7 +158,7 @@ impl Environment {
         )?;
         let enabled = vars.flag("FOREBAY_RESERVOIR_ENABLED")?;
         let rate_limit = rate_limit.unwrap_or(DEFAULT_RATE);
-        Ok(Environment { enabled, reservoir: config, rate_limit, lease: vars.lease()? })
+        Ok(ReservoirEnv { enabled, reservoir: config, rate_limit, lease: vars.lease()? })
     }
 
     /// Returns the limits, counted in `quota`.
@@ -332,8 +332,8 @@ fn parse_duration(text: &str) -> Option<Duration> {
 mod tests {
     use super::*;
 
-    fn read(variables: &[(&str, &str)]) -> Result<Environment, ReservoirConfigError> {
-        Environment::from_lookup(16, |name| {
+    fn read(variables: &[(&str, &str)]) -> Result<ReservoirEnv, ReservoirConfigError> {
+        ReservoirEnv::from_lookup(16, |name| {
             variables.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).into())
         })
     }

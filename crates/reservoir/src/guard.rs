@@ -55,7 +55,7 @@ impl<C: ReservoirConnection> ConnectionGuard<C> {
     ///
     /// The caller guarantees that no transaction is open and that the session is unchanged. A
     /// connection that is marked bad is still closed.
-    pub fn give_back_clean(mut self) {
+    pub fn return_without_reset(mut self) {
         if self.return_state == ReturnState::Used {
             self.return_state = ReturnState::Clean;
         }

@@ -144,7 +144,7 @@ pub use crate::credentials::{
     AuthSecret, AuthToken, PasswordCommand, PasswordEnv, PasswordFile, StaticPassword, TokenCache,
     TokenError, TokenFuture, TokenProvider,
 };
-pub use crate::env::{Environment, LeaseSettings, LeaseStore};
+pub use crate::env::{LeaseSettings, LeaseStore, ReservoirEnv};
 pub use crate::error::{CheckoutError, FillError, Shortage};
 pub use crate::guard::ConnectionGuard;
 #[cfg(feature = "postgres")]

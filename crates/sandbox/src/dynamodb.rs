@@ -13,7 +13,7 @@ use std::time::Duration;
 use std::{env, str};
 
 use crate::error::StartError;
-use crate::folder::Folder;
+use crate::folder::TempFolder;
 use crate::port::free_port;
 use crate::program::{self, is_program};
 use crate::server_process::{LaunchSpec, ServerProcess, server_controls};
@@ -41,7 +41,7 @@ impl DynamoDb {
     /// See [`StartError`].
     pub fn start() -> Result<DynamoDb, StartError> {
         let program = find()?;
-        let folder = Arc::new(Folder::create()?);
+        let folder = Arc::new(TempFolder::create()?);
         let mut tries = 1;
         loop {
             match start_on(free_port(), &program, &folder) {
@@ -116,7 +116,7 @@ fn find() -> Result<PathBuf, StartError> {
     Err(StartError::NotFound { program: SERVER.to_owned(), searched })
 }
 
-fn start_on(port: u16, program: &Path, folder: &Arc<Folder>) -> Result<DynamoDb, StartError> {
+fn start_on(port: u16, program: &Path, folder: &Arc<TempFolder>) -> Result<DynamoDb, StartError> {
     let socket = folder.path().join("dynamodb.sock");
     let setting = |name: &str, value: &Path| {
         let mut setting = OsString::from(name);

@@ -22,7 +22,7 @@ pub enum StartError {
     },
     /// A file or folder of the server could not be created.
     #[error("cannot prepare {}", path.display())]
-    Folder {
+    TempFolder {
         /// File or folder.
         path: PathBuf,
         /// Cause.
@@ -96,7 +96,7 @@ pub enum StartError {
 impl StartError {
     /// Returns a function for `map_err` that adds the path.
     pub(crate) fn with_path(path: &Path) -> impl FnOnce(io::Error) -> StartError {
-        |source| StartError::Folder { path: path.to_owned(), source }
+        |source| StartError::TempFolder { path: path.to_owned(), source }
     }
 
     /// Returns the error of a copy that failed.

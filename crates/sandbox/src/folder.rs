@@ -27,11 +27,11 @@ const MIN_FREE_BYTES: u64 = 4 << 30;
 /// Private folder. Dropping it kills all processes whose working directory is in it, and removes
 /// it.
 #[derive(Debug)]
-pub struct Folder {
+pub struct TempFolder {
     path: PathBuf,
 }
 
-impl Folder {
+impl TempFolder {
     /// Creates a folder, and removes the folders of owners that have ended.
     ///
     /// The folder is below `TMPDIR` if that is set, else in memory, else in the default temporary
@@ -39,7 +39,7 @@ impl Folder {
     ///
     /// # Errors
     /// Fails if it can't be created.
-    pub fn create() -> Result<Folder, StartError> {
+    pub fn create() -> Result<TempFolder, StartError> {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let (memory, base) = (Path::new(MEMORY_FOLDER), env::temp_dir());
         sweep(memory);
@@ -53,8 +53,8 @@ impl Folder {
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let path = base.join(format!("{PREFIX}{}-{started}-{number}", process::id()));
         match fs::DirBuilder::new().mode(0o700).create(&path) {
-            Ok(()) => Ok(Folder { path }),
-            Err(source) => Err(StartError::Folder { path, source }),
+            Ok(()) => Ok(TempFolder { path }),
+            Err(source) => Err(StartError::TempFolder { path, source }),
         }
     }
 
@@ -68,7 +68,7 @@ impl Folder {
         let path = self.path.join(name);
         match fs::write(&path, text) {
             Ok(()) => Ok(path),
-            Err(source) => Err(StartError::Folder { path, source }),
+            Err(source) => Err(StartError::TempFolder { path, source }),
         }
     }
 
@@ -78,7 +78,7 @@ impl Folder {
     }
 }
 
-impl Drop for Folder {
+impl Drop for TempFolder {
     fn drop(&mut self) {
         self.remove();
     }
@@ -161,12 +161,12 @@ mod tests {
         let abandoned = env::temp_dir().join(format!("{PREFIX}{}-1-0", ended.id()));
         fs::create_dir_all(abandoned.join("data")).expect("the temporary folder is writable");
 
-        let folder = Folder::create().expect("a folder");
+        let folder = TempFolder::create().expect("a folder");
         let path = folder.path().to_owned();
         assert!(path.is_dir());
         assert!(!abandoned.exists());
 
-        let other = Folder::create().expect("another folder");
+        let other = TempFolder::create().expect("another folder");
         assert!(path.is_dir(), "the folder of a running owner stays");
         drop((folder, other));
         assert!(!path.exists());

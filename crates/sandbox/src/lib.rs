@@ -65,7 +65,7 @@ mod system_user;
 
 pub use crate::dynamodb::DynamoDb;
 pub use crate::error::StartError;
-pub use crate::folder::Folder;
+pub use crate::folder::TempFolder;
 pub use crate::pgbouncer::{PgBouncer, PgBouncerBuilder};
 pub use crate::port::free_port;
 pub use crate::postgres::{Backup, Postgres, PostgresBuilder, RecoveryTarget, StandbyBuilder};

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::error::StartError;
-use crate::folder::Folder;
+use crate::folder::TempFolder;
 use crate::pg_connection::PgConnection;
 use crate::port::free_port;
 use crate::postgres::{Postgres, url};
@@ -106,7 +106,7 @@ impl PgBouncerBuilder {
             Err(_) if is_program(&distribution) => distribution,
             found => found?,
         };
-        let (user, folder) = (unprivileged_user(), Arc::new(Folder::create()?));
+        let (user, folder) = (unprivileged_user(), Arc::new(TempFolder::create()?));
         change_owner(folder.path(), user).map_err(StartError::with_path(folder.path()))?;
         let mut tries = 1;
         loop {
@@ -122,7 +122,7 @@ impl PgBouncerBuilder {
         port: u16,
         program: &Path,
         user: Option<SystemUser>,
-        folder: &Arc<Folder>,
+        folder: &Arc<TempFolder>,
     ) -> Result<PgBouncer, StartError> {
         let files =
             [("pgbouncer.ini", self.ini(port)), ("users", self.user_list()), ("hba", self.hba_text())];

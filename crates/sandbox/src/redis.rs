@@ -9,7 +9,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use crate::error::StartError;
-use crate::folder::Folder;
+use crate::folder::TempFolder;
 use crate::port::free_port;
 use crate::server_process::{LaunchSpec, ServerProcess, server_controls};
 use crate::{certificate, program};
@@ -175,7 +175,7 @@ impl RedisBuilder {
     /// See [`StartError`].
     pub fn start(self) -> Result<Redis, StartError> {
         let program = program::find(PROGRAM)?;
-        let folder = Arc::new(Folder::create()?);
+        let folder = Arc::new(TempFolder::create()?);
         let mut tries = 1;
         loop {
             match self.start_on(free_port(), &program, &folder) {
@@ -185,7 +185,7 @@ impl RedisBuilder {
         }
     }
 
-    fn start_on(&self, port: u16, program: &Path, folder: &Arc<Folder>) -> Result<Redis, StartError> {
+    fn start_on(&self, port: u16, program: &Path, folder: &Arc<TempFolder>) -> Result<Redis, StartError> {
         let socket = folder.path().join("redis.sock");
         let mut lines = vec![
             "bind 127.0.0.1".to_owned(),
@@ -218,7 +218,7 @@ impl RedisBuilder {
     }
 }
 
-fn prepare_tls(folder: &Folder, lines: &mut Vec<String>) -> Result<RedisTls, StartError> {
+fn prepare_tls(folder: &TempFolder, lines: &mut Vec<String>) -> Result<RedisTls, StartError> {
     let certificates = certificate::make()?;
     let port = free_port();
     let ca_path = folder.write("ca.pem", &certificates.authority)?;

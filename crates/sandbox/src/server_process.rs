@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use libc::c_int;
 
 use crate::error::StartError;
-use crate::folder::Folder;
+use crate::folder::TempFolder;
 use crate::system_user::SystemUser;
 use crate::{proc, spawn};
 
@@ -54,11 +54,11 @@ pub(crate) struct LaunchSpec {
 pub(crate) struct ServerProcess {
     launch: LaunchSpec,
     child: Mutex<Child>,
-    folder: Arc<Folder>,
+    folder: Arc<TempFolder>,
 }
 
 impl ServerProcess {
-    pub(crate) fn start(launch: LaunchSpec, folder: Arc<Folder>) -> Result<ServerProcess, StartError> {
+    pub(crate) fn start(launch: LaunchSpec, folder: Arc<TempFolder>) -> Result<ServerProcess, StartError> {
         let child = start_and_wait(&launch, &folder)?;
         Ok(ServerProcess { launch, child: Mutex::new(child), folder })
     }
@@ -167,7 +167,7 @@ impl Drop for ServerProcess {
 }
 
 /// Starts the server and waits until it is ready.
-fn start_and_wait(launch: &LaunchSpec, folder: &Folder) -> Result<Child, StartError> {
+fn start_and_wait(launch: &LaunchSpec, folder: &TempFolder) -> Result<Child, StartError> {
     let (command, log_start) = command(launch, folder)?;
     let spawned = spawn::spawn(command, launch.death_signal);
     let mut child =
@@ -209,14 +209,15 @@ fn port_taken(launch: &LaunchSpec, log: &str) -> Option<StartError> {
 }
 
 /// Returns the command, which appends to the log, and the log's current length.
-fn command(launch: &LaunchSpec, folder: &Folder) -> Result<(Command, usize), StartError> {
+fn command(launch: &LaunchSpec, folder: &TempFolder) -> Result<(Command, usize), StartError> {
     let path = folder.path().join(LOG_FILE);
     let open = || {
         let log = File::options().create(true).append(true).open(&path)?;
         let length = log.metadata()?.len();
         Ok((log.try_clone()?, log, length))
     };
-    let (out, err, length) = open().map_err(|source| StartError::Folder { path: path.clone(), source })?;
+    let (out, err, length) =
+        open().map_err(|source| StartError::TempFolder { path: path.clone(), source })?;
     let mut command = Command::new(&launch.program);
     command.args(&launch.args).current_dir(folder.path());
     command.stdin(Stdio::null()).stdout(out).stderr(err);
@@ -227,7 +228,7 @@ fn command(launch: &LaunchSpec, folder: &Folder) -> Result<(Command, usize), Sta
     Ok((command, usize::try_from(length).unwrap_or(usize::MAX)))
 }
 
-fn kill_and_reap(child: &mut Child, folder: &Folder) {
+fn kill_and_reap(child: &mut Child, folder: &TempFolder) {
     // Both calls fail only if the child was already reaped.
     let _ = child.kill();
     let _ = child.wait();
@@ -239,7 +240,7 @@ fn has_ended(child: &mut Child) -> bool {
 }
 
 /// Returns the log from the byte offset `start`.
-fn read_log(folder: &Folder, start: usize) -> String {
+fn read_log(folder: &TempFolder, start: usize) -> String {
     let bytes = fs::read(folder.path().join(LOG_FILE)).unwrap_or_default();
     String::from_utf8_lossy(bytes.get(start..).unwrap_or_default()).into_owned()
 }

@@ -11,11 +11,11 @@ use std::sync::{Arc, RwLock};
 
 use axum::Router;
 use axum::routing::get;
-use forebay_admission::{Admission, Identify};
+use forebay_admission::{Admission, Identifier};
 use forebay_quota::Quota;
 use forebay_replication::ManagerConfig;
 use forebay_replication::reservoir::PostgresConnect;
-use forebay_sandbox::{Folder, Postgres};
+use forebay_sandbox::{Postgres, TempFolder};
 use forebay_serve::protocol::Access;
 use forebay_serve::{Config, ShapeBackend};
 use forebay_shapes::{Shapes, StoreConfig};
@@ -35,7 +35,7 @@ async fn main() -> Result<()> {
         Some(postgres) => postgres.url("postgres"),
         None => std::env::var("DATABASE_URL")?,
     };
-    let folder = Folder::create()?;
+    let folder = TempFolder::create()?;
 
     let store = Shapes::open(StoreConfig::new(folder.path()))?;
     let database = ManagerConfig::new(PostgresConnect::new(&url)?).slot("axum_app").publication("axum_app");
@@ -44,7 +44,7 @@ async fn main() -> Result<()> {
 
     let admission = Admission::builder().total(10_000).build(Quota::local()); // live requests
     let access = Arc::new(RwLock::new(Access::default())); // no secret, no tokens
-    let service = backend.service(admission, Identify::new(), access);
+    let service = backend.service(admission, Identifier::new(), access);
     let app = Router::new().route("/", get("an app")).route_service("/v1/shape", service);
 
     let client = backend.manager().admin().await?;

@@ -9,7 +9,7 @@ use std::fmt;
 use std::sync::{Arc, RwLock};
 use std::time::Duration;
 
-use forebay_admission::{Admission, AdmissionLayer, Identify};
+use forebay_admission::{Admission, AdmissionLayer, Identifier};
 use forebay_replication::{Manager, ManagerConfig, ManagerConfigError, ManagerEvent};
 use forebay_shapes::Shapes;
 use tokio::sync::broadcast::error::RecvError;
@@ -95,7 +95,7 @@ impl ShapeBackend {
     pub fn service(
         &self,
         admission: Admission,
-        identify: Identify,
+        identify: Identifier,
         access: Arc<RwLock<Access>>,
     ) -> ServeService {
         let tokens = TokenVerifier::new(identify.clone(), self.tokens_claim.as_deref());

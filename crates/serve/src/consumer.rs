@@ -70,7 +70,7 @@ impl Consumer for ShapesConsumer {
         self.shapes.reset(origin, durable.0).await.map_err(store_ended)
     }
 
-    async fn adopt(&mut self, timeline: Timeline) -> Result<(), ConsumerError> {
+    async fn record_timeline(&mut self, timeline: Timeline) -> Result<(), ConsumerError> {
         let Some(StorePosition { origin, .. }) = self.shapes.position() else { return Ok(()) };
         let origin: StoreOrigin = serde_json::from_str(&origin).map_err(ConsumerError::fatal)?;
         self.shapes.adopt(to_json(&StoreOrigin { timeline, ..origin })).await.map_err(store_ended)

@@ -16,7 +16,7 @@ use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
 use forebay_admission::{AdmissionLayer, AdmissionService, StreamBody};
-use forebay_stream::Peer;
+use forebay_stream::ClientAddr;
 use http::header::ORIGIN;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response};
 use http_body::Body;
@@ -96,7 +96,7 @@ impl ServeService {
     ) -> Self {
         let layer = layer
             .streams(|parts| parts.extensions.get::<ParsedRequest>().is_some_and(ParsedRequest::takes_permit))
-            .peer(|extensions| extensions.get::<Peer>().map(|peer| peer.0));
+            .peer(|extensions| extensions.get::<ClientAddr>().map(|peer| peer.0));
         let admitted = layer.layer(AdmittedService { handler });
         let (failures, responses) = (FailureLog::default(), metrics::ResponseCounters::default());
         ServeService { admitted, context: Arc::new(ServiceContext { access, tokens, failures, responses }) }

@@ -7,7 +7,7 @@
 //! streams have `StreamTimeouts::until`. The clock leeway of admission doesn't apply here: each
 //! stream ends at `exp`, and the client would reconnect until the leeway is over.
 
-use forebay_admission::{Identify, IdentifyError, TokenFault};
+use forebay_admission::{Identifier, IdentifyError, TokenFault};
 use http::HeaderMap;
 use tokio::time::{Instant, timeout_at};
 
@@ -15,14 +15,14 @@ use super::protocol::{RequestRefusal, TokenBearer, parse_grants};
 
 /// Verifies tokens and reads their grants.
 pub(crate) struct TokenVerifier {
-    identify: Identify,
+    identify: Identifier,
     /// The claim with the grants.
     claim: String,
 }
 
 impl TokenVerifier {
     /// `claim` is the claim with the grants.
-    pub(crate) fn new(identify: Identify, claim: Option<&str>) -> Self {
+    pub(crate) fn new(identify: Identifier, claim: Option<&str>) -> Self {
         TokenVerifier { identify, claim: claim.unwrap_or_default().to_owned() }
     }
 

@@ -86,7 +86,7 @@ impl Baselines {
     }
 
     /// Returns the states to write into a catalog file.
-    pub(crate) fn to_catalog(&mut self) -> Vec<(u32, CatalogState)> {
+    pub(crate) fn take_for_catalog(&mut self) -> Vec<(u32, CatalogState)> {
         self.0.retain(|_, baseline| baseline.shapes > 0);
         let logged = |(oid, baseline): (&u32, &Baseline)| Some((*oid, baseline.logged.clone()?));
         self.0.iter().filter_map(logged).collect()

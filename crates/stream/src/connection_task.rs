@@ -11,7 +11,7 @@ use std::task::{Context, Poll, ready};
 use pin_project_lite::pin_project;
 use tokio::net::TcpStream;
 
-use crate::Peer;
+use crate::ClientAddr;
 use crate::dispatch;
 use crate::live::stream::{LiveStream, LiveStreamParts};
 use crate::server::ServerContext;
@@ -48,7 +48,7 @@ type ServeFuture<B> = Pin<Box<dyn Future<Output = Option<LiveStreamParts<B>>> + 
 impl<B: ResponseBody + Send + 'static> ConnectionTask<B> {
     pub(crate) fn new<S>(
         stream: TcpStream,
-        peer: Peer,
+        peer: ClientAddr,
         service: S,
         context: Arc<ServerContext>,
         entry: TaskEntry,

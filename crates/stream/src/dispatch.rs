@@ -8,7 +8,7 @@ use bytes::Bytes;
 use tokio::net::TcpStream;
 use tokio::time::{Instant, sleep_until};
 
-use crate::Peer;
+use crate::ClientAddr;
 use crate::h1::connection::{self, H1Outcome};
 use crate::hyper::activity::ConnectionActivity;
 use crate::hyper::http1::serve_http1;
@@ -25,7 +25,7 @@ use crate::socket::{REQUEST_TIMEOUT_RESPONSE, SHUTTING_DOWN_RESPONSE, linger, re
 /// Serves a connection until it ends; returns the parts of a live stream that takes the socket.
 pub(crate) async fn serve<S, B>(
     stream: TcpStream,
-    peer: Peer,
+    peer: ClientAddr,
     service: S,
     context: Arc<ServerContext>,
 ) -> Option<LiveStreamParts<B>>

@@ -149,7 +149,7 @@ use std::net::SocketAddr;
 pub use config::HttpServerConfig;
 pub use h1::spare_headers::spare_headers;
 pub use incoming::Incoming;
-pub use live::tail::{Lagged, LastEvent, Tail};
+pub use live::tail::{LastEvent, Tail, TailLagged};
 pub use live::topic::Topic;
 pub use server::{DrainSummary, HttpServer};
 pub use service_fn::{ServiceFn, ServiceFnFuture, service_fn};
@@ -166,4 +166,4 @@ pub struct LiveBody;
 
 /// Address of the peer, in every request's extensions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Peer(pub SocketAddr);
+pub struct ClientAddr(pub SocketAddr);

@@ -21,7 +21,7 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout_at};
 use tower_service::Service;
 
-use crate::Peer;
+use crate::ClientAddr;
 use crate::backlog::{drain_backlog, is_per_connection};
 use crate::config::HttpServerConfig;
 use crate::connection_task::ConnectionTask;
@@ -90,7 +90,7 @@ where
 {
     /// Creates a server for the connections that `listener` accepts.
     ///
-    /// A clone of `service` handles every request, with [`Peer`] in the request's extensions.
+    /// A clone of `service` handles every request, with [`ClientAddr`] in the request's extensions.
     pub fn new(listener: TcpListener, service: S, config: HttpServerConfig) -> HttpServer<S> {
         HttpServer { listener, service, context: Arc::new(ServerContext::new(config)) }
     }
@@ -126,7 +126,7 @@ where
                         if let Some(failures) = outage.recover() {
                             tracing::info!(failures, "accepting connections resumed");
                         }
-                        spawn_connection(stream, Peer(peer), &service, &context);
+                        spawn_connection(stream, ClientAddr(peer), &service, &context);
                     }
                     Err(error) if is_per_connection(&error) => {}
                     Err(error) => {
@@ -146,7 +146,7 @@ where
         let (began, mut open) = context.begin_drain();
         drain_backlog(listener, |stream, peer| {
             open += 1;
-            spawn_connection(stream, Peer(peer), &service, &context);
+            spawn_connection(stream, ClientAddr(peer), &service, &context);
         })
         .await;
         drop(service);
@@ -173,7 +173,7 @@ impl AcceptOutage {
     }
 }
 
-fn spawn_connection<S, B>(stream: TcpStream, peer: Peer, service: &S, context: &Arc<ServerContext>)
+fn spawn_connection<S, B>(stream: TcpStream, peer: ClientAddr, service: &S, context: &Arc<ServerContext>)
 where
     S: HttpService<B>,
     B: ResponseBody + Send + 'static,

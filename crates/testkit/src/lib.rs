@@ -27,21 +27,21 @@
 //! | when a byte may be forwarded | `proxy/lane.rs` |
 //! | throwaway servers | the crate `forebay-sandbox` |
 //! | timeouts and polling in tests | `waiting.rs` |
-//! | reproducible random numbers | `dice.rs` |
+//! | reproducible random numbers | `rng.rs` |
 //! | READMEs whose code is compiled and run | `readme.rs` |
 
-mod dice;
 mod markdown;
 mod proxy;
 mod python;
 mod readme;
+mod test_rng;
 mod waiting;
 
 pub use forebay_sandbox as sandbox;
 
-pub use crate::dice::{Dice, seed};
 pub use crate::markdown::{named, quoted, rows, section};
 pub use crate::proxy::{Direction, Proxy};
 pub use crate::python::python;
 pub use crate::readme::{readme_blocks, readme_blocks_run};
-pub use crate::waiting::{PATIENCE, eventually, within};
+pub use crate::test_rng::{TestRng, seed};
+pub use crate::waiting::{TEST_TIMEOUT, eventually, within};

@@ -23,7 +23,7 @@ const MAX_HOPS: usize = 32;
 /// unchanged, so the client may have forged it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
-pub enum ForwardedBy {
+pub enum ForwardedHeader {
     /// No header: the peer's address is the client's.
     #[default]
     PeerOnly,
@@ -33,13 +33,13 @@ pub enum ForwardedBy {
     Forwarded,
 }
 
-impl ForwardedBy {
+impl ForwardedHeader {
     /// Returns the header to read.
     pub(crate) fn header(self) -> Option<HeaderName> {
         match self {
-            ForwardedBy::PeerOnly => None,
-            ForwardedBy::XForwardedFor => Some(X_FORWARDED_FOR),
-            ForwardedBy::Forwarded => Some(FORWARDED),
+            ForwardedHeader::PeerOnly => None,
+            ForwardedHeader::XForwardedFor => Some(X_FORWARDED_FOR),
+            ForwardedHeader::Forwarded => Some(FORWARDED),
         }
     }
 }
@@ -47,15 +47,15 @@ impl ForwardedBy {
 /// Returns the address of the client.
 pub(crate) fn client_address(
     peer: IpAddr,
-    by: ForwardedBy,
+    by: ForwardedHeader,
     headers: &HeaderMap,
     trusted: &[Network],
 ) -> IpAddr {
     let trusts = |address| trusted.iter().any(|network| network.contains(address));
     let Some(header) = by.header() else { return canonical(peer) };
     let last_comma: fn(&[u8]) -> Option<usize> = match by {
-        ForwardedBy::Forwarded => |line| last_outside_quotes(line, b','),
-        ForwardedBy::XForwardedFor | ForwardedBy::PeerOnly => {
+        ForwardedHeader::Forwarded => |line| last_outside_quotes(line, b','),
+        ForwardedHeader::XForwardedFor | ForwardedHeader::PeerOnly => {
             |line| line.iter().rposition(|byte| *byte == b',')
         }
     };
@@ -67,8 +67,8 @@ pub(crate) fn client_address(
             break;
         }
         let node = match by {
-            ForwardedBy::Forwarded => forwarded_for(entry),
-            ForwardedBy::XForwardedFor | ForwardedBy::PeerOnly => Some(entry),
+            ForwardedHeader::Forwarded => forwarded_for(entry),
+            ForwardedHeader::XForwardedFor | ForwardedHeader::PeerOnly => Some(entry),
         };
         match node.and_then(node_address) {
             Some(address) => client = canonical(address),
@@ -149,7 +149,7 @@ mod tests {
 
     use super::*;
 
-    fn client_of(peer: &str, by: ForwardedBy, lines: &[impl AsRef<[u8]>]) -> String {
+    fn client_of(peer: &str, by: ForwardedHeader, lines: &[impl AsRef<[u8]>]) -> String {
         let mut headers = HeaderMap::new();
         for line in lines {
             headers.append(by.header().unwrap(), HeaderValue::from_bytes(line.as_ref()).unwrap());
@@ -159,11 +159,11 @@ mod tests {
     }
 
     fn x_forwarded_for(peer: &str, lines: &[impl AsRef<[u8]>]) -> String {
-        client_of(peer, ForwardedBy::XForwardedFor, lines)
+        client_of(peer, ForwardedHeader::XForwardedFor, lines)
     }
 
     fn forwarded(lines: &[impl AsRef<[u8]>]) -> String {
-        client_of("10.0.0.1", ForwardedBy::Forwarded, lines)
+        client_of("10.0.0.1", ForwardedHeader::Forwarded, lines)
     }
 
     #[test]
@@ -221,7 +221,7 @@ mod tests {
         let mut headers = HeaderMap::new();
         headers.append(FORWARDED, HeaderValue::from_static("for=198.51.100.1"));
         let (peer, trusted) = ("10.0.0.1".parse().unwrap(), ["10.0.0.0/8".parse().unwrap()]);
-        for by in [ForwardedBy::XForwardedFor, ForwardedBy::PeerOnly] {
+        for by in [ForwardedHeader::XForwardedFor, ForwardedHeader::PeerOnly] {
             assert_eq!(client_address(peer, by, &headers, &trusted), peer);
         }
     }
@@ -258,7 +258,7 @@ mod tests {
         #[test]
         fn an_untrusted_peer_cannot_claim_another_address(line in any_value()) {
             prop_assert_eq!(x_forwarded_for("203.0.113.9", &[&line]), "203.0.113.9");
-            prop_assert_eq!(client_of("203.0.113.9", ForwardedBy::Forwarded, &[&line]), "203.0.113.9");
+            prop_assert_eq!(client_of("203.0.113.9", ForwardedHeader::Forwarded, &[&line]), "203.0.113.9");
         }
 
         #[test]

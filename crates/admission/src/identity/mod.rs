@@ -4,7 +4,7 @@
 //! signature, and API keys are configured. Identity headers are read only from a trusted proxy. An
 //! address is the peer's, or one that a trusted proxy reports. A wrong credential is an
 //! [`IdentifyError`], never an anonymous client.
-//! Enforced by: [`Identify::identify`] is the only way from a request to a [`ClientIdentity`].
+//! Enforced by: [`Identifier::identify`] is the only way from a request to a [`ClientIdentity`].
 //! Order: token, API key, trusted header, address. If tokens and keys share a header, a known key
 //! is tried before a token.
 //! Out of scope: authorization.
@@ -31,7 +31,7 @@ mod tests;
 mod verified_token;
 
 pub use api_key::ApiKeys;
-pub use forwarded::ForwardedBy;
+pub use forwarded::ForwardedHeader;
 pub use jwt::{Jwt, TokenFault};
 pub use keys::KeyError;
 pub use network::{Network, NetworkError};
@@ -59,7 +59,7 @@ pub struct PeerAddr(pub SocketAddr);
 /// # }
 /// ```
 #[derive(Clone, Default)]
-pub struct Identify {
+pub struct Identifier {
     /// Shared by clones. A builder method creates an independent copy.
     methods: Arc<RwLock<Arc<IdentityMethods>>>,
 }
@@ -70,11 +70,11 @@ struct IdentityMethods {
     api_keys: Option<ApiKeys>,
     header: Option<HeaderName>,
     class_header: Option<HeaderName>,
-    address: Option<ForwardedBy>,
+    address: Option<ForwardedHeader>,
     proxies: Vec<Network>,
 }
 
-impl Identify {
+impl Identifier {
     /// Creates an identification without methods: every client is anonymous.
     pub fn new() -> Self {
         Self::default()
@@ -111,7 +111,7 @@ impl Identify {
     }
 
     /// Identifies all other clients by address: the peer's, or the one reported by a trusted proxy.
-    pub fn address(self, by: ForwardedBy) -> Self {
+    pub fn address(self, by: ForwardedHeader) -> Self {
         self.with_methods(|methods| methods.address = Some(by))
     }
 
@@ -160,21 +160,21 @@ impl Identify {
         if methods.trusts(peer) {
             return Vec::new();
         }
-        let forwarded = methods.address.and_then(ForwardedBy::header);
+        let forwarded = methods.address.and_then(ForwardedHeader::header);
         let only_trusted = [methods.header.as_ref(), methods.class_header.as_ref(), forwarded.as_ref()];
         let stripped = only_trusted.into_iter().flatten().filter(|name| headers.remove(*name).is_some());
         stripped.cloned().collect()
     }
 
     /// Replaces all methods, for all clones. Clients that are already identified are not affected.
-    pub fn replace(&self, other: &Identify) {
+    pub fn replace(&self, other: &Identifier) {
         let methods = other.methods();
         *self.methods.write().unwrap_or_else(PoisonError::into_inner) = methods;
     }
 
     /// Copies the token and API keys of `other`, for all clones. Only methods that both have get
     /// new keys. No method and no trusted proxy is added or removed.
-    pub fn renew_keys(&self, other: &Identify) {
+    pub fn renew_keys(&self, other: &Identifier) {
         let (fresh, mut methods) = (other.methods(), (*self.methods()).clone());
         if methods.jwt.is_some() && fresh.jwt.is_some() {
             methods.jwt.clone_from(&fresh.jwt);
@@ -192,7 +192,7 @@ impl Identify {
     fn with_methods(self, change: impl FnOnce(&mut IdentityMethods)) -> Self {
         let mut methods = (*self.methods()).clone();
         change(&mut methods);
-        Identify { methods: Arc::new(RwLock::new(Arc::new(methods))) }
+        Identifier { methods: Arc::new(RwLock::new(Arc::new(methods))) }
     }
 }
 

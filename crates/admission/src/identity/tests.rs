@@ -66,7 +66,7 @@ fn headers(all: &[(&'static str, &str)]) -> HeaderMap {
 }
 
 async fn user_of(
-    identify: &Identify,
+    identify: &Identifier,
     peer: &str,
     all: &[(&'static str, &str)],
 ) -> Result<String, IdentifyError> {
@@ -75,13 +75,13 @@ async fn user_of(
     Ok(client.as_user().map_or("anonymous", |user| user.id()).to_owned())
 }
 
-fn all_methods() -> Identify {
-    Identify::new()
+fn all_methods() -> Identifier {
+    Identifier::new()
         .jwt(Jwt::secret(SECRET).unwrap())
         .api_keys(ApiKeys::new().key("key-of-bob", "bob"))
         .trusted_proxies(["10.0.0.0/8".parse().unwrap()])
         .trusted_header()
-        .address(ForwardedBy::XForwardedFor)
+        .address(ForwardedHeader::XForwardedFor)
 }
 
 #[tokio::test]
@@ -325,7 +325,7 @@ async fn methods_are_tried_in_order() {
     let forwarded = [("x-forwarded-for", "198.51.100.7, 10.0.0.9")];
     assert_eq!(user_of(&identify, "10.0.0.1", &forwarded).await, Ok("198.51.100.7".into()));
     assert_eq!(user_of(&identify, "2001:db8:1:2::3", &[]).await, Ok("2001:db8:1:2::".into()));
-    assert_eq!(user_of(&Identify::new(), "10.0.0.1", &all).await, Ok("anonymous".into()));
+    assert_eq!(user_of(&Identifier::new(), "10.0.0.1", &all).await, Ok("anonymous".into()));
 }
 
 #[tokio::test]
@@ -389,7 +389,7 @@ async fn too_long_credentials_are_refused_as_too_long() {
 #[tokio::test]
 async fn a_key_in_the_authorization_header_follows_bearer() {
     let keys = ApiKeys::new().key("key-of-bob", "bob").header(AUTHORIZATION);
-    let identify = Identify::new().api_keys(keys);
+    let identify = Identifier::new().api_keys(keys);
     let user_of = |value: &'static str| {
         let identify = identify.clone();
         async move { user_of(&identify, "10.0.0.1", &[("authorization", value)]).await }
@@ -402,7 +402,7 @@ async fn a_key_in_the_authorization_header_follows_bearer() {
 #[tokio::test]
 async fn keys_and_tokens_may_share_the_authorization_header() {
     let keys = ApiKeys::new().key("key-of-bob", "bob").header(AUTHORIZATION);
-    let identify = Identify::new().jwt(Jwt::secret(SECRET).unwrap()).api_keys(keys);
+    let identify = Identifier::new().jwt(Jwt::secret(SECRET).unwrap()).api_keys(keys);
     let user_of = async |value: &str| user_of(&identify, "10.0.0.1", &[("authorization", value)]).await;
     assert_eq!(user_of(&format!("Bearer {}", token("HS256"))).await, Ok("ada".into()));
     assert_eq!(user_of("Bearer key-of-bob").await, Ok("bob".into()));
@@ -413,7 +413,7 @@ async fn keys_and_tokens_may_share_the_authorization_header() {
 
 #[tokio::test]
 async fn a_class_comes_from_the_token_the_key_or_the_proxy() {
-    let identify = Identify::new()
+    let identify = Identifier::new()
         .jwt(Jwt::secret(SECRET).unwrap().class_claim("plan"))
         .api_keys(ApiKeys::new().key_of_class("key", "bob", Class::new("gold")))
         .trusted_proxies(["10.0.0.0/8".parse().unwrap()])
@@ -434,11 +434,11 @@ async fn a_class_comes_from_the_token_the_key_or_the_proxy() {
 
 #[tokio::test]
 async fn without_authentication_methods_clients_get_the_class_user() {
-    let class = async |identify: Identify| {
+    let class = async |identify: Identifier| {
         identify.identify(&HeaderMap::new(), Some("10.0.0.1".parse().unwrap())).await.unwrap().class
     };
-    assert_eq!(class(Identify::new()).await, Class::USER);
-    assert_eq!(class(Identify::new().address(ForwardedBy::PeerOnly)).await, Class::USER);
+    assert_eq!(class(Identifier::new()).await, Class::USER);
+    assert_eq!(class(Identifier::new().address(ForwardedHeader::PeerOnly)).await, Class::USER);
     assert_eq!(class(all_methods()).await, Class::ANONYMOUS);
 }
 
@@ -476,7 +476,7 @@ async fn claims_are_returned_for_valid_tokens_only() {
     assert!(token.remaining().is_some_and(|left| left > Duration::from_secs(1 << 20)));
     assert_eq!(verify("Basic YTpi").await, Ok(None));
     assert_eq!(identify.token(&HeaderMap::new()).await, Ok(None));
-    assert_eq!(Identify::new().token(&headers(&[("authorization", "Bearer x")])).await, Ok(None));
+    assert_eq!(Identifier::new().token(&headers(&[("authorization", "Bearer x")])).await, Ok(None));
     let forged = verify(&format!("Bearer {}", forge(&good))).await;
     assert_eq!(forged, Err(IdentifyError::Token(TokenFault::BadSignature)));
     let line = format!("Bearer {good}");
@@ -486,7 +486,7 @@ async fn claims_are_returned_for_valid_tokens_only() {
 
 #[tokio::test]
 async fn renewing_keys_adds_no_method_and_no_trusted_proxy() {
-    let identify = Identify::new().api_keys(ApiKeys::new().key("old", "ada")).trusted_proxies([]);
+    let identify = Identifier::new().api_keys(ApiKeys::new().key("old", "ada")).trusted_proxies([]);
     let fresh = all_methods().api_keys(ApiKeys::new().key("new", "bob"));
     identify.clone().renew_keys(&fresh);
     let peer = "10.0.0.1";
@@ -510,7 +510,7 @@ async fn replaced_methods_apply_to_all_clones_but_not_to_derived_copies() {
     let identify = all_methods();
     let (clone, derived) = (identify.clone(), identify.clone().trusted_proxies([]));
     let other = Jwt::secret(b"another secret, which has thirty-two bytes").unwrap();
-    identify.replace(&Identify::new().jwt(other));
+    identify.replace(&Identifier::new().jwt(other));
     let line = format!("Bearer {}", token("HS256"));
     let bearer = [("authorization", line.as_str())];
     let refused = Err(IdentifyError::Token(TokenFault::BadSignature));

@@ -2,7 +2,7 @@
 //!
 //! Invariant: exists only for a token whose signature and claims were checked. `Debug` never prints
 //! the claims.
-//! Enforced by: only [`Identify::token`](super::Identify::token) returns one.
+//! Enforced by: only [`Identifier::token`](super::Identifier::token) returns one.
 
 use std::fmt;
 use std::time::Duration;

@@ -7,7 +7,7 @@ use std::time::Duration;
 use forebay_admission::Admission;
 use forebay_quota::{MemberConfig, Quota, RedisStore};
 use forebay_sandbox::Redis;
-use forebay_testkit::{Direction, PATIENCE, Proxy};
+use forebay_testkit::{Direction, Proxy, TEST_TIMEOUT};
 
 use crate::support::{
     RawHttpClient, admission_of, by_header, eventually, serve, user, wait_until_released, within,
@@ -74,7 +74,7 @@ async fn a_request_cancelled_before_the_decision_holds_no_unit() {
     // immediately.
     let member =
         MemberConfig::new("one").ttl(Duration::from_secs(6)).heartbeat_interval(Duration::from_millis(100));
-    let quota = Quota::join(store, member.call_timeout(PATIENCE).join_timeout(PATIENCE)).await;
+    let quota = Quota::join(store, member.call_timeout(TEST_TIMEOUT).join_timeout(TEST_TIMEOUT)).await;
     let admission = Admission::builder().total(10).per_user(1).build(quota);
     // A new store may grant nothing for one TTL.
     eventually("a first permit", true, async || admission.admit(user("ada")).await.is_ok()).await;

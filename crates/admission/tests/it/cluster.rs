@@ -5,7 +5,7 @@ use std::time::Duration;
 use forebay_admission::{Admission, RejectionReason, State};
 use forebay_quota::{MemberConfig, Quota, RedisStore};
 use forebay_sandbox::Redis;
-use forebay_testkit::PATIENCE;
+use forebay_testkit::TEST_TIMEOUT;
 
 use crate::support::{RawHttpClient, by_header, eventually, refusal, serve, user, wait_until_released};
 
@@ -18,8 +18,11 @@ async fn instance(redis: &Redis, name: &str) -> Admission {
     let member = MemberConfig::new(name)
         .ttl(TTL)
         .heartbeat_interval(Duration::from_millis(200))
-        .call_timeout(PATIENCE);
-    Admission::builder().total(8).per_user(3).build(Quota::join(store, member.join_timeout(PATIENCE)).await)
+        .call_timeout(TEST_TIMEOUT);
+    Admission::builder()
+        .total(8)
+        .per_user(3)
+        .build(Quota::join(store, member.join_timeout(TEST_TIMEOUT)).await)
 }
 
 #[tokio::test(flavor = "multi_thread")]

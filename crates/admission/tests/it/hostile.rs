@@ -2,7 +2,7 @@
 
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
-use forebay_admission::{ForwardedBy, Identify, Jwt};
+use forebay_admission::{ForwardedHeader, Identifier, Jwt};
 use ring::hmac;
 use serde_json::json;
 
@@ -28,7 +28,7 @@ fn forged(token: &str, claims: &serde_json::Value) -> String {
 #[tokio::test]
 async fn invalid_tokens_are_401_and_take_no_permit() {
     let admission = admission_of(10, 3);
-    let server = serve(&admission, Identify::new().jwt(Jwt::secret(SECRET).unwrap())).await;
+    let server = serve(&admission, Identifier::new().jwt(Jwt::secret(SECRET).unwrap())).await;
     let far = 4_102_444_800_u64;
     let good = token(json!({"alg": "HS256"}), json!({"sub": "ada", "exp": far}));
     let bad = [
@@ -66,10 +66,10 @@ async fn an_unknown_key_is_401_and_not_anonymous() {
 #[tokio::test]
 async fn forged_headers_from_an_untrusted_peer_have_no_effect_and_are_removed() {
     let admission = admission_of(100, 2);
-    let identify = Identify::new()
+    let identify = Identifier::new()
         .trusted_proxies(["10.0.0.0/8".parse().unwrap()])
         .trusted_header()
-        .address(ForwardedBy::XForwardedFor);
+        .address(ForwardedHeader::XForwardedFor);
     let server = serve(&admission, identify).await;
     let mut open = Vec::new();
     for n in 0..2 {
@@ -96,7 +96,7 @@ async fn forged_headers_from_an_untrusted_peer_have_no_effect_and_are_removed() 
 #[tokio::test]
 async fn addresses_reported_by_a_trusted_proxy_are_accepted() {
     let admission = admission_of(100, 2);
-    let server = serve(&admission, by_header().address(ForwardedBy::XForwardedFor)).await;
+    let server = serve(&admission, by_header().address(ForwardedHeader::XForwardedFor)).await;
     let from = [("x-forwarded-for", "10.9.9.9, 198.51.100.77"), ("x-thread-id", "t")];
     let (_, echo) = refusal(server, "/echo", &from).await;
     assert_eq!((&echo["user"], &echo["thread"]), (&json!("198.51.100.77"), &json!("t")));

@@ -7,7 +7,7 @@ use std::task::{Context, Poll, Waker};
 
 use bytes::Bytes;
 use forebay_admission::{
-    Admission, AdmissionLayer, Class, Identify, PeerAddr, ThreadId, UserId, X_THREAD_ID,
+    Admission, AdmissionLayer, Class, Identifier, PeerAddr, ThreadId, UserId, X_THREAD_ID,
 };
 use forebay_quota::Quota;
 use http::{Request, Response, StatusCode};
@@ -90,7 +90,7 @@ async fn the_fourth_stream_of_a_user_is_429_and_the_one_above_the_total_503() {
 #[tokio::test]
 async fn at_the_limit_the_service_is_ready_and_rejects_in_call() {
     let admission = admission_of(0, 3);
-    let mut service = AdmissionLayer::new(admission, Identify::new()).layer(service_fn(hello));
+    let mut service = AdmissionLayer::new(admission, Identifier::new()).layer(service_fn(hello));
     let ready = service.poll_ready(&mut Context::from_waker(Waker::noop()));
     assert!(matches!(ready, Poll::Ready(Ok(()))));
     assert_eq!(service.call(request(&[])).await.unwrap().status(), StatusCode::SERVICE_UNAVAILABLE);
@@ -99,7 +99,7 @@ async fn at_the_limit_the_service_is_ready_and_rejects_in_call() {
 #[tokio::test]
 async fn a_service_that_fails_or_panics_releases_the_permit() {
     let admission = admission_of(10, 3);
-    let layer = AdmissionLayer::new(admission.clone(), Identify::new());
+    let layer = AdmissionLayer::new(admission.clone(), Identifier::new());
     let failing = layer.layer(service_fn(|_: Request<Empty<Bytes>>| {
         ready(Err::<Response<TextBody>, _>(io::Error::other("no upstream")))
     }));

@@ -5,7 +5,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use ::metrics::set_default_local_recorder;
-use forebay_admission::{Admission, AdmissionLayer, ForwardedBy, Jwt, PeerAddr, metrics};
+use forebay_admission::{Admission, AdmissionLayer, ForwardedHeader, Jwt, PeerAddr, metrics};
 use forebay_quota::Quota;
 use http::{Request, Response};
 use metrics_exporter_prometheus::PrometheusBuilder;
@@ -89,7 +89,7 @@ async fn use_everything(admission: &Admission) {
     let identify = by_key(&["carol"])
         .jwt(Jwt::secret(b"a secret that has more than thirty-two bytes").unwrap())
         .trusted_header()
-        .address(ForwardedBy::XForwardedFor);
+        .address(ForwardedHeader::XForwardedFor);
     let service = AdmissionLayer::new(admission.clone(), identify)
         .layer(service_fn(async |_| Ok::<_, std::io::Error>(Response::new(String::new()))));
     let send = async |headers: &[(&str, &str)]| {

@@ -9,7 +9,7 @@ use axum::body::Body;
 use axum::extract::ConnectInfo;
 use axum::routing::any;
 use bytes::Bytes;
-use forebay_admission::{Admission, AdmissionLayer, ApiKeys, ClientIdentity, Identify};
+use forebay_admission::{Admission, AdmissionLayer, ApiKeys, ClientIdentity, Identifier};
 use forebay_quota::Quota;
 pub(crate) use forebay_testkit::{eventually, within};
 use futures_util::{StreamExt, stream};
@@ -27,14 +27,14 @@ pub(crate) fn user(id: &str) -> ClientIdentity {
 }
 
 /// Identifies users by the header `X-User-ID` from loopback.
-pub(crate) fn by_header() -> Identify {
-    Identify::new().trusted_proxies(["127.0.0.0/8".parse().unwrap()]).trusted_header()
+pub(crate) fn by_header() -> Identifier {
+    Identifier::new().trusted_proxies(["127.0.0.0/8".parse().unwrap()]).trusted_header()
 }
 
 /// Identifies users by the API key `key-of-NAME`.
-pub(crate) fn by_key(names: &[&str]) -> Identify {
+pub(crate) fn by_key(names: &[&str]) -> Identifier {
     let add = |keys: ApiKeys, name: &&str| keys.key(&format!("key-of-{name}"), name);
-    Identify::new().api_keys(names.iter().fold(ApiKeys::new(), add))
+    Identifier::new().api_keys(names.iter().fold(ApiKeys::new(), add))
 }
 
 /// Waits until no stream is open, here and in the quota's counts. A user's account stays in memory
@@ -48,7 +48,7 @@ pub(crate) async fn wait_until_released(admission: &Admission) {
 /// Starts a server with the layer. `/endless` sends one event and stays open, `/stalled` sends no
 /// response head, `/busy` sends events endlessly, `/short` sends one event and ends, `/echo`
 /// returns its thread id and user.
-pub(crate) async fn serve(admission: &Admission, identify: Identify) -> SocketAddr {
+pub(crate) async fn serve(admission: &Admission, identify: Identifier) -> SocketAddr {
     let layer = AdmissionLayer::new(admission.clone(), identify)
         .peer(|extensions| extensions.get::<ConnectInfo<SocketAddr>>().map(|info| info.0));
     let app = Router::new()

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Instant;
 
 use forebay_filter::{Collation, Filter, FilterError, IndexCondition, IndexKey};
-use forebay_testkit::Dice;
+use forebay_testkit::TestRng;
 
 use crate::grammar::Grammar;
 use crate::server::ReferenceServer;
@@ -161,7 +161,7 @@ fn run(
     orders_texts: bool,
 ) {
     let (begun, mut tally) = (Instant::now(), AgreementTally::default());
-    let mut grammar = Grammar::new(Dice::new(seed), orders_texts);
+    let mut grammar = Grammar::new(TestRng::new(seed), orders_texts);
     while tally.pairs < pairs && tally.wrong.len() < 20 {
         let clauses: Vec<_> = (0..BATCH).map(|_| make(&mut grammar)).collect();
         let answers = server.judge(&clauses);

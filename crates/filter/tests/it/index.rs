@@ -8,7 +8,7 @@ use forebay_filter::{
     Alternative, Bound, Candidate, Collation, Column, Filter, Index, IndexCondition, IndexKey, Schema,
     TextRow,
 };
-use forebay_testkit::Dice;
+use forebay_testkit::TestRng;
 
 use crate::grammar::Grammar;
 use crate::table::{self, COLUMNS, TestColumn};
@@ -30,21 +30,21 @@ struct IndexTally {
 fn random_filters_are_found_as_if_each_were_evaluated() {
     let seed = forebay_testkit::seed();
     eprintln!("seed {seed}");
-    let (mut dice, mut grammar) = (Dice::new(seed), Grammar::new(Dice::new(!seed), true));
+    let (mut rng, mut grammar) = (TestRng::new(seed), Grammar::new(TestRng::new(!seed), true));
     let schema = table::schema(&Collation::C, 15);
     let (mut index, mut filters, mut tally) = (Index::new(), BTreeMap::new(), IndexTally::default());
     for step in 0..6_000 {
         // The number of filters falls and rises.
         let removals = if step % 2_000 < 1_000 { 25 } else { 50 };
-        match dice.below(100) {
-            0..20 => check(&index, &filters, &row(&mut dice), &schema, &mut tally),
+        match rng.below(100) {
+            0..20 => check(&index, &filters, &row(&mut rng), &schema, &mut tally),
             roll if roll < 20 + removals => {
-                let id = dice.below(600) as u64;
+                let id = rng.below(600) as u64;
                 filters.remove(&id);
                 index.remove(id);
             }
             _ => {
-                let (id, text) = (dice.below(600) as u64, clause(&mut dice, &mut grammar));
+                let (id, text) = (rng.below(600) as u64, clause(&mut rng, &mut grammar));
                 if let Ok(filter) = Filter::parse(&text, &[], &schema) {
                     index.add(id, Some(&filter), &schema);
                     filters.insert(id, (text, filter));
@@ -141,35 +141,35 @@ fn may_hold(condition: &IndexCondition, cells: &RowCells, schema: &Schema) -> bo
 }
 
 /// Returns a row, and whether one of its texts may be no value of its column's type.
-fn row(dice: &mut Dice) -> (RowCells, bool) {
-    let broken = dice.percent(20);
+fn row(rng: &mut TestRng) -> (RowCells, bool) {
+    let broken = rng.percent(20);
     let mut cells: RowCells = COLUMNS
         .iter()
-        .map(|shown| match dice.below(100) {
+        .map(|shown| match rng.below(100) {
             0..8 => None,
             8..16 if broken => Some(
-                dice.pick(&[&b""[..], b"\xff", b"{", b"99999999999999999999", b"x", b"{{1},2}", b"-"])
+                rng.pick(&[&b""[..], b"\xff", b"{", b"99999999999999999999", b"x", b"{{1},2}", b"-"])
                     .to_vec(),
             ),
-            _ => Some(dice.pick(table::values(shown.kind)).as_bytes().to_vec()),
+            _ => Some(rng.pick(table::values(shown.kind)).as_bytes().to_vec()),
         })
         .collect();
-    cells.push(dice.pick(&[None, Some("sad"), Some("happy")]).map(|label| label.as_bytes().to_vec()));
-    cells.push(dice.pick(&[None, Some("{}")]).map(|json| json.as_bytes().to_vec()));
+    cells.push(rng.pick(&[None, Some("sad"), Some("happy")]).map(|label| label.as_bytes().to_vec()));
+    cells.push(rng.pick(&[None, Some("{}")]).map(|json| json.as_bytes().to_vec()));
     (cells, broken)
 }
 
 /// Returns a clause, mostly of conditions that an index can look up.
-fn clause(dice: &mut Dice, grammar: &mut Grammar) -> String {
-    match dice.below(10) {
+fn clause(rng: &mut TestRng, grammar: &mut Grammar) -> String {
+    match rng.below(10) {
         0 => return grammar.clause(),
         1 => return grammar.flat(),
         _ => {}
     }
-    let mut clause = term(dice);
-    for _ in 0..dice.pick(&[0, 0, 0, 1, 1, 2, 3]) {
-        let (operator, other) = (dice.pick(&["AND", "AND", "OR"]), term(dice));
-        let swap = dice.percent(50);
+    let mut clause = term(rng);
+    for _ in 0..rng.pick(&[0, 0, 0, 1, 1, 2, 3]) {
+        let (operator, other) = (rng.pick(&["AND", "AND", "OR"]), term(rng));
+        let swap = rng.percent(50);
         clause = if swap {
             format!("({other} {operator} {clause})")
         } else {
@@ -179,39 +179,39 @@ fn clause(dice: &mut Dice, grammar: &mut Grammar) -> String {
     clause
 }
 
-fn term(dice: &mut Dice) -> String {
+fn term(rng: &mut TestRng) -> String {
     // Few columns, so that several terms of one clause often have the same column.
     let names =
         ["i4", "i4", "t", "b", "n", "f8", "bp", "id", "d", "tstz", "ai", "at", "an", "\"V c\"", "f4", "ts"];
-    let name = dice.pick(&names);
+    let name = rng.pick(&names);
     let TestColumn { kind, .. } =
         COLUMNS.iter().find(|shown| shown.name == name).expect("there is such a column");
-    let mut constant = || format!("'{}'", dice.pick(table::values(kind)).replace('\'', "''"));
+    let mut constant = || format!("'{}'", rng.pick(table::values(kind)).replace('\'', "''"));
     let (one, two, three) = (constant(), constant(), constant());
     if kind.ends_with(']') {
-        return match dice.below(4) {
+        return match rng.below(4) {
             0 => format!("{name} @> {one}"),
             1 => format!("{one} <@ {name}"),
             2 => format!("{name} && {one}"),
             _ => format!("({one}::{kind})[1] = ANY ({name})"),
         };
     }
-    match dice.below(14) {
+    match rng.below(14) {
         0..3 => format!("{name} = {one}"),
         3 => format!("{name} IN ({one}, {two}, {three})"),
         4 => format!("{name} = ANY (ARRAY[{one}, NULL, {two}]::{kind}[])"),
         5 => format!("{name} BETWEEN {one} AND {two}"),
         6 => format!("{name} IS NOT DISTINCT FROM {one}"),
-        7 => format!("mood = {}", dice.pick(&["'sad'", "'happy'"])),
-        8 => format!("1 / {} = 1", dice.pick(&["i4", "i2", "j4"])),
-        9 => dice
+        7 => format!("mood = {}", rng.pick(&["'sad'", "'happy'"])),
+        8 => format!("1 / {} = 1", rng.pick(&["i4", "i2", "j4"])),
+        9 => rng
             .pick(&["b", "NOT b", "true", "NULL", "t::bpchar = 'a'", "bp LIKE 'a%'", "i4 = ANY ('{}')"])
             .to_owned(),
         10 | 11 => {
-            let pattern = dice.pick(&["a%", "ab%", "a%b", "é%", "a\\%%", "日_", "%", "a\\", "", "A%%", " %"]);
-            format!("{} LIKE '{pattern}'", dice.pick(&["t", "u", "\"V c\""]))
+            let pattern = rng.pick(&["a%", "ab%", "a%b", "é%", "a\\%%", "日_", "%", "a\\", "", "A%%", " %"]);
+            format!("{} LIKE '{pattern}'", rng.pick(&["t", "u", "\"V c\""]))
         }
-        _ => format!("{name} {} {one}", dice.pick(&["<", "<=", ">", ">=", "<>"])),
+        _ => format!("{name} {} {one}", rng.pick(&["<", "<=", ">", ">=", "<>"])),
     }
 }
 

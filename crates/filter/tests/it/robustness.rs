@@ -1,7 +1,7 @@
 //! No clause and no row causes a panic.
 
 use forebay_filter::{Collation, Filter};
-use forebay_testkit::Dice;
+use forebay_testkit::TestRng;
 use proptest::prelude::*;
 
 use crate::grammar::Grammar;
@@ -14,16 +14,16 @@ fn cases() -> u32 {
 
 /// Returns a clause of the grammar with some bytes changed.
 fn mutated(seed: u64) -> String {
-    let mut grammar = Grammar::new(Dice::new(seed), true);
+    let mut grammar = Grammar::new(TestRng::new(seed), true);
     let mut clause: Vec<char> =
         if seed.is_multiple_of(3) { grammar.flat() } else { grammar.clause() }.chars().collect();
-    let mut dice = Dice::new(!seed);
-    for _ in 0..dice.below(4) {
-        let (at, other) = (dice.below(clause.len() + 1), dice.below(clause.len() + 1));
-        match dice.below(4) {
+    let mut rng = TestRng::new(!seed);
+    for _ in 0..rng.below(4) {
+        let (at, other) = (rng.below(clause.len() + 1), rng.below(clause.len() + 1));
+        match rng.below(4) {
             0 => clause.insert(
                 at,
-                dice.pick(&[
+                rng.pick(&[
                     '(', ')', '\'', '"', '$', '[', ']', ':', ',', '.', '-', 'é', '\\', '%', ' ', '0', 'E',
                     '\0',
                 ]),
@@ -48,7 +48,7 @@ fn cell() -> impl Strategy<Value = Option<Vec<u8>>> {
         proptest::collection::vec(any::<u8>(), 0..24).prop_map(Some),
         (0..table::COLUMNS.len(), any::<u64>()).prop_map(|(column, seed)| {
             let all = table::values(table::COLUMNS[column].kind);
-            Some(Dice::new(seed).pick(all).as_bytes().to_vec())
+            Some(TestRng::new(seed).pick(all).as_bytes().to_vec())
         }),
     ]
 }
@@ -76,7 +76,7 @@ proptest! {
     #[test]
     fn the_canonical_text_is_a_clause_with_the_same_text_and_meaning(seed in any::<u64>()) {
         let schema = table::schema(&Collation::C, 15);
-        let mut grammar = Grammar::new(Dice::new(seed), true);
+        let mut grammar = Grammar::new(TestRng::new(seed), true);
         let clause = if seed % 3 == 0 { grammar.flat() } else { grammar.clause() };
         if let Ok(filter) = Filter::parse(&clause, &[], &schema) {
             let again = Filter::parse(filter.canonical(), &[], &schema).map_err(|error| {

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use forebay_filter::{Collation, Schema};
 use forebay_sandbox::Postgres;
-use forebay_testkit::Dice;
+use forebay_testkit::TestRng;
 
 use crate::table;
 
@@ -81,10 +81,10 @@ impl ReferenceServer {
             schema: table::schema(collation, version),
             rows: Vec::new(),
         };
-        let mut dice = Dice::new(seed);
+        let mut rng = TestRng::new(seed);
         let mut sql = format!("{SETTINGS} {} {JUDGE} {COMPLAINT} INSERT INTO rows VALUES ", table::create());
         for rn in 0..rows {
-            write!(sql, "{}{}", if rn == 0 { "" } else { ", " }, table::insert(&mut dice, rn))
+            write!(sql, "{}{}", if rn == 0 { "" } else { ", " }, table::insert(&mut rng, rn))
                 .expect("a String");
         }
         server.run(&sql);

@@ -1,7 +1,7 @@
 //! Test table: a column of every type, and rows of edge cases.
 
 use forebay_filter::{Collation, Column, ColumnType, Schema, TypeKind};
-use forebay_testkit::Dice;
+use forebay_testkit::TestRng;
 
 /// A column: its name, its type in SQL, pg_type.oid, and the type's short name.
 pub(crate) struct TestColumn {
@@ -102,20 +102,20 @@ pub(crate) fn create() -> String {
 }
 
 /// Returns the INSERT of one row.
-pub(crate) fn insert(dice: &mut Dice, rn: usize) -> String {
-    let mut values: Vec<_> = COLUMNS.iter().map(|shown| value(dice, shown)).collect();
-    values.push(dice.pick(&["NULL", "'sad'", "'happy'", "'it''s'"]).to_string());
-    values.push(dice.pick(&["NULL", "'{}'", "'1'"]).to_string());
+pub(crate) fn insert(rng: &mut TestRng, rn: usize) -> String {
+    let mut values: Vec<_> = COLUMNS.iter().map(|shown| value(rng, shown)).collect();
+    values.push(rng.pick(&["NULL", "'sad'", "'happy'", "'it''s'"]).to_string());
+    values.push(rng.pick(&["NULL", "'{}'", "'1'"]).to_string());
     format!("({rn}, {})", values.join(", "))
 }
 
-fn value(dice: &mut Dice, shown: &TestColumn) -> String {
-    if dice.percent(12) {
+fn value(rng: &mut TestRng, shown: &TestColumn) -> String {
+    if rng.percent(12) {
         return "NULL".to_owned();
     }
     let mut all: Vec<&str> = values(shown.kind).to_vec();
     if shown.kind == "bpchar" {
         all.retain(|text| text.chars().count() <= 4);
     }
-    format!("'{}'", dice.pick(&all).replace('\'', "''"))
+    format!("'{}'", rng.pick(&all).replace('\'', "''"))
 }

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use forebay_replication::ManagerOutline;
+use forebay_replication::DatabaseSettings;
 use forebay_replication::reservoir::tokio_postgres::SimpleQueryMessage;
 use forebay_replication::reservoir::{
     Connect as _, PostgresClient, PostgresConnect, ReservoirConnection as _,
@@ -51,7 +51,7 @@ pub(super) async fn check(config: &ServeConfig) -> Vec<Finding> {
 /// Runs all checks over a direct connection.
 async fn check_direct(
     client: &PostgresClient,
-    outline: &ManagerOutline<'_>,
+    outline: &DatabaseSettings<'_>,
     requirements: &DatabaseRequirements<'_>,
 ) -> Vec<Finding> {
     let about = match query(client, postgres_server::ABOUT).await {

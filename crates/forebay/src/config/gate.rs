@@ -4,7 +4,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
-use forebay_admission::{Builder, Class, ForwardedBy, Network, Secret};
+use forebay_admission::{Builder, Class, ForwardedHeader, Network, Secret};
 use forebay_gate::{StreamRoute, UpstreamConfig};
 use forebay_stream::HttpServerConfig;
 use http::header::HeaderName;
@@ -44,7 +44,7 @@ pub struct GateConfig {
     /// Proxies whose headers about clients are trusted.
     pub trusted_proxies: Vec<Network>,
     /// Header that the trusted proxies write.
-    pub forwarded_by: ForwardedBy,
+    pub forwarded_by: ForwardedHeader,
     /// Header that passes the verified user to the upstream.
     pub forward_user_header: Option<HeaderName>,
     /// Time without data from a client whose request body is incomplete.

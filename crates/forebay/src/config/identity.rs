@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use forebay_admission::{ApiKeys, Class, ForwardedBy, Identify, Jwt, KeyError, Network};
+use forebay_admission::{ApiKeys, Class, ForwardedHeader, Identifier, Jwt, KeyError, Network};
 use http::header::HeaderName;
 
 use super::settings_file::IdentitySection;
@@ -11,7 +11,7 @@ use super::value_reader::{ValueError, ValueReader};
 /// Identity methods.
 pub struct IdentityConfig {
     /// The methods, in order of precedence.
-    pub identify: Identify,
+    pub identify: Identifier,
     /// Names of the methods, for the log and the status.
     pub methods: Vec<&'static str>,
     /// Headers that are accepted only from a trusted proxy.
@@ -29,7 +29,7 @@ pub(super) struct TrustedProxies {
     /// The key with the networks, for errors.
     pub(super) key: &'static str,
     pub(super) networks: Vec<Network>,
-    pub(super) forwarded_by: ForwardedBy,
+    pub(super) forwarded_by: ForwardedHeader,
 }
 
 impl TrustedProxies {
@@ -40,7 +40,7 @@ impl TrustedProxies {
         reader: &ValueReader,
     ) -> Result<TrustedProxies, ValueError> {
         let methods =
-            [("x-forwarded-for", ForwardedBy::XForwardedFor), ("forwarded", ForwardedBy::Forwarded)];
+            [("x-forwarded-for", ForwardedHeader::XForwardedFor), ("forwarded", ForwardedHeader::Forwarded)];
         let networks = reader.list(key, networks)?;
         Ok(TrustedProxies { key, networks, forwarded_by: reader.choice(by_key, by, &methods)? })
     }
@@ -53,7 +53,7 @@ impl IdentityConfig {
         reader: &ValueReader,
     ) -> Result<IdentityConfig, ValueError> {
         let TrustedProxies { key: proxies_key, networks: proxies, forwarded_by } = proxies;
-        let (mut identify, mut methods, mut user_headers) = (Identify::new(), Vec::new(), Vec::new());
+        let (mut identify, mut methods, mut user_headers) = (Identifier::new(), Vec::new(), Vec::new());
         if let Some(jwt) = check_jwt(section, reader)? {
             identify = identify.jwt(jwt);
             methods.push("jwt");
@@ -84,7 +84,7 @@ impl IdentityConfig {
             user_headers.push(name);
         }
         if section.by_address == Some(true) {
-            let by = if proxies.is_empty() { ForwardedBy::PeerOnly } else { *forwarded_by };
+            let by = if proxies.is_empty() { ForwardedHeader::PeerOnly } else { *forwarded_by };
             identify = identify.address(by);
             methods.push("address");
         }

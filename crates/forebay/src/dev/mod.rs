@@ -22,7 +22,7 @@ mod startup_banner;
 use std::io::Write as _;
 use std::time::Duration;
 
-use forebay_sandbox::{Folder, Postgres};
+use forebay_sandbox::{Postgres, TempFolder};
 use metrics_exporter_prometheus::PrometheusHandle;
 use tokio::task::{JoinHandle, spawn_blocking};
 use tokio::time::timeout;
@@ -75,7 +75,7 @@ struct DevResources {
     /// Temporary Postgres; `None`: the user's own database is used.
     postgres: Option<Postgres>,
     /// Storage directory.
-    storage: Folder,
+    storage: TempFolder,
 }
 
 /// Runs until a signal. A second signal ends it at once, and is returned. All resources are removed
@@ -158,7 +158,7 @@ impl Drop for GeneratorTask {
 impl DevResources {
     /// Starts the resources. Blocks for some seconds.
     fn start(has_own_database: bool) -> Result<Self, DevError> {
-        let storage = Folder::create().map_err(DevError::Postgres)?;
+        let storage = TempFolder::create().map_err(DevError::Postgres)?;
         if has_own_database {
             return Ok(DevResources { postgres: None, storage });
         }

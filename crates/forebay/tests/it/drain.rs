@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use forebay_testkit::Dice;
+use forebay_testkit::TestRng;
 use rustix::process::Signal;
 use tokio::net::TcpStream;
 use tokio::sync::mpsc;
@@ -173,12 +173,12 @@ async fn every_client_connected_at_sigterm_gets_a_complete_response() {
         let (connected, mut connections) = mpsc::channel(CLIENTS);
         let mut clients = JoinSet::new();
         for number in 0..CLIENTS {
-            let mut dice = Dice::of(round as u64, "a client", number);
-            let pause = Duration::from_micros(dice.below(20_000) as u64);
+            let mut rng = TestRng::of(round as u64, "a client", number);
+            let pause = Duration::from_micros(rng.below(20_000) as u64);
             clients.spawn(run_client(
                 gate.addr,
                 format!("n{number}"),
-                dice.percent(40),
+                rng.percent(40),
                 pause,
                 connected.clone(),
             ));

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use forebay_testkit::Dice;
+use forebay_testkit::TestRng;
 use tokio::io::AsyncWriteExt as _;
 use tokio::net::TcpListener;
 use tokio::task::AbortHandle;
@@ -119,13 +119,13 @@ async fn exchange(gate: &mut HttpConnection, request: &HttpHead, state: &State) 
     if !read_body(gate, request, &nonce).await {
         return false;
     }
-    let mut dice = Dice::of(state.seed, &nonce, arrival);
-    let variant = if state.behavior == UpstreamBehavior::AnswersAll { 100 } else { dice.below(100) };
+    let mut rng = TestRng::of(state.seed, &nonce, arrival);
+    let variant = if state.behavior == UpstreamBehavior::AnswersAll { 100 } else { rng.below(100) };
     if variant < 8 {
         return false; // without a response byte
     }
     state.arrivals.lock().unwrap().get_mut(&nonce).unwrap().answered = true;
-    send_response(gate, method, path, &nonce, variant, &mut dice).await
+    send_response(gate, method, path, &nonce, variant, &mut rng).await
 }
 
 /// Reads the body. Returns false if it is truncated. Fails if it belongs to another request.
@@ -165,7 +165,7 @@ async fn send_response(
     path: &str,
     nonce: &str,
     variant: usize,
-    dice: &mut Dice,
+    rng: &mut TestRng,
 ) -> bool {
     let socket = &mut gate.socket;
     let is_head = method == "HEAD";
@@ -201,7 +201,7 @@ async fn send_response(
         _ => (format!("{whole}{body}"), true),
     };
     // In one write, or in pieces.
-    let piece = if dice.percent(20) { dice.between(1, 40) } else { bytes.len() };
+    let piece = if rng.percent(20) { rng.between(1, 40) } else { bytes.len() };
     for piece in bytes.as_bytes().chunks(piece.max(1)) {
         if socket.write_all(piece).await.is_err() {
             return false;

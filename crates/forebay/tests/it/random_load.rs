@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
-use forebay_testkit::{Dice, seed};
+use forebay_testkit::{TestRng, seed};
 use http::Request;
 use http_body_util::{BodyExt as _, Full};
 use hyper_util::rt::{TokioExecutor, TokioIo};
@@ -72,21 +72,18 @@ struct RandomRequest {
 
 impl RandomRequest {
     /// Returns a random request.
-    fn roll(dice: &mut Dice, client: usize, number: usize) -> RandomRequest {
-        let nonce = format!("c{client}n{number}-{:08x}", dice.roll() as u32);
-        let method = dice.pick(&["GET", "GET", "HEAD", "PUT", "DELETE", "POST"]);
-        let kind = dice.pick(&["plain", "plain", "stream"]);
-        let repeats = if method == "POST" || (method == "PUT" && dice.percent(50)) {
-            dice.between(1, 2_000)
-        } else {
-            0
-        };
+    fn roll(rng: &mut TestRng, client: usize, number: usize) -> RandomRequest {
+        let nonce = format!("c{client}n{number}-{:08x}", rng.roll() as u32);
+        let method = rng.pick(&["GET", "GET", "HEAD", "PUT", "DELETE", "POST"]);
+        let kind = rng.pick(&["plain", "plain", "stream"]);
+        let repeats =
+            if method == "POST" || (method == "PUT" && rng.percent(50)) { rng.between(1, 2_000) } else { 0 };
         RandomRequest { method, path: format!("/{kind}/{nonce}"), body: nonce.repeat(repeats), nonce }
     }
 
     /// Returns the head, and whether the body is chunked.
-    fn head(&self, dice: &mut Dice) -> (String, bool) {
-        let is_chunked = !self.body.is_empty() && dice.percent(40);
+    fn head(&self, rng: &mut TestRng) -> (String, bool) {
+        let is_chunked = !self.body.is_empty() && rng.percent(40);
         let framing = match (self.body.len(), is_chunked) {
             (0, _) => String::new(),
             (_, true) => "Transfer-Encoding: chunked\r\n".to_owned(),
@@ -95,8 +92,8 @@ impl RandomRequest {
         (format!("{} {} HTTP/1.1\r\nHost: a\r\n{framing}\r\n", self.method, self.path), is_chunked)
     }
 
-    fn text(&self, dice: &mut Dice) -> String {
-        let (head, is_chunked) = self.head(dice);
+    fn text(&self, rng: &mut TestRng) -> String {
+        let (head, is_chunked) = self.head(rng);
         match is_chunked {
             true => format!("{head}{:x}\r\n{}\r\n0\r\n\r\n", self.body.len(), self.body),
             false => format!("{head}{}", self.body),
@@ -111,29 +108,29 @@ impl RandomClients {
 
     /// Runs one client, connection after connection.
     async fn client(self, seed: u64, client: usize) {
-        let mut dice = Dice::of(seed, "client", client);
+        let mut rng = TestRng::of(seed, "client", client);
         let mut number = 0;
         while !self.is_over() {
             let Ok(socket) = TcpStream::connect(self.gate).await else { return };
-            match dice.below(100) {
-                0..15 => self.over_http2(socket, &mut dice, client, &mut number).await,
-                15..22 => send_invalid_request(socket, &mut dice).await,
-                _ => self.over_http1(socket, &mut dice, client, &mut number).await,
+            match rng.below(100) {
+                0..15 => self.over_http2(socket, &mut rng, client, &mut number).await,
+                15..22 => send_invalid_request(socket, &mut rng).await,
+                _ => self.over_http1(socket, &mut rng, client, &mut number).await,
             }
         }
     }
 
     /// Sends a few requests on one connection, one after another or pipelined.
-    async fn over_http1(&self, socket: TcpStream, dice: &mut Dice, client: usize, number: &mut usize) {
+    async fn over_http1(&self, socket: TcpStream, rng: &mut TestRng, client: usize, number: &mut usize) {
         socket.set_nodelay(true).unwrap();
         let mut connection = HttpConnection::over(socket);
-        for _ in 0..dice.between(1, 5) {
-            let pipelined = if dice.percent(15) { 3 } else { 1 };
-            let requests: Vec<RandomRequest> = (0..pipelined).map(|_| next(dice, client, number)).collect();
-            let text: String = requests.iter().map(|request| request.text(dice)).collect();
+        for _ in 0..rng.between(1, 5) {
+            let pipelined = if rng.percent(15) { 3 } else { 1 };
+            let requests: Vec<RandomRequest> = (0..pipelined).map(|_| next(rng, client, number)).collect();
+            let text: String = requests.iter().map(|request| request.text(rng)).collect();
             // The whole text, or a part of it; in one write, or in pieces.
-            let leaves_at = if dice.percent(8) { dice.below(text.len()) } else { text.len() };
-            let piece = if dice.percent(15) { dice.between(1, 200) } else { text.len() };
+            let leaves_at = if rng.percent(8) { rng.below(text.len()) } else { text.len() };
+            let piece = if rng.percent(15) { rng.between(1, 200) } else { text.len() };
             // At most 60 pieces. A client that sent only a part disconnects. Otherwise it could
             // wait for the idle timeout of a minute, if the part ends inside the next head.
             let sent = leaves_at.min(60 * piece);
@@ -144,15 +141,15 @@ impl RandomClients {
                 }
                 tokio::task::yield_now().await;
             }
-            if sent < text.len() || dice.percent(8) {
+            if sent < text.len() || rng.percent(8) {
                 return; // disconnects without reading the response
             }
             self.counts.sent.fetch_add(requests.len(), Ordering::Relaxed);
             for request in &requests {
-                if dice.percent(5) {
-                    sleep(Duration::from_millis(dice.below(20) as u64)).await;
+                if rng.percent(5) {
+                    sleep(Duration::from_millis(rng.below(20) as u64)).await;
                 }
-                if !self.read_response(&mut connection, request, dice.percent(4)).await {
+                if !self.read_response(&mut connection, request, rng.percent(4)).await {
                     return;
                 }
             }
@@ -210,17 +207,17 @@ impl RandomClients {
     }
 
     /// Sends concurrent requests, and cancels some of them.
-    async fn over_http2(&self, socket: TcpStream, dice: &mut Dice, client: usize, number: &mut usize) {
+    async fn over_http2(&self, socket: TcpStream, rng: &mut TestRng, client: usize, number: &mut usize) {
         let builder = hyper::client::conn::http2::Builder::new(TokioExecutor::new());
         let Ok((sender, driver)) = builder.handshake::<_, Full<Bytes>>(TokioIo::new(socket)).await else {
             return;
         };
         let driver = tokio::spawn(driver);
         let mut requests = JoinSet::new();
-        for _ in 0..dice.between(1, 8) {
-            let (request, cancels, clients) = (next(dice, client, number), dice.percent(20), self.clone());
+        for _ in 0..rng.between(1, 8) {
+            let (request, cancels, clients) = (next(rng, client, number), rng.percent(20), self.clone());
             let mut sender = sender.clone();
-            let pause = Duration::from_millis(dice.below(10) as u64);
+            let pause = Duration::from_millis(rng.below(10) as u64);
             requests.spawn(async move {
                 let uri = format!("http://a{}", request.path);
                 let builder = Request::builder().method(request.method).uri(uri);
@@ -256,9 +253,9 @@ impl RandomClients {
     }
 }
 
-fn next(dice: &mut Dice, client: usize, number: &mut usize) -> RandomRequest {
+fn next(rng: &mut TestRng, client: usize, number: &mut usize) -> RandomRequest {
     *number += 1;
-    RandomRequest::roll(dice, client, *number)
+    RandomRequest::roll(rng, client, *number)
 }
 
 /// Reads a chunked body. Returns `None` if it is truncated.
@@ -274,8 +271,8 @@ async fn read_chunked_body(connection: &mut HttpConnection) -> Option<Vec<u8>> {
 }
 
 /// Sends something that is no complete request, and disconnects.
-async fn send_invalid_request(mut socket: TcpStream, dice: &mut Dice) {
-    let text = dice.pick(&[
+async fn send_invalid_request(mut socket: TcpStream, rng: &mut TestRng) {
+    let text = rng.pick(&[
         "",
         "G",
         "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\nrubbish",
@@ -285,7 +282,7 @@ async fn send_invalid_request(mut socket: TcpStream, dice: &mut Dice) {
         "\x16\x03\x01",
     ]);
     let _ = socket.write_all(text.as_bytes()).await;
-    sleep(Duration::from_millis(dice.below(5) as u64)).await;
+    sleep(Duration::from_millis(rng.below(5) as u64)).await;
 }
 
 /// Returns the number of open sockets of a process.

@@ -7,7 +7,7 @@
 use std::fmt;
 use std::iter::FusedIterator;
 
-use crate::error::{DecodeError, Fault};
+use crate::error::{DecodeError, DecodeFault};
 use crate::message_reader::MessageReader;
 use crate::tuple::{OldTuple, Tuple};
 
@@ -55,7 +55,7 @@ impl<'a> Update<'a> {
             b'N' => return Ok(Update { xid, relation, old: None, new: Tuple::read(reader)? }),
             b'K' => OldTuple::Key(Tuple::read(reader)?),
             b'O' => OldTuple::Full(Tuple::read(reader)?),
-            _ => return Err(before.fault(KIND, Fault::Unexpected { expected: "'K', 'O', 'N'" })),
+            _ => return Err(before.fault(KIND, DecodeFault::Unexpected { expected: "'K', 'O', 'N'" })),
         };
         Ok(Update { xid, relation, old: Some(old), new: new_tuple(reader)? })
     }
@@ -80,7 +80,7 @@ impl<'a> Delete<'a> {
         let old = match reader.u8(KIND)? {
             b'K' => OldTuple::Key(Tuple::read(reader)?),
             b'O' => OldTuple::Full(Tuple::read(reader)?),
-            _ => return Err(before.fault(KIND, Fault::Unexpected { expected: "'K', 'O'" })),
+            _ => return Err(before.fault(KIND, DecodeFault::Unexpected { expected: "'K', 'O'" })),
         };
         Ok(Delete { xid, relation, old })
     }
@@ -103,7 +103,7 @@ impl<'a> Truncate<'a> {
     pub(super) fn read(xid: Option<u32>, reader: &mut MessageReader<'a>) -> Result<Self, DecodeError> {
         let before = *reader;
         let Ok(count) = usize::try_from(reader.i32("number of relations")?) else {
-            return Err(before.fault("number of relations", Fault::Negative));
+            return Err(before.fault("number of relations", DecodeFault::Negative));
         };
         let flags = reader.flags(CASCADE | RESTART_IDENTITY, "flags")?;
         let bytes = reader.bytes(count.saturating_mul(OID_LEN), "relations")?;
@@ -197,7 +197,7 @@ fn new_tuple<'a>(reader: &mut MessageReader<'a>) -> Result<Tuple<'a>, DecodeErro
     let before = *reader;
     match reader.u8(KIND)? {
         b'N' => Tuple::read(reader),
-        _ => Err(before.fault(KIND, Fault::Unexpected { expected: "'N'" })),
+        _ => Err(before.fault(KIND, DecodeFault::Unexpected { expected: "'N'" })),
     }
 }
 
@@ -334,9 +334,9 @@ mod tests {
     #[test]
     fn a_table_count_beyond_the_message_is_refused() {
         let error = decode_outside_stream(b"T\x7F\xFF\xFF\xFF\0\0\0\x40").unwrap_err();
-        assert_eq!(error.fault, Fault::Ended { needed: 4 * 0x7FFF_FFFF, left: 3 });
+        assert_eq!(error.fault, DecodeFault::Ended { needed: 4 * 0x7FFF_FFFF, left: 3 });
         let error = decode_outside_stream(b"T\xFF\xFF\xFF\xFF\0").unwrap_err();
-        assert_eq!((error.at, error.fault), (1, Fault::Negative));
+        assert_eq!((error.at, error.fault), (1, DecodeFault::Negative));
     }
 
     #[test]

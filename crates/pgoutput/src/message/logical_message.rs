@@ -52,7 +52,7 @@ impl fmt::Debug for LogicalMessage<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::error::Fault;
+    use crate::error::DecodeFault;
     use crate::message::{
         PgOutputMessage, assert_rejects_other_lengths, decode_in_stream, decode_outside_stream,
     };
@@ -99,7 +99,7 @@ mod tests {
         let mut bytes = MESSAGE.to_vec();
         bytes[16] = 0xFF;
         let error = decode_outside_stream(&bytes).unwrap_err();
-        assert_eq!((error.at, error.fault), (16, Fault::Negative));
+        assert_eq!((error.at, error.fault), (16, DecodeFault::Negative));
     }
 
     #[test]

@@ -17,7 +17,7 @@ pub use prepared::{CommitPrepared, Prepare, RollbackPrepared};
 pub use stream::{AbortPoint, StreamAbort, StreamCommit, StreamStart};
 pub use transaction::{Begin, Commit, Origin};
 
-use crate::error::{DecodeError, Fault};
+use crate::error::{DecodeError, DecodeFault};
 use crate::message_reader::MessageReader;
 use crate::relation::Relation;
 
@@ -82,9 +82,9 @@ impl<'a> PgOutputMessage<'a> {
             // Origin messages have no xid, even within a segment.
             b'O' => Origin::read(reader).map(PgOutputMessage::Origin),
             b'E' if streaming => Ok(PgOutputMessage::StreamStop),
-            b'E' => Err(before.fault("tag", Fault::NotStreaming)),
+            b'E' => Err(before.fault("tag", DecodeFault::NotStreaming)),
             b'B' | b'C' | b'S' | b'c' | b'A' | b'b' | b'P' | b'K' | b'r' | b'p' if streaming => {
-                Err(before.fault("tag", Fault::Streaming))
+                Err(before.fault("tag", DecodeFault::Streaming))
             }
             b'B' => Begin::read(reader).map(PgOutputMessage::Begin),
             b'C' => Commit::read(reader).map(PgOutputMessage::Commit),
@@ -96,7 +96,10 @@ impl<'a> PgOutputMessage<'a> {
             b'K' => CommitPrepared::read(reader).map(PgOutputMessage::CommitPrepared),
             b'r' => RollbackPrepared::read(reader).map(PgOutputMessage::RollbackPrepared),
             b'p' => Prepare::read_with_flags(reader).map(PgOutputMessage::StreamPrepare),
-            _ => Err(before.fault("tag", Fault::Unexpected { expected: "the protocol's, versions 1 to 4" })),
+            _ => {
+                Err(before
+                    .fault("tag", DecodeFault::Unexpected { expected: "the protocol's, versions 1 to 4" }))
+            }
         }
     }
 }
@@ -128,11 +131,14 @@ fn assert_rejects_other_lengths(bytes: &[u8], decode: fn(&[u8]) -> Result<PgOutp
     decode(bytes).unwrap();
     for length in 0..bytes.len() {
         let error = decode(&bytes[..length]).unwrap_err();
-        assert!(matches!(error.fault, Fault::Ended { .. } | Fault::Unterminated), "{length}: {error}");
+        assert!(
+            matches!(error.fault, DecodeFault::Ended { .. } | DecodeFault::Unterminated),
+            "{length}: {error}"
+        );
         assert!(error.at <= length, "{error}");
     }
     let error = decode(&[bytes, b"\0"].concat()).unwrap_err();
-    assert_eq!((error.at, error.fault), (bytes.len(), Fault::Trailing { left: 1 }));
+    assert_eq!((error.at, error.fault), (bytes.len(), DecodeFault::Trailing { left: 1 }));
 }
 
 #[cfg(test)]
@@ -148,7 +154,7 @@ mod tests {
                 decode_in_stream(&[tag, 0, 0]).unwrap_err(),
             ] {
                 assert_eq!((error.tag, error.at, error.field), (Some(tag), 0, "tag"));
-                assert!(matches!(error.fault, Fault::Unexpected { .. }), "{error}");
+                assert!(matches!(error.fault, DecodeFault::Unexpected { .. }), "{error}");
             }
         }
     }
@@ -156,16 +162,16 @@ mod tests {
     #[test]
     fn an_empty_message_is_refused() {
         let error = decode_outside_stream(b"").unwrap_err();
-        assert_eq!((error.tag, error.fault), (None, Fault::Ended { needed: 1, left: 0 }));
+        assert_eq!((error.tag, error.fault), (None, DecodeFault::Ended { needed: 1, left: 0 }));
     }
 
     #[test]
     fn transaction_framing_messages_are_refused_within_a_stream() {
         for tag in *b"BCScAbPKrp" {
             let error = decode_in_stream(&[tag]).unwrap_err();
-            assert_eq!((error.tag, error.fault), (Some(tag), Fault::Streaming));
+            assert_eq!((error.tag, error.fault), (Some(tag), DecodeFault::Streaming));
         }
-        assert_eq!(decode_outside_stream(b"E").unwrap_err().fault, Fault::NotStreaming);
+        assert_eq!(decode_outside_stream(b"E").unwrap_err().fault, DecodeFault::NotStreaming);
     }
 
     #[test]

@@ -85,7 +85,7 @@ impl StreamAbort {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::error::Fault;
+    use crate::error::DecodeFault;
     use crate::message::{
         PgOutputMessage, assert_rejects_other_lengths, decode_in_stream, decode_outside_stream,
     };
@@ -152,6 +152,6 @@ mod tests {
             assert_eq!(decoded.is_ok(), length == ABORT.len(), "{length}: {decoded:?}");
         }
         let error = decode_outside_stream(&[ABORT_IN_PARALLEL, b"\0"].concat()).unwrap_err();
-        assert_eq!(error.fault, Fault::Trailing { left: 1 });
+        assert_eq!(error.fault, DecodeFault::Trailing { left: 1 });
     }
 }

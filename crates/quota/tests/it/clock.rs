@@ -14,7 +14,7 @@ use forebay_quota::{
 use forebay_redis::RedisClient;
 use forebay_sandbox::Redis;
 
-use crate::support::{PATIENCE, namespace, settled_store, until};
+use crate::support::{TEST_TIMEOUT, namespace, settled_store, until};
 
 const STEP_MS: u64 = 600_000;
 const TTL: Duration = Duration::from_secs(2);
@@ -75,7 +75,7 @@ async fn a_rebuild_started_under_a_clock_ahead_lasts_one_ttl_at_most() {
     let started = Instant::now();
     let reply = heartbeat(&store, &member, HeartbeatKind::Join).await;
     assert_eq!(reply.rebuild_left, TTL);
-    until("it ends", PATIENCE, async || {
+    until("it ends", TEST_TIMEOUT, async || {
         heartbeat(&store, &member, HeartbeatKind::Renew).await.rebuild_left.is_zero()
     })
     .await;
@@ -101,7 +101,7 @@ async fn a_member_that_died_under_a_clock_ahead_expires_one_ttl_after_the_clock_
             "it is there"
         );
     }
-    until("only the witness is alive", PATIENCE, async || {
+    until("only the witness is alive", TEST_TIMEOUT, async || {
         assert!(matches!(
             heartbeat(&store, &witness, HeartbeatKind::Renew).await.membership,
             Membership::Alive { .. }

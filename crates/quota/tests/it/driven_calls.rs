@@ -12,7 +12,7 @@ use forebay_quota::{
     Quota, QuotaMode, QuotaRefusal, Settlement, SettlementReply, Store, StoreFuture, TokenReply,
     TokenRequest,
 };
-use forebay_testkit::{PATIENCE, eventually};
+use forebay_testkit::{TEST_TIMEOUT, eventually};
 use futures_util::FutureExt;
 
 /// The call timeout.
@@ -265,7 +265,7 @@ fn a_driver_is_answered_when_the_members_runtime_ends() {
 async fn callers_dropped_on_many_threads_leak_nothing() {
     let polls = Arc::new(AtomicU32::new(2));
     // The clock runs: a slow machine must not cause an outage.
-    let (quota, users) = SlowStore::new(SettleDelay::Polls(polls)).member_with_timeout(PATIENCE).await;
+    let (quota, users) = SlowStore::new(SettleDelay::Polls(polls)).member_with_timeout(TEST_TIMEOUT).await;
     let callers: Vec<_> = (0..8_u32)
         .map(|caller| {
             let users = users.clone();

@@ -23,7 +23,7 @@ use crate::support::{namespace, steady, until};
 const TABLE: &str = "quota";
 /// Longer than any test.
 const LONG: Duration = Duration::from_secs(3600);
-const PATIENCE: Duration = Duration::from_secs(30);
+const TEST_TIMEOUT: Duration = Duration::from_secs(30);
 
 fn client(url: String) -> Client {
     let credentials = Credentials::new("sandbox", "sandbox", None, None, "sandbox");
@@ -213,7 +213,7 @@ async fn a_settlement_that_arrives_after_a_later_one_changes_nothing() {
     let slow = DynamoStore::new(client(format!("http://{}", proxy.addr())), TABLE, &namespace);
     let mut late = slow.settle(settlement(&member, 1, vec![exact("k:x", 5, 0, 5)]));
     let mut wait_for = async |what: &str, direction| {
-        until(what, PATIENCE, async || {
+        until(what, TEST_TIMEOUT, async || {
             let over = tokio::time::timeout(Duration::from_millis(5), &mut late).await;
             assert!(over.is_err(), "its write must still be in flight");
             proxy.forwarded_bytes(direction) > 0
@@ -233,8 +233,10 @@ async fn a_settlement_that_arrives_after_a_later_one_changes_nothing() {
 
     settle(&direct, &member, 2, vec![exact("k:x", 5, 0, 0)]).await;
     proxy.resume();
-    until("the late one arrives", PATIENCE, async || proxy.forwarded_bytes(Direction::ToServer) > sent + 500)
-        .await;
+    until("the late one arrives", TEST_TIMEOUT, async || {
+        proxy.forwarded_bytes(Direction::ToServer) > sent + 500
+    })
+    .await;
     let arrived = Instant::now();
     while arrived.elapsed() < Duration::from_millis(500) {
         assert_eq!(holders(&direct, "k:x").await, []);
@@ -285,10 +287,10 @@ async fn two_members_share_a_budget_and_a_keyed_limit() {
     assert_eq!(a.query_holdings().await.unwrap().members.len(), 2);
 
     drop((leases.remove(0), units.remove(0)));
-    until("b gets the unit that a returned", PATIENCE, async || budgets[1].take().await.is_ok()).await;
-    until("and the unit of the key", PATIENCE, async || keyed[1].take("alice").await.is_ok()).await;
+    until("b gets the unit that a returned", TEST_TIMEOUT, async || budgets[1].take().await.is_ok()).await;
+    until("and the unit of the key", TEST_TIMEOUT, async || keyed[1].take("alice").await.is_ok()).await;
     a.leave().await;
-    until("b alone can take everything", PATIENCE, async || {
+    until("b alone can take everything", TEST_TIMEOUT, async || {
         let mut all = Vec::new();
         while let Ok(lease) = budgets[1].take().await {
             all.push(lease);

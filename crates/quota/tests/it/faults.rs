@@ -14,7 +14,7 @@ use futures_util::FutureExt;
 
 use crate::support::{namespace, quick, settled_store, steady, until};
 
-const PATIENCE: Duration = Duration::from_secs(60);
+const TEST_TIMEOUT: Duration = Duration::from_secs(60);
 
 async fn store_at(server: &Redis, namespace: &str) -> RedisStore {
     RedisStore::new(RedisClient::connect(server.url()).await.unwrap(), namespace)
@@ -47,7 +47,7 @@ async fn after_flushall_at_90_percent_the_limits_hold_and_all_units_are_known_ag
     let admin = RedisClient::connect(server.url()).await.unwrap();
     admin.exec::<()>(("FLUSHALL",)).await.unwrap();
     let flushed = Instant::now();
-    until("the store has recorded everything again", PATIENCE, async || {
+    until("the store has recorded everything again", TEST_TIMEOUT, async || {
         let known: u32 = a
             .query_holdings()
             .await
@@ -75,7 +75,7 @@ async fn after_flushall_at_90_percent_the_limits_hold_and_all_units_are_known_ag
     let refused = fresh.keyed_limit("user", 3).take("user-9000").await.unwrap_err();
     assert!(matches!(refused, QuotaRefusal::Rebuilding { .. }), "{refused:?}");
 
-    until("the rebuild ends", PATIENCE, async || {
+    until("the rebuild ends", TEST_TIMEOUT, async || {
         [&a, &b, &fresh].iter().all(|quota| quota.status().mode == QuotaMode::Normal)
     })
     .await;
@@ -119,15 +119,17 @@ async fn redis_is_gone_for(span: Duration, config: fn(&str) -> MemberConfig) {
     let quota = Quota::join(settled_store(&server, "gone").await, config("a")).await;
     let other =
         Quota::join(settled_store(&server, "gone").await, config("b").policy(OutagePolicy::Closed)).await;
-    until("both are known", PATIENCE, async || quota.status().members == 2 && other.status().members == 2)
-        .await;
+    until("both are known", TEST_TIMEOUT, async || {
+        quota.status().members == 2 && other.status().members == 2
+    })
+    .await;
     let (budget, users) = (quota.budget("streams", BudgetConfig::new(20)), quota.keyed_limit("user", 3));
     let mut held = vec![budget.take().await.unwrap()];
     let mut keyed = vec![users.take("ann").await.unwrap()];
 
     server.kill();
     let gone = Instant::now();
-    until("the deadline passes", PATIENCE, async || {
+    until("the deadline passes", TEST_TIMEOUT, async || {
         matches!(quota.status().mode, QuotaMode::Degraded(OutagePolicy::Share))
     })
     .await;
@@ -140,7 +142,7 @@ async fn redis_is_gone_for(span: Duration, config: fn(&str) -> MemberConfig) {
     assert!(matches!(users.take("ann").await, Err(QuotaRefusal::Full { used: 3, limit: 3 })));
     let status = quota.status();
     assert!(status.why.is_some() && status.counters.granted_by_policy > 0, "{status:?}");
-    until("the other is closed", PATIENCE, async || {
+    until("the other is closed", TEST_TIMEOUT, async || {
         matches!(other.status().mode, QuotaMode::Degraded(OutagePolicy::Closed))
     })
     .await;
@@ -149,11 +151,11 @@ async fn redis_is_gone_for(span: Duration, config: fn(&str) -> MemberConfig) {
     tokio::time::sleep(span.saturating_sub(gone.elapsed())).await;
 
     server.revive().unwrap();
-    until("all is normal", PATIENCE, async || {
+    until("all is normal", TEST_TIMEOUT, async || {
         quota.status().mode == QuotaMode::Normal && other.status().mode == QuotaMode::Normal
     })
     .await;
-    until("the store has recorded all units", PATIENCE, async || {
+    until("the store has recorded all units", TEST_TIMEOUT, async || {
         let shares = users.holders("ann").await.unwrap();
         shares.iter().map(|share| share.count).sum::<u32>() == 3
     })
@@ -164,7 +166,7 @@ async fn redis_is_gone_for(span: Duration, config: fn(&str) -> MemberConfig) {
     );
     drop(keyed);
     drop(held);
-    until("everything is free again", PATIENCE, async || {
+    until("everything is free again", TEST_TIMEOUT, async || {
         let (budget, users) = (other.budget("streams", BudgetConfig::new(20)), other.keyed_limit("user", 3));
         let mut leases = Vec::new();
         while let Ok(lease) = budget.take().await {
@@ -185,8 +187,8 @@ async fn a_frozen_redis_costs_one_timeout_then_the_policy_decides_at_once() {
     let _first = users.take("ann").await.unwrap();
     let _second = users.take("ann").now_or_never().expect("it doesn't wait again").unwrap();
     server.thaw();
-    until("all is normal", PATIENCE, async || quota.status().mode == QuotaMode::Normal).await;
-    until("the store has recorded the units", PATIENCE, async || {
+    until("all is normal", TEST_TIMEOUT, async || quota.status().mode == QuotaMode::Normal).await;
+    until("the store has recorded the units", TEST_TIMEOUT, async || {
         users
             .holders("ann")
             .await
@@ -222,13 +224,13 @@ async fn a_replica_that_lost_the_last_writes_is_corrected_within_a_heartbeat() {
     held.push(users.take("ann").await.unwrap());
     held.push(users.take("carl").await.unwrap());
     drop(early);
-    until("the primary has recorded the release", PATIENCE, async || {
+    until("the primary has recorded the release", TEST_TIMEOUT, async || {
         users.holders("bob").await.unwrap().is_empty()
     })
     .await;
     proxy.fail_over_to(replica.addr());
     let failed_over = Instant::now();
-    until("the replica is corrected", PATIENCE, async || {
+    until("the replica is corrected", TEST_TIMEOUT, async || {
         let count = async |user: &str| {
             let shares = users.holders(user).await.unwrap_or_default();
             shares.iter().map(|share| share.count).sum::<u32>()
@@ -263,7 +265,7 @@ async fn members_join_and_leave_under_load_and_the_limit_holds() {
     for index in 2..20 {
         members.push(join(index).await);
     }
-    until("all members count each other", PATIENCE, async || {
+    until("all members count each other", TEST_TIMEOUT, async || {
         members.iter().all(|(quota, ..)| quota.status().members == 20)
     })
     .await;
@@ -287,7 +289,7 @@ async fn members_join_and_leave_under_load_and_the_limit_holds() {
     assert!(lent.keyed.load(Ordering::SeqCst) > 100, "{lent:?}");
     let (survivor, ..) = &members[0];
     let budget = survivor.budget("streams", BudgetConfig::new(LIMIT));
-    until("one member can take everything", PATIENCE, async || {
+    until("one member can take everything", TEST_TIMEOUT, async || {
         let mut leases = Vec::new();
         while let Ok(lease) = budget.take().await {
             leases.push(lease);
@@ -296,7 +298,7 @@ async fn members_join_and_leave_under_load_and_the_limit_holds() {
     })
     .await;
     let users = survivor.keyed_limit("user", KEY_LIMIT);
-    until("and all units of the user", PATIENCE, async || {
+    until("and all units of the user", TEST_TIMEOUT, async || {
         let mut leases = Vec::new();
         while let Ok(lease) = users.take("ann").await {
             leases.push(lease);

@@ -9,7 +9,7 @@ use forebay_quota::{
 };
 use forebay_sandbox::Redis;
 
-use crate::support::{PATIENCE, namespace, quick, settled_store, until};
+use crate::support::{TEST_TIMEOUT, namespace, quick, settled_store, until};
 
 const LIMIT: u32 = 40;
 const TTL: Duration = Duration::from_secs(2);
@@ -50,7 +50,7 @@ async fn the_first_member_after_an_outage_gets_nothing_before_the_others_have_re
     heartbeat(&store, &rejoined, HeartbeatKind::Join).await;
     assert_eq!(settle(&store, &rejoined, 1, (30, 30)).await, 30);
     let mut sequence = 1;
-    until("the rebuild ends", PATIENCE, async || {
+    until("the rebuild ends", TEST_TIMEOUT, async || {
         heartbeat(&store, &rejoined, HeartbeatKind::Renew).await;
         heartbeat(&store, &first, HeartbeatKind::Renew).await.rebuild_left.is_zero()
     })
@@ -87,12 +87,12 @@ async fn members_that_all_expired_together_never_hold_more_than_the_limit() {
         }
     }
     server.freeze();
-    until("all have lost the store", PATIENCE, async || {
+    until("all have lost the store", TEST_TIMEOUT, async || {
         members.iter().all(|quota| quota.mode() == QuotaMode::Degraded(OutagePolicy::Closed))
     })
     .await;
     server.thaw();
-    until("all is normal again", PATIENCE, async || {
+    until("all is normal again", TEST_TIMEOUT, async || {
         for budget in &budgets {
             held.extend(budget.take().await);
         }

@@ -6,7 +6,7 @@ use forebay_quota::{
 };
 use forebay_sandbox::Redis;
 
-use crate::support::{PATIENCE, namespace, settled_store, steady};
+use crate::support::{TEST_TIMEOUT, namespace, settled_store, steady};
 
 /// Pairs that an unencoded separator would mix up, and keys that a client may send.
 const NAMES: [(&str, &str); 16] = [
@@ -69,7 +69,7 @@ async fn a_member_of_any_name_is_counted_in_an_exact_account() {
     let members: Vec<_> = names.iter().zip(1..).map(|(name, epoch)| MemberId::new(name, epoch)).collect();
     for member in &members {
         let heartbeat =
-            Heartbeat { member: member.clone(), ttl: PATIENCE, kind: HeartbeatKind::Join, generation: 1 };
+            Heartbeat { member: member.clone(), ttl: TEST_TIMEOUT, kind: HeartbeatKind::Join, generation: 1 };
         store.heartbeat(heartbeat).await.unwrap();
     }
     for (member, held) in members.iter().zip(1..) {
@@ -85,7 +85,7 @@ async fn a_member_of_any_name_is_counted_in_an_exact_account() {
             member: member.clone(),
             sequence: 1,
             last_acknowledged: 0,
-            pressure: PATIENCE,
+            pressure: TEST_TIMEOUT,
             requests: vec![request],
         };
         let settled = store.settle(settlement).await.unwrap();

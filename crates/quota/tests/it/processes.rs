@@ -10,7 +10,7 @@ use std::time::Instant;
 use forebay_quota::{BudgetConfig, KeyedLease, Lease, MemberConfig, Quota};
 use forebay_redis::RedisClient;
 use forebay_sandbox::Redis;
-use forebay_testkit::PATIENCE;
+use forebay_testkit::TEST_TIMEOUT;
 
 use crate::support::{namespace, quick, settled_store, steady, until};
 
@@ -182,7 +182,7 @@ async fn units_of_a_killed_member_are_free_after_a_ttl_and_a_heartbeat() {
     killed.child.wait().unwrap();
     let killed = Instant::now();
     let mut got = 0;
-    until("all of it is free", PATIENCE, async || {
+    until("all of it is free", TEST_TIMEOUT, async || {
         got += heir.number("fill 100");
         got == BUDGET
     })
@@ -214,21 +214,21 @@ async fn a_member_stopped_beyond_its_ttl_keeps_its_leases_as_debt() {
     sleeper.signal("-STOP");
     // Once it has expired, its whole slice goes to the other member.
     let mut got = 0;
-    until("the other gets everything", PATIENCE, async || {
+    until("the other gets everything", TEST_TIMEOUT, async || {
         got += other.number("fill 100");
         got == BUDGET
     })
     .await;
     (0..PER_USER).for_each(|_| assert_eq!(other.number("user ann"), 1));
     sleeper.signal("-CONT");
-    until("the sleeper has a new incarnation", PATIENCE, async || sleeper.number("rejoins") == 1).await;
+    until("the sleeper has a new incarnation", TEST_TIMEOUT, async || sleeper.number("rejoins") == 1).await;
     assert_eq!(sleeper.number("held"), 12, "its leases are kept");
     // 40 of 30 and 5 of 3 are lent: nothing is granted until the debt is returned.
     assert_eq!((sleeper.number("fill 1"), other.number("fill 1")), (0, 0));
     assert_eq!((sleeper.number("user ann"), other.number("user ann")), (0, 0));
     sleeper.request("drain");
     sleeper.request("release ann");
-    until("the debt is returned", PATIENCE, async || {
+    until("the debt is returned", TEST_TIMEOUT, async || {
         other.request("drain");
         other.number("fill 100") == BUDGET
     })

@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 use forebay_quota::{BudgetConfig, MemberConfig, OutagePolicy, Quota, QuotaMode, RedisStore};
 use forebay_redis::RedisClient;
 use forebay_sandbox::Redis;
-use forebay_testkit::{Dice, Proxy, seed};
+use forebay_testkit::{Proxy, TestRng, seed};
 
 use crate::rolling_upgrade::AnyRelease;
 use crate::support::{settled_store, until};
@@ -30,14 +30,14 @@ const LIMIT: u32 = 24;
 const KEY_LIMIT: u32 = 4;
 pub(crate) const MEMBERS: usize = 3;
 const TTL: Duration = Duration::from_secs(2);
-const PATIENCE: Duration = Duration::from_secs(60);
+const TEST_TIMEOUT: Duration = Duration::from_secs(60);
 
 pub(crate) fn config(index: usize, policy: OutagePolicy, ttl: Duration) -> MemberConfig {
     MemberConfig::new(format!("m{index}"))
         .heartbeat_interval(ttl / 10)
         .ttl(ttl)
         .call_timeout(ttl / 5)
-        .join_timeout(PATIENCE)
+        .join_timeout(TEST_TIMEOUT)
         .policy(policy)
 }
 
@@ -85,22 +85,22 @@ fn bounds(policy: OutagePolicy) -> [u32; 2] {
 }
 
 /// Takes, holds and releases units at random until the run is over.
-async fn load(quota: Quota, counts: Arc<HolderCounts>, bounds: [u32; 2], mut dice: Dice) {
+async fn load(quota: Quota, counts: Arc<HolderCounts>, bounds: [u32; 2], mut rng: TestRng) {
     let (budget, users) =
         (quota.budget("streams", BudgetConfig::new(LIMIT)), quota.keyed_limit("user", KEY_LIMIT));
     let (mut streams, mut units) = (Vec::new(), Vec::new());
     while !counts.over.load(Ordering::SeqCst) {
-        match dice.below(6) {
+        match rng.below(6) {
             0..=2 => {
                 streams.extend(budget.take().await.ok().map(|lease| (counts.count(0, bounds[0]), lease)))
             }
             3 => units.extend(users.take("ann").await.ok().map(|lease| (counts.count(1, bounds[1]), lease))),
-            4 if !streams.is_empty() => drop(streams.swap_remove(dice.below(streams.len()))),
+            4 if !streams.is_empty() => drop(streams.swap_remove(rng.below(streams.len()))),
             4 | 5 => drop(units.pop()),
             other => unreachable!("{other} of six"),
         }
         // Limits the CPU load, and keeps units held for a while.
-        tokio::time::sleep(Duration::from_millis(dice.between(1, 12) as u64)).await;
+        tokio::time::sleep(Duration::from_millis(rng.between(1, 12) as u64)).await;
     }
 }
 
@@ -110,7 +110,7 @@ async fn under_load(members: &[Quota], bounds: [u32; 2], seed: u64, faults: impl
     let tasks: Vec<_> = (0..2 * members.len())
         .map(|number| {
             let quota = members[number % members.len()].clone();
-            tokio::spawn(load(quota, counts.clone(), bounds, Dice::of(seed, "load", number)))
+            tokio::spawn(load(quota, counts.clone(), bounds, TestRng::of(seed, "load", number)))
         })
         .collect();
     faults.await;
@@ -128,21 +128,21 @@ pub(crate) async fn run_with_faults(
     members: &[Quota],
     policy: OutagePolicy,
     span: Duration,
-    mut inject_fault: impl AsyncFnMut(&mut Dice) -> &'static str,
+    mut inject_fault: impl AsyncFnMut(&mut TestRng) -> &'static str,
 ) {
     let seed = seed();
     println!("FOREBAY_SEED={seed}, {policy:?} for {span:?}");
-    let mut dice = Dice::of(seed, "storm", policy as usize);
+    let mut rng = TestRng::of(seed, "storm", policy as usize);
     let (started, mut injected) = (Instant::now(), Vec::new());
     let faults = async {
         // The members lend units before the first fault.
         tokio::time::sleep(TTL / 4).await;
         while started.elapsed() < span {
-            injected.push(inject_fault(&mut dice).await);
+            injected.push(inject_fault(&mut rng).await);
             // One pause in four is long enough for a rebuild to end. Without such pauses the closed
             // policy lends nothing, and its bound is not tested.
-            let rebuild = if dice.below(4) == 0 { 2 * TTL } else { Duration::ZERO };
-            tokio::time::sleep(rebuild + TTL.mul_f64(dice.below(100) as f64 / 200.0)).await;
+            let rebuild = if rng.below(4) == 0 { 2 * TTL } else { Duration::ZERO };
+            tokio::time::sleep(rebuild + TTL.mul_f64(rng.below(100) as f64 / 200.0)).await;
         }
     };
     let served = under_load(members, bounds(policy), seed, faults).await;
@@ -150,12 +150,12 @@ pub(crate) async fn run_with_faults(
     assert!(served > 0);
 
     let normal = async || members.iter().all(|quota| quota.mode() == QuotaMode::Normal);
-    until("all is normal", PATIENCE, normal).await;
+    until("all is normal", TEST_TIMEOUT, normal).await;
     // Wait until members have reported the returned units.
     let budgets: Vec<_> =
         members.iter().map(|quota| quota.budget("streams", BudgetConfig::new(LIMIT))).collect();
     let users = members[0].keyed_limit("user", KEY_LIMIT);
-    until("nothing is lent", PATIENCE, async || {
+    until("nothing is lent", TEST_TIMEOUT, async || {
         let holdings = members[0].query_holdings().await.unwrap_or_default();
         let lent = holdings.accounts.iter().flat_map(|all| &all.shares).map(|share| share.used);
         lent.sum::<u32>() == 0 && users.holders("ann").await.is_ok_and(|shares| shares.is_empty())
@@ -164,7 +164,7 @@ pub(crate) async fn run_with_faults(
     let served = under_load(members, [LIMIT, KEY_LIMIT], seed, tokio::time::sleep(TTL / 2)).await;
     assert!(served > 0, "without faults, units are lent");
 
-    until("one member can take everything", PATIENCE, async || {
+    until("one member can take everything", TEST_TIMEOUT, async || {
         let (mut streams, mut units) = (Vec::new(), Vec::new());
         while let Ok(lease) = budgets[0].take().await {
             streams.push(lease);
@@ -197,9 +197,9 @@ impl FaultyRedis {
     }
 
     /// Injects a random fault of the server or of the whole network.
-    async fn inject_fault(&self, dice: &mut Dice) -> &'static str {
+    async fn inject_fault(&self, rng: &mut TestRng) -> &'static str {
         let sleep = |part: f64| tokio::time::sleep(TTL.mul_f64(part));
-        match dice.below(6) {
+        match rng.below(6) {
             0 => {
                 self.server.freeze();
                 sleep(1.3).await;
@@ -230,13 +230,13 @@ impl FaultyRedis {
                 send_command(self.server.addr(), "CONFIG SET maxmemory 0");
                 "out of memory"
             }
-            _ => self.short_fault(dice).await,
+            _ => self.short_fault(rng).await,
         }
     }
 
     /// Injects a fault that is shorter than the TTL.
-    async fn short_fault(&self, dice: &mut Dice) -> &'static str {
-        match dice.below(6) {
+    async fn short_fault(&self, rng: &mut TestRng) -> &'static str {
+        match rng.below(6) {
             0 => {
                 self.server.freeze();
                 tokio::time::sleep(TTL / 4).await;
@@ -289,7 +289,7 @@ async fn run_redis_faults(policy: OutagePolicy, span: Duration, delay: Duration)
         let store = RedisStore::new(redis.client().await, "faults");
         members.push(Quota::join(store, config(index, policy, TTL)).await);
     }
-    run_with_faults(&members, policy, span, async |dice: &mut Dice| redis.inject_fault(dice).await).await;
+    run_with_faults(&members, policy, span, async |rng: &mut TestRng| redis.inject_fault(rng).await).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -328,8 +328,8 @@ async fn members_of_both_releases_keep_the_limit_through_short_faults() {
         };
         members.push(Quota::join(store, config(index, OutagePolicy::Closed, TTL)).await);
     }
-    run_with_faults(&members, OutagePolicy::Closed, 2 * TTL, async |dice: &mut Dice| {
-        redis.short_fault(dice).await
+    run_with_faults(&members, OutagePolicy::Closed, 2 * TTL, async |rng: &mut TestRng| {
+        redis.short_fault(rng).await
     })
     .await;
 }

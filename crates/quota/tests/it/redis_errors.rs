@@ -14,7 +14,7 @@ use forebay_quota::{BudgetConfig, OutagePolicy, Quota, QuotaMode, QuotaRefusal};
 use forebay_redis::RedisClient;
 use forebay_sandbox::{Redis, free_port};
 
-use crate::support::{PATIENCE, settled_store, steady, until};
+use crate::support::{TEST_TIMEOUT, settled_store, steady, until};
 
 const LIMIT: u32 = 5;
 
@@ -55,13 +55,13 @@ impl FaultyServer {
         let _stream = streams.take().await.unwrap();
 
         fail(&self.admin).await;
-        until("writes are refused", PATIENCE, async || {
+        until("writes are refused", TEST_TIMEOUT, async || {
             let script = ("EVAL", "redis.call('SET', KEYS[1], 1)", 1, "{faulty}:probe");
             let refused = self.admin.exec::<()>(script).await;
             refused.is_err_and(|error| error.to_string().contains(code))
         })
         .await;
-        until("the members notice", PATIENCE, async || {
+        until("the members notice", TEST_TIMEOUT, async || {
             self.members.iter().all(|quota| quota.mode() != QuotaMode::Normal)
         })
         .await;
@@ -70,11 +70,11 @@ impl FaultyServer {
         drop(held.pop()); // reported to the store after its recovery
 
         mend(&self.admin).await;
-        until("all is normal", PATIENCE, async || {
+        until("all is normal", TEST_TIMEOUT, async || {
             self.members.iter().all(|quota| quota.mode() == QuotaMode::Normal)
         })
         .await;
-        until("the store has recorded all units", PATIENCE, async || {
+        until("the store has recorded all units", TEST_TIMEOUT, async || {
             let shares = users[1].holders("ann").await.unwrap_or_default();
             shares.iter().map(|share| share.count).sum::<u32>() == 2
         })
@@ -90,7 +90,7 @@ impl FaultyServer {
             );
         }
         drop(held);
-        until("all units are returned", PATIENCE, async || {
+        until("all units are returned", TEST_TIMEOUT, async || {
             users[0].holders("ann").await.is_ok_and(|shares| shares.is_empty())
         })
         .await;
@@ -104,7 +104,7 @@ impl FaultyServer {
     }
 
     async fn info(&self, line: &str) {
-        until(line, PATIENCE, async || {
+        until(line, TEST_TIMEOUT, async || {
             self.admin.exec::<String>(("INFO", "persistence")).await.is_ok_and(|info| info.contains(line))
         })
         .await;
@@ -122,7 +122,7 @@ async fn follow_missing_primary(admin: &RedisClient) {
 
 async fn become_primary(admin: &RedisClient) {
     let promoted = async || admin.exec::<()>(("REPLICAOF", "NO", "ONE")).await.is_ok();
-    until("it is a primary", PATIENCE, promoted).await;
+    until("it is a primary", TEST_TIMEOUT, promoted).await;
 }
 
 #[tokio::test]
@@ -194,7 +194,7 @@ async fn a_cluster_that_is_down_is_an_outage_until_it_recovers() {
         .unwrap();
     let admin = RedisClient::connect(server.url()).await.unwrap();
     admin.exec::<()>(("CLUSTER", "ADDSLOTSRANGE", 0, 16383)).await.unwrap();
-    until("the cluster is up", PATIENCE, async || {
+    until("the cluster is up", TEST_TIMEOUT, async || {
         admin.exec::<()>(("SET", "{faulty}:probe", 1)).await.is_ok()
     })
     .await;

@@ -12,7 +12,7 @@ use forebay_sandbox::Redis;
 use proptest::prelude::*;
 
 use crate::release_0_1::Release01Store;
-use crate::support::{PATIENCE, namespace, settled_store, steady, until};
+use crate::support::{TEST_TIMEOUT, namespace, settled_store, steady, until};
 
 /// A store of either release.
 pub(crate) enum AnyRelease {
@@ -92,7 +92,7 @@ async fn members_of_both_releases_share_budgets_limits_and_the_names_of_keys() {
     let (server, namespace) = (Redis::shared(), namespace("rolling-members"));
     let old = Quota::join(AnyRelease::old(server, &namespace).await, steady("old")).await;
     let new = Quota::join(AnyRelease::new(server, &namespace).await, steady("new")).await;
-    until("both members count two members", PATIENCE, async || old.members() == 2 && new.members() == 2)
+    until("both members count two members", TEST_TIMEOUT, async || old.members() == 2 && new.members() == 2)
         .await;
     let budgets = [&old, &new].map(|quota| quota.budget("streams", BudgetConfig::new(LIMIT)));
     let keyed = [&old, &new].map(|quota| quota.keyed_limit("user", LIMIT));
@@ -109,7 +109,7 @@ async fn members_of_both_releases_share_budgets_limits_and_the_names_of_keys() {
     }
     drop((streams, units));
     old.leave().await;
-    until("the new member can take everything", PATIENCE, async || {
+    until("the new member can take everything", TEST_TIMEOUT, async || {
         let mut all = Vec::new();
         while let Ok(lease) = budgets[1].take().await {
             all.push(lease);

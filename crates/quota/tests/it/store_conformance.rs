@@ -14,7 +14,7 @@ use forebay_testkit::within;
 use proptest::prelude::*;
 use proptest::test_runner::TestRunner;
 
-use crate::support::{PATIENCE, namespace, settled_store, until};
+use crate::support::{TEST_TIMEOUT, namespace, settled_store, until};
 
 /// Longer than any test.
 const TTL: Duration = Duration::from_secs(3600);
@@ -241,7 +241,7 @@ async fn a_new_redis_namespace_rebuilds_for_one_ttl() {
     assert_eq!(replies[0].count, 1, "only what it holds is recorded");
 
     let stay = Heartbeat { kind: HeartbeatKind::Renew, ..heartbeat.clone() };
-    until("the rebuild ends", PATIENCE, async || {
+    until("the rebuild ends", TEST_TIMEOUT, async || {
         store.heartbeat(stay.clone()).await.unwrap().rebuild_left.is_zero()
     })
     .await;

@@ -5,16 +5,16 @@ use std::time::Duration;
 use forebay_quota::{MemberConfig, RedisStore};
 use forebay_redis::RedisClient;
 use forebay_sandbox::Redis;
-pub(crate) use forebay_testkit::PATIENCE;
+pub(crate) use forebay_testkit::TEST_TIMEOUT;
 
 /// A member with frequent heartbeats and a long TTL. The store is unavailable to it only if the
 /// connection fails: a machine that stalls for a second causes no outage.
 pub(crate) fn steady(name: &str) -> MemberConfig {
     MemberConfig::new(name)
         .heartbeat_interval(Duration::from_millis(200))
-        .ttl(2 * PATIENCE)
-        .call_timeout(PATIENCE)
-        .join_timeout(PATIENCE)
+        .ttl(2 * TEST_TIMEOUT)
+        .call_timeout(TEST_TIMEOUT)
+        .join_timeout(TEST_TIMEOUT)
 }
 
 /// A member with a short TTL, for tests of its expiry.

@@ -51,7 +51,7 @@ impl Consumer for NullConsumer {
         Ok(())
     }
 
-    async fn adopt(&mut self, _: Timeline) -> Result<(), ConsumerError> {
+    async fn record_timeline(&mut self, _: Timeline) -> Result<(), ConsumerError> {
         Ok(())
     }
 

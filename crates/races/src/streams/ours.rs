@@ -4,9 +4,9 @@ use std::net::{IpAddr, Ipv4Addr};
 
 use anyhow::Result;
 use bytes::Bytes;
-use forebay_admission::{Admission, AdmissionLayer, AdmissionService, Identify};
+use forebay_admission::{Admission, AdmissionLayer, AdmissionService, Identifier};
 use forebay_quota::Quota;
-use forebay_stream::{HttpServer, HttpServerConfig, Incoming, LiveBody, Peer, Tail, Topic, service_fn};
+use forebay_stream::{ClientAddr, HttpServer, HttpServerConfig, Incoming, LiveBody, Tail, Topic, service_fn};
 use http::header::{CONTENT_TYPE, HeaderValue};
 use http::{Method, Request, Response};
 use http_body_util::{BodyExt, Either, Empty};
@@ -39,10 +39,10 @@ pub(crate) fn serve() -> Result<ExperimentReport> {
 fn with_admission<S>(service: S) -> AdmissionService<S> {
     let admission = Admission::builder().build(Quota::local());
     let identify =
-        Identify::new().trusted_proxies([IpAddr::from(Ipv4Addr::LOCALHOST).into()]).trusted_header();
+        Identifier::new().trusted_proxies([IpAddr::from(Ipv4Addr::LOCALHOST).into()]).trusted_header();
     AdmissionLayer::new(admission, identify)
         .streams(|request| request.method == Method::GET)
-        .peer(|extensions| extensions.get::<Peer>().map(|peer| peer.0))
+        .peer(|extensions| extensions.get::<ClientAddr>().map(|peer| peer.0))
         .layer(service)
 }
 

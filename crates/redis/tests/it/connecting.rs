@@ -394,7 +394,7 @@ async fn closing_gives_up_at_its_deadline() {
     let client = connect(with(config(url), |config| config.close_timeout = Duration::from_millis(100))).await;
     proxy.stall(Direction::ToClient);
     // The request's own deadline is later than the close timeout.
-    let open = submitted(client.exec::<()>(("PING",)).within(2 * PATIENCE));
+    let open = submitted(client.exec::<()>(("PING",)).within(2 * TEST_TIMEOUT));
     let begun = Instant::now();
     within("the end", client.close()).await;
     assert!(begun.elapsed() >= Duration::from_millis(100), "{:?}", begun.elapsed());
@@ -570,7 +570,7 @@ fn opening_on_a_runtime_that_is_gone_is_an_error_and_not_a_deadlock() {
             let _ = done.send(block_on(client.reopen()));
         }
     });
-    let error = result.recv_timeout(PATIENCE).expect("it returns").unwrap_err();
+    let error = result.recv_timeout(TEST_TIMEOUT).expect("it returns").unwrap_err();
     assert!(matches!(error, RedisConnectError::Cancelled), "{error:?}");
     assert_eq!(client.state(), State::Closed);
 }
@@ -688,7 +688,7 @@ async fn counters_add_up() {
     }
     assert_eq!(client.stats().deadlines, 5);
 
-    let lost: Vec<_> = (0..3).map(|_| submitted(client.exec::<()>(("PING",)).within(PATIENCE))).collect();
+    let lost: Vec<_> = (0..3).map(|_| submitted(client.exec::<()>(("PING",)).within(TEST_TIMEOUT))).collect();
     let mut changes = status_from_now(&client).await;
     eventually("they are with the worker", 18, async || client.stats().requests).await;
     proxy.resume();
@@ -807,7 +807,7 @@ struct BlockingHooks {
 impl BlockingHooks {
     fn block(&self, what: &'static str) {
         self.entered.send(what).unwrap();
-        self.release.lock().unwrap().recv_timeout(PATIENCE).unwrap();
+        self.release.lock().unwrap().recv_timeout(TEST_TIMEOUT).unwrap();
     }
 }
 
@@ -837,7 +837,7 @@ fn a_blocking_hook_does_not_stop_other_requests() {
 
     thread::scope(|scope| {
         let blocked = scope.spawn(|| block_on(async { client.exec::<()>(("BLOCK-HERE",)).await }));
-        assert_eq!(entries.recv_timeout(PATIENCE), Ok("request"));
+        assert_eq!(entries.recv_timeout(TEST_TIMEOUT), Ok("request"));
         home.block_on(within("other requests complete", async {
             for _ in 0..100 {
                 client.exec::<()>(("PING",)).await.unwrap();
@@ -848,7 +848,7 @@ fn a_blocking_hook_does_not_stop_other_requests() {
     });
 
     home.block_on(async { kill_connection(&admin, client_id(&client).await).await });
-    assert_eq!(entries.recv_timeout(PATIENCE), Ok("connection"));
+    assert_eq!(entries.recv_timeout(TEST_TIMEOUT), Ok("connection"));
     home.block_on(within("the link reconnects", async {
         eventually("it is open", State::Open, async || client.state()).await;
         for _ in 0..100 {

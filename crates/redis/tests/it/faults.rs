@@ -80,7 +80,7 @@ async fn a_killed_server_fails_1000_increments_at_once_and_none_runs_later() {
     redis.freeze();
     let before = client.stats().bytes_sent;
     let open: Vec<_> =
-        (0..1000).map(|_| submitted(client.exec::<i64>(("INCR", "n")).within(2 * PATIENCE))).collect();
+        (0..1000).map(|_| submitted(client.exec::<i64>(("INCR", "n")).within(2 * TEST_TIMEOUT))).collect();
     wait_until_sent(&client, before + 1000 * "*2\r\n$4\r\nINCR\r\n$1\r\nn\r\n".len() as u64).await;
 
     redis.kill();
@@ -106,7 +106,7 @@ async fn increments_that_ran_before_their_connection_was_cut_are_not_sent_again(
     let count = async || direct.exec::<Option<i64>>(("GET", "n")).await.unwrap();
     proxy.stall(Direction::ToClient);
     let open: Vec<_> =
-        (0..1000).map(|_| submitted(client.exec::<i64>(("INCR", "n")).within(2 * PATIENCE))).collect();
+        (0..1000).map(|_| submitted(client.exec::<i64>(("INCR", "n")).within(2 * TEST_TIMEOUT))).collect();
     eventually("all have run", Some(1000), count).await;
     proxy.cut();
     proxy.resume();
@@ -258,7 +258,7 @@ async fn unsent_bytes_are_bounded_too_and_the_error_says_so() {
     let value = vec![b'x'; 256 << 10];
     let mut open = Vec::new();
     let error = loop {
-        let mut request = Box::pin(client.exec::<()>(("SET", "key", &value)).within(PATIENCE));
+        let mut request = Box::pin(client.exec::<()>(("SET", "key", &value)).within(TEST_TIMEOUT));
         match futures_util::poll!(&mut request) {
             Poll::Pending => open.push(request),
             Poll::Ready(result) => break result.unwrap_err(),
@@ -331,7 +331,7 @@ async fn set_and_get_large_values(client: &RedisClient, name: &str, fill: u8) {
     let (a, b) = (vec![fill; 64 << 20], vec![fill + 1; 64 << 20]);
     let (key_a, key_b) = (format!("{name}-a"), format!("{name}-b"));
     let commands = (("SET", &key_a, &a), ("GET", &key_a), ("SET", &key_b, &b), ("GET", &key_b));
-    let request = client.pipeline::<((), Bytes, (), Bytes)>(commands).within(10 * PATIENCE);
+    let request = client.pipeline::<((), Bytes, (), Bytes)>(commands).within(10 * TEST_TIMEOUT);
     let (_, got_a, _, got_b) = request.await.unwrap();
     assert!(got_a.unwrap() == a && got_b.unwrap() == b, "{name} got another value");
 }
@@ -348,7 +348,7 @@ async fn values_of_64_mib_go_both_ways_beside_small_ones() {
     let client = connect(with(config(redis.url()), |config| config.max_unsent_bytes = 1 << 30)).await;
     let small = async {
         for n in 0..500 {
-            let echo: u32 = client.exec(("ECHO", n)).within(10 * PATIENCE).await.unwrap();
+            let echo: u32 = client.exec(("ECHO", n)).within(10 * TEST_TIMEOUT).await.unwrap();
             assert_eq!(echo, n);
         }
     };
@@ -392,7 +392,7 @@ async fn a_server_that_waits_for_its_replies_to_be_read_does_not_deadlock() {
     .await;
     let client = connect(format!("redis://{addr}?protocol=2")).await;
     let commands: Vec<_> = (0..1000).map(|_| ("ECHO", &value)).collect();
-    let echoes = client.pipeline::<Vec<Bytes>>(commands).within(10 * PATIENCE).await.unwrap();
+    let echoes = client.pipeline::<Vec<Bytes>>(commands).within(10 * TEST_TIMEOUT).await.unwrap();
     assert!(echoes.into_iter().all(|echo| echo.unwrap() == value));
 }
 
@@ -444,9 +444,9 @@ async fn a_request_that_expires_behind_a_full_socket_is_never_sent() {
     let client = connect(url).await;
     proxy.stall(Direction::ToServer);
     let big = vec![b'x'; 32 << 20];
-    let stuck = submitted(client.exec::<()>(("SET", "big", &big)).within(2 * PATIENCE));
+    let stuck = submitted(client.exec::<()>(("SET", "big", &big)).within(2 * TEST_TIMEOUT));
     let expired = submitted(client.exec::<i64>(("INCR", "expired")).within(Duration::from_millis(50)));
-    let kept = submitted(client.exec::<i64>(("INCR", "kept")).within(2 * PATIENCE));
+    let kept = submitted(client.exec::<i64>(("INCR", "kept")).within(2 * TEST_TIMEOUT));
     assert!(is_deadline(&within("the deadline", expired).await));
     proxy.resume();
     within("the large value", stuck).await.unwrap();

@@ -469,7 +469,7 @@ async fn a_subscribe_that_misses_its_deadline_leaves_nothing_behind() {
     within("the deadline", client.subscribe("news")).await.unwrap_err();
     proxy.resume();
     eventually("unsubscribed", 0, async || subscribers(&admin, "news").await).await;
-    let echo: String = client.exec(("ECHO", "in sync")).within(PATIENCE).await.unwrap();
+    let echo: String = client.exec(("ECHO", "in sync")).within(TEST_TIMEOUT).await.unwrap();
     assert_eq!(echo, "in sync");
 }
 

@@ -180,7 +180,7 @@ async fn after_a_planned_failover_writes_and_subscriptions_find_the_new_master()
         assert_eq!(error.retry(), Retry::Safe, "{error}");
         failures += 1;
         tokio::time::sleep(Duration::from_millis(5)).await;
-        assert!(begun.elapsed() < PATIENCE, "{failures} failures: {error}");
+        assert!(begun.elapsed() < TEST_TIMEOUT, "{failures} failures: {error}");
     }
     assert_eq!(on_new.exec::<i64>(("GET", "key")).await.unwrap(), 2);
     assert_eq!(client.stats().connections, 2, "{failures} failures in {:?}", begun.elapsed());
@@ -205,7 +205,7 @@ async fn loading_ends_the_connection_until_the_data_is_loaded() {
     for setting in [("key-load-delay", 5_000), ("loading-process-events-interval-bytes", 1_024)] {
         admin.exec::<()>(("CONFIG", "SET", setting.0, setting.1)).await.unwrap();
     }
-    let reload = submitted(admin.exec::<()>(("DEBUG", "RELOAD")).within(PATIENCE));
+    let reload = submitted(admin.exec::<()>(("DEBUG", "RELOAD")).within(TEST_TIMEOUT));
     let mut left = 0;
     loop {
         match client.exec::<String>(("GET", 299)).await {
@@ -326,7 +326,7 @@ async fn misconf_keeps_the_connection() {
     let redis =
         Redis::builder().config("enable-protected-configs", "yes").config("save", "3600 1").start().unwrap();
     let client = connect(redis.url()).await;
-    let folder = forebay_sandbox::Folder::create().unwrap();
+    let folder = forebay_sandbox::TempFolder::create().unwrap();
     let dumps = folder.path().join("dumps");
     std::fs::create_dir(&dumps).unwrap();
     client.exec::<()>(("CONFIG", "SET", "dir", dumps.to_str().unwrap())).await.unwrap();
@@ -382,7 +382,7 @@ async fn busy_keeps_the_connection_and_a_subscription_waits_for_its_end() {
     let (client, admin, subscriber) =
         (connect(redis.url()).await, connect(redis.url()).await, connect(fast_reconnect(url)).await);
     let mut news = subscriber.subscribe("news").await.unwrap();
-    let endless = submitted(client.exec::<()>(("EVAL", "while true do end", 0)).within(PATIENCE));
+    let endless = submitted(client.exec::<()>(("EVAL", "while true do end", 0)).within(TEST_TIMEOUT));
     let is_busy = async || matches!(admin.exec::<()>(("GET", "key")).await, Err(error) if refusal(&error) == Some(ServerRefusal::Busy));
     eventually("the script is slow", true, is_busy).await;
     assert_connection_kept(&admin, &["GET", "key"], ServerRefusal::Busy, Retry::Safe).await;
@@ -449,7 +449,7 @@ async fn a_full_output_buffer_ends_a_normal_connection_and_misroutes_no_reply() 
     client.exec::<()>(("SET", "large", &large)).await.unwrap();
     let mut changes = status_from_now(&client).await;
     proxy.stall(Direction::ToClient);
-    let reads = (0..50).map(|_| submitted(client.exec::<String>(("GET", "large")).within(PATIENCE)));
+    let reads = (0..50).map(|_| submitted(client.exec::<String>(("GET", "large")).within(TEST_TIMEOUT)));
     let reads: Vec<_> = reads.collect();
     eventually("the server has closed it", true, async || {
         redis.log().contains("overcoming of output buffer limits")
@@ -466,7 +466,7 @@ async fn a_full_output_buffer_ends_a_normal_connection_and_misroutes_no_reply() 
     }
     assert!(lost > 0, "the limit was reached");
     wait_for_state(&mut changes, State::Open).await;
-    assert_eq!(count_own_replies(&client, 100, PATIENCE).await, 100);
+    assert_eq!(count_own_replies(&client, 100, TEST_TIMEOUT).await, 100);
 }
 
 #[tokio::test]
@@ -495,7 +495,7 @@ async fn a_full_output_buffer_ends_a_subscriber_connection_and_reports_a_gap() {
     })
     .await;
     assert_eq!(within("a message", news.next()).await.and_then(Event::message).unwrap().payload, "small");
-    assert_eq!(count_own_replies(&client, 100, PATIENCE).await, 100);
+    assert_eq!(count_own_replies(&client, 100, TEST_TIMEOUT).await, 100);
 }
 
 #[tokio::test]
@@ -503,15 +503,15 @@ async fn five_seconds_of_latency_fail_requests_at_their_deadline_and_misroute_no
     let redis = start();
     let (proxy, url) = proxied(&redis);
     let client = connect(url).await;
-    assert_eq!(count_own_replies(&client, 100, PATIENCE).await, 100);
+    assert_eq!(count_own_replies(&client, 100, TEST_TIMEOUT).await, 100);
     proxy.delay(Duration::from_millis(2_500)); // in each direction
     let (late, in_time) = tokio::join!(
         count_own_replies(&client, 200, Duration::from_secs(1)),
-        count_own_replies(&client, 200, PATIENCE)
+        count_own_replies(&client, 200, TEST_TIMEOUT)
     );
     assert_eq!((late, in_time), (0, 200), "their replies arrive after their deadline and are discarded");
     assert_eq!((client.state(), client.stats().connections), (State::Open, 1));
     proxy.resume();
-    assert_eq!(count_own_replies(&client, 200, PATIENCE).await, 200);
+    assert_eq!(count_own_replies(&client, 200, TEST_TIMEOUT).await, 200);
     assert_eq!(client.stats().deadlines, 200);
 }

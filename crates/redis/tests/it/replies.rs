@@ -137,7 +137,7 @@ struct RawConnection {
 impl RawConnection {
     fn connect(redis: &Redis, protocol: &str) -> RawConnection {
         let stream = TcpStream::connect(redis.addr()).unwrap();
-        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        stream.set_read_timeout(Some(TEST_TIMEOUT)).unwrap();
         let mut socket = RawConnection { stream, decoder: RespDecoder::new(ReplyLimits::default()) };
         socket.send(&["HELLO".to_owned(), protocol.to_owned()]);
         assert!(socket.reply().is_some(), "HELLO is answered");
@@ -209,7 +209,7 @@ fn undo_command(redis: &Redis, name: &str) {
 }
 
 fn is_rejected(result: &Result<RespValue, ExecError>) -> bool {
-    matches!(result, Err(ExecError::Request(RequestError::Unsuitable { .. })))
+    matches!(result, Err(ExecError::Request(RequestError::UnsupportedCommand { .. })))
 }
 
 #[tokio::test]
@@ -319,7 +319,7 @@ async fn replconf_is_rejected_and_misroutes_no_reply() {
             for call in [["REPLCONF", "ACK", "0"], ["replconf", "GETACK", "*"]] {
                 assert!(is_rejected(&client.exec((call,)).await), "{call:?}");
                 let batch = client.pipeline::<Vec<RespValue>>([(["PING"],), (["REPLCONF"],)]).await;
-                assert!(matches!(batch, Err(RequestError::Unsuitable { .. })));
+                assert!(matches!(batch, Err(RequestError::UnsupportedCommand { .. })));
                 assert_eq!(client.exec::<String>(("PING",)).await.unwrap(), "PONG");
             }
         }

@@ -1,7 +1,7 @@
 //! Clients, proxies and waiting for the tests of this binary.
 //!
 //! No test waits for a fixed time. It waits for a state of the client or of the server, and fails
-//! after [`PATIENCE`].
+//! after [`TEST_TIMEOUT`].
 
 use std::fmt::Debug;
 use std::future::Future;
@@ -14,7 +14,7 @@ use std::time::Duration;
 use forebay_redis::{Config, IntoConfig, ReconnectBackoff, RedisClient, State, Status, StatusStream};
 use forebay_sandbox::Redis;
 use forebay_testkit::Proxy;
-pub(crate) use forebay_testkit::{PATIENCE, eventually, within};
+pub(crate) use forebay_testkit::{TEST_TIMEOUT, eventually, within};
 
 pub(crate) fn start() -> Redis {
     Redis::start().unwrap()

@@ -60,7 +60,7 @@ pub enum PublishError {
     /// The table is a partition, and the publication has `publish_via_partition_root = true`.
     /// [`Manager::publish_partitions`](crate::Manager::publish_partitions) sets it to `false`.
     #[error("{table} is a partition, and the publication has publish_via_partition_root = true")]
-    ViaRoot {
+    PublishedViaRoot {
         /// The table.
         table: TableName,
     },

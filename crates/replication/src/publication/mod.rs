@@ -214,7 +214,7 @@ impl Publication {
                     PublishError::NotPermitted { .. }
                     | PublishError::Filtered { .. }
                     | PublishError::VirtualColumn { .. }
-                    | PublishError::ViaRoot { .. }
+                    | PublishError::PublishedViaRoot { .. }
                     | PublishError::Narrowed { .. },
                 ) => Some(TableChange::Unpublished),
                 Err(error) if client.is_closed() => return Err(error),

@@ -103,7 +103,7 @@ impl Publication {
             return Ok(());
         }
         match self.is_manual {
-            false => Err(PublishError::ViaRoot { table: table.clone() }),
+            false => Err(PublishError::PublishedViaRoot { table: table.clone() }),
             // Without a published ancestor, its changes carry its own name.
             true if !current.has_published_ancestor => Ok(()),
             true => Err(PublishError::NotPermitted {

@@ -213,7 +213,7 @@ impl<C: Consumer> ReplicationSource<C> {
                         timeline = state.timeline.timeline_id,
                         "timeline changed by a promotion: stream continues"
                     );
-                    consumer.adopt(state.timeline).await?;
+                    consumer.record_timeline(state.timeline).await?;
                 }
                 Ok((from, None))
             }

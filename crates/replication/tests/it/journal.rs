@@ -165,7 +165,7 @@ impl Consumer for JournalConsumer {
         self.write(&[JournalLine::Reset(reason.as_str().into(), begin)])
     }
 
-    async fn adopt(&mut self, timeline: Timeline) -> Result<(), ConsumerError> {
+    async fn record_timeline(&mut self, timeline: Timeline) -> Result<(), ConsumerError> {
         self.write(&[JournalLine::Adopt(timeline)])
     }
 

@@ -12,7 +12,7 @@ use forebay_replication::{
     MessageBatch, ResetReason, TableName, Timeline,
 };
 use forebay_sandbox::Postgres;
-use forebay_testkit::{PATIENCE, eventually, within};
+use forebay_testkit::{TEST_TIMEOUT, eventually, within};
 use tokio::sync::{broadcast::error::TryRecvError, watch};
 
 use crate::followed_database::{FollowedDatabase, insert};
@@ -40,7 +40,7 @@ impl Consumer for RowCounter {
         Ok(())
     }
 
-    async fn adopt(&mut self, _: Timeline) -> Result<(), ConsumerError> {
+    async fn record_timeline(&mut self, _: Timeline) -> Result<(), ConsumerError> {
         Ok(())
     }
 
@@ -352,7 +352,7 @@ async fn an_idle_database_retains_no_wal_of_other_databases() {
         server.execute("postgres", "CHECKPOINT").unwrap();
         let started_at = Instant::now();
         while followed.query_value(&retained).unwrap().parse::<u64>().unwrap() > 2_000_000 {
-            assert!(started_at.elapsed() < PATIENCE, "WAL accumulates");
+            assert!(started_at.elapsed() < TEST_TIMEOUT, "WAL accumulates");
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
         most = most.max(followed.query_value(&retained).unwrap().parse().unwrap());

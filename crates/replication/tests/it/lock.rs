@@ -235,8 +235,8 @@ impl Consumer for SlowBookmark {
         self.journal.reset(reason, begin).await
     }
 
-    async fn adopt(&mut self, timeline: Timeline) -> Result<(), ConsumerError> {
-        self.journal.adopt(timeline).await
+    async fn record_timeline(&mut self, timeline: Timeline) -> Result<(), ConsumerError> {
+        self.journal.record_timeline(timeline).await
     }
 
     fn start(&mut self, durable: DurablePosition) {

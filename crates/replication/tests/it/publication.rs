@@ -249,7 +249,7 @@ async fn a_partition_is_published_under_its_own_name_on_request() {
         let (orders, few) = (TableName::new("public", "orders"), TableName::new("public", "few"));
         add(&manager, &orders).await;
         let error = within("a result", manager.add_table(&few)).await.unwrap_err();
-        assert!(matches!(&error, PublishError::ViaRoot { table } if *table == few), "{error:?}");
+        assert!(matches!(&error, PublishError::PublishedViaRoot { table } if *table == few), "{error:?}");
         let version =
             || followed.query_value("SELECT xmin FROM pg_publication WHERE pubname = 'forebay'").unwrap();
         let before = version();

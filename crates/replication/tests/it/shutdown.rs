@@ -13,7 +13,7 @@ use forebay_replication::{
     ConsumerError, Manager, ManagerConfig, ManagerPhase, ManagerStep, NotReady, PoolError, TableName,
 };
 use forebay_sandbox::Postgres;
-use forebay_testkit::{Direction, PATIENCE, Proxy, within};
+use forebay_testkit::{Direction, Proxy, TEST_TIMEOUT, within};
 
 use crate::followed_database::{FollowedDatabase, insert};
 use crate::journal::JournalConsumer;
@@ -93,7 +93,7 @@ impl ShutdownKind {
 async fn wait_until_true(what: &str, followed: &FollowedDatabase<'_>, query: &str) {
     let started_at = Instant::now();
     while followed.query_value(query).as_deref() != Some("t") {
-        assert!(started_at.elapsed() < PATIENCE, "{what}: not {PATIENCE:?} after the end");
+        assert!(started_at.elapsed() < TEST_TIMEOUT, "{what}: not {TEST_TIMEOUT:?} after the end");
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
 }

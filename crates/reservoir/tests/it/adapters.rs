@@ -5,12 +5,12 @@ use std::time::Duration;
 use forebay_quota::RateConfig;
 use forebay_reservoir::{ConnectionLimits, PostgresClient, PostgresConnect, Reservoir, ReservoirConfig};
 use forebay_sandbox::Postgres;
-use forebay_testkit::{PATIENCE, eventually};
+use forebay_testkit::{TEST_TIMEOUT, eventually};
 
 fn reservoir(config: ReservoirConfig) -> Reservoir<PostgresClient> {
     let connect = PostgresConnect::new(&Postgres::shared().url("postgres")).unwrap();
     let limits = ConnectionLimits::local().rate(RateConfig::per_second(1e6));
-    Reservoir::start(connect, config.checkout_timeout(PATIENCE), limits).unwrap()
+    Reservoir::start(connect, config.checkout_timeout(TEST_TIMEOUT), limits).unwrap()
 }
 
 /// Connections live for three seconds, which is long enough to be reused.

@@ -10,7 +10,7 @@ use forebay_reservoir::{
     Connect, ConnectionError, ConnectionLimits, PostgresClient, PostgresConnect, Reservoir, ReservoirConfig,
 };
 use forebay_sandbox::Postgres;
-use forebay_testkit::{PATIENCE, eventually};
+use forebay_testkit::{TEST_TIMEOUT, eventually};
 
 const TARGET: u32 = 2;
 
@@ -86,7 +86,7 @@ async fn a_wrong_password_backs_off() {
 async fn an_unreachable_server_backs_off() {
     let server = Arc::new(Postgres::start().unwrap());
     let (reservoir, dials) = start(&server.url("postgres"), TARGET);
-    reservoir.initial_fill(PATIENCE).await.unwrap();
+    reservoir.initial_fill(TEST_TIMEOUT).await.unwrap();
     let before = dials.load(Ordering::SeqCst);
     let began = Instant::now();
     server.kill();
@@ -103,11 +103,11 @@ async fn a_reservoir_fills_when_a_full_server_has_room_again() {
     let url = format!("postgres://app@{}/postgres", server.addr());
     // Five connections are for normal users, three for superusers.
     let (neighbour, _) = start(&url, 2);
-    neighbour.initial_fill(PATIENCE).await.unwrap();
+    neighbour.initial_fill(TEST_TIMEOUT).await.unwrap();
     let (reservoir, _) = start(&url, 5);
     eventually("the reservoir has the remaining three", 3, async || reservoir.status().counts.ready).await;
     eventually("the server is full", true, async || reservoir.status().last_failure.is_some()).await;
-    assert_eq!(neighbour.close(PATIENCE).await, 0);
+    assert_eq!(neighbour.close(TEST_TIMEOUT).await, 0);
     eventually("the reservoir fills without a checkout", 5, async || reservoir.status().counts.ready).await;
     assert_eq!(reservoir.status().last_failure, None);
 }

@@ -13,7 +13,7 @@ use forebay_reservoir::{
     ConnectionLimits, PostgresClient, PostgresConnect, Reservoir, ReservoirConfig, metrics,
 };
 use forebay_sandbox::{Postgres, Redis};
-use forebay_testkit::{PATIENCE, eventually};
+use forebay_testkit::{TEST_TIMEOUT, eventually};
 use metrics_exporter_prometheus::PrometheusBuilder;
 
 const CHILD: &str = "FOREBAY_TEST_RESERVOIR";
@@ -93,8 +93,11 @@ async fn keep(postgres: &str, store: &str, name: &str, per_second: f64) {
     let _guard = ::metrics::set_default_local_recorder(&recorder);
     let (kind, rest) = store.split_once('|').unwrap();
     let (address, namespace) = rest.split_once('|').unwrap();
-    let member =
-        MemberConfig::new(name).ttl(TTL).heartbeat_interval(BEAT).call_timeout(TTL).join_timeout(PATIENCE);
+    let member = MemberConfig::new(name)
+        .ttl(TTL)
+        .heartbeat_interval(BEAT)
+        .call_timeout(TTL)
+        .join_timeout(TEST_TIMEOUT);
     let quota = match kind {
         "redis" => Quota::join(RedisStore::open(address, namespace).unwrap(), member).await,
         #[cfg(feature = "dynamodb")]
@@ -159,7 +162,7 @@ impl BackendCounter {
     }
 
     async fn count(&self) -> i64 {
-        let client = self.observer.checkout_within(PATIENCE).await.unwrap();
+        let client = self.observer.checkout_within(TEST_TIMEOUT).await.unwrap();
         let sql =
             "SELECT count(*) FROM pg_stat_activity WHERE usename = 'app' AND backend_type = 'client backend'";
         client.query_one(sql, &[]).await.unwrap().get(0)
@@ -167,7 +170,7 @@ impl BackendCounter {
 
     /// Returns the name of the child with the most connections.
     async fn busiest(&self) -> String {
-        let client = self.observer.checkout_within(PATIENCE).await.unwrap();
+        let client = self.observer.checkout_within(TEST_TIMEOUT).await.unwrap();
         let sql = "SELECT application_name FROM pg_stat_activity WHERE usename = 'app' AND backend_type = 'client backend'
                    GROUP BY 1 ORDER BY count(*) DESC LIMIT 1";
         client.query_one(sql, &[]).await.unwrap().get(0)
@@ -175,7 +178,7 @@ impl BackendCounter {
 
     /// Returns the number of connections of that child.
     async fn most_of_one(&self) -> i64 {
-        let client = self.observer.checkout_within(PATIENCE).await.unwrap();
+        let client = self.observer.checkout_within(TEST_TIMEOUT).await.unwrap();
         let sql = "SELECT coalesce(max(count), 0) FROM (SELECT count(*) FROM pg_stat_activity
                    WHERE usename = 'app' AND backend_type = 'client backend' GROUP BY application_name) children";
         client.query_one(sql, &[]).await.unwrap().get(0)
@@ -183,7 +186,7 @@ impl BackendCounter {
 
     /// Returns the process id and start time in seconds of each open connection.
     async fn starts(&self) -> Vec<(i32, f64)> {
-        let client = self.observer.checkout_within(PATIENCE).await.unwrap();
+        let client = self.observer.checkout_within(TEST_TIMEOUT).await.unwrap();
         let sql = "SELECT pid, extract(epoch FROM backend_start)::float8 FROM pg_stat_activity
                    WHERE usename = 'app' AND backend_type = 'client backend'";
         client.query(sql, &[]).await.unwrap().iter().map(|row| (row.get(0), row.get(1))).collect()
@@ -212,7 +215,7 @@ impl BackendCounter {
         // Connections are replaced all the time: the budget counts as used if at most two are
         // missing.
         while self.backends().await < BUDGET - 2 {
-            if began.elapsed() > PATIENCE {
+            if began.elapsed() > TEST_TIMEOUT {
                 let children: Vec<_> = children.iter_mut().map(ReservoirProcess::status).collect();
                 panic!("only {} of {BUDGET} are open: {children:?}", self.count().await);
             }
@@ -319,7 +322,7 @@ async fn four_processes_share_a_rate_through_redis() {
     let (mut opened, began) = (BTreeMap::new(), Instant::now());
     // Each connection lives for many checks.
     while opened.len() < OPENED {
-        assert!(began.elapsed() < 5 * PATIENCE, "only {} were opened", opened.len());
+        assert!(began.elapsed() < 5 * TEST_TIMEOUT, "only {} were opened", opened.len());
         opened.extend(backends.starts().await.into_iter().map(|(pid, at)| ((pid, at.to_bits()), at)));
         tokio::time::sleep(Duration::from_millis(50)).await;
     }

@@ -356,7 +356,7 @@ async fn a_reset_happens_between_two_callers_and_one_that_takes_too_long_ends_th
 async fn a_clean_return_skips_the_reset_unless_the_connection_was_marked_bad() {
     let (reservoir, server) = start(ReservoirConfig::new(1));
     let resets = || server.resets.load(Ordering::Relaxed);
-    reservoir.checkout_within(Duration::from_secs(1)).await.unwrap().give_back_clean();
+    reservoir.checkout_within(Duration::from_secs(1)).await.unwrap().return_without_reset();
     assert_eq!(
         (reservoir.status().counts, resets()),
         (ConnectionCounts { ready: 1, ..ConnectionCounts::default() }, 0)
@@ -370,7 +370,7 @@ async fn a_clean_return_skips_the_reset_unless_the_connection_was_marked_bad() {
     );
     let mut marked = take(&reservoir).await;
     marked.mark_bad();
-    marked.give_back_clean();
+    marked.return_without_reset();
     settle().await;
     assert_eq!((server.dials(), server.open(), resets()), (2, 1, 1));
 }

@@ -14,7 +14,7 @@ use forebay_reservoir::{
     ReservoirConfig, Reset, Shortage,
 };
 use forebay_sandbox::Postgres;
-use forebay_testkit::{PATIENCE, eventually};
+use forebay_testkit::{TEST_TIMEOUT, eventually};
 use futures_util::future::join_all;
 use tokio::task::JoinHandle;
 
@@ -81,7 +81,7 @@ impl<'a> TestDatabase<'a> {
     /// Returns a full reservoir and a monitor of its backends.
     async fn filled(&self, more: &str) -> (PostgresReservoir, Monitor) {
         let reservoir = self.start(self.connect(more), config());
-        reservoir.initial_fill(PATIENCE).await.unwrap();
+        reservoir.initial_fill(TEST_TIMEOUT).await.unwrap();
         (reservoir, Monitor::start(self.server, &self.name).await)
     }
 }
@@ -200,7 +200,7 @@ async fn queries_that_catch_their_cancellation_keep_their_slots_until_they_end()
     let test_db = TestDatabase::new(Postgres::shared(), "stubborn");
     let (reservoir, monitor) = test_db.filled("").await;
     for number in 0..MAX {
-        let mut client = reservoir.checkout_within(PATIENCE).await.unwrap();
+        let mut client = reservoir.checkout_within(TEST_TIMEOUT).await.unwrap();
         abandon_stubborn(test_db.server, &client).await;
         // A reset that times out retires the connection, too.
         if number % 2 == 0 {
@@ -242,7 +242,7 @@ async fn freeze_and_thaw(server: &Postgres, mode: &str) {
     recovers(&reservoir).await;
     let most = monitor.most();
     assert!((TARGET..=MAX).contains(&most), "{mode}: {most} backends");
-    assert_eq!(reservoir.close(PATIENCE).await, 0);
+    assert_eq!(reservoir.close(TEST_TIMEOUT).await, 0);
 }
 
 #[tokio::test]
@@ -277,7 +277,7 @@ async fn backends_that_authenticate_after_a_dial_timed_out_keep_its_slot() {
         "the slot of the frozen backend was released: {longest:?}"
     );
     server.thaw_backend(frozen);
-    assert_eq!(reservoir.close(PATIENCE).await, 0);
+    assert_eq!(reservoir.close(TEST_TIMEOUT).await, 0);
     assert_eq!(server.backends("slow_auth"), Vec::<u32>::new());
 }
 
@@ -286,7 +286,7 @@ async fn backends_that_end_in_the_reset_are_replaced_within_max() {
     let test_db = TestDatabase::new(Postgres::shared(), "dies_in_reset");
     let reset = Reset::Custom("ROLLBACK; SELECT pg_sleep(0.1)".into());
     let reservoir = test_db.start(test_db.connect(""), config().reset(reset));
-    reservoir.initial_fill(PATIENCE).await.unwrap();
+    reservoir.initial_fill(TEST_TIMEOUT).await.unwrap();
     let monitor = Monitor::start(test_db.server, &test_db.name).await;
     let killer = PostgresConnect::new(&test_db.server.url("postgres")).unwrap();
     let killer = killer.connect(killer.credentials().await.unwrap()).await.unwrap();
@@ -317,7 +317,7 @@ async fn backends_that_end_in_the_reset_are_replaced_within_max() {
 async fn a_connection_that_timed_out_while_the_server_does_not_read_keeps_its_slot() {
     let test_db = TestDatabase::new(Postgres::shared(), "full_window");
     let reservoir = test_db.start(test_db.connect("tcp_user_timeout=6000"), config());
-    reservoir.initial_fill(PATIENCE).await.unwrap();
+    reservoir.initial_fill(TEST_TIMEOUT).await.unwrap();
     let monitor = Monitor::start(test_db.server, &test_db.name).await;
     let clients: Vec<_> =
         join_all((0..TARGET).map(|_| reservoir.checkout())).await.into_iter().map(Result::unwrap).collect();

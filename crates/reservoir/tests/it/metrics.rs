@@ -8,7 +8,7 @@ use ::metrics::set_default_local_recorder;
 use forebay_quota::RateConfig;
 use forebay_reservoir::{ConnectionLimits, PostgresConnect, Reservoir, ReservoirConfig, metrics};
 use forebay_sandbox::Postgres;
-use forebay_testkit::{PATIENCE, eventually};
+use forebay_testkit::{TEST_TIMEOUT, eventually};
 use metrics_exporter_prometheus::PrometheusBuilder;
 
 const NAMES: [&str; 18] = [
@@ -46,7 +46,7 @@ async fn every_metric_is_recorded_and_passes_promtool() {
     let connect = PostgresConnect::new(&Postgres::shared().url("postgres")).unwrap();
     let config = ReservoirConfig::new(2).service("shop").low_watermark(2).leak_after(Duration::from_secs(2));
     let reservoir = Reservoir::start(connect, config, limits()).unwrap();
-    reservoir.initial_fill(PATIENCE).await.unwrap();
+    reservoir.initial_fill(TEST_TIMEOUT).await.unwrap();
     let (mut bad, held) = (reservoir.checkout().await.unwrap(), reservoir.checkout().await.unwrap());
     reservoir.checkout_within(Duration::from_millis(1)).await.unwrap_err();
     bad.mark_bad();

@@ -10,7 +10,7 @@ use forebay_reservoir::{
     PostgresConnect, Reservoir, ReservoirConfig, Reset, Shortage,
 };
 use forebay_sandbox::Postgres;
-use forebay_testkit::{PATIENCE, Proxy, eventually};
+use forebay_testkit::{Proxy, TEST_TIMEOUT, eventually};
 
 pub(crate) type PostgresReservoir = Reservoir<PostgresClient>;
 
@@ -27,14 +27,14 @@ fn start_with(
     config: ReservoirConfig,
     limits: ConnectionLimits,
 ) -> PostgresReservoir {
-    Reservoir::start(connect, config.checkout_timeout(PATIENCE), limits).unwrap()
+    Reservoir::start(connect, config.checkout_timeout(TEST_TIMEOUT), limits).unwrap()
 }
 
 /// Returns a new database and a full reservoir on it.
 async fn filled(target: u32) -> (String, PostgresReservoir) {
     let url = Postgres::shared().url(&Postgres::shared().create_database("reservoir").unwrap());
     let reservoir = start(&url, ReservoirConfig::new(target).low_watermark(target));
-    reservoir.initial_fill(PATIENCE).await.unwrap();
+    reservoir.initial_fill(TEST_TIMEOUT).await.unwrap();
     (url, reservoir)
 }
 
@@ -73,7 +73,7 @@ async fn a_hundred_tasks_share_eight_connections() {
     let backends = number(&observer.checkout().await.unwrap(), BACKENDS).await;
     assert_eq!(backends, 8, "all were used, and none was added");
     eventually("all are ready again", 8, async || reservoir.status().counts.ready).await;
-    assert_eq!(reservoir.close(PATIENCE).await, 0);
+    assert_eq!(reservoir.close(TEST_TIMEOUT).await, 0);
     assert_eq!(
         number(&observer.checkout().await.unwrap(), BACKENDS).await,
         0,
@@ -170,7 +170,7 @@ async fn a_cut_network_fails_only_queries_in_flight() {
     let proxy = Proxy::start(Postgres::shared().addr());
     let url = format!("postgres://postgres@{}/{database}", proxy.addr());
     let reservoir = start(&url, ReservoirConfig::new(4).low_watermark(4));
-    reservoir.initial_fill(PATIENCE).await.unwrap();
+    reservoir.initial_fill(TEST_TIMEOUT).await.unwrap();
     let held = reservoir.checkout().await.unwrap();
     proxy.cut();
     assert!(held.query_one("SELECT 1", &[]).await.is_err());
@@ -195,7 +195,7 @@ async fn a_cut_network_fails_only_queries_in_flight() {
 async fn the_reservoir_recovers_from_an_outage_of_half_a_minute() {
     let server = Arc::new(Postgres::start().unwrap());
     let reservoir = start(&server.url("postgres"), ReservoirConfig::new(4).low_watermark(4));
-    reservoir.initial_fill(PATIENCE).await.unwrap();
+    reservoir.initial_fill(TEST_TIMEOUT).await.unwrap();
     server.kill();
     let down = Instant::now();
     let mut last_error = None;
@@ -220,7 +220,7 @@ async fn the_reservoir_recovers_from_an_outage_of_half_a_minute() {
 async fn a_restart_of_the_server_is_survived() {
     let server = Postgres::start().unwrap();
     let reservoir = start(&server.url("postgres"), ReservoirConfig::new(3).low_watermark(3));
-    reservoir.initial_fill(PATIENCE).await.unwrap();
+    reservoir.initial_fill(TEST_TIMEOUT).await.unwrap();
     let first_pid = number(&reservoir.checkout().await.unwrap(), "SELECT pg_backend_pid()::int8").await;
     tokio::task::spawn_blocking(move || {
         server.restart().unwrap();
@@ -304,7 +304,7 @@ async fn a_wrong_password_is_reported_and_a_new_one_is_used_at_once() {
     assert!(matches!(&error.why, Shortage::Connect { kind: ConnectionErrorKind::Refused, .. }), "{error:?}");
     assert!(!error.to_string().contains("wrong"), "{error}");
     std::fs::write(&file, "first\n").unwrap();
-    reservoir.initial_fill(PATIENCE).await.unwrap();
+    reservoir.initial_fill(TEST_TIMEOUT).await.unwrap();
     // After a rotation, open connections stay open and new ones use the new password.
     server.execute("postgres", "ALTER ROLE app PASSWORD 'second'").unwrap();
     std::fs::write(&file, "second\n").unwrap();
@@ -329,7 +329,7 @@ async fn no_more_connections_are_opened_per_second_than_the_rate_allows() {
     let rate = ConnectionLimits::local().rate(RateConfig::per_second(RATE).burst(4));
     let config = ReservoirConfig::new(TARGET).low_watermark(TARGET);
     let reservoir = start_with(PostgresConnect::new(&url).unwrap(), config, rate);
-    reservoir.initial_fill(PATIENCE).await.unwrap();
+    reservoir.initial_fill(TEST_TIMEOUT).await.unwrap();
     let sql = "SELECT extract(epoch FROM backend_start)::float8 FROM pg_stat_activity
                WHERE datname = current_database() AND pid <> pg_backend_pid() ORDER BY 1";
     let starts: Vec<f64> = other.query(sql, &[]).await.unwrap().iter().map(|row| row.get(0)).collect();

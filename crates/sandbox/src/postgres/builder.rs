@@ -6,7 +6,7 @@ use super::Postgres;
 use super::cluster::PostgresCluster;
 use super::programs::Programs;
 use crate::error::StartError;
-use crate::folder::Folder;
+use crate::folder::TempFolder;
 use crate::server_process::last_lines;
 use crate::system_user::change_owner;
 
@@ -125,7 +125,7 @@ impl PostgresBuilder {
 
 /// Turns on archiving. Files are moved into the archive only when complete.
 fn use_archive(cluster: &mut PostgresCluster) -> Result<(), StartError> {
-    let archive = Arc::new(Folder::create()?);
+    let archive = Arc::new(TempFolder::create()?);
     change_owner(archive.path(), cluster.user).map_err(StartError::with_path(archive.path()))?;
     let file = format!("\"{}/%f\"", archive.path().display());
     let command = format!("cp %p {file}.part && mv {file}.part {file}");

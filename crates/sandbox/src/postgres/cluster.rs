@@ -15,7 +15,7 @@ use super::programs::{Programs, WORKSPACE_TARGET};
 use super::{Postgres, system_identifier};
 use crate::copy_folder::copy_folder;
 use crate::error::StartError;
-use crate::folder::Folder;
+use crate::folder::TempFolder;
 use crate::pg_connection::PgConnection;
 use crate::port::free_port;
 use crate::server_process::{LaunchSpec, ServerProcess, last_lines};
@@ -40,12 +40,12 @@ const TEMPLATE_VERSION: u32 = 1;
 pub(super) struct PostgresCluster {
     pub(super) programs: Programs,
     pub(super) user: Option<SystemUser>,
-    pub(super) folder: Arc<Folder>,
+    pub(super) folder: Arc<TempFolder>,
     /// Password of the superuser.
     pub(super) password: Option<String>,
     pub(super) tls: Option<ClusterTls>,
     /// WAL archive. In its own folder, because backups need it after the server has ended.
-    pub(super) archive: Option<Arc<Folder>>,
+    pub(super) archive: Option<Arc<TempFolder>>,
 }
 
 /// Certificates for clients: one that verifies the server, and one that doesn't.
@@ -76,7 +76,7 @@ impl PostgresCluster {
 
     /// Creates a cluster without data.
     pub(super) fn empty(programs: Programs) -> Result<PostgresCluster, StartError> {
-        let (user, folder) = (unprivileged_user(), Arc::new(Folder::create()?));
+        let (user, folder) = (unprivileged_user(), Arc::new(TempFolder::create()?));
         change_owner(folder.path(), user).map_err(StartError::with_path(folder.path()))?;
         Ok(PostgresCluster { programs, user, folder, password: None, tls: None, archive: None })
     }

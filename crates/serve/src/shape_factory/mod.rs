@@ -202,7 +202,7 @@ impl ShapeFactory {
         let client = self.manager.snapshot().await;
         let mut client = client.map_err(|error| ReadError::Refused(pool_refusal(&error)))?;
         database::snapshot(&mut client, query, sink).await.map_err(ReadError::Failed)?;
-        client.give_back_clean();
+        client.return_without_reset();
         Ok(())
     }
 }

@@ -160,7 +160,7 @@ impl ShapeFactory {
         // `complete` waits for the stream to pass the transaction that it is in, which may take
         // long. It needs neither connection nor permit.
         match &outcome {
-            Ok(_) => client.give_back_clean(),
+            Ok(_) => client.return_without_reset(),
             Err(_) => drop(client),
         }
         drop(snapshot_permit);

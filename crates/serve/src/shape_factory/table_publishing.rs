@@ -108,7 +108,7 @@ impl ShapeFactory {
     /// `publish_via_partition_root = false`.
     async fn publish(&self, name: &TableName) -> Result<TablePublication, PublishError> {
         match self.manager.add_table(name).await {
-            Err(PublishError::ViaRoot { .. }) => {
+            Err(PublishError::PublishedViaRoot { .. }) => {
                 self.publish_partitions(name).await?;
                 self.manager.add_table(name).await
             }

@@ -10,32 +10,28 @@ use crate::store::disk::{SimulatedDisk, SimulatedRng};
 const STEPS: usize = 200;
 
 /// Returns the disk after a crash of the machine or a kill of the process.
-fn disk_after_crash(disk: &SimulatedDisk, dice: &mut SimulatedRng) -> SimulatedDisk {
-    if dice.between(0, 3) == 0 {
-        disk.after_kill()
-    } else {
-        disk.after_crash(dice.between(0, 1 << 30) as u64)
-    }
+fn disk_after_crash(disk: &SimulatedDisk, rng: &mut SimulatedRng) -> SimulatedDisk {
+    if rng.between(0, 3) == 0 { disk.after_kill() } else { disk.after_crash(rng.between(0, 1 << 30) as u64) }
 }
 
 /// Runs a simulation through all crashes. Returns the number of disk calls, and how often a merged
 /// log was checked.
 fn run(seed: u64, mut crash: impl FnMut(&SimulatedDisk, &mut SimulatedRng)) -> (u64, usize) {
-    let mut dice = SimulatedRng::new(seed ^ 0x5eed);
+    let mut rng = SimulatedRng::new(seed ^ 0x5eed);
     let mut disk = SimulatedDisk::new(seed);
-    crash(&disk, &mut dice);
+    crash(&disk, &mut rng);
     let mut simulation = loop {
         if let Ok(simulation) = StoreSimulation::new(Arc::new(disk.clone()), seed) {
             break simulation;
         }
         // It crashed before clients were shown anything.
-        disk = disk_after_crash(&disk, &mut dice);
+        disk = disk_after_crash(&disk, &mut rng);
     };
     for _ in 0..STEPS {
         if simulation.step().is_err() {
             loop {
-                disk = disk_after_crash(&disk, &mut dice);
-                crash(&disk, &mut dice);
+                disk = disk_after_crash(&disk, &mut rng);
+                crash(&disk, &mut rng);
                 if simulation.recover(Arc::new(disk.clone())).is_ok() {
                     break;
                 }
@@ -82,9 +78,9 @@ fn a_crash_at_any_disk_call_breaks_no_guarantee() {
 fn repeated_crashes_break_no_guarantee() {
     for seed in seeds(40) {
         eprintln!("seed {seed}");
-        run(seed, |disk, dice| {
-            let soon = [12, 80, 400][dice.between(0, 2)];
-            disk.crash_at(dice.between(1, soon) as u64);
+        run(seed, |disk, rng| {
+            let soon = [12, 80, 400][rng.between(0, 2)];
+            disk.crash_at(rng.between(1, soon) as u64);
         });
     }
 }

@@ -20,9 +20,9 @@ fn a_full_disk_pauses_the_store_until_there_is_space() {
         let mut disk = SimulatedDisk::new(seed);
         let mut simulation = StoreSimulation::new(Arc::new(disk.clone()), seed).expect("nothing crashes");
         for step in 0..200 {
-            let is_full = simulation.dice.between(0, 9) == 0;
+            let is_full = simulation.rng.between(0, 9) == 0;
             let room = is_full.then(|| {
-                disk.fill(simulation.dice.between(0, 600) as u64);
+                disk.fill(simulation.rng.between(0, 600) as u64);
                 let disk = disk.clone();
                 thread::spawn(move || {
                     thread::sleep(Duration::from_millis(5));
@@ -31,9 +31,9 @@ fn a_full_disk_pauses_the_store_until_there_is_space() {
             });
             simulation.step().unwrap_or_else(|_| panic!("a full disk must not fail the store (step {step})"));
             room.into_iter().for_each(|room| room.join().expect("no panic"));
-            if is_full && simulation.dice.between(0, 2) == 0 {
-                let seed = simulation.dice.between(0, 1 << 20) as u64;
-                disk = if simulation.dice.coin() { disk.after_crash(seed) } else { disk.after_kill() };
+            if is_full && simulation.rng.between(0, 2) == 0 {
+                let seed = simulation.rng.between(0, 1 << 20) as u64;
+                disk = if simulation.rng.coin() { disk.after_crash(seed) } else { disk.after_kill() };
                 simulation.recover(Arc::new(disk.clone())).expect("nothing crashes again");
             }
         }
@@ -92,7 +92,7 @@ fn a_failed_sync_is_a_permanent_failure() {
         store.on_durable(move |_| is_reported.store(1, Ordering::SeqCst));
         disk.fail_sync();
         while simulation.catch_up().is_ok() {
-            simulation.model.database.commit(&mut simulation.dice);
+            simulation.model.database.commit(&mut simulation.rng);
         }
         let failure = simulation.runtime.block_on(store.failed());
         assert!(failure.to_string().starts_with("the store can't be written"), "{failure}");

@@ -174,7 +174,7 @@ fn refresh(reader: &Shapes) {
 fn check_reader_agrees(simulation: &mut StoreSimulation, reader: &Shapes) {
     refresh(reader);
     let (theirs, ours) =
-        (visible(&simulation.store, &mut simulation.dice), visible(reader, &mut simulation.dice));
+        (visible(&simulation.store, &mut simulation.rng), visible(reader, &mut simulation.rng));
     assert_eq!(theirs.keys().collect::<Vec<_>>(), ours.keys().collect::<Vec<_>>());
     assert!(theirs == ours, "the bytes of some shape differ");
     assert_eq!(simulation.store.position(), reader.position());
@@ -208,7 +208,7 @@ fn a_reader_sees_the_writers_records_and_can_take_over() {
                 (left, is_dying) = (readers_left, false);
                 (reader, readers_left) = open();
             }
-            match simulation.dice.between(0, 19) {
+            match simulation.rng.between(0, 19) {
                 _ if is_dying => {}
                 0..5 => check_reader_agrees(&mut simulation, &reader),
                 5 => {
@@ -223,8 +223,8 @@ fn a_reader_sees_the_writers_records_and_can_take_over() {
                     (reader, readers_left) = open();
                     check_reader_agrees(&mut simulation, &reader);
                 }
-                7 if simulation.dice.coin() => {
-                    left.store(simulation.dice.between(1, 100) as u64, Ordering::SeqCst);
+                7 if simulation.rng.coin() => {
+                    left.store(simulation.rng.between(1, 100) as u64, Ordering::SeqCst);
                     is_dying = true;
                 }
                 _ => {}
@@ -245,10 +245,10 @@ fn a_process_killed_during_takeover_never_shows_more_than_the_next_one() {
         let process_disk = KillableDisk::new(&disk);
         let mut simulation =
             StoreSimulation::new(Arc::new(process_disk.clone()), seed).expect("the writer isn't killed");
-        for _ in 0..simulation.dice.between(20, 60) {
+        for _ in 0..simulation.rng.between(20, 60) {
             simulation.step().expect("the writer isn't killed");
         }
-        process_disk.left.store(simulation.dice.between(1, 100) as u64, Ordering::SeqCst);
+        process_disk.left.store(simulation.rng.between(1, 100) as u64, Ordering::SeqCst);
         while simulation.step().is_ok() {}
         simulation.stop();
         for operations in 0.. {
@@ -334,10 +334,10 @@ fn a_reader_beside_a_busy_writer_sees_a_prefix_of_the_log() {
         let stop = Arc::new(AtomicU64::new(0));
         let stopped = Arc::clone(&stop);
         let reading = std::thread::spawn(move || {
-            let (mut dice, mut before) = (SimulatedRng::new(seed), verification::VisibleShapes::new());
+            let (mut rng, mut before) = (SimulatedRng::new(seed), verification::VisibleShapes::new());
             while stopped.load(Ordering::SeqCst) == 0 {
                 refresh(&reader);
-                let now = verification::visible_while_written(&reader, &mut dice);
+                let now = verification::visible_while_written(&reader, &mut rng);
                 for (handle, (snapshot, log)) in &now {
                     if let Some((old_snapshot, old_log)) = before.get(handle) {
                         assert!(snapshot == old_snapshot, "{handle} changed");

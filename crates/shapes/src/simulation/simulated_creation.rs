@@ -20,7 +20,7 @@ pub(super) struct SimulatedCreation {
 
 impl StoreSimulation {
     pub(super) fn create(&mut self) -> StepResult {
-        let (table, clause, definition) = definition(&self.model.database.tables, &mut self.dice);
+        let (table, clause, definition) = definition(&self.model.database.tables, &mut self.rng);
         self.hold();
         // The time is constant: handles must be unique anyway.
         let made = self.store.find_or_create(definition.clone(), 5);
@@ -57,10 +57,10 @@ impl StoreSimulation {
         if self.creations.is_empty() {
             return Ok(());
         }
-        let at = self.dice.between(0, self.creations.len() - 1);
+        let at = self.rng.between(0, self.creations.len() - 1);
         let mut pending = self.creations.swap_remove(at);
         self.hold();
-        if self.dice.between(0, 29) == 0 {
+        if self.rng.between(0, 29) == 0 {
             drop(pending);
             return self.idle();
         }
@@ -76,7 +76,7 @@ impl StoreSimulation {
                 }
             }
             (_, Some(rows)) if !rows.is_empty() => {
-                let some: Vec<_> = rows.drain(..self.dice.between(1, rows.len())).collect();
+                let some: Vec<_> = rows.drain(..self.rng.between(1, rows.len())).collect();
                 if pending.creation.rows(some.concat().into()).is_err() {
                     drop(pending);
                     return self.idle();
@@ -99,10 +99,10 @@ impl StoreSimulation {
 
     /// Takes the snapshot of a creation. Returns `false` if the clause fails on a row.
     fn take_snapshot(&mut self, pending: &mut SimulatedCreation, sent: usize) -> bool {
-        let (database, dice) = (&self.model.database, &mut self.dice);
+        let (database, rng) = (&self.model.database, &mut self.rng);
         let expected = self.model.shapes.get_mut(&pending.handle).expect("the shape is in the model");
         let all = database.log.len();
-        expected.seen = all - dice.between(0, 2).min(all.saturating_sub(sent));
+        expected.seen = all - rng.between(0, 2).min(all.saturating_sub(sent));
         let mut pieces = Vec::new();
         for row in database.rows_after(expected.seen, expected.table) {
             let Some(is_in) = CLAUSES[expected.clause].1(&row) else { return false };
@@ -113,7 +113,7 @@ impl StoreSimulation {
                 pieces.push(Bytes::from(piece));
             }
         }
-        let (snapshot, lsn) = database.snapshot(expected.seen, dice);
+        let (snapshot, lsn) = database.snapshot(expected.seen, rng);
         assert!(
             pending.creation.snapshot_taken(&snapshot, lsn),
             "the snapshot sees all earlier transactions"

@@ -90,12 +90,12 @@ pub(crate) fn table(oid: u32, name: &str, key: Vec<usize>) -> TableSchema {
 /// Returns a random definition, and the indexes of its table and clause.
 pub(crate) fn definition(
     tables: &[Arc<TableSchema>],
-    dice: &mut SimulatedRng,
+    rng: &mut SimulatedRng,
 ) -> (usize, usize, ShapeDefinition) {
-    let (table, clause) = (dice.between(0, tables.len() - 1), dice.between(0, CLAUSES.len() - 1));
+    let (table, clause) = (rng.between(0, tables.len() - 1), rng.between(0, CLAUSES.len() - 1));
     // The table without a key needs all columns.
-    let columns = (table == 0 && dice.coin()).then(|| vec!["id".to_owned(), "qty".to_owned()]);
-    let replica = if dice.coin() { ReplicaMode::Default } else { ReplicaMode::Full };
+    let columns = (table == 0 && rng.coin()).then(|| vec!["id".to_owned(), "qty".to_owned()]);
+    let replica = if rng.coin() { ReplicaMode::Default } else { ReplicaMode::Full };
     let choice =
         ShapeOptions { clause: CLAUSES[clause].0.map(str::to_owned), columns, replica, log: LogMode::Full };
     (table, clause, ShapeDefinition { table: Arc::clone(&tables[table]), choice })
@@ -109,28 +109,28 @@ impl SimulatedDatabase {
     }
 
     /// Commits a random transaction.
-    pub(crate) fn commit(&mut self, dice: &mut SimulatedRng) {
-        let count = match dice.between(0, 9) {
+    pub(crate) fn commit(&mut self, rng: &mut SimulatedRng) {
+        let count = match rng.between(0, 9) {
             0 => 0,
-            1 => dice.between(10, 40),
-            _ => dice.between(1, 5),
+            1 => rng.between(10, 40),
+            _ => rng.between(1, 5),
         };
         let mut changes = Vec::new();
         for _ in 0..count {
-            let table = dice.between(0, self.tables.len() - 1);
-            changes.extend(self.change(table, dice).map(|change| (table, change)));
+            let table = rng.between(0, self.tables.len() - 1);
+            changes.extend(self.change(table, rng).map(|change| (table, change)));
         }
         // Often, a transaction begins where the one before ended.
-        let lsn = self.lsn + if dice.coin() { 0 } else { dice.between(1, 50) as u64 };
+        let lsn = self.lsn + if rng.coin() { 0 } else { rng.between(1, 50) as u64 };
         let xid = 700 + (self.log.len() as u32 ^ 1);
         self.lsn = lsn + 8;
         self.log.push(SimulatedTransaction { lsn, end: self.lsn, xid, changes });
     }
 
-    fn change(&mut self, table: usize, dice: &mut SimulatedRng) -> Option<SimulatedChange> {
+    fn change(&mut self, table: usize, rng: &mut SimulatedRng) -> Option<SimulatedChange> {
         let rows = &mut self.rows[table];
-        let any = rows.keys().copied().nth(dice.between(0, rows.len().max(1) - 1));
-        match (dice.between(0, 299), any) {
+        let any = rows.keys().copied().nth(rng.between(0, rows.len().max(1) - 1));
+        match (rng.between(0, 299), any) {
             (0, _) => {
                 rows.clear();
                 Some(SimulatedChange::Truncate)
@@ -138,16 +138,16 @@ impl SimulatedDatabase {
             (1..140, _) | (_, None) => {
                 self.next_row += 1;
                 // In the table without a key, rows may be equal.
-                let twin = any.filter(|_| self.tables[table].key.is_empty() && dice.between(0, 9) == 0);
-                let row = twin.map_or_else(|| row(self.next_row, dice), |id| rows[&id].clone());
+                let twin = any.filter(|_| self.tables[table].key.is_empty() && rng.between(0, 9) == 0);
+                let row = twin.map_or_else(|| row(self.next_row, rng), |id| rows[&id].clone());
                 self.rows[table].insert(self.next_row, row.clone());
                 Some(SimulatedChange::Insert(self.next_row, row))
             }
             (140..250, Some(id)) => {
                 let old = rows.get(&id)?.clone();
-                let mut new = row(id, dice);
+                let mut new = row(id, rng);
                 // Often the key stays, and sometimes all values do.
-                let kept = if dice.between(0, 9) == 0 { 3 } else { usize::from(dice.between(0, 4) > 0) };
+                let kept = if rng.between(0, 9) == 0 { 3 } else { usize::from(rng.between(0, 4) > 0) };
                 new[..kept].clone_from_slice(&old[..kept]);
                 rows.insert(id, new.clone());
                 Some(SimulatedChange::Update(id, old, new))
@@ -173,7 +173,7 @@ impl SimulatedDatabase {
     }
 
     /// Returns a snapshot that sees the first `count` transactions, and the current LSN.
-    pub(crate) fn snapshot(&self, count: usize, dice: &mut SimulatedRng) -> (Snapshot, u64) {
+    pub(crate) fn snapshot(&self, count: usize, rng: &mut SimulatedRng) -> (Snapshot, u64) {
         // The next transaction to commit may have begun before others that have committed.
         let running = (self.log.len()..self.log.len() + 1).map(|index| 700 + (index as u64 ^ 1));
         let unseen = self.log[count..].iter().map(|transaction| u64::from(transaction.xid));
@@ -183,7 +183,7 @@ impl SimulatedDatabase {
         let seen =
             self.log[..count].iter().map(|transaction| u64::from(transaction.xid)).max().unwrap_or(699);
         // The unseen transactions were running, or hadn't begun.
-        let xmax = if xmin > seen && dice.coin() { xmin } else { next };
+        let xmax = if xmin > seen && rng.coin() { xmin } else { next };
         let xip = unseen.into_iter().filter(|xid| *xid < xmax).collect();
         (Snapshot { xmin: xmin.min(xmax), xmax, xip }, self.lsn)
     }
@@ -321,14 +321,14 @@ pub(crate) fn values(row: &SimulatedRow) -> Vec<Option<&[u8]>> {
     row.iter().map(|value| value.as_ref().map(String::as_bytes)).collect()
 }
 
-fn row(id: u64, dice: &mut SimulatedRng) -> SimulatedRow {
-    let quantity = (dice.between(0, 9) > 0).then(|| dice.between(0, 60).min(11).to_string());
-    let quantity = quantity.filter(|text| text != "0" || dice.between(0, 9) == 0);
-    let width = match dice.between(0, 499) {
+fn row(id: u64, rng: &mut SimulatedRng) -> SimulatedRow {
+    let quantity = (rng.between(0, 9) > 0).then(|| rng.between(0, 60).min(11).to_string());
+    let quantity = quantity.filter(|text| text != "0" || rng.between(0, 9) == 0);
+    let width = match rng.between(0, 499) {
         0 => MESSAGE_BYTES + 1,
         1..50 => 300,
-        _ => dice.between(0, 30),
+        _ => rng.between(0, 30),
     };
-    let note = (dice.between(0, 9) > 0).then(|| ["a", "b\n\"/"][dice.between(0, 1)].repeat(width));
-    vec![Some((id * 10 + dice.between(0, 9) as u64).to_string()), quantity, note]
+    let note = (rng.between(0, 9) > 0).then(|| ["a", "b\n\"/"][rng.between(0, 1)].repeat(width));
+    vec![Some((id * 10 + rng.between(0, 9) as u64).to_string()), quantity, note]
 }

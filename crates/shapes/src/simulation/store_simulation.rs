@@ -29,7 +29,7 @@ pub(super) type StepResult = Result<(), DiskCrashed>;
 
 /// Random run of a store that follows a simulated database.
 pub(super) struct StoreSimulation {
-    pub(super) dice: SimulatedRng,
+    pub(super) rng: SimulatedRng,
     pub(super) runtime: Runtime,
     pub(super) model: SimulationModel,
     /// The model after a reset that may not be durable yet.
@@ -109,7 +109,7 @@ impl StoreSimulation {
         let store = Shapes::on(disk, config()).map_err(crashed)?;
         let follower = store.follower();
         let mut simulation = StoreSimulation {
-            dice: SimulatedRng::new(seed),
+            rng: SimulatedRng::new(seed),
             runtime: Builder::new_current_thread().build().expect("a runtime"),
             model: SimulationModel::new("none".into(), 0),
             next: None,
@@ -147,9 +147,9 @@ impl StoreSimulation {
 
     /// Takes one random step.
     pub(super) fn step(&mut self) -> StepResult {
-        match self.dice.between(0, 99) {
+        match self.rng.between(0, 99) {
             0..25 => {
-                self.model.database.commit(&mut self.dice);
+                self.model.database.commit(&mut self.rng);
                 Ok(())
             }
             25..60 => self.send_messages(),
@@ -158,7 +158,7 @@ impl StoreSimulation {
                 self.idle()
             }
             63..70 => self.create(),
-            70..88 => (0..self.dice.between(1, 6)).try_for_each(|_| self.advance_creation()),
+            70..88 => (0..self.rng.between(1, 6)).try_for_each(|_| self.advance_creation()),
             88 => self.delete(),
             89..91 => self.advance(),
             91 => self.wait_for(|store| async move { store.checkpoint().await.is_ok() }),
@@ -167,8 +167,8 @@ impl StoreSimulation {
                 self.end()?;
                 self.begin()
             }
-            95 if self.dice.between(0, 3) == 0 => {
-                let lsn = self.dice.between(100, 5000) as u64;
+            95 if self.rng.between(0, 3) == 0 => {
+                let lsn = self.rng.between(100, 5000) as u64;
                 self.reset(lsn)
             }
             _ => {
@@ -194,13 +194,13 @@ impl StoreSimulation {
         }
         let messages = self.model.database.messages(index);
         let whole = messages.len() - sent;
-        let count = if self.dice.between(0, 3) == 0 { self.dice.between(1, whole) } else { whole };
-        let one_by_one = self.dice.between(0, 3) == 0;
+        let count = if self.rng.between(0, 3) == 0 { self.rng.between(1, whole) } else { whole };
+        let one_by_one = self.rng.between(0, 3) == 0;
         self.model.sent = self.model.sent.max(index + 1);
         self.hold();
         for (table, message) in &messages[sent..sent + count] {
             if let Some(table) = *table
-                && (self.described.insert(table) || self.dice.between(0, 9) == 0)
+                && (self.described.insert(table) || self.rng.between(0, 9) == 0)
             {
                 let relation = MessageBytes::relation(&self.model.database.tables[table]);
                 relation.send(&mut self.follower).expect("the stream is consistent");
@@ -222,14 +222,14 @@ impl StoreSimulation {
         self.described.clear();
         let acknowledged = self.store.position().map_or(0, |position| position.lsn);
         let next = self.model.database.log.partition_point(|transaction| transaction.lsn < acknowledged);
-        self.stream = (next.saturating_sub(self.dice.between(0, 1)), 0);
+        self.stream = (next.saturating_sub(self.rng.between(0, 1)), 0);
     }
 
     fn delete(&mut self) -> StepResult {
         let (count, expected) = (self.model.shapes.len(), &mut self.model.shapes);
-        let any = expected.iter_mut().nth(self.dice.between(0, count.max(1) - 1));
+        let any = expected.iter_mut().nth(self.rng.between(0, count.max(1) - 1));
         self.store.inner.queue().hold();
-        if self.dice.between(0, 3) == 0 {
+        if self.rng.between(0, 3) == 0 {
             let of_table = expected.values_mut().filter(|expected| expected.table == 1);
             of_table.for_each(|expected| expected.is_deletion_requested = true);
             self.store.delete_table(self.model.database.tables[1].oid);
@@ -274,7 +274,7 @@ impl StoreSimulation {
     /// Ends writing. Open creations may be dropped, or continue and fail later.
     pub(super) fn end(&mut self) -> StepResult {
         self.hold();
-        if self.dice.coin() {
+        if self.rng.coin() {
             self.creations.clear();
         }
         self.idle()?;

@@ -18,19 +18,19 @@ use crate::store::disk::SimulatedRng;
 pub(super) type VisibleShapes = BTreeMap<String, (Vec<u8>, Vec<u8>)>;
 
 /// Reads all complete shapes, as clients do.
-pub(super) fn visible(store: &Shapes, dice: &mut SimulatedRng) -> VisibleShapes {
+pub(super) fn visible(store: &Shapes, rng: &mut SimulatedRng) -> VisibleShapes {
     complete(store)
-        .map(|shape| (shape.handle().to_owned(), read(&shape, dice).expect("the shape is readable")))
+        .map(|shape| (shape.handle().to_owned(), read(&shape, rng).expect("the shape is readable")))
         .collect()
 }
 
 /// Reads all complete shapes beside a writer. A shape, or the old files of a merged log, may be
 /// deleted meanwhile; a refresh shows which.
-pub(super) fn visible_while_written(store: &Shapes, dice: &mut SimulatedRng) -> VisibleShapes {
+pub(super) fn visible_while_written(store: &Shapes, rng: &mut SimulatedRng) -> VisibleShapes {
     let mut visible = VisibleShapes::new();
     for shape in complete(store) {
         let read = loop {
-            match read(&shape, dice) {
+            match read(&shape, rng) {
                 Ok(read) => break Some(read),
                 Err(error) => assert_eq!(error.kind(), io::ErrorKind::NotFound),
             }
@@ -50,8 +50,8 @@ fn complete(store: &Shapes) -> impl Iterator<Item = Arc<Shape>> {
     store.all().into_iter().filter(|shape| shape.lock().phase == ShapePhase::Complete)
 }
 
-fn read(shape: &Shape, dice: &mut SimulatedRng) -> io::Result<(Vec<u8>, Vec<u8>)> {
-    Ok((snapshot(shape)?, log(shape, dice)?))
+fn read(shape: &Shape, rng: &mut SimulatedRng) -> io::Result<(Vec<u8>, Vec<u8>)> {
+    Ok((snapshot(shape)?, log(shape, rng)?))
 }
 
 /// Reads all chunks of a snapshot.
@@ -71,11 +71,11 @@ fn snapshot(shape: &Shape) -> io::Result<Vec<u8>> {
 }
 
 /// Reads the log page by page. Also reads it from a random offset, and compares both.
-fn log(shape: &Shape, dice: &mut SimulatedRng) -> io::Result<Vec<u8>> {
+fn log(shape: &Shape, rng: &mut SimulatedRng) -> io::Result<Vec<u8>> {
     let bytes = log_after(shape, Offset::SNAPSHOT_END)?;
     let lines: Vec<_> = bytes.split_inclusive(|byte| *byte == b'\n').collect();
     if !lines.is_empty() {
-        let at = dice.between(0, lines.len() - 1);
+        let at = rng.between(0, lines.len() - 1);
         let offset = offset_of(lines[at]).expect("a message has an offset");
         for offset in
             [offset, Offset::new(offset.lsn, 0), Offset::new(offset.lsn, offset.op.saturating_sub(1))]
@@ -108,7 +108,7 @@ impl StoreSimulation {
     /// Compares the store with the model. The store must be idle.
     pub(super) fn verify(&mut self) {
         let store = self.store.clone();
-        let visible = visible(&store, &mut self.dice);
+        let visible = visible(&store, &mut self.rng);
         let position = store.position().map_or(0, |position| position.lsn);
         let model = &self.model;
         assert!(
@@ -126,7 +126,7 @@ impl StoreSimulation {
             let expected = expected.unwrap_or_else(|| panic!("{handle} should be deleted before {position}"));
             let base = store.find(handle).map_or(0, |shape| shape.lock().log.base());
             self.merged += usize::from(base > 0);
-            check_log(&shape.rows, &expected, base as usize, log, &mut self.dice);
+            check_log(&shape.rows, &expected, base as usize, log, &mut self.rng);
             assert!(expected.len() as u64 >= shape.read, "{} bytes of {handle} were read before", shape.read);
         }
         let waiting: u64 = store.all().iter().map(|shape| shape.lock().unwritten_bytes()).sum();
@@ -175,7 +175,7 @@ pub(super) fn check_continues(snapshot: &[u8], before: &[u8], now: &[u8]) {
 
 /// Checks a log. After the base, it must have the expected bytes. Before it, reading from a random
 /// offset must lead to the same rows.
-fn check_log(snapshot: &[u8], expected: &[u8], base: usize, log: &[u8], dice: &mut SimulatedRng) {
+fn check_log(snapshot: &[u8], expected: &[u8], base: usize, log: &[u8], rng: &mut SimulatedRng) {
     let recent = text(&expected[base..]);
     assert_eq!(text(&log[log.len() - recent.len().min(log.len())..]), recent);
     if base == 0 {
@@ -183,7 +183,7 @@ fn check_log(snapshot: &[u8], expected: &[u8], base: usize, log: &[u8], dice: &m
         return;
     }
     let lines: Vec<_> = expected.split_inclusive(|byte| *byte == b'\n').collect();
-    let read = dice.between(0, lines.len());
+    let read = rng.between(0, lines.len());
     let mut rows = ClientRows::default();
     rows.apply(snapshot);
     rows.apply(&lines[..read].concat());

@@ -42,7 +42,7 @@ impl StoreCheckpoint {
             next_id: registry.next_id,
             last_handle: registry.last_handle,
             segment,
-            states: registry.baselines.to_catalog(),
+            states: registry.baselines.take_for_catalog(),
         };
         let tables = registry.tables.iter().map(|(id, table)| (*id, Arc::clone(table))).collect();
         StoreCheckpoint { catalog: StoreCatalog { header, tables, shapes: catalog_shapes }, shapes }

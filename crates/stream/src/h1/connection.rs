@@ -38,7 +38,7 @@ use crate::live::stream::LiveStreamParts;
 use crate::server::ServerContext;
 use crate::service::{HttpService, ResponseBody};
 use crate::socket::read_available;
-use crate::{LiveBody, Peer};
+use crate::{ClientAddr, LiveBody};
 
 /// Maximum bytes of one read. Longer heads go to hyper.
 const READ_SIZE: usize = 8 * 1024;
@@ -64,7 +64,7 @@ pub(crate) enum H1Outcome<B> {
 pub(crate) async fn serve<S, B>(
     stream: TcpStream,
     received: &[u8],
-    peer: Peer,
+    peer: ClientAddr,
     service: &mut S,
     context: &ServerContext,
 ) -> H1Outcome<B>

@@ -30,7 +30,7 @@ use crate::hyper::h2_exchange::{H2Exchange, TrackedBytes};
 use crate::incoming::{BodyReadFlag, Incoming};
 use crate::service::ResponseBody;
 use crate::stats::ServerStats;
-use crate::{LiveBody, Peer};
+use crate::{ClientAddr, LiveBody};
 
 /// Slot in which a live response waits until the connection's task takes it and the socket.
 pub(crate) struct LiveResponseSlot<B>(Mutex<Option<Response<B>>>);
@@ -38,7 +38,7 @@ pub(crate) struct LiveResponseSlot<B>(Mutex<Option<Response<B>>>);
 /// Service that hyper calls for every request of a connection.
 pub(crate) struct ServiceAdapter<S, B> {
     pub(crate) service: S,
-    pub(crate) peer: Peer,
+    pub(crate) peer: ClientAddr,
     pub(crate) activity: Arc<ConnectionActivity>,
     pub(crate) stats: ServerStats,
     /// None on HTTP/2 and TLS, where responses can't take the socket.

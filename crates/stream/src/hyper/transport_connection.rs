@@ -11,7 +11,7 @@ use hyper::server::conn::http1;
 use tokio::io::AsyncWriteExt as _;
 use tokio::time::{Instant, sleep_until, timeout, timeout_at};
 
-use crate::Peer;
+use crate::ClientAddr;
 use crate::hyper::activity::ConnectionActivity;
 use crate::hyper::client_deadline::{ClientDeadline, count_error, count_timeout};
 use crate::hyper::http1::Http1End;
@@ -26,7 +26,7 @@ use crate::socket::{LINGER_TIMEOUT, SHUTTING_DOWN_RESPONSE};
 /// Performs the handshake and serves HTTP over it until the connection ends.
 pub(crate) async fn serve_transport<S, B>(
     handshake: HandshakeFuture,
-    peer: Peer,
+    peer: ClientAddr,
     service: S,
     head_deadline: Instant,
     context: &Arc<ServerContext>,

@@ -43,7 +43,7 @@ pub(crate) struct TailProgress {
 /// The tail fell behind: the ring no longer holds the next event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("fell {behind} events behind a topic that keeps {capacity}")]
-pub struct Lagged {
+pub struct TailLagged {
     /// Events that the tail hadn't yielded.
     pub behind: u64,
     /// Events that the topic keeps.
@@ -71,7 +71,7 @@ impl Tail {
     }
 
     /// Returns the next event; `None` at the end.
-    pub(super) fn poll_event(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, Lagged>>> {
+    pub(super) fn poll_event(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, TailLagged>>> {
         if self.ended {
             return Poll::Ready(None);
         }
@@ -102,7 +102,7 @@ impl Tail {
             }
             None => {
                 self.ended = true;
-                let lagged = Lagged { behind, capacity: self.shared.capacity };
+                let lagged = TailLagged { behind, capacity: self.shared.capacity };
                 Poll::Ready((behind > 0).then_some(Err(lagged)))
             }
         }
@@ -111,12 +111,12 @@ impl Tail {
 
 impl Body for Tail {
     type Data = Bytes;
-    type Error = Lagged;
+    type Error = TailLagged;
 
     fn poll_frame(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, Lagged>>> {
+    ) -> Poll<Option<Result<Frame<Bytes>, TailLagged>>> {
         self.poll_event(cx).map_ok(Frame::data)
     }
 

@@ -1,11 +1,11 @@
 //! Topic: one sequence of events for any number of streams.
 //!
 //! Invariant: a tail yields every event published after its subscription, in order and without a
-//! gap, or ends with [`Lagged`](crate::Lagged).
+//! gap, or ends with [`TailLagged`](crate::TailLagged).
 //! Enforced by: events are numbered, and each tail keeps its next number. A tail checks for its
 //! event and stores its waker under the lock under which events are published.
 //! Bounds: the ring holds at most `capacity` events and `max_bytes` bytes, but always the last
-//! event. All tails share it. A tail that falls further behind ends with `Lagged`.
+//! event. All tails share it. A tail that falls further behind ends with `TailLagged`.
 //!
 //! With [`MIN_DIRECT_TAILS`] or more [direct](Tail::direct) tails, tasks write the events to the
 //! sockets (`delivery.rs`) instead of waking the tails. Publishers never wait for that.

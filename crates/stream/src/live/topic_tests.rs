@@ -10,7 +10,7 @@ use tokio::net::{TcpListener, TcpStream};
 use super::*;
 use crate::h1::socket_writer::SocketWriter;
 use crate::live::delivery::{RECENT_EVENTS, RecentEvents, SLOTS_PER_TASK};
-use crate::live::tail::Lagged;
+use crate::live::tail::TailLagged;
 
 /// Waker that counts its calls.
 #[derive(Default)]
@@ -28,11 +28,11 @@ impl WakeCounter {
     }
 }
 
-fn poll(tail: &mut Tail, waker: &Waker) -> Poll<Option<Result<Bytes, Lagged>>> {
+fn poll(tail: &mut Tail, waker: &Waker) -> Poll<Option<Result<Bytes, TailLagged>>> {
     tail.poll_event(&mut Context::from_waker(waker))
 }
 
-fn event(text: &'static str) -> Poll<Option<Result<Bytes, Lagged>>> {
+fn event(text: &'static str) -> Poll<Option<Result<Bytes, TailLagged>>> {
     Poll::Ready(Some(Ok(Bytes::from_static(text.as_bytes()))))
 }
 
@@ -44,7 +44,7 @@ async fn pair() -> (Arc<DirectSocket>, TcpStream) {
     (Arc::new(DirectSocket::new(stream, SocketWriter::default())), client)
 }
 
-fn poll_on(socket: &Arc<DirectSocket>, tail: &mut Tail) -> Poll<Option<Result<Bytes, Lagged>>> {
+fn poll_on(socket: &Arc<DirectSocket>, tail: &mut Tail) -> Poll<Option<Result<Bytes, TailLagged>>> {
     socket.poll_body(&mut socket.lock(), || poll(tail, Waker::noop()))
 }
 
@@ -205,10 +205,10 @@ fn large_events_evict_older_ones_but_never_themselves() {
     topic.publish("89");
     assert_eq!(poll(&mut tails[0], waker), event("4567"), "ten bytes are kept");
     topic.publish("a");
-    assert_eq!(poll(&mut tails[1], waker), Poll::Ready(Some(Err(Lagged { behind: 4, capacity: 4 }))));
+    assert_eq!(poll(&mut tails[1], waker), Poll::Ready(Some(Err(TailLagged { behind: 4, capacity: 4 }))));
     assert_eq!(poll(&mut tails[0], waker), event("89"));
     topic.publish("more than ten bytes");
-    assert_eq!(poll(&mut tails[0], waker), Poll::Ready(Some(Err(Lagged { behind: 2, capacity: 4 }))));
+    assert_eq!(poll(&mut tails[0], waker), Poll::Ready(Some(Err(TailLagged { behind: 2, capacity: 4 }))));
     let mut late = topic.subscribe();
     topic.publish("more than ten bytes, again");
     assert_eq!(poll(&mut late, waker), event("more than ten bytes, again"));
@@ -239,7 +239,7 @@ fn a_tail_that_falls_too_far_behind_ends_with_lagged() {
     assert_eq!(poll(&mut slow, waker), event("1"));
     topic.publish("2");
     topic.publish("3");
-    let lagged = Lagged { behind: 3, capacity: 2 };
+    let lagged = TailLagged { behind: 3, capacity: 2 };
     assert_eq!(poll(&mut slower, waker), Poll::Ready(Some(Err(lagged))));
     assert_eq!(poll(&mut slower, waker), Poll::Ready(None));
     assert_eq!(poll(&mut slow, waker), event("2"));

@@ -8,9 +8,9 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use forebay_stream::{
-    HttpServer, HttpServerConfig, Incoming, Lagged, LiveBody, ServerStats, Tail, Topic, service_fn,
+    HttpServer, HttpServerConfig, Incoming, LiveBody, ServerStats, Tail, TailLagged, Topic, service_fn,
 };
-use forebay_testkit::{Dice, seed};
+use forebay_testkit::{TestRng, seed};
 use http::{Request, Response};
 use http_body::{Body, Frame};
 use tokio::net::TcpListener;
@@ -33,12 +33,12 @@ struct TickingBody {
 
 impl Body for TickingBody {
     type Data = Bytes;
-    type Error = Lagged;
+    type Error = TailLagged;
 
     fn poll_frame(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, Lagged>>> {
+    ) -> Poll<Option<Result<Frame<Bytes>, TailLagged>>> {
         self.polls.fetch_add(1, Ordering::Relaxed);
         match Pin::new(&mut self.tail).poll_frame(cx) {
             Poll::Pending => {}
@@ -128,7 +128,7 @@ fn events_arrive_whole_and_in_order_from_topic_and_task() {
     on_both_runtimes(async || {
         let seed = seed();
         eprintln!("FOREBAY_SEED={seed}");
-        let mut dice = Dice::new(seed);
+        let mut rng = TestRng::new(seed);
         let topic = Topic::new(EVENTS);
         let server = serve(&topic, Some(Duration::from_millis(2))).await;
         let is_published = Arc::new(Semaphore::new(0));
@@ -141,7 +141,7 @@ fn events_arrive_whole_and_in_order_from_topic_and_task() {
             };
             client.send("GET / HTTP/1.1\r\nhost: test\r\n\r\n").await;
             client.head().await;
-            let leaves_after = (index % 5 == 1).then(|| dice.below(40_000));
+            let leaves_after = (index % 5 == 1).then(|| rng.below(40_000));
             let is_published = Arc::clone(&is_published);
             readers.push(tokio::spawn(async move {
                 if is_slow {
@@ -157,12 +157,12 @@ fn events_arrive_whole_and_in_order_from_topic_and_task() {
         }
         let events: Vec<String> = (0..EVENTS)
             .map(|event| {
-                let most = if dice.percent(20) { 200_000 } else { 300 };
-                format!("data: {event} {}\n\n", "x".repeat(dice.below(most)))
+                let most = if rng.percent(20) { 200_000 } else { 300 };
+                format!("data: {event} {}\n\n", "x".repeat(rng.below(most)))
             })
             .collect();
         let (publishing, texts) = (topic.clone(), events.clone());
-        let pauses: Vec<_> = (0..EVENTS).map(|_| dice.below(4) as u64 * 200).collect();
+        let pauses: Vec<_> = (0..EVENTS).map(|_| rng.below(4) as u64 * 200).collect();
         tokio::task::spawn_blocking(move || {
             for (text, pause) in texts.into_iter().zip(pauses) {
                 publishing.publish(text);

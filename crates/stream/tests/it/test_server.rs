@@ -10,7 +10,8 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use forebay_stream::{
-    DrainSummary, Handshake, HttpServer, HttpServerConfig, Incoming, LiveBody, Peer, ServerStats, service_fn,
+    ClientAddr, DrainSummary, Handshake, HttpServer, HttpServerConfig, Incoming, LiveBody, ServerStats,
+    service_fn,
 };
 use http::{Request, Response};
 use http_body::{Body, Frame};
@@ -168,7 +169,7 @@ impl StreamControl {
 type BoxedResponse = Response<UnsyncBoxBody<Bytes, Box<dyn std::error::Error + Send + Sync>>>;
 
 async fn respond(request: Request<Incoming>, announce: mpsc::Sender<StreamControl>) -> BoxedResponse {
-    let peer = request.extensions().get::<Peer>().unwrap().0;
+    let peer = request.extensions().get::<ClientAddr>().unwrap().0;
     let (dropping, dropped) = oneshot::channel();
     let (commands, receiver) = mpsc::channel(4);
     let mut control = StreamControl { commands: Some(commands), dropped, request_body: Bytes::new(), peer };

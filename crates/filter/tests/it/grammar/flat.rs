@@ -5,32 +5,32 @@ use super::{COMPARISONS, EQUALITIES, Grammar};
 impl Grammar {
     /// Returns a clause of several operators without parentheses.
     pub(crate) fn flat(&mut self) -> String {
-        if self.dice.percent(10) {
+        if self.rng.percent(10) {
             return self.chaos();
         }
         let mut clause = self.flat_condition();
-        for _ in 0..self.dice.below(4) {
+        for _ in 0..self.rng.below(4) {
             let (operator, next) =
-                (self.dice.pick(&["AND", "OR", "AND NOT", "OR NOT", "or", "and"]), self.flat_condition());
+                (self.rng.pick(&["AND", "OR", "AND NOT", "OR NOT", "or", "and"]), self.flat_condition());
             clause = format!("{clause} {operator} {next}");
         }
         clause
     }
 
     fn flat_condition(&mut self) -> String {
-        let kind = self.dice.pick(&["int", "int", "float", "text", "numeric"]);
+        let kind = self.rng.pick(&["int", "int", "float", "text", "numeric"]);
         let left = self.run(kind);
-        let condition = match self.dice.below(9) {
-            0..=2 => format!("{left} {} {}", self.dice.pick(COMPARISONS), self.run(kind)),
+        let condition = match self.rng.below(9) {
+            0..=2 => format!("{left} {} {}", self.rng.pick(COMPARISONS), self.run(kind)),
             3 => format!("{left} BETWEEN {} AND {}", self.run(kind), self.run(kind)),
             4 => format!("{left} IS DISTINCT FROM {}", self.run(kind)),
             5 => format!("{left} NOT IN ({}, {}) = b", self.run(kind), self.run(kind)),
-            6 => format!("{left} {} {} IS NOT TRUE", self.dice.pick(COMPARISONS), self.run(kind)),
+            6 => format!("{left} {} {} IS NOT TRUE", self.rng.pick(COMPARISONS), self.run(kind)),
             7 => format!("{left} IS NOT NULL = b"),
-            _ => format!("b = {left} {} ANY (ARRAY[{}]) = b", self.dice.pick(EQUALITIES), self.run(kind)),
+            _ => format!("b = {left} {} ANY (ARRAY[{}]) = b", self.rng.pick(EQUALITIES), self.run(kind)),
         };
         let suffix = ["", "", "", " IS NULL", " IS NOT UNKNOWN", " ISNULL", " = true"];
-        format!("{}{condition}{}", self.dice.pick(&["", "", "NOT ", "NOT NOT "]), self.dice.pick(&suffix))
+        format!("{}{condition}{}", self.rng.pick(&["", "", "NOT ", "NOT NOT "]), self.rng.pick(&suffix))
     }
 
     /// Returns operands of one type, joined by operators.
@@ -83,10 +83,10 @@ impl Grammar {
                 &["||", "||", "||"],
             ),
         };
-        let mut run = self.dice.pick(operands).to_owned();
-        for _ in 0..self.dice.below(4) {
-            let blank = if self.dice.percent(80) { " " } else { "" };
-            run = format!("{run}{blank}{} {}", self.dice.pick(operators), self.dice.pick(operands));
+        let mut run = self.rng.pick(operands).to_owned();
+        for _ in 0..self.rng.below(4) {
+            let blank = if self.rng.percent(80) { " " } else { "" };
+            run = format!("{run}{blank}{} {}", self.rng.pick(operators), self.rng.pick(operands));
         }
         run
     }
@@ -140,14 +140,14 @@ impl Grammar {
             "i4", "j4", "i2", "1", "2", "-3", "- i4", "@ i4", "~ i4", "|/ i4", "+ 2", "t", "'a'", "b",
             "NOT b", "true", "i4", "n", "ai", "NULL", "@ i4", "- 2", "'1'", "f8", "ts", "i8",
         ];
-        let mut clause = self.dice.pick(OPERANDS).to_owned();
-        for _ in 0..1 + self.dice.below(5) {
-            let blank = if self.dice.percent(90) { " " } else { "" };
-            clause = format!("{clause} {}{blank} {}", self.dice.pick(OPERATORS), self.dice.pick(OPERANDS));
+        let mut clause = self.rng.pick(OPERANDS).to_owned();
+        for _ in 0..1 + self.rng.below(5) {
+            let blank = if self.rng.percent(90) { " " } else { "" };
+            clause = format!("{clause} {}{blank} {}", self.rng.pick(OPERATORS), self.rng.pick(OPERANDS));
         }
-        match self.dice.below(3) {
+        match self.rng.below(3) {
             0 => format!("({clause}) IS NULL"),
-            1 => format!("{clause} = {}", self.dice.pick(OPERANDS)),
+            1 => format!("{clause} = {}", self.rng.pick(OPERANDS)),
             _ => clause,
         }
     }

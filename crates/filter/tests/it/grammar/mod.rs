@@ -3,7 +3,7 @@
 mod flat;
 mod operators;
 
-use forebay_testkit::Dice;
+use forebay_testkit::TestRng;
 
 use crate::table::{COLUMNS, values};
 
@@ -35,32 +35,32 @@ const COMPARISONS: &[&str] = &["=", "<>", "!=", "<", "<=", ">", ">="];
 const EQUALITIES: &[&str] = &["=", "<>"];
 
 pub(crate) struct Grammar {
-    dice: Dice,
+    rng: TestRng,
     /// Whether clauses may order texts.
     orders_texts: bool,
 }
 
 impl Grammar {
-    pub(crate) fn new(dice: Dice, orders_texts: bool) -> Self {
-        Grammar { dice, orders_texts }
+    pub(crate) fn new(rng: TestRng, orders_texts: bool) -> Self {
+        Grammar { rng, orders_texts }
     }
 
     pub(crate) fn clause(&mut self) -> String {
-        let depth = 1 + self.dice.below(3);
+        let depth = 1 + self.rng.below(3);
         self.condition(depth)
     }
 
     /// Returns a clause that is mostly about texts.
     pub(crate) fn text_clause(&mut self) -> String {
-        match self.dice.below(4) {
+        match self.rng.below(4) {
             0 => self.like(1),
             1 => {
-                let call = self.dice.pick(&["lower", "upper"]);
-                let operator = self.dice.pick(EQUALITIES);
+                let call = self.rng.pick(&["lower", "upper"]);
+                let operator = self.rng.pick(EQUALITIES);
                 format!("{call}({}) {operator} {}", self.text_of(1), self.text_of(0))
             }
             2 => {
-                let (kind, operator) = (self.dice.pick(TEXTS), self.comparison("text"));
+                let (kind, operator) = (self.rng.pick(TEXTS), self.comparison("text"));
                 format!("{} {operator} {}", self.value(kind, 1), self.text_of(1))
             }
             _ => self.condition(1),
@@ -69,23 +69,23 @@ impl Grammar {
 
     fn comparison(&mut self, kind: &str) -> &'static str {
         let text = TEXTS.contains(&kind.trim_end_matches("[]"));
-        if text && !self.orders_texts { self.dice.pick(EQUALITIES) } else { self.dice.pick(COMPARISONS) }
+        if text && !self.orders_texts { self.rng.pick(EQUALITIES) } else { self.rng.pick(COMPARISONS) }
     }
 
     fn any_kind(&mut self) -> &'static str {
-        if self.dice.percent(15) { self.dice.pick(ARRAYS) } else { self.dice.pick(SCALARS) }
+        if self.rng.percent(15) { self.rng.pick(ARRAYS) } else { self.rng.pick(SCALARS) }
     }
 
     fn condition(&mut self, depth: usize) -> String {
         if depth == 0 {
             return self.simple(0);
         }
-        match self.dice.below(12) {
+        match self.rng.below(12) {
             0 | 1 => format!("{} AND {}", self.condition(depth - 1), self.condition(depth - 1)),
             2 => format!("({} OR {})", self.condition(depth - 1), self.condition(depth - 1)),
             3 => format!("NOT ({})", self.condition(depth - 1)),
             4 => {
-                let test = self.dice.pick(&[
+                let test = self.rng.pick(&[
                     "TRUE",
                     "FALSE",
                     "UNKNOWN",
@@ -105,7 +105,7 @@ impl Grammar {
     }
 
     fn simple(&mut self, depth: usize) -> String {
-        match self.dice.below(17) {
+        match self.rng.below(17) {
             0..=3 => {
                 let kind = self.any_kind();
                 let operator = self.comparison(kind);
@@ -113,28 +113,28 @@ impl Grammar {
             }
             4 => self.between(depth),
             5 => {
-                let kind = self.dice.pick(SCALARS);
-                let count = 1 + self.dice.below(4);
+                let kind = self.rng.pick(SCALARS);
+                let count = 1 + self.rng.below(4);
                 let items: Vec<_> = (0..count).map(|_| self.partner(kind, 0)).collect();
-                let not = self.dice.pick(&["", "NOT "]);
+                let not = self.rng.pick(&["", "NOT "]);
                 format!("{} {not}IN ({})", self.value(kind, depth), items.join(", "))
             }
             6 => {
                 let kind = self.any_kind();
-                let not = self.dice.pick(&["", "NOT "]);
+                let not = self.rng.pick(&["", "NOT "]);
                 format!("{} IS {not}DISTINCT FROM {}", self.value(kind, depth), self.partner(kind, depth))
             }
             7 => {
                 let kind = self.any_kind();
-                let test = self.dice.pick(&["IS NULL", "IS NOT NULL", "ISNULL", "NOTNULL"]);
+                let test = self.rng.pick(&["IS NULL", "IS NOT NULL", "ISNULL", "NOTNULL"]);
                 format!("({}) {test}", self.value(kind, depth))
             }
             8 | 9 => self.like(depth),
             10 => {
-                let array = self.dice.pick(&["int4[]", "text[]", "numeric[]", "date[]"]);
+                let array = self.rng.pick(&["int4[]", "text[]", "numeric[]", "date[]"]);
                 let element = array.trim_end_matches("[]");
                 let (operator, quantifier) =
-                    (self.comparison(element), self.dice.pick(&["ANY", "ALL", "SOME"]));
+                    (self.comparison(element), self.rng.pick(&["ANY", "ALL", "SOME"]));
                 format!(
                     "{} {operator} {quantifier} ({})",
                     self.value(element, depth),
@@ -142,12 +142,12 @@ impl Grammar {
                 )
             }
             11 | 12 => {
-                let array = self.dice.pick(ARRAYS);
-                let operator = self.dice.pick(&["@>", "<@", "&&"]);
+                let array = self.rng.pick(ARRAYS);
+                let operator = self.rng.pick(&["@>", "<@", "&&"]);
                 format!("{} {operator} {}", self.value(array, depth), self.value(array, depth))
             }
             13 => {
-                self.dice.pick(&["b", "NOT b", "b IS TRUE", "b IS NOT FALSE", "true", "b = true"]).to_string()
+                self.rng.pick(&["b", "NOT b", "b IS TRUE", "b IS NOT FALSE", "true", "b = true"]).to_string()
             }
             14 => self.mixed(depth),
             15 => {
@@ -161,12 +161,12 @@ impl Grammar {
                     "mood IS DISTINCT FROM 'sad'",
                     "upper(mood::text) = 'SAD'",
                 ];
-                self.dice.pick(&test).to_string()
+                self.rng.pick(&test).to_string()
             }
             _ => {
-                let array = self.dice.pick(ARRAYS);
-                let operator = self.dice.pick(&["=", "<>", "IS NOT NULL AND 1 ="]);
-                format!("array_ndims({}) {operator} {}", self.value(array, depth), 1 + self.dice.below(2))
+                let array = self.rng.pick(ARRAYS);
+                let operator = self.rng.pick(&["=", "<>", "IS NOT NULL AND 1 ="]);
+                format!("array_ndims({}) {operator} {}", self.value(array, depth), 1 + self.rng.below(2))
             }
         }
     }
@@ -178,17 +178,17 @@ impl Grammar {
                 break kind;
             }
         };
-        let (not, symmetric) = (self.dice.pick(&["", "NOT "]), self.dice.pick(&["", "SYMMETRIC "]));
+        let (not, symmetric) = (self.rng.pick(&["", "NOT "]), self.rng.pick(&["", "SYMMETRIC "]));
         let (low, high) = (self.partner(kind, 0), self.partner(kind, 0));
         format!("{} {not}BETWEEN {symmetric}{low} AND {high}", self.value(kind, depth))
     }
 
     fn like(&mut self, depth: usize) -> String {
-        let operator = self.dice.pick(&["LIKE", "NOT LIKE", "ILIKE", "NOT ILIKE", "~~", "!~~*"]);
+        let operator = self.rng.pick(&["LIKE", "NOT LIKE", "ILIKE", "NOT ILIKE", "~~", "!~~*"]);
         let (text, pattern) = (self.text_of(depth), self.pattern());
-        match self.dice.below(6) {
+        match self.rng.below(6) {
             0 if !operator.contains('~') => {
-                let escape = self.dice.pick(&["#", "", "a", "\\", "é"]);
+                let escape = self.rng.pick(&["#", "", "a", "\\", "é"]);
                 format!("{text} {operator} {pattern} ESCAPE '{escape}'")
             }
             1 => format!("like({text}, {pattern})"),
@@ -198,32 +198,32 @@ impl Grammar {
     }
 
     fn pattern(&mut self) -> String {
-        if self.dice.percent(15) {
+        if self.rng.percent(15) {
             return self.text_of(0);
         }
         let parts = ["%", "_", "a", "b", "A", "é", "É", "\\%", "\\\\", "日", "#", "ab", " ", "\\"];
-        let count = self.dice.below(5);
-        let pattern: String = (0..count).map(|_| self.dice.pick(&parts)).collect();
+        let count = self.rng.below(5);
+        let pattern: String = (0..count).map(|_| self.rng.pick(&parts)).collect();
         format!("'{pattern}'")
     }
 
     fn text_of(&mut self, depth: usize) -> String {
-        let kind = self.dice.pick(TEXTS);
+        let kind = self.rng.pick(TEXTS);
         self.value(kind, depth)
     }
 
     /// Returns operands of different types, for which Postgres must find casts.
     fn mixed(&mut self, depth: usize) -> String {
         let kinds =
-            self.dice.pick(&[NUMBERS, NUMBERS, TEXTS, MOMENTS, &["time", "timetz"], &["time", "interval"]]);
-        let (left, right) = (self.dice.pick(kinds), self.dice.pick(kinds));
+            self.rng.pick(&[NUMBERS, NUMBERS, TEXTS, MOMENTS, &["time", "timetz"], &["time", "interval"]]);
+        let (left, right) = (self.rng.pick(kinds), self.rng.pick(kinds));
         let operator = self.comparison(left);
         format!("{} {operator} {}", self.value(left, depth), self.value(right, depth))
     }
 
     /// Returns an operand to compare with a value of this type.
     fn partner(&mut self, kind: &str, depth: usize) -> String {
-        match self.dice.below(4) {
+        match self.rng.below(4) {
             0 => self.unknown(kind),
             1 => self.constant(kind),
             _ => self.value(kind, depth),
@@ -231,24 +231,24 @@ impl Grammar {
     }
 
     fn unknown(&mut self, kind: &str) -> String {
-        if self.dice.percent(5) {
+        if self.rng.percent(5) {
             return "NULL".to_owned();
         }
-        format!("'{}'", self.dice.pick(values(kind)).replace('\'', "''"))
+        format!("'{}'", self.rng.pick(values(kind)).replace('\'', "''"))
     }
 
     fn constant(&mut self, kind: &str) -> String {
-        if INTEGERS.contains(&kind) && self.dice.percent(50) {
-            return self.dice.pick(&["0", "1", "2", "-1", "3", "42", "100"]).to_string();
+        if INTEGERS.contains(&kind) && self.rng.percent(50) {
+            return self.rng.pick(&["0", "1", "2", "-1", "3", "42", "100"]).to_string();
         }
-        if kind == "numeric" && self.dice.percent(50) {
-            return self.dice.pick(&["0.1", "1.50", "-2.5", "1e3", "12345678901234567890"]).to_string();
+        if kind == "numeric" && self.rng.percent(50) {
+            return self.rng.pick(&["0.1", "1.50", "-2.5", "1e3", "12345678901234567890"]).to_string();
         }
         if kind == "bool" {
-            return self.dice.pick(&["true", "false", "'t'::bool", "NULL::bool"]).to_string();
+            return self.rng.pick(&["true", "false", "'t'::bool", "NULL::bool"]).to_string();
         }
         let unknown = self.unknown(kind);
-        match self.dice.below(3) {
+        match self.rng.below(3) {
             0 => format!("CAST({unknown} AS {kind})"),
             1 if !kind.ends_with(']') && unknown != "NULL" => format!("{kind} {unknown}"),
             _ => format!("{unknown}::{kind}"),
@@ -260,8 +260,8 @@ impl Grammar {
         if columns.is_empty() {
             return self.constant(kind);
         }
-        let name = self.dice.pick(&columns).name;
-        match self.dice.below(8) {
+        let name = self.rng.pick(&columns).name;
+        match self.rng.below(8) {
             0 => format!("rows.{name}"),
             1 if !name.starts_with('"') => name.to_uppercase(),
             _ => name.to_owned(),
@@ -270,14 +270,14 @@ impl Grammar {
 
     /// Returns an expression of this type.
     pub(super) fn value(&mut self, kind: &str, depth: usize) -> String {
-        if depth == 0 || self.dice.percent(35) {
-            return if self.dice.percent(80) { self.column(kind) } else { self.constant(kind) };
+        if depth == 0 || self.rng.percent(35) {
+            return if self.rng.percent(80) { self.column(kind) } else { self.constant(kind) };
         }
         let depth = depth - 1;
-        match self.dice.below(10) {
+        match self.rng.below(10) {
             0 => format!("COALESCE({}, {})", self.value(kind, depth), self.value(kind, depth)),
             1 if self.orders_texts || !TEXTS.contains(&kind.trim_end_matches("[]")) => {
-                let call = self.dice.pick(&["GREATEST", "least"]);
+                let call = self.rng.pick(&["GREATEST", "least"]);
                 format!("{call}({}, {})", self.value(kind, depth), self.value(kind, depth))
             }
             2 => {
@@ -285,7 +285,7 @@ impl Grammar {
                 format!("CASE WHEN {when} THEN {then} ELSE {} END", self.value(kind, 0))
             }
             3 => {
-                let other = self.dice.pick(SCALARS);
+                let other = self.rng.pick(SCALARS);
                 let (value, when) = (self.value(other, depth), self.partner(other, 0));
                 format!(
                     "CASE {value} WHEN {when} THEN {} ELSE {} END",

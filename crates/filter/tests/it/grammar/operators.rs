@@ -11,31 +11,31 @@ impl Grammar {
             "float4" | "float8" => self.float(kind, depth),
             "text" | "varchar" | "bpchar" => self.text(kind, depth),
             "uuid" => format!("({})::text::uuid", self.value("uuid", depth)),
-            "date" => match self.dice.below(5) {
+            "date" => match self.rng.below(5) {
                 0 => format!("({} + {})", self.value("date", depth), self.small()),
                 1 => format!("({} - {})", self.value("date", depth), self.small()),
                 2 => format!("({})::date", self.value("timestamp", depth)),
-                3 => format!("({})[{}]", self.value("date[]", depth), self.dice.below(3)),
+                3 => format!("({})[{}]", self.value("date[]", depth), self.rng.below(3)),
                 _ => format!("({})::date", self.value("timestamptz", depth)),
             },
-            "time" => match self.dice.below(3) {
+            "time" => match self.rng.below(3) {
                 0 => format!("({} + {})", self.value("time", depth), self.value("interval", depth)),
                 1 => format!("({})::time", self.value("timestamp", depth)),
                 _ => format!("({})::time(3)", self.value("interval", depth)),
             },
-            "timetz" => match self.dice.below(3) {
+            "timetz" => match self.rng.below(3) {
                 0 => format!("({} - {})", self.value("timetz", depth), self.value("interval", depth)),
                 1 => format!("({})::timetz", self.value("timestamptz", depth)),
                 _ => format!("timezone(interval '-5 hours', {})", self.value("timetz", depth)),
             },
-            "timestamp" => match self.dice.below(5) {
+            "timestamp" => match self.rng.below(5) {
                 0 => format!("({} + {})", self.value("timestamp", depth), self.value("interval", depth)),
                 1 => format!("({} - {})", self.value("date", depth), self.value("interval", depth)),
                 2 => format!("({} + {})", self.value("date", depth), self.value("time", depth)),
                 3 => format!("({} AT TIME ZONE 'UTC')", self.value("timestamptz", depth)),
-                _ => format!("({})::timestamp({})", self.value("timestamptz", depth), self.dice.below(7)),
+                _ => format!("({})::timestamp({})", self.value("timestamptz", depth), self.rng.below(7)),
             },
-            "timestamptz" => match self.dice.below(4) {
+            "timestamptz" => match self.rng.below(4) {
                 0 => format!("({} - {})", self.value("timestamptz", depth), self.value("interval", depth)),
                 1 => format!("timezone('utc', {})", self.value("timestamp", depth)),
                 2 => format!("({} + {})", self.value("date", depth), self.value("timetz", depth)),
@@ -47,31 +47,31 @@ impl Grammar {
     }
 
     fn small(&mut self) -> String {
-        self.dice.pick(&["1", "30", "i4", "j4", "365", "-1", "i2"]).to_string()
+        self.rng.pick(&["1", "30", "i4", "j4", "365", "-1", "i2"]).to_string()
     }
 
     fn integer(&mut self, kind: &str, depth: usize) -> String {
-        match self.dice.below(8) {
+        match self.rng.below(8) {
             0..=2 => {
-                let operator = self.dice.pick(&["+", "-", "*", "/", "%", "&", "|", "#"]);
+                let operator = self.rng.pick(&["+", "-", "*", "/", "%", "&", "|", "#"]);
                 format!("({} {operator} {})", self.value(kind, depth), self.value(kind, depth))
             }
             3 => {
-                let other = self.dice.pick(INTEGERS);
-                let operator = self.dice.pick(&["+", "-", "*", "/"]);
+                let other = self.rng.pick(INTEGERS);
+                let operator = self.rng.pick(&["+", "-", "*", "/"]);
                 format!("({} {operator} {})", self.value(kind, depth), self.value(other, depth))
             }
             4 => {
-                let prefix = self.dice.pick(&["-", "@", "~", "+"]);
+                let prefix = self.rng.pick(&["-", "@", "~", "+"]);
                 format!("({prefix} {})", self.value(kind, depth))
             }
             5 => {
-                let from = self.dice.pick(NUMBERS);
+                let from = self.rng.pick(NUMBERS);
                 format!("({})::{kind}", self.value(from, depth))
             }
             6 => match kind {
-                "int4" if self.dice.percent(50) => {
-                    format!("({})[{}]", self.value("int4[]", depth), self.dice.below(3))
+                "int4" if self.rng.percent(50) => {
+                    format!("({})[{}]", self.value("int4[]", depth), self.rng.below(3))
                 }
                 "int4" => format!("({})::int", self.value("bool", depth)),
                 _ => format!("({})::{kind}", self.value("text", 0)),
@@ -81,16 +81,16 @@ impl Grammar {
     }
 
     fn numeric(&mut self, depth: usize) -> String {
-        match self.dice.below(6) {
+        match self.rng.below(6) {
             0..=2 => {
-                let operator = self.dice.pick(&["+", "-", "*", "/", "%"]);
-                let other = self.dice.pick(&["numeric", "numeric", "int4", "int8"]);
+                let operator = self.rng.pick(&["+", "-", "*", "/", "%"]);
+                let other = self.rng.pick(&["numeric", "numeric", "int4", "int8"]);
                 format!("({} {operator} {})", self.value("numeric", depth), self.value(other, depth))
             }
             3 => format!("(- {})", self.value("numeric", depth)),
             4 => {
-                let from = self.dice.pick(NUMBERS);
-                let modifier = self.dice.pick(&["", "(10, 2)", "(5)", "(38,10)", "(3,-2)"]);
+                let from = self.rng.pick(NUMBERS);
+                let modifier = self.rng.pick(&["", "(10, 2)", "(5)", "(38,10)", "(3,-2)"]);
                 format!("({})::numeric{modifier}", self.value(from, depth))
             }
             _ => format!("(@ {})", self.value("numeric", depth)),
@@ -98,27 +98,27 @@ impl Grammar {
     }
 
     fn float(&mut self, kind: &str, depth: usize) -> String {
-        match self.dice.below(6) {
+        match self.rng.below(6) {
             0 | 1 => {
-                let operator = self.dice.pick(&["+", "-", "*", "/"]);
+                let operator = self.rng.pick(&["+", "-", "*", "/"]);
                 format!("({} {operator} {})", self.value(kind, depth), self.value(kind, depth))
             }
             2 => {
-                let other = self.dice.pick(NUMBERS);
-                let operator = self.dice.pick(&["+", "-", "*", "/"]);
+                let other = self.rng.pick(NUMBERS);
+                let operator = self.rng.pick(&["+", "-", "*", "/"]);
                 format!("({} {operator} {})::{kind}", self.value(kind, depth), self.value(other, depth))
             }
             3 => format!(
                 "({} ^ {})::{kind}",
                 self.value("float8", depth),
-                self.dice.pick(&["2", "0.5::float8", "-1", "f8"])
+                self.rng.pick(&["2", "0.5::float8", "-1", "f8"])
             ),
             4 => {
-                let from = self.dice.pick(NUMBERS);
+                let from = self.rng.pick(NUMBERS);
                 format!("(|/ {})::{kind}", self.value(from, depth))
             }
             _ => {
-                let from = self.dice.pick(NUMBERS);
+                let from = self.rng.pick(NUMBERS);
                 format!("({})::{kind}", self.value(from, depth))
             }
         }
@@ -126,12 +126,12 @@ impl Grammar {
 
     fn text(&mut self, kind: &str, depth: usize) -> String {
         let modifier = match kind {
-            "bpchar" => self.dice.pick(&["::char(3)", "::bpchar", "::character(6)"]),
-            "varchar" => self.dice.pick(&["::varchar(2)", "::varchar", "::character varying(5)"]),
+            "bpchar" => self.rng.pick(&["::char(3)", "::bpchar", "::character(6)"]),
+            "varchar" => self.rng.pick(&["::varchar(2)", "::varchar", "::character varying(5)"]),
             _ => "::text",
         };
-        match self.dice.below(6) {
-            0 => format!("{}({}){modifier}", self.dice.pick(&["lower", "upper"]), self.text_of(depth)),
+        match self.rng.below(6) {
+            0 => format!("{}({}){modifier}", self.rng.pick(&["lower", "upper"]), self.text_of(depth)),
             1 => format!("({} || {}){modifier}", self.text_of(depth), self.text_of(depth)),
             2 => {
                 let from = self.any_kind();
@@ -149,7 +149,7 @@ impl Grammar {
                 let from = self.any_kind();
                 format!("({}){modifier}", self.value(from, depth))
             }
-            _ => format!("({})[{}]{modifier}", self.value("text[]", depth), 1 + self.dice.below(2)),
+            _ => format!("({})[{}]{modifier}", self.value("text[]", depth), 1 + self.rng.below(2)),
         }
     }
 
@@ -159,22 +159,22 @@ impl Grammar {
     }
 
     fn interval(&mut self, depth: usize) -> String {
-        match self.dice.below(7) {
+        match self.rng.below(7) {
             0 => format!("({} + {})", self.value("interval", depth), self.value("interval", depth)),
             1 => format!("({} - {})", self.value("timestamp", depth), self.value("timestamp", depth)),
             2 => format!(
                 "({} * {})",
                 self.value("interval", depth),
-                self.dice.pick(&["2", "0.5", "1.1", "-3", "f8", "i4"])
+                self.rng.pick(&["2", "0.5", "1.1", "-3", "f8", "i4"])
             ),
             3 => format!(
                 "({} / {})",
                 self.value("interval", depth),
-                self.dice.pick(&["2", "0.5", "3", "f8", "7"])
+                self.rng.pick(&["2", "0.5", "3", "f8", "7"])
             ),
             4 => format!("(- {})", self.value("interval", depth)),
             5 => {
-                let call = self.dice.pick(&["justify_days", "justify_hours", "justify_interval"]);
+                let call = self.rng.pick(&["justify_days", "justify_hours", "justify_interval"]);
                 format!("{call}({})", self.value("interval", depth))
             }
             _ => format!("({} - {})", self.value("time", depth), self.value("time", depth)),
@@ -183,13 +183,13 @@ impl Grammar {
 
     fn array(&mut self, array: &str, depth: usize) -> String {
         let element = array.trim_end_matches("[]").to_owned();
-        match self.dice.below(8) {
+        match self.rng.below(8) {
             0 => format!("ARRAY[{}, {}]", self.value(&element, depth), self.value(&element, depth)),
             1 => format!("({} || {})", self.value(array, depth), self.value(array, depth)),
             2 => format!("({} || {})", self.value(array, depth), self.value(&element, depth)),
             3 => format!("array_prepend({}, {})", self.value(&element, depth), self.value(array, depth)),
             4 => {
-                let bounds = self.dice.pick(&["1:2", ":", "2:", ":1", "0:1", "1:1][1:2", "i4:3"]);
+                let bounds = self.rng.pick(&["1:2", ":", "2:", ":1", "0:1", "1:1][1:2", "i4:3"]);
                 format!("({})[{bounds}]", self.value(array, depth))
             }
             5 => format!("array_cat({}, {})", self.value(array, depth), self.value(array, depth)),

@@ -93,7 +93,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use forebay_sandbox::Postgres;
-use forebay_testkit::Dice;
+use forebay_testkit::TestRng;
 use tokio::sync::watch;
 use tokio::task::{JoinSet, block_in_place};
 use tokio::time::{Instant, sleep};
@@ -172,8 +172,8 @@ async fn run(scenario: OracleScenario) {
     history::create_slot(&fixture);
     fixture.sql(tables::FIRST_ROWS);
     // The label is hashed with the seed. Another label would change what a seed generates.
-    let mut dice = Dice::of(seed, "stage", 0);
-    let mut settings = settings(&mut dice, scenario);
+    let mut rng = TestRng::of(seed, "stage", 0);
+    let mut settings = settings(&mut rng, scenario);
     if scenario == OracleScenario::Soak {
         // Without the limit, shapes of earlier requests would stay, and each change would match
         // more and more of them.
@@ -204,18 +204,18 @@ async fn run(scenario: OracleScenario) {
     let context = Arc::new(context);
     let mut clients = JoinSet::new();
     for number in 0..CLIENTS {
-        let (context, dice) = (Arc::clone(&context), Dice::of(seed, "client", number));
+        let (context, rng) = (Arc::clone(&context), TestRng::of(seed, "client", number));
         let is_changing = has_changes && (number % 3 == 0 || !has_rows);
         // The first clients request only one table each, two clients for each table. The others
         // request any table.
         let table =
             tables::requested().iter().cycle().take(2 * tables::requested().len()).nth(number).copied();
-        clients.spawn(async move { OracleClient::new(&context, dice, is_changing, table).run().await });
+        clients.spawn(async move { OracleClient::new(&context, rng, is_changing, table).run().await });
     }
     let (samples, pid) = (ProcessSamples::default(), server_under_test.pid());
     let faults = tokio::select! {
         faults = async {
-            let faults = run_scenario(scenario, &mut server_under_test, &mut dice, Duration::from_secs(seconds)).await;
+            let faults = run_scenario(scenario, &mut server_under_test, &mut rng, Duration::from_secs(seconds)).await;
             if has_rows {
                 context.wait_for_enough_events().await;
             }
@@ -290,7 +290,7 @@ impl PostgresVariant {
 async fn run_scenario(
     scenario: OracleScenario,
     server_under_test: &mut ServerUnderTest<'_>,
-    dice: &mut Dice,
+    rng: &mut TestRng,
     lasts: Duration,
 ) -> InjectedFaults {
     let started = Instant::now();
@@ -303,17 +303,17 @@ async fn run_scenario(
             // On a busy machine, all faults could otherwise happen before any shape exists.
             server_under_test.wait_for_shapes(CLIENTS / 5).await;
             let until = Instant::now() + lasts;
-            server_under_test.inject_faults(dice, until, until).await
+            server_under_test.inject_faults(rng, until, until).await
         }
         OracleScenario::Soak => {
-            server_under_test.inject_faults(dice, started + lasts / 3, started + lasts).await
+            server_under_test.inject_faults(rng, started + lasts / 3, started + lasts).await
         }
     }
 }
 
 /// Returns random settings of the server. Most sizes are far below the defaults, so that chunks
 /// close, files are written and logs are compacted often.
-fn settings(dice: &mut Dice, scenario: OracleScenario) -> Vec<(&'static str, String)> {
+fn settings(rng: &mut TestRng, scenario: OracleScenario) -> Vec<(&'static str, String)> {
     // Long streams, because a stream must end when the definition of its table changes.
     let streams: &[u32] =
         if scenario == OracleScenario::Schema { &[1000, 60_000] } else { &[300, 1000, 5000] };
@@ -322,14 +322,14 @@ fn settings(dice: &mut Dice, scenario: OracleScenario) -> Vec<(&'static str, Str
         ("FOREBAY_DATABASE_POOL_SIZE", "8".to_owned()),
         ("FOREBAY_SERVE_LONG_POLL_MS", "1000".to_owned()),
         ("FOREBAY_SERVE_SSE_KEEP_ALIVE_MS", "500".to_owned()),
-        ("FOREBAY_SERVE_SSE_TIMEOUT_MS", dice.pick(streams).to_string()),
+        ("FOREBAY_SERVE_SSE_TIMEOUT_MS", rng.pick(streams).to_string()),
         ("FOREBAY_DATABASE_LOCK_CHECK_MS", "500".to_owned()),
-        ("FOREBAY_STORAGE_CHUNK_BYTES", dice.pick(&[2048, 8192, 65_536, 10 << 20]).to_string()),
-        ("FOREBAY_STORAGE_SMALL_SNAPSHOT_BYTES", dice.pick(&[0, 8192, 262_144]).to_string()),
-        ("FOREBAY_STORAGE_OPEN_FILES", dice.pick(&[1, 8, 512]).to_string()),
-        ("FOREBAY_STORAGE_COMPACT_BYTES", dice.pick(&[0, 4096, 65_536]).to_string()),
+        ("FOREBAY_STORAGE_CHUNK_BYTES", rng.pick(&[2048, 8192, 65_536, 10 << 20]).to_string()),
+        ("FOREBAY_STORAGE_SMALL_SNAPSHOT_BYTES", rng.pick(&[0, 8192, 262_144]).to_string()),
+        ("FOREBAY_STORAGE_OPEN_FILES", rng.pick(&[1, 8, 512]).to_string()),
+        ("FOREBAY_STORAGE_COMPACT_BYTES", rng.pick(&[0, 4096, 65_536]).to_string()),
     ];
-    if dice.percent(70) {
+    if rng.percent(70) {
         settings.push(("FOREBAY_STORAGE_UNWRITTEN_BYTES", (64 << 10).to_string()));
         settings.push(("FOREBAY_STORAGE_WAL_BYTES", (1 << 20).to_string()));
     }

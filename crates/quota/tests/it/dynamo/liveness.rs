@@ -6,7 +6,7 @@ use forebay_quota::{DynamoStore, HeartbeatKind, MemberId, Membership, Settlement
 use forebay_sandbox::DynamoDb;
 
 use super::{
-    LONG, PATIENCE, TABLE, client, delete, exact, handle, heartbeat, holders, settle, settled_handle,
+    LONG, TABLE, TEST_TIMEOUT, client, delete, exact, handle, heartbeat, holders, settle, settled_handle,
     settlement,
 };
 use crate::support::{namespace, until};
@@ -20,7 +20,7 @@ async fn beat_until(
     member: &MemberId,
     mut condition: impl AsyncFnMut() -> bool,
 ) {
-    until(what, PATIENCE, async || {
+    until(what, TEST_TIMEOUT, async || {
         let reply = store.heartbeat(heartbeat(member, HeartbeatKind::Renew, TTL)).await.unwrap();
         assert!(matches!(reply.membership, Membership::Alive { .. }), "{reply:?}");
         condition().await

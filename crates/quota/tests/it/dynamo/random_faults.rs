@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use forebay_quota::{DynamoStore, OutagePolicy, Quota, QuotaMode};
 use forebay_sandbox::DynamoDb;
-use forebay_testkit::{Dice, Proxy};
+use forebay_testkit::{Proxy, TestRng};
 
-use super::{PATIENCE, TABLE, client};
+use super::{TABLE, TEST_TIMEOUT, client};
 use crate::random_faults::{MEMBERS, config, run_with_faults, span};
 use crate::support::until;
 
@@ -23,11 +23,11 @@ async fn run_dynamo_faults(policy: OutagePolicy, span: Duration) {
         let store = DynamoStore::create_table(client, TABLE, "faults").await.unwrap();
         members.push(Quota::join(store, config(index, policy, TTL)).await);
     }
-    until("the namespace is no longer new", PATIENCE, async || {
+    until("the namespace is no longer new", TEST_TIMEOUT, async || {
         members.iter().all(|quota| quota.mode() == QuotaMode::Normal)
     })
     .await;
-    let inject_fault = async |dice: &mut Dice| match dice.below(4) {
+    let inject_fault = async |rng: &mut TestRng| match rng.below(4) {
         0 => {
             server.freeze();
             tokio::time::sleep(TTL.mul_f64(1.3)).await;

@@ -176,7 +176,7 @@ impl Consumer for MessageLog {
         Ok(())
     }
 
-    async fn adopt(&mut self, _: Timeline) -> Result<(), ConsumerError> {
+    async fn record_timeline(&mut self, _: Timeline) -> Result<(), ConsumerError> {
         Ok(())
     }
 

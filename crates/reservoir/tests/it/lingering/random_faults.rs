@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use forebay_reservoir::{CheckoutError, ConnectionGuard, PostgresClient, PostgresConnect};
 use forebay_sandbox::Postgres;
-use forebay_testkit::{Dice, Direction, PATIENCE, Proxy, seed};
+use forebay_testkit::{Direction, Proxy, TEST_TIMEOUT, TestRng, seed};
 use futures_util::future::join_all;
 
 use super::{MAX, Monitor, PostgresReservoir, TestDatabase, config, recovers};
@@ -28,7 +28,7 @@ struct StormCounts {
     most_lingering: AtomicU32,
 }
 
-fn millis(rng: &mut Dice, least: usize, most: usize) -> Duration {
+fn millis(rng: &mut TestRng, least: usize, most: usize) -> Duration {
     Duration::from_millis(rng.between(least, most) as u64)
 }
 
@@ -37,7 +37,7 @@ fn count(what: &AtomicU32) {
 }
 
 /// Starts a query and drops its future.
-async fn leave(client: &ConnectionGuard<PostgresClient>, rng: &mut Dice, sql: &str) {
+async fn leave(client: &ConnectionGuard<PostgresClient>, rng: &mut TestRng, sql: &str) {
     let span = millis(rng, 1, 40);
     let _gone = tokio::time::timeout(span, client.simple_query(sql)).await;
 }
@@ -46,7 +46,7 @@ async fn leave(client: &ConnectionGuard<PostgresClient>, rng: &mut Dice, sql: &s
 async fn use_one(
     server: &Postgres,
     mut client: ConnectionGuard<PostgresClient>,
-    rng: &mut Dice,
+    rng: &mut TestRng,
     counts: &StormCounts,
 ) {
     count(&counts.lent);
@@ -90,7 +90,7 @@ async fn pid_of(client: &ConnectionGuard<PostgresClient>) -> Option<u32> {
 async fn call(
     server: &Postgres,
     reservoir: &PostgresReservoir,
-    mut rng: Dice,
+    mut rng: TestRng,
     until: Instant,
     counts: &StormCounts,
 ) {
@@ -109,7 +109,7 @@ async fn call(
 
 /// Stalls, delays and half-closes. No cuts or resets: to the reservoir those are the server's
 /// close.
-async fn inject_network_faults(proxy: &Proxy, mut rng: Dice, until: Instant) {
+async fn inject_network_faults(proxy: &Proxy, mut rng: TestRng, until: Instant) {
     while Instant::now() < until {
         match rng.below(4) {
             0 => proxy.half_close(Direction::ToServer),
@@ -147,10 +147,10 @@ async fn run_random_faults(span: Duration, seed: u64) {
     let callers = reservoirs.iter().enumerate().flat_map(|(at, reservoir)| {
         let (server, counts) = (&server, &counts);
         (0..CALLERS).map(move |caller| {
-            call(server, reservoir, Dice::of(seed, "caller", at * CALLERS + caller), until, counts)
+            call(server, reservoir, TestRng::of(seed, "caller", at * CALLERS + caller), until, counts)
         })
     });
-    tokio::join!(join_all(callers), inject_network_faults(&proxy, Dice::of(seed, "network", 0), until));
+    tokio::join!(join_all(callers), inject_network_faults(&proxy, TestRng::of(seed, "network", 0), until));
     for reservoir in &reservoirs {
         recovers(reservoir).await;
     }
@@ -159,7 +159,7 @@ async fn run_random_faults(span: Duration, seed: u64) {
     assert!(most.iter().all(|most| *most <= MAX), "{most:?} backends; {counts:?}");
     assert!(counts.most_lingering.into_inner() > 0, "no backend ended late");
     for reservoir in reservoirs {
-        assert_eq!(reservoir.close(PATIENCE).await, 0);
+        assert_eq!(reservoir.close(TEST_TIMEOUT).await, 0);
     }
 }
 

@@ -361,14 +361,14 @@ fn shortened(message: &Value) -> String {
 
 #[cfg(test)]
 mod tests {
-    use forebay_testkit::Dice;
+    use forebay_testkit::TestRng;
     use serde_json::json;
 
     use super::super::tables::ITEMS;
     use super::*;
 
     fn view(messages: &[Value]) -> Result<ClientView, String> {
-        let mut request = OracleRequest::random(&mut Dice::new(1), 18, None);
+        let mut request = OracleRequest::random(&mut TestRng::new(1), 18, None);
         (request.table, request.columns, request.is_full) = (&ITEMS, vec!["id", "grp"], false);
         let mut view = ClientView::new(&request, false);
         view.apply(

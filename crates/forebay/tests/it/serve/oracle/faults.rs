@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use forebay_testkit::{Dice, Direction, Proxy};
+use forebay_testkit::{Direction, Proxy, TestRng};
 use tokio::task::block_in_place;
 use tokio::time::{Instant, sleep};
 
@@ -101,31 +101,31 @@ impl<'a> ServerUnderTest<'a> {
     /// `kills_until`.
     pub(crate) async fn inject_faults(
         &mut self,
-        dice: &mut Dice,
+        rng: &mut TestRng,
         kills_until: Instant,
         until: Instant,
     ) -> InjectedFaults {
         let mut faults = InjectedFaults::default();
         // Each kind of fault happens once at first, in one of four orders: 0 kills the server, 3
         // restarts Postgres, 4 and 7 disturb the networks.
-        let mut first = dice.pick(&[[0, 3, 4, 7], [3, 7, 0, 4], [4, 0, 7, 3], [7, 4, 3, 0]]).into_iter();
+        let mut first = rng.pick(&[[0, 3, 4, 7], [3, 7, 0, 4], [4, 0, 7, 3], [7, 4, 3, 0]]).into_iter();
         while Instant::now() < until || !first.as_slice().is_empty() {
-            sleep(Duration::from_millis(dice.between(200, 1500) as u64)).await;
+            sleep(Duration::from_millis(rng.between(200, 1500) as u64)).await;
             let (fault, is_first) = match first.next() {
                 Some(fault) => (fault, true),
-                None => (dice.below(10), false),
+                None => (rng.below(10), false),
             };
             match fault {
                 0..=2 if is_first || Instant::now() < kills_until => {
                     faults.kills += 1;
                     // Dropping a `ServeProcess` kills it with SIGKILL.
                     block_in_place(|| drop(self.server.take()));
-                    sleep(Duration::from_millis(dice.below(200) as u64)).await;
+                    sleep(Duration::from_millis(rng.below(200) as u64)).await;
                     self.spawn();
                 }
                 3 => {
                     faults.restarts += 1;
-                    let is_fast = dice.percent(50);
+                    let is_fast = rng.percent(50);
                     block_in_place(|| match is_fast {
                         true => self.fixture.postgres.restart_fast().unwrap(),
                         false => {
@@ -136,11 +136,11 @@ impl<'a> ServerUnderTest<'a> {
                 }
                 4..=6 => {
                     faults.cuts += 1;
-                    disturb_network(&self.to_postgres, dice).await;
+                    disturb_network(&self.to_postgres, rng).await;
                 }
                 _ => {
                     faults.cuts += 1;
-                    disturb_network(&self.to_server, dice).await;
+                    disturb_network(&self.to_server, rng).await;
                 }
             }
         }
@@ -159,17 +159,17 @@ impl Drop for ServerUnderTest<'_> {
 }
 
 /// Injects one network fault and ends it. Only a truncation may take effect after the return.
-async fn disturb_network(network: &Proxy, dice: &mut Dice) {
-    let duration = Duration::from_millis(dice.between(20, 500) as u64);
-    let direction = dice.pick(&[Direction::ToClient, Direction::ToServer, Direction::Both]);
-    match dice.below(7) {
+async fn disturb_network(network: &Proxy, rng: &mut TestRng) {
+    let duration = Duration::from_millis(rng.between(20, 500) as u64);
+    let direction = rng.pick(&[Direction::ToClient, Direction::ToServer, Direction::Both]);
+    match rng.below(7) {
         0 => network.cut(),
         1 => network.reset(),
-        2 => network.truncate_after(dice.between(1, 20_000) as u64, direction),
+        2 => network.truncate_after(rng.between(1, 20_000) as u64, direction),
         3 => {
             network.stall(direction);
             sleep(duration).await;
-            if dice.percent(50) {
+            if rng.percent(50) {
                 network.reset();
             }
             network.resume();

@@ -11,7 +11,7 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
-use forebay_testkit::Dice;
+use forebay_testkit::TestRng;
 use serde_json::{Map, Value, json};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep};
@@ -164,7 +164,7 @@ fn selection_of<'a>(request: &OracleRequest, columns: &'a [String]) -> ShapeSele
 /// A client, with the shape that it follows now.
 pub(crate) struct OracleClient<'a> {
     context: &'a OracleContext,
-    dice: Dice,
+    rng: TestRng,
     /// The only table that the client requests. `None`: any.
     table: Option<&'static OracleTable>,
     /// Whether the client requests tables whose definitions change.
@@ -223,15 +223,15 @@ impl<'a> OracleClient<'a> {
     /// `table`: the only table that the client requests. `None`: any.
     pub(crate) fn new(
         context: &'a OracleContext,
-        mut dice: Dice,
+        mut rng: TestRng,
         is_changing: bool,
         table: Option<&'static OracleTable>,
     ) -> Self {
-        let request = random_request(&mut dice, context, is_changing, table);
+        let request = random_request(&mut rng, context, is_changing, table);
         let view = ClientView::new(&request, context.is_compacting);
         let mut client = OracleClient {
             context,
-            dice,
+            rng,
             table,
             is_changing,
             request,
@@ -286,7 +286,7 @@ impl<'a> OracleClient<'a> {
                 Err(RequestFailure::ShapeRefused) => {
                     self.context.records().refused_shapes += 1;
                     self.finish_trace(false);
-                    self.request = random_request(&mut self.dice, self.context, self.is_changing, self.table);
+                    self.request = random_request(&mut self.rng, self.context, self.is_changing, self.table);
                     self.start_trace();
                 }
                 Err(RequestFailure::Broken(error)) => {
@@ -296,7 +296,7 @@ impl<'a> OracleClient<'a> {
                     }
                     self.context.records().breaks += 1;
                     // After a reconnect, the client reads a page first or follows at once.
-                    self.is_up_to_date &= self.dice.percent(50);
+                    self.is_up_to_date &= self.rng.percent(50);
                     sleep(RETRY).await;
                 }
                 Err(RequestFailure::Stale) => {}
@@ -366,7 +366,7 @@ impl<'a> OracleClient<'a> {
         self.view = ClientView::new(&self.request, self.context.is_compacting);
         (self.handle, self.offset, self.cursor) = (None, "-1".to_owned(), None);
         self.is_up_to_date = false;
-        self.remaining_up_to_dates = self.dice.between(2, 30);
+        self.remaining_up_to_dates = self.rng.between(2, 30);
     }
 
     /// Stores the observations under the current handle. `is_last`: the target is reached.
@@ -419,22 +419,22 @@ impl<'a> OracleClient<'a> {
     /// Deletes the shape, or reads on after an optional change to another shape and a pause.
     async fn step(&mut self) -> Result<(), RequestFailure> {
         if self.is_up_to_date && self.remaining_up_to_dates == 0 && self.context.target.borrow().is_none() {
-            self.remaining_up_to_dates = self.dice.between(2, 30);
-            if self.dice.percent(50) && !self.is_changing {
+            self.remaining_up_to_dates = self.rng.between(2, 30);
+            if self.rng.percent(50) && !self.is_changing {
                 return self.delete().await;
             }
             self.finish_trace(false);
-            self.request = random_request(&mut self.dice, self.context, self.is_changing, self.table);
+            self.request = random_request(&mut self.rng, self.context, self.is_changing, self.table);
             self.start_trace();
         }
-        self.has_paused = self.dice.percent(5) && self.context.target.borrow().is_none();
+        self.has_paused = self.rng.percent(5) && self.context.target.borrow().is_none();
         if self.has_paused {
             // Meanwhile the log grows, and the client has to catch up.
-            sleep(Duration::from_millis(self.dice.between(300, 2500) as u64)).await;
+            sleep(Duration::from_millis(self.rng.between(300, 2500) as u64)).await;
         }
         match self.is_up_to_date {
             false => self.read_page(false).await,
-            true if self.is_stalled() || self.dice.percent(50) => self.read_page(true).await,
+            true if self.is_stalled() || self.rng.percent(50) => self.read_page(true).await,
             true => self.follow_events().await,
         }
     }
@@ -469,7 +469,7 @@ impl<'a> OracleClient<'a> {
             Some(connection) => connection,
             None => OracleConnection::open(self.context.server).await?,
         };
-        if self.dice.percent(2) {
+        if self.rng.percent(2) {
             // Disconnects right after the request, and sends it again.
             connection.send("GET", &path).await?;
             connection = OracleConnection::open(self.context.server).await?;
@@ -625,8 +625,8 @@ impl<'a> OracleClient<'a> {
     /// message. See [`Self::end_partial_batch`] for a stream that ends before it.
     async fn follow_events(&mut self) -> Result<(), RequestFailure> {
         let mut plan = match self.is_changing {
-            true => StreamPlan::without_pauses(&mut self.dice),
-            false => StreamPlan::random(&mut self.dice, self.has_paused),
+            true => StreamPlan::without_pauses(&mut self.rng),
+            false => StreamPlan::random(&mut self.rng, self.has_paused),
         };
         if plan.is_slow() {
             self.connection = Some(OracleConnection::open_slow(self.context.server).await?);
@@ -673,7 +673,7 @@ impl<'a> OracleClient<'a> {
             self.check_progress()?;
             // After the last change of a definition, the server must end the stream.
             let stays = self.is_changing && self.context.target.borrow().is_some();
-            let leaves = self.remaining_up_to_dates == 0 || self.dice.percent(2);
+            let leaves = self.remaining_up_to_dates == 0 || self.rng.percent(2);
             if batch.is_empty() && (self.has_reached_target() || leaves && !stays) {
                 return Ok(());
             }
@@ -729,15 +729,15 @@ impl<'a> OracleClient<'a> {
 
 /// Returns a random request.
 fn random_request(
-    dice: &mut Dice,
+    rng: &mut TestRng,
     context: &OracleContext,
     is_changing: bool,
     table: Option<&'static OracleTable>,
 ) -> OracleRequest {
     if is_changing {
-        OracleRequest::of_changing_table(dice)
+        OracleRequest::of_changing_table(rng)
     } else {
-        OracleRequest::random(dice, context.version, table)
+        OracleRequest::random(rng, context.version, table)
     }
 }
 
@@ -771,17 +771,17 @@ enum StreamAction {
 
 impl StreamPlan {
     /// Returns a random plan. `is_behind`: the client has much to read, and pauses more often.
-    fn random(dice: &mut Dice, is_behind: bool) -> Self {
-        let disconnect_after = dice.percent(40).then(|| dice.between(1, 30));
-        let pause = Duration::from_millis(dice.between(50, 900) as u64);
-        let pauses = dice.percent(if is_behind { 70 } else { 15 }).then(|| (dice.between(1, 20), pause));
-        StreamPlan { disconnect_after, pauses, keeps_partial: dice.percent(20), events: 0 }
+    fn random(rng: &mut TestRng, is_behind: bool) -> Self {
+        let disconnect_after = rng.percent(40).then(|| rng.between(1, 30));
+        let pause = Duration::from_millis(rng.between(50, 900) as u64);
+        let pauses = rng.percent(if is_behind { 70 } else { 15 }).then(|| (rng.between(1, 20), pause));
+        StreamPlan { disconnect_after, pauses, keeps_partial: rng.percent(20), events: 0 }
     }
 
     /// Returns a plan without pauses, for tables whose definitions change: there the time of each
     /// up-to-date is judged.
-    fn without_pauses(dice: &mut Dice) -> Self {
-        StreamPlan { pauses: None, ..StreamPlan::random(dice, false) }
+    fn without_pauses(rng: &mut TestRng) -> Self {
+        StreamPlan { pauses: None, ..StreamPlan::random(rng, false) }
     }
 
     fn is_slow(&self) -> bool {

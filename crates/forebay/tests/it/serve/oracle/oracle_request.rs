@@ -1,6 +1,6 @@
 //! Random requests for shapes: table, where clause, columns, replica mode.
 
-use forebay_testkit::Dice;
+use forebay_testkit::TestRng;
 
 use super::schema_writers;
 use super::tables::{self, GENERATED, OracleTable};
@@ -28,24 +28,24 @@ impl OracleRequest {
     /// Returns a request for `table`, or for any table with a fixed definition.
     ///
     /// `version`: the version of Postgres. Generated columns are published since 18.
-    pub(crate) fn random(dice: &mut Dice, version: u32, table: Option<&'static OracleTable>) -> Self {
+    pub(crate) fn random(rng: &mut TestRng, version: u32, table: Option<&'static OracleTable>) -> Self {
         // Half of the requests are for the first table, which has the most kinds of clauses.
         let tables = tables::requested();
-        let any = if dice.percent(50) { tables[0] } else { dice.pick(tables) };
+        let any = if rng.percent(50) { tables[0] } else { rng.pick(tables) };
         let table = table.unwrap_or(any);
         let (clause, literal, params) = match table.clauses {
-            [] => random_clause(dice),
-            _ if dice.percent(50) => (None, "true".to_owned(), Vec::new()),
+            [] => random_clause(rng),
+            _ if rng.percent(50) => (None, "true".to_owned(), Vec::new()),
             clauses => {
-                let clause = dice.pick(clauses);
+                let clause = rng.pick(clauses);
                 (Some(clause.to_owned()), clause.to_owned(), Vec::new())
             }
         };
         let is_published = |name: &&&str| version >= GENERATED.1 || **name != GENERATED.0;
         let mut columns: Vec<_> = table.columns.iter().filter(is_published).copied().collect();
-        let names_columns = dice.percent(30) && table.key.len() < table.columns.len();
+        let names_columns = rng.percent(30) && table.key.len() < table.columns.len();
         if names_columns {
-            columns.retain(|name| table.key.contains(name) || dice.percent(50));
+            columns.retain(|name| table.key.contains(name) || rng.percent(50));
         }
         OracleRequest {
             table,
@@ -55,16 +55,16 @@ impl OracleRequest {
             columns,
             names_columns,
             id_below: None,
-            is_full: dice.percent(30),
+            is_full: rng.percent(30),
         }
     }
 
     /// Returns a request for a table whose definition changes.
-    pub(crate) fn of_changing_table(dice: &mut Dice) -> Self {
-        let table = dice.pick(schema_writers::requested());
-        let id_below = dice.percent(30).then(|| dice.between(30, 100) as i64);
+    pub(crate) fn of_changing_table(rng: &mut TestRng) -> Self {
+        let table = rng.pick(schema_writers::requested());
+        let id_below = rng.percent(30).then(|| rng.between(30, 100) as i64);
         let literal = id_below.map_or("true".to_owned(), |id_below| format!("id < {id_below}"));
-        let names_columns = dice.percent(25);
+        let names_columns = rng.percent(25);
         let columns = if names_columns { table.columns.to_vec() } else { Vec::new() };
         let clause = id_below.map(|_| literal.clone());
         OracleRequest {
@@ -75,7 +75,7 @@ impl OracleRequest {
             columns,
             names_columns,
             id_below,
-            is_full: dice.percent(30),
+            is_full: rng.percent(30),
         }
     }
 
@@ -96,10 +96,10 @@ impl OracleRequest {
 }
 
 /// Returns a clause for the request, the same clause for Postgres, and the parameters.
-fn random_clause(dice: &mut Dice) -> (Option<String>, String, Vec<String>) {
-    let mut clause = ClauseGenerator { dice, params: Vec::new() };
-    let depth = clause.dice.below(3);
-    if clause.dice.percent(8) {
+fn random_clause(rng: &mut TestRng) -> (Option<String>, String, Vec<String>) {
+    let mut clause = ClauseGenerator { rng, params: Vec::new() };
+    let depth = clause.rng.below(3);
+    if clause.rng.percent(8) {
         return (None, "true".to_owned(), Vec::new());
     }
     let (requested, literal) = clause.condition(depth);
@@ -108,7 +108,7 @@ fn random_clause(dice: &mut Dice) -> (Option<String>, String, Vec<String>) {
 
 /// Generates clauses of the table `items`.
 struct ClauseGenerator<'a> {
-    dice: &'a mut Dice,
+    rng: &'a mut TestRng,
     params: Vec<String>,
 }
 
@@ -119,19 +119,19 @@ impl ClauseGenerator<'_> {
             return self.leaf();
         }
         let (left, same_left) = self.condition(depth - 1);
-        if self.dice.percent(20) {
+        if self.rng.percent(20) {
             return (format!("NOT ({left})"), format!("NOT ({same_left})"));
         }
         let (right, same_right) = self.condition(depth - 1);
-        let word = self.dice.pick(&["AND", "OR"]);
+        let word = self.rng.pick(&["AND", "OR"]);
         (format!("({left}) {word} ({right})"), format!("({same_left}) {word} ({same_right})"))
     }
 
     fn leaf(&mut self) -> (String, String) {
-        let (group, other) = (self.dice.below(8), self.dice.below(8));
-        let (amount, id) = (self.dice.below(100), self.dice.between(1, 120));
-        let letter = self.dice.pick(&["a", "b", "c", "d"]);
-        let plain = match self.dice.below(16) {
+        let (group, other) = (self.rng.below(8), self.rng.below(8));
+        let (amount, id) = (self.rng.below(100), self.rng.between(1, 120));
+        let letter = self.rng.pick(&["a", "b", "c", "d"]);
+        let plain = match self.rng.below(16) {
             0 | 1 => return self.equality(group),
             2 => format!("grp IN ({group}, {other})"),
             3 => format!("amount > {amount}"),
@@ -141,7 +141,7 @@ impl ClauseGenerator<'_> {
             7 => format!("label ILIKE '%{}%'", letter.to_uppercase()),
             8 => format!("lower(label) >= '{letter}'"),
             9 => "label IS NULL".to_owned(),
-            10 => self.dice.pick(&["flag", "flag IS NOT TRUE", "NOT flag", "flag IS UNKNOWN"]).to_owned(),
+            10 => self.rng.pick(&["flag", "flag IS NOT TRUE", "NOT flag", "flag IS UNKNOWN"]).to_owned(),
             11 => format!("tags @> ARRAY['{letter}']"),
             12 => format!("'{letter}' = ANY(tags)"),
             13 => format!("id < {id}"),
@@ -153,7 +153,7 @@ impl ClauseGenerator<'_> {
 
     fn equality(&mut self, group: usize) -> (String, String) {
         let literal = format!("grp = {group}");
-        if self.dice.percent(50) {
+        if self.rng.percent(50) {
             return (literal.clone(), literal);
         }
         self.params.push(group.to_string());

@@ -7,7 +7,7 @@ use std::time::Duration;
 use forebay_replication::reservoir::{
     ConnectionLimits, PostgresClient, PostgresConnect, Reservoir, ReservoirConfig,
 };
-use forebay_testkit::Dice;
+use forebay_testkit::TestRng;
 use tokio::task::JoinHandle;
 use tokio::time::sleep;
 
@@ -36,7 +36,7 @@ impl RowWriters {
         let stop = Arc::new(AtomicBool::new(false));
         let task = |number| {
             let writer =
-                RowWriter { dice: Dice::of(seed, "writer", number), version: 0, is_heavy: number == count };
+                RowWriter { rng: TestRng::of(seed, "writer", number), version: 0, is_heavy: number == count };
             tokio::spawn(writer.run(reservoir.clone(), Arc::clone(&stop)))
         };
         RowWriters { tasks: (0..all).map(task).collect(), stop }
@@ -55,7 +55,7 @@ impl RowWriters {
 
 /// One writer task.
 struct RowWriter {
-    dice: Dice,
+    rng: TestRng,
     /// Number of changes so far, for distinct values.
     version: u64,
     is_heavy: bool,
@@ -76,7 +76,7 @@ impl RowWriter {
                     Err(_) => drop(client.batch_execute("ROLLBACK").await),
                 }
             }
-            sleep(Duration::from_millis(self.dice.below(PAUSE_MS) as u64)).await;
+            sleep(Duration::from_millis(self.rng.below(PAUSE_MS) as u64)).await;
         }
         committed
     }
@@ -85,21 +85,21 @@ impl RowWriter {
     fn transaction(&mut self) -> String {
         if self.is_heavy {
             self.version += 1;
-            let (version, part) = (self.version, self.dice.below(8));
+            let (version, part) = (self.version, self.rng.below(8));
             return format!(
                 "UPDATE wide SET body = repeat(md5('heavy {version}'), 70), amount = {version} % 100 WHERE id % 8 = {part} AND id <= 40"
             );
         }
-        let count = match self.dice.below(10) {
+        let count = match self.rng.below(10) {
             0..=4 => 1,
-            5..=8 => self.dice.between(2, 8),
-            _ => self.dice.between(9, 60),
+            5..=8 => self.rng.between(2, 8),
+            _ => self.rng.between(9, 60),
         };
         let mut script = String::from("BEGIN; SET LOCAL deadlock_timeout = '50ms';");
         let mut open = 0;
         for _ in 0..count {
             script += &self.change();
-            match self.dice.below(40) {
+            match self.rng.below(40) {
                 0 | 1 => {
                     open += 1;
                     script += &format!("SAVEPOINT s{open};");
@@ -117,13 +117,13 @@ impl RowWriter {
                 _ => {}
             }
         }
-        script + if self.dice.percent(8) { "ROLLBACK" } else { "COMMIT" }
+        script + if self.rng.percent(8) { "ROLLBACK" } else { "COMMIT" }
     }
 
     /// Returns a random statement.
     fn change(&mut self) -> String {
         self.version += 1;
-        match self.dice.below(100) {
+        match self.rng.below(100) {
             0..=59 => self.change_item(),
             60..=77 => self.change_part(),
             78..=81 => self.change_position(),
@@ -134,10 +134,10 @@ impl RowWriter {
 
     /// Changes `parts`: rows also move between partitions.
     fn change_part(&mut self) -> String {
-        let (id, version) = (self.dice.between(1, KEYS), self.version);
-        let (region, to) = (self.dice.pick(&["a", "b", "c"]), self.dice.pick(&["a", "b", "d"]));
-        let note = self.dice.below(30);
-        match self.dice.below(8) {
+        let (id, version) = (self.rng.between(1, KEYS), self.version);
+        let (region, to) = (self.rng.pick(&["a", "b", "c"]), self.rng.pick(&["a", "b", "d"]));
+        let note = self.rng.below(30);
+        match self.rng.below(8) {
             0..=2 => format!(
                 "INSERT INTO parts VALUES ({id}, '{region}', {version}, 'n{note}') ON CONFLICT (id, region)
                     DO UPDATE SET version = {version};"
@@ -159,8 +159,8 @@ impl RowWriter {
     /// Changes `pos`: keys move from row to row. The key is checked at the end of the statement or
     /// of the transaction.
     fn change_position(&mut self) -> String {
-        let (id, version, note) = (self.dice.between(1, 30), self.version, self.dice.below(30));
-        match self.dice.below(6) {
+        let (id, version, note) = (self.rng.between(1, 30), self.version, self.rng.below(30));
+        match self.rng.below(6) {
             0 => format!("UPDATE pos SET id = id + 1 WHERE id >= {id};"),
             1 => format!("SET CONSTRAINTS ALL DEFERRED; UPDATE pos SET id = id - 1 WHERE id > {id}; DELETE FROM pos WHERE id = {id} AND version < {version};
                 SET CONSTRAINTS ALL IMMEDIATE;"),
@@ -173,13 +173,13 @@ impl RowWriter {
 
     /// Changes `twins`, which has equal rows.
     fn change_twin(&mut self) -> String {
-        let (a, to) = (self.dice.below(6), self.dice.below(6));
-        let b = self.dice.pick(&["'x'", "'y'", "NULL"]);
+        let (a, to) = (self.rng.below(6), self.rng.below(6));
+        let b = self.rng.pick(&["'x'", "'y'", "NULL"]);
         let one = format!("ctid = (SELECT min(ctid) FROM twins WHERE a = {a})");
-        match self.dice.below(8) {
+        match self.rng.below(8) {
             0..=2 => format!(
                 "INSERT INTO twins SELECT {a}, {b} FROM generate_series(1, {});",
-                self.dice.between(1, 3)
+                self.rng.between(1, 3)
             ),
             3 => format!("DELETE FROM twins WHERE a = {a} AND b IS NOT DISTINCT FROM {b};"),
             4 => format!("UPDATE twins SET a = {to} WHERE {one};"),
@@ -190,11 +190,11 @@ impl RowWriter {
 
     /// Changes `wide`: its large values mostly stay unchanged while other columns change.
     fn change_wide(&mut self) -> String {
-        let (id, amount) = (self.dice.between(1, 40), self.dice.below(100));
-        let mood = self.dice.pick(&["'happy'", "'sad'", "NULL"]);
-        let length = self.dice.between(60, 300);
+        let (id, amount) = (self.rng.between(1, 40), self.rng.below(100));
+        let mood = self.rng.pick(&["'happy'", "'sad'", "NULL"]);
+        let length = self.rng.between(60, 300);
         let body = format!("repeat(md5('{}'), {length})", self.version);
-        match self.dice.below(8) {
+        match self.rng.below(8) {
             0..=2 => format!(
                 "INSERT INTO wide VALUES ({id}, {amount}, DEFAULT, {mood}, ARRAY[{mood}, 'so so']::mood[], {mood},
                     ROW({mood}, {amount})::pair, {body}) ON CONFLICT (id) DO UPDATE SET body = EXCLUDED.body;"
@@ -209,9 +209,9 @@ impl RowWriter {
 
     /// Changes `items`.
     fn change_item(&mut self) -> String {
-        let (id, to) = (self.dice.between(1, KEYS), self.dice.between(1, KEYS));
-        let group = self.dice.below(8);
-        match self.dice.below(20) {
+        let (id, to) = (self.rng.between(1, KEYS), self.rng.between(1, KEYS));
+        let group = self.rng.below(8);
+        match self.rng.below(20) {
             0..=4 => format!("{} ON CONFLICT (id) DO NOTHING;", self.insert(id)),
             5..=6 => {
                 let sets = self.sets();
@@ -227,7 +227,7 @@ impl RowWriter {
             18 => rename(id, to, &format!(", {}", self.sets())),
             // To an unused key, and back.
             _ => {
-                let unused = 1_000_000 + self.dice.below(1_000_000);
+                let unused = 1_000_000 + self.rng.below(1_000_000);
                 format!("{} {}", rename(id, unused, ""), rename(unused, id, &format!(", {}", self.sets())))
             }
         }
@@ -235,7 +235,7 @@ impl RowWriter {
 
     fn insert(&mut self, id: usize) -> String {
         let (group, amount, label, flag, tags, body) =
-            (self.dice.below(8), self.amount(), self.label(), self.flag(), self.tags(), self.body());
+            (self.rng.below(8), self.amount(), self.label(), self.flag(), self.tags(), self.body());
         let version = self.version;
         format!(
             "INSERT INTO items VALUES ({id}, {group}, {version}, {amount}, {label}, {flag}, {tags}, {body})"
@@ -244,51 +244,51 @@ impl RowWriter {
 
     fn sets(&mut self) -> String {
         let mut sets = vec![format!("version = {}", self.version)];
-        if self.dice.percent(40) {
-            sets.push(format!("grp = {}", self.dice.below(8)));
+        if self.rng.percent(40) {
+            sets.push(format!("grp = {}", self.rng.below(8)));
         }
-        if self.dice.percent(40) {
+        if self.rng.percent(40) {
             sets.push(format!("amount = {}", self.amount()));
         }
-        if self.dice.percent(30) {
+        if self.rng.percent(30) {
             sets.push(format!("label = {}", self.label()));
         }
-        if self.dice.percent(30) {
+        if self.rng.percent(30) {
             sets.push(format!("flag = {}", self.flag()));
         }
-        if self.dice.percent(20) {
+        if self.rng.percent(20) {
             sets.push(format!("tags = {}", self.tags()));
         }
-        if self.dice.percent(5) {
+        if self.rng.percent(5) {
             sets.push(format!("body = {}", self.body()));
         }
         sets.join(", ")
     }
 
     fn amount(&mut self) -> String {
-        if self.dice.percent(10) { "NULL".to_owned() } else { self.dice.below(100).to_string() }
+        if self.rng.percent(10) { "NULL".to_owned() } else { self.rng.below(100).to_string() }
     }
 
     fn label(&mut self) -> String {
-        let letter = self.dice.pick(&["a", "b", "c", "d", "A", "É\\\"\n/"]);
-        if self.dice.percent(15) { "NULL".to_owned() } else { format!("'{letter}{}'", self.dice.below(8)) }
+        let letter = self.rng.pick(&["a", "b", "c", "d", "A", "É\\\"\n/"]);
+        if self.rng.percent(15) { "NULL".to_owned() } else { format!("'{letter}{}'", self.rng.below(8)) }
     }
 
     fn flag(&mut self) -> &'static str {
-        self.dice.pick(&["true", "false", "NULL"])
+        self.rng.pick(&["true", "false", "NULL"])
     }
 
     fn tags(&mut self) -> &'static str {
-        self.dice.pick(&["NULL", "'{}'", "'{a}'", "'{a,b}'", "'{c,NULL,d}'", "'{\"x y\",a}'"])
+        self.rng.pick(&["NULL", "'{}'", "'{a}'", "'{a,b}'", "'{c,NULL,d}'", "'{\"x y\",a}'"])
     }
 
     /// Returns a value of `body`. Some are large and stored in TOAST. The stream doesn't contain
     /// them when an update leaves them unchanged.
     fn body(&mut self) -> String {
-        match self.dice.below(10) {
-            0 => format!("repeat('{:04}', 700)", self.dice.below(10_000)),
+        match self.rng.below(10) {
+            0 => format!("repeat('{:04}', 700)", self.rng.below(10_000)),
             1..=4 => "NULL".to_owned(),
-            _ => format!("'body {}'", self.dice.below(100)),
+            _ => format!("'body {}'", self.rng.below(100)),
         }
     }
 }

@@ -11,7 +11,7 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use forebay_sandbox::Postgres;
-use forebay_testkit::Dice;
+use forebay_testkit::TestRng;
 use tokio::time::Instant;
 
 use super::super::support::ServeFixture;
@@ -113,7 +113,7 @@ impl SchemaWriters {
                 is_shared,
                 version,
                 // The label is hashed with the seed. Another would change what a seed generates.
-                dice: Dice::of(seed, "surgeon", group),
+                rng: TestRng::of(seed, "surgeon", group),
                 journal: Arc::clone(journal),
                 marks: Arc::clone(&marks),
                 narrowing: Arc::clone(&publication),
@@ -162,7 +162,7 @@ struct SchemaWriter {
     publication: String,
     is_shared: bool,
     version: u32,
-    dice: Dice,
+    rng: TestRng,
     journal: Arc<SchemaJournal>,
     /// The next id in `marks`. All writers share it.
     marks: Arc<AtomicU64>,
@@ -188,7 +188,7 @@ struct SchemaWriter {
 impl SchemaWriter {
     fn run(mut self, stop: &AtomicBool) -> Vec<SchemaChange> {
         while !stop.load(Ordering::Relaxed) {
-            for _ in 0..self.dice.between(2, 14) {
+            for _ in 0..self.rng.between(2, 14) {
                 self.write_rows();
                 self.pause(40);
             }
@@ -200,7 +200,7 @@ impl SchemaWriter {
     }
 
     fn pause(&mut self, at_most: usize) {
-        thread::sleep(Duration::from_millis(self.dice.below(at_most) as u64));
+        thread::sleep(Duration::from_millis(self.rng.below(at_most) as u64));
     }
 
     fn table(&self) -> &'static str {
@@ -251,8 +251,8 @@ impl SchemaWriter {
     fn ledger_rows(&mut self) -> String {
         self.number += 1;
         let (table, group, amount, number) = (self.table(), self.group, self.amount, self.number);
-        let (id, k) = (self.dice.below(60), self.dice.below(5));
-        match self.dice.below(8) {
+        let (id, k) = (self.rng.below(60), self.rng.below(5));
+        match self.rng.below(8) {
             0..=2 => format!(
                 "INSERT INTO {table} (id, {amount}, label, mood, moods, dom, spot.mood, spot.n, body)
                  SELECT {id}, {k}, 'l{number}', m, ARRAY[m, m], m, m, {k}, repeat(md5('{number}'), 100)
@@ -272,8 +272,8 @@ impl SchemaWriter {
     /// Returns a random change of rows of the partitioned table or of `tree_3`.
     fn tree_rows(&mut self) -> String {
         self.number += 1;
-        let (number, id) = (self.number, self.dice.below(if self.is_attached() { 120 } else { 80 }));
-        match self.dice.below(8) {
+        let (number, id) = (self.number, self.rng.below(if self.is_attached() { 120 } else { 80 }));
+        match self.rng.below(8) {
             0..=2 => format!(
                 "INSERT INTO tree VALUES ({id}, 'l{number}') ON CONFLICT (id) DO UPDATE SET label = EXCLUDED.label"
             ),
@@ -326,7 +326,7 @@ impl SchemaWriter {
         // Each change happens once, in order, before changes are random.
         let change = match changes.get(self.done.len()) {
             Some(change) => *change,
-            None => self.dice.pick(&changes),
+            None => self.rng.pick(&changes),
         };
         let table = self.table();
         match change {
@@ -398,7 +398,7 @@ impl SchemaWriter {
     }
 
     fn rename_value(&mut self) {
-        let (group, is_sad) = (self.group, self.dice.percent(50));
+        let (group, is_sad) = (self.group, self.rng.percent(50));
         let (from, to) = if is_sad { ("sad", "blue") } else { ("happy", "glad") };
         let rename = format!("ALTER TYPE mood_{group} RENAME VALUE '{from}' TO '{to}'");
         if !self.commit(&rename, StreamVisibility::Hidden) {
@@ -424,7 +424,7 @@ impl SchemaWriter {
     /// Commits a change, writes some rows, and commits the reverse change.
     fn commit_and_revert(&mut self, change: &str, reverse: &str) {
         if self.commit(change, StreamVisibility::Delayed) {
-            for _ in 0..self.dice.below(3) {
+            for _ in 0..self.rng.below(3) {
                 self.write_rows();
                 self.pause(300);
             }
@@ -437,7 +437,7 @@ impl SchemaWriter {
     fn unpublish(&mut self) {
         let (publication, table) = (self.publication.clone(), self.table());
         let remove = format!("ALTER PUBLICATION {publication} DROP TABLE {table}");
-        if self.dice.percent(40) {
+        if self.rng.percent(40) {
             let (one, other) = (self.ledger_rows(), self.ledger_rows());
             let script =
                 format!("{remove}; {one}; {other}; ALTER PUBLICATION {publication} ADD TABLE {table}");
@@ -456,7 +456,7 @@ impl SchemaWriter {
                 "ALTER PUBLICATION {publication} DROP TABLE {table}; ALTER PUBLICATION {publication} ADD TABLE {table} {rest}"
             )
         };
-        let is_whole = !self.is_shared && self.dice.percent(50);
+        let is_whole = !self.is_shared && self.rng.percent(50);
         if is_whole {
             let lock = Arc::clone(&self.narrowing);
             let held = lock.write().unwrap();
@@ -465,7 +465,7 @@ impl SchemaWriter {
                 StreamVisibility::Delayed,
             );
             self.is_unpublished = true;
-            for _ in 0..self.dice.between(1, 4) {
+            for _ in 0..self.rng.between(1, 4) {
                 let sql = self.ledger_rows();
                 self.commit(&sql, StreamVisibility::Delayed);
                 self.pause(150);
@@ -478,7 +478,7 @@ impl SchemaWriter {
             return;
         }
         let narrowed =
-            if self.dice.percent(60) { republish("WHERE (id < 20)") } else { republish("(id, label)") };
+            if self.rng.percent(60) { republish("WHERE (id < 20)") } else { republish("(id, label)") };
         if self.commit(&narrowed, StreamVisibility::Delayed) {
             self.write_unpublished_rows();
         }
@@ -488,7 +488,7 @@ impl SchemaWriter {
     /// Writes rows that the stream doesn't fully contain.
     fn write_unpublished_rows(&mut self) {
         self.is_unpublished = true;
-        for _ in 0..self.dice.between(1, 4) {
+        for _ in 0..self.rng.between(1, 4) {
             self.write_rows();
             self.pause(250);
         }

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use forebay_testkit::Dice;
+use forebay_testkit::TestRng;
 use serde_json::Value;
 use tokio::task::block_in_place;
 use tokio::time::{Instant, sleep};
@@ -96,7 +96,7 @@ impl SlowClient {
 
     /// Follows an event stream for one to three up-to-dates. At a random event it stops reading
     /// until the log was compacted.
-    async fn follow(&mut self, serve: &ServeProcess, dir: &Path, dice: &mut Dice) {
+    async fn follow(&mut self, serve: &ServeProcess, dir: &Path, rng: &mut TestRng) {
         let mut connection = OracleConnection::open_slow(serve.addr).await.unwrap();
         let (handle, offset) = (self.handle.as_str(), self.offset.as_str());
         let live = [("live", "true"), ("live_sse", "true")];
@@ -106,7 +106,7 @@ impl SlowClient {
         assert_eq!(head.status, 200, "{}", head.text);
         head.header("electric-offset").unwrap().clone_into(&mut self.offset);
         let (mut unread, mut batch, mut events) = (Vec::new(), Vec::new(), 0);
-        let (wait_at, wanted) = (dice.between(1, 30), self.up_to_dates + dice.between(1, 3) as u64);
+        let (wait_at, wanted) = (rng.between(1, 30), self.up_to_dates + rng.between(1, 3) as u64);
         let started = Instant::now();
         loop {
             let chunk = match connection.read_chunk().await {
@@ -122,7 +122,7 @@ impl SlowClient {
                 batch.push(serde_json::from_slice::<Value>(json).unwrap());
                 events += 1;
                 if events == wait_at {
-                    wait_for_compactions(dir, dice.between(1, 2)).await;
+                    wait_for_compactions(dir, rng.between(1, 2)).await;
                 }
                 let last = &batch[batch.len() - 1]["headers"];
                 if last["control"] == "up-to-date" {
@@ -184,10 +184,10 @@ async fn a_slow_client_is_up_to_date_only_between_commits_while_its_log_is_compa
         n
     });
     let follow = async |client: &mut SlowClient, number: usize| {
-        let mut dice = Dice::of(seed, "slow", number);
+        let mut rng = TestRng::of(seed, "slow", number);
         for _ in 0..3 {
-            sleep(Duration::from_millis(dice.between(1200, 2200) as u64)).await;
-            client.follow(&serve, &fixture.dir, &mut dice).await;
+            sleep(Duration::from_millis(rng.between(1200, 2200) as u64)).await;
+            client.follow(&serve, &fixture.dir, &mut rng).await;
         }
     };
     tokio::join!(follow(&mut one, 0), follow(&mut other, 1));

@@ -9,7 +9,7 @@ use std::thread;
 use std::time::Duration;
 
 use forebay_sandbox::Postgres;
-use forebay_testkit::Dice;
+use forebay_testkit::TestRng;
 use serde_json::Value;
 use tokio::task::block_in_place;
 use tokio::time::{Instant, sleep, timeout};
@@ -74,7 +74,7 @@ async fn a_commit_that_waits_for_its_standby_is_in_shapes_made_after_thousands_o
     let seed = forebay_testkit::seed();
     let version = if seed & 1 == 0 { 15 } else { 18 };
     eprintln!("FOREBAY_SEED={seed}, Postgres {version}");
-    let mut dice = Dice::of(seed, "standby", 0);
+    let mut rng = TestRng::of(seed, "standby", 0);
     let postgres = Postgres::builder().version(version).config("synchronous_commit", "local");
     let postgres: &'static Postgres = Box::leak(Box::new(postgres.start().unwrap()));
     let fixture =
@@ -84,7 +84,7 @@ async fn a_commit_that_waits_for_its_standby_is_in_shapes_made_after_thousands_o
 
     postgres.set_config("synchronous_standby_names", "away").unwrap();
     postgres.reload().unwrap();
-    let hanging: Vec<_> = (0..dice.between(1, 3))
+    let hanging: Vec<_> = (0..rng.between(1, 3))
         .map(|number| {
             let database = fixture.database.clone();
             let sql =

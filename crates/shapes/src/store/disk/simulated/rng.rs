@@ -2,7 +2,7 @@
 
 /// Random number generator of a simulation.
 #[derive(Clone, Debug)]
-pub(crate) struct SimulatedRng(forebay_testkit::Dice);
+pub(crate) struct SimulatedRng(forebay_testkit::TestRng);
 
 /// Probability that an unsynced change survives, in eighths.
 #[derive(Clone, Copy, Debug)]
@@ -10,7 +10,7 @@ pub(crate) struct SurvivalOdds(u64);
 
 impl SimulatedRng {
     pub(crate) fn new(seed: u64) -> SimulatedRng {
-        SimulatedRng(forebay_testkit::Dice::new(seed))
+        SimulatedRng(forebay_testkit::TestRng::new(seed))
     }
 
     /// Returns a number from `low` to `high`, both included.

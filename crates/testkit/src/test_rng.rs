@@ -13,19 +13,19 @@ pub fn seed() -> u64 {
 
 /// Random number generator (SplitMix64). Not for cryptography.
 #[derive(Debug, Clone)]
-pub struct Dice(u64);
+pub struct TestRng(u64);
 
-impl Dice {
+impl TestRng {
     /// Creates a generator; the same seed gives the same numbers.
     pub fn new(seed: u64) -> Self {
-        Dice(seed)
+        TestRng(seed)
     }
 
     /// Creates an independent generator for a task, from the seed and the task's name and number.
     pub fn of(seed: u64, name: &str, number: usize) -> Self {
         let mut hasher = DefaultHasher::new();
         (seed, name, number).hash(&mut hasher);
-        Dice(hasher.finish())
+        TestRng(hasher.finish())
     }
 
     /// Returns a random `u64`.
