@@ -106,7 +106,7 @@ pub struct UpstreamStats {
     pub open: usize,
     /// Idle connections.
     pub idle: usize,
-    /// Connections dialed since the start.
+    /// Dials since the start, including failed ones.
     pub dials: u64,
     /// Requests that reused an idle connection.
     pub reuses: u64,
@@ -203,7 +203,7 @@ fn request_to_resend(
     }
 }
 
-/// Returns whether a request is idempotent and has no body (RFC 9110, 9.2.2).
+/// Returns whether a request is idempotent (RFC 9110, 9.2.2) and has no body. TRACE is excluded.
 fn is_repeatable(request: &Request<Upload>) -> bool {
     let method = request.method();
     (method.is_idempotent() && method != Method::TRACE) && request.body().is_empty()

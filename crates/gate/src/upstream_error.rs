@@ -152,7 +152,7 @@ fn is_exhaustion(error: &io::Error) -> bool {
     error.raw_os_error().is_some_and(|code| codes.contains(&code))
 }
 
-/// Returns the client's failure behind an error of hyper, if it is the cause.
+/// Returns the failure of the request body that caused an error of hyper, if there is one.
 fn upload_fault(error: &(dyn std::error::Error + 'static)) -> Option<UploadFault> {
     let mut cause = Some(error);
     while let Some(error) = cause {
