@@ -134,8 +134,8 @@ impl RandomClients {
             // The whole text, or a part of it; in one write, or in pieces.
             let leaves_at = if dice.percent(8) { dice.below(text.len()) } else { text.len() };
             let piece = if dice.percent(15) { dice.between(1, 200) } else { text.len() };
-            // At most 60 pieces. A client that sent only a part disconnects. Otherwise it could wait
-            // for the idle timeout of a minute, if the part ends inside the next head.
+            // At most 60 pieces. A client that sent only a part disconnects. Otherwise, if the part
+            // ends inside the next head, it would wait for the idle timeout of a minute.
             let sent = leaves_at.min(60 * piece);
             for piece in text.as_bytes()[..sent].chunks(piece) {
                 if connection.socket.write_all(piece).await.is_err() {
