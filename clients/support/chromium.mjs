@@ -1,6 +1,6 @@
 // Headless Chromium, controlled by the DevTools protocol on a pipe: JSON messages, each ended by a zero byte.
 //
-// Without a library: the existing ones need a newer Node than Debian's, and only five commands are used here.
+// Without a library: the existing ones need a newer Node than Debian's, and the tests need only a few commands.
 import { spawn } from 'node:child_process';
 import { once } from 'node:events';
 import { mkdtemp, rm } from 'node:fs/promises';

@@ -10,7 +10,7 @@ use crate::forebay_process::ForebayProcess;
 use crate::python_app::{PythonApp, script};
 use crate::wire::HttpConnection;
 
-/// The goal is one second; twenty allow for a busy machine.
+/// Maximum time until the app detects a disconnect. On an idle machine it is below one second.
 const CANCELLED_WITHIN: Duration = Duration::from_secs(20);
 
 fn gate(app: &PythonApp) -> ForebayProcess {

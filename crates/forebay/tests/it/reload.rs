@@ -62,15 +62,15 @@ async fn limits_secrets_and_keys_are_reloaded_and_other_changes_are_logged() {
         gate.signal(Signal::HUP);
         until(message, async || lines(message) == count).await;
     };
-    const AGAIN: &str = "settings reloaded";
+    const RELOADED: &str = "settings reloaded";
     let stream = open_stream(&gate, "/", &["X-API-Key: key-of-ada"]).await.unwrap();
     assert_eq!(open_stream(&gate, "/", &["X-API-Key: key-of-ada"]).await.unwrap_err().head.status, 503);
     assert!(is_open("first-s3cret").await);
 
     settings(3, "secret = \"second-s3cret\"", "host = \"upstream\"");
     folder.write("api.keys", &format!("{} bob\n", hash("key-of-bob")));
-    reload(AGAIN, 1).await;
-    let changed = gate.wait_for_log(AGAIN)["changed"].clone();
+    reload(RELOADED, 1).await;
+    let changed = gate.wait_for_log(RELOADED)["changed"].clone();
     assert_eq!(changed, "admin.secret admission.total");
     let later = gate.wait_for_log("settings not applied: restart required")["keys"].clone();
     assert_eq!(later, "gate.host");
@@ -84,7 +84,7 @@ async fn limits_secrets_and_keys_are_reloaded_and_other_changes_are_logged() {
     assert!(is_open("second-s3cret").await && !is_open("third-s3cret").await);
     // A reload never removes access control.
     settings(3, "listen = \"off\"", "");
-    reload(AGAIN, 2).await;
+    reload(RELOADED, 2).await;
     assert!(is_open("second-s3cret").await && !is_open("").await, "a secret is removed only by a restart");
     let log = gate.log();
     assert!(log.contains("\"keys\":\"admin.secret\""), "the flag overrides `listen` of the file: {log}");
@@ -109,7 +109,7 @@ async fn keys_are_reloaded_even_if_other_changes_need_a_restart() {
         Err(refusal) => refusal.head.status,
     };
     assert_eq!(status("key-0").await, 200);
-    const LATER: &str = "settings not applied: restart required";
+    const NEEDS_RESTART: &str = "settings not applied: restart required";
     let proxies = "trusted_proxies = [\"10.0.0.0/8\"]\nforwarded_by = \"forwarded\"";
     for (old, new, identity, more, named) in [
         ("key-0", "key-1", "", proxies, "gate.forwarded_by gate.trusted_proxies"),
@@ -119,16 +119,16 @@ async fn keys_are_reloaded_even_if_other_changes_need_a_restart() {
         gate.signal(Signal::HUP);
         let line = format!("\"keys\":\"{named}\"");
         until(named, async || {
-            gate.log().lines().any(|logged| logged.contains(LATER) && logged.contains(&line))
+            gate.log().lines().any(|logged| logged.contains(NEEDS_RESTART) && logged.contains(&line))
         })
         .await;
         assert_eq!((status(old).await, status(new).await), (401, 200), "{named}");
     }
 }
 
-const CHANGED: &str = "log filter replaced";
+const FILTER_REPLACED: &str = "log filter replaced";
 /// Logged at level `debug` for each request whose upstream is unreachable.
-const UNANSWERED: &str = "upstream request failed";
+const REQUEST_FAILED: &str = "upstream request failed";
 const UNREACHABLE: &str = "http://127.0.0.1:9";
 
 #[tokio::test]
@@ -147,27 +147,27 @@ async fn sighup_changes_the_log_filter_of_the_gate() {
     };
     send_request().await;
     settings("debug");
-    reload(CHANGED, 1).await;
-    assert_eq!(lines(UNANSWERED), 0);
+    reload(FILTER_REPLACED, 1).await;
+    assert_eq!(lines(REQUEST_FAILED), 0);
     assert_eq!(gate.wait_for_log("settings reloaded")["changed"], "log.filter");
     send_request().await;
-    gate.wait_for_log(UNANSWERED);
+    gate.wait_for_log(REQUEST_FAILED);
 
     settings("forebay_serve=loud");
     reload("settings not reloaded: previous settings kept", 1).await;
     send_request().await;
-    until("a second line", async || lines(UNANSWERED) == 2).await;
+    until("a second line", async || lines(REQUEST_FAILED) == 2).await;
 
     settings("error");
-    reload(CHANGED, 2).await;
+    reload(FILTER_REPLACED, 2).await;
     send_request().await;
     // The change from `error` to `info` is logged too.
     settings("info");
-    reload(CHANGED, 3).await;
+    reload(FILTER_REPLACED, 3).await;
     send_request().await;
     settings("warn");
-    reload(CHANGED, 4).await;
-    assert_eq!(lines(UNANSWERED), 2);
+    reload(FILTER_REPLACED, 4).await;
+    assert_eq!(lines(REQUEST_FAILED), 2);
 }
 
 #[tokio::test]
@@ -183,9 +183,9 @@ async fn sighup_changes_the_log_filter_in_text_format() {
     let address = listens.split("address=").nth(1).unwrap().split(' ').next().unwrap().parse().unwrap();
     settings("debug");
     kill_process(Pid::from_child(&gate), Signal::HUP).unwrap();
-    lines.find(|line| line.contains(CHANGED)).unwrap();
+    lines.find(|line| line.contains(FILTER_REPLACED)).unwrap();
     assert_eq!(HttpConnection::fetch(address, "GET", "/", &[], "").await.head.status, 502);
-    lines.find(|line| line.contains("DEBUG") && line.contains(UNANSWERED)).unwrap();
+    lines.find(|line| line.contains("DEBUG") && line.contains(REQUEST_FAILED)).unwrap();
     gate.kill().unwrap();
     gate.wait().unwrap();
 }
@@ -205,7 +205,7 @@ async fn sighup_changes_the_log_filter_of_serve() {
     send_invalid_request().await;
     settings("debug");
     serve.signal(Signal::HUP);
-    serve.wait_for_log(CHANGED);
+    serve.wait_for_log(FILTER_REPLACED);
     assert!(!serve.log().contains("\"DEBUG\""));
     send_invalid_request().await;
     serve.wait_for_log("connection failed");

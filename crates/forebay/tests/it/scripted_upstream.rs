@@ -1,4 +1,4 @@
-//! Upstream whose every byte the test sends.
+//! Upstream that sends nothing by itself: the test accepts each connection and writes all bytes.
 
 use std::net::{Ipv4Addr, SocketAddr};
 

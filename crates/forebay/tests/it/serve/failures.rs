@@ -1,5 +1,5 @@
-//! Snapshots that fail. Waiting requests get a 503 with Retry-After, other shapes are not affected,
-//! and the next snapshot succeeds.
+//! Snapshots that fail: waiting requests get a 503 with Retry-After, other shapes are not affected,
+//! and the next snapshot succeeds. Also a restart of Postgres while replication is paused.
 
 use std::time::Duration;
 
@@ -95,7 +95,7 @@ async fn a_backend_that_ends_during_a_snapshot_affects_no_other_table() {
     .await;
     proxy.resume();
     assert_unavailable(&waiting.response().await, "connection");
-    // A response that was being read breaks off, without its last chunk.
+    // The response that the client was reading ends without its last chunk.
     let rest = tokio::time::timeout(Duration::from_secs(60), reading.rest()).await.unwrap();
     assert!(!rest.ends_with(b"0\r\n\r\n"), "{} bytes", rest.len());
     other_table_is_served(&fixture, &serve, &mut bystander, 2).await;

@@ -73,7 +73,7 @@ async fn events_come_as_they_happen_and_never_twice() {
     let mut events = serve.events(&reader).await;
     let header = |name| events.head.header(name);
     assert_eq!((events.head.status, header("content-type")), (200, Some("text/event-stream")));
-    // A cache may share it for one second less than the stream lasts.
+    // A cache may share the response for one second less than the stream lasts.
     assert_eq!(header("cache-control"), Some("public, max-age=5"));
     assert_eq!(header("content-encoding"), None);
     assert_eq!(header("electric-handle"), Some(&*reader.handle));

@@ -15,7 +15,7 @@ fn shape(table: &str) -> [(&str, &str); 1] {
     [("table", table)]
 }
 
-/// Reads until `count` changes have come, and returns their summary.
+/// Reads until `count` changes have arrived, and returns their summary.
 async fn read_changes(serve: &ServeProcess, reader: &mut ShapeReader<'_>, count: usize) -> Vec<String> {
     summarize(&reader.live_changes(serve, count).await)
 }

@@ -150,7 +150,7 @@ async fn a_table_is_unpublished_after_its_last_shape_and_published_again_with_th
         assert_eq!(deleted.head.status, 202);
         until("the table is unpublished", async || published(&fixture) == "others").await;
         fixture.sql(&format!("UPDATE items SET note = 'unseen {round}' WHERE id = 1"));
-        // It is published again with its next shape, which gets changes.
+        // The table is published again with its next shape, which gets changes.
         let mut reader = serve.reader(&ITEMS_SHAPE).await;
         fixture.sql(&format!("UPDATE items SET note = 'seen {round}' WHERE id = 1"));
         assert_eq!(summarize(&reader.live_changes(&serve, 1).await), ["update 1"]);

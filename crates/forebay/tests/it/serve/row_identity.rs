@@ -1,4 +1,5 @@
-//! Rows that share a key, for a while or permanently. Clients end with the rows of the table.
+//! Rows that share a key, for a while or permanently. Clients still converge to the rows of the
+//! table.
 
 use super::support::{ServeFixture, column_values, summarize};
 
@@ -19,8 +20,7 @@ async fn keys_that_move_up_under_a_deferrable_primary_key_replace_the_shape() {
     assert_eq!(reader.live_changes(&serve, 6).await.iter().filter(|m| m.get("key").is_some()).count(), 6);
     fixture.sql("UPDATE pos SET note = 'x' WHERE id = 11; INSERT INTO pos VALUES (1, 'new'); DELETE FROM pos WHERE id = 13");
     assert_eq!(summarize(&reader.live_changes(&serve, 3).await), ["update 11", "insert 1", "delete 13"]);
-    // Postgres updates rows in the order in which they were written: one gets key 12 while another
-    // row has it.
+    // Between the two statements, two rows have key 12.
     fixture.sql(
         "UPDATE pos SET id = id + 1 WHERE id = 11; UPDATE pos SET id = id + 1 WHERE id = 12 AND note = 'b'",
     );

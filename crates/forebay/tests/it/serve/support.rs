@@ -15,8 +15,8 @@ use serde_json::Value;
 use crate::forebay_process::{ForebayProcess, forebay};
 use crate::wire::{DEADLINE, HttpConnection, HttpHead, HttpResponse, until};
 
-/// Fixtures on the shared Postgres at one time. It has ten replication slots, and each server opens
-/// several connections.
+/// Maximum number of concurrent fixtures on the shared Postgres, which has ten replication slots.
+/// Each server also opens several connections.
 const MAX_SHARED_FIXTURES: u32 = 6;
 
 /// Database, replication slot and storage directory of one test. Dropping it removes all three.
@@ -94,14 +94,15 @@ impl ServeFixture {
         self.serve_with(&[]).await
     }
 
-    /// The same with settings: variables such as `("FOREBAY_SERVE_LONG_POLL_MS", "300")`.
+    /// Starts a server with settings, and waits until it is active. Settings are variables such as
+    /// `("FOREBAY_SERVE_LONG_POLL_MS", "300")`.
     pub(crate) async fn serve_with(&self, settings: &[(&str, &str)]) -> ServeProcess {
         let serve = self.spawn(settings);
         serve.wait_for_health("active").await;
         serve
     }
 
-    /// The same with flags such as `--config`.
+    /// Starts a server with flags such as `--config`, and waits until it is active.
     pub(crate) async fn serve_with_args(&self, args: &[&str]) -> ServeProcess {
         let serve = self.run(args, &[]);
         serve.wait_for_health("active").await;
@@ -400,7 +401,7 @@ impl<'a> ShapeReader<'a> {
         }
     }
 
-    /// Sends long-polls until `count` changes have come, and returns all messages.
+    /// Sends long-polls until `count` changes have arrived, and returns all messages.
     pub(crate) async fn live_changes(&mut self, serve: &ServeProcess, count: usize) -> Vec<Value> {
         let mut messages = Vec::new();
         let started = Instant::now();

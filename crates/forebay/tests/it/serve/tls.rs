@@ -17,7 +17,7 @@ use crate::wire::{HttpConnection, until, within};
 const CREATE_ITEMS: &str =
     "CREATE TABLE items (id int PRIMARY KEY, note text); INSERT INTO items VALUES (1, 'one')";
 const STREAMS: usize = 200;
-/// Memory limit of a stream over TLS, in KiB. A plain one needs a tenth.
+/// Memory limit of a stream over TLS, in KiB. A stream without TLS needs a tenth.
 const MAX_STREAM_KIB: u64 = 64;
 
 /// Returns a connector that trusts only this certificate.
@@ -30,7 +30,7 @@ fn connector(pair: &CertificateFiles) -> TlsConnector {
     TlsConnector::from(Arc::new(builder.with_root_certificates(roots).with_no_client_auth()))
 }
 
-/// Sends a request, and reads until `mark` has come.
+/// Sends a request, and reads until the response contains `mark`.
 async fn get(
     serve: &ServeProcess,
     connector: &TlsConnector,

@@ -32,7 +32,7 @@ use super::oracle_client::{HandleTrace, format_rows};
 /// Maximum time until the server detects a change of a definition. The server guarantees 5 s; the
 /// rest is for a busy machine.
 pub(crate) const MAX_DETECTION_DELAY: Duration = Duration::from_secs(10);
-/// The same while the server, Postgres and connections fail.
+/// [`MAX_DETECTION_DELAY`] while the server, Postgres and connections fail.
 pub(crate) const MAX_DETECTION_DELAY_WITH_FAULTS: Duration = Duration::from_secs(30);
 /// How long a client may make no progress after the last commit.
 pub(crate) const SCHEMA_SETTLE_TIMEOUT: Duration = Duration::from_secs(25);
