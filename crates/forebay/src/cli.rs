@@ -42,7 +42,7 @@ pub enum Command {
     /// Runs a demo on this machine: a temporary Postgres with sample data that changes, the server
     /// and its dashboard
     #[cfg(target_os = "linux")]
-    // Linux only: only there, the kernel ends Postgres with this process, even after SIGKILL.
+    // Linux only: there, the kernel ends Postgres with this process, even after SIGKILL.
     Dev(DevArgs),
 }
 
@@ -379,8 +379,8 @@ Examples:
 
   forebay dev --database-url postgres://user@localhost/name
       Serves your own database. It creates a temporary slot and a publication there, and drops
-      both at the end. A table that a client requests is set to REPLICA IDENTITY FULL, which
-      replication needs. The database needs wal_level=logical.
+      both at the end. A table that a client requests is set to REPLICA IDENTITY FULL, and
+      stays so. The database needs wal_level=logical.
 
 All addresses are on this machine only. If a default port is in use, the next free one is taken. Variables of the \
 shell (FOREBAY_..., DATABASE_URL) are for `forebay serve`, and are ignored here.";

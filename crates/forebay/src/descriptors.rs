@@ -1,4 +1,4 @@
-//! Limit of open file descriptors. A stream through the gate takes two.
+//! Limit of open file descriptors. A stream takes one, through a gate two.
 
 use rustix::process::{Resource, getrlimit, setrlimit};
 

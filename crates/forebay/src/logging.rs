@@ -1,7 +1,7 @@
 //! Log output on standard error: text for people, JSON for machines.
 //!
-//! Invariant: an invalid filter never replaces a valid one. The log line about a new filter is
-//! written after the new filter is in force, if the old or the new filter lets it through.
+//! Invariant: an invalid filter never replaces a valid one. The line `log filter replaced` is
+//! written after the new filter is in force, if the old or the new filter accepts it.
 //! Enforced by: the filter is checked with the settings, and only [`set_filter`] replaces it.
 
 use std::io::{IsTerminal, stderr};

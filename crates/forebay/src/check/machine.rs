@@ -10,7 +10,7 @@ use crate::config::ServeConfig;
 use crate::run::{StartError, listen};
 
 const AREA: CheckArea = CheckArea::Machine;
-/// Descriptors of the log, of Redis, of replication and of libraries.
+/// Estimate of the descriptors for the log, Redis, replication and libraries.
 const OTHER_DESCRIPTORS: u64 = 64;
 
 pub(super) fn check(config: &ServeConfig) -> Vec<Finding> {

@@ -6,7 +6,7 @@ use super::finding::{CheckArea, Finding};
 
 const ROUND_TRIPS: usize = 7;
 /// Round trip time from which a warning is given. A new shape takes several round trips, and each
-/// change one way.
+/// change half of one.
 const SLOW_ROUND_TRIP_MS: f64 = 50.0;
 /// Clock difference from which a warning is given. Above it, the reported lag is mostly the
 /// difference of the clocks.

@@ -118,8 +118,8 @@ impl fmt::Display for EffectiveSettings {
     }
 }
 
-/// Returns the defaults: the values of the example file, unless a remark on the line overrides
-/// them.
+/// Returns the defaults: the values of the example file. A remark at the end of a line overrides
+/// its value: `# default: VALUE` or `# no default`.
 pub(super) fn defaults(example: &str, derived: DerivedDefaults) -> Table {
     let mut lines = String::new();
     for line in example.lines() {

@@ -29,8 +29,8 @@ impl ExplicitSettings {
     }
 }
 
-/// Hides the values: they may be secrets. Also, files that differ only in spelling have the same
-/// `Debug` output, which tests need.
+/// Hides the values: they may be secrets. Tests compare the `Debug` output of two configs, one with
+/// explicit defaults and one without; it must be the same.
 impl fmt::Debug for ExplicitSettings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("ExplicitSettings(…)")

@@ -57,7 +57,7 @@ pub(crate) struct GateSection {
     /// Routes whose requests take a permit, each `METHOD PATH [CLASS]`. The first match counts. For
     /// a path that servers interpret differently, the match whose class has the smallest share
     /// counts. A class is refused above its share in `class_percent`. Default none: every request
-    /// takes a permit, because a limit that is too wide is noticed sooner than a missing one.
+    /// takes a permit, because a missing limit would go unnoticed until an overload.
     pub(crate) stream_routes: Option<Vec<String>>,
     /// `Host` header for the upstream: `preserve` (the client's `Host`; the default, because
     /// applications build links and check origins with it) or `upstream`.

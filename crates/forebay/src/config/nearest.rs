@@ -1,7 +1,7 @@
 //! Suggestions for misspelt names.
 
-/// Returns the candidate that is most similar to `word`, if at most a third of its letters, plus
-/// one, differ.
+/// Returns the candidate that is most similar to `word`, if at most N letters differ. N is a third
+/// of the letters of `word`, plus one.
 pub(super) fn nearest<'a>(word: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     nearest_within(word.chars().count() / 3 + 1, word, candidates)
 }

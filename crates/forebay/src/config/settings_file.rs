@@ -91,7 +91,7 @@ pub(crate) struct AdmissionSection {
     /// other classes. A user or a route has a class. If both have one, the smaller share counts.
     /// Default `anonymous` 90 if an identity method is configured, else 100; all other classes 100.
     pub(crate) class_percent: Option<BTreeMap<String, u8>>,
-    /// Time that a request may wait for a permit before the 503. Default 0: it does not wait.
+    /// Time that a request may wait for a permit; then 503. Default 0: it does not wait.
     pub(crate) wait_ms: Option<u64>,
     /// Maximum number of waiting requests. Default 1,024. Further ones are refused at once.
     pub(crate) max_waiting: Option<u32>,
@@ -158,8 +158,8 @@ pub(crate) struct QuotaSection {
     /// Name of this instance, unique in the cluster and the same after a restart. Default: host
     /// name and address. With the same name, the permits of the previous process are free at once.
     pub(crate) member: Option<String>,
-    /// Behavior while Redis is unavailable: `closed` (no new streams), `share` (an equal part of
-    /// the limit for each instance; the default) or `open` (no limit).
+    /// Behavior while Redis is unavailable: `share` (an equal part of the limit for each instance;
+    /// the default), `closed` (no new streams) or `open` (no limit).
     pub(crate) policy: Option<String>,
     /// Interval of the heartbeats to Redis. Default 2,000.
     pub(crate) beat_ms: Option<u64>,

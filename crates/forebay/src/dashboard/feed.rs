@@ -109,7 +109,8 @@ async fn produce(state: Arc<FeedState>, report: Arc<dyn StatusReport>) {
         if state.topic.subscribers() == 0 {
             continue;
         }
-        // Off the runtime's threads: it walks through all shapes, and reads some of their files.
+        // On a blocking thread: `dashboard_status` visits all shapes, and reads some of their
+        // files.
         let reporter = Arc::clone(&report);
         let Ok(status) = spawn_blocking(move || reporter.dashboard_status()).await else { continue };
         let sample = sample_json(Duration::ZERO, &sample);

@@ -3,8 +3,8 @@
 //!
 //! Invariant: requests never wait for the collector. While it is unavailable, only a bounded buffer
 //! is used. A span ends exactly once, when the body of its response ends or is dropped. Of the
-//! client's data, a span contains only the method, if it is a standard one, and the trace that it
-//! belongs to: no path, query, header, user or address.
+//! client's data, a span contains only the ids of its trace and the method, if that is a standard
+//! one. It contains no path, query, header, user or address.
 //! Enforced by: ended spans go into a bounded queue that drops spans when it is full
 //! (`span_queue.rs`), and one task empties it (`export_worker.rs`). The span is a field of the
 //! response body, like the permit of admission (`traced_service.rs`). Routes are named by their

@@ -83,12 +83,12 @@ pub(super) struct SpanFactory {
 #[derive(Clone)]
 pub(crate) struct TracedService<S> {
     service: S,
-    spans: Option<Arc<SpanFactory>>,
+    span_factory: Option<Arc<SpanFactory>>,
 }
 
 impl<S> TracedService<S> {
-    pub(super) fn new(service: S, spans: Option<Arc<SpanFactory>>) -> TracedService<S> {
-        TracedService { service, spans }
+    pub(super) fn new(service: S, span_factory: Option<Arc<SpanFactory>>) -> TracedService<S> {
+        TracedService { service, span_factory }
     }
 }
 
@@ -105,9 +105,9 @@ where
     }
 
     fn call(&mut self, mut request: Request<Incoming>) -> Self::Future {
-        let span = self.spans.as_deref().and_then(|spans| {
+        let span = self.span_factory.as_deref().and_then(|factory| {
             let route = self.service.route(&request);
-            RequestSpan::begin(spans, route, &mut request)
+            RequestSpan::begin(factory, route, &mut request)
         });
         TracedResponseFuture { response: self.service.call(request), span }
     }
@@ -192,14 +192,14 @@ impl RequestSpan {
     /// Starts a span and writes its context into the headers of the request. Returns `None` if the
     /// trace is not sampled.
     fn begin(
-        spans: &SpanFactory,
+        factory: &SpanFactory,
         route: Option<Cow<'static, str>>,
         request: &mut Request<Incoming>,
     ) -> Option<Box<RequestSpan>> {
         let propagator = TraceContextPropagator::new();
         let parent = propagator.extract_with_context(&Context::new(), &IncomingHeaders(request.headers()));
         let (method, name) = method(request.method());
-        let mut attributes = vec![KeyValue::new(METHOD, method), KeyValue::new(SCHEME, spans.scheme)];
+        let mut attributes = vec![KeyValue::new(METHOD, method), KeyValue::new(SCHEME, factory.scheme)];
         attributes.extend(version(request.version()).map(|version| KeyValue::new(PROTOCOL_VERSION, version)));
         let name = match route {
             Some(route) => {
@@ -209,8 +209,9 @@ impl RequestSpan {
             }
             None => Cow::Borrowed(name),
         };
-        let builder = spans.tracer.span_builder(name).with_kind(SpanKind::Server).with_attributes(attributes);
-        let span = spans.tracer.build_with_context(builder, &parent);
+        let builder =
+            factory.tracer.span_builder(name).with_kind(SpanKind::Server).with_attributes(attributes);
+        let span = factory.tracer.build_with_context(builder, &parent);
         let own = Context::new().with_remote_span_context(span.span_context().clone());
         propagator.inject_context(&own, &mut OutgoingHeaders(request.headers_mut()));
         let is_recording = span.is_recording();

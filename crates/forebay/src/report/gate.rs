@@ -18,7 +18,8 @@ const REBUILDING: &str =
 
 /// Reads the state of a gate from its components.
 pub(crate) struct GateReport {
-    /// Time of the start, after the quota was joined. `readiness` relies on that order.
+    /// Time of the start, after the quota was joined. So a rebuild that began earlier has lasted
+    /// for longer than the time since the start, which `readiness` compares.
     pub(crate) started: Instant,
     pub(crate) address: SocketAddr,
     pub(crate) upstream_url: String,
@@ -30,19 +31,20 @@ pub(crate) struct GateReport {
 }
 
 impl StatusReport for GateReport {
-    /// Ready from the first time that it can admit streams until it drains.
+    /// A gate is ready from the first time that it can admit streams until it drains.
     ///
-    /// A gate is not ready while the quota has been rebuilding since the gate's start: it would
-    /// refuse every stream for up to one TTL, while other gates may admit streams. A later loss of
-    /// the store affects all gates alike, so readiness doesn't change then. A gate in a later
-    /// rebuild continues its open streams and plain requests, and refuses new streams with the time
-    /// to retry. Without its store, a gate admits streams by the configured policy, which may be
-    /// `closed`.
+    /// It is not ready during a rebuild of the quota that began before its start. It would refuse
+    /// every stream for up to one TTL, while other gates may admit streams.
+    ///
+    /// A later loss of the store affects all gates alike, so readiness doesn't change then. In a
+    /// later rebuild, open streams and plain requests continue, and new streams are refused with
+    /// the time to retry. While the store is unavailable, the gate admits streams by the configured
+    /// policy, which may be `closed`.
     fn readiness(&self) -> Readiness {
         if self.proxy.drain().is_draining() {
             return Readiness::NotReady("draining");
         }
-        let up_ms = self.started.elapsed().as_millis(); // read first: never newer than the status
+        let up_ms = self.started.elapsed().as_millis(); // read before the quota's status, see `started`
         let quota = self.quota.status();
         match quota.mode {
             QuotaMode::Rebuilding if u128::from(quota.mode_since_ms) >= up_ms => {

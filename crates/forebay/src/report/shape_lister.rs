@@ -60,8 +60,9 @@ pub(crate) struct ListedShape {
 /// Progress of counting one shape's rows.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 struct ShapeRowCount {
+    /// Number of bytes of the snapshot that are counted.
     snapshot: u64,
-    /// Offset up to which all changes are counted.
+    /// Offset up to which all changes of the log are counted.
     after: Offset,
     /// Rest of the page after that offset, and the position where the page began.
     page: Option<(LogPage, u64)>,
@@ -85,11 +86,11 @@ impl ShapeLister {
                 first.pop();
             }
         }
-        let mut before = self.row_counts.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut after = HashMap::with_capacity(MAX_LISTED_SHAPES);
+        let mut row_counts = self.row_counts.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut listed_counts = HashMap::with_capacity(MAX_LISTED_SHAPES);
         for std::cmp::Reverse((streams, bytes, index)) in first.into_sorted_vec() {
             let shape = &all[index];
-            let mut counted = before.remove(shape.handle()).unwrap_or_default();
+            let mut counted = row_counts.remove(shape.handle()).unwrap_or_default();
             let is_complete = counted.advance(shape, &mut budget).unwrap_or_else(|_| {
                 // The log was compacted or removed meanwhile. Counting restarts.
                 counted = ShapeRowCount::default();
@@ -97,10 +98,11 @@ impl ShapeLister {
             });
             let is_countable = is_complete && shape.definition().choice.log == LogMode::Full;
             let rows = is_countable.then(|| counted.inserted.saturating_sub(counted.deleted));
-            after.insert(shape.handle().to_owned(), counted);
+            listed_counts.insert(shape.handle().to_owned(), counted);
             summary.top.push(ListedShape::of(shape, streams, bytes, rows));
         }
-        *before = after;
+        // Shapes that are no longer listed are forgotten.
+        *row_counts = listed_counts;
         summary
     }
 }

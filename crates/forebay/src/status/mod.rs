@@ -1,7 +1,6 @@
 //! `forebay status`: prints the state of a running instance.
 //!
-//! Invariant: for any response, the output is lines of plain text without control characters of the
-//! instance.
+//! Invariant: whatever the instance sends, the text output contains none of its control characters.
 //! Enforced by: `renderer.rs` is pure, skips missing fields, and escapes text with
 //! `terminal::escape_controls`.
 
@@ -19,7 +18,7 @@ use crate::config::SecretText;
 use crate::signals::Signals;
 use crate::terminal::{Paint, Tone, escape_controls};
 
-/// Maximum size of a status response. A status of 100,000 shapes is far smaller.
+/// Maximum size of a status response. The list of shapes is bounded, so a status is far smaller.
 const MAX_STATUS_BYTES: usize = 64 << 20;
 /// Interval between two updates on a terminal.
 const REFRESH_INTERVAL: Duration = Duration::from_secs(1);

@@ -65,7 +65,7 @@ struct TailSession {
     output: TailOutput,
     /// Delay before the next retry.
     retry_delay: Duration,
-    /// Whether the last request failed.
+    /// Whether requests have failed since the last reply.
     lost: bool,
 }
 
@@ -132,11 +132,11 @@ fn retry_or_fail(error: ClientError) -> Result<Result<(), RetryReason>, TailErro
     }
 }
 
-/// Waits until the reader of our output is gone. Only this detects it while there is nothing to
-/// print. Never returns if standard output isn't a pipe.
+/// Waits until the program that reads our output closes the pipe. A write would notice that, too,
+/// but only at the next change. Never returns if standard output isn't a pipe.
 async fn output_closed() {
-    // Unchecked, because the pipe stays in blocking mode, in which rows are written. It is only
-    // watched here.
+    // Unchecked, because the pipe stays in blocking mode: rows are written with blocking writes.
+    // Here the pipe is only polled for errors.
     let watched = io::stdout().as_fd().try_clone_to_owned().and_then(Sender::from_owned_fd_unchecked);
     match watched {
         Ok(pipe) if !io::stdout().is_terminal() && pipe.ready(Interest::ERROR).await.is_ok() => {}
