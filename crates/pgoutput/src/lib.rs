@@ -136,7 +136,8 @@
 //! # Decisions
 //! - Type and message names follow the PostgreSQL manual, chapters "Logical Replication Message
 //!   Formats" and "Streaming Replication Protocol".
-//! - DecodeFault texts consist of static text and numbers. An error therefore never contains row data.
+//! - Texts of [`DecodeFault`] consist of static text and numbers, so an error never contains row
+//!   data.
 //! - [`PgOutputDecoder`] keeps one bit of state: whether a stream segment is open. The caller keeps
 //!   all other state, such as relations and positions.
 //! - After a malformed message the caller must close the connection. The meaning of an unreadable

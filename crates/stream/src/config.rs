@@ -17,8 +17,9 @@ pub struct HttpServerConfig {
     /// Maximum time without a byte while the service waits for the request's body. Then the
     /// connection is closed, or over HTTP/2 the request is reset. Default 30 s.
     pub body_read_timeout: Duration,
-    /// Maximum open connections, streams included; further ones get a 503. Each uses a file
-    /// descriptor. Default 16,384: admission's default of 10,000 streams, and room for others.
+    /// Maximum open connections, streams included. Further ones get a 503, or with a handshake such
+    /// as TLS are closed without a response. Each connection uses a file descriptor. Default
+    /// 16,384: admission's default of 10,000 streams, and room for others.
     pub max_connections: usize,
     /// Maximum idle time of a kept-alive connection. Default 60 s, longer than usual proxies wait.
     /// Over HTTP/2 it also bounds the last 16 KiB of a response.

@@ -73,8 +73,8 @@ pub(crate) struct GateSection {
     /// Timeout for connecting to the upstream. Default 5,000: longer than the retransmission of one
     /// lost packet.
     pub(crate) connect_timeout_ms: Option<u64>,
-    /// Time from the end of a request to the head of its response. Default 60,000: language models
-    /// may take long before the first byte.
+    /// Time from the last progress of a request to the head of its response. Default 60,000:
+    /// language models may take long before the first byte.
     pub(crate) response_timeout_ms: Option<u64>,
     /// Time without data from a client whose request body is incomplete. Default 30,000; then 408.
     pub(crate) request_idle_timeout_ms: Option<u64>,
