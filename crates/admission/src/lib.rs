@@ -7,13 +7,13 @@
 //! ```
 //! # #[tokio::main(flavor = "current_thread")]
 //! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! use forebay_admission::{Admission, AdmissionLayer, ApiKeys, Identify};
+//! use forebay_admission::{Admission, AdmissionLayer, ApiKeys, Identifier};
 //! use forebay_quota::Quota;
 //! use http::{Request, Response};
 //! use tower::{Layer, ServiceExt, service_fn};
 //!
 //! let admission = Admission::builder().total(10_000).per_user(1).build(Quota::local());
-//! let identify = Identify::new().api_keys(ApiKeys::new().key("s3cr3t", "ada"));
+//! let identify = Identifier::new().api_keys(ApiKeys::new().key("s3cr3t", "ada"));
 //! async fn hello(_: Request<String>) -> Result<Response<String>, std::io::Error> {
 //!     Ok(Response::new(String::from("data: hello\n\n")))
 //! }

@@ -6,7 +6,7 @@
 //! permit. Without configured routes, every request takes one.
 //!
 //! ```
-//! use forebay_admission::{Admission, Identify};
+//! use forebay_admission::{Admission, Identifier};
 //! use forebay_gate::{Config, ReverseProxy, UpstreamConfig};
 //! use forebay_quota::Quota;
 //! use forebay_stream::{HttpServer, HttpServerConfig};
@@ -14,7 +14,7 @@
 //! async fn serve(listener: tokio::net::TcpListener) -> Result<(), Box<dyn std::error::Error>> {
 //!     let mut config = Config::new(UpstreamConfig::new("127.0.0.1:8000".parse()?));
 //!     config.stream_routes = vec![("POST /api/v1/stream".parse()?, 100)];
-//!     let proxy = ReverseProxy::new(config, Identify::new());
+//!     let proxy = ReverseProxy::new(config, Identifier::new());
 //!     let admission = Admission::builder().total(1_000).build(Quota::local());
 //!     let service = proxy.service(admission);
 //!     let server = HttpServer::new(listener, service, HttpServerConfig::default());

@@ -8,7 +8,7 @@
 //! use std::sync::{Arc, RwLock};
 //!
 //! use axum::Router;
-//! use forebay_admission::{Admission, Identify};
+//! use forebay_admission::{Admission, Identifier};
 //! use forebay_quota::Quota;
 //! use forebay_replication::{ManagerConfig, reservoir::PostgresConnect};
 //! use forebay_serve::{Config, ShapeBackend, protocol::Access};
@@ -21,7 +21,7 @@
 //! backend.manager().ready().await?;
 //! let admission = Admission::builder().total(10_000).build(Quota::local()); // live requests
 //! let access = Arc::new(RwLock::new(Access::default())); // no secret, no tokens
-//! let service = backend.service(admission, Identify::new(), access);
+//! let service = backend.service(admission, Identifier::new(), access);
 //! let app = Router::<()>::new().route_service("/v1/shape", service);
 //! # drop(app);
 //! backend.shutdown().await; // after the HTTP server has ended

@@ -46,14 +46,14 @@ pub struct PeerAddr(pub SocketAddr);
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// use forebay_admission::{ApiKeys, ForwardedBy, Identify, Jwt};
+/// use forebay_admission::{ApiKeys, ForwardedHeader, Identifier, Jwt};
 ///
-/// let identify = Identify::new()
+/// let identify = Identifier::new()
 ///     .jwt(Jwt::secret(b"a secret of thirty-two bytes, or more")?)
 ///     .api_keys(ApiKeys::new().key("s3cr3t", "ada"))
 ///     .trusted_proxies(["10.0.0.0/8".parse()?])
 ///     .trusted_header() // X-User-ID, from these proxies only
-///     .address(ForwardedBy::XForwardedFor); // for all other clients
+///     .address(ForwardedHeader::XForwardedFor); // for all other clients
 /// # drop(identify);
 /// # Ok(())
 /// # }
