@@ -38,8 +38,9 @@
 //! stream is open, or after half of the drain timeout. Requests that are open after the other half
 //! are cut. Last, the quota is returned.
 //!
-//! Shutdown of a shape server: new streams are refused and open ones end. Received changes are made
-//! durable and acknowledged, the quota is returned, and the store is closed.
+//! Shutdown of a shape server: new streams are refused. Received changes are made durable and
+//! acknowledged. Open streams end at their own timeout or at the drain timeout. Last, the quota is
+//! returned and the store is closed.
 //!
 //! # Invariants and their tests
 //!

@@ -27,7 +27,7 @@
 //! | when a byte may be forwarded | `proxy/lane.rs` |
 //! | throwaway servers | the crate `forebay-sandbox` |
 //! | timeouts and polling in tests | `waiting.rs` |
-//! | reproducible random numbers | `rng.rs` |
+//! | reproducible random numbers | `test_rng.rs` |
 //! | READMEs whose code is compiled and run | `readme.rs` |
 
 mod markdown;

@@ -161,9 +161,10 @@ impl ShapeServer {
     /// Serves until a signal, then shuts down. Returns the name of a second signal, which ends it
     /// at once.
     ///
-    /// New streams are refused and open ones end. Their clients continue at their offset, at
-    /// another instance or at this one after its restart. Then received changes are made durable
-    /// and acknowledged, the quota is returned, and the store is closed.
+    /// New streams are refused. Received changes are made durable and acknowledged. From then on,
+    /// open streams get no changes; they end at their own timeout or are aborted at the drain
+    /// timeout. Their clients continue at their offset, at another instance or at this one after
+    /// its restart. Last, the quota is returned, and the store is closed.
     pub async fn run(self, mut signals: Signals) -> Option<&'static str> {
         let ShapeServer {
             server,
