@@ -52,7 +52,7 @@ pub(crate) fn add_security_headers(headers: &mut HeaderMap) {
     headers.insert(resource_policy, HeaderValue::from_static("same-origin"));
 }
 
-/// Returns the hash of a text as a policy source.
+/// Returns the hash of a text as a source of a content security policy.
 fn hash(text: &str) -> String {
     format!("'sha256-{}'", STANDARD.encode(digest(&SHA256, text.as_bytes())))
 }

@@ -9,7 +9,7 @@
 //! |---|---|
 //! | `forebay serve` | serves shapes of one database |
 //! | `forebay gate` | proxies requests to one upstream, with a permit for each stream |
-//! | `forebay dev` | `forebay serve` with a throwaway Postgres; Linux only |
+//! | `forebay dev` | `forebay serve` with a temporary Postgres; Linux only |
 //! | `forebay check` | verifies database, Redis, storage and machine before a start |
 //! | `forebay config` | prints the effective settings and their origins |
 //! | `forebay status` | prints the state of a running instance |
@@ -35,8 +35,8 @@
 //! ```
 //!
 //! Shutdown of a gate: new streams are refused, and open ones continue. The listener closes when no
-//! stream is open, or after half of the drain timeout. Requests that are open after the other half
-//! are cut. Last, the quota is returned.
+//! stream is open, or after half of the drain timeout. From then on, open requests may continue for
+//! the other half, and are then cut. Last, the quota is returned.
 //!
 //! Shutdown of a shape server: new streams are refused. Received changes are made durable and
 //! acknowledged. Open streams end at their own timeout or at the drain timeout. Last, the quota is
@@ -51,7 +51,7 @@
 //! - The probes need no secret; every other admin endpoint does, if one is set.
 //!   `with_an_admin_secret_only_probes_need_no_credentials`,
 //!   `the_secret_is_accepted_as_a_password_or_alone_and_nothing_else_is`
-//! - On a loopback address, requests for the name of another host are refused.
+//! - On a loopback address, a request whose `Host` header names another host is refused.
 //!   `the_admin_address_refuses_foreign_host_headers`
 //! - Admin endpoints change nothing: only GET and HEAD are allowed.
 //!   `unknown_admin_paths_and_methods_are_refused`
@@ -71,7 +71,8 @@
 //! - The status shows no literal of a where clause.
 //!   `a_listed_clause_has_no_literals`
 //! - `check` changes nothing in the database or in Redis; `config` and `status` change nothing at
-//!   all. `tail` is a client: if the shape is new, the server creates it and publishes its table.
+//!   all. `tail` is a client: if the shape is new, the server creates it and adds its table to the
+//!   publication.
 //!   `check_passes_on_a_suitable_server_and_changes_nothing`
 //! - Text from rows and servers can't control the terminal.
 //!   `control_characters_are_escaped`, `control_characters_of_a_row_are_escaped`
@@ -104,7 +105,7 @@
 //! | flags and help texts | `cli.rs` |
 //! | settings: file, environment, flags | `config/` |
 //! | start and shutdown order | `run/gate.rs`, `run/serve.rs` |
-//! | listeners, quota, metrics upkeep: for both servers | `run/mod.rs` |
+//! | for both servers: listeners, quota, upkeep of metrics and heap | `run/mod.rs` |
 //! | readiness, `/v1/status`, dashboard samples, gauges | `report/` |
 //! | routes of the admin address; its secret | `admin.rs`, `secret_guard.rs` |
 //! | the dashboard and its events | `dashboard/` |
@@ -120,8 +121,9 @@
 //! | HTTP client of `status`, `tail` and telemetry | `client/` |
 //! | where `tail` continues after a reply | `tail/reader.rs` |
 //! | text of `forebay status` | `status/renderer.rs` |
-//! | colours and escaping | `terminal.rs`; numbers, `numbers.rs` |
-//! | throwaway database and its sample | `dev/` |
+//! | colours and escaping | `terminal.rs` |
+//! | format of numbers, sizes and durations | `numbers.rs` |
+//! | temporary database and its sample data | `dev/` |
 //! | comparison of docs and code | `documented.rs`, `config/reference.rs` |
 
 pub mod admin;

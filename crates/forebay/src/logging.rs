@@ -13,7 +13,7 @@ use tracing_subscriber::registry::LookupSpan;
 use tracing_subscriber::util::{SubscriberInitExt as _, TryInitError};
 use tracing_subscriber::{EnvFilter, Registry, fmt, reload};
 
-/// The log of this process. It is global, as tracing's default subscriber is.
+/// Handle of the process's log. It is global, because tracing's default subscriber is, too.
 static LOG: OnceLock<LogHandle> = OnceLock::new();
 
 #[derive(Debug)]
@@ -25,10 +25,10 @@ struct LogHandle {
 /// Format of log lines.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum LogFormat {
-    /// One line each, coloured on a terminal.
+    /// One line for each event, coloured on a terminal.
     #[default]
     Text,
-    /// One JSON object each.
+    /// One JSON object on one line for each event.
     Json,
 }
 
@@ -53,7 +53,7 @@ pub fn init(config: &LogConfig) -> Result<(), TryInitError> {
     Ok(())
 }
 
-/// Replaces the filter. Does nothing in a process without a log.
+/// Replaces the filter. Before [`init`], only checks the new one.
 ///
 /// # Errors
 /// Fails if the filter is invalid; the old one stays in force.
@@ -64,9 +64,9 @@ pub fn set_filter(filter: &str) -> Result<(), String> {
     log.filter.reload(filter).map_err(|error| error.to_string())?;
     let report = || info!("log filter replaced");
     if was_enabled && !tracing::enabled!(Level::INFO) {
-        // Only the old filter lets the line through, so it is written past the new one.
+        // Only the old filter accepts the line, so a subscriber without a filter writes it.
         tracing::subscriber::with_default(Registry::default().with(lines(log.format)), report);
-        // The unfiltered subscriber enabled every call site.
+        // That subscriber enabled every call site. The cache is rebuilt for the new filter.
         tracing::callsite::rebuild_interest_cache();
     } else {
         report();
@@ -86,7 +86,7 @@ where
     }
 }
 
-/// Fails if a filter is invalid.
+/// Fails if the filter is invalid. Changes nothing.
 pub(crate) fn check_filter(filter: &str) -> Result<(), String> {
     EnvFilter::builder().parse(filter).map(drop).map_err(|error| error.to_string())
 }

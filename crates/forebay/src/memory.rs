@@ -13,7 +13,8 @@
 pub(crate) struct TrimPolicy {
     peak: u64,
     last: u64,
-    /// The heap was trimmed while the number fell, so more may have been freed since.
+    /// Whether the last trim was made while connections were closing. More memory may have been
+    /// freed since.
     trimmed_while_falling: bool,
 }
 

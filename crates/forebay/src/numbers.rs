@@ -1,6 +1,6 @@
-//! Formats of numbers, sizes and durations for people.
+//! Formats numbers, sizes and durations for people.
 
-/// Returns a number with separators: `1234567` as `1,234,567`.
+/// Returns a number with a comma between groups of three digits: `1234567` as `1,234,567`.
 pub(crate) fn grouped(number: u64) -> String {
     let digits = number.to_string();
     let mut out = String::new();

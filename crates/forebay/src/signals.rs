@@ -5,14 +5,14 @@ use std::io;
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-/// Receives these signals, from its creation on.
+/// Receiver of these signals. It receives them from its creation on.
 #[derive(Debug)]
 pub struct Signals {
     terminate: Signal,
     interrupt: Signal,
     hangup: Signal,
     hangup_ends: bool,
-    /// A received signal that `next` returns again.
+    /// Signal that the next call of `next` returns, see `requeue`.
     queued: Option<&'static str>,
 }
 
@@ -31,7 +31,7 @@ impl Signals {
         })
     }
 
-    /// Makes `next` return a signal again that its receiver couldn't act on.
+    /// Makes `next` return this signal once more, because the caller couldn't act on it.
     pub(crate) fn requeue(&mut self, signal: &'static str) {
         self.queued = Some(signal);
     }
@@ -46,7 +46,7 @@ impl Signals {
         self.next_with_reload(async || {}).await
     }
 
-    /// Like [`next`](Self::next). Each SIGHUP before it runs `reload`, one after the other.
+    /// Like [`next`](Self::next). While it waits, each SIGHUP runs `reload`, one after the other.
     pub async fn next_with_reload(&mut self, mut reload: impl AsyncFnMut()) -> &'static str {
         if let Some(queued) = self.queued.take() {
             return queued;

@@ -81,7 +81,7 @@ async fn check_direct(
     findings
 }
 
-/// Evaluates the first row of a query, with the row about the server.
+/// Function that evaluates the first row of a query. The second row is the one about the server.
 type RowEvaluator = fn(Option<&CatalogRow>, &CatalogRow, &DatabaseRequirements<'_>) -> Vec<Finding>;
 
 /// Measures the round trips and the clock of the server.

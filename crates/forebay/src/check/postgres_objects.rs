@@ -1,4 +1,4 @@
-//! Evaluation of tables, the slot and the publication. Pure, with the queries.
+//! Queries for tables, the slot and the publication, and the evaluation of their rows. Pure.
 
 use forebay_replication::ReplicationError;
 

@@ -124,8 +124,8 @@ fn replication_right(about: &CatalogRow) -> Finding {
     Finding::fail(AREA, "replication_right", format!("{user} may not replicate"), advice)
 }
 
-/// Checks that one of a limited number is free. A warning only, because a running instance may use
-/// one of them.
+/// Checks that a replication slot or a WAL sender is free. If not, the finding is only a warning,
+/// because a running instance of Forebay may use one.
 fn free_of_limit(
     about: &CatalogRow,
     check: &'static str,

@@ -2,8 +2,9 @@
 //!
 //! Invariant: no request waits forever for a dead peer. No response takes more memory than the
 //! caller allows. No error contains a query or a secret.
-//! Enforced by: TCP keep-alive and user timeout on every connection; a bound in
+//! Enforced by: TCP keep-alive on every connection, and on Linux a user timeout; a bound in
 //! [`HttpClient::body`]; errors name only the address.
+//! Out of scope: a peer whose process hangs. A caller that needs a timeout sets one.
 
 mod endpoint;
 
@@ -27,7 +28,7 @@ use tokio_rustls::TlsConnector;
 
 pub use self::endpoint::{Endpoint, EndpointError};
 
-/// Time limit of connecting, with the TLS handshake.
+/// Timeout for connecting, including the TLS handshake.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Time without traffic before TCP keep-alive probes start, and between probes.
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(15);

@@ -129,8 +129,8 @@ fn check_all(file: &ServeFile, reader: &ValueReader) -> Result<ServeConfig, Valu
     http.drain_timeout = seconds("serve.drain_timeout_ms", serve.drain_timeout_ms, 25)?;
     let mut admission =
         AdmissionConfig::check(&file.admission, PER_USER, !identity.methods.is_empty(), reader)?;
-    // A gate before this server may count in the same store. With another name, a stream is not
-    // counted twice.
+    // A gate in front of this server may use the same Redis. The separate name prevents that a
+    // stream counts twice, once for the gate and once for this server.
     admission.builder = admission.builder.name("shapes");
     let defaults = ShapeConfig::default();
     Ok(ServeConfig {

@@ -17,7 +17,8 @@ use super::setting_origin::SettingOrigin;
 use super::settings_file::SettingsFile;
 
 const PREFIX: &str = "FOREBAY_";
-/// Maximum number of wrong letters in a typo. The variables of two commands differ by more.
+/// Maximum number of wrong letters in a typo. The variables of two commands differ by more, so a
+/// variable of another command is not reported as a typo.
 const MAX_TYPO_LETTERS: usize = 2;
 
 /// The merged settings of a command with the config file `F`.

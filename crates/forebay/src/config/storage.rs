@@ -35,8 +35,8 @@ pub(super) fn check_storage(
         None | Some(0) => None,
         given => Some(bytes("storage.max_bytes", given, 0, MI..=PI)?),
     };
-    // Limits in memory are bounded by the memory of common machines. The WAL is replayed at the
-    // next start, so its size is bounded, too.
+    // Data in memory is bounded by the memory of common machines. The WAL is bounded, because the
+    // next start replays it.
     store.unwritten_bytes =
         bytes("storage.unwritten_bytes", section.unwritten_bytes, store.unwritten_bytes, 64 * KI..=16 * GI)?;
     store.wal_bytes = bytes("storage.wal_bytes", section.wal_bytes, store.wal_bytes, MI..=64 * GI)?;

@@ -92,7 +92,7 @@ impl FeedState {
     }
 }
 
-/// Adds a sample each second, and publishes an event if a page is open.
+/// Adds a sample each second, and sends an event to all pages if one is open.
 async fn produce(state: Arc<FeedState>, report: Arc<dyn StatusReport>) {
     let mut ticks = interval(TICK);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);

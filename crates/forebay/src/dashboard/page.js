@@ -266,7 +266,7 @@ function listen() {
 }
 setInterval(() => {
   if (lastEvent && performance.now() - lastEvent > SILENCE_MS) lost();
-  // A browser stops reconnecting after some responses; this page doesn't.
+  // After some responses, such as a 503, the browser stops reconnecting. Then the page reconnects.
   if (source.readyState === EventSource.CLOSED) { source.close(); listen(); }
 }, 2_000);
 listen();

@@ -12,7 +12,7 @@ const CLIENT_PORT: u16 = 3000;
 const ADMIN_PORT: u16 = 3001;
 /// Number of ports that are tried.
 const PORT_ATTEMPTS: u16 = 50;
-/// Maximum number of streams: enough for a demo if a process may open a thousand files.
+/// Maximum number of streams. Enough for a demo, and within the common limit of 1,024 open files.
 const MAX_STREAMS: u32 = 500;
 const DEFAULT_FILTER: &str = "warn";
 
@@ -79,8 +79,8 @@ pub fn check(args: &DevArgs) -> Result<(), ConfigError> {
     config::load_serve(args, environment).map(drop)
 }
 
-/// Returns the flags and variables of the server. `url` is the temporary database; `None` if the
-/// user has their own.
+/// Returns the flags and variables of the server. `url` is the URL of the temporary database, or
+/// `None` if the flags name a database.
 pub(super) fn serve_args(
     args: &DevArgs,
     addresses: &DevAddresses,
@@ -120,8 +120,8 @@ mod tests {
     #[test]
     fn a_port_in_use_is_skipped_and_reported() {
         let args = DevArgs::default();
-        // If another program holds a port, it may release it at any time, so that port is not
-        // asserted on.
+        // Another program that holds a port may release it at any time, so the test asserts nothing
+        // about that port.
         let bind = |port: u16| Some((TcpListener::bind((Ipv4Addr::LOCALHOST, port)).ok()?, port));
         let held: Vec<_> = [CLIENT_PORT, ADMIN_PORT].into_iter().filter_map(bind).collect();
         let addresses = DevAddresses::find(&args);

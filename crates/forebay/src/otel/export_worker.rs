@@ -1,9 +1,10 @@
 //! Export worker: the task that sends spans in batches and metrics at an interval.
 //!
-//! Invariant: at most one batch is in flight and one is collected. A batch stays in flight until
-//! the collector accepts or refuses it, or the process ends. Meanwhile, further spans wait in the
-//! bounded queue.
-//! Enforced by: `in_flight` keeps the encoded batch until a reply or the end.
+//! Invariant: at most one batch is in flight, and one is being collected. A batch stays in flight
+//! until the collector accepts or refuses it, or the process ends. Meanwhile, further spans wait in
+//! the bounded queue.
+//! Enforced by: after a temporary failure, the encoded batch goes back to `in_flight`. It is sent
+//! again before any other batch.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};

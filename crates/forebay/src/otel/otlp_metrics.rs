@@ -3,8 +3,8 @@
 //! Invariant: the exported metrics are those of `/metrics`, with the same names. Counters are
 //! monotonic sums and histograms have their buckets, both cumulative since the start. Gauges are
 //! unchanged.
-//! Enforced by: both use the same rendering. Every histogram has buckets (`metrics.rs`), so there
-//! are no summaries.
+//! Enforced by: both come from the same Prometheus text. Every histogram has buckets
+//! (`metrics.rs`), so there are no summaries.
 //! Out of scope: sockets and clocks; this file is pure.
 
 use opentelemetry_proto::tonic::common::v1::{AnyValue, KeyValue, any_value};

@@ -11,7 +11,8 @@ use tokio::sync::mpsc::{self, Receiver, Sender};
 
 use crate::metrics;
 
-/// Capacity: four batches. That is one second of 2,000 requests, at about half a KiB for each span.
+/// Capacity: four batches, which is one second at 2,000 requests per second. A span takes about
+/// half a KiB.
 const QUEUE_CAPACITY: usize = 2048;
 
 /// Sender of the queue.

@@ -18,8 +18,8 @@ const REBUILDING: &str =
 
 /// Reads the state of a gate from its components.
 pub(crate) struct GateReport {
-    /// Time of the start, after the quota was joined. So a rebuild that began earlier has lasted
-    /// for longer than the time since the start, which `readiness` compares.
+    /// Start time, taken after the gate has joined the quota. `readiness` relies on it: a rebuild
+    /// that began before the start has lasted for at least `started.elapsed()`.
     pub(crate) started: Instant,
     pub(crate) address: SocketAddr,
     pub(crate) upstream_url: String,

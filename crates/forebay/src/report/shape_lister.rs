@@ -64,7 +64,7 @@ struct ShapeRowCount {
     snapshot: u64,
     /// Offset up to which all changes of the log are counted.
     after: Offset,
-    /// Rest of the page after that offset, and the position where the page began.
+    /// Uncounted rest of the log page after that offset, and the position at which the page began.
     page: Option<(LogPage, u64)>,
     inserted: u64,
     deleted: u64,

@@ -1,5 +1,5 @@
-//! Start and shutdown of the servers `forebay gate` and `forebay serve`, and what both share:
-//! listeners, the quota, upkeep.
+//! Start and shutdown of the servers `forebay gate` and `forebay serve`, and the parts that both
+//! use: listeners, the quota, upkeep of metrics and heap.
 
 mod gate;
 mod serve;

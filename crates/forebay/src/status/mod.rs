@@ -1,6 +1,6 @@
 //! `forebay status`: prints the state of a running instance.
 //!
-//! Invariant: whatever the instance sends, the text output contains none of its control characters.
+//! Invariant: no control character of the response reaches the text output.
 //! Enforced by: `renderer.rs` is pure, skips missing fields, and escapes text with
 //! `terminal::escape_controls`.
 
@@ -60,7 +60,7 @@ pub enum StatusError {
 /// Prints the state of the instance at an admin address.
 ///
 /// # Errors
-/// Fails if the first request fails. A later failure is shown above the last status.
+/// Fails if the first request fails. A later failure is shown below the last status.
 pub async fn status(
     endpoint: Endpoint,
     secret: Option<SecretText>,
@@ -123,14 +123,14 @@ const CLEAR_SCREEN: &str = "\x1b[2J\x1b[?7l";
 /// Enables line wrap again.
 const RESTORE_SCREEN: &str = "\x1b[?7h\n";
 
-/// Returns the text as terminal output that overwrites the last status line by line and clears the
-/// rest. So it neither flickers nor scrolls.
+/// Returns terminal output that overwrites the last status line by line, and clears the rest of the
+/// screen. So the screen neither flickers nor scrolls. Lines beyond `height` are left out.
 fn overdraw(text: &str, height: usize) -> String {
     let lines: Vec<&str> = text.lines().take(height).collect();
     format!("\x1b[H{}\x1b[K\x1b[J", lines.join("\x1b[K\r\n"))
 }
 
-/// Returns the number of lines of the terminal.
+/// Returns the number of lines of the terminal; `usize::MAX` if it is unknown.
 fn height() -> usize {
     match rustix::termios::tcgetwinsize(io::stdout()) {
         Ok(size) if size.ws_row > 0 => usize::from(size.ws_row),

@@ -1,5 +1,7 @@
 //! Integration tests of the program `forebay`: each test starts it as a process, with real
 //! Postgres, Redis, Chromium and published clients.
+//!
+//! "The published client" is Electric's npm package `@electric-sql/client`.
 
 #![allow(clippy::unwrap_used, reason = "in tests and their helpers, unwrap is an assertion")]
 

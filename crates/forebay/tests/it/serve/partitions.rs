@@ -26,8 +26,8 @@ async fn a_root_and_its_partitions_are_served_at_the_same_time() {
         let fixture =
             ServeFixture::on_postgres(forebay_sandbox::Postgres::shared_version(version), CREATE_PARTITIONED);
         let serve = fixture.serve_with(&SHORT_LONG_POLL).await;
-        // The root first: from then on, Postgres sends all changes under the name of the root,
-        // until a partition is requested.
+        // The root is requested first. From then on, Postgres sends all changes under the name of
+        // the root, until a partition is requested.
         let tables = ["m", "m_1", "m_2", "m_2_rest"];
         let mut root = serve.reader(&shape("m")).await;
         let mut first = serve.reader(&shape("m_1")).await;
@@ -108,14 +108,14 @@ async fn a_shape_created_between_attach_and_detach_is_replaced() {
     let fixture = ServeFixture::new(CREATE_PARTITIONED);
     fixture.sql("CREATE TABLE extra (id int, at int, note text, PRIMARY KEY (id, at)); INSERT INTO extra VALUES (7, 25, 'x')");
     let serve = fixture.serve_with(&[SHORT_LONG_POLL[0], ("FOREBAY_SERVE_SSE_TIMEOUT_MS", "3600000")]).await;
-    // After DETACH, the table may equal the one of the last catalog scan, but the shape was created
-    // in between and has the rows of `extra`. The open stream sends no request that would compare
-    // the table.
+    // The server may scan the catalog before ATTACH and after DETACH only. Then both scans find the
+    // same table, although the shape was created in between and has the row of `extra`. A request
+    // would make the server compare the table, but the client of an open stream sends none.
     for clause in ["id > 0", "id > -1", "id > -2"] {
         let shape = [("table", "m"), ("where", clause)];
         let first = [&shape[..], &[("offset", "-1")]].concat();
         fixture.sql("ALTER TABLE m ATTACH PARTITION extra FOR VALUES FROM (20) TO (30)");
-        // 503 while the server has the old description of the table.
+        // The response is 503 until the server has read the new definition of the table.
         until("the shape is created", async || serve.get(&first).await.head.status == 200).await;
         let reader = serve.reader(&shape).await;
         let mut events = serve.events(&reader).await;

@@ -59,7 +59,7 @@ const CREATE_TREE: &str = "CREATE TABLE tree (id int PRIMARY KEY, label text) PA
 /// A change of a definition or of the publication. A run of 10 s must have at least six kinds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum SchemaChange {
-    /// Computes a column anew with the same type.
+    /// Rewrites the values of a column, whose type stays the same.
     Rewrite,
     /// Changes the type of a column, and changes it back.
     Retype,
@@ -145,8 +145,8 @@ impl SchemaWriters {
 
 /// Returns whether a script may fail with this error.
 ///
-/// Expected are: the server changed the publication first, a name is taken or missing, a deadlock,
-/// a shutdown of Postgres. An error without a code is a lost connection.
+/// These errors are expected: the server changed the publication first, a name is taken or missing,
+/// a deadlock, a shutdown of Postgres, a lost connection (an error without a code).
 fn is_expected(error: &str) -> bool {
     const CODES: [&str; 9] =
         ["42710", "42704", "42P10", "42P16", "40P01", "XX000", "55000", "22023", "23505"];
