@@ -44,7 +44,7 @@ pub struct ShapeBackend {
 }
 
 impl ShapeBackend {
-    /// Starts to follow the database into this store. Needs a tokio runtime.
+    /// Starts to replicate changes of the database to this store. Needs a tokio runtime.
     ///
     /// An unreachable database is no error: the manager retries until it is reachable.
     ///
@@ -119,7 +119,7 @@ impl ShapeBackend {
         self.handler.health()
     }
 
-    /// Sets the gauges that are measured only on request.
+    /// Sets the gauges of [`metrics`](crate::metrics). Call it before the metrics are rendered.
     pub fn measure(&self) {
         let (running, waiting) = self.handler.factory.snapshot_counts();
         metrics::measure(&self.handler.shapes, running, waiting);
@@ -175,7 +175,7 @@ async fn republish(factory: Arc<ShapeFactory>, manager: Manager) {
     }
 }
 
-/// Reads what another instance writes. An error that lasts is logged once.
+/// Reads what another instance writes. A repeated error is logged only the first time.
 async fn refresh(shapes: Shapes) {
     let (mut ticks, mut logged) = (interval(REFRESH_INTERVAL), None);
     loop {

@@ -1,7 +1,8 @@
 //! Response bodies: read from a shape's files while they are sent, never held as a whole.
 //!
 //! Invariant: a body that can't be read to its end is aborted. It never looks complete.
-//! At most one piece of a body is in memory; its size depends on the total (`buffered_bytes.rs`).
+//! At most one piece of a body is in memory. Pieces are smaller if many bytes are buffered for all
+//! clients together (`buffered_bytes.rs`).
 
 use std::collections::VecDeque;
 use std::error::Error;
@@ -23,8 +24,8 @@ use tokio::task::spawn_blocking;
 use super::buffered_bytes::{self, BufferedBytes};
 use super::shape_event_stream::ShapeEventStream;
 
-/// Largest body, in bytes, that is read at once on the calling thread. It is usually in memory or
-/// in the page cache.
+/// Largest body, in bytes, that is read at once on the calling thread. Its bytes are usually in
+/// memory or in the page cache.
 const MAX_INLINE_BYTES: u64 = 64 * 1024;
 
 /// Largest body, in bytes, whose pieces are copied into one. Separate writes would cost more.

@@ -17,10 +17,10 @@ const LARGE_READ: u64 = 256 * 1024;
 /// Bytes of one read while more than half of [`MAX_BYTES`] is buffered.
 const SMALL_READ: u64 = 16 * 1024;
 
-/// Total of all shapes and clients of this process.
+/// Buffered bytes of all shapes and clients of this process.
 static TOTAL: AtomicUsize = AtomicUsize::new(0);
 
-/// Bytes that count until they are dropped.
+/// Bytes that are part of the total until they are dropped.
 pub(super) struct BufferedBytes(Bytes);
 
 impl BufferedBytes {
@@ -31,7 +31,7 @@ impl BufferedBytes {
     }
 }
 
-/// Returns the number of bytes that count now.
+/// Returns the number of buffered bytes.
 pub(super) fn total() -> usize {
     TOTAL.load(Ordering::Relaxed)
 }
@@ -59,7 +59,8 @@ mod tests {
 
     #[test]
     fn bytes_count_until_the_last_reference_is_dropped_and_many_make_reads_small() {
-        // nextest runs each test in its own process; under `cargo test` the others count little.
+        // nextest runs each test in its own process. Under `cargo test`, the other tests buffer few
+        // bytes.
         let before = total();
         let one = BufferedBytes::count(Bytes::from(vec![0; MAX_BYTES / 2]));
         let shared = one.slice(5..10);

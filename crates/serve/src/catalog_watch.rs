@@ -46,19 +46,19 @@ pub(crate) struct CatalogWatch {
     unpublish_after: Option<Duration>,
     /// By oid: the last compared entry of each table with shapes.
     compared: Mutex<HashMap<u32, ComparedEntry>>,
-    /// Number of changes of the whole publication by this process that are in progress.
+    /// Number of changes of the whole publication that this process is making now.
     changing: AtomicU64,
-    /// Number of such changes that have ended.
+    /// Number of changes of the whole publication that this process has finished.
     changed: AtomicU64,
     /// Entries of the publication that this process removes or has removed, by oid of the table and
     /// of the entry.
     retired: Mutex<HashMap<(u32, u32), RemovalState>>,
 }
 
-/// A catalog entry that the shapes of its table were compared with, and fit.
+/// The catalog entry that the shapes of a table were last compared with. Those shapes fit it.
 ///
 /// A table may change and change back between two scans, for instance by ATTACH and DETACH. A shape
-/// created in between doesn't fit, although the entries are equal.
+/// created in between doesn't fit, although the entries of both scans are equal.
 #[derive(Debug, Clone)]
 pub(super) struct ComparedEntry {
     pub(super) entry: CatalogEntry,
@@ -90,7 +90,7 @@ pub(super) struct CatalogScan {
     /// By oid: id of the newest shape of each table before the scan. Newer shapes are compared with
     /// the next scan.
     pub(super) newest_shapes: HashMap<u32, u64>,
-    /// Whether this process didn't change the publication during the scan. If it did, the scanned
+    /// `false` if this process changed the publication during the scan. Then the scanned
     /// [`CatalogState::publication`] is replaced by that of the shapes' baselines.
     pub(super) is_settled: bool,
 }
@@ -150,7 +150,8 @@ impl ShapeFactory {
         let (manager, shapes, watch) = (self.manager.clone(), self.shapes.clone(), Arc::clone(&self.watch));
         let changing = tokio::spawn(async move {
             let _changing = PublicationChangeGuard::begin(&watch);
-            // Before the change: if this failed after it, there would be no second attempt.
+            // Deleted before the change. If the deletion failed after the change, there would be no
+            // second attempt.
             delete_shapes_of_partitions(&manager, &shapes).await?;
             let changed = manager.publish_partitions(&table).await;
             if let Ok(Some(versions)) = &changed {
@@ -233,7 +234,7 @@ impl ShapeFactory {
         Ok(())
     }
 
-    /// Removes the tables from the publication that no shape has needed for `after`.
+    /// Removes from the publication the tables that no shape has needed for `after`.
     async fn unpublish(&self, unneeded: &mut UnneededTables, after: Duration, turn: Option<u64>) {
         let now = Instant::now();
         let pause = (after / 4).min(MAX_UNNEEDED_INTERVAL);
@@ -252,10 +253,10 @@ impl ShapeFactory {
         }
     }
 
-    /// Removes a table that no shape needs from the publication.
+    /// Removes from the publication a table that no shape needs.
     ///
     /// Race: a shape may be created meanwhile with the entry that is removed. Either this function
-    /// deletes the shape, or [`ShapeFactory::write_snapshot`] fails, depending on which comes last.
+    /// deletes the shape, or [`ShapeFactory::write_snapshot`] finds the entry removed and fails.
     async fn unpublish_one(&self, table: &TableName, entry: (u32, u32)) {
         lock(&self.watch.retired).insert(entry, RemovalState::InProgress);
         self.invalidate_table(table);

@@ -1,11 +1,12 @@
 //! Catch-up: reads a shape's log for one event stream, up to where its subscription begins.
 //!
-//! Invariant: every message after the client's offset is sent once, in order. At each up-to-date
-//! the client has rows that the table had between two commits.
+//! Invariant: every message after the client's offset is sent once, in order. At each up-to-date,
+//! the client's rows are those that the table had at one moment between two commits.
 //! Enforced by: up-to-date follows only the end of a transaction, and none is sent within the
 //! merged part of the log. That part has only the last of several updates of a row. Before its end,
-//! the client may have rows that the table never had at the same time. If merging has passed the
-//! goal, a later goal is set.
+//! the client may have rows that the table never had at the same time.
+//! The goal is the end of the log when the stream subscribes. If the merged part later extends
+//! beyond the goal, the stream subscribes again, and the goal is the new end.
 //! Progress: a slow client gets an up-to-date about every [`UP_TO_DATE_INTERVAL`], where the log
 //! allows one. So a client whose stream is cut has still made progress.
 
@@ -32,7 +33,7 @@ const UP_TO_DATE_INTERVAL: Duration = Duration::from_secs(1);
 pub(super) struct CatchUp {
     shape: Arc<Shape>,
     shapes: Shapes,
-    /// Offset of the last message that was read, or the requested offset.
+    /// Offset of the last message that was read; at the start, the requested offset.
     read: Offset,
     /// The rest of the page that is being read.
     page: Option<LogPage>,
@@ -41,16 +42,17 @@ pub(super) struct CatchUp {
     is_open: bool,
     /// The time of the last up-to-date, or of the start.
     settled: Instant,
-    /// When the stream should end, at its next up-to-date.
+    /// From this time on, the stream ends at its next up-to-date.
     ends: Instant,
 }
 
 /// Where the subscription to the topic begins.
 struct CatchUpGoal {
-    /// The end of the log, as a position and as an offset.
+    /// Position of the end of the log, in bytes.
     to: u64,
+    /// Offset of the last message of the log.
     last: Offset,
-    /// The position in the up-to-date message there.
+    /// LSN in the up-to-date message that is sent at the goal.
     seen: u64,
     tail: Tail,
 }
@@ -63,9 +65,9 @@ pub(super) struct CatchUpPiece {
 
 /// What the stream does after a piece.
 pub(super) enum CatchUpStep {
-    /// Reads more of the log. `Some`: the events end with an up-to-date of this position.
+    /// Reads more of the log. `Some`: the events end with an up-to-date that has this LSN.
     More(CatchUp, Option<u64>),
-    /// Follows the tail: the goal is reached. The client has everything before this position.
+    /// Follows the tail: the goal is reached. The client has every change before this LSN.
     Follow(u64, Tail),
 }
 
@@ -75,7 +77,8 @@ impl CatchUpGoal {
         // Read before subscribing: everything up to `seen` is in the log.
         let seen = shapes.seen();
         let (tail, end) = shape.attach(ShapeTopic::new, ShapeTopic::subscribe)?;
-        // Checked after subscribing: a listener attached later isn't notified that the store ended.
+        // Checked after subscribing: a store that became unusable earlier doesn't notify the new
+        // subscription.
         if shapes.unusable().is_some() {
             return None;
         }
@@ -84,9 +87,9 @@ impl CatchUpGoal {
 }
 
 impl CatchUp {
-    /// Subscribes, and prepares to read the log after an offset. From `ends` on, the next end of a
-    /// transaction is followed by an up-to-date. `None`: the shape was removed, or the store is
-    /// unusable.
+    /// Subscribes, and prepares to read the log after an offset. From the time `ends` on, an
+    /// up-to-date is sent at the next end of a transaction. `None`: the shape was removed, or the
+    /// store is unusable.
     pub(super) fn new(shape: Arc<Shape>, shapes: Shapes, after: Offset, ends: Instant) -> Option<CatchUp> {
         let goal = CatchUpGoal::new(&shape, &shapes)?;
         let settled = Instant::now();

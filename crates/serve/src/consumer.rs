@@ -83,7 +83,7 @@ impl Consumer for ShapesConsumer {
     }
 
     async fn receive(&mut self, batch: &mut MessageBatch<'_>) -> Result<(), ConsumerError> {
-        // One comparison covers the batch: schema changes from before it are visible by now.
+        // One comparison is enough for the batch: schema changes from before it are visible by now.
         let mut is_compared = false;
         while let Some(message) = batch.next() {
             let changed = match &message {
@@ -132,7 +132,7 @@ impl Consumer for ShapesConsumer {
 
     async fn stop(&mut self) {
         let shapes = self.shapes.clone();
-        // The task fails only by a panic, and then nothing is written any more either.
+        // The result is ignored: the task fails only if it panics.
         let _ended = spawn_blocking(move || shapes.end_writing()).await;
     }
 

@@ -1,7 +1,7 @@
 //! Grant scope: restricts a request to its bearer's grant.
 //!
-//! Invariant: a restricted request shows no row and no column outside its grant. No text that a
-//! client can send reveals one either, not even by an error.
+//! Invariant: a response to a restricted request contains no row and no column outside the grant.
+//! No clause that a client sends reveals one through an error.
 //! Enforced by: a client's clause is parsed on its own, against a schema with only the granted
 //! columns, so others seem not to exist. It is evaluated only for rows for which the grant's clause
 //! is true ([`guarded_clause`]).

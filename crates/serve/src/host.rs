@@ -4,7 +4,7 @@
 //! client.
 //! Enforced by: the browser sends the page's domain as the host, and a script can't change that.
 //! Names below `localhost` can't be registered (RFC 6761). A name without a dot can't be a public
-//! domain either, and nginx sends one for an `upstream`.
+//! domain either; it is accepted because nginx sends the name of an `upstream` as the host.
 
 use std::net::IpAddr;
 

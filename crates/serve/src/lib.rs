@@ -42,34 +42,38 @@
 //! ```
 //!
 //! - **A new shape.** The table is described and added to the publication. The factory waits until
-//!   transactions that wrote to the table earlier have ended. Then the store holds the stream's
-//!   changes for the shape, and the snapshot is taken. A small snapshot needs two round trips and
-//!   no disk. The first locks the table, takes the snapshot, reads the table's edition (the
-//!   versions of its catalog rows) and prepares the COPY. The second runs the COPY and the COMMIT.
+//!   transactions that wrote to the table earlier have ended. From then on, the store holds the
+//!   stream's changes for the shape in memory. Then the snapshot is taken, and the store drops the
+//!   held changes that the snapshot sees. A small snapshot needs two round trips and no disk. The
+//!   first locks the table, takes the snapshot, reads the table's edition (the versions of its
+//!   catalog rows) and prepares the COPY. The second runs the COPY and the COMMIT.
 //! - **An event stream.** It subscribes to the shape's topic first and reads the log second, so it
 //!   misses no transaction in between. A stream that falls behind, or receives a transaction too
 //!   large for the topic, reads the log again. It delays no other stream.
-//! - **The published client** resumes at the offset of the response head until its first
-//!   up-to-date, and drops messages that no up-to-date followed. So the head has the offset that
-//!   the client sent, a stream ends only after an up-to-date, and a slow client gets one about
-//!   every second. None is sent within the merged (compacted) part of a log: before the end of
-//!   that part, the client may have rows that the table never had at the same time.
-//! - **An altered table.** The stream has no primary keys and no collations. But Postgres describes
-//!   a table again before its first row after any alteration. There the stream waits until the
-//!   catalog was read with a snapshot that sees the altering transaction. If the catalog can't be
-//!   read for 15 s, the stream ends and later resumes: a server that shuts down accepts no new
-//!   connections, and waits for the stream.
-//! - **An alteration without rows** isn't in the stream. For each table the store keeps a baseline
-//!   (`CatalogState`): its file, the versions of its columns' catalog rows, labels of enums,
-//!   attributes of composite types, and the rows that publish it. Every 2 s the writing instance
-//!   compares the catalog with the baselines of up to 500 tables, with one query. A change that the
-//!   log can't show deletes the table's shapes. The new state becomes the baseline.
-//! - **Partitions.** Once a shape of a partition was requested, changes come under the partition's
-//!   name (`publish_via_partition_root = false`); before, under the topmost published ancestor's.
-//!   Either way, they reach the shapes of both. The lineage of a partitioned table contains its
-//!   list of partitions, so an attach or detach replaces its shapes. COPY reads the partitions that
-//!   exist when it begins. The list is read before and after it, and a difference fails the
-//!   snapshot.
+//! - **Resuming an event stream.** `@electric-sql/client` drops messages that no up-to-date
+//!   followed. If its stream breaks before the first up-to-date, it resumes at the offset in the
+//!   response headers. So these have the offset that the client sent, a stream ends only after an
+//!   up-to-date, and a slow client gets one about every second. None is sent within the merged
+//!   (compacted) part of a log: before the end of that part, the client may have rows that the
+//!   table never had at the same time.
+//! - **An altered table.** The stream has no primary keys and no collations. But Postgres sends a
+//!   Relation message before a table's first change after any alteration. At that message, the
+//!   stream waits until the catalog was read with a snapshot that sees the altering transaction. If
+//!   the catalog can't be read for 15 s, the stream ends and later resumes. Otherwise a Postgres
+//!   server that shuts down would wait for the stream, and the stream for a connection that the
+//!   server no longer accepts.
+//! - **An alteration without changes of rows** isn't in the stream. For each table the store keeps
+//!   a baseline (`CatalogState`): the table's file, the versions of its columns' catalog rows,
+//!   labels of enums, attributes of composite types, and the catalog rows that publish the table.
+//!   Every 2 s the writing instance compares the catalog with the baselines of up to 500 tables,
+//!   with one query. If the log can't show a difference, the table's shapes are deleted. The new
+//!   state becomes the baseline.
+//! - **Partitions.** At first, changes of a partition carry the name of its topmost published
+//!   ancestor. From the first request for a shape of a partition on, they carry the partition's own
+//!   name (`publish_via_partition_root = false`). Either way, they reach the shapes of both. A
+//!   table's lineage (see `database/describe.rs`) contains its list of partitions, so an attach or
+//!   detach replaces its shapes. COPY reads the partitions that exist when it begins. The list is
+//!   read before and after it, and a difference fails the snapshot.
 //! - **Several instances** share the store. The instance that holds the manager's lock writes. The
 //!   others read the store every 50 ms, serve it, live requests included, and create no shapes.
 //! - **Each time replication starts**, the tables of all shapes are published again. Shapes whose
@@ -83,32 +87,33 @@
 //! - In a rolling deploy clients miss nothing. After a kill, another instance takes over.
 //!   `a_rolling_restart_under_a_thousand_streams_loses_no_change_and_keeps_the_limit`,
 //!   `a_waiting_instance_serves_existing_shapes_and_takes_over`
-//! - At each up-to-date the client has rows that the table had between two commits.
+//! - At each up-to-date, the client's rows are those that the table had at one moment between two
+//!   commits, never a mixture of two states.
 //!   `clients_see_what_the_table_was_between_two_commits`,
 //!   `a_slow_client_is_up_to_date_only_between_commits_while_its_log_is_compacted`
 //! - An event stream that ends after messages without an up-to-date is aborted: it never looks
 //!   complete. `a_stream_breaks_when_its_token_expires_inside_a_transaction`,
 //!   `a_stream_past_its_timeout_continues_to_the_next_up_to_date`
-//! - Snapshot and log meet without gap and overlap.
+//! - Every change is in the snapshot or in the log, and never in both.
 //!   `a_writer_that_is_open_across_the_table_s_publication_is_in_the_snapshot`,
 //!   `a_commit_that_waits_for_its_standby_is_in_a_new_shape`
 //! - Snapshot and log write a value as the same text.
 //!   `values_are_the_same_text_in_snapshot_and_log`,
 //!   `every_value_is_the_text_that_postgres_writes`
-//! - No change reaches a shape whose table was different when the row changed.
+//! - A change reaches a shape only if the shape fitted the table when the row changed.
 //!   `ddl_that_waits_for_its_standby_ends_the_shape_before_the_next_row`,
 //!   `a_shape_created_between_attach_and_detach_is_replaced`
 //! - An alteration that the stream doesn't show replaces the shapes within 5 s, if at most 500
 //!   tables have shapes.
 //!   `a_new_column_is_soon_served_although_no_row_changed`,
 //!   `renaming_an_enum_label_replaces_every_shape_with_the_enum`
-//! - A bearer sees no row and no column outside its grant, not even by an error.
+//! - A client with a token sees no row and no column outside its grant, and no error reveals one.
 //!   `no_clause_of_a_client_matches_a_row_outside_the_grant`,
 //!   `a_clause_that_fails_on_a_row_fails_only_where_the_grant_is_true`
-//! - No response is waited for, and no stream lasts, beyond the token's expiry.
+//! - No request waits, and no event stream lasts, beyond the token's expiry.
 //!   `no_wait_outlasts_the_token`,
 //!   `a_busy_stream_ends_when_its_token_expires`
-//! - A subset's clause reads nothing but its row.
+//! - A subset's clause can read only the row that it is evaluated for.
 //!   `only_functions_that_read_nothing_but_their_arguments_are_allowed`,
 //!   `no_clause_does_more_than_evaluate_a_row`
 //! - A live response without changes is never revalidated with 304: each one has a new ETag.
@@ -137,7 +142,8 @@
 //! - A shape's lock (`forebay_shapes`) comes before its topic's: the store calls `ShapeTopic` while
 //!   it publishes.
 //! - Permits and connections are taken in this order: queue permit, snapshot permit, `AwakeGuard`,
-//!   admin connection (returned), snapshot connection.
+//!   admin connection, snapshot connection. The admin connection is returned before the snapshot
+//!   connection is taken.
 //! - The replication stream never waits for a task that changes the publication: the schema monitor
 //!   takes an admin connection, and if none is free within 5 s, a snapshot connection.
 //!
@@ -154,8 +160,9 @@
 //! | rows and columns of a grant | `grant_scope.rs` |
 //! | parameters, headers, cache rules, refusals; all pure | `protocol/` |
 //! | from a request to a response | `shape_handler.rs`, `request_context.rs`, `subset.rs` |
-//! | equal responses to long-polls | `response_cache.rs` |
-//! | bodies; server-sent events; reading the log first | `body.rs`; `shape_event_stream.rs`; `catch_up.rs` |
+//! | one response for all long-polls that wait for the same change | `response_cache.rs` |
+//! | response bodies | `body.rs` |
+//! | server-sent events; catching up from the log | `shape_event_stream.rs`; `catch_up.rs` |
 //! | memory of responses | `buffered_bytes.rs` |
 //! | finding and creating shapes | `shape_factory/` |
 //! | tables, clauses and snapshots in Postgres | `database/` |

@@ -4,8 +4,8 @@
 //! Invariant: no change of a row reaches a shape whose table was different when the row changed.
 //! Enforced by: Postgres sends a Relation message, with names and types, before a table's first
 //! change after the table or the publication was altered. Keys and collations are only in the
-//! catalog. So the stream waits there until the catalog was read with a snapshot that sees what the
-//! transaction did to the table. Shapes that don't fit are deleted.
+//! catalog. So at that message, the stream waits until the catalog was read with a snapshot that
+//! sees what the transaction did to the table. Shapes that don't fit are deleted.
 //!
 //! Partitions: with `publish_via_partition_root = false`, a partition's changes come under its own
 //! name, and belong to the shapes of its ancestors, too. [`SchemaMonitor::compare_relation`]
@@ -15,8 +15,9 @@
 //! Out of scope: altered tables whose rows don't change; see `catalog_watch.rs`.
 //!
 //! While the catalog can't be read, nothing is read from the stream, but status updates are still
-//! sent. After [`CATALOG_TIMEOUT`] the stream ends, and later resumes from the same position. A
-//! server that shuts down needs this: it accepts no new connections, and waits for the walsender.
+//! sent. After [`CATALOG_TIMEOUT`] the stream ends, and later resumes from the same position.
+//! Without this limit, a Postgres server couldn't shut down: it waits for its walsender, and
+//! accepts no connection that could read the catalog.
 //! The wait for a commit to become visible has no limit.
 
 use std::collections::HashMap;
@@ -36,8 +37,8 @@ use super::catalog_watch::{CatalogScan, ComparedEntry};
 use super::database::{self, CatalogEntry, DescribeError, TableSelection};
 use super::shape_factory::{ShapeFactory, VISIBILITY_RETRY, table_schema};
 
-/// Maximum time for which the stream waits for the catalog. Longer than both pools take to report
-/// that they have no connection, and shorter than operators wait for a server to stop.
+/// Maximum time for which the stream waits for the catalog. It is longer than both pools take to
+/// report that they have no connection, and shorter than operators wait for a server to stop.
 const CATALOG_TIMEOUT: Duration = Duration::from_secs(15);
 /// Maximum time for which the stream waits for the catalog if no shape depends on the table.
 const UNUSED_TABLE_TIMEOUT: Duration = Duration::from_secs(1);
@@ -264,7 +265,8 @@ fn has_partitions(table: &TableSchema) -> bool {
 /// only after they have it. Until then the transaction holds its locks, which show what it did.
 async fn changes_rows_only(client: &PostgresClient, oid: u32, xid: u32) -> Result<bool, CompareError> {
     let is_altering = database::is_altering_table(client, oid, xid).await?;
-    // The locks mean something only if the transaction is still open after they were read.
+    // A transaction that has ended holds no locks. So the answer is valid only if the transaction
+    // is still open after its locks were read.
     let snapshot = database::current_snapshot(client).await?;
     Ok(!is_altering && !snapshot.sees(xid))
 }

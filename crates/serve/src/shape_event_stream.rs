@@ -3,7 +3,8 @@
 //! Invariant: a stream sends every message after the requested offset, once, in order. Up-to-date
 //! is sent only between transactions, and its position is after everything sent and before
 //! everything that follows. A stream ends only after an up-to-date, or before its first message.
-//! Any other end aborts it: the client drops messages that no up-to-date followed.
+//! At any other point, a stream that must end is aborted, and the client drops the messages that no
+//! up-to-date followed.
 //! Enforced by: a stream subscribes before it reads the log (`catch_up.rs`); later messages come
 //! from its subscription. A stream that falls behind reads the log again. At its timeout, a stream
 //! ends with the next up-to-date; the expiry of its token aborts it.
@@ -132,8 +133,8 @@ pub(crate) struct StreamTimeouts {
 pub(crate) struct ShapeEventStream {
     shape: Arc<Shape>,
     shapes: Shapes,
-    /// Position of the last up-to-date that was read from the log, or the requested offset. The
-    /// tail has the position of the last event that it sent.
+    /// Offset up to which the client has every change, as of the last read of the log. While the
+    /// stream follows the tail, the tail has the newer position.
     settled: Offset,
     /// Whether the client needs an up-to-date: it was behind at the start, or messages were sent
     /// since the last one.
@@ -142,12 +143,12 @@ pub(crate) struct ShapeEventStream {
     keep_alive: Duration,
     /// Time of the last event from the log, or keep-alive.
     last_sent: Instant,
-    /// From this time on, the stream ends as soon as it isn't open.
+    /// From this time on, the stream ends as soon as `is_open` is false.
     ends: Instant,
-    /// When the stream is aborted even if it is open; not before `ends`.
+    /// At this time the stream is aborted if `is_open` is true. Not before `ends`.
     aborts: Option<Instant>,
-    /// Rings at the next keep-alive or end, or earlier. An event doesn't reset it: on a busy stream
-    /// most resets would be wasted.
+    /// Timer that fires at the next keep-alive or end, or earlier. An event doesn't reset it: on a
+    /// busy stream most resets would be wasted.
     alarm: Pin<Box<Sleep>>,
     /// Keeps the manager awake while the stream is open.
     _awake: Option<AwakeGuard>,
@@ -257,7 +258,7 @@ impl ShapeEventStream {
         };
         self.settled = seen.map_or(self.settled, |seen| Offset::new(seen, 0));
         self.is_open = seen.is_none();
-        // If `ends` passed while the stream was open, no alarm is set for it.
+        // If `ends` passed while `is_open` was true, the timer doesn't fire for it any more.
         let is_over = !self.is_open && self.last_sent >= self.ends;
         self.state = if is_over { State::Ended } else { state };
         piece.events
@@ -297,7 +298,7 @@ impl ShapeEventStream {
             let end = if self.is_open && now >= self.ends { self.aborts } else { Some(self.ends) };
             self.alarm.as_mut().reset(end.map_or(next, |end| end.min(next)));
             if is_due {
-                // Registers the waker with the alarm again.
+                // Registers the waker with the timer again.
                 if self.alarm.as_mut().poll(cx).is_ready() {
                     cx.waker().wake_by_ref();
                 }

@@ -93,8 +93,10 @@ impl ShapeHandler {
         }
     }
 
-    /// Handles a request for a shape. `posted` is the query of a POST, which is parsed again with
-    /// the body.
+    /// Handles a request for a shape.
+    ///
+    /// `posted` has the query parameters of a POST. They are parsed again together with the body,
+    /// and `request` is ignored. For other methods, `posted` is `None`.
     pub(crate) async fn shape<B: RequestBody>(
         &self,
         parts: &Parts,
@@ -103,8 +105,8 @@ impl ShapeHandler {
         body: B,
         bearer: Option<TokenBearer>,
     ) -> HandlerResult {
-        // Rare paths are boxed, here and below: a waiting request's future has the size of its
-        // largest path.
+        // The futures of rare paths are boxed, here and below. Otherwise the future of every
+        // waiting request would be as large as that of the largest path.
         let mut request = match posted {
             Some(query) => {
                 let body = Box::pin(self.read_body(body, bearer.as_ref())).await?;
@@ -188,8 +190,8 @@ impl ShapeHandler {
     /// Returns the shape of the request's handle.
     ///
     /// # Errors
-    /// Fails if the shape was removed, or the request selects another one. Then the client starts
-    /// over.
+    /// Fails if the shape was removed, or the request selects another shape. The refusal makes the
+    /// client start over.
     async fn shape_by_handle(&self, request: &ShapeRequest) -> Result<Arc<Shape>, RequestRefusal> {
         let found = match request.handle.as_deref() {
             Some(handle) => self.find_by_handle(handle).await?,
@@ -226,8 +228,8 @@ impl ShapeHandler {
         }
     }
 
-    /// Returns the refusal that makes the client start over, with the handle of the shape that the
-    /// request selects now, if it can be created.
+    /// Returns the refusal that makes the client start over. It has the handle of the shape that
+    /// the request selects now, if that shape exists or can be created.
     async fn refetch(&self, request: &ShapeRequest) -> RequestRefusal {
         match Box::pin(self.factory.shape(request)).await {
             Ok(shape) => refetch_refusal(shape.handle(), request.handle.as_deref()),
@@ -338,7 +340,7 @@ impl ShapeHandler {
             self.check_store()?;
             return Err(self.refuse_gone(ShapeGone::Deleted, context.request).await);
         };
-        // The published client resumes at this offset if the stream breaks before its first
+        // `@electric-sql/client` resumes at this offset if the stream breaks before its first
         // up-to-date.
         let mut head = context.head(shape, offset, false, None);
         head.cursor = Some(self.cursor(context.request));
@@ -349,8 +351,11 @@ impl ShapeHandler {
         Ok(response)
     }
 
-    /// Waits until the log reaches the offset; fails after `patience`. An offset beyond the end may
-    /// come from another instance that is ahead of this one.
+    /// Waits until the store has reached the offset. An offset beyond its end may come from another
+    /// instance that is ahead of this one.
+    ///
+    /// # Errors
+    /// Fails if the store hasn't reached the offset after `patience`.
     async fn within_bounds(&self, offset: Offset, patience: Duration) -> Result<(), RequestRefusal> {
         let reached = timeout(patience, self.shapes.reaches(offset)).await;
         reached.map_err(|_| RequestRefusal::out_of_bounds())
@@ -373,7 +378,8 @@ impl ShapeHandler {
         MessageSource { shapes: self.shapes.clone(), shape: Arc::clone(shape) }
     }
 
-    /// Deletes the shape of the handle, or the one that the request selects.
+    /// Deletes the shape of the request's handle. Without a handle, deletes the shape that the
+    /// request selects.
     async fn delete(&self, request: &ShapeRequest) -> HandlerResult {
         let _awake = self.wake().await;
         let handle = match &request.handle {

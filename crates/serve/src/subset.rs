@@ -3,9 +3,10 @@
 //! They serve clients that follow only changes and load rows when they need them.
 //! Invariant: a subset's clause reveals nothing about rows outside the shape and its grant.
 //! Enforced by: a clause that may fail is evaluated only for rows of the shape
-//! (`grant_scope::guarded_clause`); a clause that only Postgres can evaluate may use only
-//! `database/builtins.rs`.
-//! At most [`MAX_BYTES`] per subset, and [`MAX_HELD_BYTES`] for all that are read or sent.
+//! (`grant_scope::guarded_clause`). A clause that only Postgres can evaluate may use only the
+//! functions, operators and types of `database/builtins.rs`.
+//! A subset has at most [`MAX_BYTES`]. All subsets that are being read or sent have together at
+//! most [`MAX_HELD_BYTES`].
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};

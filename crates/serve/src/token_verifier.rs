@@ -4,8 +4,8 @@
 //! its `exp`. No wait of a request outlasts the token.
 //! Enforced by: outside tests, only [`TokenVerifier::bearer`] creates a bearer. Waits on the way to
 //! a response go through [`while_valid`], long-polls through `RequestContext::at_most`, and event
-//! streams have `StreamTimeouts::until`. The clock leeway of admission doesn't apply here: each
-//! stream ends at `exp`, and the client would reconnect until the leeway is over.
+//! streams have `StreamTimeouts::until`. The clock leeway of admission doesn't apply here. With it,
+//! a client whose stream ended at `exp` would reconnect again and again until the leeway is over.
 
 use forebay_admission::{Identifier, IdentifyError, TokenFault};
 use http::HeaderMap;

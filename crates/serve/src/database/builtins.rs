@@ -10,8 +10,8 @@
 //!   settings that every snapshot sets: `||`, and operators between times or money. Operators that
 //!   take a jsonpath are excluded.
 //! - A type is allowed if its input function doesn't read the catalog.
-//! - If the database has its own cast function between two of Postgres' types, nothing is allowed:
-//!   Postgres may call it implicitly.
+//! - If the database has a user-defined cast function between two types of Postgres, nothing is
+//!   allowed: Postgres may call that function implicitly.
 //!
 //! Functions whose result may be many times as long as their arguments are excluded: Postgres has
 //! no limit for a statement's memory.

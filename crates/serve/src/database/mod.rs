@@ -3,8 +3,8 @@
 //! Invariant: a snapshot and the replication stream describe the same rows with the same text.
 //! Enforced by: the snapshot's own transaction locks the table and checks its description. It fails
 //! if the table was altered since, or a policy hides rows. Its settings decide how values are
-//! written and how a clause is read (`snapshot.rs`). Before it, transactions that wrote before the
-//! table was published are waited for (`writers.rs`).
+//! written and how a clause is read (`snapshot.rs`). Before the snapshot, the caller waits for
+//! transactions that wrote to the table before it was published (`writers.rs`).
 //! Out of scope: the publication and the stream; see `forebay_replication`.
 //!
 //! | topic | file |

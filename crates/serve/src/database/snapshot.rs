@@ -37,8 +37,8 @@ const PIECE_BYTES: usize = 128 * 1024;
 /// Extra capacity for the row that fills a piece.
 const ROW_BYTES: usize = 16 * 1024;
 
-/// Settings that decide how a clause is read, that make hidden rows an error, and that bound the
-/// wait for a locked table, during which other snapshots wait for a permit.
+/// Settings for reading. They decide how a clause is parsed, and make hidden rows an error. They
+/// also limit the wait for a locked table, because other snapshots wait for a permit meanwhile.
 const READING_SETTINGS: &[(&str, &str)] = &[
     ("lock_timeout", "5s"),
     ("standard_conforming_strings", "on"),
@@ -60,8 +60,8 @@ pub struct SnapshotQuery<'a> {
     /// Condition of the rows: SQL without parameters, such as the result of `Filter::canonical`.
     /// `None`: all rows.
     pub clause: Option<&'a str>,
-    /// Whether Postgres analyses the clause first. Then an error of the analysis is caused by the
-    /// clause, and any later error by a row.
+    /// Whether Postgres analyses the clause in a separate statement first. Then an error of the
+    /// analysis is caused by the clause, and any later error by a row.
     pub analyses: bool,
     /// Whether no rows are read, and the clause is only validated.
     pub is_empty: bool,

@@ -1,11 +1,12 @@
 //! Writers: waits for transactions that wrote to a table before it was published.
 //!
-//! Invariant: when the wait ends, every transaction that had written to the table when it began has
-//! ended. The stream doesn't have such a transaction's changes, because the table wasn't published,
-//! and a snapshot before its end would miss them.
-//! Enforced by: a writer holds its lock until it ends, even as a prepared transaction. It is
-//! identified by its virtual transaction id, which is unique and survives PREPARE TRANSACTION.
-//! Out of scope: later transactions. The stream has their changes, and they aren't waited for.
+//! Invariant: after the wait, every transaction that had written to the table before the wait has
+//! ended. The stream doesn't have the changes of such a transaction, because the table wasn't
+//! published. A snapshot taken before the transaction's end would miss them, too.
+//! Enforced by: a transaction that writes holds its lock until it ends, even if it is prepared. It
+//! is identified by its virtual transaction id, which is unique and survives PREPARE TRANSACTION.
+//! Out of scope: transactions that write later. The stream has their changes, so there is no need
+//! to wait for them.
 
 use std::collections::HashSet;
 use std::time::Duration;
@@ -37,7 +38,7 @@ WHERE l.locktype = 'relation' AND l.mode IN ('RowExclusiveLock', 'AccessExclusiv
     AND l.pid IS DISTINCT FROM pg_backend_pid()";
 
 /// Selects a row if transaction `$2` holds a lock on table `$1` or a partition of it, in a mode
-/// that changes of rows don't use. Every ALTER takes such a lock.
+/// that INSERT, UPDATE, DELETE and SELECT don't use. Every ALTER takes such a lock.
 const ALTERING: &str = "
 WITH RECURSIVE tree AS (
     SELECT $1::oid AS oid UNION
@@ -61,7 +62,7 @@ WHERE l.virtualtransaction = ANY($1)";
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum WritersError {
-    /// Some of the transactions are still open at the deadline.
+    /// Some of the earlier writers are still open at the deadline.
     #[error(
         "{} since before it was published{}: waited {waited:?} for the end",
         transactions(*.open),
@@ -86,11 +87,11 @@ pub enum WritersError {
     Database(#[from] tokio_postgres::Error),
 }
 
-/// Waits until every transaction has ended that now holds a writer's lock on the table or a
-/// partition of it. Must not be called in a transaction.
+/// Waits for the transactions that hold a writer's lock on the table or a partition of it when this
+/// is called. Returns when all of them have ended. Must not be called in a transaction.
 ///
 /// # Errors
-/// Fails if some are open at the deadline, or a query fails.
+/// Fails if some of them are open at the deadline, or a query fails.
 pub async fn wait_for_writers(
     client: &Client,
     table_oid: u32,

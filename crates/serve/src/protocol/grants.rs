@@ -29,7 +29,7 @@ use super::shape_request::ShapeRequest;
 pub struct TokenBearer {
     /// The token's grants.
     pub grants: Arc<[Grant]>,
-    /// When the token expires. No response lasts longer, and no wait. `None`: it doesn't expire.
+    /// When the token expires. No wait and no event stream lasts longer. `None`: it doesn't expire.
     pub until: Option<Instant>,
 }
 

@@ -1,9 +1,9 @@
 //! Shape factory: finds the shape that a request selects, or creates it.
 //!
-//! Invariant: a shape's snapshot and its log meet without a gap and without an overlap.
-//! Enforced by: the order in `snapshot_writer.rs`. First the table is in the publication, then
-//! transactions that wrote to it earlier have ended, then the store holds changes for the shape,
-//! and only then the snapshot is taken.
+//! Invariant: every change of a row is in a shape's snapshot or in its log, and never in both.
+//! Enforced by: the order in `snapshot_writer.rs`. First the table is added to the publication.
+//! Second, transactions that wrote to it earlier end. Third, the store begins to hold changes for
+//! the shape. Only then is the snapshot taken.
 //! At most `max_snapshots` snapshots run at once. At most [`MAX_WAITING`] shapes and subsets wait
 //! for a snapshot or have one running; further requests are refused with 503.
 //! Order of acquisition: a queue permit, a snapshot permit, an `AwakeGuard`, a connection.
@@ -65,9 +65,9 @@ pub(crate) struct ShapeFactory {
     pub(crate) watch: Arc<CatalogWatch>,
     /// Functions, operators and types that clauses may use, with Postgres' major version.
     builtins: tokio::sync::Mutex<Option<(u32, Arc<Builtins>)>>,
-    /// Tables whose earlier writers have ended: transactions from before the table was published,
-    /// and from before this process last began to write. The latter, because the previous writing
-    /// process may have received a commit that isn't visible yet.
+    /// Tables whose earlier writers have ended. These are transactions from before the table was
+    /// published, and from before this process last began to write: the process that wrote before
+    /// may have received a commit that isn't visible yet.
     settled: Mutex<SettledTables>,
     /// Number of snapshots that may run at once.
     max_snapshots: usize,

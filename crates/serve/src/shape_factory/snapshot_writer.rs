@@ -1,10 +1,10 @@
 //! Snapshot writer: fills a new shape with the rows of its table.
 //!
 //! Invariant: every change of a row is in the snapshot or in the log, and never in both.
-//! Enforced by: this order. First, transactions from before the table's publication end. Second,
-//! the store begins to hold the stream's changes for the shape (`follow`). Third, the snapshot is
-//! taken. If it doesn't see a commit that the stream has already delivered, it is taken again. The
-//! store drops the changes that the snapshot sees.
+//! Enforced by: this order. First, the factory waits until the transactions that wrote before the
+//! table was published have ended. Second, the store begins to hold the stream's changes for the
+//! shape (`follow`). Third, the snapshot is taken. If it doesn't see a commit that the stream has
+//! already delivered, it is taken again. The store drops the held changes that the snapshot sees.
 
 use std::collections::HashMap;
 use std::io;
@@ -157,8 +157,8 @@ impl ShapeFactory {
             let _ended = client.batch_execute("ROLLBACK").await;
             tokio::time::sleep(VISIBILITY_RETRY).await;
         };
-        // `complete` waits for the stream to pass the transaction that it is in, which may take
-        // long. It needs neither connection nor permit.
+        // `complete` waits until the stream has delivered the rest of its current transaction,
+        // which may take long. The wait needs neither connection nor permit.
         match &outcome {
             Ok(_) => client.return_without_reset(),
             Err(_) => drop(client),

@@ -1,8 +1,8 @@
 //! Table publishing: adds the tables of shapes to the publication, and deletes shapes that may miss
 //! changes.
 //!
-//! Invariant: a shape exists only while its table has been in the publication without a pause, with
-//! every kind of change.
+//! Invariant: since a shape was created, its table has been in the publication without
+//! interruption, and the publication has had every kind of change.
 //! Out of scope: taking tables out of the publication; see `catalog_watch.rs`.
 
 use std::collections::HashSet;
@@ -79,8 +79,8 @@ impl ShapeFactory {
 
     /// Publishes a table and describes it again.
     ///
-    /// The publication is verified between two descriptions that agree on it. So the entry that
-    /// shapes of the table record publishes every kind of change.
+    /// The publication is verified between two descriptions, which must have the same entry of the
+    /// publication. So shapes of the table store an entry that publishes every kind of change.
     pub(super) async fn publish_as_described(
         &self,
         name: &TableName,
