@@ -22,8 +22,8 @@ pub struct StoreConfig {
     /// Maximum size of messages that are only in memory and in the write-ahead log (WAL), in bytes.
     /// Beyond it, they are written to the shapes' files. 64 MiB.
     pub unwritten_bytes: u64,
-    /// Size of the WAL at which a checkpoint starts, in bytes. 256 MiB, which a new process reads
-    /// in a second or two.
+    /// Size of the last WAL segment at which a checkpoint starts, in bytes. 256 MiB, which a new
+    /// process reads in a second or two.
     pub wal_bytes: u64,
     /// Minimum size of the old part of a shape's log to be merged, in bytes. The old part is older
     /// than the last two closed chunks. It is merged only if it is at least as large as the part

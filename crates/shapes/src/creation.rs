@@ -220,7 +220,8 @@ impl ShapeCreation {
     fn give_up(&mut self, failure: SnapshotFailure) {
         self.is_over = true;
         self.shape.end(ShapeGone::Failed(failure));
-        // Held until the deletion is queued: a later writer may give the id to another shape.
+        // The guard is held until the deletion is queued. Without it, a later writer could give the
+        // id to another shape, which would be deleted.
         let turn = self.turn_guard(&self.inner);
         if turn.is_ok() {
             self.inner.followed().delete(self.shape.id, &self.inner);

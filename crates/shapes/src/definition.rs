@@ -1,5 +1,5 @@
-//! Shape definitions: a table, a where clause, columns and modes. Shapes with equal definitions are
-//! one shape.
+//! Shape definitions: a table, a where clause, columns and modes. Requests with equal definitions
+//! get the same shape.
 
 mod state;
 

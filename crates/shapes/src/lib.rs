@@ -100,14 +100,17 @@
 //! - *Log* is the log of a shape. *WAL* is the write-ahead log of the whole store, which has the
 //!   records of all shapes.
 //! - A change is encoded once for all shapes with the same columns and [`ReplicaMode`]. A record of
-//!   the WAL has the text once, and for each shape the byte ranges of its messages. Live streams
-//!   and the shapes' files get the same bytes.
-//! - The writer, recovery and a process that reads beside the writer apply the same records with
-//!   the same function. A takeover reads to the end of the WAL and runs a checkpoint.
+//!   the WAL contains each encoded message once. For each shape, it lists the byte ranges of that
+//!   shape's messages. Live streams and the shapes' files get the same bytes.
+//! - A process that doesn't write to the store can read it while another process writes. The
+//!   writer, recovery and such a reader apply the same records with the same function. A takeover
+//!   reads to the end of the WAL. If the WAL has records, it then runs a checkpoint.
 //! - Committed changes are synced at once. Records of shapes that are created at the same time are
 //!   collected for up to 5 ms, because a sync costs more than the rest of a creation.
-//! - The messages of a log are sorted by offset, one in each line. So an offset is found by
-//!   bisection, and only the ends of closed chunks are stored separately.
+//! - A *chunk* is a part of a snapshot or a log. A page that is read for a client never spans two
+//!   chunks. The message with which a chunk reaches `chunk_bytes` closes it.
+//! - The messages of a log are sorted by offset, one in each line. So an offset is found by binary
+//!   search. The only index is the list of closed chunks: the end and the last offset of each.
 //! - A checkpoint merges the part of a long log that is older than its last two closed chunks: an
 //!   update is combined with the next update of the same row. Offsets don't change, so readers
 //!   continue. The old files are kept for one more checkpoint. Inserts and deletes are kept,
@@ -115,12 +118,13 @@
 //! - A shape is followed before its snapshot is taken. Transactions are held until the snapshot's
 //!   visibility is known. Then those that the snapshot sees are dropped.
 //! - A client identifies a row by its key. Two rows may have the same key: within a transaction if
-//!   the key is deferrable, and always if the table has no key. When one of two such rows leaves
-//!   the key, clients would delete their only copy, so the shape is deleted.
+//!   the key is deferrable, and always if the table has no key. When one of two such rows is
+//!   deleted or gets another key, clients would delete their only copy, so the shape is deleted.
 //! - Each table with shapes has a *baseline*: the catalog state for which its shapes are correct.
-//!   It has the filenode, `xmin` of the table's rows in pg_attribute, labels and attributes of its
-//!   types, and its publication. When the state changes, shapes that are incorrect for the new
-//!   state are deleted. Then the new state becomes the baseline, in memory and in the WAL.
+//!   It has the filenode, `xmin` of the table's rows in pg_attribute, hashes of the enum labels and
+//!   composite attributes in its types, and its publication. When the state changes, shapes that
+//!   are incorrect for the new state are deleted. Then the new state becomes the baseline, in
+//!   memory and in the WAL.
 //!
 //! # Invariants and their tests
 //!
@@ -142,8 +146,8 @@
 //!   Positions that were acknowledged to Postgres are durable.
 //!   `a_crash_at_any_disk_call_breaks_no_guarantee`, `repeated_crashes_break_no_guarantee`,
 //!   `shapes_survive_a_restart_and_a_kill`
-//! - A shape whose deletion is in the WAL never reappears. A crash before that restores the shape
-//!   without a gap.
+//! - A shape whose deletion is in the WAL never reappears. If the process crashes before that, the
+//!   shape exists again after the restart, and its log has no gap.
 //!   `a_shape_deleted_on_a_full_disk_stays_deleted`,
 //!   `a_shape_stays_complete_until_its_deletion_is_in_the_log`
 //! - At most one process writes. A reader sees a prefix of the writer's WAL, and can take over.
@@ -153,7 +157,7 @@
 //! - On a full disk, nothing is acknowledged, existing bytes can be read, and nothing is lost.
 //!   `on_a_full_disk_nothing_is_acknowledged_and_reads_succeed`,
 //!   `a_full_disk_pauses_the_store_until_there_is_space`
-//! - From any offset, the merged log leads to the same rows.
+//! - A client that reads the merged log from any offset has the same rows at the end.
 //!   `reading_the_merged_log_from_any_offset_leads_to_the_same_rows`,
 //!   `a_long_log_is_compacted_and_clients_continue_from_any_offset`
 //! - Memory, shapes, open files and, with `max_bytes`, disk are bounded by the settings.
@@ -181,16 +185,17 @@
 //! | bytes on disk | `max_bytes`, checked at checkpoints and completed snapshots | the least recently used shapes are deleted |
 //! | queued records | `queued_bytes`, 16 MiB, plus one batch of the stream | [`Shapes::room`] waits |
 //! | messages that are in no shape's file | `unwritten_bytes`, 64 MiB | they are written |
-//! | size of the WAL | `wal_bytes`, 256 MiB | a checkpoint starts |
+//! | size of the last WAL segment | `wal_bytes`, 256 MiB | a checkpoint starts, after the open transaction and the running checkpoint |
 //! | a transaction in memory | parts of 1 MiB | the part is queued |
 //! | one message | `message_bytes`, 256 MiB | the shapes that would get it are deleted |
 //! | changes held for a shape without a snapshot | `held_bytes`, 16 MiB | the shape is deleted |
 //! | open files of shapes | `open_files`, 512 | the least recently used file is closed |
 //! | recent transactions of one table; of all | 1,048,576 (24 MiB); 4,194,304 (96 MiB) | the oldest is forgotten, and a new shape needs a snapshot with a newer `xmin` |
 //! | deferrable keys that rows enter in one transaction | 1,048,576 | the table's shapes are deleted |
-//! | counted rows of a shape whose table has no primary key; of all such shapes | 2,097,152; 16,777,216 (165 MiB) | not counted: any row that leaves deletes the shape |
-//! | row key changes that wait for a snapshot; for a commit | 262,144; 1,048,576 | not counted; counted before the commit |
-//! | files read to count rows when writing begins | 64 MiB of one shape, 256 MiB of all | not counted |
+//! | counted rows of a shape whose table has no primary key; of all such shapes | 2,097,152; 16,777,216 (165 MiB) | rows aren't counted, and the shape is deleted when any row leaves it |
+//! | row key changes that wait for a snapshot | 262,144 | rows aren't counted |
+//! | row key changes that wait for a commit | 1,048,576 | they are counted before the commit |
+//! | files read to count rows when writing begins | 64 MiB of one shape, 256 MiB of all | rows aren't counted |
 //! | column mappings of one table, one for each partition | 1,024 | the cache is cleared |
 //!
 //! Tests: `a_transaction_of_300_megabytes_that_a_hundred_shapes_match_is_never_in_memory`,
@@ -202,13 +207,15 @@
 //!
 //! # Lock order
 //!
-//! `mode`, then `turn`, then `followed`, then `registry`, then the lock of a shape.
+//! `mode`, then `turn`, then `followed`, then `deleted`, then `registry`, then the lock of a shape.
+//! `spill_lock` is taken before the lock of a shape, and never together with `registry`. All locks
+//! except that of a shape are fields of `StoreInner`.
 //!
 //! A [`ShapeCreation`] holds a read guard of `turn` while it writes files or follows its shape. The
 //! start and the end of writing take the write guard, so they wait for such writes.
 //!
-//! Deletions and matched changes are queued under `followed`, so that the WAL has them in the order
-//! of the decisions. So a shape can't reappear with a gap after a crash.
+//! Deletions and matched changes are queued under `followed`, so the WAL has them in the order in
+//! which they were made. Otherwise a crash could restore a shape whose log has a gap.
 //!
 //! # Where to look
 //!

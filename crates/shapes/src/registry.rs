@@ -3,7 +3,8 @@
 //! Invariant: a handle is used for one shape only.
 //! Enforced by: the time in a new handle is above the time in all earlier ones. The WAL has all
 //! handles, and the catalog has the newest time.
-//! Lock order: `mode`, then `turn`, then `followed`, then `registry`, then the lock of a shape.
+//! Lock order: `mode`, then `turn`, then `followed`, then `deleted`, then `registry`, then the lock
+//! of a shape.
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
@@ -290,7 +291,7 @@ impl StoreInner {
     /// Deletes the least recently used shapes until the others take at most `limit` bytes.
     pub(crate) fn evict_bytes(&self, limit: u64) {
         let used = |shape: &Arc<Shape>| (shape.used.load(Ordering::Relaxed), Arc::clone(shape));
-        // Copied: `used` changes meanwhile, and the sort needs stable keys.
+        // `used` is copied, because it may change during the sort.
         let mut shapes: Vec<_> = self.registry().shapes().map(used).collect();
         let mut total: u64 = shapes.iter().map(|(_, shape)| shape.bytes()).sum();
         if total <= limit {
@@ -371,7 +372,7 @@ impl StoreInner {
     pub(crate) fn follow_all(&self) {
         let shapes: Vec<_> = self.registry().shapes().cloned().collect();
         let (mut complete, mut bytes) = (Vec::new(), row_keys::MAX_READ_TOTAL);
-        // Before keys are counted again: the old counts return their reservations.
+        // Cleared before keys are counted again, so that the old counts return their reservations.
         self.followed().clear(self.durable.load(Ordering::Acquire));
         for shape in shapes {
             let Some(seen) = shape.lock().seen.clone() else { continue };
@@ -413,8 +414,8 @@ impl Registry {
         self.by_id.get(self.by_handle.get(handle)?).cloned()
     }
 
-    /// Returns the shape with this definition. Skips shapes whose snapshot failed: they are gone
-    /// before they are removed.
+    /// Returns the shape with this definition. Skips shapes whose snapshot failed: such a shape is
+    /// marked as gone before it is removed from the registry.
     pub(crate) fn same(&self, definition: &ShapeDefinition) -> Option<Arc<Shape>> {
         let same = self.by_definition.get(&definition.fingerprint())?;
         let mut shapes = same.iter().rev().filter_map(|id| self.by_id.get(id));

@@ -6,9 +6,9 @@
 //!
 //! Invariant: no row has left an existing shape while an equal row was in it.
 //! Enforced by: the keys of all rows are counted, first those of the snapshot, then every change of
-//! the log in order. If the keys aren't counted, every row that leaves deletes the shape. Keys
+//! the log in order. If the keys aren't counted, the shape is deleted when any row leaves it. Keys
 //! aren't counted if there are too many of them. With `log=changes_only` they aren't counted
-//! either, because clients load rows with subset queries, which the store doesn't see.
+//! either, because clients load rows with subset queries, which don't go through the store.
 //! Keys are compared by 64-bit hashes. Two keys with the same hash count as duplicates, which may
 //! delete a shape too early.
 
@@ -67,13 +67,13 @@ pub(crate) enum RowKeys {
 #[derive(Debug, Default)]
 pub(crate) struct WaitingKeyChanges {
     changes: Vec<KeyChange>,
-    /// The bound was exceeded, and the changes were dropped.
+    /// Whether the bound was exceeded. Then the changes were dropped.
     is_overflowed: bool,
-    /// Some row has left the shape.
+    /// Whether any row has left the shape.
     has_left: bool,
 }
 
-/// Keys of the rows of a shape, counted as once or several times.
+/// Keys of the rows of a shape, and which of them occurred more than once.
 #[derive(Debug, Default)]
 pub(crate) struct KeyCounts {
     /// Keys that are present, once or more often.
@@ -84,7 +84,7 @@ pub(crate) struct KeyCounts {
     reservation: Option<KeyReservation>,
 }
 
-/// Number of keys for which the sets of all shapes of a store have capacity.
+/// Total capacity of the key sets of all shapes of a store, in keys.
 #[derive(Debug, Default)]
 pub(crate) struct KeyBudget(AtomicUsize);
 
@@ -111,8 +111,8 @@ impl RowKeys {
         }
     }
 
-    /// Ends the wait with the keys of a complete snapshot. Returns `false` if clients can't apply
-    /// the changes that waited.
+    /// Sets the keys of the complete snapshot, and applies the changes that waited for it. Returns
+    /// `false` if clients can't apply those changes exactly.
     #[must_use]
     pub(crate) fn complete(&mut self, mut counts: KeyCounts) -> bool {
         let waiting = match self {
@@ -173,7 +173,7 @@ impl KeyCounts {
         KeyCounts { reservation: Some(reservation), ..KeyCounts::default() }
     }
 
-    /// Returns the uncounted value: every row that leaves deletes the shape.
+    /// Returns the uncounted value: the shape is deleted when any row leaves it.
     pub(crate) fn uncounted() -> Self {
         KeyCounts::default()
     }

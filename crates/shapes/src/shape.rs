@@ -1,9 +1,9 @@
 //! Shape: the readers' view of a snapshot and a log.
 //!
-//! Invariant: readable bytes are durable, except those of an incomplete snapshot. They change only
-//! when the old part of a log is merged, which leads to the same rows from every offset. If the
-//! process ends before the snapshot is complete, the shape is removed and its handle isn't used
-//! again.
+//! Invariant: readable bytes are durable, except those of an incomplete snapshot. Readable bytes
+//! change only when the old part of a log is merged. A client that reads the merged log from any
+//! offset has the same rows at the end. If the process ends before the snapshot is complete, the
+//! shape is removed and its handle isn't used again.
 //! Enforced by: messages are published only after their record is synced to the WAL.
 
 pub(crate) mod state;
@@ -111,7 +111,7 @@ pub struct LogPage {
     pub from: u64,
     /// Position after its last byte.
     pub to: u64,
-    /// Offset of its last message; of an empty page, the end of the log.
+    /// Offset of its last message. For an empty page: the last offset of the log.
     pub last: Offset,
     /// Whether the log currently ends here.
     pub is_end: bool,

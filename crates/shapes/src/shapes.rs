@@ -102,9 +102,9 @@ impl Shapes {
         replay::refresh(&self.inner).inspect_err(|error| self.inner.mark_unusable_if(error))
     }
 
-    /// Returns why the store must not be served; `None`: it may be served. This process can't read
-    /// records that another process wrote, so its data is stale. Cleared when this process begins
-    /// to write.
+    /// Returns why the store must not be served; `None`: it may be served. An unusable store has
+    /// records that this process can't read, so its data in memory is stale.
+    /// Cleared when this process begins to write.
     pub fn unusable(&self) -> Option<StoreUnusable> {
         self.inner.unusable()
     }

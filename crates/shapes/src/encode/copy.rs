@@ -104,7 +104,7 @@ impl CopyRows {
 
     fn end_field<'l>(&mut self, field: &'l [u8], is_escaped: bool, fields: &mut Vec<Option<&'l [u8]>>) {
         if fields.len() == self.columns {
-            return; // One too many: only counted.
+            return; // A field beyond the last column is only counted.
         }
         let is_null = is_escaped && field == b"\\N";
         if is_escaped && !is_null {

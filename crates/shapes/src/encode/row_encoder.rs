@@ -12,7 +12,7 @@ pub type RowValues<'a> = [Option<&'a [u8]>];
 pub struct ColumnSchema {
     /// Name.
     pub name: String,
-    /// Position in the primary key, if it is part of it.
+    /// Position in the primary key; `None`: the column isn't part of it.
     pub key_index: Option<usize>,
 }
 
@@ -47,7 +47,7 @@ pub enum ShapeChange<'a> {
         /// The row with its old key, if the key changed.
         from: Option<&'a RowValues<'a>>,
     },
-    /// Other values changed, not the key.
+    /// Values outside the key changed.
     Update {
         /// Values before.
         old: &'a RowValues<'a>,
@@ -233,13 +233,13 @@ impl RowEncoder {
     }
 }
 
-/// Returns the offset of the last of some whole messages.
+/// Returns the offset of the last message. `messages` must be whole messages.
 pub fn last_offset(messages: &[u8]) -> Option<Offset> {
     offset_of(&messages[last_line(messages)..])
 }
 
-/// Returns the end of the last transaction that ends within some whole messages, and its commit
-/// position.
+/// Finds the last message that ends a transaction. Returns the index after it, and the commit
+/// position of the transaction. `messages` must be whole messages.
 pub fn last_commit(mut messages: &[u8]) -> Option<(usize, u64)> {
     while !messages.is_empty() {
         let start = last_line(messages);

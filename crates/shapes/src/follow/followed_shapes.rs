@@ -62,7 +62,8 @@ enum SnapshotPhase {
     /// The snapshot isn't taken yet: transactions are held.
     Pending {
         held: Vec<HeldTransaction>,
-        /// Position from which on transactions are held. The snapshot must see all earlier ones.
+        /// Transactions with a commit at or after this LSN are held. The snapshot must see all
+        /// earlier ones.
         since: u64,
     },
     /// The snapshot sees these transactions.
@@ -98,7 +99,8 @@ impl FollowedShapes {
         };
     }
 
-    /// Drops the recent transactions: they are of another database, or of another process.
+    /// Drops the recent transactions and the partition trees: they belong to another database, or
+    /// another process has written since.
     pub(crate) fn forget_recent(&mut self) {
         self.recent.clear();
         self.descendants.clear();
@@ -191,8 +193,8 @@ impl FollowedShapes {
         groups[at].add(followed);
     }
 
-    /// Sets the transactions that a shape's snapshot sees. Within a transaction, they are applied
-    /// after it.
+    /// Sets the transactions that a shape's snapshot sees, and applies the snapshot to the held
+    /// transactions. If a transaction is being applied, the snapshot is applied after its end.
     ///
     /// Returns `false` if the snapshot was taken too early: it doesn't see a transaction from
     /// before the shape was followed. That is possible because Postgres writes a commit to its WAL
@@ -235,7 +237,8 @@ impl FollowedShapes {
         };
         let since = *since;
         let Some(oid) = self.oids.get(&shape) else { return false };
-        // A change under a partitioned table may concern any table below it.
+        // A change that the stream sends with the oid of a partitioned table may concern any table
+        // below it.
         let above = self.descendants.iter().filter(|(_, below)| below.contains(oid)).map(|(above, _)| above);
         let now = self.transaction.filter(|(lsn, _)| *lsn < since);
         now.is_some_and(|(lsn, xid)| !seen.sees(lsn, xid))
@@ -257,8 +260,8 @@ impl FollowedShapes {
                 continue;
             }
             if let Some(keys) = self.followed_shape(shape).and_then(|followed| followed.keys.as_mut()) {
-                // The changes only wait for the keys of the snapshot here. They are checked when
-                // those are set.
+                // The keys of the snapshot aren't set yet, so `apply` only stores the changes and
+                // returns `true`. `set_key_counts` checks them.
                 let _always_exact = held.iter().all(|held| keys.apply(&held.key_changes));
             }
             // A record without messages would move the end of the shape's log to an offset that
@@ -283,8 +286,8 @@ impl FollowedShapes {
         }
     }
 
-    /// Deletes a shape whose log can't represent a transaction. If its snapshot isn't taken, the
-    /// decision is held.
+    /// Deletes a shape whose log can't represent a transaction, unless its snapshot sees the
+    /// transaction. If the snapshot isn't taken, [`settle`](Self::settle) decides later.
     pub(super) fn mark_unfit(&mut self, shape: u64, transaction: &OpenTransaction, inner: &StoreInner) {
         let Some(followed) = self.followed_shape(shape) else { return };
         if followed.snapshot_sees(transaction) {
@@ -379,7 +382,8 @@ impl FollowedShapes {
             tracing::info!(schema, name, oid, %change, "table shapes deleted: catalog changed");
             inner.shapes_of(*oid).into_iter().for_each(|shape| self.delete(shape, inner));
         }
-        // After the deletions, in memory and in the WAL: a crash in between must not lose them.
+        // The baseline is set after the deletions, in memory and in the WAL. In the reverse order,
+        // a crash in between would lose the deletions.
         inner.set_baseline(table);
     }
 

@@ -55,11 +55,11 @@ pub enum FollowError {
         /// Oid of the table.
         oid: u32,
     },
-    /// A message of a kind that isn't used.
-    #[error("the stream has a message that wasn't asked for")]
+    /// A message of a kind that Forebay doesn't request, such as a streamed transaction.
+    #[error("the stream has a message of an unexpected kind")]
     Unexpected,
     /// The store was opened or reset after the stream started, so changes in between are missing.
-    #[error("the stream began before the store did")]
+    #[error("the stream started before the store was opened or reset")]
     Stale,
 }
 

@@ -1,6 +1,7 @@
 //! Open transaction: the messages encoded so far, and the shapes that get them.
 //!
-//! Invariant: the text since the last part has at most `MAX_TEXT` bytes, the maximum of a record.
+//! Invariant: the messages since the last part have at most `MAX_TEXT` bytes, the maximum of a
+//! record.
 //! Enforced by: the transaction is queued in parts, and a message beyond the maximum is discarded.
 
 use std::collections::{HashMap, HashSet};
@@ -17,11 +18,11 @@ use crate::row_keys::KeyChange;
 use crate::shape::Shape;
 use crate::store::record::{MAX_TEXT, MessageRange, ShapeTouch, TransactionPart};
 
-/// Maximum number of ranges of a part, not counting those of its last change.
+/// Number of ranges at which a part is queued. Checked after each change, so a part may exceed it
+/// by the ranges of one change.
 const PART_RANGES: usize = 1 << 16;
 
-/// Maximum number of deferrable keys that are remembered for a transaction. With spare capacity,
-/// they take 32 MiB.
+/// Maximum number of entries in `entered_keys`. With spare capacity, they take 32 MiB.
 const MAX_ENTERED: usize = 1 << 20;
 
 /// Maximum number of key changes that wait for the commit. A change takes 16 bytes: 16 MiB.
@@ -42,7 +43,8 @@ pub(super) struct OpenTransaction {
     pub(super) op: u64,
     /// Oids of the tables that it changes.
     pub(super) oids: Vec<u32>,
-    /// Versions of changed relations that have relatives: the last one, and all of them.
+    /// Versions of the changed relations that have ancestors or descendants in a partition tree.
+    /// First the version of the relation that changed last, then the set of all versions.
     related: (u64, HashSet<u64>),
     /// Hashes of the keys that rows got in this transaction, for tables with a deferrable key.
     entered_keys: HashSet<u64>,
@@ -82,9 +84,10 @@ pub(super) struct RowChangeKeys {
     pub(super) new: Option<u64>,
 }
 
-/// Change encoded for all shapes with one row encoder, which is identified by its address.
+/// Change encoded for all shapes with the same row encoder.
 #[derive(Debug)]
 pub(super) struct EncodedChange {
+    /// Address of the row encoder, which identifies it.
     layout: usize,
     effect: RowEffect,
     message: EncodeOutcome,
@@ -122,8 +125,8 @@ impl OpenTransaction {
         }
     }
 
-    /// Adds a change to a shape. Encodes it, unless a shape with the same row encoder has done so.
-    /// Returns `false` if the message is too large.
+    /// Adds a change to a shape. Encodes it, unless `encoded` already has its message for the
+    /// shape's row encoder. Returns `false` if the message is too large.
     pub(super) fn write(
         &mut self,
         shape: &Shape,
@@ -219,7 +222,8 @@ impl OpenTransaction {
         }
     }
 
-    /// Adds a changed relation that has relatives. Returns `true` the first time.
+    /// Adds a changed relation that has ancestors or descendants. Returns `true` if this is the
+    /// first call for the relation in this transaction.
     pub(super) fn add_relation(&mut self, relation: &StreamRelation) -> bool {
         let version = relation.described.version;
         if self.related.0 == version {
@@ -233,13 +237,14 @@ impl OpenTransaction {
         is_first
     }
 
-    /// Moves a row from one key to another, in a table whose key is deferrable. Returns `false` if
-    /// clients can't apply the change exactly.
+    /// Records that a row leaves one key and gets another, in a table whose key is deferrable.
+    /// Returns `false` if clients can't apply the change exactly.
     ///
     /// Within a transaction, two rows may have the same key, and a client identifies a row by its
     /// key. One of the two got the key in this transaction, and one must leave it before the
-    /// commit. So if no row leaves a key that was entered before, no two rows had the same key, and
-    /// the messages are exact. Otherwise it is unknown which row the client would lose.
+    /// commit. So if no row leaves a key that a row got earlier in the same transaction, no two
+    /// rows had the same key, and the messages are exact. Otherwise it is unknown which of the two
+    /// rows the client would lose.
     pub(super) fn move_deferrable_key(&mut self, left: Option<u64>, entered: Option<u64>) -> bool {
         let is_crossed = left.is_some_and(|key| self.entered_keys.contains(&key));
         let has_room = self.entered_keys.len() < MAX_ENTERED;
@@ -263,8 +268,9 @@ impl OpenTransaction {
         self.key_change_count += changes.len() - before;
     }
 
-    /// Returns whether row keys must be counted before the commit. If the stream is interrupted
-    /// after that, some keys are counted twice, which may delete a shape too early.
+    /// Returns whether there are so many key changes that they must be counted before the commit.
+    /// If the stream is interrupted between the count and the commit, some keys are counted twice.
+    /// That may delete a shape too early.
     pub(super) fn has_many_keys(&self) -> bool {
         self.key_change_count > MAX_KEY_CHANGES
     }
@@ -279,8 +285,8 @@ impl OpenTransaction {
         self.text.len() >= self.part_bytes || self.range_count >= PART_RANGES
     }
 
-    /// Returns the changes since the last part, without those that are held; `None`: there are
-    /// none.
+    /// Returns the changes since the last part. Changes of shapes without a snapshot are held
+    /// instead. `None`: no other changes are left.
     pub(super) fn part(&mut self, followed: &mut FollowedShapes) -> Option<TransactionPart> {
         let changes = self.next_part(followed);
         (!changes.touches.is_empty()).then(|| {

@@ -121,7 +121,8 @@ impl TableTransactions {
         self.forgotten = Some(ForgottenTransactions { xid, seen_at });
     }
 
-    /// Does the same for one table. Returns how many entries were dropped.
+    /// Does the same as [`RecentTransactions::prune`] for one table. Returns the number of dropped
+    /// entries.
     fn prune(&mut self, seen: &SnapshotVisibility, follows: u64, oldest: u64) -> usize {
         let before = self.entries.len();
         let stays = |seen_at: &mut u64, is_seen: &dyn Fn() -> bool| {

@@ -232,7 +232,7 @@ impl TableGroup {
                 Ok(None) => true,
                 Ok(Some(effect)) => {
                     if self.table.key.is_empty() {
-                        // Equal for all shapes of the table.
+                        // The hashes are equal for all shapes of the table.
                         let keys = keys.get_or_insert_with(|| row_keys(&followed.shape, rows));
                         transaction.add_key_changes(shape, effect, keys);
                     }

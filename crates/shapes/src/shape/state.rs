@@ -29,7 +29,7 @@ pub(crate) struct ShapeState {
     pub(crate) listener: Option<Arc<dyn LogListener>>,
 }
 
-/// Life phase of a shape.
+/// Phase in the life of a shape.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum ShapePhase {
     /// The snapshot isn't complete.
@@ -120,7 +120,7 @@ impl Shape {
         self.apply_merge(&catalog_shape.log);
     }
 
-    /// Applies the merge state of a log.
+    /// Sets the start of the log file and the chunks of the merged part, as the catalog has them.
     pub(crate) fn apply_merge(&self, log: &CatalogLog) {
         self.lock().apply_merge(log);
         if log.base > 0 {
@@ -234,8 +234,8 @@ impl Shape {
 }
 
 impl ShapeState {
-    /// Returns the number of bytes that the writer must write to files. The creation writes an
-    /// incomplete snapshot.
+    /// Returns the number of bytes that the writer must write to files. An incomplete snapshot
+    /// isn't counted: its [`ShapeCreation`](crate::ShapeCreation) writes it.
     pub(crate) fn unwritten_bytes(&self) -> u64 {
         match self.phase {
             ShapePhase::Filling => self.log.unwritten_bytes(),

@@ -34,6 +34,7 @@ pub(crate) fn row(values: [&str; 3]) -> SimulatedRow {
     values.iter().map(|value| (*value != "NULL").then(|| (*value).to_owned())).collect()
 }
 
+/// Returns the options of a shape with all columns.
 pub(crate) fn choice(clause: Option<&str>) -> ShapeOptions {
     ShapeOptions {
         clause: clause.map(str::to_owned),
@@ -43,6 +44,7 @@ pub(crate) fn choice(clause: Option<&str>) -> ShapeOptions {
     }
 }
 
+/// Returns the options of a shape with these columns.
 pub(crate) fn of_columns(clause: Option<&str>, columns: &[&str]) -> ShapeOptions {
     ShapeOptions { columns: Some(columns.iter().map(|&name| name.to_owned()).collect()), ..choice(clause) }
 }
@@ -84,7 +86,7 @@ impl FollowBench {
         MessageBytes::commit(self.lsn, self.lsn + 8)
     }
 
-    /// Sends a transaction with these messages, and waits until it is written.
+    /// Sends a transaction with these messages, and waits until the writer thread has applied it.
     pub(crate) fn transact(&mut self, messages: &[MessageBytes]) {
         let begin = self.begin();
         self.send(&[begin]);
@@ -138,7 +140,7 @@ pub(crate) fn log(shape: &Shape) -> Vec<Value> {
     lines.map(|line| serde_json::from_slice(line.strip_suffix(b",\n").unwrap()).unwrap()).collect()
 }
 
-/// Returns the operation, the position and the values of each message of a log.
+/// Returns the operation, `op_position` and the values of each message of a log.
 pub(crate) fn brief(shape: &Shape) -> Vec<(String, u64, Value)> {
     let brief = |message: &Value| {
         let headers = &message["headers"];

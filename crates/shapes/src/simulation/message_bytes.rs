@@ -70,7 +70,8 @@ impl MessageBytes {
         oids.iter().fold(MessageBytes(vec![b'T']).u32(oids.len() as u32).u8(0), |wire, oid| wire.u32(*oid))
     }
 
-    /// Returns the start of an uncommitted transaction, which isn't requested.
+    /// Returns a Stream Start message. Forebay doesn't request streamed transactions, so the
+    /// follower must refuse it.
     pub(crate) fn stream_start() -> Self {
         MessageBytes(vec![b'S']).u32(1).u8(1)
     }

@@ -1,4 +1,4 @@
-//! Readers beside a writer, and their takeover.
+//! Processes that read a store while another process writes, and their takeover.
 
 use std::any::Any;
 use std::io;

@@ -24,8 +24,8 @@ pub(super) fn visible(store: &Shapes, rng: &mut SimulatedRng) -> VisibleShapes {
         .collect()
 }
 
-/// Reads all complete shapes beside a writer. A shape, or the old files of a merged log, may be
-/// deleted meanwhile; a refresh shows which.
+/// Reads all complete shapes while another process writes. A shape, or the old files of a merged
+/// log, may be deleted during a read; a refresh shows which.
 pub(super) fn visible_while_written(store: &Shapes, rng: &mut SimulatedRng) -> VisibleShapes {
     let mut visible = VisibleShapes::new();
     for shape in complete(store) {

@@ -85,9 +85,9 @@ impl StoreInner {
                 registry.tables.insert(*id, Arc::new(TableSchema::clone(table)));
             }
             Note::Create { id, handle, table, choice } => {
-                // Lock order: `deleted`, then the registry. A shape may be deleted here before its
-                // creation is in the WAL. It must not come back before its deletion is applied,
-                // because clients would be sent to it.
+                // Lock order: `deleted`, then the registry. This process may have deleted the shape
+                // before its creation was in the WAL. The shape must not come back before its
+                // deletion is applied, because clients would find it.
                 let deleted = lock(&self.deleted);
                 let is_deleted = self.is_writing.load(Ordering::Acquire) && deleted.contains(id);
                 let mut registry = self.registry_mut();

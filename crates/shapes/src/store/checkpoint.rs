@@ -1,7 +1,7 @@
 //! Checkpoints: write all state to the catalog and the shapes' files, then remove old WAL segments.
 //!
 //! Invariant: a segment is removed only when the effects of its records are durable elsewhere.
-//! Enforced by: the shapes' files are synced before the catalog that counts their bytes is written.
+//! Enforced by: the shapes' files are synced before the catalog with their new lengths is written.
 //! The segments that the catalog covers are removed last.
 //! Lock order: `spill_lock`, then `garbage` or a shape.
 
@@ -66,8 +66,9 @@ impl StoreCheckpoint {
         // No message is written to the old files until the shapes use the new ones.
         let spill_guard = lock(&inner.spill_lock);
         if let Err(error) = self.sync_and_write_catalog(inner, &compacted) {
-            // After any other error, the new catalog may be in place. The writer ends then, and the
-            // next one removes the files that its catalog doesn't name.
+            // After any other error, the new catalog may be on the disk, so the new files must
+            // stay. The writer thread fails. The next writer removes the files that the catalog on
+            // the disk doesn't refer to.
             if error.kind() == io::ErrorKind::StorageFull {
                 compacted.into_iter().for_each(|compacted| compacted.discard(inner));
             }
@@ -166,8 +167,7 @@ fn spill(inner: &StoreInner, shape: &Shape, snapshot: u64, log: u64) -> io::Resu
     Ok(())
 }
 
-/// Releases messages from memory that are in a shape's file. Compares their bytes with the file
-/// first.
+/// Compares a shape's messages in memory with its file, and releases those that are in the file.
 fn release_written(inner: &StoreInner, shape: &Shape, part: SequenceKind) {
     let (kind, base, (mut at, pieces)) = {
         let state = shape.lock();

@@ -37,7 +37,7 @@ pub(crate) struct CompactedLog {
     shape: Arc<Shape>,
     /// Start of the old log file.
     base: u64,
-    /// The log in the new files.
+    /// Catalog entry of the log in the new files.
     log: CatalogLog,
 }
 
@@ -159,7 +159,7 @@ impl CompactedLog {
     }
 }
 
-/// Writer of the merged file.
+/// Writer of the merged file, `ID.BASE.past`.
 struct PastWriter {
     file: Arc<dyn DiskFile>,
     chunk_bytes: u64,
@@ -168,8 +168,8 @@ struct PastWriter {
     /// Messages that are not in the file yet.
     unwritten: Vec<u8>,
     chunks: Vec<ClosedChunk>,
-    /// The last message and its offset. It is pushed when the next message shows whether it is the
-    /// last one of its transaction.
+    /// The newest message and its offset. It waits for the next message: if that one belongs to
+    /// another transaction, this message gets the ending [`LAST`].
     pending: Option<(Offset, Vec<u8>)>,
 }
 

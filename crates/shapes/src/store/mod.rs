@@ -10,7 +10,8 @@
 //!   shape's id in 16 hexadecimal digits.
 //!   - `ID.snapshot`: the rows. The creation of the shape writes a large snapshot, and syncs it
 //!     before the snapshot is complete. A small one is in the WAL first.
-//!   - `ID.log`: the log. A checkpoint writes it, or the writer when memory is short.
+//!   - `ID.log`: the log. A checkpoint writes it. The writer thread also writes it when more than
+//!     `unwritten_bytes` are only in memory and in the WAL.
 //!   - `ID.BASE.past` and `ID.BASE.log`: instead of `ID.log` after a compaction. The old part of
 //!     the log is merged into the first file. The second one starts at position `BASE` of the log,
 //!     in hexadecimal digits.

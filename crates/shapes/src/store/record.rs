@@ -29,7 +29,7 @@ pub(crate) struct TransactionPart {
     /// LSN of the transaction's commit.
     pub(crate) lsn: u64,
     /// Whether this is the transaction's first part. Parts staged before it belong to a stream that
-    /// was cut, and are sent again.
+    /// was interrupted. Postgres sends their transaction again.
     pub(crate) is_first: bool,
     /// Which messages of `text` belong to which shape.
     pub(crate) touches: Vec<ShapeTouch>,

@@ -24,11 +24,11 @@ pub(crate) struct WriteJob {
     /// Notified when the record is durable and applied. Dropped if the record will never be
     /// written.
     pub(crate) done: Option<oneshot::Sender<()>>,
-    /// Whether the writer makes a checkpoint before it notifies `done`.
+    /// Whether the writer runs a checkpoint before it notifies `done`.
     pub(crate) checkpoint: bool,
 }
 
-/// Queue between the threads that log records and the writer thread.
+/// Queue of records. Any thread adds records, and the writer thread takes them in batches.
 #[derive(Debug, Default)]
 pub(crate) struct WriteQueue {
     state: Mutex<QueueState>,

@@ -1,4 +1,4 @@
-//! Changes of partitions, sent under the partition or under the partitioned table.
+//! Changes of partitions, sent with the oid of the partition or of the partitioned table.
 
 use std::sync::Arc;
 
@@ -143,7 +143,8 @@ fn a_change_sent_under_the_partitioned_table_deletes_the_shapes_of_its_partition
 
 #[test]
 fn a_snapshot_must_see_earlier_changes_sent_under_a_relative() {
-    // A change under a partition for a shape of the partitioned table, and the reverse.
+    // A change sent with the oid of a partition, and a shape of the partitioned table. Then the
+    // reverse.
     let (items, leaf) = (|| table(ITEMS, "items", vec![0]), leaf);
     for (made, comes_under) in [(items(), LEAF), (leaf(), ITEMS), (leaf(), LEAF), (items(), ITEMS)] {
         for sees_it in [true, false] {

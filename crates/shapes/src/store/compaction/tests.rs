@@ -82,7 +82,7 @@ fn a_long_log_is_merged_and_pages_found_before_stay_readable() {
         "all pages state the end of the merged part: {ends:?}"
     );
     assert!(!after.iter().any(|page| shape.is_merged_since(page)));
-    // From the offset of a change that was merged away.
+    // Reads from the offset of a change that was merged into a later one.
     let lsn: u64 = whole[5]["headers"]["lsn"].as_str().unwrap().parse().unwrap();
     let rest = read(&shape, &pages(&shape, Offset::new(lsn, 0)));
     assert_eq!(rest, merged[2..]);

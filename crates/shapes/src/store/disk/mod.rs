@@ -57,8 +57,8 @@ pub(crate) trait Disk: Send + Sync + fmt::Debug {
     /// of files.
     fn sync_dir(&self, dir: &str) -> io::Result<()>;
 
-    /// Makes all bytes and names durable. On Linux it is one call for the whole filesystem, with
-    /// the files of all other programs.
+    /// Makes all bytes and names durable. On Linux it is one call for the whole filesystem, which
+    /// also syncs the files of other programs.
     fn sync_everything(&self) -> io::Result<()>;
 
     /// Locks the storage directory for writing until the value is dropped. Returns `None` if it is
