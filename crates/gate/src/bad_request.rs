@@ -1,6 +1,7 @@
 //! Bad requests: those that the gate refuses before it contacts the upstream.
 //!
-//! Invariant: the only transfer coding that passes is `chunked`, so the gate alone frames bodies.
+//! Invariant: the only transfer coding that passes is `chunked`. The gate decodes it and writes its
+//! own, so gate and upstream never disagree about the end of a body.
 //! Out of scope: permits. A refused request takes none. This file is pure.
 
 use http::header::{CONNECTION, HOST, HeaderMap, HeaderValue, TRANSFER_ENCODING, UPGRADE};
@@ -19,7 +20,8 @@ pub(crate) enum BadRequest {
     Upgrade,
     /// The request-target has no path.
     Target,
-    /// The body has a transfer coding other than `chunked`. The upstream wouldn't receive its name.
+    /// The body has a transfer coding other than `chunked`. The gate removes `Transfer-Encoding`,
+    /// so the upstream couldn't decode the body.
     Coding,
 }
 
@@ -51,8 +53,9 @@ pub(crate) fn check<B>(request: &Request<B>) -> Result<(), BadRequest> {
     Ok(())
 }
 
-/// Returns whether a body has a transfer coding other than a single `chunked`. Such a body would
-/// arrive partly decoded, and the upstream could not detect it: `Transfer-Encoding` is hop-by-hop.
+/// Returns whether a body has a transfer coding other than a single `chunked`. hyper decodes only
+/// `chunked`, and the gate removes `Transfer-Encoding`. So the receiver would get a body that is
+/// still encoded, without the name of the coding.
 pub(crate) fn has_unsupported_coding(headers: &HeaderMap) -> bool {
     let mut codings = headers.get_all(TRANSFER_ENCODING).iter();
     match (codings.next(), codings.next()) {

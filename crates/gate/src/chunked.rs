@@ -1,7 +1,7 @@
 //! Decoder of the chunked transfer coding (RFC 9112, 7.1). It copies no bytes.
 //!
 //! Invariant: each input byte is read once and none is kept. The output is the payload, in order.
-//! `End` follows only after the last chunk and its trailers.
+//! `decode` returns `End` only after the last chunk and its trailers.
 //! Enforced by: one state for each position in the grammar, so that the input may be split
 //! anywhere. Lines end in CRLF only: parsers that disagree about line ends allow smuggling.
 //! Out of scope: sockets. This file is pure.
@@ -35,7 +35,7 @@ enum ChunkState {
     SizeEnd {
         size: u64,
     },
-    /// Payload. `left` is the number of bytes that the chunk still has.
+    /// Payload. `left` is the number of bytes of the chunk that are still to come.
     Data {
         left: u64,
     },
@@ -143,7 +143,8 @@ impl ChunkedDecoder {
             },
             ChunkState::TrailerEnd => expect(byte, b'\n', ChunkState::TrailerStart)?,
             ChunkState::LastLf => expect(byte, b'\n', ChunkState::Done)?,
-            ChunkState::Data { .. } | ChunkState::Done => self.state, // `decode` consumes no byte in these states
+            // `decode` passes no byte in these states.
+            ChunkState::Data { .. } | ChunkState::Done => self.state,
         })
     }
 

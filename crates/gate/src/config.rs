@@ -14,12 +14,13 @@ use super::upstream::UpstreamConfig;
 pub struct Config {
     /// The upstream service.
     pub upstream: UpstreamConfig,
-    /// Routes whose requests take a permit, each with the share of its class in percent (100
-    /// without a class). If empty, every request takes a permit.
+    /// Routes whose requests take a permit, each with the share of the total limit that its class
+    /// may use, in percent (100 without a class). If empty, every request takes a permit.
     pub stream_routes: Vec<(StreamRoute, u8)>,
-    /// Whether the upstream receives the client's `Host` instead of its own name.
+    /// Whether the upstream receives the client's `Host` instead of the upstream's own host and
+    /// port.
     pub preserve_host: bool,
-    /// Whether clients connect over TLS. The upstream then receives the scheme `https`.
+    /// Whether clients connect over TLS. `X-Forwarded-Proto` is then `https`.
     pub is_tls: bool,
     /// Proxies whose forwarded headers are trusted.
     pub trusted_proxies: Vec<Network>,
@@ -29,7 +30,7 @@ pub struct Config {
     pub user_headers: Vec<HeaderName>,
     /// Header in which the upstream receives the id of the verified user.
     pub forward_user_header: Option<HeaderName>,
-    /// How long the gate waits for the next bytes of a request body.
+    /// Maximum time that the gate waits for the next bytes of a request body.
     pub request_idle_timeout: Duration,
 }
 

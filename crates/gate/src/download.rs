@@ -1,7 +1,8 @@
 //! Response body on its way from the upstream to the client.
 //!
-//! Invariant: dropping an incomplete body closes its connection. A body that breaks off yields an
-//! error, never a normal end.
+//! Invariant: dropping an incomplete body closes its connection. A body that fails before its end
+//! yields an error, never a normal end. Exception: a body with neither length nor chunked coding
+//! ends when the upstream closes the connection, so an early close can't be detected.
 //! Enforced by: the body owns the connection. A live stream's socket is detached from hyper, to
 //! free hyper's buffers (`head_io.rs`).
 
@@ -36,7 +37,7 @@ pub(crate) enum Download {
     Direct(DirectDownload),
 }
 
-/// Why a response body broke off.
+/// Why a response body failed before its end.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DownloadError {

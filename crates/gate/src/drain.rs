@@ -98,7 +98,7 @@ impl Drain {
     }
 }
 
-/// Counts a request as in flight until it is dropped, with the response body.
+/// Guard that counts a request as in flight until the guard is dropped. The response body owns it.
 #[derive(Debug)]
 pub(crate) struct InFlightRequest {
     drain: Drain,

@@ -4,7 +4,7 @@
 //! response, or the wait for it, cancels the request to the upstream.
 //! Enforced by: the request's future owns the connection to the upstream, then the response body
 //! does (`upstream_connection.rs`, `download.rs`).
-//! Out of scope: permits. Admission's layer has taken one for each request that needs it.
+//! Out of scope: permits. Admission's layer has taken one for each request that needs one.
 
 use std::convert::Infallible;
 use std::future::{Future, ready};
@@ -92,8 +92,8 @@ impl Forwarder {
             Ok(()) => {
                 let upload = Upload::new(body, self.0.request_idle_timeout);
                 if upload.size_hint().exact().is_none() {
-                    // Without this header, hyper sends no body with a GET or HEAD of unknown
-                    // length.
+                    // Without this header, hyper sends no body of unknown length with a GET or
+                    // HEAD.
                     parts.headers.insert(TRANSFER_ENCODING, HeaderValue::from_static("chunked"));
                 }
                 self.0.upstream.send(Request::from_parts(parts, upload)).await
@@ -225,10 +225,11 @@ fn relay_response(
     Response::from_parts(parts, GateBody::from_upstream(download, in_flight))
 }
 
-/// Returns whether a response is a live stream.
+/// Returns whether a response is a live stream: a successful response of unknown length to an
+/// HTTP/1.1 client, on a stream route.
 ///
-/// After a live stream, the client's connection takes no further request. So without stream routes,
-/// only `text/event-stream` counts as live.
+/// After a live stream, the client's connection takes no further request. So if no stream route is
+/// configured, only `text/event-stream` counts as live.
 fn is_live(parts: &http::response::Parts, kind: RequestKind, version: Version, method: &Method) -> bool {
     let may_be_endless = version == Version::HTTP_11
         && method != Method::HEAD
@@ -279,7 +280,8 @@ pub(crate) struct RequestClassification {
     pub(crate) rejection: Option<BadRequest>,
 }
 
-/// Counts a client that leaves before the response head: the guard is then dropped before `done`.
+/// Counts a client that disconnects before the response head: the guard is then dropped while
+/// `done` is false.
 struct HeadWaitGuard {
     kind: RequestKind,
     done: bool,

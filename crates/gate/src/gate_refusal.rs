@@ -12,7 +12,7 @@ use super::upstream_error::{UploadFault, UpstreamError};
 
 /// `retry-after` while the gate drains. A client that retries at once would reach this gate again.
 const DRAIN_RETRY_SECONDS: u32 = 2;
-/// `retry-after` if the gate has no connection to the upstream.
+/// `retry-after` if the gate has no free connection to the upstream.
 const BUSY_RETRY_SECONDS: u32 = 1;
 
 /// Why the gate itself responds, instead of the upstream.
@@ -21,7 +21,7 @@ pub(crate) enum GateRefusal {
     BadRequest(BadRequest),
     /// The gate drains.
     Draining,
-    /// The server gave no peer address, so no forwarded headers can be written.
+    /// The request has no `ClientAddr`, so the gate can't write the forwarded headers.
     NoPeer,
     /// The upstream switched protocols, although no client may request that.
     SwitchedProtocol,
@@ -98,8 +98,9 @@ impl GateRefusal {
         }
     }
 
-    /// Returns whether to close the client's connection. A draining gate does so. After a bad
-    /// request or an incomplete body, the next bytes may not be the start of a request.
+    /// Returns whether the response closes the client's connection. It does while the gate drains.
+    /// It also does after a bad request or an incomplete body: the bytes that follow may not be the
+    /// start of a request.
     fn ends_connection(&self) -> bool {
         match self {
             GateRefusal::BadRequest(_) | GateRefusal::Draining => true,
@@ -113,7 +114,7 @@ impl GateRefusal {
         }
     }
 
-    /// Returns the response. Admission's layer adds the thread id, as to every response.
+    /// Returns the response. Admission's layer adds `X-Thread-ID` to it, as to every response.
     pub(crate) fn response(self, version: Version) -> Response<GateBody> {
         metrics::count_refusal(self.as_str());
         let mut response = GateBody::from_gate(problem(self.status(), self.as_str(), &self.message()));

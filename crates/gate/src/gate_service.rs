@@ -1,6 +1,6 @@
 //! Gate service: classifies requests, takes permits for streams, and forwards or refuses requests.
 //!
-//! Every request passes admission's layer, which assigns a thread id. Only streams take a permit
+//! Every request passes admission's layer, which sets `X-Thread-ID`. Only streams take a permit
 //! there.
 
 use std::convert::Infallible;

@@ -33,7 +33,7 @@ pub(crate) struct HeadIo {
     control: Arc<HeadIoControl>,
 }
 
-/// Controls a [`HeadIo`] while hyper owns the socket. The connection holds it.
+/// Controls a [`HeadIo`] while hyper owns the socket. `UpstreamConnection` holds it.
 #[derive(Debug, Default)]
 pub(crate) struct HeadIoControl {
     /// A [`ReadMode`].
@@ -72,7 +72,7 @@ impl HeadIoControl {
         !self.unsent.load(Ordering::Relaxed)
     }
 
-    /// Starts a request: no response byte has arrived yet.
+    /// Records that a request begins and that no byte of its response has arrived.
     pub(crate) fn begin_request(&self) {
         self.answered.store(false, Ordering::Relaxed);
     }
@@ -209,7 +209,8 @@ impl Write for HeadIo {
 #[derive(Debug, Default)]
 struct HeadScanner {
     position: LinePosition,
-    /// Start of the status line, such as `HTTP/1.1 103`. Another head follows an interim head.
+    /// Start of the status line, such as `HTTP/1.1 103`. It shows whether the head is interim, so
+    /// that another head follows.
     start: [u8; 12],
     start_length: u8,
 }

@@ -1,8 +1,8 @@
 //! Header rewriting: which headers pass the gate, and which the gate writes.
 //!
 //! Invariant: the upstream receives identity and forwarding headers only from the gate or from a
-//! trusted proxy. The same holds for headers that can change the upstream's route. Hop-by-hop
-//! headers never pass. Only the gate frames bodies.
+//! trusted proxy. The same holds for headers that override the path or the method. Hop-by-hop
+//! headers never pass.
 //! Enforced by: the client's `Connection` header is applied before the gate writes its own headers,
 //! so it can't remove them. Names are compared with `_` read as `-`, because many servers treat
 //! both as equal.
@@ -65,8 +65,8 @@ pub(crate) struct ClientOrigin<'a> {
 
 /// Which forwarding headers of a peer are accepted.
 ///
-/// A proxy writes either `X-Forwarded-…` or `Forwarded`, and passes the client's version of the
-/// other. So at most one of them is accepted.
+/// A proxy writes either `X-Forwarded-…` or `Forwarded`. It forwards the other unchanged, as the
+/// client sent it. So at most one of them is accepted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum PeerTrust {
     /// The peer is not a trusted proxy.
@@ -148,7 +148,7 @@ fn strip_untrusted(headers: &mut HeaderMap, origin: ClientOrigin<'_>) -> u32 {
             name if PROXY_HEADERS.contains(&name) => (spelling == name, trusted),
             _ => return false,
         };
-        // A proxy that sets a header doesn't remove the client's header of another spelling.
+        // A proxy that overwrites `x-user-id` may forward a client's `x_user_id` unchanged.
         !is_configured_spelling || !is_trusted
     })
 }
@@ -175,7 +175,8 @@ fn remove_where(headers: &mut HeaderMap, is_unwanted: impl Fn(&str, &str) -> boo
     u32::try_from(unwanted.len()).unwrap_or(u32::MAX)
 }
 
-/// Joins cookies that HTTP/2 split into several headers; HTTP/1.1 has one (RFC 9113, 8.2.3).
+/// Joins cookies that an HTTP/2 client split into several headers. HTTP/1.1 allows only one
+/// `Cookie` header (RFC 9113, 8.2.3).
 fn join_cookies(headers: &mut HeaderMap) {
     let cookies: Vec<&[u8]> = headers.get_all(COOKIE).iter().map(HeaderValue::as_bytes).collect();
     if cookies.len() > 1

@@ -1,9 +1,9 @@
 //! Idle connections of a pool, which wait for their next request.
 //!
-//! Invariant: at most `max` connections are idle, none longer than `timeout`. The most recently
-//! used one is taken first, so connections of a past burst expire.
+//! Invariant: at most `max` connections are idle, and none is reused after `timeout`. The most
+//! recently used one is taken first, so connections of a past burst expire.
 //! Enforced by: `put` and `make_room` remove the oldest first. `take` returns no expired
-//! connection, and `remove_expired` removes them.
+//! connection. The pool's task calls `remove_expired` regularly.
 //! Out of scope: sockets and clocks. This file is pure.
 
 use std::collections::VecDeque;

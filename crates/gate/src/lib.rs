@@ -1,9 +1,10 @@
 //! Streaming reverse proxy with admission control in front of one upstream, as a tower service for
 //! [`forebay_stream::HttpServer`].
 //!
-//! A *stream* is a request on a configured route. It takes a permit before the upstream receives
-//! it, and returns the permit when its response body has ended. All other requests pass without a
-//! permit. Without configured routes, every request takes one.
+//! A *stream* is a request on a configured route. For each stream, the gate takes a permit
+//! before the request is sent to the upstream. The permit is returned when the response body has
+//! ended. Other requests need no permit. If no route is configured, every request counts as a
+//! stream.
 //!
 //! ```
 //! use forebay_admission::{Admission, Identifier};
@@ -27,7 +28,7 @@
 //!
 //! ```text
 //! client ─▶ HttpServer ─▶ gate_service.rs ─▶ AdmissionLayer ─▶ forwarder.rs ─▶ upstream.rs ─▶ app
-//!           HTTP/1.1,     bad_request.rs     thread id;        headers.rs      pool of
+//!           HTTP/1.1,     bad_request.rs     X-Thread-ID;      headers.rs      pool of
 //!           HTTP/2        stream_routes.rs   permit, if a      drain.rs        HTTP/1.1
 //!                                            stream                            connections
 //!
@@ -35,30 +36,33 @@
 //! response body  client ◀── permit ◀── gate_body.rs ◀── download.rs ◀── hyper, or the socket
 //! ```
 //!
-//! A live stream's socket is detached from hyper after the response head, because hyper's buffers
-//! cost 16 KiB per connection. The response body owns the connection and the permit. Dropping
-//! the body closes the connection and returns the permit.
+//! A *live stream* is a stream's response of unknown length to an HTTP/1.1 client. After its head,
+//! the gate detaches the upstream's socket from hyper, because hyper's buffers cost 16 KiB per
+//! connection. The response body owns the connection and the permit. Dropping the body closes the
+//! connection and returns the permit.
 //!
 //! # Invariants and their tests
 //!
-//! - No stream reaches the upstream without a permit, in any common spelling of its path.
-//!   Percent-encoding is decoded once.
+//! - No stream reaches the upstream without a permit. Other common spellings of its path are
+//!   matched as well. Percent-encoding is decoded once: a path that is encoded twice is another
+//!   path.
 //!   Enforced by: only `gate_service.rs` calls `forwarder.rs`, through admission's layer.
 //!   `streams_beyond_the_total_get_a_503_and_a_freed_permit_is_reused`,
 //!   `no_spelling_of_a_path_bypasses_the_limits`, `no_spelling_of_a_segment_bypasses_a_wildcard`,
 //!   `other_spellings_of_a_path_do_not_evade_its_routes_limit`
-//! - A stream holds its permit until its response body has ended. The limits hold over all gates
-//!   that share one quota store.
+//! - A stream holds its permit until its response body has ended. The limits apply across all
+//!   gates that share one quota store.
 //!   `after_random_disconnects_no_permit_is_held`, `a_users_limit_is_exact_across_gates`,
 //!   `the_total_is_shared_and_a_killed_gates_permits_return`
 //! - Bodies pass in both directions as they arrive, unchanged.
 //!   `each_event_arrives_before_the_next_is_sent`,
 //!   `request_and_response_bodies_stream_at_the_same_time`, `many_megabytes_pass_unchanged`
-//! - A client that leaves cancels its request to the upstream.
+//! - If a client disconnects, the gate cancels its request to the upstream.
 //!   `a_client_that_disconnects_before_the_response_cancels_the_request`,
 //!   `a_client_that_disconnects_during_a_stream_cancels_it`
-//! - If the upstream breaks off a body, the client's stream breaks off, too. It never looks
-//!   complete.
+//! - If the upstream aborts a response body, the gate aborts the client's response, so that it
+//!   never looks complete. Exception: a body with neither length nor chunked coding ends when the
+//!   upstream closes the connection.
 //!   `when_the_upstream_aborts_a_stream_the_client_sees_no_clean_end`,
 //!   `a_body_shorter_than_its_content_length_is_not_a_clean_end`
 //! - Open streams continue when all permits are taken, during an outage of Redis, and after SIGTERM
@@ -67,16 +71,16 @@
 //!   `streams_continue_without_redis_and_counts_reconcile_when_it_returns`,
 //!   `after_sigterm_open_streams_continue_new_ones_are_refused_and_the_process_ends_with_the_last`,
 //!   `at_the_drain_deadline_streams_are_cut_without_a_clean_end`
-//! - After SIGTERM, a connected client gets a complete response to a request that was in transit.
+//! - After SIGTERM, a request that a connected client has already sent gets a complete response.
 //!   `every_client_connected_at_sigterm_gets_a_complete_response`
-//! - A request is sent at most twice, and again only after a reused connection failed. Then either
-//!   no byte of it was sent, or it is idempotent, has no body, and no byte of a response arrived.
-//!   No response reaches another client.
+//! - The gate sends a request at most twice. It retries only after a reused connection
+//!   failed, and only in two cases: no byte of the request was sent; or the request is idempotent,
+//!   has no body, and no byte of a response arrived. No client receives another client's response.
 //!   `a_request_is_not_retried_once_a_response_byte_arrived`,
 //!   `only_idempotent_requests_on_reused_connections_are_retried_and_only_once`,
 //!   `random_load_mixes_up_no_responses_and_leaks_nothing`
-//! - Identity headers, forwarded headers and headers that override the route reach the upstream
-//!   only if the gate or a trusted proxy wrote them.
+//! - Identity headers, forwarded headers and headers that override the path or the method reach the
+//!   upstream only if the gate or a trusted proxy wrote them.
 //!   `identity_headers_of_an_untrusted_peer_are_dropped`,
 //!   `an_untrusted_peer_cannot_override_the_route`,
 //!   `a_proxy_that_writes_forwarded_is_trusted_for_that_header_only`,
@@ -92,15 +96,15 @@
 //!
 //! | quantity | bound | beyond it |
 //! |---|---|---|
-//! | open connections to the upstream | `max_connections`, 16,384 | idle ones are closed, then 503 with retry-after |
+//! | open connections to the upstream | `max_connections`, 16,384 | the oldest idle one is closed; if none is idle, 503 with `retry-after` |
 //! | idle connections | `max_idle`, 256 | the oldest is closed |
-//! | idle time of a connection | `idle_timeout`, 4 s | it is closed |
+//! | idle time of a connection | `idle_timeout`, 4 s | it is not reused; it is closed within another 2 s |
 //! | time of a dial, name resolution included | `connect_timeout`, 5 s | 504 |
-//! | time to the response head | `response_timeout`, 60 s after the last progress of the upload | 504 |
+//! | time to the response head | `response_timeout`, 60 s after the last progress of the upload, or after the request if it has no body | 504 |
 //! | pause in a request body | `request_idle_timeout`, 30 s | 408 |
 //! | response head | 64 KiB, 256 headers | 502 |
-//! | chunk extensions and trailers of a live stream | 64 KiB | the stream breaks off |
-//! | bytes in memory for each direction of a body | one read: for a live stream, at most 16 KiB | the sender waits |
+//! | chunk extensions and trailers of a live stream | 64 KiB | the stream is aborted |
+//! | buffered bytes of a body, in each direction | the bytes of one read (live stream: at most 16 KiB) | the sender waits |
 //!
 //! # Where to look
 //!
@@ -121,15 +125,16 @@
 //!
 //! # Decisions
 //!
-//! - **Path readings.** Upstreams decode, split and resolve paths differently. A request is a
-//!   stream if any common reading of its path matches a route. A false match costs a permit; a
-//!   missed match would bypass the limits.
-//! - **Own connection pool.** A request drives its own connection, so dropping the request cancels
-//!   it. The pool also records whether any byte of a response arrived, which hyper's errors don't
-//!   report.
-//! - **Readiness.** `/readyz` is 503 while the gate drains, and from the gate's start until the
-//!   quota's rebuild ends. Later rebuilds and outages affect all gates at once, so all gates stay
-//!   ready.
+//! - **Path readings.** Servers decode and split paths, and resolve `..`, in different ways. A
+//!   request is a stream if its path matches a route in any common way. A false match costs a
+//!   permit; a missed match would bypass the limits.
+//! - **Own connection pool.** The future of a request polls its own connection, so dropping that
+//!   future closes the connection. The pool also records whether any byte of a response arrived,
+//!   which hyper's errors don't report.
+//! - **Readiness.** `/readyz` is 503 while the gate drains. It is also 503 after the start, if the
+//!   quota is being rebuilt because its store is new or was lost; the gate can't admit streams
+//!   until the rebuild ends. Later rebuilds and outages affect all gates at once, so they
+//!   don't change readiness.
 
 mod bad_request;
 mod chunked;

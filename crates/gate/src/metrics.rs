@@ -69,7 +69,7 @@ pub(crate) fn set_gauges(upstream: UpstreamStats, stream: RequestKind, drain: &D
     gauge!(DRAINING).set(if drain.is_draining() { 1.0 } else { 0.0 });
 }
 
-/// When a client left.
+/// When a client disconnected.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum CancelStage {
     /// Before the response head.

@@ -23,8 +23,8 @@ pub struct ReverseProxy {
 }
 
 impl ReverseProxy {
-    /// Creates the proxy without dialing. Needs a tokio runtime: a task closes expired idle
-    /// connections.
+    /// Creates the proxy, and spawns a task that closes expired idle connections. Doesn't dial.
+    /// Must be called inside a tokio runtime.
     pub fn new(config: Config, identify: Identifier) -> ReverseProxy {
         let mut user_headers = config.user_headers;
         user_headers.extend(config.forward_user_header.clone());
@@ -67,7 +67,7 @@ impl ReverseProxy {
         self.forwarder.is_failing()
     }
 
-    /// Returns the counters of the connection pool.
+    /// Returns the gauges and counters of the connection pool.
     pub fn upstream_stats(&self) -> UpstreamStats {
         self.forwarder.upstream().stats()
     }

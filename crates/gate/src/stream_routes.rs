@@ -16,7 +16,8 @@ use std::str::FromStr;
 use forebay_admission::Class;
 use http::Method;
 
-/// Routes whose requests take a permit, each with the share of its class in percent.
+/// Routes whose requests take a permit, each with the share of the total limit that its class may
+/// use, in percent.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct StreamRoutes(Vec<(StreamRoute, u8)>);
 
@@ -201,7 +202,7 @@ impl PathReading {
     fn distinct_for(path: &str, decoded: &str) -> impl Iterator<Item = PathReading> {
         let has = |part: &str| decoded.contains(part);
         let (escapes, backslashes, parameters) = (path.contains('%'), has("\\"), has(";"));
-        // Backslashes and parameters may leave an empty segment, or one of dots only.
+        // Splitting at a backslash or removing parameters may leave an empty segment, `.` or `..`.
         let empty = backslashes || parameters || has("//") || decoded.ends_with('/');
         let dots = has("/.") || has("\\.");
         let steps = [escapes, backslashes, parameters, empty, dots];

@@ -16,7 +16,7 @@ use forebay_stream::Incoming;
 use http_body::{Body, Frame, SizeHint};
 use tokio::time::{Instant, Sleep, sleep_until};
 
-/// A request body, as the connection to the upstream reads it.
+/// A request body that the connection to the upstream reads.
 #[derive(Debug)]
 pub(crate) struct Upload {
     /// `None` if the request has no body.
@@ -32,7 +32,7 @@ pub(crate) struct Upload {
 pub(crate) enum UploadError {
     #[error("the client sent no body bytes for {0:?}")]
     Stalled(Duration),
-    #[error("the client's body broke off")]
+    #[error("the client's request body failed before its end")]
     Broken(#[source] hyper::Error),
 }
 

@@ -1,10 +1,11 @@
 //! Upstream: its address, its connection pool, and the rule for sending a request again.
 //!
 //! Invariant: at most `max_connections` connections are open, idle ones included. At most
-//! `max_idle` are idle, none longer than `idle_timeout`.
-//! Invariant: a request is sent at most twice, and again only over a new connection after a reused
-//! one failed. Then either no byte of it was sent, or it is repeatable and no byte of a response
-//! arrived. A repeatable request has an idempotent method (RFC 9110, 9.2.2) and no body.
+//! `max_idle` are idle. None is reused after `idle_timeout`.
+//! Invariant: a request is sent at most twice. The second time is over a new connection, after a
+//! reused one failed, and only in two cases: no byte of the request was sent; or the request is
+//! repeatable and no byte of a response arrived. A repeatable request has an idempotent method
+//! (RFC 9110, 9.2.2) and no body.
 //! Enforced by: every connection owns a permit of the pool. Only [`Upstream::send`] decides to send
 //! again.
 //!
@@ -46,9 +47,10 @@ pub struct UpstreamConfig {
     pub authority: Authority,
     /// Time for one dial, name resolution included.
     pub connect_timeout: Duration,
-    /// Time from the last progress of the upload to the response head.
+    /// Time from the last progress of the upload to the response head. For a request without a
+    /// body, it runs from the time of the request, so it includes the dial.
     pub response_timeout: Duration,
-    /// Maximum time that a connection may be idle.
+    /// Idle time after which a connection isn't reused. A task closes it soon afterwards.
     pub idle_timeout: Duration,
     /// Maximum number of idle connections.
     pub max_idle: usize,
@@ -82,7 +84,7 @@ impl UpstreamConfig {
 #[derive(Debug, Clone)]
 pub(crate) struct Upstream {
     pool: Arc<UpstreamPool>,
-    /// The upstream's own host, for requests whose `Host` isn't preserved.
+    /// The upstream's host and port: the `Host` header if the client's isn't preserved.
     host: HeaderValue,
 }
 
@@ -99,7 +101,7 @@ pub(crate) struct UpstreamPool {
     retries: AtomicU64,
 }
 
-/// Counters of the connection pool.
+/// Gauges and counters of the connection pool.
 #[derive(Debug, Clone, Copy, Default, Serialize)]
 pub struct UpstreamStats {
     /// Open connections, idle ones included.
@@ -115,8 +117,8 @@ pub struct UpstreamStats {
 }
 
 impl Upstream {
-    /// Creates the pool. Must be called inside a tokio runtime: a task closes expired idle
-    /// connections.
+    /// Creates the pool, and spawns a task that closes expired idle connections. Must be called
+    /// inside a tokio runtime.
     pub(crate) fn new(config: UpstreamConfig) -> Upstream {
         let host = HeaderValue::from_str(config.authority.as_str()).unwrap_or(HeaderValue::from_static(""));
         let idle_timeout = config.idle_timeout;
@@ -186,12 +188,12 @@ impl Upstream {
     }
 }
 
-/// Returns the request to send again: one that was never sent, or the copy of a repeatable one that
-/// got no byte of a response. Most likely the upstream closed the connection before it read the
-/// request.
+/// Returns the request to send again after an exchange failed: the request itself if no byte of it
+/// was sent, or else its copy if no byte of a response arrived. In the second case the upstream
+/// most likely closed the idle connection before it read the request.
 ///
 /// # Errors
-/// Returns the error if the request must not be sent again.
+/// Returns the error of the exchange if the request must not be sent again.
 fn request_to_resend(
     error: ExchangeError,
     copy: Option<Request<Upload>>,
@@ -228,7 +230,7 @@ impl UpstreamPool {
         drop(evicted); // closes the socket outside the lock
     }
 
-    /// Returns an idle connection. Drops those whose socket shows that the upstream has closed it.
+    /// Returns an idle connection. Drops the idle connections that the upstream has closed.
     async fn take_idle(&self) -> Option<Box<UpstreamConnection>> {
         poll_fn(|cx| {
             loop {
@@ -254,7 +256,8 @@ impl UpstreamPool {
         UpstreamConnection::start(socket, permit).await.map_err(UpstreamError::Response)
     }
 
-    /// Takes a permit for a new connection. Closes idle connections before it fails.
+    /// Takes a permit for a new connection. If none is free, closes the expired idle connections,
+    /// or else the oldest one, and tries once more.
     fn acquire_permit(&self) -> Result<OwnedSemaphorePermit, UpstreamError> {
         let mut permit = Arc::clone(&self.permits).try_acquire_owned();
         if permit.is_err() {
@@ -267,8 +270,11 @@ impl UpstreamPool {
 }
 
 /// Tries the addresses in the order of resolution. Each gets an equal part of the remaining time,
-/// so an unresponsive address leaves time for the next. Fails with the first failure that is the
-/// upstream's fault, or else with the last.
+/// so an unresponsive address leaves time for the next.
+///
+/// # Errors
+/// If all addresses fail, returns the first error that the upstream caused. If the upstream caused
+/// none, returns the last error.
 async fn connect(
     addresses: &[SocketAddr],
     deadline: tokio::time::Instant,

@@ -45,7 +45,7 @@ impl fmt::Display for UploadFault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             UploadFault::Stalled(idle) => write!(f, "the client sent no body bytes for {idle:?}"),
-            UploadFault::Broken => f.write_str("the client's body broke off"),
+            UploadFault::Broken => f.write_str("the client's request body failed before its end"),
         }
     }
 }
