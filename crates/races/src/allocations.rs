@@ -1,7 +1,7 @@
 //! Counts heap allocations of the whole process.
 //!
-//! While counting is off, an allocation costs one more relaxed load, so that timed races aren't
-//! disturbed.
+//! While counting is off, it adds only one relaxed load to an allocation, so timed races are hardly
+//! affected.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -11,7 +11,8 @@ static ALLOCATOR: CountingAllocator = CountingAllocator;
 static ENABLED: AtomicBool = AtomicBool::new(false);
 static COUNT: AtomicU64 = AtomicU64::new(0);
 
-/// Runs `work`, and returns the number of allocations and reallocations of the process meanwhile.
+/// Runs `work`. Returns its result, and the number of allocations and reallocations that the
+/// process made meanwhile.
 pub(crate) fn during<T>(work: impl FnOnce() -> T) -> (T, u64) {
     let before = COUNT.load(Relaxed);
     ENABLED.store(true, Relaxed);
@@ -20,7 +21,7 @@ pub(crate) fn during<T>(work: impl FnOnce() -> T) -> (T, u64) {
     (done, COUNT.load(Relaxed) - before)
 }
 
-/// Allocator that counts, and passes every call to `System`.
+/// Allocator that counts allocations and passes every call to `System`.
 struct CountingAllocator;
 
 fn count() {
@@ -34,7 +35,7 @@ fn count() {
 unsafe impl GlobalAlloc for CountingAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count();
-        // SAFETY: the caller upholds the contract, which is the one of `System`.
+        // SAFETY: the caller upholds the contract of `GlobalAlloc`, and `System` has the same one.
         unsafe { System.alloc(layout) }
     }
 

@@ -29,7 +29,7 @@ pub(crate) struct Race {
     pub(crate) child: fn(experiment: &str) -> Result<ExperimentReport>,
 }
 
-/// Returns an error. The `child` of races that start no processes of this program.
+/// Returns an error. For the field `child` of races that start no process of this program.
 pub(crate) fn no_child(experiment: &str) -> Result<ExperimentReport> {
     anyhow::bail!("this race has no experiment {experiment}")
 }
@@ -87,7 +87,7 @@ impl Scoreboard {
         self.rows.push(ResultRow::Outcome { race, client: client.into(), report });
     }
 
-    /// Prints the figures of all contestants on stderr. A row has only the two compared ones.
+    /// Prints the figures of all contestants on stderr. A row on stdout has only two of them.
     pub(crate) fn table(&self, case: &str, unit: &str, spreads: &[(&str, Spread)]) {
         eprintln!(
             "{:<32} {:>12} {:>12} {:>12}",
@@ -114,7 +114,7 @@ pub(crate) struct Contest<'a> {
     pub(crate) theirs: f64,
     pub(crate) unit: &'static str,
     pub(crate) better: Better,
-    /// Minimum ratio to reach.
+    /// Ratio to reach.
     pub(crate) goal: f64,
 }
 
@@ -126,7 +126,7 @@ pub(crate) enum Better {
 }
 
 impl Better {
-    /// Returns how many times better `ours` is.
+    /// Returns the ratio of the two figures. Above 1, `ours` is better.
     fn ratio(self, ours: f64, theirs: f64) -> f64 {
         match self {
             Better::Higher => ours / theirs,
@@ -156,7 +156,7 @@ pub(crate) enum ResultRow {
     },
 }
 
-/// Outcome of an experiment: a word or an error, with its numbers.
+/// Outcome of an experiment: a short text or an error message, and named numbers.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct ExperimentReport {
     pub(crate) result: String,
@@ -174,7 +174,7 @@ impl ExperimentReport {
         self
     }
 
-    /// Adds a number, if it is known.
+    /// Adds a number, if there is one.
     pub(crate) fn with_some(self, name: &str, value: Option<f64>) -> Self {
         match value {
             Some(value) => self.with(name, value),
@@ -187,7 +187,7 @@ impl ExperimentReport {
     }
 }
 
-/// Median, minimum and maximum of one contestant's figures.
+/// Median, minimum and maximum of one contestant's figures over all rounds.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Spread {
     pub(crate) median: f64,
@@ -209,7 +209,7 @@ impl Spread {
     }
 }
 
-/// Contestant with the function that runs one turn: set up, warm up, measure.
+/// Contestant, and the function that runs one turn: set up, warm up, measure.
 pub(crate) struct Entrant<'a, S> {
     pub(crate) name: &'static str,
     pub(crate) turn: Box<dyn FnMut() -> Result<S> + 'a>,

@@ -1,8 +1,8 @@
 //! Helper processes of a race. They exchange lines with the race over standard input and output.
 //!
 //! Invariant: a helper ends when the race ends, for any reason.
-//! Enforced by: a helper ends when its standard input is closed, which the kernel does when the
-//! race ends.
+//! Enforced by: a helper that waits for commands ends when its standard input is closed. The kernel
+//! closes it when the race ends.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::process::{Child, ChildStdin, Command, Stdio};
@@ -13,10 +13,10 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use rustix::process::{Pid, Signal, kill_process};
 
-/// Maximum time to wait for a line of a helper.
+/// Maximum time to wait for a line from a helper.
 const LINE_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// Handle of a helper, in the race. Kills the helper on drop.
+/// Handle that the race has of a helper. Kills the helper on drop.
 pub(crate) struct HelperProcess {
     child: Child,
     commands: Option<ChildStdin>,
@@ -49,7 +49,7 @@ impl HelperProcess {
         self.child.id()
     }
 
-    /// Kills the helper, like a crash.
+    /// Kills the helper with SIGKILL.
     pub(crate) fn kill(&mut self) -> io::Result<()> {
         self.child.kill()?;
         self.child.wait().map(drop)
@@ -57,7 +57,8 @@ impl HelperProcess {
 
     /// Sends SIGTERM, and waits until the helper has ended.
     pub(crate) fn terminate(&mut self) -> Result<()> {
-        let pid = i32::try_from(self.pid()).ok().and_then(Pid::from_raw).context("a child has a pid")?;
+        let pid =
+            i32::try_from(self.pid()).ok().and_then(Pid::from_raw).context("the process id is not valid")?;
         kill_process(pid, Signal::TERM)?;
         let status = self.child.wait()?;
         ensure!(status.success(), "{} ended with {status}", self.name);
@@ -67,7 +68,7 @@ impl HelperProcess {
     /// Sends a line to the helper.
     pub(crate) fn send_command(&mut self, command: &str) -> Result<()> {
         let commands = self.commands.as_mut().context("the helper was released")?;
-        writeln!(commands, "{command}").with_context(|| format!("{} is gone", self.name))
+        writeln!(commands, "{command}").with_context(|| format!("{} has ended", self.name))
     }
 
     /// Waits for the next line, which must start with `word`, and returns the rest.
@@ -105,7 +106,8 @@ pub(crate) fn announce(line: &str) -> io::Result<()> {
     output.flush()
 }
 
-/// Waits for the next line of the race. `None`: the race released the helper. Called in a helper.
+/// Waits for the next line from the race. Returns `None` if the race released the helper. Called in
+/// a helper.
 pub(crate) fn next_command() -> Option<String> {
     io::stdin().lines().next()?.ok()
 }

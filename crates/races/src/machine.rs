@@ -14,7 +14,7 @@ pub(crate) fn cpu_time() -> Duration {
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
-/// Returns the CPU time of the running threads of another process.
+/// Returns the CPU time of the living threads of another process.
 pub(crate) fn cpu_time_of(pid: u32) -> io::Result<Duration> {
     let mut ns = 0;
     for thread in fs::read_dir(format!("/proc/{pid}/task"))? {

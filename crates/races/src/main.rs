@@ -6,10 +6,10 @@
 //! cargo run --release -p races -- redis --json FILE  all cases, with the rows in a file as well
 //! ```
 //!
-//! A case prints its rows on standard output: comparisons of two figures, and outcomes of one
-//! contestant. `ratio` states how many times better ours is, whether higher or lower is better.
-//! `goal` is the ratio to reach. `peer=limit` compares with a fixed limit. The figures of all
-//! contestants go to standard error.
+//! A case prints its rows on standard output. A row either compares two figures or states the
+//! outcome of one contestant. A `ratio` above 1 means that ours is better: it is `ours / theirs`
+//! where higher is better, and `theirs / ours` where lower is better. `goal` is the ratio to reach.
+//! `peer=limit` compares with a fixed limit. The figures of all contestants go to standard error.
 //!
 //! ```text
 //! race=redis.tasks64_ct ours=… peer=rustis theirs=… ratio=… goal=… unit=ops/s
@@ -24,34 +24,35 @@
 //!
 //! | race | measures | peers |
 //! |---|---|---|
-//! | `admission` | decisions: local, exact over Redis, CPU time of Redis | PING, plain counters, a lease script |
-//! | `fanout` | one write to 1,000 clients: delay, CPU time | a bare thread, durable-streams, Node |
-//! | `redis` | GETs on one connection: rate, CPU time, allocations, latency | rustis, redis-rs, fred, a raw socket |
-//! | `replication` | draining a slot of a million rows: rate, CPU time | pg_recvlogical, pgwire-replication |
+//! | `admission` | decisions: local, and per user in Redis | PING, plain counters, a lease script |
+//! | `fanout` | one write to 1,000 clients | a socket loop, durable-streams, Node |
+//! | `redis` | GETs on one connection | rustis, redis-rs, fred, a raw socket |
+//! | `replication` | draining a slot of a million rows | pg_recvlogical, pgwire-replication |
 //! | `reservoir` | connection pools: checkout, contention, expiry | deadpool, bb8, sqlx |
 //! | `resilience` | Redis clients under faults | rustis, redis-rs, fred |
-//! | `shapes` | 10,000 shapes: creation, a matching write, crashes | SELECT, ten shapes |
-//! | `snapshot` | a million rows as a shape | COPY |
+//! | `shapes` | creation of 10,000 shapes, a matching write, crashes | SELECTs, ten shapes |
+//! | `snapshot` | reading a shape of a million rows | COPY |
 //! | `streams` | 10,000 SSE streams: memory, broadcast | nginx with nchan, axum |
-//! | `takeover` | time without rows when an instance is restarted or killed | a limit |
-//! | `throughput` | rows from a writing session to a live reader | pg_recvlogical |
+//! | `takeover` | time without rows after a restart or a kill of an instance | a limit |
+//! | `throughput` | rows per second to a live reader | pg_recvlogical |
 //!
 //! # Add a race
 //!
-//! 1. A module with a `pub(crate) const RACE: Race`: name, description, cases, and the function
-//!    that runs them.
-//! 2. The constant in [`RACES`], and a line in both tables: above and in `README.md`.
-//! 3. For each case: an [`Entrant`](harness::Entrant) per contestant with its turn, `interleave`, a
-//!    table, and a `contest`.
-//! 4. A contestant that needs its own process: `harness::run_in_child` for one report, or
+//! 1. Write a module with a `pub(crate) const RACE: Race`: name, description, cases, and the
+//!    function that runs them.
+//! 2. Add the constant to [`RACES`], and a line to both tables: above and in `README.md`.
+//! 3. For each case, create an [`Entrant`](harness::Entrant) per contestant, whose `turn` measures
+//!    once. Run the turns with `harness::interleave`. Print the figures with `Scoreboard::table`
+//!    and the comparison with `Scoreboard::contest`.
+//! 4. If a contestant needs its own process, use `harness::run_in_child` for one report, or
 //!    `helper_process` to exchange lines. In both cases the new process calls the race's `child`.
 //!
 //! # Where to look
 //!
 //! | to find | look in |
 //! |---|---|
-//! | rounds, spreads, rows, their format | `harness.rs` |
-//! | processes of a race | `helper_process.rs` |
+//! | rounds, medians, the format of the rows | `harness.rs` |
+//! | processes that a race starts from this program | `helper_process.rs` |
 //! | CPU time, memory, CPU pinning | `machine.rs`, `process.rs` |
 //! | counted allocations | `allocations.rs` |
 //! | `forebay serve` as a process, and its HTTP client | `serving/` |
@@ -101,9 +102,9 @@ const RACES: &[Race] = &[
 
 /// Runs benchmarks of our crates side by side with their peers, on this machine.
 ///
-/// Each row on stdout has our figure, that of the peer or the limit, and the ratio: how many times
-/// better ours is. Some cases also print the outcome of each contestant. The figures of all
-/// contestants go to stderr.
+/// Each row on stdout has our figure, that of the peer or the limit, and the ratio: above 1, ours
+/// is better. Some cases print the outcome of each contestant. The figures of all contestants go
+/// to stderr.
 #[derive(Parser)]
 #[command(
     after_help = "Run it on an idle machine, with --release; `races --list` names the races and their cases."
@@ -151,7 +152,7 @@ fn main() -> anyhow::Result<()> {
     let mut board = Scoreboard::new(race.name, args.case, args.quick);
     anyhow::ensure!(
         race.cases.iter().any(|case| board.is_selected(case)),
-        "no case of {name} contains that text; see --list"
+        "no case of {name} has that text in its name; see --list"
     );
     (race.run)(&mut board)?;
     if let Some(path) = args.json {

@@ -5,8 +5,8 @@ use std::fs;
 use anyhow::{Context, Result};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// Returns the CPU time of all threads of some processes, in nanoseconds. Exact for threads that
-/// sleep.
+/// Returns the CPU time of the living threads of some processes, in nanoseconds. The time of a
+/// thread that runs at the moment may be a few milliseconds old.
 pub(crate) fn cpu_ns(pids: &[u32]) -> Result<u64> {
     let mut total = 0;
     for pid in pids {
@@ -31,7 +31,7 @@ pub(crate) fn resident_bytes(pids: &[u32]) -> Result<u64> {
     Ok(total)
 }
 
-/// Returns the children of a process.
+/// Returns the ids of the children of a process.
 pub(crate) fn children(parent: u32) -> Result<Vec<u32>> {
     let mut children = Vec::new();
     for entry in fs::read_dir("/proc")? {
@@ -48,7 +48,7 @@ pub(crate) fn children(parent: u32) -> Result<Vec<u32>> {
     Ok(children)
 }
 
-/// Raises the limit of open file descriptors to its maximum.
+/// Raises this process's limit of open file descriptors to the hard limit.
 pub(crate) fn raise_descriptor_limit() -> Result<()> {
     let maximum = getrlimit(Resource::Nofile).maximum;
     setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }).context("raising the descriptor limit")

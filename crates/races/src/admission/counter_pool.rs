@@ -1,5 +1,5 @@
-//! Connection pool of plain Redis counters: reads the counts, then increments them, then lists the
-//! connection.
+//! Peer `seed`: a limit with plain Redis counters. It reads the counts, increments them, and adds
+//! the connection to a set.
 
 use anyhow::{Result, ensure};
 use forebay_redis::RedisClient;
@@ -7,13 +7,13 @@ use forebay_redis::RedisClient;
 const MAX_CONNECTIONS: u64 = 10_000;
 const MAX_PER_USER: u64 = 3;
 
-/// Counters in Redis: one of all connections, and one of each user.
+/// Counters in Redis: one for all connections, and one for each user.
 pub(crate) struct CounterPool<'a> {
     pub(crate) client: &'a RedisClient,
 }
 
 impl CounterPool<'_> {
-    /// Sends five commands, one after the other. Each reply decides whether the next one is sent.
+    /// Sends five commands, each after the reply to the previous one. Fails if a limit is reached.
     pub(crate) async fn acquire(&self, user: &str, thread: &str) -> Result<()> {
         let user_key = format!("connection_pool:user:{user}");
         let total: Option<u64> = self.client.exec(("GET", "connection_pool:total")).await?;
@@ -26,7 +26,7 @@ impl CounterPool<'_> {
         Ok(())
     }
 
-    /// Sends a sixth command, and returns the utilization in percent.
+    /// Sends one more command. Returns the utilization in percent.
     pub(crate) async fn read_utilization(&self) -> Result<u64> {
         let total: Option<u64> = self.client.exec(("GET", "connection_pool:total")).await?;
         Ok(total.unwrap_or(0) * 100 / MAX_CONNECTIONS)

@@ -1,4 +1,4 @@
-//! Exact decisions over Redis: their latency, and the CPU time that they take of Redis.
+//! Exact decisions in Redis: their latency, and the CPU time that Redis spends on them.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -16,8 +16,8 @@ use crate::machine::{CpuPin, cpu_time_of};
 
 const USERS: usize = 2_000;
 
-/// Measures one decision at a time, with client and Redis on one CPU. All streams stay open until
-/// the last decision.
+/// Measures the latency of decisions, one at a time, with client and Redis on one CPU. No unit is
+/// returned before the last decision.
 pub(crate) fn latency(board: &mut Scoreboard) -> Result<()> {
     let server = &Redis::start()?;
     let decisions = board.scaled(5_000);
@@ -40,8 +40,8 @@ pub(crate) fn latency(board: &mut Scoreboard) -> Result<()> {
     Ok(())
 }
 
-/// Takes a unit of a budget and a unit of a user, as admission does. Returns the median, in
-/// microseconds.
+/// Takes a unit of the budget and a unit of a user's limit for each decision, as admission does.
+/// Returns the median latency in microseconds.
 fn ours(server: &Redis, decisions: u64) -> Result<f64> {
     let url = server.url();
     run_in_task(async move {
@@ -51,8 +51,10 @@ fn ours(server: &Redis, decisions: u64) -> Result<f64> {
         for at in 0..decisions {
             let user = user(at);
             let started = Instant::now();
-            let lease =
-                (budget.take().await.context("a unit")?, users.take(&user).await.context("a user's unit")?);
+            let lease = (
+                budget.take().await.context("taking a unit")?,
+                users.take(&user).await.context("taking a user's unit")?,
+            );
             latencies_us.push(started.elapsed().as_secs_f64() * 1e6);
             streams.push(lease);
         }
@@ -78,8 +80,8 @@ fn ping(server: &Redis, decisions: u64) -> Result<f64> {
     })
 }
 
-/// Measures the counter pool: five commands, or six with the read of the utilization. Returns the
-/// median, in microseconds.
+/// Measures the counter pool: five commands, or six if `with_health`, which also reads the
+/// utilization. Returns the median latency in microseconds.
 fn counters(server: &Redis, decisions: u64, with_health: bool) -> Result<f64> {
     let url = server.url();
     run_in_task(async move {
@@ -102,7 +104,8 @@ fn counters(server: &Redis, decisions: u64, with_health: bool) -> Result<f64> {
     })
 }
 
-/// Measures decisions per second of Redis's CPU time, with many concurrent deciders.
+/// Measures how many decisions Redis makes in one second of its CPU time, with many concurrent
+/// tasks.
 pub(crate) fn redis_cpu(board: &mut Scoreboard) -> Result<()> {
     let server = &Redis::start()?;
     let decisions = board.scaled(200_000);
@@ -120,7 +123,7 @@ pub(crate) fn redis_cpu(board: &mut Scoreboard) -> Result<()> {
     Ok(())
 }
 
-/// Number of concurrent tasks.
+/// Number of concurrent tasks, each with one decision at a time.
 const DECIDERS: u64 = 64;
 
 fn ours_per_core(server: &Redis, decisions: u64) -> Result<f64> {
@@ -131,8 +134,8 @@ fn ours_per_core(server: &Redis, decisions: u64) -> Result<f64> {
             let (budget, users) = (budget.clone(), users.clone());
             async move {
                 let lease = (
-                    budget.take().await.context("a unit")?,
-                    users.take(&user).await.context("a user's unit")?,
+                    budget.take().await.context("taking a unit")?,
+                    users.take(&user).await.context("taking a user's unit")?,
                 );
                 tokio::task::yield_now().await;
                 drop(lease);
@@ -159,8 +162,8 @@ fn leases_per_core(server: &Redis, decisions: u64) -> Result<f64> {
     })
 }
 
-/// Runs the deciders, and returns decisions per second of Redis's CPU time. Each decides for one
-/// user after another, and no user is refused.
+/// Runs the tasks, and returns the decisions per second of Redis's CPU time. Fails if a decision
+/// rejects a user.
 async fn per_core<F: Future<Output = Result<()>> + Send>(
     redis: u32,
     decisions: u64,
@@ -186,7 +189,8 @@ async fn per_core<F: Future<Output = Result<()>> + Send>(
     Ok(decisions as f64 / busy.as_secs_f64())
 }
 
-/// Joins a namespace that is ready to grant, so that no rebuild is measured.
+/// Joins a namespace, and takes a first unit. The rebuild of the namespace is marked as finished
+/// beforehand, so that it isn't measured.
 async fn join(url: &str) -> Result<(Quota, Budget, KeyedLimit)> {
     let client = RedisClient::connect(url).await?;
     client.exec::<u64>(("HSET", "{race}:m", ["!", "1:0", "?", "0"])).await?;
@@ -194,7 +198,7 @@ async fn join(url: &str) -> Result<(Quota, Budget, KeyedLimit)> {
     anyhow::ensure!(quota.status().mode == QuotaMode::Normal, "the member is {}", quota.status().mode);
     let budget = quota.budget("streams", BudgetConfig::new(10_000));
     let users = quota.keyed_limit("user", 3);
-    drop(budget.take().await.context("a first unit")?);
+    drop(budget.take().await.context("taking the first unit")?);
     tokio::time::sleep(Duration::from_millis(20)).await;
     Ok((quota, budget, users))
 }

@@ -1,14 +1,17 @@
-//! Common exact limit over Redis: a sorted set of leases by expiry for each key, in one script.
+//! Peer: a common way to limit users exactly in Redis. Each user has a sorted set of leases, scored
+//! by expiry. A Lua script takes a lease, and ZREM releases it.
 
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use forebay_redis::{LuaScript, RedisClient};
 
+/// Lifetime of a lease that isn't released.
 const LEASE: Duration = Duration::from_secs(60);
+/// Maximum number of leases of a user.
 const LIMIT: u32 = 3;
 
-/// Removes expired leases, counts the rest, and adds one.
+/// Removes expired leases, then adds one and returns 1. Returns 0 if the limit is reached.
 const ACQUIRE: &str = r"
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
@@ -19,7 +22,7 @@ redis.call('PEXPIRE', KEYS[1], ARGV[2])
 return 1
 ";
 
-/// Takes and releases leases with the script.
+/// Takes leases with the script, and releases them with ZREM.
 pub(crate) struct LeaseScript {
     client: RedisClient,
     acquire: LuaScript,

@@ -1,11 +1,11 @@
-//! Admission decisions: the cost of a local one, the latency of an exact one over Redis, and its
-//! cost for Redis.
+//! Admission decisions: the time of a local one, the latency of an exact one in Redis, and the CPU
+//! time that Redis spends on it.
 //!
-//! A decision takes a unit and returns it. All contestants use the same Redis and, where they need
-//! a client, ours. So only the commands differ.
+//! A decision takes a unit. All contestants that use Redis share one server and use our client, so
+//! only the commands differ.
 //!
-//! The peer `seed` is a connection pool of plain counters, whose commands are sent one after the
-//! other.
+//! The peer `seed` counts with plain counters, and sends one command after the other. `seed-drawn`
+//! is the same without reading the utilization.
 
 mod counter_pool;
 mod decision;
@@ -18,7 +18,7 @@ use crate::harness::{Race, Scoreboard, no_child};
 
 pub(crate) const RACE: Race = Race {
     name: "admission",
-    about: "admission decisions: local, exact per user over Redis; peers: plain counters, a lease script",
+    about: "admission decisions: local, and exact per user in Redis (PING, plain counters, a lease script)",
     cases: &["local", "keyed", "seed", "seed_drawn", "redis_cpu"],
     run,
     child: no_child,

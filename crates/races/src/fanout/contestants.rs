@@ -21,19 +21,21 @@ use crate::serving::ForebayProcess;
 const START_TIMEOUT: Duration = Duration::from_secs(20);
 const INSERT: &str =
     "INSERT INTO news (note) VALUES ('~ sixty-four bytes or so, as a price or a line of a chat has them')";
-/// The same content as an event, for servers without Postgres.
+/// The inserted row as an event, for the server without Postgres.
 const EVENT: &str =
     "{\"id\":\"12345\",\"note\":\"~ sixty-four bytes or so, as a price or a line of a chat has them\"}";
 
 /// A server and its clients.
 pub(super) struct FanoutContestant {
     pub(super) name: &'static str,
+    /// Processes whose CPU time is measured.
     pub(super) pids: Vec<u32>,
     pub(super) listeners: HelperProcess,
-    /// Writes, and returns the time at which it started.
+    /// Writes one event. Returns the time before the write; see `now`.
     pub(super) write: Box<dyn FnMut() -> Result<u64>>,
-    /// Bytes that a client received in the last turn.
+    /// Average number of bytes that a client received for the last write.
     pub(super) bytes: usize,
+    /// Processes that are ended on drop.
     _resources: Box<dyn std::any::Any>,
 }
 
@@ -53,7 +55,7 @@ pub(super) fn long_poll(clients: u64) -> Result<Vec<FanoutContestant>> {
     with_bare_thread(clients, ours, [durable])
 }
 
-/// Adds the bare thread, which writes as many bytes as one of our clients receives.
+/// Adds the bare thread, which writes to each client as many bytes as a client of ours receives.
 fn with_bare_thread(
     clients: u64,
     mut ours: FanoutContestant,
@@ -101,7 +103,7 @@ fn news() -> Result<Postgres> {
     Ok(postgres)
 }
 
-/// Inserts a row, and waits for the commit.
+/// Returns a function that inserts a row, and waits for the commit.
 fn writer(postgres: &Postgres) -> Result<impl FnMut() -> Result<u64> + use<>> {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
     let (client, connection) = runtime.block_on(tokio_postgres::connect(&postgres.url("postgres"), NoTls))?;
@@ -156,7 +158,7 @@ fn durable_streams(clients: u64, header: &str, target: &str) -> Result<FanoutCon
     })
 }
 
-/// Sends a request for the stream to durable-streams.
+/// Sends a request for the stream `/news` to durable-streams. Fails if it isn't successful.
 fn send_request(socket: &mut TcpStream, method: &str, body: &str) -> Result<()> {
     let length = body.len();
     let request = format!(
@@ -169,7 +171,7 @@ fn send_request(socket: &mut TcpStream, method: &str, body: &str) -> Result<()> 
     Ok(())
 }
 
-/// Server of a peer, on a free port that is its last argument. Killed on drop, and its folder is
+/// Server process of a peer. Its last argument is its port. On drop, it is killed and its folder is
 /// removed.
 struct PeerProcess {
     child: Child,

@@ -1,4 +1,4 @@
-//! Reference: one thread that writes to one socket after another.
+//! Peer `bare_thread`: one thread that writes the same bytes to one socket after another.
 
 use std::io::{Read, Write};
 use std::net::TcpListener;
@@ -13,7 +13,8 @@ pub(super) const NAME: &str = "bare_thread";
 
 const HEAD: &[u8] = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n";
 
-/// Accepts the clients, then writes to all of them for each command.
+/// Accepts `count` clients. Then, for each command, writes one event of `bytes` bytes to all of
+/// them.
 pub(super) fn run(count: usize, bytes: usize) -> Result<ExperimentReport> {
     let listener = TcpListener::bind("127.0.0.1:0")?;
     helper_process::announce(&format!("listening {}", listener.local_addr()?))?;

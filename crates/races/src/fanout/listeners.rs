@@ -1,7 +1,8 @@
-//! Clients: one process with many sockets on one epoll. Records when each client has its event.
+//! Listeners: one process with all client sockets on one epoll. It records when each client
+//! receives its event.
 //!
-//! A client that polls sends its next request at once. The reply's header `header` has the offset,
-//! which replaces `OFFSET` in the target.
+//! A client that long-polls sends its next request as soon as it has a reply. The new offset is in
+//! the reply's header named `header`, and replaces `OFFSET` in the target.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -16,25 +17,25 @@ use crate::harness::ExperimentReport;
 use crate::helper_process;
 use crate::serving::ResponseHead;
 
-/// Byte that every event contains once, and nothing else that servers send contains.
+/// Byte that occurs once in every event, and nowhere else in the responses.
 const MARK: u8 = b'~';
 /// Placeholder of the offset in a target.
 const OFFSET_PLACEHOLDER: &str = "OFFSET";
-/// Value of `header` for streams, which have no offset header.
+/// Value of `header` for SSE clients, which send only one request.
 pub(super) const STREAM: &str = "-";
-/// Time without data after which all clients count as connected and idle.
+/// If no data arrives for this time, all clients are connected and idle.
 const QUIET_TIME: Duration = Duration::from_millis(100);
-/// Maximum time of a delivery.
+/// Maximum time without data while clients wait for their event.
 const EVENT_TIMEOUT: Duration = Duration::from_secs(30);
-/// Number of connections after which replies are read.
+/// Replies are read after each group of so many connections.
 const WAVE: usize = 100;
 
 /// One client.
 struct Listener {
     socket: TcpStream,
-    /// Reply so far, of a client that polls.
+    /// Received part of the reply, for a client that long-polls.
     reply: Vec<u8>,
-    /// Time of the event, in nanoseconds.
+    /// Time at which the event arrived, in nanoseconds. See `now`.
     arrived: Option<u64>,
 }
 
@@ -44,11 +45,13 @@ struct Listeners<'a> {
     header: &'a str,
     target: &'a str,
     buffer: Vec<u8>,
+    /// Bytes that all clients have received since the last command.
     bytes: usize,
 }
 
-/// Connects the clients, then reports deliveries until the race ends. All request `target`. If it
-/// contains `OFFSET`, the part after `#` is the first offset.
+/// Connects `count` clients, all with a request for `target`. Then, for each command, waits until
+/// all have an event, and prints the times. If `target` contains `OFFSET`, the part after `#` is
+/// the first offset.
 pub(super) fn run(count: usize, address: SocketAddr, header: &str, target: &str) -> Result<ExperimentReport> {
     let poll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
     let (target, first) = target.split_once('#').unwrap_or((target, ""));
@@ -92,7 +95,7 @@ fn request(socket: &mut TcpStream, target: &str, offset: &str) -> Result<()> {
 }
 
 impl Listeners<'_> {
-    /// Reads what is available or arrives within the time. Returns `false` if nothing did.
+    /// Waits up to `within` for data, and reads it. Returns `false` if none arrived.
     fn read_ready(&mut self, poll: impl AsFd, within: Duration) -> Result<bool> {
         let mut ready = Vec::with_capacity(64);
         let within = Timespec::try_from(within)?;
@@ -134,7 +137,7 @@ impl Listener {
         if self.reply.len() < length {
             return Ok(());
         }
-        let offset = head.get(header).with_context(|| format!("a reply without {header}"))?;
+        let offset = head.get(header).with_context(|| format!("a reply has no header {header}"))?;
         request(&mut self.socket, target, offset)?;
         self.reply.clear();
         Ok(())

@@ -1,10 +1,10 @@
 //! Fan-out of one write to a thousand waiting clients: median and 99th percentile of the delivery
 //! time, and the CPU time.
 //!
-//! The clock runs from the INSERT, which waits for its commit, to each client's event. The
-//! reference is one thread that writes the same number of bytes to a thousand sockets. In every
-//! case, the clients are one process with one epoll. Peers: durable-streams, which has no Postgres,
-//! and a short Node program with `pg-logical-replication`.
+//! The clock starts when the INSERT is sent, and stops when a client receives the event. All
+//! clients of a contestant run in one process, with one epoll. Peers: one thread that writes the
+//! same number of bytes to a thousand sockets (`bare_thread`), durable-streams, which has no
+//! Postgres, and a short Node program with `pg-logical-replication`.
 
 mod contestants;
 mod direct;
@@ -21,7 +21,7 @@ use crate::{process, serving};
 
 pub(crate) const RACE: Race = Race {
     name: "fanout",
-    about: "a write to 1,000 live clients, SSE and long-poll (a bare thread, durable-streams, Node)",
+    about: "a write to 1,000 live clients, SSE and long-poll (a socket loop, durable-streams, Node)",
     cases: &["sse_p50", "sse_p99", "sse_cpu", "long_poll_p50", "long_poll_p99", "long_poll_cpu"],
     run,
     child,
@@ -34,12 +34,14 @@ const WRITES: u64 = 20;
 /// Pause between two writes, in which all processes become idle.
 const SETTLE: Duration = Duration::from_millis(30);
 
-/// How clients wait for changes. The goal is a fraction of the bare thread's speed, the limit is
-/// the CPU time of one delivery.
+/// How clients wait for changes: SSE or long polling.
 struct DeliveryMode {
     name: &'static str,
+    /// Ratio to reach against the bare thread.
     goal: f64,
+    /// Maximum CPU time of one delivery.
     cpu_limit_us: f64,
+    /// Starts the contestants, with so many clients each.
     open: fn(u64) -> Result<Vec<FanoutContestant>>,
 }
 
@@ -56,7 +58,7 @@ struct FanoutSample {
 }
 
 fn run(board: &mut Scoreboard) -> Result<()> {
-    // A tenth is enough for a smoke run.
+    // A smoke run has a tenth of the clients.
     let clients = board.scaled(CLIENTS).max(CLIENTS / 10);
     for mode in &DELIVERY_MODES {
         let cases = ["p50", "p99", "cpu"].map(|figure| format!("{}_{figure}", mode.name));
@@ -116,7 +118,10 @@ impl FanoutContestant {
             let written = (self.write)()?;
             let received = self.listeners.expect_line("received")?;
             let mut words = received.split(' ');
-            self.bytes = words.next().and_then(|bytes| bytes.parse().ok()).context("the number of bytes")?;
+            self.bytes = words
+                .next()
+                .and_then(|bytes| bytes.parse().ok())
+                .context("the listeners printed no number of bytes")?;
             for at in words {
                 delays_ns.push(at.parse::<u64>()?.saturating_sub(written));
             }
@@ -130,7 +135,7 @@ impl FanoutContestant {
     }
 }
 
-/// Returns the monotonic time in nanoseconds, which all processes share.
+/// Returns the monotonic time in nanoseconds. The clock is the same in all processes.
 fn now() -> u64 {
     let time = clock_gettime(ClockId::Monotonic);
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64

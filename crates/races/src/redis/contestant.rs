@@ -1,4 +1,4 @@
-//! Operations that every Redis client of the races implements, in a file of its own.
+//! Trait of the Redis clients in the races. Each client implements it in a separate file.
 
 use std::future::Future;
 use std::io::{Read, Write};
@@ -8,8 +8,9 @@ use anyhow::{Result, ensure};
 
 /// Client with one shared connection. A clone is another handle of the same connection.
 ///
-/// Each client is configured as its authors would for one busy shared connection, and keeps its
-/// default deadlines. The handle is `&mut` because redis-rs requires it; every task has its own.
+/// Each client has its default configuration, or one that is faster for a busy shared connection;
+/// see its file. All keep their default deadlines. Methods take `&mut self` because redis-rs
+/// requires it; every task has its own handle.
 pub(crate) trait RedisContestant: Clone + Send + Sync + 'static {
     const NAME: &'static str;
 
@@ -19,8 +20,8 @@ pub(crate) trait RedisContestant: Clone + Send + Sync + 'static {
 
     fn incr(&mut self, key: &str) -> impl Future<Output = Result<i64>> + Send;
 
-    /// Sends one pipeline with a GET of each key. It is built for each call, as with keys that
-    /// vary.
+    /// Sends one pipeline with a GET of each key. Each call builds it anew, as a program would
+    /// whose keys vary.
     fn get_many(&mut self, keys: &[String]) -> impl Future<Output = Result<Vec<String>>> + Send;
 
     /// Sends one pipeline that sets and gets `value`, twice. Returns both replies.
@@ -31,7 +32,7 @@ pub(crate) trait RedisContestant: Clone + Send + Sync + 'static {
     ) -> impl Future<Output = Result<[String; 2]>> + Send;
 }
 
-/// Number of keys that [`fill`] writes, and that a pipeline holds.
+/// Number of keys that [`fill`] writes, and number of GETs in a pipeline.
 pub(crate) const KEYS: usize = 100;
 /// Size of each value, in bytes.
 pub(crate) const VALUE_BYTES: usize = 100;
@@ -40,7 +41,7 @@ pub(crate) fn keys() -> Vec<String> {
     (0..KEYS).map(|i| format!("key:{i:04}")).collect()
 }
 
-/// Writes the keys over a plain socket, without a contestant.
+/// Writes the keys over a plain socket, not with a contestant.
 pub(crate) fn fill(server: SocketAddr) -> Result<()> {
     let mut socket = TcpStream::connect(server)?;
     let value = "v".repeat(VALUE_BYTES);

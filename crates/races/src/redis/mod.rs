@@ -1,7 +1,7 @@
 //! Redis clients on one shared connection each: throughput, CPU, allocations, latency.
 //!
-//! Values of 100 bytes, decoded to `String`, with each client's default deadlines. All contestants
-//! share one server. Each turn has a new runtime and connection.
+//! The values have 100 bytes, and are decoded to `String`. Each client has its default deadlines.
+//! All contestants share one server. Each turn has a new runtime and connection.
 
 pub(crate) mod contestant;
 mod fred;

@@ -1,4 +1,4 @@
-//! One GET at a time, with client and server on one CPU: what the client adds to a raw socket.
+//! Latency of one GET at a time, with client and server on one CPU, compared with a raw socket.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -14,7 +14,7 @@ use super::{ForebayRedis, Fred, MultiplexedRedisRs, Rustis};
 use crate::harness::{Better, Contest, Entrant, Scoreboard, Spread, interleave};
 use crate::machine::CpuPin;
 
-/// `$100\r\n`, the value, `\r\n`.
+/// Size of a reply: `$100\r\n`, the value, `\r\n`.
 const REPLY_BYTES: usize = 6 + VALUE_BYTES + 2;
 
 pub(crate) fn run(board: &mut Scoreboard, server: &Redis) -> Result<()> {
@@ -38,7 +38,7 @@ pub(crate) fn run(board: &mut Scoreboard, server: &Redis) -> Result<()> {
     Ok(())
 }
 
-/// Returns the median without the first tenth, which warms up.
+/// Returns the median, without the first tenth of the requests, which are the warm-up.
 fn p50(latencies_us: Vec<f64>) -> f64 {
     let warm_up = latencies_us.len() / 10;
     Spread::of(latencies_us.into_iter().skip(warm_up)).median
@@ -63,8 +63,8 @@ fn client<C: RedisContestant>(url: &str, requests: u64) -> Entrant<'_, f64> {
 }
 
 /// Runs the work in a spawned task of a current-thread runtime, as a server runs its handlers. The
-/// future of `block_on` itself is polled only after the driver was polled again, which would count
-/// for the client.
+/// future of `block_on` itself would wait for one more poll of the I/O driver after each wake, and
+/// the client's latency would include that.
 fn run_in_task(work: impl Future<Output = Result<f64>> + Send + 'static) -> Result<f64> {
     let runtime = Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async { tokio::spawn(work).await? })

@@ -1,4 +1,5 @@
-//! Many tasks, or a few tasks with pipelines, on one shared connection.
+//! Throughput of many tasks, or of a few tasks with pipelines, on one shared connection. Also the
+//! number of allocations.
 
 use std::sync::Arc;
 
@@ -11,9 +12,11 @@ use super::{ForebayRedis, Fred, MultiplexedRedisRs, Rustis};
 use crate::allocations;
 use crate::harness::{Better, Contest, Entrant, Scoreboard, Spread, WorkCost, interleave};
 
+/// Kind of tokio runtime.
 #[derive(Clone, Copy)]
 enum RuntimeKind {
     CurrentThread,
+    /// Multi-threaded, with two workers.
     Two,
 }
 
@@ -43,7 +46,7 @@ impl RedisRequest {
     }
 }
 
-/// Load: a number of tasks, each with one open request at a time.
+/// A number of tasks, each with one open request at a time.
 #[derive(Clone, Copy)]
 struct RedisLoad {
     workers: RuntimeKind,
@@ -57,7 +60,7 @@ impl RedisLoad {
         self.tasks * self.requests_per_task * self.request.ops()
     }
 
-    /// Returns a new runtime and connection, after a tenth of the load as warm-up.
+    /// Creates a runtime and a connection, and runs a tenth of the load as warm-up.
     fn prepare<C: RedisContestant>(self, url: &str) -> Result<(Runtime, C)> {
         let runtime = self.workers.runtime()?;
         let client = runtime.block_on(C::connect(url))?;
@@ -87,7 +90,7 @@ impl RedisLoad {
     }
 }
 
-/// Runs the six contests, each with its CPU time.
+/// Runs the six loads. Each is one case for the rate and one for the CPU time.
 pub(crate) fn run(board: &mut Scoreboard, url: &str) -> Result<()> {
     for (name, tasks, request, ops) in [
         ("tasks64", 64, RedisRequest::Get, 384_000),
@@ -169,8 +172,8 @@ pub(crate) fn allocs(board: &mut Scoreboard, url: &str) -> Result<()> {
     Ok(())
 }
 
-/// Returns the allocations per request: the difference of the triple load and the load, so that
-/// starting the tasks doesn't count.
+/// Returns an entrant that measures the allocations per request. It runs the load and three times
+/// the load, and counts only the difference, so that starting the tasks doesn't count.
 fn counted<C: RedisContestant>(url: &str, load: RedisLoad) -> Entrant<'_, f64> {
     let triple = RedisLoad { requests_per_task: 3 * load.requests_per_task, ..load };
     let turn = move || {

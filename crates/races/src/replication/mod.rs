@@ -1,9 +1,9 @@
-//! Draining a replication slot of a million rows: rate, and CPU time of the client.
+//! Drains a replication slot of a million rows: rate, and CPU time of the client.
 //!
 //! All contestants read the same WAL: the slot is copied before each turn. The clock runs from the
 //! server's message that streaming has started to the last commit. The race fails if a contestant
-//! gets one row more or less than was written. `pg_recvlogical` is checked in a separate turn,
-//! since it has to write its rows to a pipe for that.
+//! receives more or fewer rows than were written. The rows of `pg_recvlogical` are counted in a
+//! separate turn without a clock, because it must write them to a pipe for that.
 
 mod ours;
 mod pg_recvlogical;
@@ -45,9 +45,9 @@ const NOTE_CHARS: u64 = 60;
 const PUBLICATION: &str = "forebay";
 /// Time limit of a turn.
 const TURN_TIMEOUT: Duration = Duration::from_secs(300);
-/// At least as fast as `pg_recvlogical`, which only copies bytes, apart from noise.
+/// Goal: as fast as `pg_recvlogical`, which only copies bytes. 0.05 less is allowed for noise.
 const THROUGHPUT_GOAL: f64 = 0.95;
-/// Half of the CPU time.
+/// Goal: half of the CPU time of pgwire-replication.
 const CPU_GOAL: f64 = 2.0;
 
 #[derive(Clone, Copy)]
@@ -57,13 +57,13 @@ enum RowOperation {
     Update,
 }
 
-/// What a contestant drains.
+/// Slot that a contestant drains.
 pub(super) struct DrainTask {
     url: String,
     slot: String,
-    /// LSN. The first commit that ends at or after it is the last one.
+    /// Draining ends with the first commit that ends at or after this LSN.
     end: u64,
-    /// Inserts and updates until then.
+    /// Number of inserts and updates until then.
     rows: u64,
 }
 
@@ -74,7 +74,7 @@ impl DrainTask {
     }
 }
 
-/// Time that draining took.
+/// Wall time and CPU time of a drain. The CPU time of `pg_recvlogical` isn't measured.
 struct DrainResult {
     wall: Duration,
     cpu: Option<Duration>,
@@ -168,8 +168,8 @@ fn write_log(
     eprintln!("{database}: writing {rows} rows");
     sql("CREATE TABLE items (id bigint PRIMARY KEY, name text, price numeric, note text, at timestamptz)")?;
     sql("ALTER TABLE items REPLICA IDENTITY FULL")?;
-    // Like the manager's own publication. Otherwise the manager would create a new publication, and
-    // thus a new slot.
+    // The same options as the manager's own publication. With others, the manager would create a
+    // new publication, and thus a new slot.
     sql(&format!(
         "CREATE PUBLICATION {PUBLICATION} FOR TABLE items WITH (publish_via_partition_root = true)"
     ))?;
@@ -190,19 +190,24 @@ fn write_log(
         "CREATE PROCEDURE write(k bigint, rows bigint) LANGUAGE plpgsql AS $$ BEGIN WHILE k <= rows LOOP \
          {statement}; COMMIT; k := k + {per_transaction}; END LOOP; END $$"
     ))?;
-    // In parts, because the sandbox waits one minute for a statement.
+    // In parts, because the sandbox waits at most one minute for a statement.
     let part = (rows / 10).next_multiple_of(per_transaction);
     for from in (1..=rows).step_by(usize::try_from(part)?) {
         sql(&format!("CALL write({from}, {})", rows.min(from + part - 1)))?;
     }
     let position = server.query(database, "SELECT pg_current_wal_insert_lsn() - '0/0'")?;
-    // One more commit, at or after that position. It has no row, so the count stays the same.
+    // One more commit, after that position, which ends the drain. It has no insert or update, so
+    // the count stays the same.
     sql("TRUNCATE items")?;
-    let position = position.first().and_then(|row| row.first()?.as_deref()).context("a position")?;
+    let position = position
+        .first()
+        .and_then(|row| row.first()?.as_deref())
+        .context("the server returned no position")?;
     Ok(position.parse()?)
 }
 
-/// Drops a slot. Retries for 5 s, until the server has noticed that the client is gone.
+/// Drops a slot. Retries for 5 s, because the server may not have noticed yet that the client is
+/// gone.
 pub(crate) fn drop_slot(server: &Postgres, database: &str, slot: &str) -> Result<()> {
     for _ in 0..500 {
         if server.execute(database, &format!("SELECT pg_drop_replication_slot('{slot}')")).is_ok() {
@@ -218,7 +223,8 @@ fn in_process(contestant: &str, task: &DrainTask) -> Result<DrainResult> {
     let DrainTask { url, slot, end, rows } = task;
     let report = run_in_child(RACE.name, &format!("{contestant} {url} {slot} {end} {rows}"), TURN_TIMEOUT)?
         .context("the turn took too long")?;
-    let seconds = |name: &str| report.number(name).map(Duration::from_secs_f64).context("a figure");
+    let seconds =
+        |name: &str| report.number(name).map(Duration::from_secs_f64).context("the report lacks a figure");
     Ok(DrainResult { wall: seconds("wall_s")?, cpu: Some(seconds("cpu_s")?) })
 }
 

@@ -33,12 +33,17 @@ pub(super) async fn drain(task: &DrainTask) -> Result<DrainResult> {
     Ok(drained)
 }
 
-/// Consumer that counts rows.
+/// Consumer that counts the rows, stores nothing, and reports every commit as durable at once.
 struct NullConsumer {
+    /// Draining ends with the first commit that ends at or after this LSN.
     end: Lsn,
+    /// Position to advance. `None` until the stream starts.
     durable: Option<DurablePosition>,
+    /// Time at which the stream started, and the CPU time of this process until then.
     started: (Instant, Duration),
+    /// Receives the result and the number of rows. `None` once they are sent.
     done: Option<oneshot::Sender<(DrainResult, u64)>>,
+    /// Number of inserts and updates so far.
     rows: u64,
 }
 
@@ -76,7 +81,7 @@ impl Consumer for NullConsumer {
             {
                 let (started, cpu) = self.started;
                 let drained = DrainResult { wall: started.elapsed(), cpu: Some(machine::cpu_time() - cpu) };
-                // Fails only if the receiver is gone.
+                // Fails only if `drain` was dropped.
                 let _late = done.send((drained, self.rows));
             }
         }

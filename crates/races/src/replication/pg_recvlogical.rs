@@ -1,4 +1,5 @@
-//! `pg_recvlogical` of Postgres, which writes the bytes to /dev/null.
+//! Peer: the program `pg_recvlogical`. It writes the changes to /dev/null when it is timed, and to
+//! a pipe when its rows are counted.
 
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Command, Stdio};
@@ -10,6 +11,7 @@ use super::{DrainResult, DrainTask, NOTE_CHARS, PUBLICATION};
 
 const MISSING: &str = "pg_recvlogical: script/bootstrap installs it with Postgres";
 
+/// Drains the slot, and returns the time from the start of the stream until the program ended.
 pub(super) fn drain(task: &DrainTask) -> Result<DrainResult> {
     let mut child = program(task, "/dev/null").stderr(Stdio::piped()).spawn().context(MISSING)?;
     let mut stderr = BufReader::new(child.stderr.take().context("stderr is piped")?);
@@ -31,12 +33,16 @@ pub(super) fn drain(task: &DrainTask) -> Result<DrainResult> {
     Ok(DrainResult { wall: started.elapsed(), cpu: None })
 }
 
-/// Counts the rows of inserts. The output has no lengths, so rows are recognized by their notes.
+/// Drains a slot of inserts, and verifies the number of rows.
+///
+/// The output has no boundaries between messages. So the notes are counted: each row has one, of
+/// `NOTE_CHARS` times `x`.
 pub(super) fn count_inserts(task: &DrainTask) -> Result<DrainResult> {
     count(task, 1)
 }
 
-/// Counts the rows of updates, which also have the old row.
+/// Drains a slot of updates, and verifies the number of rows. An update has two notes: that of the
+/// old row and that of the new one.
 pub(super) fn count_updates(task: &DrainTask) -> Result<DrainResult> {
     count(task, 2)
 }
@@ -61,7 +67,10 @@ fn count(task: &DrainTask, notes_per_row: u64) -> Result<DrainResult> {
     }
     let status = child.wait()?;
     ensure!(status.success(), "pg_recvlogical: {status}");
-    ensure!(u64::is_multiple_of(notes, notes_per_row), "{notes} notes are not those of whole rows");
+    ensure!(
+        u64::is_multiple_of(notes, notes_per_row),
+        "pg_recvlogical: {notes} notes, not a multiple of {notes_per_row}"
+    );
     task.check("pg_recvlogical", notes / notes_per_row)?;
     Ok(DrainResult { wall: started.elapsed(), cpu: None })
 }

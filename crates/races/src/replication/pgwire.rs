@@ -1,4 +1,5 @@
-//! The crate pgwire-replication, which returns the bytes of each change without decoding them.
+//! Peer: the crate pgwire-replication, which returns the bytes of each change without decoding
+//! them.
 
 use std::time::Instant;
 
@@ -10,9 +11,12 @@ use super::{DrainResult, DrainTask, PUBLICATION};
 use crate::machine;
 
 pub(super) async fn drain(task: &DrainTask) -> Result<DrainResult> {
-    let (address, database) =
-        task.url.rsplit_once('@').and_then(|(_, rest)| rest.split_once('/')).context("a URL")?;
-    let (host, port) = address.split_once(':').context("a port")?;
+    let (address, database) = task
+        .url
+        .rsplit_once('@')
+        .and_then(|(_, rest)| rest.split_once('/'))
+        .context("the URL has no host and database")?;
+    let (host, port) = address.split_once(':').context("the URL has no port")?;
     let config = ReplicationConfig::new(host, "postgres", "", database, &task.slot, PUBLICATION)
         .with_port(port.parse()?)
         .with_tls(TlsConfig::disabled());

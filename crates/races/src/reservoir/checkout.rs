@@ -7,7 +7,7 @@ use super::pools::{Bb8, ContestantPool, Deadpool, ForebayPool, Sqlx};
 use super::{PoolSettings, contest_best_peer};
 use crate::harness::{Better, Entrant, Scoreboard, WorkCost, interleave};
 
-/// Checkout without a query and without a reset.
+/// Measures checkouts without a query and without a reset.
 pub(crate) fn plain(board: &mut Scoreboard, url: &str) -> Result<()> {
     let (settings, times) = (&PoolSettings::new(url.into()), board.scaled(200_000));
     let mut entrants = [
@@ -21,8 +21,8 @@ pub(crate) fn plain(board: &mut Scoreboard, url: &str) -> Result<()> {
     Ok(())
 }
 
-/// Checkout with one small query, and a reset of the session before the next caller. The statements
-/// of deadpool's `Clean` and of our standard reset are nearly the same.
+/// Measures checkouts with one small query, and a reset of the session before the next caller.
+/// deadpool's `Clean` and our standard reset run nearly the same statements.
 pub(crate) fn reset(board: &mut Scoreboard, url: &str) -> Result<()> {
     let (settings, times) =
         (&PoolSettings { reset: true, ..PoolSettings::new(url.into()) }, board.scaled(10_000));

@@ -10,20 +10,21 @@ use tokio::io::copy_bidirectional;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::{MissedTickBehavior, interval};
 
-/// Throttle of new connections. Unlimited until [`ConnectThrottle::limit`]. Ends with the runtime.
+/// Handle of the proxy. It doesn't limit before [`ConnectThrottle::limit`], and ends with the
+/// runtime.
 pub(crate) struct ConnectThrottle {
     pub(crate) address: SocketAddr,
     is_limited: Arc<AtomicBool>,
 }
 
 impl ConnectThrottle {
-    /// Starts to limit. From then on, connections wait in the order of arrival.
+    /// Limits the rate from now on. New connections wait in the order of their arrival.
     pub(crate) fn limit(&self) {
         self.is_limited.store(true, Ordering::Relaxed);
     }
 }
 
-/// Starts the proxy, which accepts `per_second` connections once it is limited.
+/// Starts the proxy. Once limited, it passes `per_second` new connections a second to the server.
 pub(crate) async fn open(server: SocketAddr, per_second: f64) -> Result<ConnectThrottle> {
     let listener = TcpListener::bind("127.0.0.1:0").await?;
     let (address, is_limited) = (listener.local_addr()?, Arc::new(AtomicBool::new(false)));

@@ -12,17 +12,19 @@ use super::{PoolSettings, contest_best_peer};
 use crate::harness::{Better, Entrant, Scoreboard, Spread, interleave};
 
 const TASKS: usize = 64;
-/// Number of turns in a round. They are many and short: Postgres takes most of the time, the same
-/// for all pools, and varies by a tenth between turns, depending on where the system schedules its
-/// processes.
+/// Factor for the number of rounds, whose turns are short. Postgres takes most of the time, the
+/// same for all pools. That time varies by a tenth between turns, because the kernel places its
+/// processes differently. So the median needs many turns.
 const TURNS: usize = 18;
 
+/// Figures of one turn.
 struct ContentionSample {
+    /// Queries per second of all tasks.
     per_second: f64,
-    /// The worst task's 99th percentile. A pool that starves some tasks has few long waits in
-    /// total, but they are long.
+    /// 99th percentile of the waits of the worst task. The percentile over all tasks would hide the
+    /// few long waits of a pool that starves some tasks.
     p99_us: f64,
-    /// Count of the least served task divided by that of the most served one.
+    /// Queries of the task that had the fewest, divided by those of the task that had the most.
     fairness: f64,
 }
 
@@ -84,6 +86,7 @@ fn turn<P: ContestantPool>(settings: &PoolSettings, span: Duration) -> Result<Co
     })
 }
 
+/// Returns the figure below which the fraction `part` of all figures lies.
 pub(crate) fn percentile(mut figures: Vec<f64>, part: f64) -> f64 {
     figures.sort_by(f64::total_cmp);
     figures[((figures.len() - 1) as f64 * part) as usize]

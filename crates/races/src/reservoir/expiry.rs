@@ -1,7 +1,8 @@
-//! All connections expire at the same time, and the server accepts only twenty a second.
+//! Expiry: all connections of a pool reach their lifetime together, while the server accepts only
+//! twenty new ones a second.
 //!
-//! 400 requests a second, each of which holds one of 16 connections for 20 ms. The figure is how
-//! long a request waits for its connection.
+//! 400 requests arrive each second. Each holds one of 16 connections for 20 ms. The figure is the
+//! time that a request waits for its connection.
 
 use std::time::{Duration, Instant};
 
@@ -16,16 +17,17 @@ use super::{CONNECTIONS, PoolSettings, connect_throttle, contest_best_peer};
 use crate::harness::{Better, Contest, Entrant, Scoreboard, Spread, interleave};
 
 const REQUESTS_PER_SECOND: u64 = 400;
+/// Time for which a request holds its connection.
 const HOLD: Duration = Duration::from_millis(20);
 const OPENS_PER_SECOND: f64 = 20.0;
 const LIFETIME: Duration = Duration::from_secs(4);
-/// Measured time: the second in which the peers' connections expire.
+/// Time after the expiry in which requests still arrive, and are measured.
 const BURST: Duration = Duration::from_secs(1);
-/// Start of the measured time, before the expiry.
+/// The measurement starts this long before the expiry.
 const BEFORE: Duration = Duration::from_millis(100);
 
 pub(crate) fn run(board: &mut Scoreboard, server: &Postgres) -> Result<()> {
-    // One lifetime, and the second after it.
+    // For one lifetime, and `BURST` after it.
     let requests = (LIFETIME + BURST).as_secs() * REQUESTS_PER_SECOND;
     let lifetime = Some(LIFETIME);
     let mut entrants = [
@@ -39,7 +41,11 @@ pub(crate) fn run(board: &mut Scoreboard, server: &Postgres) -> Result<()> {
     let (_, steady) = figures.pop().expect("the steady entrant is last");
     contest_best_peer(board, "expiry_p99", "ms waited, p99", Better::Lower, 10.0, &figures);
     let (ours, steady) = (Spread::of(figures.swap_remove(0).1), Spread::of(steady));
-    board.table("expiry_steady", "ms waited, p99", &[("forebay, ends", ours), ("forebay, steady", steady)]);
+    board.table(
+        "expiry_steady",
+        "ms waited, p99",
+        &[("forebay, expiring", ours), ("forebay, steady", steady)],
+    );
     let contest = Contest {
         ours: ours.median,
         peer: "forebay-steady",
@@ -63,7 +69,8 @@ fn turn<P: ContestantPool>(server: &Postgres, lifetime: Option<Duration>, reques
             connections: CONNECTIONS,
             ..PoolSettings::new(url)
         };
-        // All are opened at once, so that all of the peers' connections expire at once.
+        // All connections are opened at once. So those of the peers expire at once; ours have
+        // jitter.
         let pool = P::open(&settings).await?;
         connect_throttle.limit();
         let (started, mut tasks) = (Instant::now(), JoinSet::new());

@@ -16,7 +16,7 @@ use crate::harness::{Better, Contest, Race, Scoreboard, Spread, no_child};
 
 pub(crate) const RACE: Race = Race {
     name: "reservoir",
-    about: "pools of Postgres connections: lending, contention, and all lifetimes ending together",
+    about: "pools of Postgres connections: checkout, contention, expiry of all connections at once",
     cases: &[
         "checkout",
         "checkout_reset",
@@ -32,14 +32,14 @@ pub(crate) const RACE: Race = Race {
 
 const CONNECTIONS: u32 = 16;
 
-/// Settings of a pool, for all contestants.
+/// Settings of a pool, the same for all contestants.
 #[derive(Clone)]
 pub(crate) struct PoolSettings {
     url: String,
     connections: u32,
     /// Lifetime of connections. `None`: unlimited.
     lifetime: Option<Duration>,
-    /// Connections that may be opened per second, for pools with such a limit.
+    /// Maximum number of connections opened per second, for pools with such a limit.
     opens_per_second: f64,
     /// Whether the session is reset between two callers.
     reset: bool,
@@ -72,7 +72,7 @@ fn run(board: &mut Scoreboard) -> Result<()> {
     Ok(())
 }
 
-/// Compares ours, the first figure, with the best of the others.
+/// Compares the medians of the first contestant, which is ours, and of the best other one.
 fn contest_best_peer(
     board: &mut Scoreboard,
     case: &str,

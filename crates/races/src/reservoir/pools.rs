@@ -11,18 +11,19 @@ use tokio_postgres::NoTls;
 
 use super::PoolSettings;
 
-/// Connection pool.
+/// Operations of a connection pool.
 pub(crate) trait ContestantPool: Clone + Send + Sync + 'static {
     type Connection: Send;
 
     /// Opens a pool with all of its connections.
     fn open(settings: &PoolSettings) -> impl Future<Output = Result<Self>>;
+    /// Checks out a connection. Dropping it returns it.
     fn take(&self) -> impl Future<Output = Result<Self::Connection>> + Send;
-    /// Runs the smallest query.
+    /// Runs `SELECT 1`.
     fn query(connection: &mut Self::Connection) -> impl Future<Output = Result<()>> + Send;
 }
 
-/// Maximum time that a caller waits. Longer than any wait in these races.
+/// Maximum time that a caller waits for a connection. Longer than any wait in this race.
 const WAIT_TIMEOUT: Duration = Duration::from_secs(60);
 
 #[derive(Clone)]
@@ -37,7 +38,7 @@ impl ContestantPool for ForebayPool {
             config = config.reset(Reset::None);
         }
         if let Some(lifetime) = settings.lifetime {
-            // The same lifetime on average as the others, with a jitter of a third.
+            // On average the same lifetime as that of the other pools, with a jitter of a third.
             let window = lifetime / 12;
             config = config
                 .base_lifetime(lifetime * 5 / 6)
@@ -79,7 +80,7 @@ impl ContestantPool for Deadpool {
                 if metrics.created.elapsed() < lifetime { Ok(()) } else { Err(HookError::message("too old")) }
             }));
         }
-        let pool = Deadpool(builder.build().context("a pool")?);
+        let pool = Deadpool(builder.build().context("building the pool")?);
         fill(&pool, settings).await?;
         Ok(pool)
     }
@@ -162,7 +163,7 @@ impl ContestantPool for Sqlx {
     }
 }
 
-/// Opens all connections of a pool that opens them on demand.
+/// Takes all connections at once, so that a pool that opens them on demand opens all.
 async fn fill(pool: &impl ContestantPool, settings: &PoolSettings) -> Result<()> {
     let mut connections = Vec::new();
     for _ in 0..settings.connections {

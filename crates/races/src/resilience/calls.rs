@@ -14,7 +14,8 @@ use crate::redis::contestant::RedisContestant;
 /// Time limit of one attempt.
 const CALL_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// Sends requests until one succeeds, and returns that time. `None`: none did within `limit`.
+/// Sends requests until one succeeds. Returns the time of its reply, or `None` if none succeeded
+/// within `limit`.
 pub(super) async fn first_reply<C: RedisContestant>(
     mut client: C,
     key: &str,
@@ -40,8 +41,8 @@ pub(super) async fn within<T: 'static>(limit: Duration, mut tasks: JoinSet<T>) -
     Ok(ended)
 }
 
-/// Polls `call` up to `polls` times, in as many polls of its task, then drops it. `None`: it was
-/// dropped.
+/// Polls `call` at most `polls` times, once per poll of the task, then drops it. Returns `None` if
+/// it was dropped.
 pub(super) async fn drop_after_polls<T>(polls: u32, call: impl Future<Output = T>) -> Option<T> {
     let (mut call, mut polled) = (pin!(call), 0);
     poll_fn(|cx| {
@@ -62,6 +63,7 @@ pub(super) async fn drop_after_polls<T>(polls: u32, call: impl Future<Output = T
 pub(super) struct SeededRandom(pub(super) u64);
 
 impl SeededRandom {
+    /// Returns a number from 0 to `end - 1`.
     pub(super) fn below(&mut self, end: u64) -> u64 {
         self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
         let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
@@ -70,6 +72,7 @@ impl SeededRandom {
     }
 }
 
+/// Returns the time in milliseconds.
 pub(super) fn ms(time: Duration) -> f64 {
     time.as_secs_f64() * 1e3
 }

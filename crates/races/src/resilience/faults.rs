@@ -15,10 +15,10 @@ use crate::harness::{ExperimentReport, Spread};
 use crate::machine::resident_bytes;
 use crate::redis::contestant::{RedisContestant, fill, keys, send_command};
 
-/// Time after which a request counts as hanging: three times our client's default deadline, the
-/// longest of all clients.
+/// Time after which a request counts as hanging: three times the default deadline of our client. No
+/// other client has a longer one; rustis and fred have none.
 const HANG_TIMEOUT: Duration = Duration::from_secs(15);
-/// Time after which a client that doesn't work again counts as broken.
+/// Time after a fault in which a client must get a reply. Otherwise it counts as broken.
 const RECOVERY_TIMEOUT: Duration = Duration::from_secs(3);
 /// Length of a short outage, such as a restart.
 const OUTAGE: Duration = Duration::from_millis(200);
@@ -44,8 +44,8 @@ pub(super) fn experiment<C: RedisContestant>(fault: &str) -> Result<ExperimentRe
     report
 }
 
-/// The server is frozen with 1,000 open GETs. Does each fail in time, and does the client work
-/// again afterwards?
+/// Sends 1,000 GETs to a frozen server. Reports whether each fails in time, and whether the client
+/// works again afterwards.
 async fn frozen<C: RedisContestant>() -> Result<ExperimentReport> {
     let (server, client, key) = start::<C>().await?;
     server.freeze();
@@ -72,8 +72,8 @@ async fn frozen<C: RedisContestant>() -> Result<ExperimentReport> {
         .with_some("works_after_ms", works.map(|at| ms(at - thawed))))
 }
 
-/// The server is killed with 1,000 open INCRs, which ran and are on disk, without their replies.
-/// Does each fail at once, and does any run twice?
+/// Kills the server after it has run and saved 1,000 INCRs, and before the client has the replies.
+/// Reports whether each INCR fails at once, and whether the client sent any again, which ran twice.
 async fn killed<C: RedisContestant>() -> Result<ExperimentReport> {
     let server = Redis::builder().config("appendonly", "yes").config("appendfsync", "always").start()?;
     let proxy = Proxy::start(server.addr());
@@ -115,17 +115,18 @@ async fn killed<C: RedisContestant>() -> Result<ExperimentReport> {
         .with("ran_twice", ran_twice as f64))
 }
 
+/// Script that counts the keys with a value above 1.
 const RAN_TWICE: &str = "local n = 0 for _, key in ipairs(redis.call('KEYS', '*')) do \
      if tonumber(redis.call('GET', key)) > 1 then n = n + 1 end end return n";
 
-/// Sends a command over a plain socket, without a contestant.
+/// Sends a command over a plain socket, not with a contestant. Returns its integer reply.
 fn number(server: &Redis, command: &[&str]) -> Result<usize> {
     let reply = send_command(&mut TcpStream::connect(server.addr())?, command)?;
     let number = reply.strip_prefix(':').and_then(|number| number.trim_end().parse().ok());
     number.with_context(|| format!("{} returned {reply:?}", command[0]))
 }
 
-/// GETs while the server is down. How soon is each rejected?
+/// Sends GETs while the server is down. Reports how soon each is rejected.
 async fn rejected<C: RedisContestant>() -> Result<ExperimentReport> {
     let (server, mut client, key) = start::<C>().await?;
     server.kill();
@@ -144,7 +145,8 @@ async fn rejected<C: RedisContestant>() -> Result<ExperimentReport> {
     Ok(ExperimentReport::new("rejects").with("median_us", median).with("max_us", max))
 }
 
-/// Time from the server's return after a short outage to the first reply.
+/// Reports the time from the moment when a server listens again, after a short outage, to the first
+/// reply.
 async fn reconnect<C: RedisContestant>() -> Result<ExperimentReport> {
     let (server, client, key) = start::<C>().await?;
     let mut waits_ms = Vec::new();
@@ -171,7 +173,8 @@ async fn reconnect<C: RedisContestant>() -> Result<ExperimentReport> {
     Ok(ExperimentReport::new("reconnects").with("median_ms", median).with("max_ms", max))
 }
 
-/// 200,000 GETs to a frozen server, each dropped after it was sent. How much memory do they keep?
+/// Sends 200,000 GETs to a frozen server, and drops each after one poll. Reports by how much the
+/// memory of the process grew.
 async fn abandoned<C: RedisContestant>() -> Result<ExperimentReport> {
     let (server, mut client, key) = start::<C>().await?;
     server.freeze();
@@ -190,7 +193,8 @@ async fn abandoned<C: RedisContestant>() -> Result<ExperimentReport> {
         .with_some("works_after_ms", works.map(|at| ms(at - thawed))))
 }
 
-/// 100,000 GETs, a third of them dropped midway. Does any other GET get a wrong reply?
+/// Sends 100,000 GETs, and drops a third of them after a few polls. Reports whether any other GET
+/// gets a wrong reply.
 async fn cancelled<C: RedisContestant>() -> Result<ExperimentReport> {
     const TASKS: u64 = 64;
     const REQUESTS: u64 = 100_000;
@@ -235,8 +239,8 @@ async fn cancelled<C: RedisContestant>() -> Result<ExperimentReport> {
         .with("dropped", dropped as f64))
 }
 
-/// 64 MiB sent and read back, twice, in one pipeline. Replies arrive while the request is still
-/// being written.
+/// Writes and reads 64 MiB, twice, in one pipeline. The first reply arrives while the request is
+/// still being written.
 async fn huge<C: RedisContestant>() -> Result<ExperimentReport> {
     let (_server, mut client, key) = start::<C>().await?;
     let value = "v".repeat(64 << 20);
@@ -253,7 +257,7 @@ async fn huge<C: RedisContestant>() -> Result<ExperimentReport> {
     }
 }
 
-/// Starts a persistent server with the keys, and connects a client. Returns both, and one of the
+/// Starts a server that keeps the keys on disk, and connects a client. Returns both, and one of the
 /// keys.
 async fn start<C: RedisContestant>() -> Result<(Redis, C, String)> {
     let server = Redis::builder().config("appendonly", "yes").start()?;

@@ -1,7 +1,7 @@
 //! Behaviour of Redis clients under faults. Each experiment has its own server and process, so that
 //! a client that hangs can't block the race.
 //!
-//! The contestants keep their own deadlines and policies; `redis/` has the configuration of each.
+//! The clients have the same configuration as in the race `redis`; see the files in `redis/`.
 
 mod calls;
 mod faults;
@@ -16,7 +16,7 @@ use crate::redis::{ForebayRedis, Fred, ManagedRedisRs, MultiplexedRedisRs, Rusti
 
 pub(crate) const RACE: Race = Race {
     name: "resilience",
-    about: "which Redis client survives which fault",
+    about: "Redis clients under faults: frozen and killed servers, dropped requests, large values",
     cases: &["frozen", "killed", "rejected", "reconnect", "abandoned", "cancelled", "huge"],
     run,
     child,
@@ -25,8 +25,8 @@ pub(crate) const RACE: Race = Race {
 const CLIENTS: [&str; 5] =
     [ForebayRedis::NAME, Rustis::NAME, MultiplexedRedisRs::NAME, ManagedRedisRs::NAME, Fred::NAME];
 
-/// Time limit of an experiment. The slowest waits three times our deadline for the replies of a
-/// frozen server.
+/// Time limit of an experiment. The slowest, `frozen`, waits `HANG_TIMEOUT` and then
+/// `RECOVERY_TIMEOUT`: 18 s.
 const LIMIT: Duration = Duration::from_secs(22);
 
 fn run(board: &mut Scoreboard) -> Result<()> {
@@ -48,7 +48,7 @@ fn run(board: &mut Scoreboard) -> Result<()> {
     Ok(())
 }
 
-/// Returns the number by which an experiment compares the clients, and its unit. Lower is better.
+/// Returns the name and the unit of the number that compares the clients. Lower is better.
 fn figure(fault: &str) -> Option<(&'static str, &'static str)> {
     match fault {
         "rejected" => Some(("median_us", "us")),
@@ -59,7 +59,7 @@ fn figure(fault: &str) -> Option<(&'static str, &'static str)> {
     }
 }
 
-/// Compares ours with the best peer that has the number.
+/// Compares our number with that of the best peer, if both have one.
 fn contest(board: &mut Scoreboard, fault: &str, figures: &[(&str, f64, &'static str)]) {
     let ours = figures.iter().find(|(client, ..)| *client == ForebayRedis::NAME);
     let peers = figures.iter().filter(|(client, ..)| *client != ForebayRedis::NAME);
@@ -72,7 +72,9 @@ fn contest(board: &mut Scoreboard, fault: &str, figures: &[(&str, f64, &'static 
 }
 
 fn child(experiment: &str) -> Result<ExperimentReport> {
-    let Some((fault, client)) = experiment.split_once('/') else { bail!("{experiment} names no client") };
+    let Some((fault, client)) = experiment.split_once('/') else {
+        bail!("the experiment {experiment} has no client")
+    };
     match client {
         ForebayRedis::NAME => faults::experiment::<ForebayRedis>(fault),
         Rustis::NAME => faults::experiment::<Rustis>(fault),

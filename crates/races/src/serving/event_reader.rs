@@ -1,8 +1,8 @@
-//! Reader of an event stream that resumes like the published client: after `up-to-date` from
-//! `<global_last_seen_lsn>_0`, otherwise from the last change.
+//! Reader of an event stream that resumes like Electric's published client: after an `up-to-date`
+//! from `<global_last_seen_lsn>_0`, otherwise from the last change.
 //!
-//! The rows of its table are numbered 1, 2, 3 and so on, in the order of their commits. So
-//! duplicates and gaps are detected.
+//! The rows of the table are numbered 1, 2, 3 and so on, in the order of their commits. So the
+//! reader detects duplicates and gaps.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -14,9 +14,9 @@ use serde_json::Value;
 
 use super::HttpConnection;
 
-/// Maximum time for the readers to catch up after the last write.
+/// Maximum time for a reader to catch up after the last write.
 const CATCH_UP_TIMEOUT: Duration = Duration::from_secs(30);
-/// Delay before the next request, after a stream was lost or refused.
+/// Delay before the next request, after a stream ended or was refused.
 const RETRY_DELAY: Duration = Duration::from_millis(20);
 
 /// Number of the last written row, and whether the writer has finished.
@@ -27,6 +27,7 @@ pub(crate) struct WriteProgress {
 }
 
 impl WriteProgress {
+    /// Sets the number of the last written row.
     pub(crate) fn set(&self, last: u64) {
         self.last.store(last, Ordering::Release);
     }
@@ -55,9 +56,9 @@ pub(crate) struct EventReader {
     pub(crate) streams: u64,
     /// Rows that were received again.
     pub(crate) duplicates: u64,
-    /// Times at which rows were missing.
+    /// Number of times that the next row was not the expected one, but a later one.
     pub(crate) gaps: u64,
-    /// Replies that required the shape to be read anew.
+    /// Responses with status 409, which require the client to read the shape anew.
     pub(crate) refetches: u64,
     /// When the last row arrived.
     last_row_at: Option<Instant>,
@@ -66,6 +67,7 @@ pub(crate) struct EventReader {
 }
 
 impl EventReader {
+    /// Creates a reader that starts at an offset.
     pub(crate) fn at(offset: &str) -> EventReader {
         EventReader {
             offset: offset.to_owned(),
@@ -79,8 +81,8 @@ impl EventReader {
         }
     }
 
-    /// Reads until all written rows are received. Requests each stream from the next of the
-    /// servers.
+    /// Reads until it has all written rows, or until a refetch. Each new stream is requested from
+    /// the next server in turn.
     pub(crate) fn follow(
         mut self,
         servers: &[SocketAddr],
@@ -97,7 +99,7 @@ impl EventReader {
                 ensure!(since.elapsed() < CATCH_UP_TIMEOUT, "a reader is still at {last} of {all}");
             }
             if let Some(server) = servers.next() {
-                // A lost or refused stream is requested again.
+                // A stream that ended or was refused is requested again.
                 let _broken = self.stream(*server, shape, handle, written);
             }
             thread::sleep(RETRY_DELAY);
@@ -117,7 +119,7 @@ impl EventReader {
         written: &WriteProgress,
     ) -> Result<()> {
         let mut http = HttpConnection::open(server)?;
-        // Short, so that the end is checked regularly while no rows arrive.
+        // A stream without data for a second is closed and requested from the next server.
         http.set_read_timeout(Duration::from_secs(1))?;
         let offset = &self.offset;
         let target = format!("/v1/shape?{shape}&handle={handle}&offset={offset}&live=true&live_sse=true");

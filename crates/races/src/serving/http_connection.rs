@@ -1,5 +1,5 @@
-//! HTTP client with little overhead: one blocking socket. Bodies are read in large parts and not
-//! stored.
+//! HTTP client with little overhead: one blocking socket. It reads bodies in large parts, and
+//! doesn't store them.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -17,7 +17,7 @@ pub(crate) struct HttpConnection {
     address: SocketAddr,
     socket: TcpStream,
     buffer: Vec<u8>,
-    /// Range of the buffer that was read and not consumed.
+    /// Range of the buffer that is received and not consumed.
     unread: std::ops::Range<usize>,
 }
 
@@ -34,20 +34,17 @@ impl ResponseHead {
 
     /// Returns a header. Fails if it is missing.
     pub(crate) fn require(&self, name: &str) -> Result<&str> {
-        self.get(name).with_context(|| format!("a response ({}) without {name}", self.status))
+        self.get(name).with_context(|| format!("a response with status {} has no header {name}", self.status))
     }
 
-    /// Parses the bytes up to the empty line.
+    /// Parses a head: all bytes up to the empty line.
     pub(crate) fn parse(bytes: &[u8]) -> Result<ResponseHead> {
         let text = std::str::from_utf8(bytes)?;
         let mut lines = text.split("\r\n");
         let status = lines.next().and_then(|line| line.split(' ').nth(1)?.parse().ok());
         let headers = lines.filter_map(|line| line.split_once(':'));
         let headers = headers.map(|(name, value)| (name.to_ascii_lowercase(), value.trim().to_owned()));
-        Ok(ResponseHead {
-            status: status.context("a response without a status")?,
-            headers: headers.collect(),
-        })
+        Ok(ResponseHead { status: status.context("a response has no status")?, headers: headers.collect() })
     }
 }
 
@@ -82,12 +79,12 @@ impl HttpConnection {
         while !head.ends_with(b"\r\n\r\n") {
             let line = self.read_line()?;
             head.extend_from_slice(&line);
-            ensure!(head.len() < 64 * 1024, "a head without an end");
+            ensure!(head.len() < 64 * 1024, "a response head has more than 64 KiB");
         }
         ResponseHead::parse(&head)
     }
 
-    /// Reads the body after a head, part by part, and returns its length.
+    /// Reads the body that follows a head, calls `take` for each part, and returns the length.
     pub(crate) fn read_body(&mut self, head: &ResponseHead, mut take: impl FnMut(&[u8])) -> Result<u64> {
         if let Some(length) = head.get("content-length") {
             let length = length.parse()?;
@@ -102,27 +99,27 @@ impl HttpConnection {
             let size = self.read_chunk_size()?;
             self.read_exactly(size, &mut take)?;
             total += size as u64;
-            ensure!(self.read_line()? == b"\r\n", "a chunk without its end");
+            ensure!(self.read_line()? == b"\r\n", "a chunk has no CRLF at its end");
             if size == 0 {
                 return Ok(total);
             }
         }
     }
 
-    /// Sets the maximum time without data.
+    /// Sets the maximum time without data from the server.
     pub(crate) fn set_read_timeout(&self, patience: Duration) -> Result<()> {
         Ok(self.socket.set_read_timeout(Some(patience))?)
     }
 
-    /// Reads the next chunk of a stream. Empty at its end.
+    /// Reads the next chunk of a stream. It is empty at the end of the stream.
     pub(crate) fn next_chunk(&mut self) -> Result<Vec<u8>> {
         let (size, mut chunk) = (self.read_chunk_size()?, Vec::new());
         self.read_exactly(size, &mut |bytes: &[u8]| chunk.extend_from_slice(bytes))?;
-        ensure!(self.read_line()? == b"\r\n", "a chunk without its end");
+        ensure!(self.read_line()? == b"\r\n", "a chunk has no CRLF at its end");
         Ok(chunk)
     }
 
-    /// Reads the next bytes of a stream, with the framing.
+    /// Reads the next bytes of a stream, including the framing of chunks.
     pub(crate) fn next_bytes(&mut self) -> Result<&[u8]> {
         if self.unread.is_empty() {
             self.fill_buffer()?;

@@ -1,9 +1,10 @@
 //! `forebay serve` in a separate process, on a database of the race, and a client for it.
 //!
-//! Invariant: the server is the complete one with its default settings, except for the address, the
-//! folder, and the number and lifetime of streams.
+//! Invariant: the server is complete, and has its default settings except for those in [`child`]:
+//! addresses, folder, Redis, number and lifetime of streams, keep-alives, log level, and the
+//! permission to delete shapes.
 //!
-//! The process is this program again, so that one build has both; see [`child`].
+//! The process runs this same program, so that one build is enough; see [`child`].
 
 mod event_reader;
 mod http_connection;
@@ -29,15 +30,16 @@ use crate::helper_process::{self, HelperProcess};
 
 /// Maximum time from the start until the instance is active.
 const START_TIMEOUT: Duration = Duration::from_secs(60);
-/// Maximum number of streams, more than any race has.
+/// Maximum number of streams. No race has as many.
 const STREAMS: u32 = 20_000;
 
-/// What the instances share: a database, a folder, and optionally Redis. The folder is removed on
-/// drop.
+/// Settings that the instances of a race share: a database, a folder, and optionally Redis. The
+/// folder is removed on drop.
 struct InstanceGroup {
     race: &'static str,
     url: String,
     folder: PathBuf,
+    /// URL, or `none`.
     redis: String,
 }
 
@@ -60,7 +62,7 @@ impl Drop for InstanceGroup {
     }
 }
 
-/// An instance that follows the database, or waits until it can. Ended on drop.
+/// An instance. It follows the database, or waits until no other instance does. Killed on drop.
 pub(crate) struct ForebayProcess {
     // Dropped in this order.
     process: HelperProcess,
@@ -74,7 +76,7 @@ impl ForebayProcess {
         ForebayProcess::first(race, postgres.url(database), "none".to_owned())
     }
 
-    /// Starts one of several instances, which count their streams together in Redis.
+    /// Starts the first of several instances, which count their streams together in Redis.
     pub(crate) fn with_redis(
         race: &'static str,
         postgres: &Postgres,
@@ -92,7 +94,7 @@ impl ForebayProcess {
         Ok(forebay)
     }
 
-    /// Starts another instance, which waits until this one has ended.
+    /// Starts another instance, which follows the database only after this one has ended.
     pub(crate) fn another(&self) -> Result<ForebayProcess> {
         ForebayProcess::at(Arc::clone(&self.group))
     }
@@ -133,20 +135,21 @@ impl ForebayProcess {
         Ok(())
     }
 
-    /// Returns the status of `/v1/health`: 200 if it follows the database, 202 if it starts or
-    /// waits.
+    /// Returns the status of `/v1/health`: 200 if the instance follows the database, 202 if it
+    /// starts or waits.
     pub(crate) fn health(&self) -> Option<u16> {
         HttpConnection::open(self.address).and_then(|mut http| http.fetch("/v1/health")).ok()
     }
 
-    /// Returns the path of a live request from the end of the shape's log. Creates the shape if
-    /// needed.
+    /// Returns the target of a live request from the end of a shape's log, with the parameters
+    /// `more`. Creates the shape if needed.
     pub(crate) fn live(&self, shape: &str, more: &str) -> Result<String> {
         let (handle, offset) = self.now(shape)?;
         Ok(format!("/v1/shape?{shape}&handle={handle}&offset={offset}&live=true{more}"))
     }
 
-    /// Returns the handle of a shape, and the offset of its end.
+    /// Returns the handle of a shape, and the offset of the end of its log. Creates the shape if
+    /// needed.
     pub(crate) fn now(&self, shape: &str) -> Result<(String, String)> {
         let mut http = HttpConnection::open(self.address)?;
         let head = http.get(&format!("/v1/shape?{shape}&offset=now"))?;
@@ -155,18 +158,18 @@ impl ForebayProcess {
     }
 }
 
-/// Runs the process: `forebay URL ADDRESS FOLDER REDIS`, where the last may be `none`. Ends when
-/// the race releases it, or on a signal.
+/// Runs the server process. `words` are `forebay URL ADDRESS FOLDER REDIS`, where `REDIS` may be
+/// `none`. Ends when the race releases it, or on a signal.
 pub(crate) fn child(words: &[&str]) -> Result<ExperimentReport> {
     let ["forebay", url, address, folder, redis] = words else { bail!("no such process: {words:?}") };
-    // Like the program `forebay`.
+    // The program `forebay` does the same.
     memory::tune_allocator();
     let mut settings = vec![
         ("DATABASE_URL", *url),
         ("FOREBAY_SERVE_LISTEN", address),
         ("FOREBAY_STORAGE_DIR", folder),
         ("FOREBAY_SERVE_ALLOW_DELETE", "true"),
-        // No stream ends, and no keep-alive is sent, during a measurement.
+        // So long that no stream ends and no keep-alive is sent during a measurement.
         ("FOREBAY_SERVE_SSE_TIMEOUT_MS", "600000"),
         ("FOREBAY_SERVE_SSE_KEEP_ALIVE_MS", "600000"),
         ("FOREBAY_ADMIN_LISTEN", "off"),
@@ -177,7 +180,7 @@ pub(crate) fn child(words: &[&str]) -> Result<ExperimentReport> {
     }
     let args = ServeArgs { total: Some(STREAMS), ..ServeArgs::default() };
     let settings = settings.into_iter().map(|(name, value)| (name.to_owned(), value.to_owned()));
-    let config = config::load_serve(args, settings).context("settings")?;
+    let config = config::load_serve(args, settings).context("loading the settings")?;
     logging::init(&config.log)?;
     let (descriptors, recorder) = (descriptors::raise_limit(), metrics::install()?);
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;

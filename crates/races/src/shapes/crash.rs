@@ -1,5 +1,5 @@
-//! Streams across crashes: the server is killed repeatedly during writes. Every reader must receive
-//! every row once, in order.
+//! Streams across crashes: the server is killed again and again while rows are written. Every
+//! reader must receive every row once, in order.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -36,7 +36,7 @@ pub(super) fn run(board: &mut Scoreboard) -> Result<()> {
         let started = Instant::now();
         let mut killing = || {
             while started.elapsed() < duration {
-                // Intervals that vary, so that kills hit different moments.
+                // The intervals vary, so that the kills hit different moments.
                 thread::sleep(Duration::from_millis(300 + 137 * (kills % 7)));
                 forebay.crash()?;
                 kills += 1;

@@ -1,5 +1,5 @@
-//! Creation of ten thousand shapes, twenty at a time. The peer is SELECTs of the same rows on
-//! twenty connections.
+//! Creation of ten thousand shapes, by twenty clients. The peer selects the same rows on twenty
+//! connections.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -16,9 +16,9 @@ use crate::serving::{ForebayProcess, HttpConnection};
 const SHAPES: u64 = 10_000;
 /// Number of concurrent clients.
 const CLIENTS: u64 = 20;
-/// A tenth of the rate of the SELECTs.
+/// Goal: a tenth of the rate of the SELECTs.
 const GOAL: f64 = 0.1;
-/// Maximum CPU time of a shape, in milliseconds.
+/// Maximum CPU time for creating a shape, in milliseconds.
 const CPU_LIMIT_MS: f64 = 0.3;
 /// Maximum memory of a shape, in bytes.
 const MEMORY_LIMIT: f64 = 5.0 * 1024.0;
@@ -46,7 +46,8 @@ pub(super) fn run(board: &mut Scoreboard) -> Result<()> {
         turn += 1;
         let table = format!("teams_{turn}");
         create_table(&postgres, &table, shapes)?;
-        // The table is published before, because that is done once for all of its shapes.
+        // The first shape adds the table to the publication. That is done once per table, so it
+        // isn't measured.
         forebay.now(&shape(&table, shapes + 1))?;
         measure_creation(&forebay, &table, shapes)
     };

@@ -1,5 +1,5 @@
-//! Delay of a write that matches one shape, among ten and among ten thousand: from the INSERT to
-//! the event at its client.
+//! Delay of a write that matches one of ten thousand shapes, from the INSERT to the event at the
+//! client. The peer is a server with ten shapes.
 
 use std::time::{Duration, Instant};
 
@@ -12,11 +12,13 @@ use super::{RACE, connect, create_table, shape};
 use crate::harness::{Better, Contest, Entrant, Scoreboard, Spread, interleave};
 use crate::serving::{ForebayProcess, HttpConnection};
 
+/// Number of shapes.
 const MANY: u64 = 10_000;
+/// Number of shapes of the peer.
 const FEW: u64 = 10;
 /// Number of writes in a turn.
 const WRITES: u64 = 300;
-/// At most 1.5 times as long.
+/// Goal: at most 1.5 times the delay with ten shapes.
 const GOAL: f64 = 1.0 / 1.5;
 /// Pause between two writes.
 const PAUSE: Duration = Duration::from_millis(2);

@@ -1,5 +1,5 @@
-//! Ten thousand shapes: creating them, the delay of a write that one of them matches, and streams
-//! across crashes.
+//! Ten thousand shapes: their creation, and the delay of a write that matches one of them. Also
+//! streams of a server that crashes repeatedly.
 
 mod crash;
 mod create;
@@ -15,7 +15,7 @@ use crate::serving;
 
 pub(crate) const RACE: Race = Race {
     name: "shapes",
-    about: "10,000 shapes of `forebay serve`: made, hit by a write; streams across kill -9",
+    about: "10,000 shapes of `forebay serve`: creation, a matching write; streams across SIGKILL",
     cases: &["create", "create_cpu", "create_memory", "hit", "crash"],
     run,
     child,
@@ -44,7 +44,7 @@ fn create_table(postgres: &Postgres, table: &str, groups: u64) -> Result<()> {
     postgres.execute("postgres", &sql).with_context(|| format!("creating {table}"))
 }
 
-/// Returns the query of the shape of one group.
+/// Returns the query parameters of the shape that has the rows of one group.
 fn shape(table: &str, group: u64) -> String {
     format!("table={table}&where=team%3D{group}")
 }

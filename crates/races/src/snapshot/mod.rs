@@ -1,7 +1,8 @@
-//! Snapshot of a million rows of 200 bytes over loopback: a new shape, an existing one, and COPY.
+//! Reading a million rows of 200 bytes over loopback: from a new shape (`cold`), from an existing
+//! shape (`warm`), and with COPY.
 //!
-//! The clock runs from the first request to the end of the reply that is up to date. COPY's client
-//! is psql, which writes to /dev/null.
+//! The clock runs from the first request to the end of the response that is marked up-to-date.
+//! COPY's client is psql, which writes to /dev/null.
 
 use std::process::{Command, Stdio};
 use std::time::Instant;
@@ -14,14 +15,14 @@ use crate::serving::{self, ForebayProcess, HttpConnection};
 
 pub(crate) const RACE: Race = Race {
     name: "snapshot",
-    about: "a million rows of 200 bytes from `forebay serve`, beside COPY TO STDOUT",
+    about: "a million rows of 200 bytes from `forebay serve`, new and existing shape (COPY TO STDOUT)",
     cases: &["cold", "warm"],
     run,
     child,
 };
 
 const ROWS: u64 = 1_000_000;
-/// At most 1.8 times COPY's time for a new shape, and 0.9 times for an existing one.
+/// Goals: at most 1.8 times COPY's time for a new shape, and 0.9 times for an existing one.
 const GOALS: [(&str, f64); 2] = [("cold", 1.0 / 1.8), ("warm", 1.0 / 0.9)];
 const SHAPE: &str = "table=rows";
 
@@ -67,7 +68,8 @@ fn run(board: &mut Scoreboard) -> Result<()> {
     Ok(())
 }
 
-/// Reads the shape, chunk by chunk, until it is up to date. Returns the time in seconds.
+/// Reads the shape, one response after another, until it is up to date. Returns the time in
+/// seconds.
 fn fetch(forebay: &ForebayProcess, rows: u64) -> Result<f64> {
     let mut http = HttpConnection::open(forebay.address())?;
     let mut target = format!("/v1/shape?{SHAPE}&offset=-1");

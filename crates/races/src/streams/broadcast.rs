@@ -1,7 +1,7 @@
-//! CPU time of the server for one small event to all subscribers.
+//! CPU time that a server spends to send one small event to all subscribers.
 //!
-//! All servers run with their subscribers all the time. In a turn, one server broadcasts events,
-//! each after all subscribers have received the previous one.
+//! All servers and their subscribers run during the whole race. In a turn, one server broadcasts
+//! events, each after all subscribers have received the previous one.
 
 use std::thread;
 use std::time::Duration;
@@ -80,7 +80,7 @@ impl BroadcastContestant {
         Entrant { name: self.name, turn: Box::new(|| self.broadcast(PUBLISHED)) }
     }
 
-    /// Broadcasts events, and returns the CPU time of one, in milliseconds.
+    /// Broadcasts events, and returns the server's CPU time for one event, in milliseconds.
     fn broadcast(&mut self, events: u64) -> Result<f64> {
         let before = process::cpu_ns(&self.pids)?;
         self.subscribers.send_command(&format!("publish {events}"))?;

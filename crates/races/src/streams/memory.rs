@@ -1,5 +1,5 @@
 //! Resident memory of the server for an idle stream. Kernel memory isn't counted; it is the same
-//! for all.
+//! for all servers.
 
 use std::net::SocketAddr;
 use std::thread;
@@ -34,7 +34,7 @@ pub(crate) fn run(board: &mut Scoreboard) -> Result<()> {
     };
     let open = spreads(|cost| cost.open);
     board.table("memory", "B/stream", &open);
-    board.table("memory, after all have left", "B/stream", &spreads(|cost| cost.left));
+    board.table("memory, after all streams closed", "B/stream", &spreads(|cost| cost.left));
 
     let (ours, unit) = (open[0].1.median, "B/stream");
     for (peer, theirs) in [("limit", LIMIT), (sse::NAME, open[1].1.median)] {
@@ -64,7 +64,7 @@ fn measure_nginx(streams: usize) -> Result<StreamMemory> {
     measure(&nginx.pids()?, nginx.address(), EVENTS, streams)
 }
 
-/// Measures the memory of streams. `target` is a path without its first slash.
+/// Measures the memory of streams that request `target`, a path without its first slash.
 pub(crate) fn measure(
     pids: &[u32],
     address: SocketAddr,

@@ -1,8 +1,8 @@
 //! Ten thousand SSE streams on one server: memory of an idle stream, and CPU time of a broadcast.
 //!
-//! Each server has its own process, so that memory and CPU time can be measured. So do its ten
-//! thousand clients, since a process may have 20,000 descriptors. Our server and axum's run on one
-//! thread, like nginx with one worker.
+//! Each server has its own process, so that its memory and CPU time can be measured. Its ten
+//! thousand clients have another one, because a process may have at most 20,000 descriptors. Our
+//! server and axum's run on one thread, like nginx with one worker.
 
 mod broadcast;
 mod memory;

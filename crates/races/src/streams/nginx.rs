@@ -19,7 +19,7 @@ const MODULE: &str = "/usr/lib/nginx/modules/ngx_nchan_module.so";
 /// Maximum time from the start until nginx accepts connections.
 const START_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// A private nginx. Terminated on drop.
+/// nginx process with its own folder and port. Terminated on drop.
 pub(crate) struct Nginx {
     master: Child,
     address: SocketAddr,
@@ -39,7 +39,8 @@ impl Nginx {
         let mut command = Command::new(PROGRAM);
         command.arg("-c").arg(&config).arg("-p").arg(&folder).stderr(Stdio::null());
         let end_with_parent = || Ok(set_parent_process_death_signal(Some(Signal::TERM))?);
-        // SAFETY: between fork and exec it makes an async-signal-safe call and allocates nothing.
+        // SAFETY: between fork and exec, the closure makes one async-signal-safe call and allocates
+        // nothing.
         unsafe { command.pre_exec(end_with_parent) };
         let master = command.spawn().with_context(|| format!("starting {PROGRAM}"))?;
         let mut nginx = Nginx { master, address, folder };

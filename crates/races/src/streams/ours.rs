@@ -1,4 +1,4 @@
-//! Minimal server on `forebay_stream`, with admission.
+//! Minimal server with `forebay_stream` and admission.
 
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -18,7 +18,7 @@ use crate::helper_process;
 
 pub(crate) const NAME: &str = "forebay";
 
-/// Empty for a publisher, a stream for a subscriber.
+/// Response body: empty for a publisher, a stream for a subscriber.
 type StreamBody = Either<Empty<Bytes>, Tail>;
 
 /// Serves until the race releases this process.
@@ -34,8 +34,8 @@ pub(crate) fn serve() -> Result<ExperimentReport> {
     })
 }
 
-/// Adds admission: 10,000 streams in total and 3 for each user, counted in this process. Every
-/// subscriber is another user, so that the number of counted users is as high as possible.
+/// Adds admission: 10,000 streams in total and 3 for each user, counted in this process. Each
+/// subscriber is a different user, so that as many users as possible are counted.
 fn with_admission<S>(service: S) -> AdmissionService<S> {
     let admission = Admission::builder().build(Quota::local());
     let identify =

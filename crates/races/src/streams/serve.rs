@@ -1,5 +1,4 @@
-//! Memory of `forebay serve` for an idle stream of a shape: the complete program, with everything
-//! that a stream holds.
+//! Memory of the complete `forebay serve` for an idle stream of a shape.
 
 use anyhow::Result;
 use forebay_sandbox::Postgres;

@@ -1,4 +1,5 @@
-//! The same server in idiomatic axum: `Sse` over tokio's broadcast channel.
+//! Peer `axum`: the server of `ours.rs` in idiomatic axum, with `Sse` over tokio's broadcast
+//! channel.
 
 use std::convert::Infallible;
 

@@ -1,4 +1,5 @@
-//! Clients: one process with thousands of sockets that count the events they receive.
+//! Subscribers: one process with thousands of client sockets. It publishes events, and counts those
+//! that each subscriber receives.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -11,14 +12,15 @@ use rustix::event::{Timespec, epoll};
 use crate::harness::ExperimentReport;
 use crate::helper_process;
 
-/// Number of responses that are awaited at the same time.
+/// Number of requests that are sent before their response heads are read.
 const WAVE: usize = 100;
-/// Interval between polls. The clients don't block in the kernel: over loopback, the sender would
-/// wake them, which would count as the server's CPU time. Real clients run on other machines.
+/// Pause after a poll that found no data. The process polls instead of blocking in the kernel: over
+/// loopback, waking a blocked reader costs CPU time of the server, which is measured. Real clients
+/// run on other machines.
 const POLL_INTERVAL: Duration = Duration::from_millis(1);
-/// Byte that every event contains once, and nothing else that servers send contains.
+/// Byte that occurs once in every event, and nowhere else in the responses.
 const MARK: u8 = b'~';
-/// A small event.
+/// Body of an event.
 const EVENT: &str = "{\"price\":1234.5,\"symbol\":\"FBAY\",\"text\":\"~ sixty-four bytes or so\"}";
 
 /// One client, and the number of events that it received.
@@ -27,8 +29,10 @@ struct Subscriber {
     events: u64,
 }
 
-/// Subscribes, then publishes for each command, and reports when all subscribers have received
-/// everything.
+/// Opens `count` streams, then runs the commands `publish N` until the race releases this process.
+///
+/// A command publishes `N` events, each after all subscribers have received the previous one. Then
+/// it prints `received`.
 pub(crate) fn run(count: usize, address: SocketAddr, target: &str) -> Result<ExperimentReport> {
     let poll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
     let mut subscribers = Vec::with_capacity(count);
@@ -39,7 +43,7 @@ pub(crate) fn run(count: usize, address: SocketAddr, target: &str) -> Result<Exp
         }
         for user in wave {
             let socket = &subscribers[user].socket;
-            read_head(socket).with_context(|| format!("the head of stream {user}"))?;
+            read_head(socket).with_context(|| format!("reading the response head of stream {user}"))?;
             socket.set_nonblocking(true)?;
             epoll::add(&poll, socket, epoll::EventData::new_u64(user as u64), epoll::EventFlags::IN)?;
         }

@@ -1,10 +1,11 @@
-//! Takeover: two instances on one database and one Redis, a thousand streams, and a writer. How
-//! long do clients get no rows?
+//! Takeover between two instances with one database and one Redis, under a thousand streams and a
+//! writer: the longest time without rows.
 //!
 //! *rolling*: one instance after the other is ended with SIGTERM and started again. *killed*: the
-//! instance that follows the database is killed with SIGKILL. A stream that ends is requested from
-//! the other instance, at its last offset. The figure is the longest time between two rows of a
-//! client: the median and the 99th percentile over all clients. A row is written every 25 ms.
+//! instance that follows the database is killed with SIGKILL. A stream that ends, or that has no
+//! data for a second, is requested from the other instance, at its last offset. A row is written
+//! every 25 ms. The figure is the longest time between two rows of a client: the 99th percentile
+//! over all clients. The median goes to standard error.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -18,7 +19,7 @@ use crate::serving::{self, EventReader, ForebayProcess, HttpConnection, WritePro
 
 pub(crate) const RACE: Race = Race {
     name: "takeover",
-    about: "one instance of `forebay serve` takes over from another under 1,000 streams: the time without live updates",
+    about: "time without rows when one `forebay serve` takes over from another, under 1,000 streams",
     cases: &["rolling", "killed"],
     run,
     child,
@@ -26,7 +27,7 @@ pub(crate) const RACE: Race = Race {
 
 const STREAMS: u64 = 1000;
 const WRITE_INTERVAL: Duration = Duration::from_millis(25);
-/// Time before, between and after the restarts.
+/// Pause before, between and after the restarts.
 const SETTLE: Duration = Duration::from_secs(3);
 /// Maximum time without rows, in milliseconds.
 const LIMIT_MS: f64 = 2000.0;
@@ -66,7 +67,7 @@ fn race_case(
     postgres.execute("postgres", "CREATE TABLE rolled (id bigint PRIMARY KEY, note text)")?;
     let first = ForebayProcess::with_redis(RACE.name, &postgres, &redis)?;
     let second = first.another()?;
-    let mut instances = [first, second]; // the one that follows is the first to end
+    let mut instances = [first, second]; // the first follows the database, and is ended first
     let (handle, offset) = instances[0].now(SHAPE)?;
     instances.iter().try_for_each(wait_until_admitted)?;
     let (servers, written) = (instances.each_ref().map(ForebayProcess::address), WriteProgress::default());
@@ -93,8 +94,8 @@ fn race_case(
     report(board, case, readers, &written)
 }
 
-/// Waits until the instance admits a stream. A new namespace in Redis admits none for one TTL, and
-/// another instance learns of a shape a little later.
+/// Waits until the instance admits a stream. With a new namespace in Redis, no stream is admitted
+/// for one TTL. The second instance reads a new shape a little later than the first creates it.
 fn wait_until_admitted(instance: &ForebayProcess) -> Result<()> {
     let started = Instant::now();
     loop {
@@ -132,7 +133,7 @@ fn report(
     readers.sort_by_key(|reader| reader.longest_gap);
     let at = |percent: usize| readers[(readers.len() - 1) * percent / 100].longest_gap.as_secs_f64() * 1e3;
     eprintln!(
-        "takeover.{case}: silent for {:.0} ms (half of the clients), {:.0} ms (99 of 100)",
+        "takeover.{case}: longest time without rows: {:.0} ms (median of the clients), {:.0} ms (p99)",
         at(50),
         at(99)
     );

@@ -1,9 +1,9 @@
-//! Throughput of a live stream: rows written as fast as one session can, and one reader, from the
-//! first commit to the last row received.
+//! Throughput of a live stream: one session writes rows as fast as it can, and one reader receives
+//! them. The clock runs from the start of the writes to the last row received.
 //!
-//! Each contestant has its own Postgres, so that no server decodes for both. Both send to a reader
-//! of ours that counts marks: `forebay serve` to a socket as server-sent events, `pg_recvlogical`
-//! to a pipe.
+//! Each contestant has its own Postgres, so that no server decodes for both. The reader is a thread
+//! of the race, which counts the byte `MARK`. `forebay serve` sends it server-sent events over a
+//! socket, and `pg_recvlogical` writes to a pipe.
 
 mod pg_recvlogical;
 
@@ -18,7 +18,7 @@ use crate::serving::{self, ForebayProcess, HttpConnection};
 
 pub(crate) const RACE: Race = Race {
     name: "throughput",
-    about: "rows from a session that writes to a live reader, through `forebay serve` and through pg_recvlogical",
+    about: "rows per second from one writing session to a live reader, through `forebay serve` (pg_recvlogical)",
     cases: &["rows100", "rows100_cpu", "rows1", "rows1_cpu"],
     run,
     child,
@@ -34,18 +34,19 @@ struct ThroughputCase {
     name: &'static str,
     rows: u64,
     per_transaction: u64,
-    /// Fraction of pg_recvlogical's rate.
+    /// Goal: this fraction of pg_recvlogical's rate.
     goal: f64,
+    /// Maximum CPU time of a row.
     cpu_limit_us: f64,
 }
 
-/// Byte that every row contains once, and nothing else contains.
+/// Byte that occurs once in every row, and nowhere else in the output.
 const MARK: u8 = b'~';
 
 /// Times of one turn.
 struct ThroughputSample {
     wall: Duration,
-    /// CPU time of the server.
+    /// CPU time of `forebay serve`. `None` for pg_recvlogical.
     cpu_ns: Option<u64>,
 }
 
@@ -111,7 +112,7 @@ fn race_case(
     Ok(())
 }
 
-/// Creates a table, and a procedure that writes it in transactions.
+/// Creates a table, and a procedure that fills it, with `per_transaction` rows per transaction.
 fn prepare(postgres: &Postgres, table: &str, per_transaction: u64) -> Result<()> {
     postgres.execute(
         "postgres",
@@ -128,7 +129,7 @@ fn prepare(postgres: &Postgres, table: &str, per_transaction: u64) -> Result<()>
 }
 
 fn write(postgres: &Postgres, table: &str, rows: u64) -> Result<()> {
-    postgres.execute("postgres", &format!("CALL write_{table}({rows})")).context("writing")
+    postgres.execute("postgres", &format!("CALL write_{table}({rows})")).context("writing the rows")
 }
 
 /// Writes the rows, and reads them from a live stream.

@@ -1,4 +1,4 @@
-//! `pg_recvlogical` of Postgres, which writes the bytes to a pipe.
+//! Peer: the program `pg_recvlogical`, which writes the changes to a pipe.
 
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, Command, Stdio};
@@ -9,6 +9,7 @@ use forebay_sandbox::Postgres;
 
 use super::{ThroughputSample, count};
 
+/// Writes the rows, and reads them from the pipe.
 pub(super) fn follow(
     postgres: &Postgres,
     table: &str,
