@@ -41,9 +41,9 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     if let Some(mut creation) = creation {
         creation.follow(); // before the snapshot is taken, so that no change is missed
         let snapshot: Snapshot = "700:701:".parse()?; // pg_current_snapshot()
-        assert!(creation.snapshot_taken(&snapshot, 1_500));
+        assert!(creation.snapshot_taken(&snapshot, 1_500).is_in_time());
         let mut rows = Vec::new();
-        shape.layout().snapshot_row(&mut rows, &[Some(b"1"), Some(b"open")]);
+        shape.encoder().snapshot_row(&mut rows, &[Some(b"1"), Some(b"open")]);
         creation.rows(rows.into())?;
         creation.seal()?;
         creation.complete().await?; // durable

@@ -1,25 +1,28 @@
 //! Shape creation: fills a new shape with its snapshot and makes it durable.
 
 use std::io;
-use std::sync::{Arc, RwLockReadGuard};
+use std::sync::Arc;
 
 use bytes::Bytes;
 use forebay_pgoutput::Snapshot;
 
-use crate::encode::SEPARATOR;
-use crate::registry::StoreInner;
+use crate::encode::snapshot_end;
+use crate::engine::ShapeEngine;
+use crate::follow::SnapshotTiming;
 use crate::row_keys::KeyCounts;
 use crate::shape::{Shape, ShapeGone, SnapshotFailure};
 use crate::store::disk::DiskFile;
 use crate::store::record::{CompletedSnapshot, MAX_TEXT, Note, Record, SnapshotVisibility};
 use crate::store::shape_files::{DIR, FileKind};
+use crate::store::write_queue::AfterWrite;
+use crate::store::writer_role::TurnGuard;
 
 /// Creation of a shape, in progress. Its owner appends the rows of the snapshot. If dropped before
 /// [`complete`](Self::complete) succeeds, the shape is removed.
 #[derive(Debug)]
 #[must_use = "if dropped, the shape is removed"]
 pub struct ShapeCreation {
-    inner: Arc<StoreInner>,
+    engine: Arc<ShapeEngine>,
     shape: Arc<Shape>,
     /// Writer turn in which the creation started.
     turn: u64,
@@ -35,10 +38,10 @@ pub struct ShapeCreation {
 }
 
 impl ShapeCreation {
-    pub(crate) fn new(inner: Arc<StoreInner>, shape: Arc<Shape>, turn: u64) -> Self {
+    pub(crate) fn new(engine: Arc<ShapeEngine>, shape: Arc<Shape>, turn: u64) -> Self {
         let has_no_key = shape.definition().table.key.is_empty();
-        let keys = has_no_key.then(|| KeyCounts::begin(&shape, &inner.key_budget));
-        ShapeCreation { inner, shape, turn, seen: None, file: None, is_sealed: false, is_over: false, keys }
+        let keys = has_no_key.then(|| KeyCounts::begin(&shape, &engine.key_budget));
+        ShapeCreation { engine, shape, turn, seen: None, file: None, is_sealed: false, is_over: false, keys }
     }
 
     /// Returns the shape.
@@ -55,30 +58,26 @@ impl ShapeCreation {
     /// Does nothing if the shape is gone, or if another writer turn has begun since the creation
     /// started.
     pub fn follow(&self) {
-        // Lock order: `turn` before `followed`. The reverse order deadlocks with the end of
-        // writing.
-        if let Ok(_turn) = self.turn_guard(&self.inner)
+        if let Ok(_turn) = self.turn_guard(&self.engine)
             && self.shape.gone().is_none()
         {
-            self.inner.followed().add(Arc::clone(&self.shape));
+            self.engine.following().add(Arc::clone(&self.shape));
         }
     }
 
     /// Sets the transactions that the snapshot sees. `lsn` is the WAL position of Postgres when the
     /// snapshot was taken: the snapshot sees no transaction with a commit at or above it.
     ///
-    /// Returns `false` if the snapshot was taken too early: then take another one.
-    #[must_use]
-    pub fn snapshot_taken(&mut self, snapshot: &Snapshot, lsn: u64) -> bool {
-        let (seen, inner) = (SnapshotVisibility::new(snapshot, lsn), Arc::clone(&self.inner));
-        // In another writer turn, another shape may have the same id. Returns `true`, and the next
-        // call of `rows` or `seal` fails.
-        let Ok(_turn) = self.turn_guard(&inner) else { return true };
-        let is_in_time = inner.followed().snapshot_taken(self.shape.id, seen.clone(), &inner);
-        if is_in_time {
+    pub fn snapshot_taken(&mut self, snapshot: &Snapshot, lsn: u64) -> SnapshotTiming {
+        let (seen, engine) = (SnapshotVisibility::new(snapshot, lsn), Arc::clone(&self.engine));
+        // In another writer turn, another shape may have the same id. The next call of `rows` or
+        // `seal` fails.
+        let Ok(_turn) = self.turn_guard(&engine) else { return SnapshotTiming::InTime };
+        let timing = engine.following().snapshot_taken(self.shape.id, seen.clone());
+        if timing == SnapshotTiming::InTime {
             self.seen = Some(seen);
         }
-        is_in_time
+        timing
     }
 
     /// Returns whether [`rows`](Self::rows) with this many bytes writes to disk. Otherwise it
@@ -93,7 +92,7 @@ impl ShapeCreation {
     }
 
     fn needs_file(&self, so_far: u64, more: usize) -> bool {
-        let small = self.inner.config.small_snapshot_bytes.min(MAX_TEXT) as u64;
+        let small = self.engine.store.config.small_snapshot_bytes.min(MAX_TEXT) as u64;
         self.file.is_some() || so_far + more as u64 > small
     }
 
@@ -108,8 +107,8 @@ impl ShapeCreation {
     /// # Errors
     /// If the disk fails, or this process doesn't write to the store any more.
     pub fn rows(&mut self, messages: Bytes) -> io::Result<()> {
-        let inner = Arc::clone(&self.inner);
-        let _turn = self.turn_guard(&inner)?;
+        let engine = Arc::clone(&self.engine);
+        let _turn = self.turn_guard(&engine)?;
         if let Some(keys) = &mut self.keys {
             keys.count_rows(&messages);
         }
@@ -117,10 +116,10 @@ impl ShapeCreation {
     }
 
     fn append(&mut self, messages: Bytes) -> io::Result<()> {
-        let chunk_bytes = self.inner.config.chunk_bytes;
+        let chunk_bytes = self.engine.store.config.chunk_bytes;
         let so_far = self.shape.lock().snapshot.len();
         if self.file.is_none() && self.needs_file(so_far, messages.len()) {
-            let file = self.inner.files.create(self.shape.id, FileKind::Snapshot)?;
+            let file = self.engine.store.files.create(self.shape.id, FileKind::Snapshot)?;
             let pieces = self.shape.lock().snapshot.unwritten(so_far).1;
             let mut at = 0;
             for piece in pieces {
@@ -146,8 +145,8 @@ impl ShapeCreation {
     pub fn seal(&mut self) -> io::Result<()> {
         let seen = self.seen.as_ref().ok_or_else(|| io::Error::other("the snapshot hasn't begun"))?;
         let end = snapshot_end(seen);
-        let inner = Arc::clone(&self.inner);
-        let _turn = self.turn_guard(&inner)?;
+        let engine = Arc::clone(&self.engine);
+        let _turn = self.turn_guard(&engine)?;
         // Set before the end is appended: a reader that sees the end must not take it for a row.
         self.shape.change(|state| state.rows_end = Some(state.snapshot.len()));
         self.append(end.into())?;
@@ -155,7 +154,7 @@ impl ShapeCreation {
         self.shape.notify();
         if let Some(file) = &self.file {
             file.sync_data()?;
-            self.inner.disk.sync_dir(DIR)?;
+            self.engine.store.disk.sync_dir(DIR)?;
         }
         self.is_sealed = true;
         Ok(())
@@ -163,8 +162,8 @@ impl ShapeCreation {
 
     /// Returns a guard of the creation's writer turn. While it is held, this process may write
     /// files.
-    fn turn_guard<'a>(&self, inner: &'a StoreInner) -> io::Result<RwLockReadGuard<'a, u64>> {
-        let turn = inner.turn().filter(|turn| **turn == self.turn);
+    fn turn_guard<'a>(&self, engine: &'a ShapeEngine) -> io::Result<TurnGuard<'a>> {
+        let turn = engine.store.role.turn().filter(|turn| **turn == self.turn);
         turn.ok_or_else(|| io::Error::other("this process doesn't write to the store any more"))
     }
 
@@ -177,9 +176,9 @@ impl ShapeCreation {
         let Some(seen) = self.seen.clone().filter(|_| self.is_sealed) else { return Err(ShapeGone::Deleted) };
         self.shape.until_settled().await?;
         if let Some(keys) = self.keys.take()
-            && let Ok(_turn) = self.turn_guard(&self.inner)
+            && let Ok(_turn) = self.turn_guard(&self.engine)
         {
-            self.inner.followed().set_key_counts(self.shape.id, keys, &self.inner);
+            self.engine.following().set_key_counts(self.shape.id, keys);
         }
         let (completed, bytes) = {
             let state = self.shape.lock();
@@ -191,7 +190,8 @@ impl ShapeCreation {
             }
             (CompletedSnapshot { id: self.shape.id, seen, len, chunks }, Bytes::from(bytes))
         };
-        let durable = self.inner.submit(Record::Note(Note::Complete(completed), bytes), false);
+        let record = Record::Note(Note::Complete(completed), bytes);
+        let durable = self.engine.store.role.submit(record, AfterWrite::Nothing);
         let Ok(()) = durable.await else { return Err(ShapeGone::Deleted) };
         self.is_over = true;
         self.make_room();
@@ -204,11 +204,11 @@ impl ShapeCreation {
     /// Evicts other shapes if `max_bytes` is exceeded. A large snapshot is in its own file, so it
     /// doesn't enlarge the WAL, and no checkpoint would check the limit soon.
     fn make_room(&self) {
-        let Some(limit) = self.inner.config.max_bytes else { return };
-        if let Ok(_turn) = self.turn_guard(&self.inner) {
+        let Some(limit) = self.engine.store.config.max_bytes else { return };
+        if let Ok(_turn) = self.turn_guard(&self.engine) {
             // A client waited for this shape until now, so it counts as used.
-            self.inner.touch(&self.shape);
-            self.inner.evict_bytes(limit);
+            self.engine.registry.touch(&self.shape);
+            self.engine.evict_bytes(limit);
         }
     }
 
@@ -222,24 +222,13 @@ impl ShapeCreation {
         self.shape.end(ShapeGone::Failed(failure));
         // The guard is held until the deletion is queued. Without it, a later writer could give the
         // id to another shape, which would be deleted.
-        let turn = self.turn_guard(&self.inner);
+        let turn = self.turn_guard(&self.engine);
         if turn.is_ok() {
-            self.inner.followed().delete(self.shape.id, &self.inner);
+            self.engine.following().delete(self.shape.id);
         } else {
-            self.inner.forget_if_same(&self.shape);
+            self.engine.forget_if_same(&self.shape);
         }
     }
-}
-
-/// Returns the last message of a snapshot, with its separator.
-pub(crate) fn snapshot_end(seen: &SnapshotVisibility) -> Vec<u8> {
-    let message = serde_json::json!({"headers": {
-        "control": "snapshot-end",
-        "xmin": seen.xmin.to_string(),
-        "xmax": seen.xmax.to_string(),
-        "xip_list": seen.xip.iter().map(u64::to_string).collect::<Vec<_>>(),
-    }});
-    [message.to_string().as_bytes(), SEPARATOR].concat()
 }
 
 impl Drop for ShapeCreation {
@@ -249,10 +238,10 @@ impl Drop for ShapeCreation {
         }
         if self.file.is_some()
             && self.shape.gone().is_some()
-            && let Ok(_turn) = self.turn_guard(&self.inner)
+            && let Ok(_turn) = self.turn_guard(&self.engine)
         {
             // The shape may have been deleted before the file was created.
-            self.inner.files.remove(self.shape.id);
+            self.engine.store.files.remove(self.shape.id);
         }
     }
 }

@@ -191,7 +191,7 @@ impl ShapeDefinition {
     }
 
     /// Returns the encoder of the shape's rows. Shapes with equal encoders share encoded messages.
-    pub(crate) fn layout(&self) -> RowEncoder {
+    pub(crate) fn encoder(&self) -> RowEncoder {
         let TableSchema { schema, name, .. } = &*self.table;
         let is_full = self.choice.replica == ReplicaMode::Full;
         RowEncoder::new(schema, name, &self.table.columns(), &self.selected(), is_full)

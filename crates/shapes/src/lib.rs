@@ -55,7 +55,8 @@
 //! let (shape, creation) = store.find_or_create(definition, 1)?;
 //! let mut creation = creation.expect("a new shape");
 //! creation.follow(); // before the snapshot is taken
-//! assert!(creation.snapshot_taken(&"700:701:".parse()?, 1_500)); // pg_current_snapshot()
+//! let timing = creation.snapshot_taken(&"700:701:".parse()?, 1_500); // pg_current_snapshot()
+//! assert!(timing.is_in_time());
 //! creation.seal()?; // a snapshot without rows
 //! creation.complete().await?; // durable
 //!
@@ -82,14 +83,14 @@
 //!  replication messages                                    rows of COPY
 //!      │                                                       │
 //!      ▼                                                       ▼
-//!  Follower (follow/) ── filter index, encode/       ShapeCreation (creation.rs)
-//!      │ records                                               │ one record: snapshot complete
+//!  Follower (follower.rs)                            ShapeCreation (creation.rs)
+//!      │ FollowedShapes (follow/): filter index, encode/       │ one record: snapshot complete
 //!      ▼                                                       │ rows: WAL, or a file if large
 //!  write queue ◀───────────────────────────────────────────────┘
 //!      │
 //!      ▼
 //!  writer thread ── append, sync ──▶ write-ahead log (wal/)
-//!      │ after the sync                  │ checkpoint: shapes' files, catalog
+//!      │ applies the record              │ checkpoint: shapes' files, catalog
 //!      ▼                                 ▼
 //!  Shape (shape.rs) ◀── read ─────── shapes/*.snapshot, shapes/*.log, shapes/*.past
 //!      │
@@ -97,6 +98,10 @@
 //!      └──▶ LogListener: each published transaction
 //! ```
 //!
+//! - A store has three parts, each with one owner: the registry of all shapes (`registry.rs`), the
+//!   followed shapes (`follow/`), and the storage directory (`store/`). No part refers to another.
+//!   The engine (`engine/`) holds them and has the operations that concern several of them. The
+//!   public types, [`Shapes`], [`ShapeCreation`] and [`Follower`], call the engine.
 //! - *Log* is the log of a shape. *WAL* is the write-ahead log of the whole store, which has the
 //!   records of all shapes.
 //! - A change is encoded once for all shapes with the same columns and [`ReplicaMode`]. A record of
@@ -207,15 +212,17 @@
 //!
 //! # Lock order
 //!
-//! `mode`, then `turn`, then `followed`, then `deleted`, then `registry`, then the lock of a shape.
-//! `spill_lock` is taken before the lock of a shape, and never together with `registry`. All locks
-//! except that of a shape are fields of `StoreInner`.
+//! A thread takes locks in this order: the role of this process (`mode`), the writer turn, the
+//! followed shapes, deletions that aren't in the WAL yet, the registry, replaced files, and the
+//! state of a shape. `lock_order.rs` has the list. Builds with debug assertions panic on any other
+//! order, so every test checks it.
 //!
-//! A [`ShapeCreation`] holds a read guard of `turn` while it writes files or follows its shape. The
-//! start and the end of writing take the write guard, so they wait for such writes.
+//! A [`ShapeCreation`] holds a read guard of the writer turn while it writes files or follows its
+//! shape. The start and the end of writing take the write guard, so they wait for such writes.
 //!
-//! Deletions and matched changes are queued under `followed`, so the WAL has them in the order in
-//! which they were made. Otherwise a crash could restore a shape whose log has a gap.
+//! Deletions and matched changes are queued under the lock of the followed shapes, so the WAL has
+//! them in the order in which they were made. Otherwise a crash could restore a shape whose log
+//! has a gap.
 //!
 //! # Where to look
 //!
@@ -224,17 +231,20 @@
 //! | shape definitions and their equality | `definition.rs` |
 //! | encoding of rows; COPY rows | `encode/row_encoder.rs`; `encode/copy.rs` |
 //! | effect of a row change on a shape | `follow/table_group.rs` |
+//! | messages of the stream | `follower.rs` |
 //! | held transactions; altered tables | `follow/followed_shapes.rs` |
 //! | parts of a transaction | `follow/open_transaction.rs` |
-//! | changes of partitions | `follow/mod.rs`, `follow/stream_relation.rs` |
+//! | changes of partitions | `follower.rs`, `follow/stream_relation.rs` |
 //! | commits that aren't visible yet | `follow/recent_transactions.rs` |
 //! | catalog changes that the stream doesn't describe | `definition/state.rs`, `baselines.rs` |
 //! | equal rows of a table without a primary key | `row_keys.rs` |
 //! | a snapshot, from its start until it is durable | `creation.rs` |
 //! | readers and listeners | `shape.rs`; its state, `shape/state.rs` |
-//! | lookup, creation, eviction, deletion | `shapes.rs` (public), `registry.rs` |
-//! | records, WAL, catalog, files, recovery, checkpoint | `store/`, explained in `store/mod.rs` |
-//! | merge of long logs | `encode/merge.rs`, `store/compaction.rs` |
+//! | lookup; creation, eviction, deletion | `registry.rs`; `engine/mod.rs` |
+//! | writer thread, recovery, checkpoint | `engine/writer.rs`, `engine/replay.rs`, `engine/checkpoint.rs` |
+//! | application of a record | `engine/apply.rs` |
+//! | format of records, WAL, catalog and files | `store/`, explained in `store/mod.rs` |
+//! | merge of long logs | `encode/merge.rs`, `engine/compaction.rs` |
 //! | crashes, readers beside a writer, ten thousand shapes | `simulation/` |
 
 #![forbid(unsafe_code)]
@@ -244,7 +254,12 @@ mod config;
 mod creation;
 mod definition;
 pub mod encode;
+mod engine;
 mod follow;
+mod follower;
+#[cfg(test)]
+mod follower_tests;
+mod lock_order;
 mod offset;
 mod registry;
 mod row_keys;
@@ -262,10 +277,12 @@ pub use crate::creation::ShapeCreation;
 pub use crate::definition::{
     CatalogChange, CatalogState, LogMode, ReplicaMode, ShapeDefinition, ShapeOptions, TableSchema,
 };
-pub use crate::follow::{FollowError, Follower, PartitionTree};
+pub use crate::engine::CreateError;
+pub use crate::follow::{PartitionTree, SnapshotTiming};
+pub use crate::follower::{FollowError, Follower};
 pub use crate::offset::{Offset, OffsetError, StartOffset};
 pub use crate::shape::{
     LogListener, LogPage, Shape, ShapeGone, ShapeStreamGuard, SnapshotChunk, SnapshotFailure,
 };
-pub use crate::shapes::{CreateError, Shapes, StoreFailure, StorePosition};
-pub use crate::store::{OpenError, StoreSummary, StoreUnusable};
+pub use crate::shapes::{Shapes, StorePosition};
+pub use crate::store::{OpenError, StoreFailure, StoreSummary, StoreUnusable};

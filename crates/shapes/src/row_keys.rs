@@ -55,6 +55,11 @@ pub(crate) enum KeyChange {
     Left(u64),
 }
 
+/// One of several rows with the same key has left a shape, or the keys are unknown. Clients can't
+/// apply the change exactly, so the shape must be deleted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct AmbiguousKey;
+
 /// Row keys of a followed shape.
 #[derive(Debug)]
 pub(crate) enum RowKeys {
@@ -98,33 +103,29 @@ struct KeyReservation {
 type KeyHashes = HashSet<u64, BuildHasherDefault<PassThroughHasher>>;
 
 impl RowKeys {
-    /// Applies key changes of a shape that are in its log. Returns `false` if its clients can't
-    /// apply them exactly: then the caller deletes the shape.
-    #[must_use]
-    pub(crate) fn apply(&mut self, changes: &[KeyChange]) -> bool {
+    /// Applies key changes of a shape that are in its log.
+    pub(crate) fn apply(&mut self, changes: &[KeyChange]) -> Result<(), AmbiguousKey> {
         match self {
             RowKeys::Waiting(waiting) => {
                 waiting.add(changes);
-                true
+                Ok(())
             }
             RowKeys::Counted(counts) => counts.apply(changes),
         }
     }
 
-    /// Sets the keys of the complete snapshot, and applies the changes that waited for it. Returns
-    /// `false` if clients can't apply those changes exactly.
-    #[must_use]
-    pub(crate) fn complete(&mut self, mut counts: KeyCounts) -> bool {
+    /// Sets the keys of the complete snapshot, and applies the changes that waited for it.
+    pub(crate) fn complete(&mut self, mut counts: KeyCounts) -> Result<(), AmbiguousKey> {
         let waiting = match self {
             RowKeys::Waiting(waiting) => mem::take(waiting),
-            RowKeys::Counted(_) => return true,
+            RowKeys::Counted(_) => return Ok(()),
         };
         if waiting.is_overflowed {
             counts = KeyCounts::uncounted();
         }
-        let is_exact = counts.apply(&waiting.changes) && !(waiting.is_overflowed && waiting.has_left);
+        let applied = counts.apply(&waiting.changes);
         *self = RowKeys::Counted(counts);
-        is_exact
+        if waiting.is_overflowed && waiting.has_left { Err(AmbiguousKey) } else { applied }
     }
 }
 
@@ -188,13 +189,13 @@ impl KeyCounts {
         }
     }
 
-    /// Applies changes. Returns `false` if one of several equal rows left, or if a row left and the
-    /// keys aren't counted.
-    fn apply(&mut self, changes: &[KeyChange]) -> bool {
-        changes.iter().all(|change| match *change {
+    /// Applies changes. Fails if one of several equal rows left, or if a row left and the keys
+    /// aren't counted.
+    fn apply(&mut self, changes: &[KeyChange]) -> Result<(), AmbiguousKey> {
+        changes.iter().try_for_each(|change| match *change {
             KeyChange::Entered(key) => {
                 self.enter(key);
-                true
+                Ok(())
             }
             KeyChange::Left(key) => self.leave(key),
         })
@@ -211,26 +212,26 @@ impl KeyCounts {
         }
     }
 
-    fn leave(&mut self, key: u64) -> bool {
+    fn leave(&mut self, key: u64) -> Result<(), AmbiguousKey> {
         if self.reservation.is_none() || self.repeated.contains(&key) {
-            return false;
+            return Err(AmbiguousKey);
         }
         self.present.remove(&key);
-        true
+        Ok(())
     }
 
-    /// Applies whole log messages. Returns `false` as [`apply`](Self::apply) does, or if a line
-    /// isn't a message of a shape.
-    fn apply_messages(&mut self, messages: &[u8]) -> bool {
-        messages.split_inclusive(|byte| *byte == b'\n').all(|line| match key_change(line) {
+    /// Applies whole log messages. Fails as [`apply`](Self::apply) does, or if a line isn't a
+    /// message of a shape.
+    fn apply_messages(&mut self, messages: &[u8]) -> Result<(), AmbiguousKey> {
+        messages.split_inclusive(|byte| *byte == b'\n').try_for_each(|line| match key_change(line) {
             Some((key, RowOperation::Insert)) => {
                 self.enter(hash(key));
-                true
+                Ok(())
             }
             Some((key, RowOperation::Delete)) => self.leave(hash(key)),
             // The key contains all values, so an update changes no other column.
-            Some((_, RowOperation::Update)) => true,
-            None => false,
+            Some((_, RowOperation::Update)) => Ok(()),
+            None => Err(AmbiguousKey),
         })
     }
 
@@ -246,9 +247,9 @@ impl KeyCounts {
         }
         *bytes -= needed;
         match counts.read_all(shape) {
-            Ok(true) => Some(counts),
-            Ok(false) if counts.reservation.is_none() => Some(counts),
-            Ok(false) => None,
+            Ok(Ok(())) => Some(counts),
+            Ok(Err(AmbiguousKey)) if counts.reservation.is_none() => Some(counts),
+            Ok(Err(AmbiguousKey)) => None,
             Err(error) => {
                 tracing::warn!(handle = shape.handle(), %error, "row count of shape unavailable");
                 Some(KeyCounts::uncounted())
@@ -256,7 +257,7 @@ impl KeyCounts {
         }
     }
 
-    fn read_all(&mut self, shape: &Shape) -> io::Result<bool> {
+    fn read_all(&mut self, shape: &Shape) -> io::Result<Result<(), AmbiguousKey>> {
         let mut from = 0;
         for to in shape.row_chunks() {
             self.count_rows(&shape.read_snapshot(from, to)?.concat());
@@ -264,11 +265,9 @@ impl KeyCounts {
         }
         let mut page = shape.log_after(Offset::SNAPSHOT_END)?;
         loop {
-            if !self.apply_messages(&shape.read_log(&page, page.from, page.to)?.concat()) {
-                return Ok(false);
-            }
-            if page.is_end {
-                return Ok(true);
+            let applied = self.apply_messages(&shape.read_log(&page, page.from, page.to)?.concat());
+            if applied.is_err() || page.is_end {
+                return Ok(applied);
             }
             page = shape.log_after(page.last)?;
         }
@@ -301,12 +300,12 @@ mod tests {
     #[test]
     fn a_key_may_leave_unless_it_is_present_more_than_once() {
         let mut counts = KeyCounts::new(&Arc::default());
-        assert!(counts.apply(&[Entered(1), Entered(2), Left(1), Entered(1), Left(7)]));
-        assert!(counts.apply(&[Entered(2), Left(1)]));
-        assert!(!counts.apply(&[Left(2)]));
+        assert!(counts.apply(&[Entered(1), Entered(2), Left(1), Entered(1), Left(7)]).is_ok());
+        assert!(counts.apply(&[Entered(2), Left(1)]).is_ok());
+        assert!(counts.apply(&[Left(2)]).is_err());
         assert!(
-            KeyCounts::uncounted().apply(&[Entered(1)])
-                && !KeyCounts::uncounted().apply(&[Entered(1), Left(1)])
+            KeyCounts::uncounted().apply(&[Entered(1)]).is_ok()
+                && KeyCounts::uncounted().apply(&[Entered(1), Left(1)]).is_err()
         );
     }
 
@@ -314,9 +313,9 @@ mod tests {
     fn too_many_keys_arent_counted() {
         let mut counts = KeyCounts::new(&Arc::default());
         (0..MAX_KEYS as u64).for_each(|key| counts.enter(key));
-        assert!(counts.apply(&[Left(5), Entered(5)]));
+        assert!(counts.apply(&[Left(5), Entered(5)]).is_ok());
         counts.enter(u64::MAX);
-        assert!(counts.present.is_empty() && !counts.apply(&[Left(5)]));
+        assert!(counts.present.is_empty() && counts.apply(&[Left(5)]).is_err());
     }
 
     #[test]
@@ -324,17 +323,17 @@ mod tests {
         let budget = Arc::new(KeyBudget::default());
         let taken = || budget.0.load(Ordering::Relaxed);
         let mut first = KeyCounts::new(&budget);
-        assert!(first.apply(&[Entered(1), Entered(1), Entered(2)]));
+        assert!(first.apply(&[Entered(1), Entered(1), Entered(2)]).is_ok());
         let capacity = first.present.capacity() + first.repeated.capacity();
         assert_eq!(taken(), capacity);
-        assert!(first.apply(&[Left(2)]));
+        assert!(first.apply(&[Left(2)]).is_ok());
         assert_eq!(taken(), capacity, "a set doesn't shrink");
         let others = KeyReservation { budget: Arc::clone(&budget), taken: MAX_KEYS_TOTAL - capacity };
         budget.0.fetch_add(others.taken, Ordering::Relaxed);
         let mut second = KeyCounts::new(&budget);
         second.enter(1);
-        assert!(second.present.is_empty() && !second.apply(&[Left(1)]), "the budget is exhausted");
-        assert!(first.apply(&[Entered(2), Left(2)]), "other shapes keep their capacity");
+        assert!(second.present.is_empty() && second.apply(&[Left(1)]).is_err(), "the budget is exhausted");
+        assert!(first.apply(&[Entered(2), Left(2)]).is_ok(), "other shapes keep their capacity");
         assert_eq!(taken(), MAX_KEYS_TOTAL);
         drop((first, others));
         assert_eq!(taken(), 0);
@@ -351,16 +350,18 @@ mod tests {
             [(vec![Left(1)], true), (vec![Entered(1), Left(1)], false), (vec![Left(2)], false)]
         {
             let mut keys = RowKeys::Waiting(WaitingKeyChanges::default());
-            assert!(keys.apply(&changes));
-            assert_eq!(keys.complete(rows()), is_exact, "{changes:?}");
+            assert!(keys.apply(&changes).is_ok());
+            assert_eq!(keys.complete(rows()).is_ok(), is_exact, "{changes:?}");
         }
         for (left, is_exact) in [(vec![], true), (vec![Left(7)], false)] {
             let mut keys = RowKeys::Waiting(WaitingKeyChanges::default());
             assert!(
-                keys.apply(&left) && keys.apply(&vec![Entered(9); MAX_WAITING]) && keys.apply(&[Entered(8)])
+                [&left[..], &vec![Entered(9); MAX_WAITING], &[Entered(8)]]
+                    .into_iter()
+                    .all(|changes| keys.apply(changes).is_ok())
             );
-            assert_eq!(keys.complete(rows()), is_exact);
-            assert!(!keys.apply(&[Left(1)]), "the dropped changes make the counts unknown");
+            assert_eq!(keys.complete(rows()).is_ok(), is_exact);
+            assert!(keys.apply(&[Left(1)]).is_err(), "the dropped changes make the counts unknown");
         }
     }
 
@@ -368,6 +369,6 @@ mod tests {
     fn a_line_that_is_not_a_row_ends_the_counting() {
         let mut counts = KeyCounts::new(&Arc::default());
         counts.count_rows(b"no row,\n");
-        assert!(!counts.apply(&[Left(1)]));
+        assert!(counts.apply(&[Left(1)]).is_err());
     }
 }

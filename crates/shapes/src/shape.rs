@@ -11,17 +11,19 @@ pub(crate) mod state;
 use std::any::Any;
 use std::fmt;
 use std::io;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bytes::Bytes;
+use parking_lot::MutexGuard;
 use tokio::sync::Notify;
 
-pub(crate) use self::state::ShapePhase;
 use self::state::ShapeState;
+pub(crate) use self::state::{CatalogMatch, ShapePhase};
 use crate::definition::ShapeDefinition;
 use crate::encode::RowEncoder;
 use crate::filter::Filter;
+use crate::lock_order::{LockRank, RankedGuard, RankedMutex};
 use crate::offset::Offset;
 use crate::store::message_sequence::{ByteLocation, MessageSequence, SeekResult};
 use crate::store::shape_files::{self, FileKind, ShapeFiles};
@@ -34,9 +36,9 @@ pub struct Shape {
     handle: String,
     definition: ShapeDefinition,
     pub(crate) filter: Option<Filter>,
-    pub(crate) layout: Arc<RowEncoder>,
+    pub(crate) encoder: Arc<RowEncoder>,
     files: Arc<ShapeFiles>,
-    state: Mutex<ShapeState>,
+    state: RankedMutex<ShapeState>,
     /// Wakes tasks that wait for new readable bytes or for the end of the shape.
     changed: Notify,
     /// Value of the registry's use counter at the last use.
@@ -146,7 +148,7 @@ impl Shape {
         handle: String,
         definition: ShapeDefinition,
         filter: Option<Filter>,
-        layout: Arc<RowEncoder>,
+        encoder: Arc<RowEncoder>,
         files: Arc<ShapeFiles>,
     ) -> Self {
         let state = ShapeState {
@@ -159,9 +161,10 @@ impl Shape {
             is_settled: false,
             listener: None,
         };
-        let (state, changed, used) = (Mutex::new(state), Notify::new(), AtomicU64::new(0));
+        let (state, changed, used) =
+            (RankedMutex::new(LockRank::Shape, state), Notify::new(), AtomicU64::new(0));
         let streams = AtomicU32::new(0);
-        Shape { id, handle, definition, filter, layout, files, state, changed, used, streams }
+        Shape { id, handle, definition, filter, encoder, files, state, changed, used, streams }
     }
 
     /// Returns the handle, which identifies the shape forever.
@@ -175,8 +178,8 @@ impl Shape {
     }
 
     /// Returns the encoder of its rows.
-    pub fn layout(&self) -> &RowEncoder {
-        &self.layout
+    pub fn encoder(&self) -> &RowEncoder {
+        &self.encoder
     }
 
     /// Returns why the shape can't be read; `None`: it can.
@@ -434,8 +437,8 @@ impl Shape {
         }
     }
 
-    pub(crate) fn lock(&self) -> MutexGuard<'_, ShapeState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    pub(crate) fn lock(&self) -> RankedGuard<MutexGuard<'_, ShapeState>> {
+        self.state.lock()
     }
 }
 

@@ -68,7 +68,11 @@ fn an_idle_shape_takes_less_than_five_kilobytes() {
         let (_, creation) = store.find_or_create(definition, 1).unwrap();
         let mut creation = creation.unwrap();
         creation.follow();
-        assert!(creation.snapshot_taken(&Snapshot { xmin: 700, xmax: 720, xip: (701..711).collect() }, 1000));
+        assert!(
+            creation
+                .snapshot_taken(&Snapshot { xmin: 700, xmax: 720, xip: (701..711).collect() }, 1000)
+                .is_in_time()
+        );
         creation.seal().unwrap();
         creation
     };

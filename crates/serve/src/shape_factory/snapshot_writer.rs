@@ -196,7 +196,7 @@ impl database::RowSink for SnapshotWriter {
 
     async fn begin(&mut self, snapshot: &Snapshot, lsn: Lsn) -> io::Result<()> {
         let creation = self.creation.as_mut().ok_or_else(|| io::Error::other("its writer is gone"))?;
-        self.is_early = !creation.snapshot_taken(snapshot, lsn.0);
+        self.is_early = !creation.snapshot_taken(snapshot, lsn.0).is_in_time();
         match self.is_early {
             true => Err(io::Error::other("a commit that the stream has isn't visible yet")),
             false => Ok(()),

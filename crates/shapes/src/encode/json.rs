@@ -70,17 +70,7 @@ fn first_escaped(bytes: &[u8]) -> Option<usize> {
 
 /// Appends a number without quotes.
 pub(super) fn number(out: &mut Vec<u8>, number: u64) {
-    let mut digits = [0; 20];
-    let (mut at, mut rest) = (digits.len(), number);
-    loop {
-        at -= 1;
-        digits[at] = b'0' + (rest % 10) as u8;
-        rest /= 10;
-        if rest == 0 {
-            break;
-        }
-    }
-    out.extend_from_slice(&digits[at..]);
+    out.extend_from_slice(itoa::Buffer::new().format(number).as_bytes());
 }
 
 #[cfg(test)]

@@ -8,6 +8,7 @@ mod copy;
 mod json;
 mod merge;
 mod row_encoder;
+mod snapshot_end;
 
 pub use self::copy::{CopyError, CopyRows};
 pub(crate) use self::merge::{RowOperation, key_change, merge, row_key};
@@ -16,3 +17,4 @@ pub use self::row_encoder::{
     ColumnSchema, LAST, LogPosition, MORE, RowEncoder, RowValues, SEPARATOR, ShapeChange, last_commit,
     last_offset,
 };
+pub(crate) use self::snapshot_end::snapshot_end;

@@ -288,9 +288,9 @@ mod tests {
         values.iter().map(|value| value.map(str::as_bytes)).collect()
     }
 
-    fn written(layout: &RowEncoder, change: ShapeChange<'_>) -> Value {
+    fn written(encoder: &RowEncoder, change: ShapeChange<'_>) -> Value {
         let mut out = Vec::new();
-        assert!(layout.change(&mut out, change, PLACE));
+        assert!(encoder.change(&mut out, change, PLACE));
         assert_eq!(offset_of(&out), Some(Offset::new(PLACE.lsn, PLACE.op)));
         parsed(&out)
     }
@@ -319,10 +319,10 @@ mod tests {
 
     #[test]
     fn last_offset_and_last_commit_are_read_from_messages() {
-        let (layout, row) = (orders(false), row(&[Some("1"), Some("],\"last\":true}},"), None]));
+        let (encoder, row) = (orders(false), row(&[Some("1"), Some("],\"last\":true}},"), None]));
         let message = |lsn: u64, op: u64, is_last: bool| {
             let mut out = Vec::new();
-            layout.change(
+            encoder.change(
                 &mut out,
                 ShapeChange::Insert { row: &row, from: None },
                 LogPosition { lsn, op, xid: 7 },
@@ -364,11 +364,11 @@ mod tests {
     #[test]
     fn an_update_of_hidden_columns_writes_nothing() {
         let columns = columns(&[("id", Some(0)), ("note", None), ("qty", None)]);
-        let layout = RowEncoder::new("public", "orders", &columns, &[0, 2], false);
+        let encoder = RowEncoder::new("public", "orders", &columns, &[0, 2], false);
         let (old, new) = (row(&[Some("1"), Some("a"), Some("2")]), row(&[Some("1"), Some("b"), Some("2")]));
         let mut out = Vec::new();
         assert!(
-            !layout.change(&mut out, ShapeChange::Update { old: &old, new: &new }, PLACE) && out.is_empty()
+            !encoder.change(&mut out, ShapeChange::Update { old: &old, new: &new }, PLACE) && out.is_empty()
         );
     }
 
@@ -384,20 +384,20 @@ mod tests {
     #[test]
     fn both_messages_of_a_key_change_name_the_other_key() {
         let (old, new) = (row(&[Some("1"), Some("a"), None]), row(&[Some("2"), Some("a"), None]));
-        let layout = orders(false);
-        assert!(!layout.has_same_key(&old, &new) && layout.has_same_key(&old, &old));
-        let message = written(&layout, ShapeChange::Delete { row: &old, to: Some(&new) });
+        let encoder = orders(false);
+        assert!(!encoder.has_same_key(&old, &new) && encoder.has_same_key(&old, &old));
+        let message = written(&encoder, ShapeChange::Delete { row: &old, to: Some(&new) });
         assert_eq!(message["headers"]["key_change_to"], "\"public\".\"orders\"/\"2\"");
-        let message = written(&layout, ShapeChange::Insert { row: &new, from: Some(&old) });
+        let message = written(&encoder, ShapeChange::Insert { row: &new, from: Some(&old) });
         assert_eq!(message["headers"]["key_change_from"], "\"public\".\"orders\"/\"1\"");
     }
 
     #[test]
     fn separators_within_a_key_are_doubled() {
         let columns = columns(&[("a/b", Some(1)), ("c", Some(0)), ("d", None)]);
-        let layout = RowEncoder::new("my.schema", "a/table", &columns, &[0, 1, 2], false);
+        let encoder = RowEncoder::new("my.schema", "a/table", &columns, &[0, 1, 2], false);
         let odd = row(&[Some("x/y\"z\""), None, Some("d")]);
-        let message = written(&layout, ShapeChange::Insert { row: &odd, from: None });
+        let message = written(&encoder, ShapeChange::Insert { row: &odd, from: None });
         assert_eq!(message["key"], "\"my..schema\".\"a//table\"/_/\"x//y\"z\"\"");
         assert_eq!(message["value"]["a/b"], "x/y\"z\"");
     }
@@ -405,9 +405,9 @@ mod tests {
     #[test]
     fn without_a_primary_key_all_columns_are_the_key() {
         let columns = columns(&[("a", None), ("b", None)]);
-        let layout = RowEncoder::new("public", "logs", &columns, &[0, 1], false);
+        let encoder = RowEncoder::new("public", "logs", &columns, &[0, 1], false);
         let gone = row(&[Some("1"), None]);
-        let message = written(&layout, ShapeChange::Delete { row: &gone, to: None });
+        let message = written(&encoder, ShapeChange::Delete { row: &gone, to: None });
         assert_eq!(message["key"], "\"public\".\"logs\"/\"1\"/_");
         assert_eq!(message["value"], json!({"a": "1", "b": null}));
     }

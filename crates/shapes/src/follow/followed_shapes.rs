@@ -11,20 +11,21 @@ use std::sync::Arc;
 use bytes::Bytes;
 use forebay_pgoutput::{Snapshot, Xid};
 
+use super::decision::{FollowEffect, SnapshotTiming, TouchDestination, TransactionReceipt};
+use super::held_transaction::HeldTransaction;
 use super::open_transaction::OpenTransaction;
 use super::recent_transactions::RecentTransactions;
 use super::table_group::{DescribedTable, TableGroup};
 use crate::definition::TableSchema;
-use crate::registry::StoreInner;
-use crate::row_keys::{KeyChange, KeyCounts, RowKeys, WaitingKeyChanges};
+use crate::row_keys::{AmbiguousKey, KeyCounts, RowKeys, WaitingKeyChanges};
 use crate::shape::Shape;
-use crate::store::record::{
-    CommitRecord, MAX_TEXT, MessageRange, Record, ShapeTouch, SnapshotVisibility, TransactionPart,
-};
+use crate::store::record::{MAX_TEXT, MessageRange, Record, ShapeTouch, SnapshotVisibility};
 
 /// Shapes that are matched with changes.
 #[derive(Debug, Default)]
 pub(crate) struct FollowedShapes {
+    /// Decisions that aren't performed yet.
+    effects: Vec<FollowEffect>,
     /// Number of times the set was cleared.
     generation: u64,
     /// Position before which every commit was queued for the store.
@@ -49,7 +50,7 @@ pub(crate) struct FollowedShapes {
 
 /// Shape that is matched with changes.
 #[derive(Debug)]
-pub(super) struct FollowedShape {
+pub(crate) struct FollowedShape {
     pub(super) shape: Arc<Shape>,
     snapshot: SnapshotPhase,
     /// Row keys, if the table has no primary key.
@@ -70,23 +71,11 @@ enum SnapshotPhase {
     Taken(SnapshotVisibility),
 }
 
-/// Transaction that is held until the snapshot of a shape is taken.
-#[derive(Debug)]
-struct HeldTransaction {
-    xid: u32,
-    lsn: u64,
-    last_op: u64,
-    text: Vec<u8>,
-    /// The log can't represent the transaction. Unless the snapshot sees it, the shape is deleted.
-    is_unfit: bool,
-    /// Changes of row keys, if the table has no primary key.
-    key_changes: Vec<KeyChange>,
-}
-
 impl FollowedShapes {
     /// Removes all shapes. Commits before `lsn` will be skipped. Streams that started earlier must
     /// start over.
     pub(crate) fn clear(&mut self, lsn: u64) {
+        debug_assert!(self.effects.is_empty(), "effects are performed before the lock is released");
         let FollowedShapes { generation, recent, follow_count, descendants, .. } = mem::take(self);
         let generation = generation + 1;
         *self = FollowedShapes {
@@ -107,7 +96,7 @@ impl FollowedShapes {
     }
 
     /// Sets the tables below a partitioned table.
-    pub(super) fn set_descendants(&mut self, oid: u32, descendants: &[u32]) {
+    pub(crate) fn set_descendants(&mut self, oid: u32, descendants: &[u32]) {
         if descendants.is_empty() {
             self.descendants.remove(&oid);
         } else {
@@ -115,20 +104,22 @@ impl FollowedShapes {
         }
     }
 
-    pub(super) fn generation(&self) -> u64 {
+    pub(crate) fn generation(&self) -> u64 {
         self.generation
     }
 
-    /// Starts a transaction. Returns `false` if it was queued for the store before.
-    pub(super) fn begin(&mut self, lsn: u64, xid: u32, inner: &StoreInner) -> bool {
-        self.abandon(inner);
-        let is_new = lsn >= self.queued_to;
-        self.transaction = is_new.then_some((lsn, xid));
-        is_new
+    /// Starts a transaction.
+    pub(crate) fn begin(&mut self, lsn: u64, xid: u32) -> TransactionReceipt {
+        self.abandon();
+        if lsn < self.queued_to {
+            return TransactionReceipt::Repeated;
+        }
+        self.transaction = Some((lsn, xid));
+        TransactionReceipt::First
     }
 
     /// Drops the transaction that is being applied.
-    pub(super) fn abandon(&mut self, inner: &StoreInner) {
+    pub(crate) fn abandon(&mut self) {
         if let Some((lsn, _)) = self.transaction.take() {
             let waiting: Vec<_> = self.awaiting_snapshot.keys().copied().collect();
             for shape in waiting {
@@ -139,18 +130,19 @@ impl FollowedShapes {
                 }
             }
         }
-        self.settle(inner);
+        self.settle();
     }
 
-    /// Ends a transaction that was queued for the store.
-    pub(super) fn commit(&mut self, transaction: &OpenTransaction, end: u64, inner: &StoreInner) {
+    /// Ends a transaction that was queued for the store. Then deletes shapes for which more than
+    /// `held_bytes` are held.
+    pub(crate) fn commit(&mut self, transaction: &OpenTransaction, end: u64, held_bytes: usize) {
         self.transaction = None;
         for oid in &transaction.oids {
             self.recent.push(*oid, transaction.lsn, transaction.xid);
         }
         self.queued_to = self.queued_to.max(end);
-        self.settle(inner);
-        self.delete_overfull(inner);
+        self.settle();
+        self.delete_overfull(held_bytes);
     }
 
     /// Follows a shape before its snapshot is taken. From now on, transactions are held for it.
@@ -196,27 +188,21 @@ impl FollowedShapes {
     /// Sets the transactions that a shape's snapshot sees, and applies the snapshot to the held
     /// transactions. If a transaction is being applied, the snapshot is applied after its end.
     ///
-    /// Returns `false` if the snapshot was taken too early: it doesn't see a transaction from
-    /// before the shape was followed. That is possible because Postgres writes a commit to its WAL
-    /// first, and makes it visible to snapshots later.
-    pub(crate) fn snapshot_taken(
-        &mut self,
-        shape: u64,
-        seen: SnapshotVisibility,
-        inner: &StoreInner,
-    ) -> bool {
+    /// A snapshot may be too early because Postgres writes a commit to its WAL first, and makes it
+    /// visible to snapshots later.
+    pub(crate) fn snapshot_taken(&mut self, shape: u64, seen: SnapshotVisibility) -> SnapshotTiming {
         let oid = self.oids.get(&shape).copied();
-        let is_early = self.is_early(shape, &seen);
-        if !is_early {
+        let timing = self.timing(shape, &seen);
+        if timing == SnapshotTiming::InTime {
             self.unsettled.push((shape, seen.clone()));
             if self.transaction.is_none() {
-                self.settle(inner);
+                self.settle();
             }
         }
         if oid.is_some() {
             self.prune(oid, &seen);
         }
-        !is_early
+        timing
     }
 
     /// Drops recent transactions that a new snapshot sees: all later snapshots see them, too.
@@ -229,25 +215,26 @@ impl FollowedShapes {
         self.recent.prune(oid, seen, self.follow_count, oldest);
     }
 
-    fn is_early(&mut self, shape: u64, seen: &SnapshotVisibility) -> bool {
+    fn timing(&mut self, shape: u64, seen: &SnapshotVisibility) -> SnapshotTiming {
         let Some(FollowedShape { snapshot: SnapshotPhase::Pending { since, .. }, .. }) =
             self.followed_shape(shape)
         else {
-            return false;
+            return SnapshotTiming::InTime;
         };
         let since = *since;
-        let Some(oid) = self.oids.get(&shape) else { return false };
+        let Some(oid) = self.oids.get(&shape) else { return SnapshotTiming::InTime };
         // A change that the stream sends with the oid of a partitioned table may concern any table
         // below it.
         let above = self.descendants.iter().filter(|(_, below)| below.contains(oid)).map(|(above, _)| above);
         let now = self.transaction.filter(|(lsn, _)| *lsn < since);
-        now.is_some_and(|(lsn, xid)| !seen.sees(lsn, xid))
-            || above.chain([oid]).any(|oid| self.recent.is_missed(*oid, since, seen))
+        let is_early = now.is_some_and(|(lsn, xid)| !seen.sees(lsn, xid))
+            || above.chain([oid]).any(|oid| self.recent.is_missed(*oid, since, seen));
+        if is_early { SnapshotTiming::TooEarly } else { SnapshotTiming::InTime }
     }
 
     /// Applies taken snapshots: queues the held transactions that a snapshot doesn't see, and drops
     /// the others.
-    fn settle(&mut self, inner: &StoreInner) {
+    fn settle(&mut self) {
         for (shape, seen) in mem::take(&mut self.unsettled) {
             self.awaiting_snapshot.remove(&shape);
             let Some(followed) = self.followed_shape(shape) else { continue };
@@ -256,39 +243,39 @@ impl FollowedShapes {
             let SnapshotPhase::Pending { mut held, .. } = held else { continue };
             held.retain(|held| !seen.sees(held.lsn, held.xid));
             if held.iter().any(|held| held.is_unfit) {
-                self.delete(shape, inner);
+                self.delete(shape);
                 continue;
             }
             if let Some(keys) = self.followed_shape(shape).and_then(|followed| followed.keys.as_mut()) {
-                // The keys of the snapshot aren't set yet, so `apply` only stores the changes and
-                // returns `true`. `set_key_counts` checks them.
-                let _always_exact = held.iter().all(|held| keys.apply(&held.key_changes));
+                // The keys of the snapshot aren't set yet, so `apply` only stores the changes.
+                // `set_key_counts` checks them.
+                let _stored = held.iter().try_for_each(|held| keys.apply(&held.key_changes));
             }
             // A record without messages would move the end of the shape's log to an offset that
             // no message has.
             let messages = held.into_iter().filter(|held| !held.text.is_empty());
-            messages.for_each(|held| inner.enqueue(held.record(shape)));
-            settled.mark_settled();
+            self.effects.extend(messages.map(|held| FollowEffect::Log(held.record(shape))));
+            self.effects.push(FollowEffect::Settle(settled));
         }
     }
 
     /// Deletes shapes without a snapshot for which more than `held_bytes` are held.
-    pub(super) fn delete_overfull(&mut self, inner: &StoreInner) {
+    pub(crate) fn delete_overfull(&mut self, held_bytes: usize) {
         if self.awaiting_snapshot.is_empty() {
             return;
         }
-        let limit = inner.config.held_bytes.min(MAX_TEXT);
+        let limit = held_bytes.min(MAX_TEXT);
         let waiting: Vec<_> = self.awaiting_snapshot.keys().copied().collect();
         for shape in waiting {
             if self.followed_shape(shape).is_some_and(|followed| followed.held_bytes() > limit) {
-                self.delete(shape, inner);
+                self.delete(shape);
             }
         }
     }
 
     /// Deletes a shape whose log can't represent a transaction, unless its snapshot sees the
     /// transaction. If the snapshot isn't taken, [`settle`](Self::settle) decides later.
-    pub(super) fn mark_unfit(&mut self, shape: u64, transaction: &OpenTransaction, inner: &StoreInner) {
+    pub(crate) fn mark_unfit(&mut self, shape: u64, transaction: &OpenTransaction) {
         let Some(followed) = self.followed_shape(shape) else { return };
         if followed.snapshot_sees(transaction) {
             return;
@@ -297,97 +284,86 @@ impl FollowedShapes {
             SnapshotPhase::Pending { held, .. } => {
                 HeldTransaction::find_or_add(transaction, held).is_unfit = true
             }
-            SnapshotPhase::Taken(_) => self.delete(shape, inner),
+            SnapshotPhase::Taken(_) => self.delete(shape),
         }
     }
 
     /// Counts the row keys that a transaction adds and removes. Deletes shapes whose clients
     /// couldn't distinguish the rows.
-    pub(super) fn count_keys(&mut self, transaction: &mut OpenTransaction, inner: &StoreInner) {
+    pub(crate) fn count_keys(&mut self, transaction: &mut OpenTransaction) {
         for (shape, changes) in transaction.take_key_changes() {
             let Some(FollowedShape { snapshot, keys: Some(keys), .. }) = self.followed_shape(shape) else {
                 continue;
             };
-            let is_exact = match snapshot {
+            let applied = match snapshot {
                 SnapshotPhase::Pending { held, .. } => {
                     HeldTransaction::find_or_add(transaction, held).key_changes.extend(changes);
-                    true
+                    Ok(())
                 }
                 SnapshotPhase::Taken(_) => keys.apply(&changes),
             };
-            if !is_exact {
-                self.delete(shape, inner);
+            if applied == Err(AmbiguousKey) {
+                self.delete(shape);
             }
         }
     }
 
     /// Sets the row keys of a complete snapshot. Deletes the shape if clients can't apply the
     /// changes since the snapshot exactly.
-    pub(crate) fn set_key_counts(&mut self, shape: u64, counts: KeyCounts, inner: &StoreInner) {
+    pub(crate) fn set_key_counts(&mut self, shape: u64, counts: KeyCounts) {
         let Some(FollowedShape { keys: Some(keys), .. }) = self.followed_shape(shape) else { return };
-        if !keys.complete(counts) {
-            self.delete(shape, inner);
+        if keys.complete(counts) == Err(AmbiguousKey) {
+            self.delete(shape);
         }
     }
 
-    /// Holds the changes of a shape whose snapshot isn't taken. Returns `true` if they go to the
-    /// store instead, and `false` if they are held or the shape is gone.
-    pub(super) fn hold_or_pass(
+    /// Holds the changes of a shape whose snapshot isn't taken. Returns where the changes go.
+    pub(super) fn route(
         &mut self,
         touch: &ShapeTouch,
         text: &Bytes,
         transaction: &OpenTransaction,
-    ) -> bool {
+    ) -> TouchDestination {
         match self.followed_shape(touch.shape).map(|followed| &mut followed.snapshot) {
-            None => false,
-            Some(SnapshotPhase::Taken(_)) => true,
+            None => TouchDestination::Nowhere,
+            Some(SnapshotPhase::Taken(_)) => TouchDestination::Store,
             Some(SnapshotPhase::Pending { held, .. }) => {
                 let held = HeldTransaction::find_or_add(transaction, held);
                 for MessageRange { from, to, last_op } in touch.ranges.iter().filter(|_| !held.is_unfit) {
                     held.text.extend_from_slice(&text[*from as usize..*to as usize]);
                     held.last_op = *last_op;
                 }
-                false
+                TouchDestination::Held
             }
         }
     }
 
     /// Deletes a shape permanently.
-    pub(crate) fn delete(&mut self, shape: u64, inner: &StoreInner) {
+    pub(crate) fn delete(&mut self, shape: u64) {
         self.remove(shape);
-        // Queued under the lock, so that no later record in the WAL concerns the shape.
-        inner.delete(shape);
+        // Performed under the lock, so that no later record in the WAL concerns the shape.
+        self.effects.push(FollowEffect::Delete(shape));
     }
 
-    /// Compares the shapes of a table with its schema, and deletes the unfit ones.
-    pub(crate) fn refit(&mut self, table: &TableSchema, inner: &StoreInner) {
+    /// Adds a record of the stream.
+    pub(crate) fn log(&mut self, record: Record) {
+        self.effects.push(FollowEffect::Log(record));
+    }
+
+    /// Removes the decisions that aren't performed yet, and returns them in order.
+    pub(crate) fn drain_effects(&mut self) -> impl Iterator<Item = FollowEffect> {
+        self.effects.drain(..)
+    }
+
+    /// Deletes the shapes of a table that can't show rows of this schema.
+    pub(crate) fn delete_unfit(&mut self, table: &TableSchema) {
         let described = DescribedTable::of(table);
         let groups = self.groups.get(&table.oid).into_iter().flatten();
         let unfit: Vec<_> = groups.flat_map(|group| group.unfit_shapes(&described)).collect();
-        unfit.into_iter().for_each(|shape| self.delete(shape, inner));
-        self.apply_catalog_state(table, inner);
+        unfit.into_iter().for_each(|shape| self.delete(shape));
     }
 
-    /// Makes a catalog state the baseline of its table. First deletes the table's shapes if they
-    /// are incorrect for that state.
-    pub(crate) fn apply_catalog_state(&mut self, table: &TableSchema, inner: &StoreInner) {
-        let Some(now) = &table.state else { return };
-        let change = match inner.registry().baselines.get(table.oid) {
-            Some(before) if before == now => return,
-            Some(before) => now.change_since(before),
-            None => None,
-        };
-        if let Some(change) = change {
-            let TableSchema { schema, name, oid, .. } = table;
-            tracing::info!(schema, name, oid, %change, "table shapes deleted: catalog changed");
-            inner.shapes_of(*oid).into_iter().for_each(|shape| self.delete(shape, inner));
-        }
-        // The baseline is set after the deletions, in memory and in the WAL. In the reverse order,
-        // a crash in between would lose the deletions.
-        inner.set_baseline(table);
-    }
-
-    pub(super) fn groups(&mut self, oid: u32) -> impl Iterator<Item = &mut TableGroup> {
+    pub(crate) fn groups(&mut self, oid: u32) -> impl Iterator<Item = &mut TableGroup> {
         self.groups.get_mut(&oid).into_iter().flatten()
     }
 
@@ -395,13 +371,13 @@ impl FollowedShapes {
         self.groups.contains_key(&oid)
     }
 
-    pub(super) fn shapes_of(&self, oid: u32) -> Vec<u64> {
+    pub(crate) fn shapes_of(&self, oid: u32) -> Vec<u64> {
         self.groups.get(&oid).into_iter().flatten().flat_map(TableGroup::shapes).collect()
     }
 
     /// Returns the followed shapes of several tables. `oids` is sorted. There may be thousands of
     /// oids, and few of them have shapes.
-    pub(super) fn shapes_of_any(&self, oids: &[u32]) -> Vec<u64> {
+    pub(crate) fn shapes_of_any(&self, oids: &[u32]) -> Vec<u64> {
         let is_among = |oid: &&u32| oids.binary_search(oid).is_ok();
         if self.groups.len() < oids.len() {
             self.groups.keys().filter(is_among).flat_map(|oid| self.shapes_of(*oid)).collect()
@@ -448,35 +424,6 @@ impl FollowedShape {
             SnapshotPhase::Pending { held, .. } => held.iter().map(HeldTransaction::bytes).sum(),
             SnapshotPhase::Taken(_) => 0,
         }
-    }
-}
-
-impl HeldTransaction {
-    /// Returns the entry of the transaction that is being applied. Adds it if it is missing.
-    fn find_or_add<'a>(
-        transaction: &OpenTransaction,
-        held: &'a mut Vec<HeldTransaction>,
-    ) -> &'a mut HeldTransaction {
-        if held.last().is_none_or(|held| held.lsn != transaction.lsn) {
-            let OpenTransaction { lsn, xid, .. } = *transaction;
-            let (text, key_changes) = (Vec::new(), Vec::new());
-            held.push(HeldTransaction { xid, lsn, last_op: 0, text, is_unfit: false, key_changes });
-        }
-        held.last_mut().expect("an entry was pushed")
-    }
-
-    fn bytes(&self) -> usize {
-        self.text.len() + self.key_changes.len() * size_of::<KeyChange>()
-    }
-
-    /// Returns a WAL record with this transaction for one shape. Other shapes got the transaction
-    /// with an earlier record.
-    fn record(self, shape: u64) -> Record {
-        let to = u32::try_from(self.text.len()).expect("held bytes are bounded");
-        let ranges = vec![MessageRange { from: 0, to, last_op: self.last_op }];
-        let touches = vec![ShapeTouch { shape, ranges }];
-        let changes = TransactionPart { lsn: self.lsn, is_first: true, touches, text: self.text.into() };
-        Record::Commit(changes, CommitRecord::default())
     }
 }
 

@@ -10,11 +10,12 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
+use super::decision::{TouchDestination, TransactionReceipt};
 use super::followed_shapes::FollowedShapes;
 use super::stream_relation::StreamRelation;
 use crate::config::StoreConfig;
 use crate::encode::{LogPosition, RowEncoder, ShapeChange};
-use crate::row_keys::KeyChange;
+use crate::row_keys::{AmbiguousKey, KeyChange};
 use crate::shape::Shape;
 use crate::store::record::{MAX_TEXT, MessageRange, ShapeTouch, TransactionPart};
 
@@ -29,20 +30,20 @@ const MAX_ENTERED: usize = 1 << 20;
 const MAX_KEY_CHANGES: usize = 1 << 20;
 
 /// Values of a row, in the order of its table's columns.
-pub(super) type DecodedRow<'a> = Vec<Option<&'a [u8]>>;
+pub(crate) type DecodedRow<'a> = Vec<Option<&'a [u8]>>;
 
 /// Transaction that is being applied.
 #[derive(Debug)]
-pub(super) struct OpenTransaction {
+pub(crate) struct OpenTransaction {
     /// Position of its commit.
-    pub(super) lsn: u64,
-    pub(super) xid: u32,
-    /// Whether the transaction was queued for the store before. Then its changes are skipped.
-    pub(super) is_duplicate: bool,
+    pub(crate) lsn: u64,
+    pub(crate) xid: u32,
+    /// The changes of a repeated transaction are skipped.
+    pub(crate) receipt: TransactionReceipt,
     /// Number of the current change. Increases by 2, because a change of the key has two messages.
-    pub(super) op: u64,
+    pub(crate) op: u64,
     /// Oids of the tables that it changes.
-    pub(super) oids: Vec<u32>,
+    pub(crate) oids: Vec<u32>,
     /// Versions of the changed relations that have ancestors or descendants in a partition tree.
     /// First the version of the relation that changed last, then the set of all versions.
     related: (u64, HashSet<u64>),
@@ -69,7 +70,7 @@ pub(super) struct OpenTransaction {
 
 /// Effect of a row change on a shape.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum RowEffect {
+pub(crate) enum RowEffect {
     Insert,
     Update,
     Delete,
@@ -79,19 +80,23 @@ pub(super) enum RowEffect {
 
 /// Hashes of the keys of a row before and after a change.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct RowChangeKeys {
-    pub(super) old: Option<u64>,
-    pub(super) new: Option<u64>,
+pub(crate) struct RowChangeKeys {
+    pub(crate) old: Option<u64>,
+    pub(crate) new: Option<u64>,
 }
 
 /// Change encoded for all shapes with the same row encoder.
 #[derive(Debug)]
-pub(super) struct EncodedChange {
+pub(crate) struct EncodedChange {
     /// Address of the row encoder, which identifies it.
-    layout: usize,
+    encoder: usize,
     effect: RowEffect,
     message: EncodeOutcome,
 }
+
+/// The message of a change is larger than [`StoreConfig::message_bytes`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct MessageTooLarge;
 
 /// Result of encoding a change.
 #[derive(Debug, Clone, Copy)]
@@ -103,11 +108,11 @@ enum EncodeOutcome {
 }
 
 impl OpenTransaction {
-    pub(super) fn new(lsn: u64, xid: u32, is_duplicate: bool, config: &StoreConfig) -> Self {
+    pub(crate) fn new(lsn: u64, xid: u32, receipt: TransactionReceipt, config: &StoreConfig) -> Self {
         OpenTransaction {
             lsn,
             xid,
-            is_duplicate,
+            receipt,
             op: 0,
             oids: Vec::new(),
             related: (0, HashSet::new()),
@@ -126,37 +131,37 @@ impl OpenTransaction {
     }
 
     /// Adds a change to a shape. Encodes it, unless `encoded` already has its message for the
-    /// shape's row encoder. Returns `false` if the message is too large.
-    pub(super) fn write(
+    /// shape's row encoder.
+    pub(crate) fn write(
         &mut self,
         shape: &Shape,
         effect: RowEffect,
         rows: (Option<&DecodedRow<'_>>, Option<&DecodedRow<'_>>),
         encoded: &mut Vec<EncodedChange>,
-    ) -> bool {
-        let layout = Arc::as_ptr(&shape.layout).addr();
-        let before = encoded.iter().find(|encoded| encoded.layout == layout && encoded.effect == effect);
+    ) -> Result<(), MessageTooLarge> {
+        let encoder = Arc::as_ptr(&shape.encoder).addr();
+        let before = encoded.iter().find(|encoded| encoded.encoder == encoder && encoded.effect == effect);
         let message = match before {
             Some(encoded) => encoded.message,
             None => {
-                let message = self.encode(&shape.layout, effect, rows);
-                encoded.push(EncodedChange { layout, effect, message });
+                let message = self.encode(&shape.encoder, effect, rows);
+                encoded.push(EncodedChange { encoder, effect, message });
                 message
             }
         };
         match message {
-            EncodeOutcome::Nothing => true,
+            EncodeOutcome::Nothing => Ok(()),
             EncodeOutcome::At(range) => {
                 self.touch(shape.id, range);
-                true
+                Ok(())
             }
-            EncodeOutcome::TooLarge => false,
+            EncodeOutcome::TooLarge => Err(MessageTooLarge),
         }
     }
 
     fn encode(
         &mut self,
-        layout: &RowEncoder,
+        encoder: &RowEncoder,
         effect: RowEffect,
         rows: (Option<&DecodedRow<'_>>, Option<&DecodedRow<'_>>),
     ) -> EncodeOutcome {
@@ -170,17 +175,17 @@ impl OpenTransaction {
         let text = &mut self.text;
         let is_written = match (effect, rows) {
             (RowEffect::Insert, (_, Some(row))) => {
-                layout.change(text, ShapeChange::Insert { row, from: None }, here)
+                encoder.change(text, ShapeChange::Insert { row, from: None }, here)
             }
             (RowEffect::Update, (Some(old), Some(new))) => {
-                layout.change(text, ShapeChange::Update { old, new }, here)
+                encoder.change(text, ShapeChange::Update { old, new }, here)
             }
             (RowEffect::Delete, (Some(row), _)) => {
-                layout.change(text, ShapeChange::Delete { row, to: None }, here)
+                encoder.change(text, ShapeChange::Delete { row, to: None }, here)
             }
             (RowEffect::Rekey, (Some(old), Some(new))) => {
-                layout.change(text, ShapeChange::Delete { row: old, to: Some(new) }, here)
-                    && layout.change(text, ShapeChange::Insert { row: new, from: Some(old) }, next)
+                encoder.change(text, ShapeChange::Delete { row: old, to: Some(new) }, here)
+                    && encoder.change(text, ShapeChange::Insert { row: new, from: Some(old) }, next)
             }
             _ => false,
         };
@@ -216,7 +221,7 @@ impl OpenTransaction {
     }
 
     /// Adds a table to those that the transaction changes.
-    pub(super) fn add_table(&mut self, oid: u32) {
+    pub(crate) fn add_table(&mut self, oid: u32) {
         if !self.oids.contains(&oid) {
             self.oids.push(oid);
         }
@@ -224,7 +229,7 @@ impl OpenTransaction {
 
     /// Adds a changed relation that has ancestors or descendants. Returns `true` if this is the
     /// first call for the relation in this transaction.
-    pub(super) fn add_relation(&mut self, relation: &StreamRelation) -> bool {
+    pub(crate) fn add_relation(&mut self, relation: &StreamRelation) -> bool {
         let version = relation.described.version;
         if self.related.0 == version {
             return false;
@@ -238,22 +243,25 @@ impl OpenTransaction {
     }
 
     /// Records that a row leaves one key and gets another, in a table whose key is deferrable.
-    /// Returns `false` if clients can't apply the change exactly.
     ///
     /// Within a transaction, two rows may have the same key, and a client identifies a row by its
     /// key. One of the two got the key in this transaction, and one must leave it before the
     /// commit. So if no row leaves a key that a row got earlier in the same transaction, no two
     /// rows had the same key, and the messages are exact. Otherwise it is unknown which of the two
     /// rows the client would lose.
-    pub(super) fn move_deferrable_key(&mut self, left: Option<u64>, entered: Option<u64>) -> bool {
-        let is_crossed = left.is_some_and(|key| self.entered_keys.contains(&key));
+    pub(crate) fn move_deferrable_key(
+        &mut self,
+        left: Option<u64>,
+        entered: Option<u64>,
+    ) -> Result<(), AmbiguousKey> {
+        let leaves_entered_key = left.is_some_and(|key| self.entered_keys.contains(&key));
         let has_room = self.entered_keys.len() < MAX_ENTERED;
         self.entered_keys.extend(entered.filter(|_| has_room));
-        !is_crossed && (has_room || entered.is_none())
+        if leaves_entered_key || (!has_room && entered.is_some()) { Err(AmbiguousKey) } else { Ok(()) }
     }
 
     /// Adds the keys of rows that enter or leave a shape, whose table has no primary key.
-    pub(super) fn add_key_changes(&mut self, shape: u64, effect: RowEffect, keys: &RowChangeKeys) {
+    pub(crate) fn add_key_changes(&mut self, shape: u64, effect: RowEffect, keys: &RowChangeKeys) {
         if effect == RowEffect::Update {
             return;
         }
@@ -271,23 +279,23 @@ impl OpenTransaction {
     /// Returns whether there are so many key changes that they must be counted before the commit.
     /// If the stream is interrupted between the count and the commit, some keys are counted twice.
     /// That may delete a shape too early.
-    pub(super) fn has_many_keys(&self) -> bool {
+    pub(crate) fn has_many_keys(&self) -> bool {
         self.key_change_count > MAX_KEY_CHANGES
     }
 
-    pub(super) fn take_key_changes(&mut self) -> HashMap<u64, Vec<KeyChange>> {
+    pub(crate) fn take_key_changes(&mut self) -> HashMap<u64, Vec<KeyChange>> {
         self.key_change_count = 0;
         mem::take(&mut self.key_changes)
     }
 
     /// Returns whether the current part should be queued.
-    pub(super) fn is_part_full(&self) -> bool {
+    pub(crate) fn is_part_full(&self) -> bool {
         self.text.len() >= self.part_bytes || self.range_count >= PART_RANGES
     }
 
     /// Returns the changes since the last part. Changes of shapes without a snapshot are held
     /// instead. `None`: no other changes are left.
-    pub(super) fn part(&mut self, followed: &mut FollowedShapes) -> Option<TransactionPart> {
+    pub(crate) fn part(&mut self, followed: &mut FollowedShapes) -> Option<TransactionPart> {
         let changes = self.next_part(followed);
         (!changes.touches.is_empty()).then(|| {
             self.has_parts = true;
@@ -296,12 +304,12 @@ impl OpenTransaction {
         })
     }
 
-    pub(super) fn last_part(&mut self, followed: &mut FollowedShapes) -> TransactionPart {
+    pub(crate) fn last_part(&mut self, followed: &mut FollowedShapes) -> TransactionPart {
         self.next_part(followed)
     }
 
     /// Returns the shapes that earlier parts touched and the last part doesn't.
-    pub(super) fn shapes_of_earlier_parts(&mut self, last: &TransactionPart) -> Vec<u64> {
+    pub(crate) fn shapes_of_earlier_parts(&mut self, last: &TransactionPart) -> Vec<u64> {
         for touch in &last.touches {
             self.touched_by_parts.remove(&touch.shape);
         }
@@ -313,7 +321,7 @@ impl OpenTransaction {
         self.range_count = 0;
         let mut text = Bytes::from(mem::take(&mut self.text));
         let mut touches = mem::take(&mut self.touches);
-        touches.retain(|touch| followed.hold_or_pass(touch, &text, self));
+        touches.retain(|touch| followed.route(touch, &text, self) == TouchDestination::Store);
         if touches.is_empty() {
             text = Bytes::new();
         }

@@ -17,26 +17,26 @@ pub struct PartitionTree {
 
 /// Relation as described by the stream, with its relatives.
 #[derive(Debug)]
-pub(super) struct StreamRelation {
-    pub(super) described: DescribedTable,
+pub(crate) struct StreamRelation {
+    pub(crate) described: DescribedTable,
     /// Its columns without its name. Shapes of its ancestors are compared with them.
-    pub(super) unnamed: DescribedTable,
+    pub(crate) unnamed: DescribedTable,
     /// Oids of the partitioned tables above it.
-    pub(super) ancestors: Vec<u32>,
+    pub(crate) ancestors: Vec<u32>,
     /// Oids of all tables below it, sorted.
-    pub(super) descendants: Vec<u32>,
+    pub(crate) descendants: Vec<u32>,
 }
 
 impl StreamRelation {
     /// Returns the description of a relation. `version` must be above all earlier versions.
-    pub(super) fn new(relation: &Relation<'_>, relatives: Option<&PartitionTree>, version: u64) -> Self {
+    pub(crate) fn new(relation: &Relation<'_>, relatives: Option<&PartitionTree>, version: u64) -> Self {
         let described = DescribedTable::new(relation, version);
         let PartitionTree { ancestors, mut descendants } = relatives.cloned().unwrap_or_default();
         descendants.sort_unstable();
         StreamRelation { unnamed: described.unnamed(), described, ancestors, descendants }
     }
 
-    pub(super) fn has_relatives(&self) -> bool {
+    pub(crate) fn has_relatives(&self) -> bool {
         !self.ancestors.is_empty() || !self.descendants.is_empty()
     }
 }

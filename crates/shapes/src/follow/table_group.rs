@@ -15,7 +15,7 @@ use crate::shape::Shape;
 
 /// Shapes that were created with the same version of a table.
 #[derive(Debug)]
-pub(super) struct TableGroup {
+pub(crate) struct TableGroup {
     table: Arc<TableSchema>,
     index: Index,
     followed: HashMap<u64, FollowedShape>,
@@ -34,9 +34,9 @@ const MAX_MAPPINGS: usize = 1024;
 
 /// Table as described by the stream or by the catalog.
 #[derive(Debug)]
-pub(super) struct DescribedTable {
+pub(crate) struct DescribedTable {
     /// Version: above all earlier ones. 0 for a description from the catalog.
-    pub(super) version: u64,
+    pub(crate) version: u64,
     /// Schema and name. `None`: the table is identified by its oid only.
     name: Option<(String, String)>,
     /// Names, type oids and type modifiers of the columns.
@@ -59,7 +59,7 @@ struct CatalogFacts {
 
 /// Change of a row.
 #[derive(Debug, Clone, Copy)]
-pub(super) enum RowChange<'a> {
+pub(crate) enum RowChange<'a> {
     Insert(Tuple<'a>),
     Update(Tuple<'a>, Tuple<'a>),
     Delete(Tuple<'a>),
@@ -69,18 +69,18 @@ pub(super) enum RowChange<'a> {
 
 /// Buffers for one row change, reused.
 #[derive(Debug, Default)]
-pub(super) struct ChangeScratch {
+pub(crate) struct ChangeScratch {
     old: Vec<Candidate>,
     new: Vec<Candidate>,
     /// Messages encoded for this change.
     encoded: Vec<EncodedChange>,
     /// Ids of the shapes whose logs can't represent the change.
-    pub(super) unfit: Vec<u64>,
+    pub(crate) unfit: Vec<u64>,
 }
 
 impl DescribedTable {
     /// Returns the description of a table by the catalog.
-    pub(super) fn of(table: &TableSchema) -> Self {
+    pub(crate) fn of(table: &TableSchema) -> Self {
         let columns = table.types.columns.iter().zip(&table.stream_types);
         let columns = columns.map(|(column, kind)| (column.name.clone(), *kind)).collect();
         let types = table.types.columns.iter().map(|column| column.column_type.clone()).collect();
@@ -91,7 +91,7 @@ impl DescribedTable {
         DescribedTable { version: 0, name, columns, catalog }
     }
 
-    pub(super) fn new(relation: &Relation<'_>, version: u64) -> Self {
+    pub(crate) fn new(relation: &Relation<'_>, version: u64) -> Self {
         let columns = relation.columns.iter();
         let columns = columns.map(|column| (column.name.to_owned(), (column.type_oid, column.type_modifier)));
         let name = Some((relation.namespace.to_owned(), relation.name.to_owned()));
@@ -101,7 +101,7 @@ impl DescribedTable {
     /// Returns the description without the name, to compare it with a partitioned table above. When
     /// that table is renamed, the stream doesn't describe its partitions again; only the catalog
     /// has the new name.
-    pub(super) fn unnamed(&self) -> Self {
+    pub(crate) fn unnamed(&self) -> Self {
         let (version, columns) = (self.version, Arc::clone(&self.columns));
         DescribedTable { version, name: None, columns, catalog: None }
     }
@@ -139,28 +139,28 @@ fn key_names(table: &TableSchema) -> Vec<String> {
 }
 
 impl TableGroup {
-    pub(super) fn new(table: Arc<TableSchema>) -> Self {
+    pub(crate) fn new(table: Arc<TableSchema>) -> Self {
         let (index, followed) = (Index::new(), HashMap::new());
         TableGroup { table, index, followed, mapping: (0, Arc::default()), mappings: HashMap::new() }
     }
 
-    pub(super) fn is_of(&self, table: &TableSchema) -> bool {
+    pub(crate) fn is_of(&self, table: &TableSchema) -> bool {
         *self.table == *table
     }
 
-    pub(super) fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.followed.is_empty()
     }
 
-    pub(super) fn shapes(&self) -> impl Iterator<Item = u64> {
+    pub(crate) fn shapes(&self) -> impl Iterator<Item = u64> {
         self.followed.keys().copied()
     }
 
-    pub(super) fn followed_shape(&mut self, shape: u64) -> Option<&mut FollowedShape> {
+    pub(crate) fn followed_shape(&mut self, shape: u64) -> Option<&mut FollowedShape> {
         self.followed.get_mut(&shape)
     }
 
-    pub(super) fn add(&mut self, followed: FollowedShape) {
+    pub(crate) fn add(&mut self, followed: FollowedShape) {
         self.index.add(followed.shape.id, followed.shape.filter.as_ref(), &self.table.types);
         self.followed.insert(followed.shape.id, followed);
         // Forces a comparison of the new shape with the stream's description of the table.
@@ -168,7 +168,7 @@ impl TableGroup {
         self.mappings.clear();
     }
 
-    pub(super) fn remove(&mut self, shape: u64) {
+    pub(crate) fn remove(&mut self, shape: u64) {
         if self.followed.remove(&shape).is_some() {
             self.index.remove(shape);
         }
@@ -176,7 +176,7 @@ impl TableGroup {
 
     /// Applies a row change to the shapes that it concerns. Adds the unfit shapes to
     /// `scratch.unfit`.
-    pub(super) fn change(
+    pub(crate) fn change(
         &mut self,
         described: &DescribedTable,
         change: RowChange<'_>,
@@ -203,7 +203,7 @@ impl TableGroup {
         }
         if self.table.key_is_deferrable {
             let (left, entered) = self.key_move_hashes(old.as_ref(), new.as_ref());
-            if !transaction.move_deferrable_key(left, entered) {
+            if transaction.move_deferrable_key(left, entered).is_err() {
                 return scratch.unfit.extend(self.followed.keys());
             }
         }
@@ -236,7 +236,7 @@ impl TableGroup {
                         let keys = keys.get_or_insert_with(|| row_keys(&followed.shape, rows));
                         transaction.add_key_changes(shape, effect, keys);
                     }
-                    transaction.write(&followed.shape, effect, rows, &mut scratch.encoded)
+                    transaction.write(&followed.shape, effect, rows, &mut scratch.encoded).is_ok()
                 }
                 Err(_) => false,
             };
@@ -289,7 +289,7 @@ impl TableGroup {
     /// Returns the shapes that are incorrect for a description of the table. Causes: another name,
     /// key or lineage, another type or collation of a needed column, a missing column, or a new
     /// column if the shape has all columns.
-    pub(super) fn unfit_shapes(&self, described: &DescribedTable) -> Vec<u64> {
+    pub(crate) fn unfit_shapes(&self, described: &DescribedTable) -> Vec<u64> {
         let is_same_table = described.is_of(&self.table);
         let is_same = |index: usize| described.has(&self.table, index);
         let all_same = (0..self.table.types.columns.len()).all(is_same);
@@ -332,7 +332,7 @@ fn row_keys(shape: &Shape, (old, new): (Option<&DecodedRow<'_>>, Option<&Decoded
     let mut text = Vec::new();
     let mut key = |row: &DecodedRow<'_>| {
         text.clear();
-        shape.layout.key(&mut text, row);
+        shape.encoder.key(&mut text, row);
         row_keys::hash(&text)
     };
     RowChangeKeys { old: old.map(&mut key), new: new.map(key) }
@@ -358,7 +358,7 @@ fn effect(
         (false, true) => Some(RowEffect::Insert),
         (true, false) => Some(RowEffect::Delete),
         (true, true) => match (old, new) {
-            (Some(old), Some(new)) if !shape.layout.has_same_key(old, new) => Some(RowEffect::Rekey),
+            (Some(old), Some(new)) if !shape.encoder.has_same_key(old, new) => Some(RowEffect::Rekey),
             _ => Some(RowEffect::Update),
         },
     })

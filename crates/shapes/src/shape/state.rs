@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use bytes::Bytes;
 
 use super::{LogListener, LogPage, Shape, ShapeGone};
-use crate::creation::snapshot_end;
+use crate::encode::snapshot_end;
 use crate::store::message_sequence::{ClosedChunk, MessageSequence};
 use crate::store::record::{CatalogLog, CatalogShape, CompletedSnapshot, SnapshotVisibility};
 use crate::store::shape_files::FileKind;
@@ -36,6 +36,15 @@ pub(crate) enum ShapePhase {
     Filling,
     Complete,
     Gone(ShapeGone),
+}
+
+/// Whether a catalog file describes the same shape.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[must_use]
+pub(crate) enum CatalogMatch {
+    Same,
+    /// Its log is shorter, so it belongs to another shape with the same id.
+    Other,
 }
 
 /// Append-only part of a shape.
@@ -69,7 +78,11 @@ impl Shape {
         done
     }
 
-    /// Makes the staged messages visible. They are a whole transaction.
+    /// Makes the staged messages visible, and passes them to the listener. They are a whole
+    /// transaction. The caller wakes the readers with [`notify`](Self::notify).
+    ///
+    /// The listener is called under the lock: a stream that attaches after the messages are
+    /// readable must not get them from the listener, too.
     pub(crate) fn publish(&self, seen: u64, chunk_bytes: u64) {
         self.change(|state| {
             let from = state.log.len();
@@ -86,12 +99,11 @@ impl Shape {
                 }
             }
         });
-        self.notify();
     }
 
-    /// Moves to the state of a catalog file that is ahead. Returns `false` if that log is shorter:
-    /// then it belongs to another shape.
-    pub(crate) fn skip_to(&self, catalog_shape: &CatalogShape) -> bool {
+    /// Moves to the state of a catalog file that is ahead. The caller wakes the
+    /// readers with [`notify`](Self::notify).
+    pub(crate) fn skip_to(&self, catalog_shape: &CatalogShape) -> CatalogMatch {
         let listener = self.change(|state| {
             if state.log.len() > catalog_shape.log.len {
                 return Err(());
@@ -101,14 +113,13 @@ impl Shape {
             state.apply_merge(&catalog_shape.log);
             Ok(state.listener.take_if(|_| is_behind))
         });
-        let Ok(listener) = listener else { return false };
+        let Ok(listener) = listener else { return CatalogMatch::Other };
         listener.into_iter().for_each(|listener| listener.ended());
         if let Some(completed) = &catalog_shape.snapshot {
             self.complete_with(completed, Bytes::new());
         }
         self.mark_written(catalog_shape);
-        self.notify();
-        true
+        CatalogMatch::Same
     }
 
     /// Marks the bytes that are in files now.
@@ -186,7 +197,6 @@ impl Shape {
             state.seen = Some(completed.seen.clone());
             state.phase = ShapePhase::Complete;
         });
-        self.notify();
     }
 
     /// Marks the shape as gone. Wakes its readers and detaches its listener.

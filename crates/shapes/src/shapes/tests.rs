@@ -6,6 +6,7 @@ use bytes::Bytes;
 
 use super::*;
 use crate::definition::ShapeOptions;
+use crate::engine::apply::{self, VisibleChanges};
 use crate::shape::{LogListener, ShapeGone, SnapshotChunk, SnapshotFailure};
 use crate::simulation::follow_bench::{FollowBench, ITEMS, choice, row, snapshot_before};
 use crate::simulation::message_bytes::MessageBytes;
@@ -50,7 +51,7 @@ fn a_handle_is_never_reused_even_if_the_clock_goes_back() {
         bench.store.begin_writing().unwrap();
     }
     assert!(handles.iter().any(|handle| handle.ends_with("-900")));
-    bench.store.inner.queue().release();
+    bench.store.engine.store.role.queue().release();
 }
 
 #[test]
@@ -89,7 +90,7 @@ fn shapes_beyond_max_bytes_are_deleted_at_a_checkpoint() {
     assert_eq!(large.gone(), None);
     bench.runtime.block_on(bench.store.checkpoint()).unwrap();
     assert_eq!((large.gone(), small.gone()), (Some(ShapeGone::Deleted), None));
-    bench.store.inner.queue().release();
+    bench.store.engine.store.role.queue().release();
     assert!(files(&bench).iter().all(|name| name.starts_with(&format!("{:016x}.", small.id))));
 }
 
@@ -100,7 +101,7 @@ fn shapes_beyond_max_bytes_are_deleted_when_a_snapshot_completes() {
     let large = |bench: &mut FollowBench, clause| {
         let mut creation = bench.create(choice(Some(clause)));
         creation.follow();
-        assert!(creation.snapshot_taken(&snapshot_before(701), 1000));
+        assert!(creation.snapshot_taken(&snapshot_before(701), 1000).is_in_time());
         creation.rows(Bytes::from("a".repeat(1200) + ",\n")).unwrap();
         creation.seal().unwrap();
         let shape = Arc::clone(creation.shape());
@@ -120,7 +121,7 @@ fn the_snapshot_end_message_is_not_a_row() {
     let empty = bench.shape(choice(None));
     let mut creation = bench.create(choice(Some("qty = 1")));
     creation.follow();
-    assert!(creation.snapshot_taken(&snapshot_before(701), 1000));
+    assert!(creation.snapshot_taken(&snapshot_before(701), 1000).is_in_time());
     creation.rows(Bytes::from("a".repeat(40) + ",\n")).unwrap();
     let some = Arc::clone(creation.shape());
     assert!(some.has_rows(0));
@@ -145,7 +146,7 @@ fn a_snapshot_can_be_read_while_it_is_written() {
     let chunk = |bench: &FollowBench, index| bench.runtime.block_on(shape.snapshot_chunk(index)).unwrap();
     let read = |from, to| shape.read_snapshot(from, to).unwrap().concat();
     creation.follow();
-    assert!(creation.snapshot_taken(&snapshot_before(701), 1000));
+    assert!(creation.snapshot_taken(&snapshot_before(701), 1000).is_in_time());
     assert!(!creation.rows_block(20) && creation.rows_block(21));
     creation.rows(Bytes::from_static(b"first row,\n")).unwrap();
     assert_eq!(chunk(&bench, 0), SnapshotChunk::Open { from: 0, to: 11 });
@@ -198,20 +199,19 @@ fn a_shape_whose_snapshot_failed_is_not_found_by_its_definition_while_it_is_stil
 #[test]
 fn a_shape_deleted_before_its_creation_is_logged_does_not_reappear() {
     let mut bench = FollowBench::new();
-    bench.store.inner.queue().hold();
+    bench.store.engine.store.role.queue().hold();
     let creation = bench.create(choice(None));
     let shape = Arc::clone(creation.shape());
     let ShapeDefinition { table, choice } = shape.definition().clone();
     let (id, handle) = (shape.id, shape.handle().to_owned());
     assert!(bench.store.delete(&handle));
     // The writer applies the creation, and hasn't applied the deletion yet.
-    bench.store.inner.apply(&Record::Note(
-        Note::Create { id, handle: handle.clone(), table: table.fingerprint(), choice },
-        Bytes::new(),
-    ));
+    let record = Note::Create { id, handle: handle.clone(), table: table.fingerprint(), choice };
+    let record = Record::Note(record, Bytes::new());
+    apply::apply(&bench.store.engine, &record, &mut VisibleChanges::default());
     assert!(bench.store.find(&handle).is_none());
     assert!(bench.store.find_same(shape.definition()).is_none());
-    bench.store.inner.queue().release();
+    bench.store.engine.store.role.queue().release();
     assert!(bench.store.all().is_empty());
 }
 
@@ -222,7 +222,7 @@ fn an_unsealed_snapshot_never_completes() {
     let shape = Arc::clone(creation.shape());
     creation.follow();
     assert!(creation.seal().is_err(), "no snapshot was taken");
-    assert!(creation.snapshot_taken(&snapshot_before(701), 1000));
+    assert!(creation.snapshot_taken(&snapshot_before(701), 1000).is_in_time());
     assert!(bench.runtime.block_on(creation.complete()).is_err());
     assert!(shape.gone().is_some());
 }
@@ -232,28 +232,28 @@ fn a_shape_deleted_during_its_creation_leaves_no_file() {
     let mut bench = FollowBench::with(|config| config.small_snapshot_bytes = 5);
     let mut creation = bench.create(choice(None));
     creation.follow();
-    assert!(creation.snapshot_taken(&snapshot_before(701), 1000));
+    assert!(creation.snapshot_taken(&snapshot_before(701), 1000).is_in_time());
     assert!(bench.store.delete(creation.shape().handle()));
-    bench.store.inner.queue().release();
+    bench.store.engine.store.role.queue().release();
     creation.rows(Bytes::from_static(b"a row that comes late,\n")).unwrap();
     creation.seal().unwrap();
     assert_eq!(bench.runtime.block_on(creation.complete()), Err(ShapeGone::Deleted));
-    bench.store.inner.queue().release();
+    bench.store.engine.store.role.queue().release();
     assert_eq!(files(&bench), [""; 0]);
 }
 
 /// Listener that counts bytes and calls of `ended`. Detaches itself after 500 bytes.
 #[derive(Debug, Default)]
-struct LimitedListener(std::sync::Mutex<(usize, usize)>);
+struct LimitedListener(parking_lot::Mutex<(usize, usize)>);
 
 impl LogListener for LimitedListener {
     fn published(&self, messages: &[Bytes], _: Offset, _: u64) -> bool {
-        lock(&self.0).0 += messages.iter().map(Bytes::len).sum::<usize>();
-        lock(&self.0).0 < 500
+        self.0.lock().0 += messages.iter().map(Bytes::len).sum::<usize>();
+        self.0.lock().0 < 500
     }
 
     fn ended(&self) {
-        lock(&self.0).1 += 1;
+        self.0.lock().1 += 1;
     }
 }
 
@@ -262,7 +262,7 @@ fn a_listener_receives_messages_until_it_detaches_or_must_read_a_file() {
     let mut bench = FollowBench::with(|config| (config.part_bytes, config.unwritten_bytes) = (300, 300));
     let shape = bench.shape(choice(None));
     let insert = MessageBytes::insert(ITEMS, &row(["1", "0", "a"]));
-    let attach = || shape.attach(LimitedListener::default, |counting| *lock(&counting.0)).unwrap();
+    let attach = || shape.attach(LimitedListener::default, |counting| *counting.0.lock()).unwrap();
     let (counts, end) = attach();
     assert_eq!((counts, end.to), ((0, 0), 0));
     bench.transact(std::slice::from_ref(&insert));
@@ -369,14 +369,14 @@ fn a_baseline_survives_with_and_without_a_checkpoint() {
             shape_in(&mut bench, &in_state(2, "a"), choice(None));
         }
         bench.store.refit(&in_state(3, "a"));
-        bench.store.inner.queue().release();
+        bench.store.engine.store.role.queue().release();
         if with_checkpoint {
             bench.runtime.block_on(bench.store.checkpoint()).unwrap();
         }
         let reader = Shapes::on(Arc::new(bench.disk.clone()), StoreConfig::new("/nowhere")).unwrap();
         assert_eq!(reader.state(ITEMS), in_state(3, "a").state);
         bench.store.refit(&in_state(4, "a"));
-        bench.store.inner.queue().release();
+        bench.store.engine.store.role.queue().release();
         reader.refresh().unwrap();
         assert_eq!(reader.state(ITEMS), in_state(4, "a").state);
         bench.store.end_writing();
@@ -394,12 +394,12 @@ fn a_reader_keeps_the_old_baseline_until_the_log_has_the_deletions() {
     let shape = shape_in(&mut bench, &in_state(1, "a"), choice(None));
     let before = bench.disk.clone();
     // The queue is held, so nothing reaches the WAL: after a crash, the old state applies.
-    bench.store.inner.queue().hold();
+    bench.store.engine.store.role.queue().hold();
     bench.store.refit(&in_state(1, "b"));
     let reader = Shapes::on(Arc::new(before), StoreConfig::new("/nowhere")).unwrap();
     assert_eq!(reader.state(ITEMS), in_state(1, "a").state);
     assert!(reader.find(shape.handle()).is_some());
-    bench.store.inner.queue().release();
+    bench.store.engine.store.role.queue().release();
     reader.refresh().unwrap();
     assert_eq!((reader.state(ITEMS), reader.all().len()), (None, 0));
 }
@@ -409,7 +409,7 @@ fn the_log_has_the_deletions_before_the_new_baseline_and_the_new_shape() {
     let mut bench = FollowBench::new();
     let first = shape_in(&mut bench, &in_state(1, "a"), choice(None));
     let creation = bench.create_of(in_state(1, "b"), choice(None));
-    bench.store.inner.queue().release();
+    bench.store.engine.store.role.queue().release();
     let segment = *wal::segments(&bench.disk).unwrap().last().unwrap();
     let mut records = WalRecords::open(&bench.disk, wal::WalPosition::start(segment), None).unwrap().unwrap();
     let mut notes = Vec::new();

@@ -11,7 +11,7 @@ use super::simulated_database::table;
 use crate::config::StoreConfig;
 use crate::creation::ShapeCreation;
 use crate::definition::{LogMode, ReplicaMode, ShapeDefinition, ShapeOptions, TableSchema};
-use crate::follow::Follower;
+use crate::follower::Follower;
 use crate::offset::Offset;
 use crate::shape::Shape;
 use crate::shapes::Shapes;
@@ -92,7 +92,7 @@ impl FollowBench {
         self.send(&[begin]);
         self.send(messages);
         self.send(&[self.commit()]);
-        self.store.inner.queue().release();
+        self.store.engine.store.role.queue().release();
     }
 
     pub(crate) fn create_of(&mut self, table: TableSchema, choice: ShapeOptions) -> ShapeCreation {
@@ -118,7 +118,7 @@ impl FollowBench {
         lsn: u64,
     ) -> Arc<Shape> {
         let shape = Arc::clone(creation.shape());
-        assert!(creation.snapshot_taken(snapshot, lsn));
+        assert!(creation.snapshot_taken(snapshot, lsn).is_in_time());
         creation.seal().unwrap();
         self.runtime.block_on(creation.complete()).unwrap();
         shape

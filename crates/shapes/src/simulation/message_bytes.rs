@@ -3,7 +3,7 @@
 use forebay_pgoutput::PgOutputDecoder;
 
 use crate::definition::TableSchema;
-use crate::follow::{FollowError, Follower};
+use crate::follower::{FollowError, Follower};
 
 /// Row; `None` is NULL.
 pub(crate) type SimulatedRow = Vec<Option<String>>;

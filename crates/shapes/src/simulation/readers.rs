@@ -2,10 +2,11 @@
 
 use std::any::Any;
 use std::io;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
 
 use bytes::Bytes;
+use parking_lot::Mutex;
 use tokio::runtime::Builder;
 
 use super::store_simulation::{StoreSimulation, config};
@@ -13,7 +14,6 @@ use super::verification::{self, visible};
 use super::{follow_bench, seeds};
 use crate::definition::ShapeDefinition;
 use crate::offset::Offset;
-use crate::registry::lock;
 use crate::shape::{LogListener, Shape};
 use crate::shapes::Shapes;
 use crate::store::disk::{Disk, DiskFile, SimulatedDisk, SimulatedRng};
@@ -137,7 +137,7 @@ impl LogListener for RecordingListener {
             bytes.split_inclusive(|byte| *byte == b'\n').next_back().expect("the transaction has a message");
         assert_eq!(crate::encode::offset_of(line), Some(last));
         assert!(last < Offset::new(seen, 0));
-        lock(&self.0).extend(bytes);
+        self.0.lock().extend(bytes);
         true
     }
 
@@ -148,7 +148,7 @@ impl LogListener for RecordingListener {
 fn refresh(reader: &Shapes) {
     let listen = |shape: Arc<Shape>| {
         let ((), end) =
-            shape.attach(RecordingListener::default, |listener| *lock(&listener.0) = Vec::new())?;
+            shape.attach(RecordingListener::default, |listener| *listener.0.lock() = Vec::new())?;
         Some((shape, end.to))
     };
     let listening: Vec<_> = reader.all().into_iter().filter_map(listen).collect();
@@ -157,7 +157,7 @@ fn refresh(reader: &Shapes) {
         // A detached listener is replaced by a new one here.
         let received = shape.attach(
             || RecordingListener(Mutex::new(b"ended".to_vec())),
-            |listener| lock(&listener.0).clone(),
+            |listener| listener.0.lock().clone(),
         );
         if let Some((bytes, end)) = received
             && bytes != b"ended"
@@ -181,7 +181,7 @@ fn check_reader_agrees(simulation: &mut StoreSimulation, reader: &Shapes) {
     assert_eq!(simulation.store.seen(), reader.seen());
     // Bytes that are in files must not stay in memory.
     let (unwritten, limit) =
-        (reader.inner.files.unwritten(), 2 * config().wal_bytes + config().unwritten_bytes);
+        (reader.engine.store.files.unwritten(), 2 * config().wal_bytes + config().unwritten_bytes);
     assert!(unwritten < limit, "{unwritten} bytes are in memory");
 }
 
@@ -301,13 +301,13 @@ fn a_shape_creation_from_before_a_takeover_writes_nothing() {
     // This shape never reaches the WAL: the disk is full until the writer ends.
     disk.fill(0);
     let mut stale = create(&one, "qty > 5");
-    assert!(stale.snapshot_taken(&snapshot, 1000));
+    assert!(stale.snapshot_taken(&snapshot, 1000).is_in_time());
     one.end_writing();
     disk.fill(1 << 40);
     two.begin_writing().expect("no other process writes");
     let mut fresh = create(&two, "qty > 6");
     assert_eq!(fresh.shape().id, stale.shape().id);
-    assert!(fresh.snapshot_taken(&snapshot, 1000));
+    assert!(fresh.snapshot_taken(&snapshot, 1000).is_in_time());
     let rows = Bytes::from(vec![b'x'; 2000]);
     fresh.rows(rows.clone()).expect("this process writes");
     assert!(stale.rows(vec![b'y'; 2000].into()).is_err() && stale.seal().is_err());

@@ -108,14 +108,14 @@ impl StoreSimulation {
             let Some(is_in) = CLAUSES[expected.clause].1(&row) else { return false };
             if is_in {
                 let mut piece = Vec::new();
-                pending.creation.shape().layout().snapshot_row(&mut piece, &values(&row));
+                pending.creation.shape().encoder().snapshot_row(&mut piece, &values(&row));
                 expected.rows.extend_from_slice(&piece);
                 pieces.push(Bytes::from(piece));
             }
         }
         let (snapshot, lsn) = database.snapshot(expected.seen, rng);
         assert!(
-            pending.creation.snapshot_taken(&snapshot, lsn),
+            pending.creation.snapshot_taken(&snapshot, lsn).is_in_time(),
             "the snapshot sees all earlier transactions"
         );
         pending.rows = Some(pieces);

@@ -226,7 +226,7 @@ impl SimulatedDatabase {
         clause: usize,
         definition: &ShapeDefinition,
     ) -> Option<Vec<u8>> {
-        let (mut out, mut op, layout) = (Vec::new(), 0, definition.layout());
+        let (mut out, mut op, encoder) = (Vec::new(), 0, definition.encoder());
         let transaction = &self.log[index];
         let mut equal_rows = self.equal_rows(index, table);
         for (other, change) in &transaction.changes {
@@ -259,17 +259,17 @@ impl SimulatedDatabase {
             match (was.then_some(old).flatten(), is.then_some(new).flatten()) {
                 (None, None) => {}
                 (None, Some(row)) => {
-                    layout.change(&mut out, ShapeChange::Insert { row: &row, from: None }, here);
+                    encoder.change(&mut out, ShapeChange::Insert { row: &row, from: None }, here);
                 }
                 (Some(row), None) => {
-                    layout.change(&mut out, ShapeChange::Delete { row: &row, to: None }, here);
+                    encoder.change(&mut out, ShapeChange::Delete { row: &row, to: None }, here);
                 }
-                (Some(old), Some(new)) if layout.has_same_key(&old, &new) => {
-                    layout.change(&mut out, ShapeChange::Update { old: &old, new: &new }, here);
+                (Some(old), Some(new)) if encoder.has_same_key(&old, &new) => {
+                    encoder.change(&mut out, ShapeChange::Update { old: &old, new: &new }, here);
                 }
                 (Some(old), Some(new)) => {
-                    layout.change(&mut out, ShapeChange::Delete { row: &old, to: Some(&new) }, here);
-                    layout.change(&mut out, ShapeChange::Insert { row: &new, from: Some(&old) }, next);
+                    encoder.change(&mut out, ShapeChange::Delete { row: &old, to: Some(&new) }, here);
+                    encoder.change(&mut out, ShapeChange::Insert { row: &new, from: Some(&old) }, next);
                 }
             }
             if out.len() - before > MESSAGE_BYTES {

@@ -14,8 +14,7 @@ use super::simulated_creation::SimulatedCreation;
 use super::simulated_database::{MESSAGE_BYTES, SimulatedDatabase};
 use crate::config::StoreConfig;
 use crate::definition::ShapeDefinition;
-use crate::follow::Follower;
-use crate::registry::lock;
+use crate::follower::Follower;
 use crate::shapes::Shapes;
 use crate::store::OpenError;
 use crate::store::disk::{Disk, SimulatedRng};
@@ -228,7 +227,7 @@ impl StoreSimulation {
     fn delete(&mut self) -> StepResult {
         let (count, expected) = (self.model.shapes.len(), &mut self.model.shapes);
         let any = expected.iter_mut().nth(self.rng.between(0, count.max(1) - 1));
-        self.store.inner.queue().hold();
+        self.store.engine.store.role.queue().hold();
         if self.rng.between(0, 3) == 0 {
             let of_table = expected.values_mut().filter(|expected| expected.table == 1);
             of_table.for_each(|expected| expected.is_deletion_requested = true);
@@ -279,7 +278,7 @@ impl StoreSimulation {
         }
         self.idle()?;
         self.store.end_writing();
-        if self.store.inner.failure.lock().expect("no panic").is_some() {
+        if self.store.engine.store.health.failure().is_some() {
             return Err(DiskCrashed);
         }
         Ok(())
@@ -305,7 +304,12 @@ impl StoreSimulation {
         self.begin()?;
         self.match_origin();
         self.verify();
-        let mut known: HashSet<_> = lock(&self.store.inner.garbage)
+        let mut known: HashSet<_> = self
+            .store
+            .engine
+            .store
+            .replaced_files
+            .lock()
             .iter()
             .map(|(id, kind)| shape_files::file_name(*id, *kind))
             .collect();
@@ -315,7 +319,7 @@ impl StoreSimulation {
                     .map(|kind| shape_files::file_name(shape.id, kind)),
             );
         }
-        for name in self.store.inner.disk.list(shape_files::DIR).map_err(|_| DiskCrashed)? {
+        for name in self.store.engine.store.disk.list(shape_files::DIR).map_err(|_| DiskCrashed)? {
             assert!(known.contains(&name), "{name} is unused");
         }
         let there: HashSet<_> = self.store.all().iter().map(|shape| shape.handle().to_owned()).collect();
@@ -369,16 +373,16 @@ impl StoreSimulation {
     }
 
     pub(super) fn hold(&self) {
-        self.store.inner.queue().hold();
+        self.store.engine.store.role.queue().hold();
     }
 
     /// Waits until everything queued is written.
     pub(super) fn idle(&mut self) -> StepResult {
-        self.store.inner.queue().release();
+        self.store.engine.store.role.queue().release();
         // A file that couldn't be removed doesn't stop the store, but shows that the disk has
         // crashed.
-        let inner = &self.store.inner;
-        let has_failed = inner.failure.lock().expect("no panic").is_some() || inner.disk.list("").is_err();
+        let store = &self.store.engine.store;
+        let has_failed = store.health.failure().is_some() || store.disk.list("").is_err();
         if has_failed { Err(DiskCrashed) } else { Ok(()) }
     }
 }

@@ -11,14 +11,12 @@ use super::simulated_database::table;
 use crate::config::StoreConfig;
 use crate::definition::ShapeDefinition;
 use crate::offset::Offset;
-use crate::registry::lock;
 use crate::shape::{Shape, ShapeGone};
 use crate::shapes::Shapes;
 use crate::store::disk::{Disk, SimulatedDisk};
-use crate::store::replay::ReplayPosition;
 use crate::store::shape_files;
 use crate::store::wal::{self, WalPosition};
-use crate::store::writer::StoreMode;
+use crate::store::writer_role::{ReplayPosition, StoreMode};
 
 const ROOM: u64 = 1 << 40;
 
@@ -39,7 +37,7 @@ fn open(disk: &SimulatedDisk) -> Shapes {
 fn filled(bench: &mut FollowBench) -> Arc<Shape> {
     let mut creation = bench.create(choice(None));
     creation.follow();
-    assert!(creation.snapshot_taken(&snapshot_before(bench.xid + 1), bench.lsn + 8));
+    assert!(creation.snapshot_taken(&snapshot_before(bench.xid + 1), bench.lsn + 8).is_in_time());
     creation.rows(Bytes::from_static(b"{\"key\":\"a row of the snapshot\"},\n")).unwrap();
     creation.seal().unwrap();
     let shape = Arc::clone(creation.shape());
@@ -89,7 +87,7 @@ fn a_shape_deleted_on_a_full_disk_stays_deleted() {
     let (bench, shape) = deleted_without_room();
     assert!(bench.store.find(shape.handle()).is_none());
     bench.store.begin_writing().unwrap();
-    bench.store.inner.queue().release();
+    bench.store.engine.store.role.queue().release();
     let store = open(&bench.disk.after_kill());
     store.begin_writing().unwrap();
     assert!(store.find(shape.handle()).is_none(), "the shape would miss later changes");
@@ -103,7 +101,7 @@ fn a_shape_stays_complete_until_its_deletion_is_in_the_log() {
         let (bench, shape) = deleted_without_room();
         bench.disk.crash_at(bench.disk.ops() + calls);
         if bench.store.begin_writing().is_ok() {
-            bench.store.inner.queue().release();
+            bench.store.engine.store.role.queue().release();
         }
         let has_crashed = bench.disk.crashed();
         let store = open(&bench.disk.after_kill());
@@ -132,7 +130,8 @@ fn a_takeover_keeps_the_files_that_the_last_catalog_names() {
     // The reader had reached the new segment before the old ones were deleted, and never saw the
     // catalog.
     let position = WalPosition::start(*after.last().unwrap());
-    *lock(&other.inner.mode) = StoreMode::Reading(Some(ReplayPosition { position, catalog: before[0] }));
+    *other.engine.store.role.mode() =
+        StoreMode::Reading(Some(ReplayPosition { position, catalog: before[0] }));
     bench.store.end_writing();
     other.begin_writing().unwrap();
 
@@ -188,7 +187,7 @@ fn after_a_takeover_a_table_without_shapes_is_logged_again() {
     let (made, creation) = other.find_or_create(definition, 9).unwrap();
     let mut creation = creation.unwrap();
     creation.follow();
-    assert!(creation.snapshot_taken(&snapshot_before(900), 5000));
+    assert!(creation.snapshot_taken(&snapshot_before(900), 5000).is_in_time());
     creation.seal().unwrap();
     bench.runtime.block_on(creation.complete()).unwrap();
     let store = open(&bench.disk.after_kill());
@@ -203,7 +202,7 @@ fn a_creation_from_an_earlier_writer_turn_is_not_followed() {
     bench.store.end_writing();
     bench.store.begin_writing().unwrap();
     creation.follow();
-    assert!(bench.store.inner.followed().is_empty());
+    assert!(bench.store.engine.following().is_empty());
 }
 
 #[test]
@@ -213,7 +212,7 @@ fn heal_deletes_a_shape_whose_files_are_lost() {
     let error = std::io::Error::from(std::io::ErrorKind::NotFound);
     bench.store.heal(&shape, &error);
     assert_eq!(shape.gone(), None, "all files exist");
-    bench.store.inner.files.close(shape.id);
+    bench.store.engine.store.files.close(shape.id);
     let name = shape_files::file_path(shape.id, shape_files::FileKind::Snapshot);
     bench.disk.remove(&name).unwrap();
     let error = shape.read_snapshot(0, shape.snapshot_end()).unwrap_err();

@@ -130,7 +130,7 @@ impl StoreSimulation {
             assert!(expected.len() as u64 >= shape.read, "{} bytes of {handle} were read before", shape.read);
         }
         let waiting: u64 = store.all().iter().map(|shape| shape.lock().unwritten_bytes()).sum();
-        assert_eq!(store.inner.files.unwritten(), waiting);
+        assert_eq!(store.engine.store.files.unwritten(), waiting);
         for (handle, shape) in &model.shapes {
             let may_be_gone =
                 shape.is_deletion_requested || shape.must_be_deleted(&model.database, model.sent);

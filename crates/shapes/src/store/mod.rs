@@ -32,7 +32,8 @@
 //!   version refuses every other format.
 //! - These changes raise the format: a new kind of record or note, a field that readers must
 //!   understand, a new kind of file, and another encoding of the shapes' files. A writer writes the
-//!   catalog with its format before the first such record: see [`writer::begin`].
+//!   catalog with its format before the first such record: see
+//!   [`engine::writer`](crate::engine::writer).
 //! - A field that older versions may ignore, and lose, doesn't raise the format. It has
 //!   `#[serde(default)]`.
 //! - These parts are the same in every version, so that each version recognises the others: the
@@ -40,102 +41,74 @@
 //!   (`forebay wal `, a version, a line break), and the first 28 bytes of `head`.
 //! - A whole record that this version can't decode is refused under any format.
 
-mod apply;
 pub(crate) mod catalog;
-pub(crate) mod checkpoint;
-mod compaction;
 pub(crate) mod disk;
+mod error;
 pub(crate) mod frame;
+mod health;
 pub(crate) mod message_sequence;
+mod progress;
 pub(crate) mod record;
-pub(crate) mod replay;
 pub(crate) mod shape_files;
 mod summary;
 #[cfg(test)]
 mod upgrade_tests;
 pub(crate) mod wal;
 pub(crate) mod write_queue;
-pub(crate) mod writer;
 pub(crate) mod writer_head;
+pub(crate) mod writer_role;
 
-use std::io;
+use std::collections::HashSet;
+use std::sync::Arc;
 
+use parking_lot::Mutex;
+
+use self::disk::Disk;
+pub use self::error::{OpenError, StoreFailure, StoreUnusable};
+use self::health::StoreHealth;
+use self::progress::StoreProgress;
+use self::shape_files::{FileKind, ShapeFiles};
 pub use self::summary::StoreSummary;
+use self::writer_role::WriterRole;
+use crate::config::StoreConfig;
+use crate::lock_order::{LockRank, RankedMutex};
 
-use crate::shapes::StoreFailure;
-
-/// Why a storage directory can't be opened or written.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum OpenError {
-    /// Another version wrote the directory in another format.
-    #[error(
-        "the storage directory was written by another version of Forebay (format {found}; this one reads {known}): run that version, or begin with an empty directory, from which clients start over"
-    )]
-    Format {
-        /// Format of the directory.
-        found: u32,
-        /// Format that this version reads.
-        known: u32,
-    },
-    /// A whole record, or the start of a segment, that this version can't decode.
-    #[error(
-        "this version of Forebay can't read {file} in the storage directory ({what}): a newer version wrote it; run that version, or begin with an empty directory, from which clients start over"
-    )]
-    Unreadable {
-        /// Path of the file within the directory.
-        file: String,
-        /// Which record, without its values.
-        what: String,
-    },
-    /// The bytes are not those that were written.
-    #[error(
-        "{file} in the storage directory is damaged: restore it, or begin with an empty directory, from which clients start over"
-    )]
-    Damaged {
-        /// The damaged file.
-        file: &'static str,
-    },
-    /// Another process holds the lock of the directory.
-    #[error("another process writes to the storage directory")]
-    Locked,
-    /// An earlier write failed.
-    #[error(transparent)]
-    Failed(#[from] StoreFailure),
-    /// An operation of the filesystem failed.
-    #[error("the storage directory can't be used: {0}")]
-    Io(#[from] io::Error),
+/// The storage directory, and the role, progress and health of this process in it.
+#[derive(Debug)]
+pub(crate) struct Store {
+    pub(crate) config: StoreConfig,
+    pub(crate) disk: Arc<dyn Disk>,
+    pub(crate) files: Arc<ShapeFiles>,
+    pub(crate) role: WriterRole,
+    pub(crate) progress: StoreProgress,
+    pub(crate) health: StoreHealth,
+    /// Ids of the shapes that have parts of a transaction without its commit.
+    pub(crate) staged: Mutex<HashSet<u64>>,
+    /// Ids of deleted shapes whose deletion isn't in the WAL yet.
+    pub(crate) unlogged_deletions: RankedMutex<HashSet<u64>>,
+    /// Old files of logs that were merged. The checkpoint that writes the next catalog removes
+    /// them. Locked while messages are written to shapes' files to free memory, and while a
+    /// checkpoint replaces such files.
+    pub(crate) replaced_files: RankedMutex<Vec<(u64, FileKind)>>,
 }
 
-/// Why a storage directory can't be served. Shown to clients and probes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum StoreUnusable {
-    /// Another version wrote the directory.
-    OtherVersion,
-    /// The bytes are not those that were written.
-    Damaged,
-}
-
-impl StoreUnusable {
-    /// Returns one sentence for clients. The details are in the log.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            StoreUnusable::OtherVersion => {
-                "the storage was written by a newer version of Forebay, which this instance can't read"
-            }
-            StoreUnusable::Damaged => "the storage is damaged",
+impl Store {
+    pub(crate) fn new(disk: Arc<dyn Disk>, config: StoreConfig) -> Self {
+        Store {
+            files: Arc::new(ShapeFiles::new(Arc::clone(&disk), config.open_files)),
+            config,
+            disk,
+            role: WriterRole::default(),
+            progress: StoreProgress::default(),
+            health: StoreHealth::default(),
+            staged: Mutex::default(),
+            unlogged_deletions: RankedMutex::new(LockRank::Deletions, HashSet::new()),
+            replaced_files: RankedMutex::new(LockRank::Replaced, Vec::new()),
         }
     }
-}
 
-impl OpenError {
-    /// Returns why the directory can't be served, or `None` if it may become usable.
-    pub fn unusable(&self) -> Option<StoreUnusable> {
-        match self {
-            OpenError::Format { .. } | OpenError::Unreadable { .. } => Some(StoreUnusable::OtherVersion),
-            OpenError::Damaged { .. } => Some(StoreUnusable::Damaged),
-            OpenError::Locked | OpenError::Failed(_) | OpenError::Io(_) => None,
-        }
+    /// Returns whether a shape has staged parts of an uncommitted transaction.
+    pub(crate) fn is_inside_transaction(&self) -> bool {
+        !self.staged.lock().is_empty()
     }
 }

@@ -8,8 +8,10 @@ mod tests;
 
 use std::collections::HashMap;
 use std::io;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+
+use parking_lot::Mutex;
 
 use super::disk::{Disk, DiskFile};
 use crate::encode::offset_of;
@@ -101,7 +103,7 @@ impl ShapeFiles {
     /// Opens an existing file, or returns it from the cache.
     pub(crate) fn open(&self, shape: u64, kind: FileKind) -> io::Result<Arc<dyn DiskFile>> {
         {
-            let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut open = self.open.lock();
             open.clock += 1;
             let clock = open.clock;
             if let Some((file, used)) = open.files.get_mut(&(shape, kind)) {
@@ -124,32 +126,32 @@ impl ShapeFiles {
 
     /// Closes all files of a shape.
     pub(crate) fn close(&self, shape: u64) {
-        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut open = self.open.lock();
         open.files.retain(|(owner, _), _| *owner != shape);
     }
 
     /// Closes and removes all files of a shape.
     pub(crate) fn remove(&self, shape: u64) {
         self.close(shape);
-        let base = self.bases.lock().unwrap_or_else(PoisonError::into_inner).remove(&shape);
+        let base = self.bases.lock().remove(&shape);
         file_kinds(base.unwrap_or(0)).into_iter().for_each(|kind| self.remove_file(shape, kind));
     }
 
     /// Removes a file if it exists. A file that can't be removed now is removed as an orphan at the
     /// next start.
     pub(crate) fn remove_file(&self, shape: u64, kind: FileKind) {
-        self.open.lock().unwrap_or_else(PoisonError::into_inner).files.remove(&(shape, kind));
+        self.open.lock().files.remove(&(shape, kind));
         let _removed = self.disk.remove(&file_path(shape, kind));
     }
 
     /// Sets the start of a shape's log file.
     pub(crate) fn set_log_base(&self, shape: u64, base: u64) {
-        self.bases.lock().unwrap_or_else(PoisonError::into_inner).insert(shape, base);
+        self.bases.lock().insert(shape, base);
     }
 
     /// Adds an open file, and closes the least recently used one if the cache is full.
     fn cache(&self, key: (u64, FileKind), file: &Arc<dyn DiskFile>) {
-        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut open = self.open.lock();
         if open.files.len() >= self.limit {
             // This is rare and the limit is small, so a sorted list isn't worth it.
             let oldest = open.files.iter().min_by_key(|(_, (_, used))| *used).map(|(key, _)| *key);

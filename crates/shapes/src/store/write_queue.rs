@@ -6,9 +6,9 @@
 //! (`small_snapshot_bytes`), or the changes that were held for a shape (`held_bytes`).
 //! Lock order: the queue's mutex is taken last.
 
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use parking_lot::{Condvar, Mutex};
 use tokio::sync::{Notify, oneshot};
 
 use super::record::Record;
@@ -24,8 +24,14 @@ pub(crate) struct WriteJob {
     /// Notified when the record is durable and applied. Dropped if the record will never be
     /// written.
     pub(crate) done: Option<oneshot::Sender<()>>,
-    /// Whether the writer runs a checkpoint before it notifies `done`.
-    pub(crate) checkpoint: bool,
+    pub(crate) after: AfterWrite,
+}
+
+/// What the writer does after it has written a record, before it notifies `done`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum AfterWrite {
+    Nothing,
+    Checkpoint,
 }
 
 /// Queue of records. Any thread adds records, and the writer thread takes them in batches.
@@ -65,7 +71,7 @@ impl WriteQueue {
 
     /// Adds a job. Drops it if the queue is closed.
     pub(crate) fn push(&self, job: WriteJob) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         if state.is_closed {
             return;
         }
@@ -84,7 +90,7 @@ impl WriteQueue {
     /// Waits for a first job and returns all jobs. Waits up to `window` for more jobs, unless an
     /// urgent one is queued. Returns `None` if the queue is closed and empty.
     pub(crate) fn take_batch(&self, window: Duration) -> Option<Vec<WriteJob>> {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         while state.jobs.is_empty() || (state.is_held && !state.is_closed) {
             if state.is_closed {
                 return None;
@@ -93,12 +99,11 @@ impl WriteQueue {
             if std::mem::take(&mut state.idle_is_awaited) {
                 self.changed.notify_all();
             }
-            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+            self.changed.wait(&mut state);
         }
         if !window.is_zero() {
-            let waited =
-                self.changed.wait_timeout_while(state, window, |state| !state.is_urgent && !state.is_closed);
-            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+            let until = Instant::now() + window;
+            self.changed.wait_while_until(&mut state, |state| !state.is_urgent && !state.is_closed, until);
         }
         state.is_idle = false;
         state.is_urgent = false;
@@ -116,7 +121,7 @@ impl WriteQueue {
             tokio::pin!(drained);
             drained.as_mut().enable();
             {
-                let state = self.lock();
+                let state = self.state.lock();
                 if state.bytes < limit || state.is_closed {
                     return;
                 }
@@ -127,7 +132,7 @@ impl WriteQueue {
 
     /// Closes the queue. Queued jobs are still taken; new ones are dropped.
     pub(crate) fn close(&self) {
-        self.lock().is_closed = true;
+        self.state.lock().is_closed = true;
         self.changed.notify_all();
         self.drained.notify_waiters();
     }
@@ -135,7 +140,7 @@ impl WriteQueue {
     /// Closes the queue and drops all jobs, which notifies their waiters.
     pub(crate) fn abandon(&self) {
         let jobs = {
-            let mut state = self.lock();
+            let mut state = self.state.lock();
             state.is_closed = true;
             std::mem::take(&mut state.jobs)
         };
@@ -146,13 +151,9 @@ impl WriteQueue {
 
     /// Waits until the queue is closed, at most `timeout`. Returns whether it is closed.
     pub(crate) fn wait_closed(&self, timeout: Duration) -> bool {
-        let state = self.lock();
-        let waited = self.changed.wait_timeout_while(state, timeout, |state| !state.is_closed);
-        waited.unwrap_or_else(PoisonError::into_inner).0.is_closed
-    }
-
-    fn lock(&self) -> MutexGuard<'_, QueueState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        let mut state = self.state.lock();
+        self.changed.wait_while_for(&mut state, |state| !state.is_closed, timeout);
+        state.is_closed
     }
 }
 
@@ -160,17 +161,17 @@ impl WriteQueue {
 impl WriteQueue {
     /// Stops batches from being taken.
     pub(crate) fn hold(&self) {
-        self.lock().is_held = true;
+        self.state.lock().is_held = true;
     }
 
     /// Lets batches be taken again, and waits until all jobs are done.
     pub(crate) fn release(&self) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         state.is_held = false;
         self.changed.notify_all();
         while !(state.is_closed || state.is_idle && state.jobs.is_empty()) {
             state.idle_is_awaited = true;
-            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+            self.changed.wait(&mut state);
         }
     }
 }
@@ -208,7 +209,7 @@ mod tests {
     fn job(bytes: usize) -> (WriteJob, oneshot::Receiver<()>) {
         let (done, durable) = oneshot::channel();
         let record = Record::Note(Note::Advance { lsn: 1 }, Bytes::from(vec![0; bytes]));
-        (WriteJob { record, done: Some(done), checkpoint: false }, durable)
+        (WriteJob { record, done: Some(done), after: AfterWrite::Nothing }, durable)
     }
 
     fn is_ready(future: &mut (impl Future + Unpin)) -> bool {
@@ -247,7 +248,7 @@ mod tests {
         let commit = || WriteJob {
             record: Record::Commit(TransactionPart::default(), CommitRecord { end: 1, earlier: Vec::new() }),
             done: None,
-            checkpoint: false,
+            after: AfterWrite::Nothing,
         };
         std::thread::scope(|scope| {
             let taking = scope.spawn(|| queue.take_batch(for_ever).unwrap().len());

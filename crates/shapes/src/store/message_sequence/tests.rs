@@ -12,7 +12,7 @@ use crate::store::shape_files;
 
 /// Returns a message of a log that isn't the last of its transaction.
 pub(crate) fn message(offset: Offset, width: usize) -> Vec<u8> {
-    let layout = RowEncoder::new(
+    let encoder = RowEncoder::new(
         "public",
         "t",
         &[ColumnSchema { name: "id".into(), key_index: Some(0) }],
@@ -20,7 +20,7 @@ pub(crate) fn message(offset: Offset, width: usize) -> Vec<u8> {
         false,
     );
     let (place, mut out) = (LogPosition { lsn: offset.lsn, op: offset.op, xid: 7 }, Vec::new());
-    assert!(layout.change(&mut out, ShapeChange::Insert { row: &[Some(b"")], from: None }, place));
+    assert!(encoder.change(&mut out, ShapeChange::Insert { row: &[Some(b"")], from: None }, place));
     // Escaping long values is slow in an unoptimized build.
     let value = memchr::memmem::find(&out, b"\"id\":\"").expect("there is a value") + b"\"id\":\"".len();
     out.splice(value..value, std::iter::repeat_n(b'x', width));

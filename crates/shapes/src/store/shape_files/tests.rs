@@ -45,7 +45,7 @@ fn open_files_are_bounded_and_the_least_recently_used_one_is_closed() {
     let disk = SimulatedDisk::new(0);
     disk.make_dir(DIR).unwrap();
     let files = ShapeFiles::new(Arc::new(disk), 2);
-    let is_open = |shape: u64| files.open.lock().unwrap().files.contains_key(&(shape, FileKind::Log(0)));
+    let is_open = |shape: u64| files.open.lock().files.contains_key(&(shape, FileKind::Log(0)));
     for shape in [1, 2] {
         files.open_or_create(shape, FileKind::Log(0)).unwrap().write_all_at(&[shape as u8], 0).unwrap();
     }

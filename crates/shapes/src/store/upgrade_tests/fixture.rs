@@ -107,7 +107,7 @@ fn complete_snapshot(
     rows: Bytes,
     unseen: u32,
 ) -> Arc<Shape> {
-    assert!(creation.snapshot_taken(&snapshot_before(unseen), bench.lsn + 8));
+    assert!(creation.snapshot_taken(&snapshot_before(unseen), bench.lsn + 8).is_in_time());
     if !rows.is_empty() {
         creation.rows(rows).unwrap();
     }
@@ -197,7 +197,7 @@ fn write_everything() -> (FollowBench, ExpectedStore, Vec<ShapeCreation>) {
     bench.store.advance(bench.lsn + 9);
     let incomplete_later = bench.create_of(items(), choice(Some("qty = 4")));
     incomplete_later.follow();
-    bench.store.inner.queue().release();
+    bench.store.engine.store.role.queue().release();
     let gone = [&deleted_first, &deleted_later, incomplete_first.shape(), incomplete_later.shape()];
     let expected = ExpectedStore {
         origin: ORIGIN.to_owned(),
@@ -210,7 +210,7 @@ fn write_everything() -> (FollowBench, ExpectedStore, Vec<ShapeCreation>) {
     };
     let begin = bench.begin();
     bench.send(&[vec![begin], unfinished()].concat());
-    bench.store.inner.queue().release();
+    bench.store.engine.store.role.queue().release();
     (bench, expected, vec![incomplete_first, incomplete_later])
 }
 

@@ -8,7 +8,6 @@ use bytes::Bytes;
 
 use crate::config::StoreConfig;
 use crate::offset::Offset;
-use crate::registry::lock;
 use crate::shape::LogListener;
 use crate::shapes::Shapes;
 use crate::simulation::follow_bench::{FollowBench, ITEMS, choice, row};
@@ -310,7 +309,7 @@ fn a_torn_end_that_was_never_durable_is_truncated() {
 }
 
 #[derive(Debug, Default)]
-struct CountingListener(std::sync::Mutex<usize>);
+struct CountingListener(parking_lot::Mutex<usize>);
 
 impl LogListener for CountingListener {
     fn published(&self, _: &[Bytes], _: Offset, _: u64) -> bool {
@@ -318,7 +317,7 @@ impl LogListener for CountingListener {
     }
 
     fn ended(&self) {
-        *lock(&self.0) += 1;
+        *self.0.lock() += 1;
     }
 }
 
@@ -330,10 +329,10 @@ fn listeners_are_ended_when_the_store_becomes_unreadable() {
     let listener = Arc::new(CountingListener::default());
     shape.lock().listener = Some(Arc::clone(&listener) as Arc<dyn LogListener>);
     store.refresh().unwrap();
-    assert_eq!(*lock(&listener.0), 0);
+    assert_eq!(*listener.0.lock(), 0);
     append(&disk, &framed_payload(&[9]));
     write_head(&disk, 1);
     store.refresh().unwrap_err();
-    assert_eq!(*lock(&listener.0), 1);
+    assert_eq!(*listener.0.lock(), 1);
     assert_eq!(shape.gone(), None);
 }

@@ -17,8 +17,10 @@ mod tests;
 use std::any::Any;
 use std::collections::BTreeMap;
 use std::io::{self, ErrorKind};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::{fmt, mem};
+
+use parking_lot::{Mutex, MutexGuard};
 
 use rustix::io::Errno;
 
@@ -148,7 +150,7 @@ impl SimulatedDisk {
     }
 
     fn state(&self) -> MutexGuard<'_, DiskState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     /// Locks the state for a call that changes nothing. Fails after the crash.

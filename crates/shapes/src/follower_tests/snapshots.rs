@@ -36,7 +36,7 @@ fn a_snapshot_taken_within_a_transaction_is_settled_after_it() {
     creation.follow();
     let begin = bench.begin();
     bench.send(&[begin, MessageBytes::insert(ITEMS, &row(["1", "0", "a"]))]);
-    assert!(creation.snapshot_taken(&snapshot_before(bench.xid), bench.lsn + 5));
+    assert!(creation.snapshot_taken(&snapshot_before(bench.xid), bench.lsn + 5).is_in_time());
     bench.send(&[MessageBytes::insert(ITEMS, &row(["2", "0", "a"]))]);
     creation.seal().unwrap();
     bench.send(&[bench.commit()]);
@@ -56,8 +56,9 @@ fn transactions_from_before_a_shape_was_followed_must_be_in_its_snapshot() {
         bench.transact(&[MessageBytes::insert(if is_of_table { ITEMS } else { 300 }, &row(["1", "0", "a"]))]);
         let mut creation = bench.create(choice(None));
         creation.follow();
-        let is_in_time =
-            creation.snapshot_taken(&snapshot_before(bench.xid + u32::from(sees_it)), bench.lsn + 8);
+        let is_in_time = creation
+            .snapshot_taken(&snapshot_before(bench.xid + u32::from(sees_it)), bench.lsn + 8)
+            .is_in_time();
         assert_eq!(is_in_time, sees_it || !is_of_table);
         // A later snapshot sees it.
         let shape = bench.complete(creation, &snapshot_before(bench.xid + 1), bench.lsn + 8);
@@ -77,7 +78,7 @@ fn a_transaction_that_began_before_a_shape_was_followed_must_be_in_its_snapshot(
         if is_over {
             bench.send(&[bench.commit()]);
         }
-        assert!(!creation.snapshot_taken(&snapshot_before(bench.xid), bench.lsn + 8));
+        assert!(!creation.snapshot_taken(&snapshot_before(bench.xid), bench.lsn + 8).is_in_time());
         if !is_over {
             bench.send(&[bench.commit()]);
         }
@@ -96,7 +97,7 @@ fn an_unfit_held_transaction_deletes_the_shape_only_if_the_snapshot_misses_it() 
         bench.transact(&[MessageBytes::truncate(&[ITEMS])]);
         bench.transact(&[MessageBytes::insert(ITEMS, &row(["1", "0", "a"]))]);
         assert_eq!(shape.gone(), None);
-        assert!(creation.snapshot_taken(&Snapshot { xmin: 701, xmax: 702, xip }, bench.lsn));
+        assert!(creation.snapshot_taken(&Snapshot { xmin: 701, xmax: 702, xip }, bench.lsn).is_in_time());
         assert_eq!(shape.gone().is_none(), has_seen);
     }
 }
@@ -140,21 +141,21 @@ fn a_held_transaction_that_was_interrupted_is_held_once() {
 fn an_invisible_commit_is_detected_however_many_commits_follow() {
     let mut bench = FollowBench::new();
     let insert = MessageBytes::insert(ITEMS, &row(["1", "0", "a"]));
-    bench.store.inner.queue().hold();
+    bench.store.engine.store.role.queue().hold();
     for _ in 0..5001 {
         let begin = bench.begin();
         let commit = bench.commit();
         bench.send(&[begin, insert.clone(), commit]);
     }
-    bench.store.inner.queue().release();
+    bench.store.engine.store.role.queue().release();
     // The first commit waits for its standby.
     let first = u64::from(bench.xid) - 5000;
     let early = Snapshot { xmin: first, xmax: u64::from(bench.xid) + 1, xip: vec![first] };
     let mut creation = bench.create(choice(None));
     creation.follow();
-    assert!(!creation.snapshot_taken(&early, bench.lsn + 8));
+    assert!(!creation.snapshot_taken(&early, bench.lsn + 8).is_in_time());
     bench.store.forget_visible(&early);
-    assert!(!creation.snapshot_taken(&early, bench.lsn + 8));
+    assert!(!creation.snapshot_taken(&early, bench.lsn + 8).is_in_time());
     let shape = bench.complete(creation, &snapshot_before(bench.xid + 1), bench.lsn + 8);
     assert_eq!(brief(&shape), []);
 }
@@ -171,11 +172,11 @@ fn a_slow_snapshot_is_checked_against_the_transactions_from_when_it_was_taken() 
     quick.follow();
     bench.complete(quick, &later, bench.lsn + 8);
     bench.store.forget_visible(&later);
-    assert!(!slow.snapshot_taken(&early, bench.lsn + 8));
-    assert!(slow.snapshot_taken(&later, bench.lsn + 8));
+    assert!(!slow.snapshot_taken(&early, bench.lsn + 8).is_in_time());
+    assert!(slow.snapshot_taken(&later, bench.lsn + 8).is_in_time());
     // No shape waits any more, so the transaction is dropped, and no longer counts as missed.
     bench.store.forget_visible(&later);
     let mut next = bench.create(choice(Some("qty > 6")));
     next.follow();
-    assert!(next.snapshot_taken(&early, bench.lsn + 8));
+    assert!(next.snapshot_taken(&early, bench.lsn + 8).is_in_time());
 }

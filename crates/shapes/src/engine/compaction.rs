@@ -12,17 +12,16 @@ mod tests;
 
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
-use super::disk::DiskFile;
-use super::message_sequence::ClosedChunk;
-use super::record::{CatalogLog, CatalogShape};
-use super::shape_files::{self, FileKind};
 use crate::config::StoreConfig;
 use crate::encode::{LAST, MORE, merge, offset_of};
 use crate::offset::Offset;
-use crate::registry::{StoreInner, lock};
 use crate::shape::Shape;
+use crate::store::Store;
+use crate::store::disk::DiskFile;
+use crate::store::message_sequence::ClosedChunk;
+use crate::store::record::{CatalogLog, CatalogShape};
+use crate::store::shape_files::{self, FileKind, ShapeFiles};
 
 /// Size of the window in which updates of the same row are merged, in bytes.
 const MERGE_WINDOW_BYTES: usize = if cfg!(test) { 4 << 10 } else { 32 << 20 };
@@ -44,12 +43,12 @@ pub(crate) struct CompactedLog {
 /// Writes new files if the log is long, and updates `catalog_shape`. If the log is not long, or
 /// after an error, returns `None`, and `catalog_shape` is unchanged.
 pub(crate) fn compact(
-    inner: &StoreInner,
+    store: &Store,
     shape: &Arc<Shape>,
     catalog_shape: &mut CatalogShape,
 ) -> Option<CompactedLog> {
-    let base = merge_target(&catalog_shape.log, &inner.config)?;
-    match write_files(inner, shape.id, &catalog_shape.log, base) {
+    let base = merge_target(&catalog_shape.log, &store.config)?;
+    match write_files(store, shape.id, &catalog_shape.log, base) {
         Ok(log) => {
             let compacted =
                 CompactedLog { shape: Arc::clone(shape), base: catalog_shape.log.base, log: log.clone() };
@@ -60,7 +59,7 @@ pub(crate) fn compact(
             if error.kind() != io::ErrorKind::Interrupted && shape.gone().is_none() {
                 tracing::warn!(shape = shape.handle(), %error, "log compaction failed");
             }
-            log_files(base).into_iter().for_each(|kind| inner.files.remove_file(shape.id, kind));
+            log_files(base).into_iter().for_each(|kind| store.files.remove_file(shape.id, kind));
             None
         }
     }
@@ -81,13 +80,13 @@ fn log_files(base: u64) -> [FileKind; 2] {
 }
 
 /// Writes the merged file and the new log file, without a sync. Returns the new log.
-fn write_files(inner: &StoreInner, shape: u64, log: &CatalogLog, base: u64) -> io::Result<CatalogLog> {
-    let old = inner.files.open(shape, FileKind::Log(log.base))?;
+fn write_files(store: &Store, shape: u64, log: &CatalogLog, base: u64) -> io::Result<CatalogLog> {
+    let old = store.files.open(shape, FileKind::Log(log.base))?;
     let mut past =
-        PastWriter::new(inner.files.create(shape, FileKind::Past(base))?, inner.config.chunk_bytes);
+        PastWriter::new(store.files.create(shape, FileKind::Past(base))?, store.config.chunk_bytes);
     let mut window = Vec::new();
     let merged = log.past.last().map_or(0, |chunk| chunk.0);
-    let before = if merged > 0 { Some(inner.files.open(shape, FileKind::Past(log.base))?) } else { None };
+    let before = if merged > 0 { Some(store.files.open(shape, FileKind::Past(log.base))?) } else { None };
     let parts = before.iter().map(|before| (before, 0, merged)).chain([(&old, 0, base - log.base)]);
     for (file, mut at, to) in parts {
         while at < to {
@@ -96,7 +95,7 @@ fn write_files(inner: &StoreInner, shape: u64, log: &CatalogLog, base: u64) -> i
             at = until;
             if window.len() >= MERGE_WINDOW_BYTES {
                 // A shutdown must not wait for a long merge.
-                if !inner.is_writing.load(Ordering::Acquire) {
+                if !store.role.is_writing() {
                     return Err(io::ErrorKind::Interrupted.into());
                 }
                 past.merge(&mut window)?;
@@ -105,7 +104,7 @@ fn write_files(inner: &StoreInner, shape: u64, log: &CatalogLog, base: u64) -> i
     }
     past.merge(&mut window)?;
     let past = past.finish()?;
-    copy_range(&*old, base - log.base, &*inner.files.create(shape, FileKind::Log(base))?, 0, log.len - base)?;
+    copy_range(&*old, base - log.base, &*store.files.create(shape, FileKind::Log(base))?, 0, log.len - base)?;
     let chunks = log.chunks.iter().copied().filter(|chunk| chunk.0 > base).collect();
     Ok(CatalogLog {
         len: log.len,
@@ -129,11 +128,11 @@ fn copy_range(from: &dyn DiskFile, at: u64, to: &dyn DiskFile, target: u64, len:
 impl CompactedLog {
     /// Copies the bytes that were added to the old log file since [`compact`]. The caller must
     /// prevent further writes to the old file.
-    pub(crate) fn catch_up(&self, inner: &StoreInner) -> io::Result<()> {
+    pub(crate) fn catch_up(&self, files: &ShapeFiles) -> io::Result<()> {
         let CompactedLog { shape, base: before, log } = self;
         let copied = || {
-            let old = inner.files.open(shape.id, FileKind::Log(*before))?;
-            let new = inner.files.open(shape.id, FileKind::Log(log.base))?;
+            let old = files.open(shape.id, FileKind::Log(*before))?;
+            let new = files.open(shape.id, FileKind::Log(log.base))?;
             let written = shape.lock().log.written();
             copy_range(&*old, log.len - before, &*new, log.len - log.base, written.saturating_sub(log.len))
         };
@@ -143,19 +142,21 @@ impl CompactedLog {
         }
     }
 
-    /// Makes the shape use the new files. The catalog must refer to them.
-    pub(crate) fn install(self, inner: &StoreInner) {
+    /// Makes the shape use the new files. The catalog must refer to them. Returns the old files,
+    /// which clients may still be reading.
+    pub(crate) fn install(self, files: &ShapeFiles) -> [(u64, FileKind); 2] {
         self.shape.apply_merge(&self.log);
-        lock(&inner.garbage).extend(log_files(self.base).map(|kind| (self.shape.id, kind)));
+        let old = log_files(self.base).map(|kind| (self.shape.id, kind));
         if self.shape.gone().is_some() {
             // The shape may have been deleted before its files were created.
-            self.discard(inner);
+            self.discard(files);
         }
+        old
     }
 
     /// Removes the new files. No catalog refers to them.
-    pub(crate) fn discard(self, inner: &StoreInner) {
-        log_files(self.log.base).into_iter().for_each(|kind| inner.files.remove_file(self.shape.id, kind));
+    pub(crate) fn discard(self, files: &ShapeFiles) {
+        log_files(self.log.base).into_iter().for_each(|kind| files.remove_file(self.shape.id, kind));
     }
 }
 

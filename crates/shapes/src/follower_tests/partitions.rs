@@ -6,7 +6,7 @@ use forebay_pgoutput::Snapshot;
 use serde_json::json;
 
 use crate::definition::{ShapeOptions, TableSchema};
-use crate::follow::stream_relation::PartitionTree;
+use crate::follow::PartitionTree;
 use crate::shape::{Shape, ShapeGone};
 use crate::simulation::follow_bench::{FollowBench, ITEMS, brief, choice, expected, row, snapshot_before};
 use crate::simulation::message_bytes::{MessageBytes, SimulatedRow};
@@ -157,7 +157,7 @@ fn a_snapshot_must_see_earlier_changes_sent_under_a_relative() {
             creation.follow();
             let snapshot = snapshot_before(bench.xid + u32::from(sees_it));
             assert_eq!(
-                creation.snapshot_taken(&snapshot, bench.lsn + 8),
+                creation.snapshot_taken(&snapshot, bench.lsn + 8).is_in_time(),
                 sees_it,
                 "{} under {comes_under}",
                 made.name

@@ -4,45 +4,27 @@
 //! Enforced by: a single thread does all of it.
 //! A checkpoint removes old WAL segments. It runs in its own thread while the writer continues in
 //! the next segment.
-//! Lock order: `mode`, then `turn`; `mode` is held during the whole start and end of the writer.
+//! The lock of the mode is held during the whole start and end of the writer.
 
-use std::any::Any;
+use std::collections::HashSet;
 use std::io::{self, ErrorKind, IoSlice};
 use std::mem;
-use std::sync::atomic::Ordering;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use bytes::Bytes;
 
-use super::OpenError;
+use super::apply::{self, VisibleChanges};
 use super::checkpoint::{self, StoreCheckpoint};
-use super::disk::DiskFile;
-use super::frame;
-use super::record::{Note, Record};
-use super::replay::{self, ReplayPosition};
-use super::shape_files;
-use super::wal::{self, WalPosition, WalWriter};
-use super::write_queue::{WriteJob, WriteQueue};
-use super::writer_head::WriterHead;
-use crate::registry::{StoreInner, lock};
-
-/// Role of this process for the storage directory.
-pub(crate) enum StoreMode {
-    /// It follows another writer. `None` until a catalog was read.
-    Reading(Option<ReplayPosition>),
-    /// The writer thread runs, and this process holds the lock of the directory.
-    Writing { thread: JoinHandle<Option<ReplayPosition>>, _lock: Box<dyn Any + Send> },
-    /// A write failed. The state of the disk is unknown.
-    Failed,
-}
-
-impl Default for StoreMode {
-    fn default() -> Self {
-        StoreMode::Reading(None)
-    }
-}
+use super::{ShapeEngine, replay};
+use crate::store::disk::DiskFile;
+use crate::store::record::{Note, Record};
+use crate::store::wal::{self, WalPosition, WalWriter};
+use crate::store::write_queue::{AfterWrite, WriteJob, WriteQueue};
+use crate::store::writer_head::WriterHead;
+use crate::store::writer_role::{ReplayPosition, StoreMode};
+use crate::store::{OpenError, frame, shape_files};
 
 /// Interval between attempts to write to a full disk.
 const DISK_FULL_RETRY: Duration = if cfg!(test) { Duration::from_millis(2) } else { Duration::from_secs(1) };
@@ -55,43 +37,30 @@ const BATCH_WINDOW: Duration = if cfg!(test) { Duration::ZERO } else { Duration:
 /// Locks the directory, recovers the WAL, and starts the writer thread. Does nothing if this
 /// process writes already.
 ///
+/// Returns the shapes that the caller must delete: see [`ShapeEngine::follow_all`].
+///
 /// Fails before it changes a file if this version can't read the directory.
-pub(crate) fn begin(inner: &Arc<StoreInner>) -> Result<(), OpenError> {
-    let mut mode = lock(&inner.mode);
-    if let Some(failure) = lock(&inner.failure).clone() {
+pub(crate) fn begin(engine: &Arc<ShapeEngine>) -> Result<Vec<u64>, OpenError> {
+    let store = &engine.store;
+    let mut mode = store.role.mode();
+    if let Some(failure) = store.health.failure() {
         return Err(failure.into());
     }
-    let StoreMode::Reading(replayed) = &mut *mode else { return Ok(()) };
-    let disk = &*inner.disk;
+    let StoreMode::Reading(replayed) = &mut *mode else { return Ok(Vec::new()) };
+    let disk = &*store.disk;
     disk.make_dir(wal::DIR)?;
     disk.make_dir(shape_files::DIR)?;
     disk.sync_dir("")?;
     let directory_lock = disk.try_lock()?.ok_or(OpenError::Locked)?;
-    let head = WriterHead::read(disk);
-    // Apply the durable records, then read the catalog and the rest of the WAL: what this version
-    // can't decode is refused before anything is written.
-    if head.is_some() {
-        replay::advance(inner, replayed, head)?;
-    }
-    // The last writer may have been killed after it wrote a new catalog and before it wrote the
-    // head.
-    replay::load_catalog(inner, replayed)?;
-    // Applied records are visible, so they must be durable. If this process is killed during
-    // recovery, its successor must see them, too.
-    if let Some(durable) = wal::rewrite_unsynced(disk, head.map(|head| head.durable))? {
-        let head = WriterHead { durable, ..head.unwrap_or_default() };
-        head.write(&*WriterHead::open_or_create(disk)?).or_else(ignore_full)?;
-    }
-    replay::advance(inner, replayed, None)?;
-    inner.abandon_staged();
-    let incomplete = inner.forget_incomplete();
-    inner.registry_mut().forget_unused_tables();
-    let deleted = inner.unlogged_deletions();
+    recover(engine, replayed)?;
+    let incomplete = engine.forget_incomplete();
+    engine.registry.write().forget_unused_tables();
+    let deleted = unlogged_deletions(engine);
     if let Some(replayed) = replayed {
         wal::truncate_after(disk, replayed.position)?;
     }
     let segment = wal::segments(disk)?.last().map_or(0, |last| last + 1);
-    let wal = WalWriter::create(Arc::clone(&inner.disk), segment)?;
+    let wal = WalWriter::create(Arc::clone(&store.disk), segment)?;
     let is_new = replayed.is_none();
     let has_records =
         replayed.is_some_and(|replayed| replayed.position > WalPosition::start(replayed.catalog));
@@ -100,46 +69,73 @@ pub(crate) fn begin(inner: &Arc<StoreInner>) -> Result<(), OpenError> {
     // a whole checkpoint here, even if there is a catalog. Otherwise the WAL could get a record of
     // a new kind under the old format.
     if is_new {
-        StoreCheckpoint::capture(inner, segment).write_catalog(inner)?;
+        StoreCheckpoint::capture(engine, segment).write_catalog(engine)?;
     }
     replayed.position = wal.position();
     // The files of deleted shapes stay until their deletion is in the WAL. A crash before that
     // brings the shapes back.
-    checkpoint::remove_orphans(inner, &deleted)?;
-    inner.follow_all();
+    checkpoint::remove_orphans(engine, &deleted)?;
+    let inexact = engine.follow_all();
     let queue = Arc::new(WriteQueue::default());
     for id in deleted.into_iter().chain(incomplete) {
         let record = Record::Note(Note::Delete { id }, Bytes::new());
-        queue.push(WriteJob { record, done: None, checkpoint: false });
+        queue.push(WriteJob { record, done: None, after: AfterWrite::Nothing });
     }
     let (head_file, catalog_segment) = (WriterHead::open_or_create(disk)?, replayed.catalog);
     let mut writer = StoreWriter {
-        inner: Arc::clone(inner),
+        engine: Arc::clone(engine),
         queue: Arc::clone(&queue),
         wal,
         head_file,
         catalog_segment,
         checkpoint: None,
+        visible: VisibleChanges::default(),
     };
     writer.write_head()?;
     let run = move || writer.run(has_records);
     let thread = thread::Builder::new().name("forebay-store".into()).spawn(run)?;
-    *inner.queue.write().unwrap_or_else(PoisonError::into_inner) = queue;
     *mode = StoreMode::Writing { thread, _lock: directory_lock };
-    *inner.turn.write().unwrap_or_else(PoisonError::into_inner) += 1;
-    inner.is_writing.store(true, Ordering::Release);
+    store.role.begin_turn(queue);
+    Ok(inexact)
+}
+
+/// Applies all records of the WAL. What this version can't decode is refused before anything is
+/// written.
+fn recover(engine: &ShapeEngine, replayed: &mut Option<ReplayPosition>) -> Result<(), OpenError> {
+    let disk = &*engine.store.disk;
+    let head = WriterHead::read(disk);
+    // The durable records first, then the catalog and the rest of the WAL.
+    if head.is_some() {
+        replay::advance(engine, replayed, head)?;
+    }
+    // The last writer may have been killed after it wrote a new catalog and before it wrote the
+    // head.
+    replay::load_catalog(engine, replayed)?;
+    // Applied records are visible, so they must be durable. If this process is killed during
+    // recovery, its successor must see them, too.
+    if let Some(durable) = wal::rewrite_unsynced(disk, head.map(|head| head.durable))? {
+        let head = WriterHead { durable, ..head.unwrap_or_default() };
+        head.write(&*WriterHead::open_or_create(disk)?).or_else(ignore_full)?;
+    }
+    replay::advance(engine, replayed, None)?;
+    apply::abandon_staged(engine);
     Ok(())
+}
+
+/// Returns the ids of shapes whose deletion isn't in the WAL: the disk was full, or writing ended.
+/// Skips ids that another shape has by now.
+fn unlogged_deletions(engine: &ShapeEngine) -> HashSet<u64> {
+    let mut deletions = engine.store.unlogged_deletions.lock();
+    let index = engine.registry.read();
+    deletions.retain(|id| index.by_id(*id).is_none());
+    deletions.clone()
 }
 
 /// Stops the writer thread after it has written all queued records, and unlocks the directory. On a
 /// full disk the queued records are dropped.
-pub(crate) fn end(inner: &Arc<StoreInner>) {
-    let mut mode = lock(&inner.mode);
-    {
-        let _no_writes = inner.turn.write().unwrap_or_else(PoisonError::into_inner);
-        inner.is_writing.store(false, Ordering::Release);
-    }
-    inner.queue().close();
+pub(crate) fn end(engine: &ShapeEngine) {
+    let mut mode = engine.store.role.mode();
+    engine.store.role.end_turn();
     *mode = match mem::take(&mut *mode) {
         StoreMode::Writing { thread, _lock } => match thread.join() {
             Ok(Some(replayed)) => StoreMode::Reading(Some(replayed)),
@@ -148,12 +144,12 @@ pub(crate) fn end(inner: &Arc<StoreInner>) {
         other => other,
     };
     // These snapshots can't be completed any more, and another writer may use the same ids.
-    inner.forget_incomplete();
+    engine.forget_incomplete();
 }
 
 /// State of the writer thread.
 struct StoreWriter {
-    inner: Arc<StoreInner>,
+    engine: Arc<ShapeEngine>,
     queue: Arc<WriteQueue>,
     wal: WalWriter,
     head_file: Arc<dyn DiskFile>,
@@ -161,33 +157,55 @@ struct StoreWriter {
     catalog_segment: u64,
     /// The running checkpoint: the first segment that it doesn't cover, and its thread.
     checkpoint: Option<(u64, JoinHandle<io::Result<()>>)>,
+    /// What a record made visible. Empty between records; kept for its capacity.
+    visible: VisibleChanges,
+}
+
+/// Whether an attempt succeeded, or was given up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum WriteOutcome {
+    Done,
+    /// The queue was closed while the disk was full.
+    Closed,
+}
+
+/// How to treat a checkpoint that is still running.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum RunningCheckpoint {
+    Await,
+    LeaveRunning,
 }
 
 impl StoreWriter {
     /// Writes batches until the queue is closed; first starts a checkpoint if `with_checkpoint`.
     /// Returns the position where it ended, or `None` if it failed.
     fn run(mut self, with_checkpoint: bool) -> Option<ReplayPosition> {
-        let exit_guard = WriterExitGuard { inner: Arc::clone(&self.inner), queue: Arc::clone(&self.queue) };
-        let mut done = if with_checkpoint { self.spawn_checkpoint().map(|()| true) } else { Ok(true) };
-        let mut batch_window = Duration::ZERO;
-        while let Ok(true) = done
-            && let Some(jobs) = self.queue.take_batch(batch_window)
-        {
-            let has_several_waiters = jobs.iter().filter(|job| job.done.is_some()).count() > 1;
-            batch_window = if has_several_waiters { BATCH_WINDOW } else { Duration::ZERO };
-            done = self.write(jobs);
-        }
-        let last = self.end_checkpoint(true);
-        let ended = done.and(last);
+        let exit_guard = WriterExitGuard { engine: Arc::clone(&self.engine), queue: Arc::clone(&self.queue) };
+        let started = if with_checkpoint { self.spawn_checkpoint() } else { Ok(()) };
+        let written = started.and_then(|()| self.write_batches());
+        let ended = written.and(self.end_checkpoint(RunningCheckpoint::Await));
         if let Err(error) = &ended {
-            self.inner.fail(&error.to_string());
+            self.engine.store.health.fail(&error.to_string());
         }
         drop(exit_guard);
         ended.ok().map(|()| ReplayPosition { position: self.wal.position(), catalog: self.catalog_segment })
     }
 
-    /// Writes a batch. Returns `false` if the queue was closed while the disk was full.
-    fn write(&mut self, jobs: Vec<WriteJob>) -> io::Result<bool> {
+    fn write_batches(&mut self) -> io::Result<()> {
+        let mut batch_window = Duration::ZERO;
+        while let Some(jobs) = self.queue.take_batch(batch_window) {
+            let has_several_waiters = jobs.iter().filter(|job| job.done.is_some()).count() > 1;
+            batch_window = if has_several_waiters { BATCH_WINDOW } else { Duration::ZERO };
+            match self.write(jobs)? {
+                WriteOutcome::Done => {}
+                WriteOutcome::Closed => break,
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes a batch, then applies and acknowledges it.
+    fn write(&mut self, jobs: Vec<WriteJob>) -> io::Result<WriteOutcome> {
         let mut frame_bytes = Vec::new();
         let mut frames = Vec::with_capacity(jobs.len());
         for job in &jobs {
@@ -197,42 +215,42 @@ impl StoreWriter {
         }
         let parts = frames.iter().flat_map(|(from, to, text)| [&frame_bytes[*from..*to], &text[..]]);
         let parts: Vec<_> = parts.filter(|part| !part.is_empty()).map(IoSlice::new).collect();
-        if !retry_while_full(&self.inner, &self.queue, || self.wal.append(&parts))? {
+        let appended = retry_while_full(&self.engine, &self.queue, || self.wal.append(&parts))?;
+        if appended == WriteOutcome::Closed {
             // The batch was not acknowledged, so Postgres sends its changes again.
-            return Ok(false);
+            return Ok(WriteOutcome::Closed);
         }
         self.wal.sync()?;
         self.write_head()?;
-        let needs_checkpoint = jobs.iter().any(|job| job.checkpoint);
+        let needs_checkpoint = jobs.iter().any(|job| job.after == AfterWrite::Checkpoint);
         let mut done = Vec::new();
         for job in jobs {
-            self.inner.apply(&job.record);
+            apply::apply(&self.engine, &job.record, &mut self.visible);
+            self.engine.notify(&mut self.visible);
             done.extend(job.done);
         }
-        if let Some(on_durable) = &*lock(&self.inner.on_durable) {
-            on_durable(self.inner.durable.load(Ordering::Acquire));
-        }
+        self.engine.store.progress.report_durable();
         if needs_checkpoint {
-            self.end_checkpoint(true)?;
+            self.end_checkpoint(RunningCheckpoint::Await)?;
             self.begin_checkpoint()?;
-            self.end_checkpoint(true)?;
+            self.end_checkpoint(RunningCheckpoint::Await)?;
         }
         for done in done {
             // The receiver may have been dropped.
             let _sent = done.send(());
         }
         self.free_memory_and_wal()?;
-        Ok(true)
+        Ok(WriteOutcome::Done)
     }
 
     /// Writes messages to the shapes' files, and starts a checkpoint, if either is due.
     fn free_memory_and_wal(&mut self) -> io::Result<()> {
-        if self.inner.files.unwritten() > self.inner.config.unwritten_bytes {
-            let free_memory = || checkpoint::free_memory(&self.inner, true);
-            let _has_room = retry_while_full(&self.inner, &self.queue, free_memory)?;
+        if self.engine.store.files.unwritten() > self.engine.store.config.unwritten_bytes {
+            let free_memory = || checkpoint::write_and_release(&self.engine);
+            let _outcome = retry_while_full(&self.engine, &self.queue, free_memory)?;
         }
-        self.end_checkpoint(false)?;
-        if self.wal.position().at > self.inner.config.wal_bytes {
+        self.end_checkpoint(RunningCheckpoint::LeaveRunning)?;
+        if self.wal.position().at > self.engine.store.config.wal_bytes {
             self.begin_checkpoint()?;
         }
         Ok(())
@@ -248,7 +266,7 @@ impl StoreWriter {
     /// transaction is open, or the disk is full.
     fn begin_checkpoint(&mut self) -> io::Result<()> {
         // All parts of a transaction are in the same segment as its commit.
-        if self.inner.is_inside_transaction() || self.checkpoint.is_some() {
+        if self.engine.store.is_inside_transaction() || self.checkpoint.is_some() {
             return Ok(());
         }
         let before = self.wal.position();
@@ -263,18 +281,21 @@ impl StoreWriter {
     /// Starts a checkpoint of all records before the current segment, which must be empty.
     fn spawn_checkpoint(&mut self) -> io::Result<()> {
         let segment = self.wal.position().segment;
-        let checkpoint = StoreCheckpoint::capture(&self.inner, segment);
-        let inner = Arc::clone(&self.inner);
-        let write = move || checkpoint.write(&inner);
+        let checkpoint = StoreCheckpoint::capture(&self.engine, segment);
+        let engine = Arc::clone(&self.engine);
+        let write = move || checkpoint.write(&engine);
         let thread = thread::Builder::new().name("forebay-checkpoint".into()).spawn(write)?;
         self.checkpoint = Some((segment, thread));
-        self.end_checkpoint(self.inner.config.waits_for_checkpoints)
+        self.end_checkpoint(match self.engine.store.config.waits_for_checkpoints {
+            true => RunningCheckpoint::Await,
+            false => RunningCheckpoint::LeaveRunning,
+        })
     }
 
-    /// Collects the result of a finished checkpoint, and deletes shapes beyond `max_bytes`. Waits
-    /// for a running checkpoint if `wait`.
-    fn end_checkpoint(&mut self, wait: bool) -> io::Result<()> {
-        let ended = self.checkpoint.take_if(|(_, thread)| wait || thread.is_finished());
+    /// Collects the result of a finished checkpoint, and deletes shapes beyond `max_bytes`.
+    fn end_checkpoint(&mut self, running: RunningCheckpoint) -> io::Result<()> {
+        let is_awaited = running == RunningCheckpoint::Await;
+        let ended = self.checkpoint.take_if(|(_, thread)| is_awaited || thread.is_finished());
         let Some((segment, thread)) = ended else { return Ok(()) };
         match thread.join() {
             Ok(Ok(())) => self.catalog_segment = segment,
@@ -284,11 +305,8 @@ impl StoreWriter {
         }
         self.write_head()?;
         // Shapes can't be deleted after the writer has ended.
-        if let Some(limit) =
-            self.inner.config.max_bytes.filter(|_| self.inner.is_writing.load(Ordering::Acquire))
-        {
-            self.inner.evict_bytes(limit);
-        }
+        let limit = self.engine.store.config.max_bytes.filter(|_| self.engine.store.role.is_writing());
+        limit.into_iter().for_each(|limit| self.engine.evict_bytes(limit));
         Ok(())
     }
 }
@@ -302,25 +320,22 @@ impl Drop for StoreWriter {
     }
 }
 
-/// Repeats `attempt` while the disk is full. Returns `false` if the queue is closed before an
-/// attempt succeeds.
+/// Repeats `attempt` while the disk is full and the queue is open.
 fn retry_while_full(
-    inner: &StoreInner,
+    engine: &ShapeEngine,
     queue: &WriteQueue,
     mut attempt: impl FnMut() -> io::Result<()>,
-) -> io::Result<bool> {
+) -> io::Result<WriteOutcome> {
     loop {
         match attempt() {
             Ok(()) => {
-                inner.is_full.store(false, Ordering::Relaxed);
-                return Ok(true);
+                engine.store.health.mark_not_full();
+                return Ok(WriteOutcome::Done);
             }
             Err(error) if error.kind() == ErrorKind::StorageFull => {
-                if !inner.is_full.swap(true, Ordering::Relaxed) {
-                    tracing::error!("disk full: replication paused");
-                }
+                engine.store.health.mark_full();
                 if queue.wait_closed(DISK_FULL_RETRY) {
-                    return Ok(false);
+                    return Ok(WriteOutcome::Closed);
                 }
             }
             Err(error) => return Err(error),
@@ -335,14 +350,14 @@ fn ignore_full(error: io::Error) -> io::Result<()> {
 
 /// Abandons the queue when the writer thread ends, even by a panic, so that no waiter hangs.
 struct WriterExitGuard {
-    inner: Arc<StoreInner>,
+    engine: Arc<ShapeEngine>,
     queue: Arc<WriteQueue>,
 }
 
 impl Drop for WriterExitGuard {
     fn drop(&mut self) {
         if thread::panicking() {
-            self.inner.fail("its writer panicked");
+            self.engine.store.health.fail("its writer panicked");
         }
         self.queue.abandon();
     }

@@ -85,7 +85,11 @@ fn a_held_deferrable_key_conflict_counts_only_if_the_snapshot_misses_it() {
         let mut creation = bench.create_of(deferrable(), choice(None));
         creation.follow();
         bench.transact(&[rekey("1", "2"), rekey("2", "3")]);
-        assert!(creation.snapshot_taken(&snapshot_before(bench.xid + u32::from(sees_it)), bench.lsn + 8));
+        assert!(
+            creation
+                .snapshot_taken(&snapshot_before(bench.xid + u32::from(sees_it)), bench.lsn + 8)
+                .is_in_time()
+        );
         let gone = if sees_it { None } else { Some(ShapeGone::Deleted) };
         assert_eq!(creation.shape().gone(), gone);
     }
@@ -99,7 +103,7 @@ fn keyless() -> TableSchema {
 
 fn message(shape: &Shape, values: [&str; 3]) -> Vec<u8> {
     let mut message = Vec::new();
-    shape.layout().snapshot_row(&mut message, &values.map(|value| Some(value.as_bytes())));
+    shape.encoder().snapshot_row(&mut message, &values.map(|value| Some(value.as_bytes())));
     message
 }
 
@@ -110,7 +114,7 @@ fn keyless_shape(bench: &mut FollowBench, choice: ShapeOptions, rows: &[[&str; 3
     let mut creation = bench.create_of(keyless(), choice);
     creation.follow();
     let shape = Arc::clone(creation.shape());
-    assert!(creation.snapshot_taken(&snapshot_before(bench.xid + 1), bench.lsn + 8));
+    assert!(creation.snapshot_taken(&snapshot_before(bench.xid + 1), bench.lsn + 8).is_in_time());
     rows.iter().for_each(|values| creation.rows(message(&shape, *values).into()).unwrap());
     creation.seal().unwrap();
     bench.runtime.block_on(creation.complete()).unwrap();
@@ -183,9 +187,9 @@ fn key_changes_before_the_snapshot_completes_count_after_its_rows() {
             let snapshot = snapshot_before(bench.xid + 1);
             if is_held {
                 bench.transact(&changes);
-                assert!(creation.snapshot_taken(&snapshot, bench.lsn));
+                assert!(creation.snapshot_taken(&snapshot, bench.lsn).is_in_time());
             } else {
-                assert!(creation.snapshot_taken(&snapshot, bench.lsn));
+                assert!(creation.snapshot_taken(&snapshot, bench.lsn).is_in_time());
                 bench.transact(&changes);
             }
             rows.iter().for_each(|values| creation.rows(message(&shape, *values).into()).unwrap());
@@ -205,7 +209,7 @@ fn transactions_that_the_snapshot_sees_are_not_counted_again() {
     let shape = Arc::clone(creation.shape());
     creation.follow();
     bench.transact(&[insert(A)]);
-    assert!(creation.snapshot_taken(&snapshot_before(bench.xid + 1), bench.lsn + 8));
+    assert!(creation.snapshot_taken(&snapshot_before(bench.xid + 1), bench.lsn + 8).is_in_time());
     creation.rows(message(&shape, A).into()).unwrap();
     creation.seal().unwrap();
     bench.runtime.block_on(creation.complete()).unwrap();
@@ -264,18 +268,20 @@ fn a_shape_of_a_release_without_counts_is_deleted_if_its_log_removed_one_of_two_
         [choice(None), choice(Some("qty > 5"))].map(|choice| keyless_shape(&mut bench, choice, &[A, A]));
     let (mut text, place) = (Vec::new(), LogPosition { lsn: bench.lsn + 100, op: 0, xid: 900 });
     let gone = ShapeChange::Delete { row: &A.map(|value| Some(value.as_bytes())), to: None };
-    assert!(shapes[0].layout().change(&mut text, gone, place));
+    assert!(shapes[0].encoder().change(&mut text, gone, place));
     let ranges = vec![MessageRange { from: 0, to: text.len() as u32, last_op: 0 }];
     let touches = vec![ShapeTouch { shape: shapes[0].id, ranges }];
     let changes = TransactionPart { lsn: place.lsn, is_first: true, touches, text: text.into() };
     bench
         .store
-        .inner
+        .engine
+        .store
+        .role
         .enqueue(Record::Commit(changes, CommitRecord { end: place.lsn + 8, earlier: Vec::new() }));
     bench.store.end_writing();
     assert_eq!(brief(&shapes[0]).len(), 1);
     bench.store.begin_writing().unwrap();
-    bench.store.inner.queue().release();
+    bench.store.engine.store.role.queue().release();
     assert_eq!(shapes.map(|shape| shape.gone().is_some()), [true, false]);
 }
 
@@ -287,7 +293,7 @@ fn an_update_without_a_change_is_not_held_for_a_snapshot() {
     let shape = Arc::clone(creation.shape());
     creation.follow();
     bench.transact(&[update(A, A)]);
-    assert!(creation.snapshot_taken(&snapshot_before(bench.xid), bench.lsn));
+    assert!(creation.snapshot_taken(&snapshot_before(bench.xid), bench.lsn).is_in_time());
     creation.rows(message(&shape, A).into()).unwrap();
     creation.seal().unwrap();
     bench.runtime.block_on(creation.complete()).unwrap();

@@ -102,7 +102,7 @@ fn a_long_log_is_merged_and_pages_found_before_stay_readable() {
     change(&mut bench, 40);
     bench.store.end_writing();
 
-    let store = Shapes::on(Arc::new(bench.disk.clone()), bench.store.inner.config.clone()).unwrap();
+    let store = Shapes::on(Arc::new(bench.disk.clone()), bench.store.engine.store.config.clone()).unwrap();
     store.begin_writing().unwrap();
     let again = store.find(shape.handle()).expect("the shape is still there");
     // The first checkpoint of the new writer may have merged more of the log.
@@ -133,7 +133,7 @@ fn on_a_full_disk_a_long_log_is_not_merged_and_stays_readable() {
     change(&mut bench, 60);
     let whole = read(&shape, &pages(&shape, Offset::SNAPSHOT_END));
     bench.store.end_writing();
-    let config = bench.store.inner.config.clone();
+    let config = bench.store.engine.store.config.clone();
     // Space for the checkpoint, and little more.
     let store = Shapes::on(Arc::new(bench.disk.clone()), config).unwrap();
     bench.disk.fill(shape.bytes() + 4000);
@@ -157,7 +157,7 @@ fn the_files_of_a_merged_log_stay_if_the_sync_of_their_catalog_fails() {
     bench.disk.fail_dir_sync("");
     bench.runtime.block_on(bench.store.checkpoint()).unwrap_err();
     bench.store.end_writing();
-    let store = Shapes::on(Arc::new(bench.disk.clone()), bench.store.inner.config.clone()).unwrap();
+    let store = Shapes::on(Arc::new(bench.disk.clone()), bench.store.engine.store.config.clone()).unwrap();
     store.begin_writing().unwrap();
     let again = store.find(shape.handle()).expect("the shape is still there");
     let rows = read(&again, &pages(&again, Offset::SNAPSHOT_END));

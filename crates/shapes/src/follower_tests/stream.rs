@@ -2,7 +2,7 @@
 
 use serde_json::json;
 
-use crate::follow::FollowError;
+use crate::follower::FollowError;
 use crate::simulation::follow_bench::{FollowBench, ITEMS, brief, choice, log, of_columns, row};
 use crate::simulation::message_bytes::MessageBytes;
 use crate::simulation::simulated_database::table;
@@ -16,18 +16,18 @@ fn a_large_transaction_is_queued_in_parts_and_becomes_visible_at_once() {
     for id in 1..50 {
         bench.send(&[MessageBytes::insert(ITEMS, &row([&id.to_string(), "2", "a"]))]);
     }
-    bench.store.inner.queue().hold();
-    bench.store.inner.queue().release();
-    assert!(bench.store.inner.is_inside_transaction());
+    bench.store.engine.store.role.queue().hold();
+    bench.store.engine.store.role.queue().release();
+    assert!(bench.store.engine.store.is_inside_transaction());
     assert_eq!(brief(&all), []);
     bench.send(&[bench.commit()]);
-    bench.store.inner.queue().release();
+    bench.store.engine.store.role.queue().release();
     let ops: Vec<_> = brief(&all).into_iter().map(|(_, op, _)| op).collect();
     assert_eq!(ops, (0..50).map(|index| 2 * index).collect::<Vec<_>>());
     let lasts = log(&all).iter().filter(|message| message["headers"]["last"] == true).count();
     assert_eq!((lasts, &log(&all)[49]["headers"]["last"]), (1, &json!(true)));
     assert_eq!(log(&first)[0]["headers"]["last"], true);
-    assert!(!bench.store.inner.is_inside_transaction());
+    assert!(!bench.store.engine.store.is_inside_transaction());
 }
 
 #[test]
@@ -49,10 +49,10 @@ fn a_repeated_transaction_is_skipped_and_an_interrupted_one_starts_over() {
         MessageBytes::relation(&table(ITEMS, "items", vec![0])),
     ]);
     bench.send(&[one.clone(), two.clone(), MessageBytes::commit(before.0, before.0 + 8)]);
-    bench.store.inner.queue().release();
+    bench.store.engine.store.role.queue().release();
     assert_eq!(log(&shape), first);
     bench.send(&[begin, one, two, bench.commit()]);
-    bench.store.inner.queue().release();
+    bench.store.engine.store.role.queue().release();
     let ops: Vec<_> = brief(&shape).into_iter().map(|(_, op, _)| op).collect();
     assert_eq!(ops, [0, 0, 2]);
 }
@@ -64,14 +64,14 @@ fn an_interrupted_transaction_may_be_smaller_when_repeated() {
     let begin = bench.begin();
     let messages = [begin, MessageBytes::insert(ITEMS, &row(["1", "0", "a"]))];
     bench.send(&messages);
-    bench.store.inner.queue().release();
-    assert!(bench.store.inner.is_inside_transaction());
+    bench.store.engine.store.role.queue().release();
+    assert!(bench.store.engine.store.is_inside_transaction());
     bench.store.delete(other.handle());
     bench.follower.restart();
     bench.send(&[MessageBytes::relation(&table(ITEMS, "items", vec![0]))]);
     bench.send(&messages);
     bench.send(&[bench.commit()]);
-    bench.store.inner.queue().release();
+    bench.store.engine.store.role.queue().release();
     assert_eq!(brief(&shape).len(), 1);
 }
 
@@ -109,7 +109,7 @@ fn a_stream_from_before_the_store_was_opened_or_reset_is_refused() {
         assert_eq!(begin.send(&mut bench.follower), Err(FollowError::Stale));
         bench.follower.restart();
         bench.send(&[begin, bench.commit()]);
-        bench.store.inner.queue().release();
+        bench.store.engine.store.role.queue().release();
         assert_eq!(bench.store.position().unwrap().lsn, bench.lsn + 8);
     }
 }

@@ -5,47 +5,37 @@
 //! catalog.
 //! A record that this version can't decode, and a WAL that ends before the durable position, are
 //! errors. They are never treated as the end of the WAL.
-//! Lock order: `mode` is held during a whole replay.
+//! The lock of the mode is held during a whole replay.
 
 use std::io;
-use std::sync::Arc;
 
-use super::OpenError;
-use super::catalog::{self, StoreCatalog};
-use super::checkpoint;
-use super::wal::{self, WalPosition, WalRecords};
-use super::writer::StoreMode;
-use super::writer_head::WriterHead;
-use crate::registry::{StoreInner, lock};
-
-/// How far a process has replayed the WAL.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct ReplayPosition {
-    /// End of the applied records.
-    pub(crate) position: WalPosition,
-    /// First segment that the last catalog doesn't cover. Messages before it are in the shapes'
-    /// files.
-    pub(crate) catalog: u64,
-}
+use super::apply::{self, VisibleChanges};
+use super::{ShapeEngine, checkpoint};
+use crate::store::OpenError;
+use crate::store::catalog::{self, StoreCatalog};
+use crate::store::wal::{self, WalPosition, WalRecords};
+use crate::store::writer_head::WriterHead;
+use crate::store::writer_role::{ReplayPosition, StoreMode};
 
 /// Replays the store when a process starts. Also fails if a record after the durable position can't
 /// be decoded, because the next writer has to read it.
-pub(crate) fn open(inner: &Arc<StoreInner>) -> Result<(), OpenError> {
-    refresh(inner)?;
-    let durable = WriterHead::read(&*inner.disk).unwrap_or_default().durable;
-    wal::check_readable(&*inner.disk, durable)
+pub(crate) fn open(engine: &ShapeEngine) -> Result<(), OpenError> {
+    refresh(engine)?;
+    let disk = &*engine.store.disk;
+    let durable = WriterHead::read(disk).unwrap_or_default().durable;
+    wal::check_readable(disk, durable)
 }
 
 /// Replays the records that became durable since the last call. Does nothing while this process
 /// writes.
-pub(crate) fn refresh(inner: &Arc<StoreInner>) -> Result<(), OpenError> {
-    let mut mode = lock(&inner.mode);
+pub(crate) fn refresh(engine: &ShapeEngine) -> Result<(), OpenError> {
+    let mut mode = engine.store.role.mode();
     let StoreMode::Reading(replayed) = &mut *mode else { return Ok(()) };
-    match WriterHead::read(&*inner.disk) {
-        Some(head) => advance(inner, replayed, Some(head)),
+    match WriterHead::read(&*engine.store.disk) {
+        Some(head) => advance(engine, replayed, Some(head)),
         // No process has written since the machine started, or the head is being written. Which
         // records are durable is unknown, so only the catalog is read.
-        None if replayed.is_none() => load_catalog(inner, replayed),
+        None if replayed.is_none() => load_catalog(engine, replayed),
         None => Ok(()),
     }
 }
@@ -53,13 +43,15 @@ pub(crate) fn refresh(inner: &Arc<StoreInner>) -> Result<(), OpenError> {
 /// Applies records from `replayed` up to the durable position of `head`. Without a head, applies
 /// them up to the end of the WAL; the caller has read the catalog with [`load_catalog`].
 pub(crate) fn advance(
-    inner: &StoreInner,
+    engine: &ShapeEngine,
     replayed: &mut Option<ReplayPosition>,
     head: Option<WriterHead>,
 ) -> Result<(), OpenError> {
-    let (disk, mut spill_limit) = (&*inner.disk, inner.config.unwritten_bytes);
+    let store = &engine.store;
+    let (disk, mut spill_limit) = (&*store.disk, store.config.unwritten_bytes);
+    let mut visible = VisibleChanges::default();
     if replayed.is_none_or(|replayed| head.is_some_and(|head| head.catalog > replayed.catalog)) {
-        load_catalog(inner, replayed)?;
+        load_catalog(engine, replayed)?;
     }
     while let Some(ReplayPosition { position, .. }) = *replayed {
         let limit = match head {
@@ -70,18 +62,23 @@ pub(crate) fn advance(
         let Some(mut records) = WalRecords::open(disk, position, limit)? else {
             // The segment was removed, so a catalog covers it, although the head doesn't show it
             // yet.
-            load_catalog(inner, replayed)?;
+            load_catalog(engine, replayed)?;
             if replayed.is_some_and(|replayed| replayed.position > position) {
                 continue;
             }
             return Err(OpenError::Damaged { file: "the log" });
         };
         while let Some(record) = records.next()? {
-            inner.apply(&record);
+            apply::apply(engine, &record, &mut visible);
+            engine.notify(&mut visible);
             replayed.iter_mut().for_each(|replayed| replayed.position.at = records.at());
-            if inner.files.unwritten() > spill_limit {
-                checkpoint::free_memory(inner, head.is_none())?;
-                spill_limit = inner.files.unwritten() + inner.config.unwritten_bytes;
+            if store.files.unwritten() > spill_limit {
+                match head {
+                    // Recovery: this process holds the lock of the directory.
+                    None => checkpoint::write_and_release(engine)?,
+                    Some(_) => checkpoint::release_written(engine),
+                }
+                spill_limit = store.files.unwritten() + store.config.unwritten_bytes;
             }
         }
         // Durable records are whole. A segment with a successor is whole, too: the writer synced it
@@ -102,20 +99,22 @@ pub(crate) fn advance(
 /// Reads the catalog. If its segment is ahead of `replayed`, loads it and continues from there.
 /// Otherwise only releases the messages that the catalog covers from memory.
 pub(crate) fn load_catalog(
-    inner: &StoreInner,
+    engine: &ShapeEngine,
     replayed: &mut Option<ReplayPosition>,
 ) -> Result<(), OpenError> {
-    let Some(catalog) = StoreCatalog::read(&*inner.disk)? else {
-        return check_without_catalog(inner);
+    let Some(catalog) = StoreCatalog::read(&*engine.store.disk)? else {
+        return check_without_catalog(engine);
     };
     let segment = catalog.header.segment;
     match replayed {
         Some(replayed) if replayed.position.segment >= segment => {
-            inner.release_covered(&catalog);
+            apply::release_covered(engine, &catalog);
             replayed.catalog = segment;
         }
         Some(_) | None => {
-            inner.load_catalog(&catalog);
+            let mut visible = VisibleChanges::default();
+            apply::load_catalog(engine, &catalog, &mut visible);
+            engine.notify(&mut visible);
             *replayed = Some(ReplayPosition { position: WalPosition::start(segment), catalog: segment });
         }
     }
@@ -123,8 +122,8 @@ pub(crate) fn load_catalog(
 }
 
 /// Fails if the WAL has records although there is no catalog: a writer creates the catalog first.
-fn check_without_catalog(inner: &StoreInner) -> Result<(), OpenError> {
-    let disk = &*inner.disk;
+fn check_without_catalog(engine: &ShapeEngine) -> Result<(), OpenError> {
+    let disk = &*engine.store.disk;
     match wal::segments(disk) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         segments => drop(segments?),
