@@ -48,6 +48,7 @@ pub(crate) mod frame;
 mod health;
 pub(crate) mod message_sequence;
 mod progress;
+mod queue_sync;
 pub(crate) mod record;
 pub(crate) mod shape_files;
 mod summary;

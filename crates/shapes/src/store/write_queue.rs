@@ -8,9 +8,9 @@
 
 use std::time::{Duration, Instant};
 
-use parking_lot::{Condvar, Mutex};
 use tokio::sync::{Notify, oneshot};
 
+use super::queue_sync::{Condvar, Mutex};
 use super::record::Record;
 
 /// A batch with more bytes than this is taken at once, because the consumer of the stream may be
@@ -195,7 +195,10 @@ impl Record {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, forebay_loom))]
+mod loom_tests;
+
+#[cfg(all(test, not(forebay_loom)))]
 mod tests {
     use std::future::Future;
     use std::pin::pin;
