@@ -256,16 +256,20 @@ impl UpstreamPool {
         UpstreamConnection::start(socket, permit).await.map_err(UpstreamError::Response)
     }
 
-    /// Takes a permit for a new connection. If none is free, closes the expired idle connections,
-    /// or else the oldest one, and tries once more.
+    /// Takes a permit for a new connection. While none is free, closes the expired idle
+    /// connections, or else the oldest one, and tries again: another request may take the permit
+    /// that a closed connection returns.
     fn acquire_permit(&self) -> Result<OwnedSemaphorePermit, UpstreamError> {
-        let mut permit = Arc::clone(&self.permits).try_acquire_owned();
-        if permit.is_err() {
+        loop {
+            if let Ok(permit) = Arc::clone(&self.permits).try_acquire_owned() {
+                return Ok(permit);
+            }
             let evicted = self.idle().make_room(Instant::now());
+            if evicted.is_empty() {
+                return Err(UpstreamError::Busy { max: self.config.max_connections });
+            }
             drop(evicted); // closes the sockets outside the lock
-            permit = Arc::clone(&self.permits).try_acquire_owned();
         }
-        permit.map_err(|_| UpstreamError::Busy { max: self.config.max_connections })
     }
 }
 

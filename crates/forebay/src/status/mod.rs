@@ -42,7 +42,7 @@ pub enum StatusError {
     #[error("{0}; is the instance running, and is this its admin address? Set another with --url")]
     Client(#[from] ClientError),
     /// The secret is missing or wrong.
-    #[error("the instance requires a secret: set FOREBAY_ADMIN_SECRET")]
+    #[error("the secret is missing or wrong: set FOREBAY_ADMIN_SECRET to the secret of the instance")]
     Secret,
     /// The server isn't an instance of Forebay.
     #[error("{at} is not an admin address of Forebay ({what}): set another with --url")]
@@ -60,7 +60,7 @@ pub enum StatusError {
 /// Prints the state of the instance at an admin address.
 ///
 /// # Errors
-/// Fails if the first request fails. A later failure is shown below the last status.
+/// Fails if the first request fails. A later failure is shown above the last status.
 pub async fn status(
     endpoint: Endpoint,
     secret: Option<SecretText>,
@@ -102,11 +102,14 @@ impl LiveView<'_> {
         let mut status = first;
         let mut failure = None;
         loop {
-            let mut text = renderer::render(&status, self.paint);
+            let mut text = String::new();
+            // First, because a short terminal leaves out the last lines.
             if let Some(why) = failure.take() {
                 text +=
-                    &self.paint.tone(Tone::Bad, &format!("\nno response: {why}\nshowing the last status\n"));
+                    &self.paint.tone(Tone::Bad, &format!("no response: {why}\nshowing the last status\n"));
+                text += "\n";
             }
+            text += &renderer::render(&status, self.paint);
             text += &self.paint.tone(Tone::Faint, "\nCtrl-C to quit\n");
             print(&overdraw(&text, height()))?;
             sleep(REFRESH_INTERVAL).await;
