@@ -1,8 +1,8 @@
 //! Public handle of an admission controller: cheap to clone, without logic.
 
 use std::pin::pin;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, PoisonError};
 
 use forebay_quota::Quota;
 use tracing::info;
@@ -90,7 +90,7 @@ impl Admission {
             waiting: controller.queue.len(),
             shedding: controller.shed_cause(),
             draining: controller.is_closed(),
-            process: *controller.process.lock().unwrap_or_else(PoisonError::into_inner),
+            process: *controller.process.lock(),
             open: controller.registry.open(),
             streams: listed.collect(),
             users: controller.registry.busiest(MAX_USERS),

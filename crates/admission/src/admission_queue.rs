@@ -7,8 +7,7 @@
 //! Out of scope: the order ([`WaitQueue`]), and the source of units; see `serve_queue` in
 //! `controller.rs`.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
-
+use parking_lot::Mutex;
 use tokio::sync::oneshot;
 use tokio::time::{Instant, timeout_at};
 
@@ -52,7 +51,7 @@ impl<U> AdmissionQueue<U> {
     /// queue.
     pub(crate) fn join(&self, user: Option<UserId>) -> Result<(WaitGuard<'_, U>, bool), WaitQueueFull> {
         let (sender, unit) = oneshot::channel();
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let position = state.waiters.join(user, sender)?;
         let needs_server = !std::mem::replace(&mut state.has_server, true);
         Ok((WaitGuard { queue: self, position, unit }, needs_server))
@@ -61,7 +60,7 @@ impl<U> AdmissionQueue<U> {
     /// Hands a unit to the next request. Returns it if the queue is empty.
     pub(crate) fn hand_over(&self, mut unit: U) -> Result<(), U> {
         loop {
-            let Some(client) = self.lock().waiters.pop_next() else { return Err(unit) };
+            let Some(client) = self.state.lock().waiters.pop_next() else { return Err(unit) };
             match client.send(unit) {
                 Ok(()) => return Ok(()),
                 Err(refused) => unit = refused, // cancelled; try the next one
@@ -72,29 +71,25 @@ impl<U> AdmissionQueue<U> {
     /// Returns whether the serving task must continue. After `false`, the next request that joins
     /// must start a new task.
     pub(crate) fn keep_serving(&self) -> bool {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         state.has_server = state.waiters.len() > 0;
         state.has_server
     }
 
     /// Records that the serving task has ended.
     pub(crate) fn server_stopped(&self) {
-        self.lock().has_server = false;
+        self.state.lock().has_server = false;
     }
 
     /// Removes all requests; their waits end with [`WaitError::Closed`].
     pub(crate) fn close(&self) {
-        while let Some(client) = { self.lock().waiters.pop_next() } {
+        while let Some(client) = { self.state.lock().waiters.pop_next() } {
             drop(client);
         }
     }
 
     pub(crate) fn len(&self) -> usize {
-        self.lock().waiters.len()
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State<U>> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock().waiters.len()
     }
 }
 
@@ -115,7 +110,7 @@ impl<U> WaitGuard<'_, U> {
 
 impl<U> Drop for WaitGuard<'_, U> {
     fn drop(&mut self) {
-        let sender = self.queue.lock().waiters.remove(&self.position);
+        let sender = self.queue.state.lock().waiters.remove(&self.position);
         drop(sender); // outside the lock
     }
 }

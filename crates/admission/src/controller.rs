@@ -10,11 +10,12 @@
 //! Out of scope: HTTP (`layer.rs`); counting across instances (`forebay_quota`).
 
 use std::pin::pin;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU8, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use forebay_quota::{Budget, BudgetConfig, KeyedLease, KeyedLimit, Lease, Quota, QuotaRefusal, Usage};
+use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 use crate::admission_queue::{AdmissionQueue, WaitError};
@@ -179,7 +180,7 @@ impl AdmissionController {
         if percent >= 100 {
             return Some(lease);
         }
-        let _guard = self.share_check.lock().unwrap_or_else(PoisonError::into_inner);
+        let _guard = self.share_check.lock();
         if exceeds_share(self.budget.usage(), percent, 0) {
             drop(lease);
             return None;
@@ -374,7 +375,7 @@ impl AdmissionController {
     }
 
     fn rejection(&self, reason: RejectionReason, user: Option<&UserId>) -> Rejection {
-        let release_rate = *self.release_rate.lock().unwrap_or_else(PoisonError::into_inner);
+        let release_rate = *self.release_rate.lock();
         let seconds = match reason {
             RejectionReason::Exhausted
             | RejectionReason::Headroom

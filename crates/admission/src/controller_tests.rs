@@ -55,7 +55,7 @@ async fn of_two_concurrent_requests_for_the_last_unit_of_a_share_one_is_admitted
     let controller = controller(Admission::builder().total(4));
     let _open = controller.budget.take().await.unwrap();
     let (one, two) = (controller.budget.take().await.unwrap(), controller.budget.take().await.unwrap());
-    let share_check = controller.share_check.lock().unwrap();
+    let share_check = controller.share_check.lock();
     let kept = thread::scope(|scope| {
         let other = scope.spawn(|| controller.keep_within_share(two, 50));
         // Long enough for the check, if the lock did not block it.

@@ -5,9 +5,9 @@
 //! call it.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
+use parking_lot::Mutex;
 use serde::Serialize;
 use tracing::{error, info, warn};
 
@@ -69,7 +69,7 @@ impl HealthMonitor {
     /// Checks the usage after a limit change, and once per second because other instances' streams
     /// count too.
     pub(crate) fn recheck(&self, used: u32, limit: u32, metrics: &AdmissionMetrics) {
-        let mut record = self.lock();
+        let mut record = self.record.lock();
         let change = record.health.step(used, limit);
         self.stable_range.store(pack(record.health.stable_range(limit)), Ordering::Relaxed);
         let Some(change) = change else { return };
@@ -81,24 +81,20 @@ impl HealthMonitor {
     }
 
     pub(crate) fn state(&self) -> State {
-        self.lock().health.state()
+        self.record.lock().health.state()
     }
 
     pub(crate) fn thresholds(&self) -> Thresholds {
-        self.lock().health.thresholds()
+        self.record.lock().health.thresholds()
     }
 
     pub(crate) fn status(&self) -> HealthStatus {
-        let record = self.lock();
+        let record = self.record.lock();
         HealthStatus {
             state: record.health.state(),
             since_seconds: record.since.elapsed().as_secs(),
             why: format!("{} of {} streams in use", record.used, record.limit),
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, MonitorState> {
-        self.record.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

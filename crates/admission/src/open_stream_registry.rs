@@ -11,8 +11,9 @@
 use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
+
+use parking_lot::Mutex;
 
 use crate::statistics::UserStreams;
 use crate::thread_id::ThreadId;
@@ -61,14 +62,14 @@ impl OpenStreamRegistry {
     pub(crate) fn insert(&self, entry: OpenStreamEntry) -> (Registration, usize) {
         let open = self.open.fetch_add(1, Ordering::SeqCst) + 1;
         let shard = open % SHARDS;
-        let index = self.lock(shard).put(entry);
+        let index = self.shards[shard].lock().put(entry);
         (Registration { shard: u32::try_from(shard).expect("there are 16"), index }, open)
     }
 
     /// Removes an entry. Returns it and the number of streams that remain open.
     pub(crate) fn remove(&self, registration: &mut Option<Registration>) -> Option<(OpenStreamEntry, usize)> {
         let Registration { shard, index } = registration.take()?;
-        let entry = self.lock(shard as usize).take(index)?;
+        let entry = self.shards[shard as usize].lock().take(index)?;
         Some((entry, self.open.fetch_sub(1, Ordering::SeqCst) - 1))
     }
 
@@ -80,7 +81,7 @@ impl OpenStreamRegistry {
     pub(crate) fn oldest(&self, max: usize) -> Vec<OpenStreamEntry> {
         let mut all = Vec::new();
         for shard in 0..SHARDS {
-            let shard = self.lock(shard);
+            let shard = self.shards[shard].lock();
             all.extend(shard.slots.iter().filter_map(|slot| match slot {
                 ShardSlot::Taken(entry) => Some(entry.clone()),
                 ShardSlot::Free(_) => None,
@@ -95,7 +96,7 @@ impl OpenStreamRegistry {
     pub(crate) fn busiest(&self, max: usize) -> Vec<UserStreams> {
         let mut counts: HashMap<UserHash, usize> = HashMap::new();
         for shard in 0..SHARDS {
-            for slot in &self.lock(shard).slots {
+            for slot in &self.shards[shard].lock().slots {
                 if let ShardSlot::Taken(OpenStreamEntry { user: Some(user), .. }) = slot {
                     *counts.entry(*user).or_default() += 1;
                 }
@@ -106,10 +107,6 @@ impl OpenStreamRegistry {
         users.sort_unstable_by_key(|user| (Reverse(user.streams), user.user));
         users.truncate(max);
         users
-    }
-
-    fn lock(&self, shard: usize) -> MutexGuard<'_, Shard> {
-        self.shards[shard].lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -189,10 +186,10 @@ mod tests {
             let mut one = registrations.pop().flatten();
             registry.remove(&mut one);
             registrations.push(Some(registry.insert(entry("y")).0));
-            let slots: usize = (0..SHARDS).map(|shard| registry.lock(shard).slots.len()).sum();
+            let slots: usize = (0..SHARDS).map(|shard| registry.shards[shard].lock().slots.len()).sum();
             assert!(slots <= 1_001, "{slots}");
             registrations.iter_mut().for_each(|registration| drop(registry.remove(registration)));
-            let kept: usize = (0..SHARDS).map(|shard| registry.lock(shard).slots.capacity()).sum();
+            let kept: usize = (0..SHARDS).map(|shard| registry.shards[shard].lock().slots.capacity()).sum();
             assert_eq!((registry.open(), kept), (0, 0));
         }
     }

@@ -6,8 +6,8 @@
 //! The task ends when the last admission handle and the last permit are dropped.
 //! Out of scope: the decisions; see `core/pressure.rs` and `core/release_rate.rs`.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 use tokio::task::spawn_blocking;
@@ -83,7 +83,7 @@ impl Sampler {
             cpu_ratio: self.pressure.cpu(),
             cpus: usage.cpus,
         };
-        *controller.process.lock().unwrap_or_else(PoisonError::into_inner) = process;
+        *controller.process.lock() = process;
         if let Some(bytes) = process.resident_bytes {
             controller.metrics.resident_bytes.set(bytes as f64);
         }
@@ -96,7 +96,7 @@ impl Sampler {
         let (released, refused) =
             (controller.released.load(Ordering::Relaxed), controller.refused.load(Ordering::Relaxed));
         let (releases, refusals) = (released - self.released, refused - self.refused);
-        let mut release_rate = controller.release_rate.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut release_rate = controller.release_rate.lock();
         release_rate.step(releases, refusals, now - self.last);
         (self.released, self.refused, self.last) = (released, refused, now);
     }

@@ -5,13 +5,14 @@
 //! checked the other one.
 
 use std::fmt;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::Arc;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use forebay_admission::Secret;
 use http::HeaderMap;
 use http::header::AUTHORIZATION;
+use parking_lot::RwLock;
 
 /// Optional secret that requests must present. Clones share it.
 #[derive(Clone)]
@@ -25,13 +26,13 @@ impl SecretGuard {
 
     /// Replaces the secret, for the next request.
     pub fn set(&self, secret: Option<Secret>) {
-        *self.0.write().unwrap_or_else(PoisonError::into_inner) = secret;
+        *self.0.write() = secret;
     }
 
     /// Returns whether the headers have the secret: as a password with any user name (`Basic`), or
     /// alone (`Bearer`).
     pub fn accepts(&self, headers: &HeaderMap) -> bool {
-        let secret = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        let secret = self.0.read();
         secret.as_ref().is_none_or(|secret| secret.is(presented_secret(headers).as_ref()))
     }
 }

@@ -11,10 +11,11 @@ use std::fs::File;
 use std::hash::{BuildHasher as _, RandomState};
 use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::Arc;
 use std::time::Duration;
 
 use forebay_stream::{Handshake, HandshakeFuture, NegotiatedTransport};
+use parking_lot::RwLock;
 use rustls::ServerConfig;
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
@@ -125,13 +126,13 @@ impl TlsCertificate {
         let texts = read(&self.certificate).and_then(|text| Ok((text, read(&self.key)?)));
         let hash = texts.as_ref().map_or(0, |texts| self.hasher.hash_one(texts));
         {
-            let current = self.current.read().unwrap_or_else(PoisonError::into_inner);
+            let current = self.current.read();
             if current.hash == hash {
                 return CertificateCheck::Unchanged;
             }
         }
         let config = texts.and_then(|texts| configure((&self.certificate, &texts.0), (&self.key, &texts.1)));
-        let mut current = self.current.write().unwrap_or_else(PoisonError::into_inner);
+        let mut current = self.current.write();
         current.hash = hash;
         match config {
             Ok(config) => {
@@ -145,7 +146,7 @@ impl TlsCertificate {
 
 impl Handshake for TlsCertificate {
     fn handshake(&self, stream: TcpStream) -> HandshakeFuture {
-        let config = Arc::clone(&self.current.read().unwrap_or_else(PoisonError::into_inner).config);
+        let config = Arc::clone(&self.current.read().config);
         Box::pin(async move {
             let stream = TlsAcceptor::from(config).accept(stream).await?;
             let is_http2 = stream.get_ref().1.alpn_protocol() == Some(HTTP2);
@@ -223,7 +224,7 @@ mod tests {
         let (files, first, second) = (CertificateFiles::new("new"), generate_pair(), generate_pair());
         files.write(&first);
         let tls = TlsCertificate::open(&files.0, &files.1).unwrap();
-        let current_config = || Arc::as_ptr(&tls.current.read().unwrap().config);
+        let current_config = || Arc::as_ptr(&tls.current.read().config);
         let before = current_config();
         assert!(matches!(tls.check_files(), CertificateCheck::Unchanged));
         files.write(&(second.0.clone(), first.1));

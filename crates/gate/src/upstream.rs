@@ -16,13 +16,14 @@
 use std::future::poll_fn;
 use std::io;
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use http::uri::Authority;
 use http::{HeaderValue, Method, Request, Response};
+use parking_lot::Mutex;
 use serde::Serialize;
 use socket2::{SockRef, TcpKeepalive};
 use tokio::net::{TcpStream, lookup_host};
@@ -135,7 +136,7 @@ impl Upstream {
             loop {
                 sleep((idle_timeout / 2).max(Duration::from_millis(10))).await;
                 let Some(pool) = weak_pool.upgrade() else { return };
-                let expired = pool.idle().remove_expired(Instant::now());
+                let expired = pool.idle.lock().remove_expired(Instant::now());
                 drop(expired); // closes the sockets outside the lock
             }
         });
@@ -150,7 +151,7 @@ impl Upstream {
         let pool = &self.pool;
         UpstreamStats {
             open: pool.config.max_connections.saturating_sub(pool.permits.available_permits()),
-            idle: pool.idle().len(),
+            idle: pool.idle.lock().len(),
             dials: pool.dials.load(Ordering::Relaxed),
             reuses: pool.reuses.load(Ordering::Relaxed),
             retries: pool.retries.load(Ordering::Relaxed),
@@ -221,12 +222,8 @@ fn copy_without_body(request: &Request<Upload>) -> Request<Upload> {
 }
 
 impl UpstreamPool {
-    fn idle(&self) -> MutexGuard<'_, IdleConnections<Box<UpstreamConnection>>> {
-        self.idle.lock().expect("no user of the pool panics under its lock")
-    }
-
     pub(super) fn put_back(&self, connection: Box<UpstreamConnection>) {
-        let evicted = self.idle().put(connection, Instant::now());
+        let evicted = self.idle.lock().put(connection, Instant::now());
         drop(evicted); // closes the socket outside the lock
     }
 
@@ -234,7 +231,7 @@ impl UpstreamPool {
     async fn take_idle(&self) -> Option<Box<UpstreamConnection>> {
         poll_fn(|cx| {
             loop {
-                let taken = self.idle().take(Instant::now());
+                let taken = self.idle.lock().take(Instant::now());
                 let Some(mut connection) = taken else { return Poll::Ready(None) };
                 if connection.is_ready(cx) {
                     self.reuses.fetch_add(1, Ordering::Relaxed);
@@ -264,7 +261,7 @@ impl UpstreamPool {
             if let Ok(permit) = Arc::clone(&self.permits).try_acquire_owned() {
                 return Ok(permit);
             }
-            let evicted = self.idle().make_room(Instant::now());
+            let evicted = self.idle.lock().make_room(Instant::now());
             if evicted.is_empty() {
                 return Err(UpstreamError::Busy { max: self.config.max_connections });
             }

@@ -7,9 +7,10 @@
 //! performs its effects. A settlement is polled by the caller that waits for it (`driven_call.rs`);
 //! every other call has its own task. One more task is the timer, another listens for pressure.
 
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use tokio::runtime::Handle;
 use tokio::sync::Notify;
 use tokio::task::AbortHandle;
@@ -28,6 +29,7 @@ use crate::take_future::{TakeFuture, TakeSender};
 
 pub(crate) struct MemberRuntime {
     state: Mutex<RuntimeState>,
+    /// Usable after a panic in the core: callers must be able to return their units.
     pub(crate) store: Arc<dyn Store>,
     pub(crate) call_timeout: Duration,
     tokio_handle: Handle,
@@ -81,7 +83,7 @@ impl MemberRuntime {
 
     pub(crate) fn take(self: &Arc<Self>, account_id: &AccountId) -> TakeResult {
         let now = now();
-        let mut state = self.lock_state();
+        let mut state = self.state.lock();
         let mut slot = None;
         match state.member.take(account_id, now, || TakeSender::new(slot.insert(Arc::default()))) {
             TakeDecision::Granted => TakeResult::Ready(Ok(UnitGuard::new(self.clone(), account_id.clone()))),
@@ -101,14 +103,14 @@ impl MemberRuntime {
     }
 
     pub(crate) fn try_take(self: &Arc<Self>, account_id: &AccountId) -> Result<UnitGuard, QuotaRefusal> {
-        self.lock_state().member.try_take(account_id, now())?;
+        self.state.lock().member.try_take(account_id, now())?;
         Ok(UnitGuard::new(self.clone(), account_id.clone()))
     }
 
     /// Returns a unit. Called by a guard that is dropped.
     pub(crate) fn release(self: &Arc<Self>, account_id: &AccountId) {
         let now = now();
-        let mut state = self.lock_state();
+        let mut state = self.state.lock();
         state.member.release(account_id, now);
         if let AccountId::Budget(index) = account_id {
             state.freed[*index].notify_waiters();
@@ -124,7 +126,7 @@ impl MemberRuntime {
         update: impl FnOnce(&mut QuotaMember<TakeSender>, Instant) -> T,
     ) -> T {
         let now = now();
-        let mut state = self.lock_state();
+        let mut state = self.state.lock();
         let result = update(&mut state.member, now);
         let effects = state.collect_effects(now);
         drop(state);
@@ -135,7 +137,7 @@ impl MemberRuntime {
     /// Performs what has become due, and returns when to call it again.
     fn tick(self: &Arc<Self>) -> Option<Instant> {
         let now = now();
-        let mut state = self.lock_state();
+        let mut state = self.state.lock();
         let mut effects = state.collect_effects(now);
         state.call_tasks.retain(|call| !call.task.is_finished());
         let expired = state.take_expired_calls(now);
@@ -160,7 +162,7 @@ impl MemberRuntime {
     }
 
     pub(crate) fn read<T>(&self, read: impl FnOnce(&QuotaMember<TakeSender>, Instant) -> T) -> T {
-        read(&self.lock_state().member, now())
+        read(&self.state.lock().member, now())
     }
 
     /// Registers a budget, or updates its limit.
@@ -169,7 +171,7 @@ impl MemberRuntime {
         add: impl FnOnce(&mut QuotaMember<TakeSender>) -> usize,
     ) -> (usize, Arc<Notify>) {
         let index = self.update(|member, _| add(member));
-        let mut state = self.lock_state();
+        let mut state = self.state.lock();
         while state.freed.len() <= index {
             state.freed.push(Arc::new(Notify::new()));
         }
@@ -177,7 +179,7 @@ impl MemberRuntime {
     }
 
     pub(crate) fn status(&self) -> Status {
-        let (state, now) = (self.lock_state(), now());
+        let (state, now) = (self.state.lock(), now());
         let RuntimeState { member, .. } = &*state;
         // A deadline may have changed the mode since the last update.
         let mode = member.mode(now);
@@ -223,7 +225,7 @@ impl MemberRuntime {
     }
 
     pub(crate) fn with_driven<T>(&self, update: impl FnOnce(&mut DrivenCall) -> T) -> T {
-        update(&mut self.lock_state().driven)
+        update(&mut self.state.lock().driven)
     }
 
     pub(crate) fn enter_runtime<T>(&self, work: impl FnOnce() -> T) -> T {
@@ -291,7 +293,7 @@ impl MemberRuntime {
     pub(crate) fn spawn_call(self: &Arc<Self>, call: InFlightCall) {
         let InFlightCall { deadline, future } = call;
         let task = self.tokio_handle.spawn(future).abort_handle();
-        let mut state = self.lock_state();
+        let mut state = self.state.lock();
         state.call_tasks.retain(|call| !call.task.is_finished());
         state.call_tasks.push(CallTask { deadline, task });
         let timer_is_later = state.timer_at.is_none_or(|at| at > deadline);
@@ -300,18 +302,13 @@ impl MemberRuntime {
             self.timer.notify_one();
         }
     }
-
-    fn lock_state(&self) -> MutexGuard<'_, RuntimeState> {
-        // Callers must be able to return their units even after a panic in the core.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 impl Drop for MemberRuntime {
     fn drop(&mut self) {
         self.timer.notify_one();
         self.listener.get().inspect(|listener| listener.abort());
-        let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let state = self.state.get_mut();
         if !state.member.has_left() {
             // No handle and no lease is left. If this call is lost, the member expires after its
             // TTL.

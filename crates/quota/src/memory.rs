@@ -1,9 +1,10 @@
 //! `MemoryStore`: a store in memory, for one process and for tests.
 
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
@@ -17,6 +18,7 @@ use crate::store::{
 /// store.
 #[derive(Debug, Clone)]
 pub struct MemoryStore {
+    /// Consistent even after a panic under the lock: its methods decide before they write.
     ledger: Arc<Mutex<StoreLedger>>,
     origin: Instant,
     pressure_raised: Arc<Notify>,
@@ -31,12 +33,7 @@ impl MemoryStore {
 
     /// Deletes all data, like a store that restarts without persistence. For tests.
     pub fn lose_everything(&self) {
-        *self.lock() = StoreLedger::default();
-    }
-
-    fn lock(&self) -> MutexGuard<'_, StoreLedger> {
-        // The ledger is consistent even after a panic: its methods decide before they write.
-        self.ledger.lock().unwrap_or_else(PoisonError::into_inner)
+        *self.ledger.lock() = StoreLedger::default();
     }
 
     fn now(&self) -> Duration {
@@ -52,12 +49,12 @@ impl Default for MemoryStore {
 
 impl Store for MemoryStore {
     fn heartbeat(&self, heartbeat: Heartbeat) -> StoreFuture<'_, HeartbeatReply> {
-        Box::pin(async move { Ok(self.lock().heartbeat(&heartbeat, self.now())) })
+        Box::pin(async move { Ok(self.ledger.lock().heartbeat(&heartbeat, self.now())) })
     }
 
     fn settle(&self, settlement: Settlement) -> StoreFuture<'_, SettlementReply> {
         Box::pin(async move {
-            let mut ledger = self.lock();
+            let mut ledger = self.ledger.lock();
             let before = ledger.pressure_count;
             let settled = ledger.settle(&settlement, self.now());
             if ledger.pressure_count > before {
@@ -69,17 +66,17 @@ impl Store for MemoryStore {
 
     fn leave(&self, member: MemberId) -> StoreFuture<'_, ()> {
         Box::pin(async move {
-            self.lock().leave(&member);
+            self.ledger.lock().leave(&member);
             Ok(())
         })
     }
 
     fn draw(&self, draw: TokenRequest) -> StoreFuture<'_, TokenReply> {
-        Box::pin(async move { Ok(self.lock().draw(&draw, self.now())) })
+        Box::pin(async move { Ok(self.ledger.lock().draw(&draw, self.now())) })
     }
 
     fn query_holdings(&self, accounts: Vec<Arc<str>>) -> StoreFuture<'_, Holdings> {
-        Box::pin(async move { Ok(self.lock().holdings(&accounts, self.now())) })
+        Box::pin(async move { Ok(self.ledger.lock().holdings(&accounts, self.now())) })
     }
 
     fn wait_for_pressure(&self) -> Pin<Box<dyn Future<Output = ()> + Send + '_>> {

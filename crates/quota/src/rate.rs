@@ -8,8 +8,10 @@
 //! policy `closed` it gives no tokens.
 
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
 
 use crate::config::{OutagePolicy, RateConfig};
 use crate::core::bucket::{self, BucketLevel};
@@ -68,7 +70,7 @@ impl Rate {
     pub async fn take(&self) -> Result<RateToken, QuotaRefusal> {
         let _turn = self.state.queue.lock().await;
         loop {
-            if let Some(expires) = self.state.spare().pop() {
+            if let Some(expires) = self.state.spare.lock().pop() {
                 return Ok(RateToken { rate: Some(self.state.clone()), expires });
             }
             // The draw runs in its own task: if the caller is cancelled, the next caller gets the
@@ -76,7 +78,7 @@ impl Rate {
             let state = self.state.clone();
             let drawing = self.state.runtime.spawn(async move {
                 let reply = state.draw().await?;
-                state.spare().add(reply.tokens, now() + TOKEN_TTL);
+                state.spare.lock().add(reply.tokens, now() + TOKEN_TTL);
                 Ok(reply)
             });
             let TokenReply { tokens, wait } = drawing.await.unwrap_or_else(|_| {
@@ -107,14 +109,10 @@ impl RateState {
         match policy {
             OutagePolicy::Closed => Err(QuotaRefusal::Unavailable { why }),
             OutagePolicy::Share => {
-                Ok(self.spare().draw_local(per_second / f64::from(members), burst / members))
+                Ok(self.spare.lock().draw_local(per_second / f64::from(members), burst / members))
             }
-            OutagePolicy::Open => Ok(self.spare().draw_local(per_second, burst)),
+            OutagePolicy::Open => Ok(self.spare.lock().draw_local(per_second, burst)),
         }
-    }
-
-    fn spare(&self) -> MutexGuard<'_, SpareTokens> {
-        self.spare.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -165,7 +163,7 @@ impl RateToken {
 impl Drop for RateToken {
     fn drop(&mut self) {
         if let Some(rate) = self.rate.take() {
-            rate.spare().add(1, self.expires);
+            rate.spare.lock().add(1, self.expires);
         }
     }
 }

@@ -6,8 +6,10 @@
 
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
+
+use parking_lot::Mutex;
 
 use crate::core::account::TakeWaiter;
 use crate::driven_call::InFlightCall;
@@ -42,7 +44,7 @@ impl TakeSender {
 impl Drop for TakeSender {
     fn drop(&mut self) {
         // Only a core that panicked drops a sender without a verdict.
-        let unsent = matches!(*self.0.lock(), State::Empty(_));
+        let unsent = matches!(*self.0.state.lock(), State::Empty(_));
         if unsent {
             self.0.send(Err(QuotaRefusal::Unavailable {
                 why: "this member has lost its state in a panic".into(),
@@ -53,7 +55,7 @@ impl Drop for TakeSender {
 
 impl TakeWaiter for TakeSender {
     fn is_cancelled(&self) -> bool {
-        matches!(*self.0.lock(), State::Closed)
+        matches!(*self.0.state.lock(), State::Closed)
     }
 }
 
@@ -114,7 +116,9 @@ impl Drop for TakeFuture {
 
 /// Holds the verdict between the sender and the future.
 #[derive(Default)]
-pub(crate) struct VerdictSlot(Mutex<State>);
+pub(crate) struct VerdictSlot {
+    state: Mutex<State>,
+}
 
 enum State {
     /// No verdict yet. Holds the waker, unless the caller is being polled.
@@ -132,7 +136,7 @@ impl Default for State {
 
 impl VerdictSlot {
     fn send(&self, verdict: Result<UnitGuard, QuotaRefusal>) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         if let State::Empty(waker) = &mut *state {
             let waker = waker.take();
             *state = State::Ready(verdict);
@@ -144,7 +148,7 @@ impl VerdictSlot {
     }
 
     fn poll(&self, cx: &mut Context<'_>) -> Poll<Result<UnitGuard, QuotaRefusal>> {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         match &mut *state {
             State::Empty(Some(waker)) => waker.clone_from(cx.waker()),
             State::Empty(waker @ None) => *waker = Some(cx.waker().clone()),
@@ -159,7 +163,7 @@ impl VerdictSlot {
 
     /// Removes the waker while the caller is polled.
     fn mute(&self) {
-        let _waker = match &mut *self.lock() {
+        let _waker = match &mut *self.state.lock() {
             State::Empty(waker) => waker.take(),
             State::Ready(_) | State::Closed => None,
         };
@@ -167,10 +171,6 @@ impl VerdictSlot {
 
     fn close(&self) {
         // Drops the unit and the waker outside the lock.
-        let _previous = std::mem::replace(&mut *self.lock(), State::Closed);
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        let _previous = std::mem::replace(&mut *self.state.lock(), State::Closed);
     }
 }

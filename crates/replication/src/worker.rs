@@ -4,9 +4,10 @@
 //! events through one bounded queue.
 //! Out of scope: SQL; see `manager_tasks.rs` and `source/`.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, PoisonError};
 
+use parking_lot::Mutex;
 use tokio::sync::{broadcast, mpsc, oneshot, watch};
 use tokio::task::{AbortHandle, JoinError, JoinHandle};
 use tokio::time::Instant;
@@ -48,11 +49,7 @@ pub(crate) struct ManagerContext {
 impl ManagerContext {
     /// Returns the pools; fails if they are closed.
     pub(crate) fn pools(&self) -> Result<Pools, PoolError> {
-        self.lock_pools().clone().ok_or(PoolError::Closed)
-    }
-
-    fn lock_pools(&self) -> std::sync::MutexGuard<'_, Option<Pools>> {
-        self.pools.lock().unwrap_or_else(PoisonError::into_inner)
+        self.pools.lock().clone().ok_or(PoolError::Closed)
     }
 }
 
@@ -217,7 +214,7 @@ impl<C: Consumer> ManagerWorker<C> {
             Effect::Reconcile => self.tasks.reconcile(),
             Effect::MeasureSlot => self.tasks.measure_slot(),
             Effect::StartPools => self.start_pools(),
-            Effect::ClosePools => self.tasks.close_pools(self.context.lock_pools().take()),
+            Effect::ClosePools => self.tasks.close_pools(self.context.pools.lock().take()),
             Effect::Stop(step) => self.stop(step),
             Effect::Notify(event) => self.notify(event),
         }
@@ -277,7 +274,7 @@ impl<C: Consumer> ManagerWorker<C> {
     fn start_pools(&mut self) {
         match Pools::start(&self.source_context.config) {
             Ok(pools) => {
-                *self.context.lock_pools() = Some(pools.clone());
+                *self.context.pools.lock() = Some(pools.clone());
                 tokio::spawn(pools.watch(self.source_context.events.clone()));
             }
             Err(error) => {
@@ -327,7 +324,7 @@ impl<C: Consumer> ManagerWorker<C> {
             StopStep::DroppingPublication => self.tasks.drop_publication(),
             StopStep::EndingBackend => self.tasks.end_backend(),
             StopStep::DroppingSlot => self.tasks.drop_slot(),
-            StopStep::ClosingAdminPool => self.tasks.close_last_pool(self.context.lock_pools().take()),
+            StopStep::ClosingAdminPool => self.tasks.close_last_pool(self.context.pools.lock().take()),
         }
     }
 

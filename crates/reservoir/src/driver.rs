@@ -9,10 +9,11 @@
 //! [`PendingDial`](crate::pending_dial::PendingDial), which report to the ledger on drop.
 
 use std::panic::Location;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use forebay_quota::Lease;
+use parking_lot::{Mutex, MutexGuard};
 use tokio::runtime::Handle;
 use tokio::sync::{Notify, oneshot};
 use tracing::warn;
@@ -32,7 +33,8 @@ use crate::status::{MAX_LISTED, Status, ViewStatus};
 
 /// State that all handles, views, guards and tasks of a reservoir share.
 pub(crate) struct ReservoirDriver<C: ReservoirConnection> {
-    state: Mutex<ReservoirState<C>>,
+    /// Usable after a panic in the ledger, which is a bug: connections must still be returned.
+    pub(crate) state: Mutex<ReservoirState<C>>,
     pub(crate) config: ReservoirConfig,
     pub(crate) limits: EndpointLimits,
     pub(crate) metrics: ReservoirMetrics,
@@ -93,7 +95,7 @@ impl<C: ReservoirConnection> ReservoirDriver<C> {
 
     /// Adds a view and returns its index.
     pub(crate) fn add_view(&self, name: &str, quota: u32) -> usize {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         state.view_names.push(name.into());
         state.ledger.queue.add_view(quota)
     }
@@ -105,7 +107,7 @@ impl<C: ReservoirConnection> ReservoirDriver<C> {
         location: Option<&'static Location<'static>>,
     ) -> Result<Option<ConnectionGuard<C>>, CheckoutError> {
         let now = now();
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let outcome = state.ledger.checkout(view, now, location);
         self.unlock_and_run(state);
         match outcome {
@@ -129,7 +131,7 @@ impl<C: ReservoirConnection> ReservoirDriver<C> {
         location: Option<&'static Location<'static>>,
     ) -> Result<CheckoutAttempt<C>, CheckoutError> {
         let now = now();
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         match state.ledger.checkout(view, now, location) {
             CheckoutOutcome::Lent(entry) => {
                 self.unlock_and_run(state);
@@ -161,7 +163,7 @@ impl<C: ReservoirConnection> ReservoirDriver<C> {
         return_state: ReturnState,
     ) {
         let now = now();
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         state.ledger.check_in(view, entry, return_state, now);
         self.unlock_and_run(state);
     }
@@ -174,7 +176,7 @@ impl<C: ReservoirConnection> ReservoirDriver<C> {
     /// Returns the refiller's next plan; reports leaks and updates the gauges.
     pub(crate) fn plan(self: &Arc<Self>) -> RefillPlan {
         let now = now();
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let (plan, leaks) = (state.ledger.plan(now), state.ledger.leaks(now));
         let (counts, waiting) = (state.ledger.counts(), state.ledger.queue.waiting());
         let lingering = state.ledger.lingering(now);
@@ -192,7 +194,7 @@ impl<C: ReservoirConnection> ReservoirDriver<C> {
 
     pub(crate) fn close(self: &Arc<Self>) {
         let now = now();
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         state.ledger.close(now);
         self.unlock_and_run(state);
     }
@@ -202,12 +204,12 @@ impl<C: ReservoirConnection> ReservoirDriver<C> {
         &self,
         inspect: impl FnOnce(&ConnectionLedger<LeasedConnection<C>, WaitingCaller<C>>) -> T,
     ) -> T {
-        inspect(&self.lock().ledger)
+        inspect(&self.state.lock().ledger)
     }
 
     /// Returns why the reservoir has no free connection.
     pub(crate) fn shortage(&self) -> Shortage {
-        let (state, now) = (self.lock(), now());
+        let (state, now) = (self.state.lock(), now());
         let (counts, backs_off) = (state.ledger.counts(), state.ledger.next_dial_at().is_some());
         match &state.last_failure {
             _ if state.ledger.is_closing() => Shortage::Closed,
@@ -225,17 +227,17 @@ impl<C: ReservoirConnection> ReservoirDriver<C> {
 
     /// Returns the name and quota of a view that has reached its quota.
     pub(crate) fn full_view(&self, view: usize) -> Option<(String, u32)> {
-        let state = self.lock();
+        let state = self.state.lock();
         let queue = &state.ledger.queue;
         (!queue.has_room(view)).then(|| (state.view_names[view].clone(), queue.quota(view)))
     }
 
     pub(crate) fn status(&self) -> Status {
         let last_failure = {
-            let state = self.lock();
+            let state = self.state.lock();
             state.last_failure.as_ref().map(ToString::to_string)
         };
-        let (state, now) = (self.lock(), now());
+        let (state, now) = (self.state.lock(), now());
         let ReservoirState { ledger, view_names, .. } = &*state;
         let (rules, next_dial_at) = (ledger.rules(), ledger.next_dial_at());
         let lingering = ledger.lingering(now);
@@ -291,11 +293,6 @@ impl<C: ReservoirConnection> ReservoirDriver<C> {
         self.metrics.checkouts.increment(1);
         // If the caller has stopped waiting, the guard is dropped here. The next waiter is served.
         drop(caller.sender.send(Some(ConnectionGuard::new(self.clone(), view, entry))));
-    }
-
-    pub(crate) fn lock(&self) -> MutexGuard<'_, ReservoirState<C>> {
-        // After a panic in the ledger, which is a bug, connections must still be returned.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

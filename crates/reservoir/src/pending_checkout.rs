@@ -84,7 +84,7 @@ impl<C: ReservoirConnection> Drop for PendingCheckout<C> {
         // If a connection was sent and not received, the caller isn't queued any more. The guard
         // returns the connection when the receiver is dropped.
         if let Some(ticket) = self.ticket {
-            let waiting = self.driver.lock().ledger.queue.leave(self.view, ticket);
+            let waiting = self.driver.state.lock().ledger.queue.leave(self.view, ticket);
             drop(waiting);
         }
     }

@@ -36,7 +36,7 @@ impl<C: ReservoirConnection> PendingDial<C> {
     /// Records whether the dial waits for a token of the rate limit, for [`Shortage::RateLimited`].
     pub(crate) fn set_waiting_for_rate(&mut self, waiting: bool) {
         if waiting != self.waiting_for_rate {
-            let mut state = self.driver.lock();
+            let mut state = self.driver.state.lock();
             if waiting {
                 state.waiting_for_rate += 1;
             } else {
@@ -48,7 +48,11 @@ impl<C: ReservoirConnection> PendingDial<C> {
 
     pub(crate) fn keep_lease(&mut self, lease: Lease) {
         self.lease = Some(lease);
-        self.driver.lock().last_failure.take_if(|failure| matches!(failure, Shortage::LeaseDenied { .. }));
+        self.driver
+            .state
+            .lock()
+            .last_failure
+            .take_if(|failure| matches!(failure, Shortage::LeaseDenied { .. }));
     }
 
     /// Returns the slot that is passed to the connector.
@@ -101,7 +105,7 @@ impl<C: ReservoirConnection> PendingDial<C> {
         }
         self.set_waiting_for_rate(false);
         let (now, holders) = (now(), self.take_holders());
-        let mut state = self.driver.lock();
+        let mut state = self.driver.state.lock();
         let held = holders.map(|holders| (state.ledger.hold_dial_slot(now), holders));
         report(&mut state, now);
         let held = held.map(|(retirement, holders)| {

@@ -55,7 +55,7 @@ impl<C: ReservoirConnection> ResetTask<C> {
     fn finish(&mut self, is_clean: bool) {
         if let Some(entry) = self.entry.take() {
             let now = now();
-            let mut state = self.driver.lock();
+            let mut state = self.driver.state.lock();
             state.ledger.reset_finished(entry, is_clean, now);
             self.driver.unlock_and_run(state);
         }

@@ -77,7 +77,7 @@ impl<C: ReservoirConnection> Drop for RetiringSlot<C> {
         // The lease first: freeing the slot wakes the refiller, whose next dial needs a lease.
         drop(self.lease.take());
         if let Some(retirement) = self.retirement.take() {
-            let mut state = self.driver.lock();
+            let mut state = self.driver.state.lock();
             state.ledger.retirement_finished(retirement);
             self.driver.unlock_and_run(state);
         }

@@ -10,11 +10,12 @@ use std::fs::{self, File};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use libc::c_int;
+use parking_lot::Mutex;
 
 use crate::error::StartError;
 use crate::folder::TempFolder;
@@ -53,6 +54,7 @@ pub(crate) struct LaunchSpec {
 #[derive(Debug)]
 pub(crate) struct ServerProcess {
     launch: LaunchSpec,
+    /// Usable after a panic under the lock: each call checks the child's state first.
     child: Mutex<Child>,
     folder: Arc<TempFolder>,
 }
@@ -64,11 +66,11 @@ impl ServerProcess {
     }
 
     pub(crate) fn pid(&self) -> u32 {
-        self.child().id()
+        self.child.lock().id()
     }
 
     pub(crate) fn is_running(&self) -> bool {
-        !has_ended(&mut self.child())
+        !has_ended(&mut self.child.lock())
     }
 
     pub(crate) fn log(&self) -> String {
@@ -76,21 +78,21 @@ impl ServerProcess {
     }
 
     pub(crate) fn freeze(&self) {
-        let _child = self.child();
+        let _child = self.child.lock();
         proc::stop_processes_in(self.folder.path());
     }
 
     pub(crate) fn thaw(&self) {
-        let _child = self.child();
+        let _child = self.child.lock();
         self.continue_all();
     }
 
     pub(crate) fn kill(&self) {
-        kill_and_reap(&mut self.child(), &self.folder);
+        kill_and_reap(&mut self.child.lock(), &self.folder);
     }
 
     pub(crate) fn revive(&self) -> Result<(), StartError> {
-        let mut child = self.child();
+        let mut child = self.child.lock();
         if !has_ended(&mut child) {
             return Ok(());
         }
@@ -129,7 +131,7 @@ impl ServerProcess {
 
     /// Stops the server with `signal` instead of its `stop_signal`.
     pub(crate) fn stop_by(&self, signal: c_int) -> Result<(), StartError> {
-        let mut child = self.child();
+        let mut child = self.child.lock();
         if has_ended(&mut child) {
             return Ok(());
         }
@@ -152,11 +154,6 @@ impl ServerProcess {
         for pid in proc::processes_in(self.folder.path()) {
             proc::signal(pid, libc::SIGCONT);
         }
-    }
-
-    /// Locks the child. A poisoned lock is usable: each call checks the child's state first.
-    fn child(&self) -> MutexGuard<'_, Child> {
-        self.child.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

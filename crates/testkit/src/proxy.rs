@@ -67,6 +67,8 @@ struct ProxyShared {
     /// Number of connections accepted since the start.
     accepted: watch::Sender<u64>,
     runtime: Handle,
+    /// Std's mutex, because it is poisoned: if a task of the proxy panics under the lock, the next
+    /// call of the test panics too, instead of waiting for bytes that no task forwards.
     state: Mutex<State>,
 }
 

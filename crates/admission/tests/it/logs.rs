@@ -1,11 +1,12 @@
 //! Log lines: stage codes, hashed users, no credentials.
 
 use std::io::{self, Write};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use forebay_admission::{Admission, AdmissionLayer, ThreadId};
 use forebay_quota::Quota;
 use http::{Request, Response};
+use parking_lot::Mutex;
 use serde_json::Value;
 use tower::{Layer, ServiceExt, service_fn};
 use tracing::subscriber::set_default;
@@ -19,7 +20,7 @@ struct CapturedLog(Arc<Mutex<Vec<u8>>>);
 
 impl Write for CapturedLog {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.0.lock().unwrap().extend_from_slice(bytes);
+        self.0.lock().extend_from_slice(bytes);
         Ok(bytes.len())
     }
 
@@ -38,7 +39,7 @@ impl<'a> MakeWriter<'a> for CapturedLog {
 
 impl CapturedLog {
     fn text(&self) -> String {
-        String::from_utf8(self.0.lock().unwrap().clone()).unwrap()
+        String::from_utf8(self.0.lock().clone()).unwrap()
     }
 
     /// Returns the fields of the lines that have a stage.

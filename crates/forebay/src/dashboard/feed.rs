@@ -8,14 +8,15 @@
 
 use std::convert::Infallible;
 use std::pin::{Pin, pin};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
 use forebay_stream::{Tail, Topic};
 use http_body::{Body, Frame};
+use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::task::{JoinHandle, spawn_blocking};
 use tokio::time::{Instant, MissedTickBehavior, interval};
@@ -73,7 +74,7 @@ impl DashboardFeed {
         }
         let slot = PageSlot(Arc::clone(state));
         let tail = state.topic.subscribe();
-        let samples = state.history().json(state.started.elapsed());
+        let samples = state.history.lock().json(state.started.elapsed());
         state.page_opened.notify_one();
         let first = Bytes::from(format!("{RETRY}event: history\ndata: {samples}\n\n"));
         Some(EventStream { first: Some(first), tail, _slot: slot })
@@ -83,12 +84,6 @@ impl DashboardFeed {
 impl Drop for DashboardFeed {
     fn drop(&mut self) {
         self.producer.abort();
-    }
-}
-
-impl FeedState {
-    fn history(&self) -> MutexGuard<'_, SampleHistory> {
-        self.history.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -104,7 +99,7 @@ async fn produce(state: Arc<FeedState>, report: Arc<dyn StatusReport>) {
         };
         let sample = report.sample();
         if is_tick {
-            state.history().add(state.started.elapsed(), sample);
+            state.history.lock().add(state.started.elapsed(), sample);
         }
         if state.topic.subscribers() == 0 {
             continue;

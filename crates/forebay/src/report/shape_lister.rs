@@ -7,11 +7,12 @@
 
 use std::collections::{BinaryHeap, HashMap};
 use std::io;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use bytes::Bytes;
 use forebay_shapes::{LogMode, LogPage, Offset, Shape, Shapes};
 use memchr::memmem;
+use parking_lot::Mutex;
 use serde::Serialize;
 
 /// Maximum number of listed shapes.
@@ -86,7 +87,7 @@ impl ShapeLister {
                 first.pop();
             }
         }
-        let mut row_counts = self.row_counts.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut row_counts = self.row_counts.lock();
         let mut listed_counts = HashMap::with_capacity(MAX_LISTED_SHAPES);
         for std::cmp::Reverse((streams, bytes, index)) in first.into_sorted_vec() {
             let shape = &all[index];

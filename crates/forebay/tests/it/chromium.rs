@@ -5,12 +5,13 @@ use std::io::{BufRead, BufReader, Write};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex};
 use std::time::Instant;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
+use parking_lot::{Condvar, Mutex};
 use rustix::process::{Pid, Signal, kill_process_group};
 use serde_json::{Value, json};
 
@@ -72,7 +73,7 @@ impl Chromium {
         std::thread::spawn(move || {
             for message in BufReader::new(output).split(0).map_while(Result::ok) {
                 let message: Value = serde_json::from_slice(&message).unwrap();
-                let mut state = receiving_inbox.state.lock().unwrap();
+                let mut state = receiving_inbox.state.lock();
                 match message["id"].as_u64() {
                     Some(id) => drop(state.responses.insert(id, message)),
                     None => state.events.push(message),
@@ -109,16 +110,16 @@ impl Chromium {
         }
         let mut line = serde_json::to_vec(&command).unwrap();
         line.push(0);
-        self.commands.lock().unwrap().write_all(&line).expect("the browser runs");
+        self.commands.lock().write_all(&line).expect("the browser runs");
         let started = Instant::now();
-        let mut state = self.inbox.state.lock().unwrap();
+        let mut state = self.inbox.state.lock();
         loop {
             if let Some(mut response) = state.responses.remove(&id) {
                 assert!(response.get("error").is_none(), "{method}: {response}");
                 return response["result"].take();
             }
             assert!(started.elapsed() < DEADLINE, "no response to {method}");
-            (state, _) = self.inbox.updated.wait_timeout(state, DEADLINE).unwrap();
+            self.inbox.updated.wait_for(&mut state, DEADLINE);
         }
     }
 
@@ -156,7 +157,7 @@ impl Chromium {
 
     /// Returns the events received for a method.
     pub(crate) fn events(&self, method: &str) -> Vec<Value> {
-        let state = self.inbox.state.lock().unwrap();
+        let state = self.inbox.state.lock();
         state.events.iter().filter(|event| event["method"] == method).cloned().collect()
     }
 

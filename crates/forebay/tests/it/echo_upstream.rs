@@ -3,11 +3,12 @@
 
 use std::collections::HashMap;
 use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use forebay_testkit::TestRng;
+use parking_lot::Mutex;
 use tokio::io::AsyncWriteExt as _;
 use tokio::net::TcpListener;
 use tokio::task::AbortHandle;
@@ -80,7 +81,7 @@ impl EchoUpstream {
 
     /// Returns the arrivals by nonce.
     pub(crate) fn arrivals(&self) -> HashMap<String, ArrivalRecord> {
-        self.state.arrivals.lock().unwrap().clone()
+        self.state.arrivals.lock().clone()
     }
 }
 
@@ -109,7 +110,7 @@ async fn exchange(gate: &mut HttpConnection, request: &HttpHead, state: &State) 
     let has_body =
         request.is_chunked() || request.header("content-length").is_some_and(|length| length != "0");
     let arrival = {
-        let mut arrivals = state.arrivals.lock().unwrap();
+        let mut arrivals = state.arrivals.lock();
         let arrival = arrivals.entry(nonce.clone()).or_default();
         arrival.count += 1;
         arrival.is_repeatable = !has_body && matches!(method, "GET" | "HEAD" | "PUT" | "DELETE");
@@ -124,7 +125,7 @@ async fn exchange(gate: &mut HttpConnection, request: &HttpHead, state: &State) 
     if variant < 8 {
         return false; // without a response byte
     }
-    state.arrivals.lock().unwrap().get_mut(&nonce).unwrap().answered = true;
+    state.arrivals.lock().get_mut(&nonce).unwrap().answered = true;
     send_response(gate, method, path, &nonce, variant, &mut rng).await
 }
 

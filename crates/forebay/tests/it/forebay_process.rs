@@ -3,9 +3,10 @@
 use std::io::{BufRead, BufReader};
 use std::net::SocketAddr;
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use parking_lot::{Condvar, Mutex};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
@@ -68,7 +69,7 @@ impl ForebayProcess {
         let (stderr, lines) = (child.stderr.take().unwrap(), Arc::clone(&log));
         std::thread::spawn(move || {
             for line in BufReader::new(stderr).lines().map_while(Result::ok) {
-                lines.lines.lock().unwrap().push(line);
+                lines.lines.lock().push(line);
                 lines.grew.notify_all();
             }
         });
@@ -87,20 +88,20 @@ impl ForebayProcess {
     /// Waits for the first log line with this message and returns it.
     pub(crate) fn wait_for_log(&self, message: &str) -> Value {
         let started = Instant::now();
-        let mut lines = self.log.lines.lock().unwrap();
+        let mut lines = self.log.lines.lock();
         loop {
             let events = lines.iter().filter_map(|line| serde_json::from_str::<Value>(line).ok());
             if let Some(event) = events.into_iter().find(|event| event["message"] == message) {
                 return event;
             }
             assert!(started.elapsed() < DEADLINE, "no {message:?} in the log:\n{}", lines.join("\n"));
-            (lines, _) = self.log.grew.wait_timeout(lines, Duration::from_millis(100)).unwrap();
+            self.log.grew.wait_for(&mut lines, Duration::from_millis(100));
         }
     }
 
     /// Returns all log lines.
     pub(crate) fn log(&self) -> String {
-        self.log.lines.lock().unwrap_or_else(PoisonError::into_inner).join("\n")
+        self.log.lines.lock().join("\n")
     }
 
     pub(crate) fn signal(&self, signal: Signal) {

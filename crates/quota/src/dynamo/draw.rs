@@ -36,7 +36,7 @@ impl DynamoStore {
             let now = match &read {
                 None => wall_clock(),
                 Some(StampedItem { stamp, content: BucketItem { clock, .. }, .. }) => {
-                    let age = self.liveness().bucket_age(&draw.bucket, stamp, read_at);
+                    let age = self.liveness.lock().bucket_age(&draw.bucket, stamp, read_at);
                     wall_clock().max(*clock + age)
                 }
             };
@@ -52,7 +52,7 @@ impl DynamoStore {
                 .await?
             {
                 WriteOutcome::Done => {
-                    self.liveness().wrote_bucket(&draw.bucket, &new_stamp, read_at);
+                    self.liveness.lock().wrote_bucket(&draw.bucket, &new_stamp, read_at);
                     return Ok(reply);
                 }
                 WriteOutcome::Refused | WriteOutcome::Busy => backoff.wait().await?,

@@ -75,7 +75,7 @@ impl DynamoStore {
         generation: Option<GenerationItem>,
         members: &[MemberItem],
     ) -> (Duration, Vec<MemberItem>) {
-        let mut liveness = self.liveness();
+        let mut liveness = self.liveness.lock();
         liveness.observe(generation, members, Instant::now());
         let rebuild_left = generation.map_or(Duration::ZERO, |generation| liveness.rebuild_left(generation));
         let expired = members.iter().filter(|member| liveness.ttl_left(member).is_zero());

@@ -29,8 +29,8 @@ mod table;
 
 use std::collections::HashMap;
 use std::fmt;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use aws_sdk_dynamodb::Client;
@@ -40,6 +40,7 @@ use aws_sdk_dynamodb::types::AttributeValue;
 use aws_smithy_http_client::Builder;
 use aws_smithy_http_client::tls::Provider;
 use aws_smithy_http_client::tls::rustls_provider::CryptoMode;
+use parking_lot::Mutex;
 
 use crate::store::{
     Heartbeat, HeartbeatReply, Holdings, MemberId, Settlement, SettlementReply, Store, StoreError,
@@ -85,6 +86,7 @@ pub struct DynamoStore {
     namespace: String,
     stamps: StampGenerator,
     liveness: Mutex<LivenessTracker>,
+    /// Lost observations after a panic only make this handle wait longer, which is safe.
     /// Serializes writes to our own member's item: a concurrent heartbeat and settlement would
     /// cancel each other.
     own_item_lock: tokio::sync::Mutex<()>,
@@ -131,11 +133,6 @@ impl DynamoStore {
             .behavior_version(BehaviorVersion::latest())
             .http_client(http)
             .retry_config(retry)
-    }
-
-    fn liveness(&self) -> MutexGuard<'_, LivenessTracker> {
-        // Lost observations after a panic only make this handle wait longer, which is safe.
-        self.liveness.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

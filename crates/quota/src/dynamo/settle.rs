@@ -131,7 +131,8 @@ impl DynamoStore {
         settlement: &Settlement,
     ) -> (Option<TransactWriteItem>, ShareReply) {
         let before = read.as_ref().map(|read| read.content.clone()).unwrap_or_default();
-        let pressed = self.liveness().is_pressed(&request.account, before.pressed.as_ref(), Instant::now());
+        let pressed =
+            self.liveness.lock().is_pressed(&request.account, before.pressed.as_ref(), Instant::now());
         let lasts = settlement.pressure;
         let refusal = (!lasts.is_zero()).then(|| PressureMark { stamp: self.stamps.next(), lasts });
         let (after, reply) = account_settlement::settle(before.clone(), request, view, pressed, refusal);
@@ -228,7 +229,7 @@ impl DynamoStore {
     pub(super) async fn run_query_holdings(&self, names: Vec<Arc<str>>) -> Result<Holdings, StoreError> {
         let mut accounts = self.read_accounts(&names).await?;
         let snapshot = self.read_snapshot().await?;
-        let liveness = self.liveness();
+        let liveness = self.liveness.lock();
         let member_liveness = |member: &MemberItem| MemberLiveness {
             member: member.id.clone(),
             expires_in_ms: u64::try_from(liveness.ttl_left(member).as_millis()).ok(),

@@ -2,8 +2,8 @@
 
 use std::future::Future;
 use std::pin::{Pin, pin};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
-use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
@@ -14,6 +14,7 @@ use forebay_quota::{
 };
 use forebay_testkit::{TEST_TIMEOUT, eventually};
 use futures_util::FutureExt;
+use parking_lot::Mutex;
 
 /// The call timeout.
 const CALL_TIMEOUT: Duration = Duration::from_millis(500);
@@ -70,7 +71,7 @@ impl Store for SlowStore {
         Box::pin(async move {
             self.wait().await;
             let settled = self.memory.settle(settlement).await;
-            self.tasks.lock().unwrap().push(tokio::task::try_id());
+            self.tasks.lock().push(tokio::task::try_id());
             self.wait().await;
             settled
         })
@@ -132,7 +133,7 @@ async fn a_caller_that_waits_alone_drives_its_settlement() {
     let (_quota, users) = store.member().await;
     let taking = tokio::spawn(async move { users.take("ann").await.map(|lease| (lease, tokio::task::id())) });
     let (_lease, caller) = taking.await.unwrap().unwrap();
-    assert_eq!(*store.tasks.lock().unwrap(), [Some(caller)]);
+    assert_eq!(*store.tasks.lock(), [Some(caller)]);
 }
 
 #[tokio::test(start_paused = true)]

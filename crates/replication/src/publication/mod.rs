@@ -11,12 +11,12 @@ mod table_name;
 
 use std::collections::BTreeMap;
 use std::pin::Pin;
-use std::sync::{Mutex, PoisonError};
 
 use forebay_reservoir::tokio_postgres::error::SqlState;
 use forebay_reservoir::tokio_postgres::types::Type;
 use forebay_reservoir::tokio_postgres::{self, Row};
 use forebay_reservoir::{ConnectionGuard, PostgresClient};
+use parking_lot::Mutex;
 use serde::Serialize;
 
 pub use self::catalog_table::decodes_with_stale_catalog;
@@ -121,7 +121,7 @@ impl Publication {
         let client = pools.admin().await?;
         let published = self.ensure_published(&client, table).await?;
         let TablePublication { oid, membership, .. } = published;
-        let before = self.tracked().get(table).copied();
+        let before = self.tracked.lock().get(table).copied();
         let change = match before {
             Some(before) if before.oid != oid => Some(TableChange::Gone),
             Some(before) if before.has_gap || before.membership != membership => Some(TableChange::Gap),
@@ -131,7 +131,7 @@ impl Publication {
             Some(change) => !observer.notify(table, change).await,
             None => false,
         };
-        self.tracked().insert(table.clone(), TrackedTable { oid, membership, has_gap });
+        self.tracked.lock().insert(table.clone(), TrackedTable { oid, membership, has_gap });
         Ok(published)
     }
 
@@ -154,7 +154,7 @@ impl Publication {
                 done => done?,
             }
         }
-        self.tracked().remove(table);
+        self.tracked.lock().remove(table);
         Ok(())
     }
 
@@ -201,7 +201,7 @@ impl Publication {
             return Ok(Some(ReplicationError::PublicationLost { name: self.name.clone(), what }));
         }
         let tracked: Vec<_> =
-            self.tracked().iter().map(|(table, tracked)| (table.clone(), *tracked)).collect();
+            self.tracked.lock().iter().map(|(table, tracked)| (table.clone(), *tracked)).collect();
         let mut failed = None;
         for (table, before) in tracked {
             let change = match self.ensure_published(&client, &table).await {
@@ -229,7 +229,7 @@ impl Publication {
             tracing::warn!(%table, ?change, "tracked table changed");
             if observer.notify(&table, change).await {
                 match change {
-                    TableChange::Gone => _ = self.tracked().remove(&table),
+                    TableChange::Gone => _ = self.tracked.lock().remove(&table),
                     TableChange::Gap => self.clear_gap(&table),
                     TableChange::Unpublished => {}
                 }
@@ -241,14 +241,14 @@ impl Publication {
     /// Records the membership. Returns whether the table has a gap that the consumer wasn't
     /// notified of.
     fn has_gap(&self, table: &TableName, membership: u32) -> bool {
-        self.tracked().get_mut(table).is_some_and(|tracked| {
+        self.tracked.lock().get_mut(table).is_some_and(|tracked| {
             tracked.has_gap |= std::mem::replace(&mut tracked.membership, membership) != membership;
             tracked.has_gap
         })
     }
 
     fn clear_gap(&self, table: &TableName) {
-        self.tracked().get_mut(table).into_iter().for_each(|tracked| tracked.has_gap = false);
+        self.tracked.lock().get_mut(table).into_iter().for_each(|tracked| tracked.has_gap = false);
     }
 
     /// Returns how the publication was changed, if it can't be repaired while streaming.
@@ -269,11 +269,6 @@ impl Publication {
             Some(row) if !row.get::<_, bool>(1) => Some("narrowed"),
             Some(_) => None,
         })
-    }
-
-    /// Locks the tracked tables.
-    fn tracked(&self) -> std::sync::MutexGuard<'_, BTreeMap<TableName, TrackedTable>> {
-        self.tracked.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

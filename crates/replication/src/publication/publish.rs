@@ -49,7 +49,7 @@ impl Publication {
         }
         // Before the statement: if its result is lost, the repair may have been made, and the next
         // check would find no defect.
-        if let Some(tracked) = self.tracked().get_mut(table) {
+        if let Some(tracked) = self.tracked.lock().get_mut(table) {
             tracked.has_gap = true;
         }
         // Several statements in one message are one transaction.

@@ -11,8 +11,8 @@ mod setup;
 mod stream;
 
 use std::pin::pin;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
-use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use forebay_pgoutput::{Lsn, PgTime};
@@ -62,12 +62,12 @@ impl Gauges {
     /// Returns the backend of the last connection. It may still exist and hold the lock after the
     /// connection has ended.
     pub(crate) fn last_backend(&self) -> Option<BackendId> {
-        *self.last.lock().unwrap_or_else(PoisonError::into_inner)
+        *self.last.lock()
     }
 
     /// Records this connection's backend, and returns the previous one.
     fn replace_backend(&self, backend: BackendId) -> Option<BackendId> {
-        self.last.lock().unwrap_or_else(PoisonError::into_inner).replace(backend)
+        self.last.lock().replace(backend)
     }
 
     fn set_lag_start(&self, since: PgTime) {
@@ -80,12 +80,12 @@ impl Gauges {
     }
 
     fn set_behind(&self, since: Option<PgTime>) {
-        *self.behind_since.lock().unwrap_or_else(PoisonError::into_inner) = since;
+        *self.behind_since.lock() = since;
     }
 
     /// Returns the lag. The difference of both machines' clocks is included.
     pub(crate) fn lag(&self) -> Duration {
-        let since = *self.behind_since.lock().unwrap_or_else(PoisonError::into_inner);
+        let since = *self.behind_since.lock();
         let micros = since.map_or(0, |since| clock::clock().micros_since(since));
         Duration::from_micros(micros.max(0).unsigned_abs())
     }
@@ -104,10 +104,10 @@ pub(crate) struct Gauges {
     pub(crate) transactions: AtomicU64,
     /// Bytes of WAL that the server retains for the slot.
     pub(crate) retained: AtomicU64,
-    last: std::sync::Mutex<Option<BackendId>>,
+    last: parking_lot::Mutex<Option<BackendId>>,
     /// Commit time of a received change that isn't durable. Stored instead of the lag, so that the
     /// lag grows without updates.
-    behind_since: std::sync::Mutex<Option<PgTime>>,
+    behind_since: parking_lot::Mutex<Option<PgTime>>,
 }
 
 /// Why a connection ended.

@@ -4,12 +4,13 @@
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use forebay_replication::pgoutput::{Lsn, OldTuple, PgOutputMessage, RelationCache, Tuple, TupleValue};
 use forebay_replication::{
     Bookmark, Consumer, ConsumerError, DurablePosition, MessageBatch, ResetReason, Timeline,
 };
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
 /// A line of the journal.
@@ -177,7 +178,7 @@ impl Consumer for JournalConsumer {
     async fn receive(&mut self, batch: &mut MessageBatch<'_>) -> Result<(), ConsumerError> {
         drop(self.gate.lock().await);
         {
-            let mut panics = self.panics.lock().unwrap();
+            let mut panics = self.panics.lock();
             if *panics > 0 {
                 *panics -= 1;
                 drop(panics);

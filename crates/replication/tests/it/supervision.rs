@@ -1,7 +1,7 @@
 //! Failures restart only the replication connection: consumer and pools stay.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use forebay_replication::pgoutput::Lsn;
@@ -11,6 +11,7 @@ use forebay_replication::{
 };
 use forebay_sandbox::Postgres;
 use forebay_testkit::{eventually, within};
+use parking_lot::Mutex;
 use tokio::sync::broadcast;
 
 use crate::followed_database::{FollowedDatabase, insert};
@@ -42,17 +43,17 @@ pub(crate) struct ConsumerScript(Arc<Mutex<VecDeque<(ConsumerCall, ScriptedActio
 
 impl ConsumerScript {
     pub(crate) fn then(&self, call: ConsumerCall, action: ScriptedAction) -> &Self {
-        self.0.lock().unwrap().push_back((call, action));
+        self.0.lock().push_back((call, action));
         self
     }
 
     pub(crate) fn is_done(&self) -> bool {
-        self.0.lock().unwrap().is_empty()
+        self.0.lock().is_empty()
     }
 
     async fn play(&self, call: ConsumerCall) -> Result<(), ConsumerError> {
         let action = {
-            let mut script = self.0.lock().unwrap();
+            let mut script = self.0.lock();
             let at = script.iter().position(|(scripted, _)| *scripted == call);
             at.and_then(|at| script.remove(at))
         };

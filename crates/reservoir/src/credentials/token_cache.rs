@@ -7,9 +7,10 @@
 //! ends.
 //! Invariant: only tokens with a known validity are cached.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
@@ -40,6 +41,7 @@ const DEFAULT_TIMEOUT: Duration = Duration::from_secs(30);
 #[derive(Debug)]
 pub struct TokenCache<P> {
     provider: Arc<P>,
+    /// Each change is a single assignment, so a panic under the lock leaves a consistent state.
     state: Arc<Mutex<TokenCacheState>>,
     timeout: Duration,
 }
@@ -58,7 +60,7 @@ impl<P: TokenProvider> TokenCache<P> {
     }
 
     async fn fetch(&self) -> Result<AuthToken, TokenError> {
-        let lookup = lock(&self.state).lookup(Instant::now());
+        let lookup = self.state.lock().lookup(Instant::now());
         let mut result = match lookup {
             CacheLookup::Hit(token) => return Ok(token),
             CacheLookup::Join(result) => result,
@@ -85,7 +87,7 @@ impl<P: TokenProvider> TokenProvider for TokenCache<P> {
 
     /// Drops the cached token.
     fn refused(&self) {
-        lock(&self.state).cached = None;
+        self.state.lock().cached = None;
         self.provider.refused();
     }
 }
@@ -158,7 +160,7 @@ impl TokenRequest {
         let result = tokio::time::timeout(timeout, provider.token()).await;
         let result = result.unwrap_or_else(|_| Err(TokenError(format!("no token within {timeout:?}"))));
         let now = Instant::now();
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         let result = match result {
             Ok(token) => Ok(CachedToken { token, since: now }),
             // A token that is due for refresh but still valid is better than none.
@@ -172,13 +174,8 @@ impl TokenRequest {
 
 impl Drop for TokenRequest {
     fn drop(&mut self) {
-        lock(&self.state).request = None;
+        self.state.lock().request = None;
     }
-}
-
-fn lock(state: &Mutex<TokenCacheState>) -> MutexGuard<'_, TokenCacheState> {
-    // Each change is a single assignment, so a panic leaves a consistent state.
-    state.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

@@ -1,7 +1,9 @@
 //! Registry of shared reservoirs: one per database in this process.
 
 use std::collections::HashMap;
-use std::sync::{LazyLock, Mutex, PoisonError};
+use std::sync::LazyLock;
+
+use parking_lot::Mutex;
 
 use super::{PostgresClient, PostgresConnect};
 use crate::config::{ConnectionLimits, ReservoirConfig, ReservoirConfigError};
@@ -25,7 +27,7 @@ impl Reservoir<PostgresClient> {
         limits: ConnectionLimits,
     ) -> Result<Self, ReservoirConfigError> {
         let key = connect.identity();
-        let mut reservoirs = RESERVOIRS.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut reservoirs = RESERVOIRS.lock();
         reservoirs.retain(|_, reservoir| reservoir.upgrade().is_some());
         if let Some(reservoir) = reservoirs.get(&key).and_then(WeakReservoir::upgrade) {
             return Ok(reservoir);

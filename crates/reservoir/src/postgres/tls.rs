@@ -7,8 +7,9 @@ use std::fmt;
 use std::net::IpAddr;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
+use parking_lot::Mutex;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::client::{verify_server_cert_signed_by_trust_anchor, verify_server_name};
 use rustls::crypto::{
@@ -201,27 +202,23 @@ impl TlsContext {
             // configuration stays.
             let _refreshed = tokio::task::spawn_blocking(move || this.refresh()).await;
         }
-        Arc::clone(&self.current().config)
+        Arc::clone(&self.current.lock().config)
     }
 
     fn refresh(&self) {
-        if stamps(&self.tls) == self.current().stamps {
+        if stamps(&self.tls) == self.current.lock().stamps {
             return;
         }
         match load(self.mode, &self.tls) {
             Ok(new) => {
                 tracing::info!("TLS files reloaded");
-                *self.current() = new;
+                *self.current.lock() = new;
             }
             // One of two files may be written before the other; the next connection checks again.
             Err(error) => {
                 tracing::warn!(%error, "TLS files not reloaded: new files invalid")
             }
         }
-    }
-
-    fn current(&self) -> MutexGuard<'_, LoadedTls> {
-        self.current.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Returns the name to request. An invalid certificate name is an error only if it would be

@@ -1,7 +1,7 @@
 //! Life cycle of a reservoir under a paused clock, with fake connections.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use forebay_quota::{Quota, RateConfig};
@@ -11,6 +11,7 @@ use forebay_reservoir::{
     Shortage,
 };
 use futures_util::FutureExt;
+use parking_lot::Mutex;
 use tokio::time::{Instant, sleep, timeout};
 
 /// Outcome of the next dials.
@@ -39,11 +40,11 @@ struct FakeServer {
 
 impl FakeServer {
     fn will(&self, dial: Dial) {
-        *self.dial.lock().unwrap() = Some(dial);
+        *self.dial.lock() = Some(dial);
     }
 
     fn plan(&self) -> Dial {
-        self.dial.lock().unwrap().unwrap_or(Dial::Works)
+        self.dial.lock().unwrap_or(Dial::Works)
     }
 
     fn open(&self) -> u32 {
@@ -122,14 +123,14 @@ impl ReservoirConnection for FakeConnection {
     }
 
     async fn reset(&mut self, _: &str) -> Result<(), ConnectionError> {
-        let takes = *self.server.reset_takes.lock().unwrap();
+        let takes = *self.server.reset_takes.lock();
         sleep(takes).await;
         self.server.resets.fetch_add(1, Ordering::Relaxed);
         Ok(())
     }
 
     async fn close(self) {
-        let takes = *self.server.close_takes.lock().unwrap();
+        let takes = *self.server.close_takes.lock();
         sleep(takes).await;
     }
 }
@@ -338,16 +339,16 @@ async fn a_rate_token_is_spent_only_when_the_dial_begins() {
 async fn a_reset_happens_between_two_callers_and_one_that_takes_too_long_ends_the_connection() {
     let (reservoir, server) = start(ReservoirConfig::new(1));
     let first = reservoir.checkout_within(Duration::from_secs(1)).await.unwrap();
-    *server.reset_takes.lock().unwrap() = Duration::from_millis(50);
+    *server.reset_takes.lock() = Duration::from_millis(50);
     drop(first);
     assert_eq!(reservoir.status().counts, ConnectionCounts { resetting: 1, ..ConnectionCounts::default() });
     let began = Instant::now();
     let second = reservoir.checkout().await.unwrap();
     assert_eq!((began.elapsed(), server.resets.load(Ordering::Relaxed)), (Duration::from_millis(50), 1));
-    *server.reset_takes.lock().unwrap() = Duration::from_secs(3600);
+    *server.reset_takes.lock() = Duration::from_secs(3600);
     drop(second);
     sleep(Duration::from_millis(1_100)).await;
-    *server.reset_takes.lock().unwrap() = Duration::ZERO;
+    *server.reset_takes.lock() = Duration::ZERO;
     let third = reservoir.checkout().await.unwrap();
     assert_eq!((third.number, server.open()), (1, 1));
 }
@@ -381,7 +382,7 @@ async fn a_lease_is_released_when_the_server_has_closed_the_connection() {
     let quota = limits.quota().clone();
     let close_timeout = Duration::from_secs(600);
     let (reservoir, server) = start_with(config(1).max(2).close_timeout(close_timeout), limits);
-    *server.close_takes.lock().unwrap() = Duration::from_millis(400);
+    *server.close_takes.lock() = Duration::from_millis(400);
     let mut held = take(&reservoir).await;
     held.mark_bad();
     drop(held);
@@ -390,7 +391,7 @@ async fn a_lease_is_released_when_the_server_has_closed_the_connection() {
     drop(reservoir.checkout_within(Duration::from_secs(1)).await.unwrap());
     assert_eq!((server.dials(), server.open()), (2, 1));
     // A connection that the server never closes is released after the close timeout.
-    *server.close_takes.lock().unwrap() = Duration::from_secs(3600);
+    *server.close_takes.lock() = Duration::from_secs(3600);
     let mut held = take(&reservoir).await;
     held.mark_bad();
     drop(held);
@@ -404,7 +405,7 @@ async fn a_lease_is_released_when_the_server_has_closed_the_connection() {
 async fn all_linger(target: u32) -> (Reservoir<FakeConnection>, Arc<FakeServer>) {
     let (reservoir, server) = start(config(target).low_watermark(target).max(target));
     reservoir.initial_fill(Duration::from_secs(5)).await.unwrap();
-    *server.close_takes.lock().unwrap() = Duration::from_secs(3600);
+    *server.close_takes.lock() = Duration::from_secs(3600);
     for _ in 0..target {
         take(&reservoir).await.mark_bad();
     }
@@ -449,7 +450,7 @@ impl tracing::Subscriber for Warnings {
         });
         // The paused clock jumps, which causes other warnings.
         if text.contains("unclosed") {
-            self.0.lock().unwrap().push(text);
+            self.0.lock().push(text);
         }
     }
 
@@ -469,9 +470,9 @@ async fn each_slot_released_unclosed_logs_one_warning() {
     let _subscribed = tracing::subscriber::set_default(warnings.clone());
     let (_reservoir, _server) = all_linger(2).await;
     sleep(Duration::from_secs(590)).await;
-    assert_eq!(*warnings.0.lock().unwrap(), Vec::<String>::new());
+    assert_eq!(*warnings.0.lock(), Vec::<String>::new());
     sleep(Duration::from_secs(60)).await;
-    let warnings = warnings.0.lock().unwrap();
+    let warnings = warnings.0.lock();
     assert_eq!(warnings.len(), 2, "{warnings:?}");
     for warning in &*warnings {
         for text in ["connection slot released unclosed", "waited=600s", "max=2", "open=", "reason=\"bad\""] {

@@ -18,9 +18,10 @@ use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::Path;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
 
 pub use self::builder::PostgresBuilder;
 use self::cluster::{ClusterTls, PostgresCluster};
@@ -251,13 +252,13 @@ fn shared(version: Option<u32>) -> &'static Postgres {
     static SHARED: Mutex<BTreeMap<u32, &'static Postgres>> = Mutex::new(BTreeMap::new());
     extern "C" fn discard() {
         // A server that another thread is starting ends by its death signal.
-        if let Ok(shared) = SHARED.try_lock() {
+        if let Some(shared) = SHARED.try_lock() {
             shared.values().for_each(|postgres| postgres.server.discard());
         }
     }
     let start = || {
         let version = Programs::find(version)?.version;
-        let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut shared = SHARED.lock();
         if let Some(postgres) = shared.get(&version) {
             return Ok(*postgres);
         }

@@ -5,8 +5,9 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::{Mutex, PoisonError};
 use std::{env, fs};
+
+use parking_lot::Mutex;
 
 use crate::error::StartError;
 use crate::program::is_program;
@@ -31,7 +32,7 @@ impl Programs {
     /// in `FOREBAY_PG_BIN`, on the PATH, or in the distribution's folders. Caches the result.
     pub(super) fn find(version: Option<u32>) -> Result<Programs, StartError> {
         static CACHE: Mutex<BTreeMap<Option<u32>, Programs>> = Mutex::new(BTreeMap::new());
-        let mut cache = CACHE.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut cache = CACHE.lock();
         if let Some(programs) = cache.get(&version) {
             return Ok(programs.clone());
         }

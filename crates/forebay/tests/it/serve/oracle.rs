@@ -431,7 +431,7 @@ fn report_changes(
     eprintln!(
         "{} client traces, {} refetches, {verdicts:?}, {kinds:?}",
         traces.len(),
-        context.records().refetches
+        context.records.lock().refetches
     );
     for table in schema_writers::requested() {
         let traces = traces.iter().filter(|trace| trace.request.table.name == table.name);
@@ -457,7 +457,7 @@ fn report(
     let (up_to_dates, checked) =
         (sum(|trace| trace.counts.up_to_dates), sum(|trace| trace.observed_states.len() as u64));
     let deleted = context.deleted();
-    let records = context.records();
+    let records = context.records.lock();
     eprintln!(
         "{committed} transactions, {} client traces, {changes} changes, {moves} changed keys, {up_to_dates} up-to-dates, \
          {checked} states checked, {deleted} deleted, {} refetches, {} broken connections, {} retries, \

@@ -2,11 +2,12 @@
 //! other, with a thousand open streams.
 
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use forebay_sandbox::Redis;
+use parking_lot::Mutex;
 use rustix::process::Signal;
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
@@ -37,7 +38,7 @@ struct InstanceAddresses {
 impl InstanceAddresses {
     /// Sends a request to one of the instances. `None`: the instance shuts down or has ended.
     async fn get(&self, number: usize, path: &str) -> Option<(HttpConnection, HttpHead)> {
-        let address = self.addresses.lock().unwrap()[number % 2];
+        let address = self.addresses.lock()[number % 2];
         let mut socket = TcpStream::connect(address).await.ok()?;
         let request = format!("GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n");
         socket.write_all(request.as_bytes()).await.ok()?;
@@ -183,7 +184,7 @@ async fn a_rolling_restart_under_a_thousand_streams_loses_no_change_and_keeps_th
         assert!(old.end().await.success());
         other.wait_for_health("active").await;
         *old = fixture.spawn(&settings);
-        addresses.addresses.lock().unwrap()[turn] = old.addr;
+        addresses.addresses.lock()[turn] = old.addr;
         old.wait_for_health("waiting").await;
         wait_until_full(&addresses, [&first, &second]).await;
     }

@@ -6,10 +6,10 @@ use std::ops::{Deref, DerefMut};
 use std::path::PathBuf;
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Condvar, Mutex};
 use std::time::{Duration, Instant};
 
 use forebay_sandbox::Postgres;
+use parking_lot::{Condvar, Mutex};
 use serde_json::Value;
 
 use crate::forebay_process::{ForebayProcess, forebay};
@@ -164,15 +164,16 @@ static PERMIT_RELEASED: Condvar = Condvar::new();
 
 impl SharedPostgresPermit {
     fn acquire() -> SharedPostgresPermit {
-        let in_use = PERMITS_IN_USE.lock().unwrap();
-        *PERMIT_RELEASED.wait_while(in_use, |in_use| *in_use >= MAX_SHARED_FIXTURES).unwrap() += 1;
+        let mut in_use = PERMITS_IN_USE.lock();
+        PERMIT_RELEASED.wait_while(&mut in_use, |in_use| *in_use >= MAX_SHARED_FIXTURES);
+        *in_use += 1;
         SharedPostgresPermit(())
     }
 }
 
 impl Drop for SharedPostgresPermit {
     fn drop(&mut self) {
-        *PERMITS_IN_USE.lock().unwrap() -= 1;
+        *PERMITS_IN_USE.lock() -= 1;
         PERMIT_RELEASED.notify_one();
     }
 }

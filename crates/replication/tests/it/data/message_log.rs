@@ -1,12 +1,13 @@
 //! Messages with details that the journal doesn't record: column names, and options of TRUNCATE.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use forebay_replication::pgoutput::{Lsn, PgOutputMessage, RelationCache, TupleValue};
 use forebay_replication::{
     Bookmark, Consumer, ConsumerError, DurablePosition, Manager, MessageBatch, ResetReason, Timeline,
 };
 use forebay_testkit::{eventually, within};
+use parking_lot::Mutex;
 
 use super::both_versions;
 use crate::followed_database::FollowedDatabase;
@@ -111,13 +112,13 @@ impl MessageLog {
 
     /// Logs `Relation` messages, too.
     fn describe(&self) {
-        self.0.lock().unwrap().describes = true;
+        self.0.lock().describes = true;
     }
 
     async fn until(&self, last: &str) -> Vec<String> {
-        let arrived = async || self.0.lock().unwrap().lines.last().is_some_and(|line| line == last);
+        let arrived = async || self.0.lock().lines.last().is_some_and(|line| line == last);
         eventually(last, true, arrived).await;
-        self.0.lock().unwrap().lines.clone()
+        self.0.lock().lines.clone()
     }
 }
 
@@ -181,11 +182,11 @@ impl Consumer for MessageLog {
     }
 
     fn start(&mut self, durable: DurablePosition) {
-        self.0.lock().unwrap().durable = Some(durable);
+        self.0.lock().durable = Some(durable);
     }
 
     async fn receive(&mut self, batch: &mut MessageBatch<'_>) -> Result<(), ConsumerError> {
-        let mut logged = self.0.lock().unwrap();
+        let mut logged = self.0.lock();
         while let Some(message) = batch.next() {
             logged.take(&message);
         }
@@ -193,7 +194,7 @@ impl Consumer for MessageLog {
     }
 
     async fn advance(&mut self, lsn: Lsn) -> Result<(), ConsumerError> {
-        self.0.lock().unwrap().durable.as_ref().expect("a stream has begun").advance(lsn);
+        self.0.lock().durable.as_ref().expect("a stream has begun").advance(lsn);
         Ok(())
     }
 

@@ -1,7 +1,6 @@
 //! Start-up of other protocols on a dialed stream.
 
 use std::io;
-use std::sync::Mutex;
 
 use forebay_reservoir::{
     ChannelBinding, PostgresConnect, PostgresError, PostgresServerError, PostgresStartup,
@@ -9,6 +8,7 @@ use forebay_reservoir::{
 };
 use forebay_testkit::sandbox::{Postgres, free_port};
 use forebay_testkit::within;
+use parking_lot::Mutex;
 
 /// Returns the given results and records the parameters of each start-up.
 struct FakeStartup {
@@ -22,7 +22,7 @@ impl FakeStartup {
     }
 
     fn seen(&self) -> Vec<String> {
-        self.seen.lock().unwrap().clone()
+        self.seen.lock().clone()
     }
 }
 
@@ -36,7 +36,7 @@ impl PostgresStartup for FakeStartup {
     ) -> Result<PostgresStream, PostgresError> {
         let encrypted = if stream.is_encrypted() { "TLS" } else { "plain" };
         let (database, options) = (params.database(), params.options());
-        let mut seen = self.seen.lock().unwrap();
+        let mut seen = self.seen.lock();
         seen.push(format!("{} {database:?} {options:?} {:?} {encrypted}", params.user(), params.password()));
         (self.ends)(seen.len(), &stream).map_or(Ok(stream), Err)
     }

@@ -2,8 +2,10 @@
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::thread;
+
+use parking_lot::Mutex;
 
 /// Listens on 127.0.0.1 until the test process ends.
 pub(super) struct CredentialsEndpoint {
@@ -27,7 +29,7 @@ impl CredentialsEndpoint {
 
     /// Returns the requests with their headers, in lower case.
     pub(super) fn requests(&self) -> Vec<String> {
-        self.requests.lock().unwrap().clone()
+        self.requests.lock().clone()
     }
 }
 
@@ -37,7 +39,7 @@ fn serve(mut stream: TcpStream, responses: &[(&str, &str)], requests: &Mutex<Vec
     let Some(request) = head.first() else { return };
     let response = responses.iter().find(|(path, _)| request.starts_with(&format!("{path} ")));
     let (status, text) = response.map_or(("404 Not Found", ""), |(_, text)| ("200 OK", text));
-    requests.lock().unwrap().push(head.join("\n").to_lowercase());
+    requests.lock().push(head.join("\n").to_lowercase());
     // Only the token of an instance endpoint needs this header.
     let ttl = "x-aws-ec2-metadata-token-ttl-seconds: 21600";
     let length = text.len();

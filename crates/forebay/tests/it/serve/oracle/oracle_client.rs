@@ -8,10 +8,11 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::io;
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::Arc;
 use std::time::Duration;
 
 use forebay_testkit::TestRng;
+use parking_lot::Mutex;
 use serde_json::{Map, Value, json};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep};
@@ -47,7 +48,7 @@ pub(crate) struct OracleContext {
     pub(crate) is_icu: bool,
     /// States of the tables whose definitions change.
     pub(crate) journal: Arc<SchemaJournal>,
-    records: Mutex<ClientRecords>,
+    pub(crate) records: Mutex<ClientRecords>,
     /// Set after the last commit. A client that reaches the target ends.
     pub(crate) target: watch::Receiver<Option<CatchUpTarget>>,
 }
@@ -104,15 +105,11 @@ impl OracleContext {
         }
     }
 
-    pub(crate) fn records(&self) -> MutexGuard<'_, ClientRecords> {
-        self.records.lock().unwrap()
-    }
-
     /// Waits until enough has happened for a verdict, at most [`DEADLINE`].
     pub(crate) async fn wait_for_enough_events(&self) {
         let started = Instant::now();
         let is_enough = || {
-            let records = self.records();
+            let records = self.records.lock();
             let is_seen = |table: &&OracleTable| records.up_to_dates.get(table.name) > Some(&MIN_UP_TO_DATES);
             records.partial_batches > 5
                 && !records.deleted.is_empty()
@@ -125,7 +122,7 @@ impl OracleContext {
 
     /// Returns the number of shapes that clients deleted.
     pub(crate) fn deleted(&self) -> usize {
-        self.records().deleted.len()
+        self.records.lock().deleted.len()
     }
 }
 
@@ -275,7 +272,7 @@ impl<'a> OracleClient<'a> {
                     ));
                 }
                 Err(RequestFailure::Refetch) => {
-                    self.context.records().refetches += 1;
+                    self.context.records.lock().refetches += 1;
                     self.finish_trace(false);
                     self.start_trace();
                     self.view.note("starts over".to_owned());
@@ -284,7 +281,7 @@ impl<'a> OracleClient<'a> {
                     }
                 }
                 Err(RequestFailure::ShapeRefused) => {
-                    self.context.records().refused_shapes += 1;
+                    self.context.records.lock().refused_shapes += 1;
                     self.finish_trace(false);
                     self.request = random_request(&mut self.rng, self.context, self.is_changing, self.table);
                     self.start_trace();
@@ -294,14 +291,14 @@ impl<'a> OracleClient<'a> {
                     if !self.context.has_faults && self.request.table.rules == MessageRules::Strict {
                         return Err(self.describe(&format!("the connection broke: {error}")));
                     }
-                    self.context.records().breaks += 1;
+                    self.context.records.lock().breaks += 1;
                     // After a reconnect, the client reads a page first or follows at once.
                     self.is_up_to_date &= self.rng.percent(50);
                     sleep(RETRY).await;
                 }
                 Err(RequestFailure::Stale) => {}
                 Err(RequestFailure::RetryLater) => {
-                    self.context.records().retries += 1;
+                    self.context.records.lock().retries += 1;
                     self.view.note("retries later".to_owned());
                     sleep(RETRY).await;
                 }
@@ -518,7 +515,7 @@ impl<'a> OracleClient<'a> {
         let response = || format!("{}{}", head.text, String::from_utf8_lossy(body));
         match (head.status, &self.handle) {
             (409, Some(handle)) => {
-                let records = self.context.records();
+                let records = self.context.records.lock();
                 let may_be_gone = self.request.table.rules != MessageRules::Strict
                     || !records.complete.contains(handle)
                     || records.deleted.contains(handle);
@@ -612,7 +609,7 @@ impl<'a> OracleClient<'a> {
     fn record_up_to_date(&mut self) {
         self.remaining_up_to_dates = self.remaining_up_to_dates.saturating_sub(1);
         if let Some(handle) = &self.handle {
-            let mut records = self.context.records();
+            let mut records = self.context.records.lock();
             records.complete.insert(handle.clone());
             *records.up_to_dates.entry(self.request.table.name).or_default() += 1;
         }
@@ -645,7 +642,7 @@ impl<'a> OracleClient<'a> {
                 Err(error) => {
                     self.view.note(format!("the stream breaks: {error}, {} bytes unread", unread.len()));
                     // The shape may have been removed. Then the next response is a 409.
-                    self.context.records().breaks += 1;
+                    self.context.records.lock().breaks += 1;
                     break Ok(());
                 }
             };
@@ -688,7 +685,7 @@ impl<'a> OracleClient<'a> {
         if batch.is_empty() {
             return Ok(());
         }
-        self.context.records().partial_batches += 1;
+        self.context.records.lock().partial_batches += 1;
         if !keeps_partial {
             self.view.note(format!("drops {} messages", batch.len()));
             return Ok(());
@@ -714,7 +711,7 @@ impl<'a> OracleClient<'a> {
     /// Deletes the client's shape. From then on, a 409 for the handle is allowed.
     async fn delete(&mut self) -> Result<(), RequestFailure> {
         let Some(handle) = self.handle.clone() else { return Ok(()) };
-        self.context.records().deleted.insert(handle.clone());
+        self.context.records.lock().deleted.insert(handle.clone());
         let mut connection = OracleConnection::open(self.context.server).await?;
         connection.send("DELETE", &path(&[("table", self.request.table.name), ("handle", &handle)])).await?;
         let head = connection.read_head().await?;

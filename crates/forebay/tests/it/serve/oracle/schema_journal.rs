@@ -20,9 +20,9 @@
 //! for [`SCHEMA_SETTLE_TIMEOUT`] fails. In a soak, `ROWS_SETTLE_TIMEOUT` applies instead.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use super::client_view::{ObservedState, key_of};
@@ -102,7 +102,7 @@ pub(crate) struct ShapeSelection<'a> {
 #[derive(Debug)]
 pub(crate) struct SchemaJournal {
     /// In commit order, by table.
-    states: Mutex<HashMap<&'static str, Vec<TableState>>>,
+    pub(crate) states: Mutex<HashMap<&'static str, Vec<TableState>>>,
     /// How long the server may take to detect a change of a definition.
     pub(crate) max_detection_delay: Duration,
 }
@@ -124,18 +124,14 @@ impl SchemaJournal {
         SchemaJournal { states: Mutex::default(), max_detection_delay }
     }
 
-    pub(crate) fn states(&self) -> MutexGuard<'_, HashMap<&'static str, Vec<TableState>>> {
-        self.states.lock().unwrap()
-    }
-
     /// Appends a state.
     pub(crate) fn record(&self, table: &'static str, state: TableState) {
-        self.states().entry(table).or_default().push(state);
+        self.states.lock().entry(table).or_default().push(state);
     }
 
     /// Returns the last contents of a table. `None`: it doesn't exist.
     pub(crate) fn last(&self, table: &str) -> Option<TableContents> {
-        self.states()[table].last()?.contents.clone()
+        self.states.lock()[table].last()?.contents.clone()
     }
 
     /// Judges all up-to-dates of a client under one handle.
@@ -150,7 +146,7 @@ impl SchemaJournal {
         verdicts: &mut JournalVerdicts,
     ) -> Result<(), String> {
         let selection = trace.selection();
-        let all = self.states();
+        let all = self.states.lock();
         let states = &all[selection.table];
         let position = |state: &TableState| {
             positions.get(&state.xid).copied().unwrap_or_else(|| panic!("no commit of {state:?}"))

@@ -6,12 +6,13 @@
 //! the change without the help of a row.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock, RwLock};
+use std::sync::{Arc, OnceLock};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use forebay_sandbox::Postgres;
 use forebay_testkit::TestRng;
+use parking_lot::RwLock;
 use tokio::time::Instant;
 
 use super::super::support::ServeFixture;
@@ -240,7 +241,7 @@ impl SchemaWriter {
     fn write_rows(&mut self) {
         let sql = if self.is_tree() { self.tree_rows() } else { self.ledger_rows() };
         let lock = Arc::clone(&self.narrowing);
-        let held = lock.read().unwrap();
+        let held = lock.read();
         let visibility =
             if self.is_unpublished { StreamVisibility::Delayed } else { StreamVisibility::Visible };
         self.commit(&sql, visibility);
@@ -459,7 +460,7 @@ impl SchemaWriter {
         let is_whole = !self.is_shared && self.rng.percent(50);
         if is_whole {
             let lock = Arc::clone(&self.narrowing);
-            let held = lock.write().unwrap();
+            let held = lock.write();
             self.commit(
                 &format!("ALTER PUBLICATION {publication} SET (publish = 'insert')"),
                 StreamVisibility::Delayed,
@@ -543,7 +544,7 @@ impl SchemaWriter {
         for (index, table) in self.tables.iter().enumerate() {
             let contents = self.contents(table.name);
             let is_last = index + 1 == self.tables.len();
-            let before = self.journal.states().get(table.name).and_then(|states| states.last().cloned());
+            let before = self.journal.states.lock().get(table.name).and_then(|states| states.last().cloned());
             let is_same = before.is_some_and(|before| before.contents == contents);
             let visibility = match visibility {
                 // A script that changed no row leaves nothing in the stream.

@@ -3,9 +3,10 @@
 
 use std::fs;
 use std::path::Path;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::time::{MissedTickBehavior, interval};
 
 use super::plot::{PlotLine, draw_png};
@@ -34,14 +35,14 @@ impl ProcessSamples {
             ticks.tick().await;
             // After a kill there is no process until the next start.
             if let Some(sample) = sample_process(pid()) {
-                self.0.lock().unwrap().push(sample);
+                self.0.lock().push(sample);
             }
         }
     }
 
     /// Writes a plot, prints a summary, and panics if memory or file descriptors grew.
     pub(crate) fn check_flat(&self, folder: &Path) {
-        let samples = self.0.lock().unwrap().clone();
+        let samples = self.0.lock().clone();
         let last = samples.last().expect("a soak takes samples").pid;
         let steady: Vec<_> = samples.iter().filter(|sample| sample.pid == last).copied().collect();
         assert!(
