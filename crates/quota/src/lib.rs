@@ -188,6 +188,7 @@ mod lease;
 mod member_runtime;
 mod memory;
 mod quota;
+mod random_id;
 mod rate;
 #[cfg(feature = "redis")]
 mod redis;

@@ -22,14 +22,15 @@ use crate::core::member::{AccountId, MemberCall, QuotaMember, TakeDecision};
 use crate::driven_call::{DrivenCall, InFlightCall};
 use crate::error::QuotaRefusal;
 use crate::lease::UnitGuard;
+use crate::random_id::random_id;
 use crate::runtime_state::{CallTask, RuntimeEffects, RuntimeState, why};
 use crate::status::{BudgetStatus, KeyedStatus, MemberNotice, QuotaMode, Status};
 use crate::store::{Store, StoreError, StoreFuture};
 use crate::take_future::{TakeFuture, TakeSender};
 
 pub(crate) struct MemberRuntime {
-    state: Mutex<RuntimeState>,
     /// Usable after a panic in the core: callers must be able to return their units.
+    state: Mutex<RuntimeState>,
     pub(crate) store: Arc<dyn Store>,
     pub(crate) call_timeout: Duration,
     tokio_handle: Handle,
@@ -51,7 +52,7 @@ impl MemberRuntime {
     /// Starts a member. Must be called within a tokio runtime, which then runs the member's tasks.
     pub(crate) fn start(store: Arc<dyn Store>, config: MemberConfig) -> Arc<MemberRuntime> {
         let now = now();
-        let member = QuotaMember::new(config.name, config.rules.clamped(), random(), now);
+        let member = QuotaMember::new(config.name, config.rules.clamped(), random_id(), now);
         let state = RuntimeState::new(member, now);
         let runtime = Arc::new(MemberRuntime {
             state: Mutex::new(state),
@@ -370,12 +371,4 @@ fn log(notice: &MemberNotice) {
 /// Uses tokio's clock, which tests can pause.
 pub(crate) fn now() -> Instant {
     tokio::time::Instant::now().into_std()
-}
-
-/// Returns a random number from std's hasher keys. Epochs must differ; they need not be secret.
-fn random() -> u64 {
-    use std::hash::{BuildHasher, Hasher};
-    let mut hasher = std::collections::hash_map::RandomState::new().build_hasher();
-    hasher.write_u32(std::process::id());
-    hasher.finish()
 }

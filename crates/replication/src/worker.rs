@@ -116,7 +116,8 @@ pub(crate) fn start<C: Consumer>(
         publication: Publication::new(&config),
         pools: Mutex::default(),
     });
-    let machine = ManagerMachine::new(config.idle_after, config.lock_timeouts.check_interval, seed(), now);
+    let machine =
+        ManagerMachine::new(config.idle_after, config.lock_timeouts.check_interval, fastrand::u64(..), now);
     let (status, status_receiver) = watch::channel(ManagerStatus::of(&machine));
     let source_context = Arc::new(SourceContext { config, consumer, events, gauges: gauges.clone() });
     let worker = ManagerWorker {
@@ -369,12 +370,6 @@ impl<C> Drop for ManagerWorker<C> {
 /// Returns the time of tokio's clock, which tests can pause.
 fn now() -> std::time::Instant {
     Instant::now().into_std()
-}
-
-/// Returns a random seed, from the system-seeded keys of std's hasher.
-fn seed() -> u64 {
-    use std::hash::{BuildHasher, Hasher};
-    std::collections::hash_map::RandomState::new().build_hasher().finish()
 }
 
 /// A task that is aborted when its owner is dropped.

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use fastrand::Rng;
 use forebay_quota::{Quota, RateConfig};
 use forebay_reservoir::{ConnectionLimits, PostgresConnect, Reservoir, ReservoirConfig};
 use forebay_sandbox::Postgres;
@@ -63,16 +64,16 @@ async fn soak(
     for task in 0..TASKS {
         let (reservoir, done, failed) = (reservoir.clone(), done.clone(), failed.clone());
         tasks.spawn(async move {
-            let mut rng = SoakRng(seed * 1_000 + task);
+            let mut rng = Rng::with_seed(seed * 1_000 + task);
             while Instant::now() < until {
                 let outcome = match reservoir.checkout_within(Duration::from_secs(1)).await {
                     // Some callers drop their query.
-                    Ok(client) if rng.below(10) == 0 => {
+                    Ok(client) if rng.u64(..10) == 0 => {
                         let query = client.simple_query("BEGIN; SELECT pg_sleep(0.05)");
-                        tokio::time::timeout(Duration::from_millis(rng.below(50)), query).await.is_ok()
+                        tokio::time::timeout(Duration::from_millis(rng.u64(..50)), query).await.is_ok()
                     }
                     Ok(mut client) => {
-                        if rng.below(50) == 0 {
+                        if rng.u64(..50) == 0 {
                             client.mark_bad();
                         }
                         client.simple_query("SELECT pg_sleep(0.002)").await.is_ok()
@@ -83,20 +84,20 @@ async fn soak(
             }
         });
     }
-    let (mut rng, mut reported_at) = (SoakRng(seed), Instant::now());
+    let (mut rng, mut reported_at) = (Rng::with_seed(seed), Instant::now());
     while Instant::now() < until {
-        tokio::time::sleep(Duration::from_millis(200 + rng.below(1_500))).await;
-        match rng.below(6) {
+        tokio::time::sleep(Duration::from_millis(200 + rng.u64(..1_500))).await;
+        match rng.u64(..6) {
             0 => proxy.cut(),
             1 => proxy.reset(),
             2 => {
                 proxy.stall(Direction::Both);
-                tokio::time::sleep(Duration::from_millis(rng.below(1_500))).await;
+                tokio::time::sleep(Duration::from_millis(rng.u64(..1_500))).await;
                 proxy.resume();
             }
             3 => {
                 proxy.refuse();
-                tokio::time::sleep(Duration::from_millis(rng.below(1_000))).await;
+                tokio::time::sleep(Duration::from_millis(rng.u64(..1_000))).await;
                 proxy.accept();
             }
             4 => {
@@ -121,17 +122,4 @@ async fn soak(
         return Err("connections leaked".into());
     }
     Ok(())
-}
-
-/// SoakRng generator: the same seed repeats the run.
-struct SoakRng(u64);
-
-impl SoakRng {
-    fn below(&mut self, sides: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (mixed ^ (mixed >> 31)) % sides
-    }
 }

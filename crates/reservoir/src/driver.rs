@@ -20,7 +20,6 @@ use tracing::warn;
 
 use crate::config::{EndpointLimits, ReservoirConfig};
 use crate::connect::{ReservoirConnection, SlotHolders};
-use crate::core::jitter_rng::JitterRng;
 use crate::core::ledger::{CheckoutOutcome, ConnectionLedger, RefillPlan};
 use crate::core::ledger_effects::{HandOver, LedgerEffects};
 use crate::core::ledger_entry::{LedgerEntry, Liveness, ReturnState};
@@ -79,7 +78,7 @@ pub(crate) enum CheckoutAttempt<C: ReservoirConnection> {
 
 impl<C: ReservoirConnection> ReservoirDriver<C> {
     pub(crate) fn new(config: ReservoirConfig, limits: EndpointLimits) -> Arc<Self> {
-        let ledger = ConnectionLedger::new(config.rules(), JitterRng::from_system(), now());
+        let ledger = ConnectionLedger::new(config.rules(), fastrand::Rng::new(), now());
         let state =
             ReservoirState { ledger, view_names: Vec::new(), waiting_for_rate: 0, last_failure: None };
         Arc::new(ReservoirDriver {

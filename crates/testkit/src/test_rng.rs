@@ -12,6 +12,10 @@ pub fn seed() -> u64 {
 }
 
 /// Random number generator (SplitMix64). Not for cryptography.
+///
+/// It is written here because its numbers may never change: they decide which histories a seed
+/// gives, and seeds are named in the docs and in reports of failures. A library may change its
+/// numbers with a new version.
 #[derive(Debug, Clone)]
 pub struct TestRng(u64);
 

@@ -12,9 +12,10 @@ use tokio::task::JoinSet;
 
 use super::items::{GenerationItem, MemberItem, expiry_attribute, millis, number, text};
 use super::outcome::{TransactionOutcome, WriteOutcome, failed, transaction_outcome, write_outcome};
-use super::retry_backoff::{RetryBackoff, random};
+use super::retry_backoff::RetryBackoff;
 use super::table::{GENERATION, MEMBER};
 use super::{AttributeMap, DynamoStore};
+use crate::random_id::random_id;
 use crate::store::{Heartbeat, HeartbeatKind, HeartbeatReply, MemberId, Membership, StoreError};
 
 /// Maximum number of expired members removed at a time; the next read removes more.
@@ -348,7 +349,7 @@ fn new_member(heartbeat: &Heartbeat, generation: GenerationItem) -> MemberItem {
     MemberItem {
         id: heartbeat.member.clone(),
         generation: generation.number,
-        heartbeats: random() >> 16,
+        heartbeats: random_id() >> 16,
         ttl: heartbeat.ttl,
         replaced: false,
         sequence: 0,

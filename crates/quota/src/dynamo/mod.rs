@@ -42,6 +42,7 @@ use aws_smithy_http_client::tls::Provider;
 use aws_smithy_http_client::tls::rustls_provider::CryptoMode;
 use parking_lot::Mutex;
 
+use crate::random_id::random_id;
 use crate::store::{
     Heartbeat, HeartbeatReply, Holdings, MemberId, Settlement, SettlementReply, Store, StoreError,
     StoreFuture, TokenReply, TokenRequest,
@@ -85,8 +86,8 @@ pub struct DynamoStore {
     table: String,
     namespace: String,
     stamps: StampGenerator,
-    liveness: Mutex<LivenessTracker>,
     /// Lost observations after a panic only make this handle wait longer, which is safe.
+    liveness: Mutex<LivenessTracker>,
     /// Serializes writes to our own member's item: a concurrent heartbeat and settlement would
     /// cancel each other.
     own_item_lock: tokio::sync::Mutex<()>,
@@ -179,7 +180,7 @@ struct StampGenerator {
 
 impl StampGenerator {
     fn new() -> Self {
-        StampGenerator { handle: retry_backoff::random(), next: AtomicU64::new(0) }
+        StampGenerator { handle: random_id(), next: AtomicU64::new(0) }
     }
 
     fn next(&self) -> String {

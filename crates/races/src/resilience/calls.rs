@@ -59,19 +59,6 @@ pub(super) async fn drop_after_polls<T>(polls: u32, call: impl Future<Output = T
     .await
 }
 
-/// Random number generator (SplitMix64). The same seed yields the same numbers.
-pub(super) struct SeededRandom(pub(super) u64);
-
-impl SeededRandom {
-    /// Returns a number from 0 to `end - 1`.
-    pub(super) fn below(&mut self, end: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        (mixed ^ (mixed >> 31)) % end
-    }
-}
-
 /// Returns the time in milliseconds.
 pub(super) fn ms(time: Duration) -> f64 {
     time.as_secs_f64() * 1e3

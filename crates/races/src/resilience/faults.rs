@@ -10,7 +10,7 @@ use tokio::runtime::Builder;
 use tokio::task::{JoinSet, yield_now};
 use tokio::time::{sleep, timeout};
 
-use super::calls::{SeededRandom, drop_after_polls, first_reply, ms, within};
+use super::calls::{drop_after_polls, first_reply, ms, within};
 use crate::harness::{ExperimentReport, Spread};
 use crate::machine::resident_bytes;
 use crate::redis::contestant::{RedisContestant, fill, keys, send_command};
@@ -205,12 +205,12 @@ async fn cancelled<C: RedisContestant>() -> Result<ExperimentReport> {
     }
     let mut tasks = JoinSet::new();
     for seed in 0..TASKS {
-        let (mut client, keys, mut random) = (client.clone(), keys(), SeededRandom(seed));
+        let (mut client, keys, mut random) = (client.clone(), keys(), fastrand::Rng::with_seed(seed));
         tasks.spawn(async move {
             let (mut wrong, mut failed, mut dropped) = (0_u64, 0_u64, 0_u64);
             for _ in 0..REQUESTS.div_ceil(TASKS) {
-                let key = &keys[random.below(keys.len() as u64) as usize];
-                let polls = if random.below(3) == 0 { 1 + random.below(8) as u32 } else { u32::MAX };
+                let key = &keys[random.usize(..keys.len())];
+                let polls = if random.u32(..3) == 0 { 1 + random.u32(..8) } else { u32::MAX };
                 let answer = match polls {
                     u32::MAX => Some(client.get(key).await),
                     polls => drop_after_polls(polls, client.get(key)).await,

@@ -12,12 +12,12 @@ pub(crate) struct RestartBackoff {
     next: Duration,
     tries: u32,
     since: Option<Instant>,
-    random_state: u64,
+    rng: fastrand::Rng,
 }
 
 impl RestartBackoff {
     pub(crate) fn new(seed: u64) -> Self {
-        RestartBackoff { next: MIN_DELAY, tries: 0, since: None, random_state: seed }
+        RestartBackoff { next: MIN_DELAY, tries: 0, since: None, rng: fastrand::Rng::with_seed(seed) }
     }
 
     /// Records a failure and returns the delay before the next attempt.
@@ -26,7 +26,7 @@ impl RestartBackoff {
         self.tries += 1;
         let wait = self.next;
         self.next = (self.next * 2).min(MAX_DELAY);
-        wait.mul_f64(1.0 - 0.2 * self.random_fraction())
+        wait.mul_f64(1.0 - 0.2 * self.rng.f64())
     }
 
     /// Resets the backoff. Returns the time since the first failure, if there was one.
@@ -44,16 +44,6 @@ impl RestartBackoff {
     /// Returns the time of the first failure since the last success.
     pub(crate) fn since(&self) -> Option<Instant> {
         self.since
-    }
-
-    /// Returns a random number from 0 to 1.
-    fn random_fraction(&mut self) -> f64 {
-        // SplitMix64: well distributed; it needn't be unpredictable.
-        self.random_state = self.random_state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.random_state;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        ((mixed ^ (mixed >> 31)) >> 11) as f64 / (1_u64 << 53) as f64
     }
 }
 

@@ -47,7 +47,7 @@ impl<C: Consumer> ReplicationSource<C> {
                     Some(SourceCommand::Close) | None => return Err(SourceEnd::Closed),
                     Some(SourceCommand::PrepareConsumer | SourceCommand::StartStreaming) => {}
                 },
-                () = tokio::time::sleep(RETRY_INTERVAL - jitter(self.attempt ^ self.connection.backend_pid() as u64)) => {}
+                () = tokio::time::sleep(RETRY_INTERVAL - jitter()) => {}
             }
         }
     }
@@ -111,9 +111,6 @@ impl<C: Consumer> ReplicationSource<C> {
 }
 
 /// Returns a random duration below 300 ms.
-fn jitter(salt: u64) -> Duration {
-    use std::hash::{BuildHasher, Hasher};
-    let mut hasher = std::collections::hash_map::RandomState::new().build_hasher();
-    hasher.write_u64(salt);
-    Duration::from_millis(hasher.finish() % JITTER_MILLIS)
+fn jitter() -> Duration {
+    Duration::from_millis(fastrand::u64(..JITTER_MILLIS))
 }

@@ -11,7 +11,7 @@ use std::time::Duration;
 use forebay_replication::Manager;
 use forebay_replication::pgoutput::PgOutputDecoder;
 use forebay_sandbox::Postgres;
-use forebay_testkit::{Direction, Proxy, eventually, within};
+use forebay_testkit::{Direction, Proxy, TestRng, eventually, within};
 
 use crate::followed_database::FollowedDatabase;
 use crate::journal::{JournalConsumer, JournalTransaction, TransactionRecorder};
@@ -117,7 +117,7 @@ async fn run_seeds(version: Option<u32>, seeds: std::ops::RangeInclusive<u64>) {
 }
 
 async fn one_seed(server: &Postgres, seed: u64) {
-    let mut random = HistoryRng(seed);
+    let mut random = TestRng::new(seed);
     let followed = FollowedDatabase::new(server);
     let proxy = Proxy::start(server.addr());
     followed.sql(
@@ -131,11 +131,11 @@ async fn one_seed(server: &Postgres, seed: u64) {
     let (stop, stopped) = tokio::sync::watch::channel(false);
     let writers: Vec<_> = (0..WRITERS)
         .map(|writer| {
-            tokio::spawn(write(followed.url(), writer, HistoryRng(seed * 1_000 + writer), stopped.clone()))
+            tokio::spawn(write(followed.url(), writer, TestRng::new(seed * 1_000 + writer), stopped.clone()))
         })
         .collect();
     for _ in 0..FAULTS {
-        tokio::time::sleep(Duration::from_millis(random.up_to(400))).await;
+        tokio::time::sleep(Duration::from_millis(random.roll() % 400)).await;
         fault(&mut random, &followed, &proxy, &mut follower).await;
     }
     stop.send(true).unwrap();
@@ -171,7 +171,7 @@ async fn arrived(followed: &FollowedDatabase<'_>, seed: u64) -> Vec<JournalTrans
 
 /// Injects a fault while a large transaction is arriving. No other writer runs.
 async fn fault_during_transaction(
-    random: &mut HistoryRng,
+    random: &mut TestRng,
     followed: &FollowedDatabase<'_>,
     proxy: &Proxy,
     follower: &mut FollowerProcess,
@@ -186,7 +186,7 @@ async fn fault_during_transaction(
     ));
     let part = forwarded + ROWS * ROW_BYTES / 8;
     eventually("a part has arrived", true, async || proxy.forwarded_bytes(Direction::ToClient) >= part).await;
-    match random.up_to(5) {
+    match random.roll() % 5 {
         0 | 1 => {
             follower.kill();
             assert_eq!(followed.transactions().len(), before, "not all of it has arrived");
@@ -200,13 +200,13 @@ async fn fault_during_transaction(
 }
 
 async fn fault(
-    random: &mut HistoryRng,
+    random: &mut TestRng,
     followed: &FollowedDatabase<'_>,
     proxy: &Proxy,
     follower: &mut FollowerProcess,
 ) {
-    let direction = if random.up_to(2) == 0 { Direction::ToClient } else { Direction::ToServer };
-    match random.up_to(8) {
+    let direction = if random.roll() % 2 == 0 { Direction::ToClient } else { Direction::ToServer };
+    match random.roll() % 8 {
         0 | 1 => {
             follower.kill();
             *follower = FollowerProcess::start(followed, proxy);
@@ -215,22 +215,17 @@ async fn fault(
         3 => proxy.reset(),
         4 => {
             proxy.stall(direction);
-            tokio::time::sleep(Duration::from_millis(random.up_to(600))).await;
+            tokio::time::sleep(Duration::from_millis(random.roll() % 600)).await;
             proxy.resume();
         }
-        5 => proxy.truncate_after(random.up_to(4_000), direction),
+        5 => proxy.truncate_after(random.roll() % 4_000, direction),
         6 => followed.server.restart_fast().unwrap(),
         _ => followed.server.restart_immediate().unwrap(),
     }
 }
 
 /// Commits and rolls back until `stopped`. Reconnects when the server goes away.
-async fn write(
-    url: String,
-    writer: u64,
-    mut random: HistoryRng,
-    stopped: tokio::sync::watch::Receiver<bool>,
-) {
+async fn write(url: String, writer: u64, mut random: TestRng, stopped: tokio::sync::watch::Receiver<bool>) {
     let (mut client, mut next) = (None, 1);
     while !*stopped.borrow() {
         let Some(connected) = &client else {
@@ -262,12 +257,12 @@ async fn connect(url: &str) -> Option<forebay_replication::reservoir::tokio_post
     }
 }
 
-fn transaction(writer: u64, next: &mut u64, random: &mut HistoryRng) -> String {
+fn transaction(writer: u64, next: &mut u64, random: &mut TestRng) -> String {
     let mut script = String::from("BEGIN; ");
-    for _ in 0..=random.up_to(4) {
-        let (id, note) = (*next, random.up_to(1_000_000));
-        let any = 1 + random.up_to(id);
-        script += &match random.up_to(6) {
+    for _ in 0..=random.roll() % 4 {
+        let (id, note) = (*next, random.roll() % 1_000_000);
+        let any = 1 + random.roll() % id;
+        script += &match random.roll() % 6 {
             0 => format!("UPDATE events SET note = '{note}' WHERE writer = {writer} AND id = {any}; "),
             1 => format!("DELETE FROM events WHERE writer = {writer} AND id = {any}; "),
             2 => {
@@ -275,12 +270,12 @@ fn transaction(writer: u64, next: &mut u64, random: &mut HistoryRng) -> String {
             }
             _ => {
                 *next += 1;
-                let long = "x".repeat(random.up_to(2_000) as usize);
+                let long = "x".repeat((random.roll() % 2_000) as usize);
                 format!("INSERT INTO events VALUES ({writer}, {id}, '{note}{long}'); ")
             }
         };
     }
-    script + if random.up_to(4) == 0 { "ROLLBACK" } else { "COMMIT" }
+    script + if random.roll() % 4 == 0 { "ROLLBACK" } else { "COMMIT" }
 }
 
 /// Returns the committed transactions, from the second slot.
@@ -300,17 +295,4 @@ fn oracle(followed: &FollowedDatabase<'_>) -> Vec<JournalTransaction> {
 fn unhex(text: &str) -> Vec<u8> {
     let digit = |byte: u8| (byte as char).to_digit(16).unwrap() as u8;
     text.as_bytes().chunks(2).map(|pair| digit(pair[0]) << 4 | digit(pair[1])).collect()
-}
-
-/// Random numbers, reproducible by seed.
-struct HistoryRng(u64);
-
-impl HistoryRng {
-    fn up_to(&mut self, end: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (mixed ^ (mixed >> 31)) % end.max(1)
-    }
 }

@@ -8,7 +8,7 @@ use forebay_replication::{
     ResetReason,
 };
 use forebay_sandbox::Postgres;
-use forebay_testkit::{Proxy, eventually, within};
+use forebay_testkit::{Proxy, TestRng, eventually, within};
 use tokio::sync::broadcast::error::TryRecvError;
 
 use crate::followed_database::{FollowedDatabase, insert};
@@ -148,7 +148,7 @@ async fn a_use_while_it_falls_asleep_gets_a_connection() {
     const TIMES: u32 = 50;
     let seed = forebay_testkit::seed();
     println!("FOREBAY_SEED={seed}");
-    let mut random = seed;
+    let mut random = TestRng::new(seed);
     let followed = FollowedDatabase::new(Postgres::shared());
     let manager = start(&followed);
     let mut events = manager.events();
@@ -171,9 +171,8 @@ async fn a_use_while_it_falls_asleep_gets_a_connection() {
         let guard = manager.admin().await.unwrap_or_else(|error| panic!("seed {seed}, time {time}: {error}"));
         guard.batch_execute("SELECT 1").await.unwrap();
         drop((guard, awake));
-        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         // From before the idle timeout to after all connections are closed.
-        tokio::time::sleep(IDLE + Duration::from_micros((random >> 33) % 30_000) - IDLE / 20).await;
+        tokio::time::sleep(IDLE + Duration::from_micros(random.roll() % 30_000) - IDLE / 20).await;
         falling += u32::from(manager.status().step == ManagerStep::FallingAsleep);
     }
     manager.shutdown().await;

@@ -19,7 +19,6 @@ use std::time::{Duration, Instant};
 use super::checkout_queue::{CheckoutQueue, CheckoutWaiter, WaitTicket};
 use super::connection_counts::ConnectionCounts;
 use super::connection_table::{CheckoutRecord, ConnectionRecord, ConnectionTable, Leak};
-use super::jitter_rng::JitterRng;
 use super::ledger_effects::{HandOver, LedgerEffects, RetiredConnection};
 use super::ledger_entry::{LedgerEntry, Liveness, ReturnState};
 use super::ledger_rules::{DialBackoff, LedgerRules, Lifetime};
@@ -63,7 +62,8 @@ pub(crate) struct ConnectionLedger<C, W> {
     pub(crate) queue: CheckoutQueue<W>,
     closing: bool,
     effects: LedgerEffects<C, W>,
-    rng: JitterRng,
+    /// Source of jitter. Tests give it a seed.
+    rng: fastrand::Rng,
     /// Consecutive failed dials; dials that fail together count once.
     failures: u32,
     /// No dial begins before this time, after a failed dial.
@@ -77,7 +77,7 @@ pub(crate) struct ConnectionLedger<C, W> {
 }
 
 impl<C: Liveness, W: CheckoutWaiter> ConnectionLedger<C, W> {
-    pub(crate) fn new(rules: LedgerRules, rng: JitterRng, now: Instant) -> Self {
+    pub(crate) fn new(rules: LedgerRules, rng: fastrand::Rng, now: Instant) -> Self {
         ConnectionLedger {
             rules,
             ready: VecDeque::with_capacity(rules.max as usize),
@@ -258,7 +258,7 @@ impl<C: Liveness, W: CheckoutWaiter> ConnectionLedger<C, W> {
             (self.failures, self.dial_retry_at) = (0, None);
         }
         let Lifetime { base, jitter, downward } = self.rules.lifetime;
-        let jitter = self.rng.up_to(jitter);
+        let jitter = jitter.mul_f64(self.rng.f64());
         let lifetime = if downward { base.saturating_sub(jitter) } else { base + jitter };
         let expires_at = now + lifetime;
         let record = self.table.add(ConnectionRecord { opened_at: now, expires_at, checkout: None });
@@ -284,7 +284,7 @@ impl<C: Liveness, W: CheckoutWaiter> ConnectionLedger<C, W> {
             if kind.needs_long_backoff() { (initial_long, max_long) } else { (initial, max) };
         let doubled = initial.saturating_mul(1 << (self.failures - 1).min(16)).min(max);
         // Half of the delay is random, so that instances that failed together retry apart.
-        let at = now + doubled / 2 + self.rng.up_to(doubled / 2);
+        let at = now + doubled / 2 + (doubled / 2).mul_f64(self.rng.f64());
         self.dial_retry_at = self.dial_retry_at.max(Some(at));
     }
 

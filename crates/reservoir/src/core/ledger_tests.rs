@@ -7,11 +7,11 @@ use std::panic::Location;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
+use fastrand::Rng;
 use proptest::prelude::*;
 use proptest::strategy::ValueTree;
 
 use super::checkout_queue::{CheckoutWaiter, WaitTicket};
-use super::jitter_rng::JitterRng;
 use super::ledger::{CheckoutOutcome, ConnectionLedger};
 use super::ledger_effects::LedgerEffects;
 use super::ledger_entry::{LedgerEntry, Liveness, ReturnState};
@@ -91,7 +91,7 @@ struct LedgerSimulation {
     unclosed: Vec<Instant>,
     /// Maximum time that the server takes to close a backend.
     close_takes: Duration,
-    rng: JitterRng,
+    rng: Rng,
     dialing: u32,
     waiting: Vec<(usize, WaitTicket, u32)>,
     failed_waiters: usize,
@@ -114,7 +114,7 @@ const QUOTAS: [u32; 3] = [u32::MAX, 2, 1];
 impl LedgerSimulation {
     fn new(rules: LedgerRules, seed: u64) -> Self {
         let now = Instant::now();
-        let mut ledger = ConnectionLedger::new(rules, JitterRng::new(seed), now);
+        let mut ledger = ConnectionLedger::new(rules, Rng::with_seed(seed), now);
         for quota in QUOTAS {
             ledger.queue.add_view(quota);
         }
@@ -128,7 +128,7 @@ impl LedgerSimulation {
             retiring: Vec::new(),
             unclosed: Vec::new(),
             close_takes: CLOSE_TIMEOUT,
-            rng: JitterRng::new(!seed),
+            rng: Rng::with_seed(!seed),
             dialing: 0,
             waiting: Vec::new(),
             failed_waiters: 0,
@@ -201,7 +201,7 @@ impl LedgerSimulation {
     }
 
     fn schedule_close(&mut self, reason: Option<DiscardReason>, retirement: Retirement) {
-        let closes_at = self.now + self.rng.up_to(self.close_takes);
+        let closes_at = self.now + self.close_takes.mul_f64(self.rng.f64());
         self.retiring.push(ClosingBackend {
             reason,
             retirement,

@@ -3,7 +3,6 @@
 pub(crate) mod checkout_queue;
 pub(crate) mod connection_counts;
 pub(crate) mod connection_table;
-pub(crate) mod jitter_rng;
 pub(crate) mod ledger;
 pub(crate) mod ledger_effects;
 pub(crate) mod ledger_entry;

@@ -68,7 +68,7 @@ impl<W: TakeWaiter> QuotaMember<W> {
             member: self.id.clone(),
             ttl: self.rules.ttl,
             kind: self.next_heartbeat,
-            generation: self.rng.next_u64(),
+            generation: self.ids.next_id(),
         })
     }
 

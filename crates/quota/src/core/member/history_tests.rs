@@ -18,6 +18,7 @@ use std::cell::Cell;
 use std::collections::{HashMap, HashSet};
 use std::rc::Rc;
 
+use forebay_testkit::TestRng;
 use proptest::prelude::*;
 
 use self::allowance::{Allowance, Claim};
@@ -893,12 +894,12 @@ proptest! {
 
 #[test]
 fn the_histories_reach_every_outcome() {
-    let mut rng = SplitMix64(2026);
+    let mut rng = TestRng::new(2026);
     let mut all = Coverage::default();
     for round in 0..150 {
         let steps: Vec<_> = (0..400)
             .map(|_| {
-                let roll = rng.next_u64().to_le_bytes();
+                let roll = rng.roll().to_le_bytes();
                 (roll[0], roll[1], roll[2])
             })
             .collect();

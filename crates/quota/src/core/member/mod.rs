@@ -64,7 +64,7 @@ pub(crate) type TakeVerdict = Result<AccountId, QuotaRefusal>;
 pub(crate) struct QuotaMember<W> {
     rules: MemberRules,
     name: String,
-    rng: SplitMix64,
+    ids: IdGenerator,
     id: MemberId,
     /// Kind of the next heartbeat: `Join` until the store has registered `id`.
     next_heartbeat: HeartbeatKind,
@@ -126,12 +126,12 @@ struct KeyedEntry<W> {
 
 impl<W: TakeWaiter> QuotaMember<W> {
     pub(crate) fn new(name: String, rules: MemberRules, seed: u64, now: Instant) -> Self {
-        let mut rng = SplitMix64(seed);
-        let id = MemberId::new(&name, rng.next_u64());
+        let mut ids = IdGenerator(seed);
+        let id = MemberId::new(&name, ids.next_id());
         QuotaMember {
             name,
             id,
-            rng,
+            ids,
             next_heartbeat: HeartbeatKind::Join,
             takes_over: true,
             slice_deadline: now,
@@ -260,12 +260,15 @@ pub(crate) fn budget_account_name(name: &str) -> Arc<str> {
     format!("b:{name}").into()
 }
 
-/// SplitMix64 generator. Epochs must differ but need not be secret, and tests need reproducible
-/// ones.
-struct SplitMix64(u64);
+/// Generator of epochs and generations (SplitMix64), seeded by the system.
+///
+/// They are parts of ids, which need not be secret, and tests need reproducible ones. SplitMix64
+/// maps each of its 2⁶⁴ states to another number, so one member never gets the same epoch twice. A
+/// generator for dice, such as fastrand's, doesn't promise that.
+struct IdGenerator(u64);
 
-impl SplitMix64 {
-    fn next_u64(&mut self) -> u64 {
+impl IdGenerator {
+    fn next_id(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut mixed = self.0;
         mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

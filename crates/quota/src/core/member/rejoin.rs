@@ -14,9 +14,9 @@ impl<W: TakeWaiter> QuotaMember<W> {
         let slices_hold = now < self.slice_deadline && why != RejoinReason::NameTaken;
         if why == RejoinReason::NameTaken {
             // Taking the name back would make the other process do the same.
-            self.name = format!("{}+{:04x}", self.name, self.rng.next_u64() & 0xffff);
+            self.name = format!("{}+{:04x}", self.name, self.ids.next_id() & 0xffff);
         }
-        let old = std::mem::replace(&mut self.id, MemberId::new(&self.name, self.rng.next_u64()));
+        let old = std::mem::replace(&mut self.id, MemberId::new(&self.name, self.ids.next_id()));
         self.predecessor = (why == RejoinReason::StoreLostWrites).then_some(old);
         self.next_heartbeat = HeartbeatKind::Join;
         (self.heartbeat_due, self.sequence, self.last_acknowledged, self.pending_pushes) = (now, 0, 0, 0);
