@@ -3,13 +3,13 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use crate::core::member::QuotaMember;
+use crate::core::member::{CallError, QuotaMember};
 use crate::member_runtime::{MemberRuntime, now};
 use crate::store::StoreError;
 use crate::take_future::TakeSender;
 
 /// Reports the result of a call to the core.
-pub(crate) type CompleteFn<T> = fn(&mut QuotaMember<TakeSender>, Result<T, String>, Instant);
+pub(crate) type CompleteFn<T> = fn(&mut QuotaMember<TakeSender>, Result<T, CallError>, Instant);
 
 /// Reports to the core when a call ends, even if its task is dropped before its first poll.
 pub(crate) struct CallGuard<T> {
@@ -24,10 +24,10 @@ impl<T> CallGuard<T> {
     }
 
     pub(crate) fn finish(mut self, reply: Result<T, StoreError>) {
-        self.report(reply.map_err(|error| error.to_string()));
+        self.report(reply.map_err(CallError::Store));
     }
 
-    fn report(&mut self, reply: Result<T, String>) {
+    fn report(&mut self, reply: Result<T, CallError>) {
         if let Some(complete) = self.complete.take() {
             self.runtime.update(|member, now| complete(member, reply, now));
             self.runtime.reply_received.notify_waiters();
@@ -37,10 +37,10 @@ impl<T> CallGuard<T> {
 
 impl<T> Drop for CallGuard<T> {
     fn drop(&mut self) {
-        let why = match now() >= self.deadline {
-            true => StoreError::Timeout(self.runtime.call_timeout).to_string(),
-            false => "the call was dropped before its answer came; has its runtime ended?".into(),
+        let error = match now() >= self.deadline {
+            true => CallError::Store(StoreError::Timeout(self.runtime.call_timeout)),
+            false => CallError::Dropped,
         };
-        self.report(Err(why));
+        self.report(Err(error));
     }
 }

@@ -246,18 +246,19 @@ impl Manager {
 
     /// Shuts down step by step, each step within its deadline. Returns when the manager has ended.
     pub async fn shutdown(&self) {
-        self.stop(false).await;
+        self.stop(Event::Shutdown { drop_slot: false }).await;
     }
 
     /// Shuts down like [`shutdown`](Self::shutdown), and drops the slot and the publication. The
     /// next start resets the consumer.
     pub async fn shutdown_and_drop(&self) {
-        self.stop(true).await;
+        self.stop(Event::Shutdown { drop_slot: true }).await;
     }
 
-    async fn stop(&self, drop_slot: bool) {
+    /// Sends a shutdown event and waits for the end.
+    async fn stop(&self, shutdown: Event) {
         // An error means that the worker has ended already.
-        let _ended = self.send(Event::Shutdown { drop_slot }).await;
+        let _ended = self.send(shutdown).await;
         let mut status = self.inner.status.clone();
         let _ended = status.wait_for(|status| status.step == ManagerStep::Stopped).await;
     }

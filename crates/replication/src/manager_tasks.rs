@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use forebay_reservoir::tokio_postgres::types::Type;
 use forebay_reservoir::{
-    Connect as _, ConnectionError, ConnectionGuard, PostgresClient, ReservoirConnection as _,
+    Connect as _, ConnectionError, ConnectionGuard, PostgresClient, ReservoirConnection as _, tokio_postgres,
 };
 use tokio::sync::mpsc;
 
@@ -18,7 +18,7 @@ use crate::config::ManagerConfig;
 use crate::core::machine::{AttemptId, Event};
 use crate::core::step::StopStep;
 use crate::metrics;
-use crate::pools::Pools;
+use crate::pools::{PoolError, Pools};
 use crate::publication::PublishError;
 use crate::source::{BackendId, Gauges, REPLY_TIMEOUT, SourceContext};
 use crate::sql;
@@ -152,8 +152,12 @@ impl ManagerTasks {
     pub(crate) fn drop_publication(&mut self) {
         let (context, config) = (self.context.clone(), self.config.clone());
         self.stop_step(StopStep::DroppingPublication, async move {
-            if let Err(why) = ServerCleanup::DropPublication.run(&context, &config).await {
-                tracing::warn!(why, publication = config.publication, "publication not dropped yet");
+            if let Err(error) = ServerCleanup::DropPublication.run(&context, &config).await {
+                tracing::warn!(
+                    why = error.to_string(),
+                    publication = config.publication,
+                    "publication not dropped yet"
+                );
             }
         });
     }
@@ -165,8 +169,8 @@ impl ManagerTasks {
         self.stop_step(StopStep::EndingBackend, async move {
             let Some(BackendId { pid, started_at }) = gauges.last_backend() else { return };
             let cleanup = ServerCleanup::TerminateBackend(BackendId { pid, started_at });
-            if let Err(why) = cleanup.run(&context, &config).await {
-                tracing::warn!(why, pid, "replication backend not terminated");
+            if let Err(error) = cleanup.run(&context, &config).await {
+                tracing::warn!(why = error.to_string(), pid, "replication backend not terminated");
             }
         });
     }
@@ -180,8 +184,13 @@ impl ManagerTasks {
             let (slot, publication) = (&config.slot, &config.publication);
             match tokio::time::timeout(DROP_TIMEOUT, dropping).await {
                 Ok(Ok(())) => tracing::info!(slot, "slot dropped"),
-                Ok(Err(why)) => {
-                    tracing::warn!(slot, publication, why, "slot not dropped: it retains WAL")
+                Ok(Err(error)) => {
+                    tracing::warn!(
+                        slot,
+                        publication,
+                        why = error.to_string(),
+                        "slot not dropped: it retains WAL"
+                    )
                 }
                 Err(_) => {
                     let why = "another instance holds the lock, or the server doesn't reply";
@@ -235,9 +244,8 @@ async fn close(pools: Option<Pools>) {
     }
 }
 
-async fn admin(context: &ManagerContext) -> Result<ConnectionGuard<PostgresClient>, String> {
-    let pools = context.pools().map_err(|error| error.to_string())?;
-    pools.admin().await.map_err(|error| error.to_string())
+async fn admin(context: &ManagerContext) -> Result<ConnectionGuard<PostgresClient>, PoolError> {
+    context.pools()?.admin().await
 }
 
 /// Opens a connection directly to the server. Needed if the pools are closed or use a pooler.
@@ -254,22 +262,31 @@ enum ServerCleanup {
     DropAll,
 }
 
+/// Why a cleanup failed.
+#[derive(Debug, thiserror::Error)]
+enum CleanupError {
+    #[error(transparent)]
+    Connect(#[from] ConnectionError),
+    #[error("{}", sql::error_text(.0))]
+    Query(#[from] tokio_postgres::Error),
+}
+
 impl ServerCleanup {
     /// Runs on a pooled connection. If that fails, runs on a direct one: the pools may be closed or
     /// busy, or their role may lack the right.
-    async fn run(self, context: &ManagerContext, config: &ManagerConfig) -> Result<(), String> {
+    async fn run(self, context: &ManagerContext, config: &ManagerConfig) -> Result<(), CleanupError> {
         if let Ok(Ok(client)) = tokio::time::timeout(CHECKOUT_TIMEOUT, admin(context)).await
             && self.run_on(&client, config).await.is_ok()
         {
             return Ok(());
         }
-        let client = connect_directly(config).await.map_err(|error| error.to_string())?;
+        let client = connect_directly(config).await?;
         let result = self.run_on(&client, config).await;
         client.close().await;
         result
     }
 
-    async fn run_on(self, client: &PostgresClient, config: &ManagerConfig) -> Result<(), String> {
+    async fn run_on(self, client: &PostgresClient, config: &ManagerConfig) -> Result<(), CleanupError> {
         match self {
             ServerCleanup::DropPublication => drop_publication(client, config).await,
             ServerCleanup::DropAll => drop_all(client, config).await,
@@ -286,7 +303,7 @@ impl ServerCleanup {
 
 /// Drops publication and slot in transactions that hold the lock, since a pooler keeps no lock
 /// beyond a transaction.
-async fn drop_all(client: &PostgresClient, config: &ManagerConfig) -> Result<(), String> {
+async fn drop_all(client: &PostgresClient, config: &ManagerConfig) -> Result<(), CleanupError> {
     let slot = sql::literal(&config.slot);
     let own_slot = format!(
         "FROM pg_replication_slots WHERE slot_name ={slot} AND plugin = 'pgoutput' AND database = current_database()"
@@ -314,7 +331,7 @@ async fn drop_all(client: &PostgresClient, config: &ManagerConfig) -> Result<(),
     }
 }
 
-async fn drop_publication(client: &PostgresClient, config: &ManagerConfig) -> Result<(), String> {
+async fn drop_publication(client: &PostgresClient, config: &ManagerConfig) -> Result<(), CleanupError> {
     if config.manual_publication {
         return Ok(());
     }
@@ -323,17 +340,14 @@ async fn drop_publication(client: &PostgresClient, config: &ManagerConfig) -> Re
 }
 
 /// Runs a query and returns whether it has no rows.
-async fn is_empty(client: &PostgresClient, query: &str) -> Result<bool, String> {
-    use forebay_reservoir::tokio_postgres::SimpleQueryMessage;
-    let messages = client.simple_query(query).await.map_err(|error| sql::error_text(&error))?;
+async fn is_empty(client: &PostgresClient, query: &str) -> Result<bool, CleanupError> {
+    use tokio_postgres::SimpleQueryMessage;
+    let messages = client.simple_query(query).await?;
     Ok(!messages.iter().any(|message| matches!(message, SimpleQueryMessage::Row(_))))
 }
 
 /// Returns what blocks the creation of the slot.
-async fn blocking_reason(
-    client: &PostgresClient,
-    gauges: &Gauges,
-) -> Result<String, forebay_reservoir::tokio_postgres::Error> {
+async fn blocking_reason(client: &PostgresClient, gauges: &Gauges) -> Result<String, tokio_postgres::Error> {
     let pid = gauges.backend.load(Ordering::Acquire);
     let query = "SELECT pid, coalesce(usename, '')::text, coalesce(application_name, ''), \
          coalesce(extract(epoch FROM clock_timestamp() - xact_start), 0)::bigint \

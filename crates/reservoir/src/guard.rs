@@ -36,9 +36,9 @@ impl<C: ReservoirConnection> ConnectionGuard<C> {
         self.return_state != ReturnState::Bad && self.driver.is_reusable(entry)
     }
 
-    /// Runs the configured reset; returns whether it succeeded in time.
+    /// Runs the configured reset.
     #[cfg(any(feature = "bb8", feature = "deadpool"))]
-    pub(crate) async fn reset(&mut self) -> bool {
+    pub(crate) async fn reset(&mut self) -> crate::core::ledger_entry::ResetOutcome {
         let config = &self.driver.config;
         let entry = self.entry.as_mut().expect(HAS_ENTRY);
         crate::reset_task::reset(config, &mut entry.content_mut().connection).await

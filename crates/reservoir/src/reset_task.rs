@@ -9,7 +9,7 @@ use tracing::{debug, warn};
 
 use crate::config::ReservoirConfig;
 use crate::connect::ReservoirConnection;
-use crate::core::ledger_entry::LedgerEntry;
+use crate::core::ledger_entry::{LedgerEntry, ResetOutcome};
 use crate::driver::{LeasedConnection, ReservoirDriver, now};
 
 impl<C: ReservoirConnection> ReservoirDriver<C> {
@@ -17,24 +17,27 @@ impl<C: ReservoirConnection> ReservoirDriver<C> {
     pub(crate) fn start_reset(self: &Arc<Self>, entry: LedgerEntry<LeasedConnection<C>>) {
         let mut reset = ResetTask { driver: self.clone(), entry: Some(entry) };
         self.runtime.spawn(async move {
-            let is_clean = reset.run().await;
-            reset.finish(is_clean);
+            let outcome = reset.run().await;
+            reset.finish(outcome);
         });
     }
 }
 
-/// Runs the configured reset script; returns whether it succeeded within `reset_timeout`.
-pub(crate) async fn reset<C: ReservoirConnection>(config: &ReservoirConfig, connection: &mut C) -> bool {
-    let Some(script) = config.reset.script() else { return true };
+/// Runs the configured reset script, at most for `reset_timeout`.
+pub(crate) async fn reset<C: ReservoirConnection>(
+    config: &ReservoirConfig,
+    connection: &mut C,
+) -> ResetOutcome {
+    let Some(script) = config.reset.script() else { return ResetOutcome::Clean };
     match tokio::time::timeout(config.reset_timeout, connection.reset(script)).await {
-        Ok(Ok(())) => true,
+        Ok(Ok(())) => ResetOutcome::Clean,
         Ok(Err(error)) => {
             warn!(service = config.service, %error, "connection reset failed");
-            false
+            ResetOutcome::Failed
         }
         Err(_) => {
             debug!(service = config.service, timeout = ?config.reset_timeout, "connection reset timed out");
-            false
+            ResetOutcome::Failed
         }
     }
 }
@@ -47,16 +50,16 @@ pub(crate) struct ResetTask<C: ReservoirConnection> {
 }
 
 impl<C: ReservoirConnection> ResetTask<C> {
-    async fn run(&mut self) -> bool {
-        let Some(entry) = &mut self.entry else { return false };
+    async fn run(&mut self) -> ResetOutcome {
+        let Some(entry) = &mut self.entry else { return ResetOutcome::Failed };
         reset(&self.driver.config, &mut entry.content_mut().connection).await
     }
 
-    fn finish(&mut self, is_clean: bool) {
+    fn finish(&mut self, outcome: ResetOutcome) {
         if let Some(entry) = self.entry.take() {
             let now = now();
             let mut state = self.driver.state.lock();
-            state.ledger.reset_finished(entry, is_clean, now);
+            state.ledger.reset_finished(entry, outcome, now);
             self.driver.unlock_and_run(state);
         }
     }
@@ -64,6 +67,6 @@ impl<C: ReservoirConnection> ResetTask<C> {
 
 impl<C: ReservoirConnection> Drop for ResetTask<C> {
     fn drop(&mut self) {
-        self.finish(false);
+        self.finish(ResetOutcome::Failed);
     }
 }

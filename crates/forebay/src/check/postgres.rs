@@ -6,7 +6,7 @@ use std::time::Duration;
 use forebay_replication::DatabaseSettings;
 use forebay_replication::reservoir::tokio_postgres::SimpleQueryMessage;
 use forebay_replication::reservoir::{
-    Connect as _, PostgresClient, PostgresConnect, ReservoirConnection as _,
+    Connect as _, ConnectionError, PostgresClient, PostgresConnect, ReservoirConnection as _, tokio_postgres,
 };
 use tokio::time::timeout;
 
@@ -33,7 +33,7 @@ pub(super) async fn check(config: &ServeConfig) -> Vec<Finding> {
         is_pooled: outline.pooled.is_some(),
     };
     let mut findings = match connect_to(outline.connect).await {
-        Err(why) => vec![unreachable("reachable", outline.connect, "database.url", &why)],
+        Err(error) => vec![unreachable("reachable", outline.connect, "database.url", &error)],
         Ok(client) => {
             let mut findings = check_direct(&client, &outline, &requirements).await;
             if timeout(QUERY_TIMEOUT, client.close()).await.is_err() {
@@ -57,7 +57,7 @@ async fn check_direct(
     let about = match query(client, postgres_server::ABOUT).await {
         Ok(mut rows) if !rows.is_empty() => rows.remove(0),
         Ok(_) => return vec![slow("the query for the server's version and settings")],
-        Err(why) => return vec![query_failed("about", &why)],
+        Err(error) => return vec![query_failed("about", &error)],
     };
     let target = format!(
         "{} as {}, database {}",
@@ -75,7 +75,7 @@ async fn check_direct(
     ] {
         match query(client, &sql).await {
             Ok(rows) => findings.extend(evaluate(rows.first(), &about, requirements)),
-            Err(why) => findings.push(query_failed(check, &why)),
+            Err(error) => findings.push(query_failed(check, &error)),
         }
     }
     findings
@@ -89,38 +89,51 @@ async fn round_trips(client: &PostgresClient) -> Vec<Finding> {
     let now_ms = async || {
         let rows =
             query(client, "SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint AS now_ms").await?;
-        Ok::<_, String>(rows.first().and_then(|row| row.get("now_ms")?.parse().ok()))
+        Ok::<_, ProbeError>(rows.first().and_then(|row| row.get("now_ms")?.parse().ok()))
     };
-    round_trips::measure(AREA, now_ms).await.unwrap_or_else(|why| vec![query_failed("latency", &why)])
+    round_trips::measure(AREA, now_ms).await.unwrap_or_else(|error| vec![query_failed("latency", &error)])
 }
 
 /// Checks that queries work through the pooler.
 async fn check_pooler(pooled: &PostgresConnect) -> Finding {
     const CHECK: &str = "pooled";
     match connect_to(pooled).await {
-        Err(why) => unreachable(CHECK, pooled, "database.pooled_url", &why),
+        Err(error) => unreachable(CHECK, pooled, "database.pooled_url", &error),
         Ok(client) => {
             let result = query(&client, "SELECT 1 AS one").await;
             let _late = timeout(QUERY_TIMEOUT, client.close()).await;
             match result {
                 Ok(_) => Finding::ok(AREA, CHECK, format!("queries work through {}", pooled.endpoint())),
-                Err(why) => query_failed(CHECK, &why),
+                Err(error) => query_failed(CHECK, &error),
             }
         }
     }
 }
 
-async fn connect_to(connect: &PostgresConnect) -> Result<PostgresClient, String> {
-    let credentials = connect.credentials().await.map_err(|error| error.to_string())?;
-    connect.connect(credentials).await.map_err(|error| error.to_string())
+/// Why a connection or a query failed.
+#[derive(Debug, thiserror::Error)]
+enum ProbeError {
+    #[error(transparent)]
+    Connect(#[from] ConnectionError),
+    #[error("no answer within {QUERY_TIMEOUT:?}")]
+    Timeout,
+    #[error("{}", server_message(.0))]
+    Query(#[from] tokio_postgres::Error),
 }
 
-async fn query(client: &PostgresClient, sql: &str) -> Result<Vec<CatalogRow>, String> {
+/// Returns only the message of the server: the error of the client would contain the query.
+fn server_message(error: &tokio_postgres::Error) -> String {
+    error.as_db_error().map_or_else(|| error.to_string(), |db_error| db_error.message().to_owned())
+}
+
+async fn connect_to(connect: &PostgresConnect) -> Result<PostgresClient, ProbeError> {
+    let credentials = connect.credentials().await?;
+    Ok(connect.connect(credentials).await?)
+}
+
+async fn query(client: &PostgresClient, sql: &str) -> Result<Vec<CatalogRow>, ProbeError> {
     let result = timeout(QUERY_TIMEOUT, client.simple_query(sql)).await;
-    let messages = result.map_err(|_| format!("no answer within {QUERY_TIMEOUT:?}"))?.map_err(|error| {
-        // Only the message of the server: the error of the client would contain the query.
-        error.as_db_error().map_or_else(|| error.to_string(), |db_error| db_error.message().to_owned())
-    })?;
+    let messages = result.map_err(|_| ProbeError::Timeout)??;
     let rows = messages.into_iter().filter_map(|message| match message {
         SimpleQueryMessage::Row(row) => Some(row),
         _ => None,
@@ -132,14 +145,14 @@ async fn query(client: &PostgresClient, sql: &str) -> Result<Vec<CatalogRow>, St
     Ok(named.collect())
 }
 
-fn unreachable(check: &'static str, connect: &PostgresConnect, key: &str, why: &str) -> Finding {
-    let what = format!("can't connect as {}: {}", connect.user(), escape_controls(why));
+fn unreachable(check: &'static str, connect: &PostgresConnect, key: &str, error: &ProbeError) -> Finding {
+    let what = format!("can't connect as {}: {}", connect.user(), escape_controls(&error.to_string()));
     let advice = format!("check that the server can be reached from here, and that {key} is correct");
     Finding::fail(AREA, check, what, advice)
 }
 
-fn query_failed(check: &'static str, why: &str) -> Finding {
-    let what = format!("the query for {check} failed: {}", escape_controls(why));
+fn query_failed(check: &'static str, error: &ProbeError) -> Finding {
+    let what = format!("the query for {check} failed: {}", escape_controls(&error.to_string()));
     Finding::warn(AREA, check, what, "try again; if it fails again, the user lacks a common privilege")
 }
 

@@ -174,8 +174,10 @@ impl RedisStore {
             self.holdings_script.run(&self.client, keys, &exact).await.map_err(failed)?;
         let (now, members, replaced, in_exact, in_blocks) = found;
         let mut holdings = Holdings::default();
-        holdings.members.extend(read_liveness(&members, now, false));
-        holdings.members.extend(read_liveness(&replaced, now, true));
+        holdings.members.extend(read_liveness(&members, now));
+        holdings
+            .members
+            .extend(read_liveness(&replaced, now).map(|member| MemberLiveness { replaced: true, ..member }));
         let exact = exact.into_iter().zip(in_exact.iter().map(|holders| read_exact_shares(holders)));
         let blocks = blocks.into_iter().zip(in_blocks.iter().map(|fields| read_block_shares(fields)));
         for (account, mut shares) in exact.chain(blocks) {
@@ -340,15 +342,15 @@ fn read_share_replies(requests: &[ShareRequest], short: usize, numbers: &[u32]) 
     (in_exact.next().is_none() && in_blocks.next().is_none()).then_some(replies)?
 }
 
-/// Reads pairs of a member and its expiry, and skips fields that aren't members.
-fn read_liveness(pairs: &[String], now: u64, replaced: bool) -> impl Iterator<Item = MemberLiveness> {
+/// Reads pairs of a member, not replaced, and its expiry. Skips fields that aren't members.
+fn read_liveness(pairs: &[String], now: u64) -> impl Iterator<Item = MemberLiveness> {
     pairs.chunks_exact(2).filter_map(move |pair| {
         let expires: u64 = pair[1].parse().ok()?;
         let expires_in_ms = expires.checked_sub(now).filter(|left| *left > 0)?;
         Some(MemberLiveness {
             member: MemberId::parse(&pair[0])?,
             expires_in_ms: Some(expires_in_ms),
-            replaced,
+            replaced: false,
         })
     })
 }

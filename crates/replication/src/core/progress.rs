@@ -135,13 +135,12 @@ impl StandbyFeedback {
         }
     }
 
-    /// Returns the status update to send now. The caller sends it.
+    /// Returns the status update to send now. The caller sends it, and may request a reply.
     pub(crate) fn status(
         &mut self,
         position: &mut ReceiveProgress,
         now: Instant,
         clock: PgTime,
-        reply_requested: bool,
     ) -> StandbyStatusUpdate {
         self.sent_at = now;
         position.reply_requested = false;
@@ -152,7 +151,7 @@ impl StandbyFeedback {
             flushed,
             applied,
             clock,
-            reply_requested,
+            reply_requested: false,
         }
     }
 
@@ -185,7 +184,7 @@ mod tests {
         }
 
         fn status(&mut self) -> StandbyStatusUpdate {
-            self.feedback.status(&mut self.position, self.now, PgTime(0), false)
+            self.feedback.status(&mut self.position, self.now, PgTime(0))
         }
 
         fn offered(&mut self) -> Option<u64> {
@@ -295,7 +294,7 @@ mod tests {
         assert_eq!(feedback.due(&position), now + PENDING_INTERVAL);
         position.on_keepalive(Lsn(7), true);
         assert_eq!(feedback.due(&position), now);
-        feedback.status(&mut position, now, PgTime(0), false);
+        feedback.status(&mut position, now, PgTime(0));
         assert_eq!(feedback.due(&position), now + Duration::from_secs(2));
         assert_eq!(
             StandbyFeedback::new(Lsn(7), None, now).due(&position),
@@ -303,7 +302,7 @@ mod tests {
             "the first status"
         );
         let mut unlimited = StandbyFeedback::new(Lsn(7), None, now);
-        unlimited.status(&mut position, now, PgTime(0), false);
+        unlimited.status(&mut position, now, PgTime(0));
         assert_eq!(unlimited.due(&position), now + MAX_INTERVAL);
     }
 

@@ -52,6 +52,19 @@ struct SlotInfo {
     confirmed: Option<Lsn>,
 }
 
+/// A publication that is ready for the stream.
+struct PreparedPublication {
+    oid: u32,
+    /// Whether the slot must be recreated: an existing one would miss earlier changes.
+    needs_new_slot: bool,
+}
+
+/// A slot that is ready for the stream.
+struct PreparedSlot {
+    confirmed: Lsn,
+    is_new: bool,
+}
+
 impl<C: Consumer> ReplicationSource<C> {
     /// Fails if the server is too old, a standby, or not set up for logical replication.
     pub(super) async fn inspect_server(&mut self) -> Result<ServerInfo, SourceEnd> {
@@ -96,10 +109,12 @@ impl<C: Consumer> ReplicationSource<C> {
         server: &ServerInfo,
         recreate_slot: bool,
     ) -> Result<ServerState, SourceEnd> {
-        let (publication, needs_new_slot) = self.prepare_publication(server).await?;
+        let PreparedPublication { oid: publication, needs_new_slot } =
+            self.prepare_publication(server).await?;
         // Decoding uses the catalog as of the decoded position, so a slot can't use a publication
         // that was created after its position.
-        let (confirmed, slot_created) = self.prepare_slot(server, recreate_slot || needs_new_slot).await?;
+        let PreparedSlot { confirmed, is_new: slot_created } =
+            self.prepare_slot(server, recreate_slot || needs_new_slot).await?;
         let history = self.history(server.timeline).await?;
         for (key, value) in DISPLAY_SETTINGS {
             self.query(SourceOperation::Configure, &format!("SET {key} ={}", sql::literal(value))).await?;
@@ -111,9 +126,8 @@ impl<C: Consumer> ReplicationSource<C> {
         Ok(ServerState { timeline: server.timeline, publication, slot_created, confirmed, flushed, history })
     }
 
-    /// Creates, repairs or checks the publication. Returns its oid, and whether the slot must be
-    /// recreated: it would miss earlier changes.
-    async fn prepare_publication(&mut self, server: &ServerInfo) -> Result<(u32, bool), SourceEnd> {
+    /// Creates, repairs or checks the publication.
+    async fn prepare_publication(&mut self, server: &ServerInfo) -> Result<PreparedPublication, SourceEnd> {
         let config = &self.context.config;
         let (name, is_manual) = (config.publication.clone(), config.manual_publication);
         // From version 18, Postgres refuses updates of a table with generated columns and replica
@@ -145,7 +159,7 @@ impl<C: Consumer> ReplicationSource<C> {
             let rows = self.query(SourceOperation::PreparePublication, &query).await?;
             let oid = FirstRow { operation: SourceOperation::PreparePublication, rows: &rows }
                 .parsed(0, "the created publication")?;
-            return Ok((oid, true));
+            return Ok(PreparedPublication { oid, needs_new_slot: true });
         }
         let row = FirstRow { operation: SourceOperation::PreparePublication, rows: &rows };
         let oid = row.parsed(0, "an oid")?;
@@ -155,7 +169,7 @@ impl<C: Consumer> ReplicationSource<C> {
             (false, false) => {
                 Err(ReplicationError::NotOwner { name, owner, user: server.user.clone() }.into())
             }
-            _ if missing.is_empty() => Ok((oid, false)),
+            _ if missing.is_empty() => Ok(PreparedPublication { oid, needs_new_slot: false }),
             (true, _) => Err(ReplicationError::PublicationOperations { name, missing }.into()),
             (false, true) => {
                 // The slot is dropped first. If ALTER PUBLICATION then fails, no slot that misses
@@ -174,13 +188,13 @@ impl<C: Consumer> ReplicationSource<C> {
                 )
                 .await?;
                 tracing::warn!(publication = name, missing, "publication repaired: it lacked operations");
-                Ok((oid, true))
+                Ok(PreparedPublication { oid, needs_new_slot: true })
             }
         }
     }
 
-    /// Finds or creates the slot. Returns its position, and whether it was created.
-    async fn prepare_slot(&mut self, server: &ServerInfo, recreate: bool) -> Result<(Lsn, bool), SourceEnd> {
+    /// Finds or creates the slot.
+    async fn prepare_slot(&mut self, server: &ServerInfo, recreate: bool) -> Result<PreparedSlot, SourceEnd> {
         let config = self.context.config.clone();
         let slot = self.find_slot(server).await?;
         if let Some(SlotInfo { is_usable: false, description, .. }) = slot {
@@ -199,7 +213,7 @@ impl<C: Consumer> ReplicationSource<C> {
                     operation: SourceOperation::ReadSlot,
                     missing,
                 })?;
-                return Ok((confirmed, false));
+                return Ok(PreparedSlot { confirmed, is_new: false });
             }
             Some(slot) => {
                 tracing::warn!(slot = config.slot, invalidated = slot.is_lost, "slot unusable: dropping it");
@@ -222,7 +236,7 @@ impl<C: Consumer> ReplicationSource<C> {
         let row = FirstRow { operation: SourceOperation::CreateSlot, rows: &rows };
         let confirmed = row.parsed(1, "a consistent point")?;
         tracing::info!(slot = config.slot, %confirmed, "slot created");
-        Ok((confirmed, true))
+        Ok(PreparedSlot { confirmed, is_new: true })
     }
 
     /// Returns the configured slot; `None` if it doesn't exist.

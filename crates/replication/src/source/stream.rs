@@ -181,9 +181,9 @@ impl StreamDriver {
             self.received_at = Instant::now();
         }
         self.update_gauges(&context.gauges);
-        let requests_reply = silence > self.feedback.interval();
         let now = Instant::now().into_std();
-        let status = self.feedback.status(&mut self.decoding.progress, now, clock(), requests_reply);
+        let mut status = self.feedback.status(&mut self.decoding.progress, now, clock());
+        status.reply_requested = silence > self.feedback.interval();
         let (_, mut sender) = self.stream.split();
         sender.send(status).await.map_err(|error| ReplicationError::wire(SourceOperation::Stream, error))
     }
@@ -193,7 +193,7 @@ impl StreamDriver {
     async fn close(mut self) {
         self.feedback.on_durable(self.durable.get());
         let now = Instant::now().into_std();
-        let status = self.feedback.status(&mut self.decoding.progress, now, clock(), false);
+        let status = self.feedback.status(&mut self.decoding.progress, now, clock());
         let (_, mut sender) = self.stream.split();
         if sender.send(status).await.is_ok() {
             self.stream.close().await;
@@ -211,7 +211,7 @@ async fn send_statuses(
     loop {
         sleep_until(feedback.due(progress).into()).await;
         feedback.on_durable(durable.get());
-        let status = feedback.status(progress, Instant::now().into_std(), clock(), false);
+        let status = feedback.status(progress, Instant::now().into_std(), clock());
         if let Err(error) = sender.send(status).await {
             return ReplicationError::wire(SourceOperation::Stream, error);
         }

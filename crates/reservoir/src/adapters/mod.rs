@@ -4,6 +4,7 @@
 //! hold. Disable the pool's own lifetimes: the reservoir's jitter spreads the expiries.
 
 use crate::connect::ReservoirConnection;
+use crate::core::ledger_entry::ResetOutcome;
 use crate::error::CheckoutError;
 use crate::guard::ConnectionGuard;
 use crate::reservoir::ReservoirView;
@@ -24,6 +25,12 @@ impl<C: ReservoirConnection> ReservoirView<C> {
 impl<C: ReservoirConnection> ConnectionGuard<C> {
     /// Prepares a connection for the pool's next user: fails if it can't be lent again or reset.
     async fn clean(&mut self) -> Result<(), CheckoutError> {
-        if self.is_reusable() && self.reset().await { Ok(()) } else { Err(CheckoutError::Ended) }
+        if !self.is_reusable() {
+            return Err(CheckoutError::Ended);
+        }
+        match self.reset().await {
+            ResetOutcome::Clean => Ok(()),
+            ResetOutcome::Failed => Err(CheckoutError::Ended),
+        }
     }
 }

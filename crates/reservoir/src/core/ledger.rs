@@ -20,7 +20,7 @@ use super::checkout_queue::{CheckoutQueue, CheckoutWaiter, WaitTicket};
 use super::connection_counts::ConnectionCounts;
 use super::connection_table::{CheckoutRecord, ConnectionRecord, ConnectionTable, Leak};
 use super::ledger_effects::{HandOver, LedgerEffects, RetiredConnection};
-use super::ledger_entry::{LedgerEntry, Liveness, ReturnState};
+use super::ledger_entry::{LedgerEntry, Liveness, ResetOutcome, ReturnState};
 use super::ledger_rules::{DialBackoff, LedgerRules, Lifetime};
 use super::retirements::{LingeringConnections, Retirement, Retirements};
 use crate::connect::ConnectionErrorKind;
@@ -224,10 +224,12 @@ impl<C: Liveness, W: CheckoutWaiter> ConnectionLedger<C, W> {
     }
 
     /// Takes back a connection whose reset has ended.
-    pub(crate) fn reset_finished(&mut self, entry: LedgerEntry<C>, is_clean: bool, now: Instant) {
+    pub(crate) fn reset_finished(&mut self, entry: LedgerEntry<C>, outcome: ResetOutcome, now: Instant) {
         self.counts.resetting -= 1;
-        let reason =
-            if is_clean { self.discard_reason(&entry, now) } else { Some(DiscardReason::ResetFailed) };
+        let reason = match outcome {
+            ResetOutcome::Clean => self.discard_reason(&entry, now),
+            ResetOutcome::Failed => Some(DiscardReason::ResetFailed),
+        };
         match reason {
             Some(reason) => self.retire(entry, reason, now),
             None if self.closing => self.retire(entry, DiscardReason::Closing, now),

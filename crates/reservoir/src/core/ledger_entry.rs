@@ -18,6 +18,15 @@ pub(crate) enum ReturnState {
     Bad,
 }
 
+/// How a reset ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ResetOutcome {
+    /// The session is as after the login.
+    Clean,
+    /// The reset failed or took too long; the connection must not be lent again.
+    Failed,
+}
+
 /// A connection and its ledger data. Not `Clone`: it is moved from state to state.
 ///
 /// Boxed, so that a move copies one pointer.

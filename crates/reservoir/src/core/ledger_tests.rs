@@ -14,7 +14,7 @@ use proptest::strategy::ValueTree;
 use super::checkout_queue::{CheckoutWaiter, WaitTicket};
 use super::ledger::{CheckoutOutcome, ConnectionLedger};
 use super::ledger_effects::LedgerEffects;
-use super::ledger_entry::{LedgerEntry, Liveness, ReturnState};
+use super::ledger_entry::{LedgerEntry, Liveness, ResetOutcome, ReturnState};
 use super::ledger_rules::{DialBackoff, LedgerRules, Lifetime};
 use super::retirements::Retirement;
 use crate::connect::ConnectionErrorKind;
@@ -151,7 +151,8 @@ impl LedgerSimulation {
             }
             5 | 6 if !self.resetting.is_empty() => {
                 let entry = self.resetting.swap_remove(a % self.resetting.len());
-                self.ledger.reset_finished(entry, !b.is_multiple_of(8), self.now);
+                let outcome = if b.is_multiple_of(8) { ResetOutcome::Failed } else { ResetOutcome::Clean };
+                self.ledger.reset_finished(entry, outcome, self.now);
             }
             7 if !self.retiring.is_empty() => self.observe_close(a % self.retiring.len()),
             8 | 9 if self.dialing > 0 => self.end_dial(b),
@@ -323,7 +324,7 @@ impl LedgerSimulation {
         }
         self.apply_effects();
         for entry in std::mem::take(&mut self.resetting) {
-            self.ledger.reset_finished(entry, true, self.now);
+            self.ledger.reset_finished(entry, ResetOutcome::Clean, self.now);
         }
         self.apply_effects();
         self.close_all();
@@ -550,7 +551,7 @@ fn min_lent_when_saturated(rules: LedgerRules, span: Duration) -> (u32, BTreeMap
             sim.apply_effects();
         }
         for entry in std::mem::take(&mut sim.resetting) {
-            sim.ledger.reset_finished(entry, true, sim.now);
+            sim.ledger.reset_finished(entry, ResetOutcome::Clean, sim.now);
             sim.apply_effects();
         }
         while sim.ledger.counts().ready > 0 {

@@ -15,7 +15,7 @@ use rustix::process::{Pid, Signal, kill_process_group};
 use tokio::io::{AsyncRead, AsyncReadExt};
 use tokio::process::{Child, Command};
 
-use super::{AuthToken, MAX_SECRET_BYTES, TOO_LONG, TokenError, TokenFuture, TokenProvider, parse_secret};
+use super::{AuthToken, MAX_SECRET_BYTES, SecretError, TokenError, TokenFuture, TokenProvider, parse_secret};
 
 /// Default timeout: long enough for a program that calls a remote service, short enough for a dial.
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -131,7 +131,7 @@ enum PasswordCommandError {
     #[error("{status}{}{first_line}", if first_line.is_empty() { "" } else { ": " })]
     Failed { status: ExitStatus, first_line: String },
     #[error("what it says {0}")]
-    Output(&'static str),
+    Output(SecretError),
 }
 
 /// Guard of a started program. Dropping it kills the process group, unless the program was waited
@@ -175,7 +175,7 @@ async fn read_stdout(stdout: impl AsyncRead + Unpin) -> Result<Vec<u8>, Password
     let mut output = Vec::new();
     stdout.take(MAX_SECRET_BYTES as u64 + 1).read_to_end(&mut output).await?;
     if output.len() > MAX_SECRET_BYTES {
-        return Err(PasswordCommandError::Output(TOO_LONG));
+        return Err(PasswordCommandError::Output(SecretError::TooLong));
     }
     Ok(output)
 }

@@ -3,7 +3,7 @@
 use std::env;
 use std::ffi::OsString;
 
-use super::{AuthSecret, AuthToken, TokenError, TokenFuture, TokenProvider, check_secret};
+use super::{AuthSecret, AuthToken, SecretError, TokenError, TokenFuture, TokenProvider, check_secret};
 
 /// Reads the password from an environment variable for each token. An unset or empty variable is an
 /// error.
@@ -41,9 +41,9 @@ impl TokenProvider for PasswordEnv {
     }
 }
 
-fn secret(value: Option<OsString>) -> Result<AuthSecret, &'static str> {
-    let value = value.ok_or("isn't set")?;
-    check_secret(value.into_string().map_err(|_| "isn't UTF-8")?)
+fn secret(value: Option<OsString>) -> Result<AuthSecret, SecretError> {
+    let value = value.ok_or(SecretError::NotSet)?;
+    check_secret(value.into_string().map_err(|_| SecretError::NotUtf8)?)
 }
 
 #[cfg(test)]

@@ -4,7 +4,10 @@ use std::fs::{self, File};
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
-use super::{AuthSecret, AuthToken, MAX_SECRET_BYTES, TokenError, TokenFuture, TokenProvider, parse_secret};
+use super::{
+    AuthSecret, AuthToken, MAX_SECRET_BYTES, SecretError, TokenError, TokenFuture, TokenProvider,
+    parse_secret,
+};
 
 /// Reads the password from a file for each token, so that the next dial uses a rotated password.
 ///
@@ -37,7 +40,7 @@ impl PasswordFile {
         let path = self.path.clone();
         // Reads may block, for example on a network file system, so they run on a blocking thread.
         let read = tokio::task::spawn_blocking(move || read(&path)).await;
-        let secret = read.unwrap_or(Err(PasswordFileError::Other("reading it broke off")));
+        let secret = read.unwrap_or(Err(PasswordFileError::BrokeOff));
         let secret =
             secret.map_err(|error| TokenError(format!("password file {}: {error}", self.path.display())))?;
         Ok(AuthToken { secret, valid_for: None })
@@ -54,16 +57,20 @@ impl TokenProvider for PasswordFile {
 enum PasswordFileError {
     #[error("{0}")]
     Io(#[from] io::Error),
+    #[error("isn't a regular file")]
+    NotAFile,
+    #[error("reading it broke off")]
+    BrokeOff,
     #[error("{0}")]
-    Other(&'static str),
+    Content(#[from] SecretError),
 }
 
 fn read(path: &Path) -> Result<AuthSecret, PasswordFileError> {
     // Opening a named pipe would block until it has a writer: check the file type first.
     if !fs::metadata(path)?.is_file() {
-        return Err(PasswordFileError::Other("isn't a regular file"));
+        return Err(PasswordFileError::NotAFile);
     }
     let mut bytes = Vec::new();
     File::open(path)?.take(MAX_SECRET_BYTES as u64 + 1).read_to_end(&mut bytes)?;
-    parse_secret(bytes).map_err(PasswordFileError::Other)
+    Ok(parse_secret(bytes)?)
 }

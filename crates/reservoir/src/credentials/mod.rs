@@ -1,7 +1,7 @@
 //! Token providers: passwords and tokens, requested for each dial.
 //!
 //! Invariant: a secret is never shown, neither by `Debug` nor in an error nor in a log.
-//! Enforced by: errors about a secret are constant texts (`check_secret`).
+//! Enforced by: errors about a secret are constant texts ([`SecretError`]).
 //! Invariant: every read and every request has a bound.
 //! Out of scope: when to request a token, and what to do without one; see `refill.rs`.
 
@@ -29,7 +29,6 @@ pub use token_cache::TokenCache;
 
 /// Maximum length of a secret. Tokens have a few KiB.
 const MAX_SECRET_BYTES: usize = 64 * 1024;
-const TOO_LONG: &str = "is longer than 64 KiB";
 
 /// A password or token text. `Debug` doesn't show it.
 #[derive(Clone, PartialEq, Eq)]
@@ -60,6 +59,21 @@ pub struct AuthToken {
     pub secret: AuthSecret,
     /// How long the secret is valid from now; `None` if unknown.
     pub valid_for: Option<Duration>,
+}
+
+/// Why a text can't be used as a secret. Each message follows the name of the text's source.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+enum SecretError {
+    #[error("isn't set")]
+    NotSet,
+    #[error("is empty")]
+    Empty,
+    #[error("isn't UTF-8")]
+    NotUtf8,
+    #[error("has a zero byte in it")]
+    ZeroByte,
+    #[error("is longer than 64 KiB")]
+    TooLong,
 }
 
 /// Why no token could be provided. The text may be logged.
@@ -102,9 +116,9 @@ impl<P: TokenProvider + ?Sized> TokenProvider for Box<P> {
 }
 
 /// Parses the content of a file or the output of a program; removes one trailing newline.
-fn parse_secret(mut bytes: Vec<u8>) -> Result<AuthSecret, &'static str> {
+fn parse_secret(mut bytes: Vec<u8>) -> Result<AuthSecret, SecretError> {
     if bytes.len() > MAX_SECRET_BYTES {
-        return Err(TOO_LONG);
+        return Err(SecretError::TooLong);
     }
     if bytes.last() == Some(&b'\n') {
         bytes.pop();
@@ -113,17 +127,17 @@ fn parse_secret(mut bytes: Vec<u8>) -> Result<AuthSecret, &'static str> {
         }
     }
     // `FromUtf8Error` contains the secret's bytes, so it is dropped.
-    check_secret(String::from_utf8(bytes).map_err(|_| "isn't UTF-8")?)
+    check_secret(String::from_utf8(bytes).map_err(|_| SecretError::NotUtf8)?)
 }
 
 /// Refuses an empty text, as in a file that is being written, and texts that the Postgres protocol
 /// can't transmit.
-fn check_secret(text: String) -> Result<AuthSecret, &'static str> {
+fn check_secret(text: String) -> Result<AuthSecret, SecretError> {
     if text.is_empty() {
-        return Err("is empty");
+        return Err(SecretError::Empty);
     }
     if text.contains('\0') {
-        return Err("has a zero byte in it");
+        return Err(SecretError::ZeroByte);
     }
     Ok(AuthSecret(text))
 }
@@ -132,7 +146,7 @@ fn check_secret(text: String) -> Result<AuthSecret, &'static str> {
 mod tests {
     use super::*;
 
-    fn parse(bytes: &[u8]) -> Result<String, &'static str> {
+    fn parse(bytes: &[u8]) -> Result<String, SecretError> {
         parse_secret(bytes.to_vec()).map(|secret| secret.reveal().to_string())
     }
 
@@ -147,13 +161,13 @@ mod tests {
 
     #[test]
     fn invalid_secrets_are_refused_without_showing_them() {
-        assert_eq!(parse(b""), Err("is empty"));
-        assert_eq!(parse(b"\n"), Err("is empty"));
-        assert_eq!(parse(b"\r\n"), Err("is empty"));
-        assert_eq!(parse(b"hunter\xff"), Err("isn't UTF-8"));
-        assert_eq!(parse(b"hunter\0"), Err("has a zero byte in it"));
+        assert_eq!(parse(b""), Err(SecretError::Empty));
+        assert_eq!(parse(b"\n"), Err(SecretError::Empty));
+        assert_eq!(parse(b"\r\n"), Err(SecretError::Empty));
+        assert_eq!(parse(b"hunter\xff"), Err(SecretError::NotUtf8));
+        assert_eq!(parse(b"hunter\0"), Err(SecretError::ZeroByte));
         assert_eq!(parse(&[b'x'; MAX_SECRET_BYTES]).map(|text| text.len()), Ok(MAX_SECRET_BYTES));
-        assert_eq!(parse(&[b'x'; MAX_SECRET_BYTES + 1]), Err(TOO_LONG));
+        assert_eq!(parse(&[b'x'; MAX_SECRET_BYTES + 1]), Err(SecretError::TooLong));
     }
 
     #[test]

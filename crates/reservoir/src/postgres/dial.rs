@@ -252,7 +252,7 @@ pub(super) async fn negotiate(
     let direct = plan.settings.direct_tls;
     let failed = |source| PostgresError::Tls { address: server.to_string(), direct, source };
     let mut socket = socket;
-    if !direct && !request_tls(&mut socket, server).await? {
+    if !direct && request_tls(&mut socket, server).await? == TlsReply::Refused {
         return match plan.mode {
             SslMode::Disable | SslMode::Prefer => Ok(PostgresStream::plain(socket)),
             mode @ (SslMode::Require | SslMode::VerifyCa | SslMode::VerifyFull) => {
@@ -273,8 +273,15 @@ pub(super) async fn negotiate(
     Ok(PostgresStream::encrypted(socket, stream))
 }
 
+/// Reply of the server to a request for TLS.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum TlsReply {
+    Accepted,
+    Refused,
+}
+
 /// Reads exactly one byte: plain bytes after it must not be taken for encrypted data.
-async fn request_tls(socket: &mut PostgresSocket, server: &ServerAddress) -> Result<bool, PostgresError> {
+async fn request_tls(socket: &mut PostgresSocket, server: &ServerAddress) -> Result<TlsReply, PostgresError> {
     let mut asking = async || {
         socket.write_all(&SSL_REQUEST).await?;
         socket.read_u8().await
@@ -282,8 +289,8 @@ async fn request_tls(socket: &mut PostgresSocket, server: &ServerAddress) -> Res
     let message =
         asking().await.map_err(|source| PostgresError::Dial { address: server.to_string(), source })?;
     match message {
-        b'S' => Ok(true),
-        b'N' => Ok(false),
+        b'S' => Ok(TlsReply::Accepted),
+        b'N' => Ok(TlsReply::Refused),
         // The text of the error can't be trusted, because the server isn't authenticated yet.
         b'E' => Err(PostgresError::Dial {
             address: server.to_string(),

@@ -240,7 +240,7 @@ fn load(mode: SslMode, tls: &PostgresTls) -> Result<LoadedTls, PostgresConfigErr
     let stamps = stamps(tls);
     let trust = match (mode, tls.authority.as_ref()) {
         (SslMode::VerifyFull, None | Some(PemSource::System)) => {
-            CertificateTrust::chain(system_roots()?, Vec::new(), true)
+            CertificateTrust::Chain { roots: system_roots()?, pinned: Vec::new(), verify_name: true }
         }
         (_, Some(PemSource::System)) => {
             let problem =
@@ -254,7 +254,8 @@ fn load(mode: SslMode, tls: &PostgresTls) -> Result<LoadedTls, PostgresConfigErr
         (SslMode::Disable | SslMode::Prefer | SslMode::Require, None) => CertificateTrust::Any,
         (_, Some(pem @ (PemSource::File(_) | PemSource::Text(_)))) => {
             let authorities = certificates("sslrootcert", &read("sslrootcert", pem)?)?;
-            CertificateTrust::chain(roots(&authorities)?, authorities, mode == SslMode::VerifyFull)
+            let (roots, verify_name) = (roots(&authorities)?, mode == SslMode::VerifyFull);
+            CertificateTrust::Chain { roots, pinned: authorities, verify_name }
         }
     };
     Ok(LoadedTls { config: Arc::new(client_config(trust, tls)?), stamps })
@@ -309,12 +310,6 @@ enum CertificateTrust {
         pinned: Vec<CertificateDer<'static>>,
         verify_name: bool,
     },
-}
-
-impl CertificateTrust {
-    fn chain(roots: RootCertStore, pinned: Vec<CertificateDer<'static>>, verify_name: bool) -> Self {
-        CertificateTrust::Chain { roots, pinned, verify_name }
-    }
 }
 
 /// Verifies as the mode requires. In every mode the server must prove that it has the key of its

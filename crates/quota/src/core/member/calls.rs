@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use super::{AccountId, MemberCall, PendingHeartbeat, PendingSettlement, QuotaMember};
+use super::{AccountId, CallError, MemberCall, PendingHeartbeat, PendingSettlement, QuotaMember};
 use crate::core::account::TakeWaiter;
 use crate::error::QuotaRefusal;
 use crate::status::{MemberNotice, RejoinReason};
@@ -112,14 +112,14 @@ impl<W: TakeWaiter> QuotaMember<W> {
         })
     }
 
-    pub(crate) fn on_heartbeat_reply(&mut self, result: Result<HeartbeatReply, String>, now: Instant) {
+    pub(crate) fn on_heartbeat_reply(&mut self, result: Result<HeartbeatReply, CallError>, now: Instant) {
         let Some(pending) = self.pending_heartbeat.take() else { return };
         if self.has_left {
             return;
         }
         let reply = match result {
             Ok(reply) => reply,
-            Err(why) => return self.on_outage(why, now),
+            Err(error) => return self.on_outage(&error, now),
         };
         if pending.member != self.id {
             self.heartbeat_due = now;
@@ -174,17 +174,17 @@ impl<W: TakeWaiter> QuotaMember<W> {
         self.slice_deadline = self.slice_deadline.max(sent + (self.rules.ttl - self.rules.margin));
     }
 
-    pub(crate) fn on_settlement_reply(&mut self, result: Result<SettlementReply, String>, now: Instant) {
+    pub(crate) fn on_settlement_reply(&mut self, result: Result<SettlementReply, CallError>, now: Instant) {
         let Some(pending) = self.pending_settlement.take() else { return };
         if pending.member != self.id {
             // It belongs to an earlier incarnation; the current one has pushed everything again.
-            return result.err().into_iter().for_each(|why| self.on_outage(why, now));
+            return result.err().into_iter().for_each(|error| self.on_outage(&error, now));
         }
         match result {
             Ok(SettlementReply::Applied(replies)) if replies.len() != pending.accounts.len() => {
-                let why =
-                    format!("the store gave {} answers to {} asks", replies.len(), pending.accounts.len());
-                self.on_settlement_failure(pending.accounts, why, now);
+                let (replies, requests) = (replies.len(), pending.accounts.len());
+                let error = CallError::WrongCount { replies, requests };
+                self.on_settlement_failure(pending.accounts, &error, now);
             }
             Ok(SettlementReply::Applied(replies)) => {
                 self.on_settlement_success();
@@ -205,8 +205,7 @@ impl<W: TakeWaiter> QuotaMember<W> {
                 self.rejoin(RejoinReason::UnknownToStore, now);
                 if is_new_incarnation {
                     // The store may repeat this without end; callers must not wait for it.
-                    let why = "the store let this member in and forgot it at once";
-                    self.on_settlement_failure(Vec::new(), why.into(), now);
+                    self.on_settlement_failure(Vec::new(), &CallError::Forgotten, now);
                     self.heartbeat_due = now + self.rules.retry;
                 }
             }
@@ -214,14 +213,14 @@ impl<W: TakeWaiter> QuotaMember<W> {
                 self.mark_unacknowledged(pending.accounts);
                 self.rejoin(RejoinReason::StoreLostWrites, now);
             }
-            Err(why) => self.on_settlement_failure(pending.accounts, why, now),
+            Err(error) => self.on_settlement_failure(pending.accounts, &error, now),
         }
     }
 
-    fn on_settlement_failure(&mut self, accounts: Vec<AccountId>, why: String, now: Instant) {
+    fn on_settlement_failure(&mut self, accounts: Vec<AccountId>, error: &CallError, now: Instant) {
         self.mark_unacknowledged(accounts);
-        self.on_outage(why.clone(), now);
-        self.settlement_failure = Some(why);
+        self.on_outage(error, now);
+        self.settlement_failure = Some(error.to_string());
     }
 
     fn on_settlement_success(&mut self) {
@@ -274,14 +273,14 @@ impl<W: TakeWaiter> QuotaMember<W> {
         self.remove_if_unused(account_id);
     }
 
-    pub(crate) fn on_leave_reply(&mut self, result: Result<(), String>, now: Instant) {
+    pub(crate) fn on_leave_reply(&mut self, result: Result<(), CallError>, now: Instant) {
         self.leave_pending = false;
         match result {
             Ok(()) => {
                 self.predecessor = None;
                 self.enqueue_accounts_in_need();
             }
-            Err(why) => self.on_outage(why, now),
+            Err(error) => self.on_outage(&error, now),
         }
     }
 
@@ -306,7 +305,8 @@ impl<W: TakeWaiter> QuotaMember<W> {
         }
     }
 
-    pub(super) fn on_outage(&mut self, why: String, now: Instant) {
+    pub(super) fn on_outage(&mut self, error: &CallError, now: Instant) {
+        let why = error.to_string();
         self.counters.failures += 1;
         self.heartbeat_due = self.heartbeat_due.min(now + self.rules.retry);
         if self.outage().is_none() {

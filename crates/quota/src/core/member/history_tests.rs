@@ -376,13 +376,15 @@ impl SimulatedCluster {
         else {
             return;
         };
-        let why = || Err("no reply".to_string());
+        let no_reply = || Err(CallError::Dropped);
         match &self.network[at].call {
             MemberCall::Heartbeat(_) => {
-                process.member.on_heartbeat_reply(why().map(|()| unreachable!()), now)
+                process.member.on_heartbeat_reply(no_reply().map(|()| unreachable!()), now)
             }
-            MemberCall::Settle(_) => process.member.on_settlement_reply(why().map(|()| unreachable!()), now),
-            MemberCall::Leave(_) => process.member.on_leave_reply(why(), now),
+            MemberCall::Settle(_) => {
+                process.member.on_settlement_reply(no_reply().map(|()| unreachable!()), now)
+            }
+            MemberCall::Leave(_) => process.member.on_leave_reply(no_reply(), now),
         }
         self.history.push(format!("{:?}: {number} times out on {:?}", self.time, self.network[at].call));
         self.network[at].timed_out = true;
@@ -406,9 +408,9 @@ impl SimulatedCluster {
         {
             let transit = self.network.swap_remove(at);
             match transit.call {
-                MemberCall::Heartbeat(_) => process.member.on_heartbeat_reply(Err("refused".into()), now),
-                MemberCall::Settle(_) => process.member.on_settlement_reply(Err("refused".into()), now),
-                MemberCall::Leave(_) => process.member.on_leave_reply(Err("refused".into()), now),
+                MemberCall::Heartbeat(_) => process.member.on_heartbeat_reply(Err(CallError::Dropped), now),
+                MemberCall::Settle(_) => process.member.on_settlement_reply(Err(CallError::Dropped), now),
+                MemberCall::Leave(_) => process.member.on_leave_reply(Err(CallError::Dropped), now),
             }
         }
     }

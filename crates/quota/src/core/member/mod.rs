@@ -16,6 +16,7 @@
 //! tasks and timers (`member_runtime.rs`).
 
 mod account_key;
+mod call_error;
 mod calls;
 mod inspect;
 mod lending;
@@ -27,6 +28,7 @@ use std::time::{Duration, Instant};
 
 use account_key::IdentityHashBuilder;
 pub(crate) use account_key::{AccountKey, KeyPrefix};
+pub(crate) use call_error::CallError;
 
 use super::account::{AccountTerms, MemberAccount, TakeWaiter};
 use crate::config::MemberRules;

@@ -4,7 +4,7 @@ use super::*;
 use crate::config::OutagePolicy;
 use crate::core::ledger::StoreLedger;
 use crate::status::QuotaMode;
-use crate::store::SettlementReply;
+use crate::store::{SettlementReply, StoreError};
 
 const RULES: MemberRules = MemberRules {
     heartbeat_interval: Duration::from_millis(20),
@@ -219,7 +219,7 @@ fn units_that_the_store_does_not_know_are_not_lent_again() {
     // A returned unit also isn't lent while that report is in flight, or after its reply was lost.
     a.release(&ann(), cluster.now());
     assert!(a.try_take(&ann(), cluster.now()).is_err());
-    a.on_settlement_reply(Err("no reply".into()), cluster.now());
+    a.on_settlement_reply(Err(CallError::Dropped), cluster.now());
     assert!(a.try_take(&ann(), cluster.now()).is_err());
     cluster.advance(5);
     cluster.serve(&mut a);
@@ -260,7 +260,7 @@ fn a_join_applied_after_its_member_expired_restores_no_units() {
         let mut a: QuotaMember<NamedCaller> = QuotaMember::new("a".into(), RULES, 1, cluster.now());
         a.register_keyed_limit("user", 2);
         let Some(MemberCall::Heartbeat(late)) = a.poll(cluster.now()) else { panic!("it joins") };
-        a.on_heartbeat_reply(Err("no reply".into()), cluster.now());
+        a.on_heartbeat_reply(Err(CallError::Dropped), cluster.now());
         cluster.advance(5);
         cluster.serve(&mut a);
         assert!(matches!(a.take(&ann(), cluster.now(), || NamedCaller("a")), TakeDecision::Waiting));
@@ -300,7 +300,7 @@ fn units_lent_in_an_outage_are_not_lent_again_before_they_are_reported() {
         QuotaMember::new("a".into(), MemberRules { policy: OutagePolicy::Share, ..RULES }, 1, cluster.now());
     a.register_keyed_limit("user", 2);
     a.poll(cluster.now());
-    a.on_heartbeat_reply(Err("store unavailable".into()), cluster.now());
+    a.on_heartbeat_reply(Err(StoreError::Unreachable("no route".into()).into()), cluster.now());
     assert!(matches!(a.take(&ann(), cluster.now(), || NamedCaller("a")), TakeDecision::Granted));
     let mut b = cluster.join("b", 2);
     cluster.take(&mut b, &ann()).unwrap();
@@ -350,7 +350,7 @@ fn after_a_lost_request_the_store_has_at_least_what_is_lent() {
     cluster.take(&mut member, &ann()).unwrap();
     assert!(matches!(member.take(&ann(), cluster.now(), || NamedCaller("second")), TakeDecision::Waiting));
     let lost = cluster.settlement(&mut member);
-    member.on_settlement_reply(Err("no reply".into()), cluster.now());
+    member.on_settlement_reply(Err(CallError::Dropped), cluster.now());
     assert!(matches!(
         member.take_verdicts()[..],
         [(NamedCaller("second"), Err(QuotaRefusal::Unavailable { .. }))]
@@ -511,7 +511,7 @@ fn with_bob_waiting_for_the_predecessor() -> (LocalCluster, QuotaMember<NamedCal
 #[test]
 fn an_outage_refuses_callers_that_wait_for_a_predecessor_to_leave() {
     let (cluster, mut member) = with_bob_waiting_for_the_predecessor();
-    member.on_leave_reply(Err("no reply".into()), cluster.now());
+    member.on_leave_reply(Err(CallError::Dropped), cluster.now());
     let verdicts = member.take_verdicts();
     assert!(
         matches!(&verdicts[..], [(NamedCaller("bob"), Err(QuotaRefusal::Unavailable { .. }))]),
@@ -538,7 +538,7 @@ fn keys_used_only_during_an_outage_are_removed() {
         QuotaMember::new("a".into(), MemberRules { policy: OutagePolicy::Share, ..RULES }, 1, cluster.now());
     member.register_keyed_limit("user", 2);
     member.poll(cluster.now());
-    member.on_heartbeat_reply(Err("store unavailable".into()), cluster.now());
+    member.on_heartbeat_reply(Err(StoreError::Unreachable("no route".into()).into()), cluster.now());
     let keys = |member: &QuotaMember<NamedCaller>| member.keyed_limits().next().unwrap().2;
     for key in 0..100 {
         let account_id = AccountId::Key(0, AccountKey::new(&KeyPrefix::for_limit("user"), &key.to_string()));
@@ -602,7 +602,10 @@ fn settlements_that_fail_while_heartbeats_succeed_are_one_outage() {
             match call {
                 MemberCall::Settle(_) => {
                     failed += 1;
-                    member.on_settlement_reply(Err("WRONGTYPE".into()), cluster.now());
+                    member.on_settlement_reply(
+                        Err(StoreError::Unexpected("WRONGTYPE".into()).into()),
+                        cluster.now(),
+                    );
                 }
                 call => cluster.execute(&mut member, call),
             }

@@ -143,14 +143,14 @@ impl ManagerMachine {
             Event::Connected(attempt) => self.on_connected(attempt, now, out),
             Event::LockBusy(attempt, why) => {
                 if self.is_current(attempt, |state| matches!(state, State::AcquiringLock { .. })) {
-                    self.conditions.set(ReadyCondition::PgLockAcquired, false, &why, now);
+                    self.clear(ReadyCondition::PgLockAcquired, &why, now);
                 }
             }
             Event::LockTaken(attempt) => self.on_lock_taken(attempt, now, out),
             Event::Configured(attempt) => self.on_configured(attempt, now, out),
             Event::SetupBlocked(attempt, why) => {
                 if self.is_current(attempt, |state| matches!(state, State::Configuring { .. })) {
-                    self.conditions.set(ReadyCondition::ReplicationClientReady, false, &why, now);
+                    self.clear(ReadyCondition::ReplicationClientReady, &why, now);
                 }
             }
             Event::Confirmed(attempt) => self.on_confirmed(attempt, now, out),
@@ -285,8 +285,14 @@ impl ManagerMachine {
         out.push(Effect::Entered(self.step()));
     }
 
+    /// Marks a condition as satisfied.
     fn satisfy(&mut self, condition: ReadyCondition, why: &str, now: Instant) {
         self.conditions.set(condition, true, why, now);
+    }
+
+    /// Marks a condition as not satisfied.
+    fn clear(&mut self, condition: ReadyCondition, why: &str, now: Instant) {
+        self.conditions.set(condition, false, why, now);
     }
 
     /// Returns whether `attempt` is the open connection and the state matches.

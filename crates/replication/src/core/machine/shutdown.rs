@@ -86,7 +86,7 @@ impl ManagerMachine {
                 self.abandon_source(out);
                 self.pools_started = false;
                 for condition in ReadyCondition::ALL {
-                    self.conditions.set(condition, false, "shut down", now);
+                    self.clear(condition, "shut down", now);
                 }
                 self.enter(State::Stopped, now, out);
                 out.push(Effect::Notify(ManagerEvent::Stopped));
@@ -98,7 +98,7 @@ impl ManagerMachine {
     pub(crate) fn mark_dead(&mut self, now: Instant) {
         (self.state, self.step_since, self.source) = (State::Stopped, now, None);
         for condition in ReadyCondition::ALL {
-            self.conditions.set(condition, false, "the manager has ended", now);
+            self.clear(condition, "the manager has ended", now);
         }
     }
 }

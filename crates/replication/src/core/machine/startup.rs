@@ -123,7 +123,7 @@ impl ManagerMachine {
         if self.is_current(attempt, |state| matches!(state, State::PreparingConsumer)) {
             for condition in [ReadyCondition::SupervisorProcessesReady, ReadyCondition::IntegrityChecksPassed]
             {
-                self.conditions.set(condition, false, &failure.text, now);
+                self.clear(condition, &failure.text, now);
             }
             self.fail(failure, now, out);
         }
@@ -247,7 +247,7 @@ impl ManagerMachine {
         for condition in
             [ReadyCondition::AdminConnectionPoolReady, ReadyCondition::SnapshotConnectionPoolReady]
         {
-            self.conditions.set(condition, false, "the connections are closed", now);
+            self.clear(condition, "the connections are closed", now);
         }
     }
 
@@ -273,7 +273,7 @@ impl ManagerMachine {
             ReadyCondition::ShapeLogCollectorReady,
         ];
         for condition in lost {
-            self.conditions.set(condition, false, why, now);
+            self.clear(condition, why, now);
         }
     }
 }
