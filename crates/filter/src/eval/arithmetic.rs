@@ -91,16 +91,8 @@ fn float8(arithmetic: Arithmetic, left: f64, right: f64) -> Result<f64, EvalErro
             unreachable!("floats have no such operator")
         }
     };
-    let infinite_operand = left.is_infinite() || (arithmetic != Arithmetic::Divide && right.is_infinite());
-    if value.is_infinite() && !infinite_operand {
-        return Err(overflow());
-    }
-    let may_vanish = match arithmetic {
-        Arithmetic::Multiply => left != 0.0 && right != 0.0,
-        Arithmetic::Divide => left != 0.0 && !right.is_infinite(),
-        _ => false,
-    };
-    if value == 0.0 && may_vanish { Err(underflow()) } else { Ok(value) }
+    check_range(arithmetic, left, right, value)?;
+    Ok(value)
 }
 
 fn float4(arithmetic: Arithmetic, left: f32, right: f32) -> Result<f32, EvalError> {
@@ -114,6 +106,12 @@ fn float4(arithmetic: Arithmetic, left: f32, right: f32) -> Result<f32, EvalErro
             unreachable!("float4 has no such operator")
         }
     };
+    check_range(arithmetic, left.into(), right.into(), value.into())?;
+    Ok(value)
+}
+
+/// Fails if the result is infinite or zero because it is out of range. Widening a float4 keeps both.
+fn check_range(arithmetic: Arithmetic, left: f64, right: f64, value: f64) -> Result<(), EvalError> {
     let infinite_operand = left.is_infinite() || (arithmetic != Arithmetic::Divide && right.is_infinite());
     if value.is_infinite() && !infinite_operand {
         return Err(overflow());
@@ -123,7 +121,7 @@ fn float4(arithmetic: Arithmetic, left: f32, right: f32) -> Result<f32, EvalErro
         Arithmetic::Divide => left != 0.0 && !right.is_infinite(),
         _ => false,
     };
-    if value == 0.0 && may_vanish { Err(underflow()) } else { Ok(value) }
+    if value == 0.0 && may_vanish { Err(underflow()) } else { Ok(()) }
 }
 
 /// Raises to a power as dpow does: checks for SQL's errors, then calls pow() of the C library.

@@ -8,15 +8,22 @@ use crate::value::calendar::{Day, MICROS_PER_DAY, MICROS_PER_SECOND};
 use crate::value::datetime::{Date, Time, Timestamp, Timetz};
 use crate::value::interval::Interval;
 
+/// Direction in which a date or a time is moved.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Shift {
+    Later,
+    Earlier,
+}
+
 pub(super) fn apply<'v>(
     arithmetic: Arithmetic,
     left: SqlValue<'v>,
     right: SqlValue<'v>,
 ) -> Result<SqlValue<'v>, EvalError> {
-    let minus = arithmetic == Arithmetic::Subtract;
+    let shift = if arithmetic == Arithmetic::Subtract { Shift::Earlier } else { Shift::Later };
     Ok(match (left, right) {
         (SqlValue::Date(date), SqlValue::Int(days)) => {
-            SqlValue::Date(plus_days(date, if minus { -days } else { days })?)
+            SqlValue::Date(plus_days(date, if shift == Shift::Earlier { -days } else { days })?)
         }
         (SqlValue::Int(days), SqlValue::Date(date)) => SqlValue::Date(plus_days(date, days)?),
         (SqlValue::Date(left), SqlValue::Date(right)) => {
@@ -26,10 +33,10 @@ pub(super) fn apply<'v>(
             SqlValue::Int(i64::from(left.0) - i64::from(right.0))
         }
         (SqlValue::Date(date), SqlValue::Interval(interval)) => {
-            SqlValue::Timestamp(plus(midnight(date)?, interval, minus)?)
+            SqlValue::Timestamp(plus(midnight(date)?, interval, shift)?)
         }
         (SqlValue::Interval(interval), SqlValue::Date(date)) => {
-            SqlValue::Timestamp(plus(midnight(date)?, interval, false)?)
+            SqlValue::Timestamp(plus(midnight(date)?, interval, Shift::Later)?)
         }
         (SqlValue::Date(date), SqlValue::Time(time)) | (SqlValue::Time(time), SqlValue::Date(date)) => {
             SqlValue::Timestamp(at_time(date, time.0, "timestamp")?)
@@ -42,26 +49,26 @@ pub(super) fn apply<'v>(
             SqlValue::Interval(Interval { months: 0, days: 0, micros: left.0 - right.0 })
         }
         (SqlValue::Time(time), SqlValue::Interval(interval)) => {
-            SqlValue::Time(Time(around(time.0, interval.micros, minus)))
+            SqlValue::Time(Time(around(time.0, interval.micros, shift)))
         }
         (SqlValue::Interval(interval), SqlValue::Time(time)) => {
-            SqlValue::Time(Time(around(time.0, interval.micros, false)))
+            SqlValue::Time(Time(around(time.0, interval.micros, Shift::Later)))
         }
         (SqlValue::Timetz(time), SqlValue::Interval(interval)) => {
-            SqlValue::Timetz(Timetz { micros: around(time.micros, interval.micros, minus), ..time })
+            SqlValue::Timetz(Timetz { micros: around(time.micros, interval.micros, shift), ..time })
         }
         (SqlValue::Interval(interval), SqlValue::Timetz(time)) => {
-            SqlValue::Timetz(Timetz { micros: around(time.micros, interval.micros, false), ..time })
+            SqlValue::Timetz(Timetz { micros: around(time.micros, interval.micros, Shift::Later), ..time })
         }
         (SqlValue::Timestamp(moment), SqlValue::Interval(interval)) => {
-            SqlValue::Timestamp(plus(moment, interval, minus)?)
+            SqlValue::Timestamp(plus(moment, interval, shift)?)
         }
         (SqlValue::Interval(interval), SqlValue::Timestamp(moment)) => {
-            SqlValue::Timestamp(plus(moment, interval, false)?)
+            SqlValue::Timestamp(plus(moment, interval, Shift::Later)?)
         }
         (SqlValue::Timestamp(left), SqlValue::Timestamp(right)) => SqlValue::Interval(between(left, right)?),
         (SqlValue::Interval(left), SqlValue::Interval(right)) => {
-            SqlValue::Interval(left.add(if minus { right.negated()? } else { right })?)
+            SqlValue::Interval(left.add(if shift == Shift::Earlier { right.negated()? } else { right })?)
         }
         (left, right) => unreachable!("no operator for {left:?} and {right:?}"),
     })
@@ -98,19 +105,25 @@ fn at_time(date: Date, micros: i64, what: &str) -> Result<Timestamp, EvalError> 
 }
 
 /// Adds to a time of day, or subtracts from it, modulo 24 hours.
-fn around(time: i64, micros: i64, minus: bool) -> i64 {
-    let moved = if minus { time.wrapping_sub(micros) } else { time.wrapping_add(micros) };
+fn around(time: i64, micros: i64, shift: Shift) -> i64 {
+    let moved = match shift {
+        Shift::Later => time.wrapping_add(micros),
+        Shift::Earlier => time.wrapping_sub(micros),
+    };
     moved.rem_euclid(MICROS_PER_DAY)
 }
 
-/// Adds an interval: first its months, then its days, then its time.
-fn plus(moment: Timestamp, interval: Interval, minus: bool) -> Result<Timestamp, EvalError> {
+/// Adds or subtracts an interval: first its months, then its days, then its time.
+fn plus(moment: Timestamp, interval: Interval, shift: Shift) -> Result<Timestamp, EvalError> {
     if !moment.is_finite() {
         return Ok(moment);
     }
     // Versions differ: an overflowed value before 17, an error since 17.
     let unsure = |_| EvalError::new("0A000", "interval too long to subtract");
-    let interval = if minus { interval.negated().map_err(unsure)? } else { interval };
+    let interval = match shift {
+        Shift::Later => interval,
+        Shift::Earlier => interval.negated().map_err(unsure)?,
+    };
     let mut moment = moment;
     if interval.months != 0 {
         let (days, micros) = moment.split();
@@ -152,7 +165,7 @@ pub(super) fn move_zone(value: SqlValue<'_>, west: i32) -> SqlValue<'_> {
     match value {
         SqlValue::Timetz(time) => {
             let moved = (i64::from(time.west) - i64::from(west)) * MICROS_PER_SECOND;
-            SqlValue::Timetz(Timetz { micros: around(time.micros, moved, false), west })
+            SqlValue::Timetz(Timetz { micros: around(time.micros, moved, Shift::Later), west })
         }
         other => unreachable!("it is a time by type: {other:?}"),
     }

@@ -142,10 +142,10 @@ impl<'v> Scope<'v, '_> {
                 }
                 (left, right) => Ok(left.or(right)),
             },
-            Expr::ArrayPush { at_end, operands } => {
+            Expr::ArrayPush { end, operands } => {
                 let (array, item) = self.pair(operands)?;
                 let array = array.map_or(Array::EMPTY, |array| as_array(array).into_owned());
-                Ok(Some(SqlValue::array(array.push(item.map(SqlValue::into_owned), *at_end)?)))
+                Ok(Some(SqlValue::array(array.push(item.map(SqlValue::into_owned), *end)?)))
             }
             other => unreachable!("evaluated elsewhere: {other:?}"),
         }

@@ -6,6 +6,7 @@ use super::sql_type::{Category, Scalar, SqlType};
 use super::{TypedExpr, Typer};
 use crate::error::FilterError;
 use crate::syntax::{Subscript, SyntaxKind, SyntaxTree};
+use crate::value::array::ArrayEnd;
 
 const MAX_DIMENSIONS: usize = 6;
 
@@ -164,7 +165,10 @@ impl Typer<'_> {
         let ignore_blanks = kind == SqlType::Array(Scalar::Bpchar);
         let collation = self.merge([&left, &right], at)?;
         if kind.is_collatable() {
-            self.check_comparison(collation, comparison.is_none_or(Comparison::is_equality), at)?;
+            match comparison {
+                Some(comparison) => self.check_comparison(collation, comparison, at)?,
+                None => self.check_equality(collation, at)?,
+            }
         }
         let binary = match (comparison, name) {
             (Some(comparison), _) => Binary::Compare { comparison, ignore_blanks },
@@ -208,11 +212,11 @@ impl Typer<'_> {
             _ if unknown => Expr::ArrayCat(self.pair(left, array, right, array, at)?),
             (true, false) => {
                 let operands = self.pair(left, array, right, SqlType::Scalar(common), at)?;
-                Expr::ArrayPush { at_end: true, operands }
+                Expr::ArrayPush { end: ArrayEnd::Back, operands }
             }
             (false, _) => {
                 let operands = self.pair(right, array, left, SqlType::Scalar(common), at)?;
-                Expr::ArrayPush { at_end: false, operands }
+                Expr::ArrayPush { end: ArrayEnd::Front, operands }
             }
         };
         Ok(Some(TypedExpr { expr, kind: array, collation }))
@@ -223,7 +227,7 @@ impl Typer<'_> {
         &self,
         array: TypedExpr,
         item: TypedExpr,
-        at_end: bool,
+        end: ArrayEnd,
         at: usize,
     ) -> Result<Option<TypedExpr>, FilterError> {
         let collation = self.merge([&array, &item], at)?;
@@ -243,7 +247,7 @@ impl Typer<'_> {
         }
         let operands = self.pair(array, SqlType::Array(common), item, SqlType::Scalar(common), at)?;
         Ok(Some(TypedExpr {
-            expr: Expr::ArrayPush { at_end, operands },
+            expr: Expr::ArrayPush { end, operands },
             kind: SqlType::Array(common),
             collation,
         }))

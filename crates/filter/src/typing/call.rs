@@ -6,6 +6,7 @@ use super::{TypedExpr, Typer};
 use crate::error::FilterError;
 use crate::syntax::{ChoiceFunction, SyntaxTree};
 use crate::value::SqlValue;
+use crate::value::array::ArrayEnd;
 use crate::value::calendar::MICROS_PER_SECOND;
 use crate::value::letter_case::LetterCase;
 
@@ -56,11 +57,11 @@ impl Typer<'_> {
             }
             ("array_append", 2) => {
                 let (array, item) = (next(), next());
-                self.array_push(array, item, true, at)
+                self.array_push(array, item, ArrayEnd::Back, at)
             }
             ("array_prepend", 2) => {
                 let (item, array) = (next(), next());
-                self.array_push(array, item, false, at)
+                self.array_push(array, item, ArrayEnd::Front, at)
             }
             ("array_ndims", 1) => self.array_dimensions(next(), at),
             ("justify_hours", 1) => self.justify(Unary::JustifyHours, next(), at),
@@ -223,7 +224,7 @@ impl Typer<'_> {
             ChoiceFunction::Coalesce => Expr::Coalesce(items),
             ChoiceFunction::Greatest | ChoiceFunction::Least | ChoiceFunction::NullIf => {
                 if kind.is_collatable() {
-                    self.check_comparison(collation, false, at)?;
+                    self.check_ordering(collation, at)?;
                 }
                 let ignore_blanks =
                     matches!(kind, SqlType::Scalar(Scalar::Bpchar) | SqlType::Array(Scalar::Bpchar));

@@ -1,5 +1,6 @@
 //! Collation derivation: which collation a comparison uses (parse_collate.c).
 
+use super::expr::Comparison;
 use super::sql_type::SqlType;
 use super::{TypedExpr, Typer};
 use crate::error::FilterError;
@@ -83,24 +84,39 @@ impl Typer<'_> {
         })
     }
 
-    /// Refuses collations that do not order texts by bytes, or that treat different bytes as equal.
+    /// Refuses collations under which the comparison can't be evaluated on bytes.
     pub(super) fn check_comparison(
         &self,
         collation: CollationSource,
-        equality: bool,
+        comparison: Comparison,
         at: usize,
     ) -> Result<(), FilterError> {
+        if comparison.is_equality() {
+            self.check_equality(collation, at)
+        } else {
+            self.check_ordering(collation, at)
+        }
+    }
+
+    /// Refuses collations that treat different bytes as equal.
+    pub(super) fn check_equality(&self, collation: CollationSource, at: usize) -> Result<(), FilterError> {
         if collation == CollationSource::Conflict {
             let message = "could not determine which collation to use for string comparison";
             return Err(self.invalid(at, "42P22", message.to_owned()));
         }
-        let collation = self.collation(collation);
-        if *collation == Collation::Nondeterministic {
+        if *self.collation(collation) == Collation::Nondeterministic {
             return Err(
                 self.unsupported(at, "comparing text under a nondeterministic collation is".to_owned())
             );
         }
-        if !equality && !collation.orders_by_bytes() {
+        Ok(())
+    }
+
+    /// Refuses collations that do not order texts by bytes, or that treat different bytes as equal.
+    pub(super) fn check_ordering(&self, collation: CollationSource, at: usize) -> Result<(), FilterError> {
+        self.check_equality(collation, at)?;
+        let collation = self.collation(collation);
+        if !collation.orders_by_bytes() {
             let name = collation.name();
             return Err(
                 self.unsupported(at, format!("ordering text under the collation \"{name}\" (but C) is"))

@@ -3,6 +3,7 @@
 use super::sql_type::{Scalar, SqlType};
 use crate::syntax::IsTest;
 use crate::value::SqlValue;
+use crate::value::array::ArrayEnd;
 use crate::value::letter_case::{Casing, LetterCase};
 
 /// A typed expression. Operands have the operator's types: implicit casts are separate nodes.
@@ -61,7 +62,7 @@ pub(crate) enum Expr {
     ArrayCat(Box<[Expr; 2]>),
     /// array_append and array_prepend: the array, and the element.
     ArrayPush {
-        at_end: bool,
+        end: ArrayEnd,
         operands: Box<[Expr; 2]>,
     },
 }

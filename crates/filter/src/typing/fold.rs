@@ -65,8 +65,8 @@ pub(super) fn fold(expr: Expr) -> Result<Expr, EvalError> {
         }
         Expr::Case { operand, arms, otherwise } => case(operand, arms, *otherwise)?,
         Expr::ArrayCat(operands) => fold_constant(Expr::ArrayCat(pair(*operands)?))?,
-        Expr::ArrayPush { at_end, operands } => {
-            fold_constant(Expr::ArrayPush { at_end, operands: pair(*operands)? })?
+        Expr::ArrayPush { end, operands } => {
+            fold_constant(Expr::ArrayPush { end, operands: pair(*operands)? })?
         }
     })
 }

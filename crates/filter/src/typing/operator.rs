@@ -86,7 +86,7 @@ impl Typer<'_> {
         let result_kind = SqlType::Scalar(result);
         if let Some(comparison) = Comparison::of(name) {
             if left.kind.is_collatable() {
-                self.check_comparison(collation, comparison.is_equality(), at)?;
+                self.check_comparison(collation, comparison, at)?;
             }
             let ignore_blanks = left.kind == SqlType::Scalar(Scalar::Bpchar);
             return Ok(self.join(Binary::Compare { comparison, ignore_blanks }, left, right, result_kind));
@@ -128,7 +128,7 @@ impl Typer<'_> {
         at: usize,
     ) -> Result<TypedExpr, FilterError> {
         let collation = self.merge([&left, &right], at)?;
-        self.check_comparison(collation, true, at)?;
+        self.check_equality(collation, at)?;
         let casing = if name.ends_with('*') {
             Some(self.casing(self.collation(collation), "ILIKE", at)?)
         } else {
@@ -214,7 +214,7 @@ impl Typer<'_> {
         let operator = match Comparison::of(name) {
             Some(comparison) => {
                 if left.kind.is_collatable() {
-                    self.check_comparison(collation, comparison.is_equality(), at)?;
+                    self.check_comparison(collation, comparison, at)?;
                 }
                 Binary::Compare { comparison, ignore_blanks: left.kind == SqlType::Scalar(Scalar::Bpchar) }
             }

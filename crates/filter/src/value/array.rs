@@ -10,6 +10,13 @@ use crate::typing::Scalar;
 /// Maximum number of dimensions of an array (MAXDIM).
 const MAX_DIMENSIONS: usize = 6;
 
+/// The end of an array at which an element is added.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ArrayEnd {
+    Front,
+    Back,
+}
+
 /// An array. An empty array has no dimensions.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Array {
@@ -141,13 +148,16 @@ impl Array {
         Ok(Array { dimensions, items })
     }
 
-    /// Adds an element: array_append (`at_end`) or array_prepend.
-    pub(crate) fn push(mut self, item: Option<SqlValue<'static>>, at_end: bool) -> Result<Self, EvalError> {
+    /// Adds an element: array_append at the back, array_prepend at the front.
+    pub(crate) fn push(mut self, item: Option<SqlValue<'static>>, end: ArrayEnd) -> Result<Self, EvalError> {
         match self.dimensions[..] {
             [] => Ok(Array::list(vec![item])),
             [ref mut only] => {
                 only.length += 1;
-                self.items.insert(if at_end { self.items.len() } else { 0 }, item);
+                match end {
+                    ArrayEnd::Back => self.items.push(item),
+                    ArrayEnd::Front => self.items.insert(0, item),
+                }
                 Ok(self)
             }
             _ => Err(EvalError::new("22000", "argument must be empty or one-dimensional array")),

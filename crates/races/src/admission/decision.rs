@@ -25,8 +25,14 @@ pub(crate) fn latency(board: &mut Scoreboard) -> Result<()> {
     let mut entrants = [
         Entrant { name: "forebay", turn: Box::new(|| ours(server, decisions)) },
         Entrant { name: "ping", turn: Box::new(|| ping(server, decisions)) },
-        Entrant { name: "seed", turn: Box::new(|| counters(server, decisions, true)) },
-        Entrant { name: "seed-drawn", turn: Box::new(|| counters(server, decisions, false)) },
+        Entrant {
+            name: "seed",
+            turn: Box::new(|| counters(server, decisions, UtilizationRead::EachDecision)),
+        },
+        Entrant {
+            name: "seed-drawn",
+            turn: Box::new(|| counters(server, decisions, UtilizationRead::Never)),
+        },
     ];
     let samples = interleave(board.rounds(), &mut entrants)?;
     let p50s: Vec<_> = samples.into_iter().map(|(name, p50s)| (name, Spread::of(p50s))).collect();
@@ -80,9 +86,16 @@ fn ping(server: &Redis, decisions: u64) -> Result<f64> {
     })
 }
 
-/// Measures the counter pool: five commands, or six if `with_health`, which also reads the
-/// utilization. Returns the median latency in microseconds.
-fn counters(server: &Redis, decisions: u64, with_health: bool) -> Result<f64> {
+/// When the counter pool reads the utilization.
+#[derive(Clone, Copy, PartialEq)]
+enum UtilizationRead {
+    EachDecision,
+    Never,
+}
+
+/// Measures the counter pool: five commands, or six with the read of the utilization. Returns the
+/// median latency in microseconds.
+fn counters(server: &Redis, decisions: u64, utilization: UtilizationRead) -> Result<f64> {
     let url = server.url();
     run_in_task(async move {
         let client = RedisClient::connect(url.as_str()).await?;
@@ -92,7 +105,7 @@ fn counters(server: &Redis, decisions: u64, with_health: bool) -> Result<f64> {
             let (user, thread) = (user(at), at.to_string());
             let started = Instant::now();
             pool.acquire(&user, &thread).await?;
-            if with_health {
+            if utilization == UtilizationRead::EachDecision {
                 pool.read_utilization().await?;
             }
             latencies_us.push(started.elapsed().as_secs_f64() * 1e6);

@@ -11,10 +11,16 @@ use crate::harness::{Better, Entrant, Scoreboard, WorkCost, interleave};
 pub(crate) fn plain(board: &mut Scoreboard, url: &str) -> Result<()> {
     let (settings, times) = (&PoolSettings::new(url.into()), board.scaled(200_000));
     let mut entrants = [
-        Entrant { name: "forebay", turn: Box::new(|| turn::<ForebayPool>(settings, times, false)) },
-        Entrant { name: "deadpool", turn: Box::new(|| turn::<Deadpool>(settings, times, false)) },
-        Entrant { name: "bb8", turn: Box::new(|| turn::<Bb8>(settings, times, false)) },
-        Entrant { name: "sqlx", turn: Box::new(|| turn::<Sqlx>(settings, times, false)) },
+        Entrant {
+            name: "forebay",
+            turn: Box::new(|| turn::<ForebayPool>(settings, times, CheckoutWork::None)),
+        },
+        Entrant {
+            name: "deadpool",
+            turn: Box::new(|| turn::<Deadpool>(settings, times, CheckoutWork::None)),
+        },
+        Entrant { name: "bb8", turn: Box::new(|| turn::<Bb8>(settings, times, CheckoutWork::None)) },
+        Entrant { name: "sqlx", turn: Box::new(|| turn::<Sqlx>(settings, times, CheckoutWork::None)) },
     ];
     let figures = interleave(board.rounds(), &mut entrants)?;
     contest_best_peer(board, "checkout", "us of CPU", Better::Lower, 2.0, &figures);
@@ -27,30 +33,43 @@ pub(crate) fn reset(board: &mut Scoreboard, url: &str) -> Result<()> {
     let (settings, times) =
         (&PoolSettings { reset: true, ..PoolSettings::new(url.into()) }, board.scaled(10_000));
     let mut entrants = [
-        Entrant { name: "forebay", turn: Box::new(|| turn::<ForebayPool>(settings, times, true)) },
-        Entrant { name: "deadpool-clean", turn: Box::new(|| turn::<Deadpool>(settings, times, true)) },
+        Entrant {
+            name: "forebay",
+            turn: Box::new(|| turn::<ForebayPool>(settings, times, CheckoutWork::Query)),
+        },
+        Entrant {
+            name: "deadpool-clean",
+            turn: Box::new(|| turn::<Deadpool>(settings, times, CheckoutWork::Query)),
+        },
     ];
     let figures = interleave(board.rounds(), &mut entrants)?;
     contest_best_peer(board, "checkout_reset", "us of CPU", Better::Lower, 1.0, &figures);
     Ok(())
 }
 
-fn turn<P: ContestantPool>(settings: &PoolSettings, times: u64, queries: bool) -> Result<f64> {
+/// What a caller does with its connection.
+#[derive(Clone, Copy, PartialEq)]
+enum CheckoutWork {
+    None,
+    Query,
+}
+
+fn turn<P: ContestantPool>(settings: &PoolSettings, times: u64, work: CheckoutWork) -> Result<f64> {
     let runtime = Builder::new_current_thread().enable_all().build()?;
     let pool = runtime.block_on(P::open(settings))?;
     let effort = WorkCost::of(times, || {
         runtime.block_on(async {
-            let work = async move {
+            let calls = async move {
                 for _ in 0..times {
                     let mut connection = pool.take().await?;
-                    if queries {
+                    if work == CheckoutWork::Query {
                         P::query(&mut connection).await?;
                     }
                     drop(connection);
                 }
                 anyhow::Ok(())
             };
-            tokio::spawn(work).await?
+            tokio::spawn(calls).await?
         })
     })?;
     Ok(effort.cpu_us_per_op())
