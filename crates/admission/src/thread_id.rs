@@ -95,6 +95,8 @@ impl serde::Serialize for ThreadId {
 }
 
 /// Returns the next value of a thread-local splitmix64 generator, seeded by the system.
+///
+/// Not of fastrand, whose seeds come from a clock: ids must differ between processes.
 fn next_random() -> u64 {
     thread_local! {
         static STATE: Cell<u64> = Cell::new(RandomState::new().hash_one(std::thread::current().id()));

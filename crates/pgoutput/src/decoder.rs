@@ -3,6 +3,11 @@
 //! Invariant: a message is decoded completely or not at all. A failed decode does not change the
 //! decoder's state.
 //! State: `streaming`, whether a `StreamStart` is open. Messages carry an xid only then.
+//!
+//! Decision: the decoder is written by hand, because messages borrow from the read buffer and
+//! decoding allocates nothing. `cargo run --release -p races -- replication insert10000_cpu`
+//! measures the client around it: 0.16 µs of CPU per row, decoded. pgwire-replication needs 6.9 µs
+//! and doesn't decode the row (`docs/benchmarks.md`).
 
 use crate::error::DecodeError;
 use crate::message::PgOutputMessage;

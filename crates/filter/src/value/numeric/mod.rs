@@ -1,7 +1,8 @@
 //! `numeric`: exact decimals of any length (numeric.c).
 //!
 //! The base is 10,000 as in Postgres, because the scale of a quotient depends on its digits of that
-//! base. No decimal crate is used: they round at 28 digits or compute other scales.
+//! base. No decimal crate is used: they round at 28 digits or compute other scales, and clauses
+//! must give the results of Postgres. Speed is no reason.
 
 mod decimal;
 mod division;
