@@ -1,32 +1,10 @@
 //! Evaluating common clauses allocates no memory.
 
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
-
 use forebay_filter::{Collation, Column, Filter, Schema};
-
-struct ThreadAllocationCounter;
-
-thread_local! {
-    static ALLOCATIONS: Cell<usize> = const { Cell::new(0) };
-}
-
-// SAFETY: every call goes to the system's allocator; counting allocates nothing.
-unsafe impl GlobalAlloc for ThreadAllocationCounter {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        let _ = ALLOCATIONS.try_with(|count| count.set(count.get() + 1));
-        // SAFETY: the caller upholds the same contract.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        // SAFETY: the caller upholds the same contract.
-        unsafe { System.dealloc(pointer, layout) }
-    }
-}
+use forebay_testkit::PeakAllocator;
 
 #[global_allocator]
-static COUNTING: ThreadAllocationCounter = ThreadAllocationCounter;
+static ALLOCATOR: PeakAllocator = PeakAllocator;
 
 #[test]
 fn comparing_a_column_with_a_constant_allocates_nothing() {
@@ -61,8 +39,8 @@ fn comparing_a_column_with_a_constant_allocates_nothing() {
         "id + 1 BETWEEN 2 AND 10",
     ] {
         let filter = Filter::parse(clause, &[], &schema).unwrap();
-        let before = ALLOCATIONS.get();
-        assert_eq!(filter.matches(&row), Ok(Some(true)), "{clause}");
-        assert_eq!(ALLOCATIONS.get() - before, 0, "{clause}");
+        let (matches, allocated_bytes) = ALLOCATOR.peak_of(|| filter.matches(&row));
+        assert_eq!(matches, Ok(Some(true)), "{clause}");
+        assert_eq!(allocated_bytes, 0, "{clause}");
     }
 }

@@ -3,64 +3,16 @@
 //!
 //! This is a separate binary because its global allocator counts each thread's bytes.
 
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
-
 use forebay_pgoutput::{Frame, PgOutputDecoder, PgOutputMessage, Relation, RelationCache, Snapshot};
-
-/// The system allocator, counting the current thread's allocated bytes.
-struct PeakCountingAllocator;
-
-thread_local! {
-    static HELD: Cell<isize> = const { Cell::new(0) };
-    static PEAK: Cell<isize> = const { Cell::new(0) };
-}
-
-fn count(change: isize) {
-    let held = HELD.get() + change;
-    HELD.set(held);
-    PEAK.set(PEAK.get().max(held));
-}
-
-// SAFETY: every call is forwarded to the system allocator unchanged; counting uses two cells and
-// does not allocate.
-unsafe impl GlobalAlloc for PeakCountingAllocator {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        count(layout.size() as isize);
-        // SAFETY: the caller upholds the contract of `System`.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        count(-(layout.size() as isize));
-        // SAFETY: as above; the pointer came from `System`.
-        unsafe { System.dealloc(pointer, layout) }
-    }
-
-    unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        // The allocator may keep the old block until the new one is filled.
-        count(size as isize);
-        count(-(layout.size() as isize));
-        // SAFETY: as above.
-        unsafe { System.realloc(pointer, layout, size) }
-    }
-}
+use forebay_testkit::PeakAllocator;
 
 #[global_allocator]
-static ALLOCATOR: PeakCountingAllocator = PeakCountingAllocator;
+static ALLOCATOR: PeakAllocator = PeakAllocator;
 
 /// Allowed bytes per received byte. An empty name is one byte on the wire and a `String` in memory.
 const MULTIPLE: usize = 20;
 /// Allowed bytes independent of the input.
 const CONSTANT: usize = 1024;
-
-/// Runs `work` and returns its result and the peak of allocated bytes.
-fn peak_of<T>(work: impl FnOnce() -> T) -> (T, usize) {
-    let before = HELD.get();
-    PEAK.set(before);
-    let done = work();
-    (done, (PEAK.get() - before) as usize)
-}
 
 /// Decodes a message and iterates over its contents. Returns whether it is valid.
 fn read(bytes: &[u8], streamed: bool) -> bool {
@@ -78,7 +30,7 @@ fn read(bytes: &[u8], streamed: bool) -> bool {
 
 #[track_caller]
 fn assert_refused_without_allocation(bytes: &[u8]) {
-    let (is_read, peak) = peak_of(|| read(bytes, false));
+    let (is_read, peak) = ALLOCATOR.peak_of(|| read(bytes, false));
     assert!(!is_read, "{bytes:?} is not a message");
     assert_eq!(peak, 0, "bytes allocated for {bytes:?}");
 }
@@ -118,7 +70,7 @@ fn absurd_counts_and_lengths_are_refused_before_anything_is_allocated() {
 #[test]
 fn an_unterminated_name_is_refused_without_allocation() {
     let name = [b"R\0\0\x40\x07".as_slice(), &[b'n'; 1 << 20]].concat();
-    let (is_read, peak) = peak_of(|| read(&name, false));
+    let (is_read, peak) = ALLOCATOR.peak_of(|| read(&name, false));
     assert_eq!((is_read, peak), (false, 0));
 }
 
@@ -135,14 +87,15 @@ fn decoding_allocates_nothing_wherever_a_message_ends_and_whatever_byte_is_wrong
     for message in messages {
         assert!(read(message, false), "{message:?} is a message");
         for length in 0..=message.len() {
-            let (_, peak) = peak_of(|| read(&message[..length], false) | read(&message[..length], true));
+            let (_, peak) =
+                ALLOCATOR.peak_of(|| read(&message[..length], false) | read(&message[..length], true));
             assert_eq!(peak, 0, "bytes allocated for {:?}", &message[..length]);
         }
         let mut wrong = message.to_vec();
         for at in 0..wrong.len() {
             for byte in [0, 1, 0x7F, 0x80, 0xFF] {
                 let right = std::mem::replace(&mut wrong[at], byte);
-                let (_, peak) = peak_of(|| read(&wrong, false) | Frame::decode(&wrong).is_ok());
+                let (_, peak) = ALLOCATOR.peak_of(|| read(&wrong, false) | Frame::decode(&wrong).is_ok());
                 assert_eq!(peak, 0, "bytes allocated for {wrong:?}");
                 wrong[at] = right;
             }
@@ -155,7 +108,7 @@ fn a_cached_relation_takes_a_small_multiple_of_its_relation_message() {
     for (columns, name) in [(0, ""), (1, ""), (1_600, ""), (u16::MAX, ""), (u16::MAX, "a_name_of_a_column")] {
         let bytes = relation(7, columns, name);
         let mut relations = RelationCache::new();
-        let (is_new, peak) = peak_of(|| relations.apply(&decoded(&bytes)));
+        let (is_new, peak) = ALLOCATOR.peak_of(|| relations.apply(&decoded(&bytes)));
         assert!(is_new && peak <= MULTIPLE * bytes.len() + CONSTANT, "{peak} bytes for {}", bytes.len());
     }
 }
@@ -165,9 +118,9 @@ fn a_relation_that_is_announced_repeatedly_is_cached_once() {
     let (bytes, other) = (relation(7, 100, "name"), relation(7, 100, "other"));
     let mut relations = RelationCache::new();
     relations.apply(&decoded(&bytes));
-    let (_, peak) = peak_of(|| (0..1_000).for_each(|_| _ = relations.apply(&decoded(&bytes))));
+    let (_, peak) = ALLOCATOR.peak_of(|| (0..1_000).for_each(|_| _ = relations.apply(&decoded(&bytes))));
     assert_eq!(peak, 0, "an equal relation allocates nothing");
-    let (_, peak) = peak_of(|| {
+    let (_, peak) = ALLOCATOR.peak_of(|| {
         for announced in [&other, &bytes].into_iter().cycle().take(1_000) {
             relations.apply(&decoded(announced));
         }
@@ -181,7 +134,8 @@ fn many_cached_relations_take_a_small_multiple_of_their_messages() {
     let messages: Vec<_> = (0..20_000).map(|oid| relation(oid, 1, "")).collect();
     let arrived: usize = messages.iter().map(Vec::len).sum();
     let mut relations = RelationCache::new();
-    let (_, peak) = peak_of(|| messages.iter().for_each(|bytes| _ = relations.apply(&decoded(bytes))));
+    let (_, peak) =
+        ALLOCATOR.peak_of(|| messages.iter().for_each(|bytes| _ = relations.apply(&decoded(bytes))));
     assert_eq!(relations.len(), messages.len());
     assert!(peak <= MULTIPLE * arrived + CONSTANT, "{peak} bytes for {arrived}");
 }
@@ -190,7 +144,7 @@ fn many_cached_relations_take_a_small_multiple_of_their_messages() {
 fn a_snapshot_takes_a_small_multiple_of_its_text() {
     let running: Vec<_> = (10..50_000).map(|xid: u32| xid.to_string()).collect();
     let text = format!("10:50000:{}", running.join(","));
-    let (snapshot, peak) = peak_of(|| text.parse::<Snapshot>());
+    let (snapshot, peak) = ALLOCATOR.peak_of(|| text.parse::<Snapshot>());
     assert_eq!(snapshot.unwrap().xip.len(), running.len());
     assert!(peak <= MULTIPLE * text.len() + CONSTANT, "{peak} bytes for {}", text.len());
 }

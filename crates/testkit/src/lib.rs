@@ -28,9 +28,11 @@
 //! | throwaway servers | the crate `forebay-sandbox` |
 //! | timeouts and polling in tests | `waiting.rs` |
 //! | reproducible random numbers | `test_rng.rs` |
+//! | memory that a test allocates | `peak_allocator.rs` |
 //! | READMEs whose code is compiled and run | `readme.rs` |
 
 mod markdown;
+mod peak_allocator;
 mod proxy;
 mod python;
 mod readme;
@@ -40,6 +42,7 @@ mod waiting;
 pub use forebay_sandbox as sandbox;
 
 pub use crate::markdown::{named, quoted, rows, section};
+pub use crate::peak_allocator::PeakAllocator;
 pub use crate::proxy::{Direction, Proxy};
 pub use crate::python::python;
 pub use crate::readme::{readme_blocks, readme_blocks_run};
