@@ -81,28 +81,14 @@ impl Interval {
     }
 
     pub(crate) fn justify_hours(self) -> Result<Self, EvalError> {
-        let mut days = i64::from(self.days) + self.micros / MICROS_PER_DAY;
-        let mut micros = self.micros % MICROS_PER_DAY;
-        if days > 0 && micros < 0 {
-            micros += MICROS_PER_DAY;
-            days -= 1;
-        } else if days < 0 && micros > 0 {
-            micros -= MICROS_PER_DAY;
-            days += 1;
-        }
+        let days = i64::from(self.days) + self.micros / MICROS_PER_DAY;
+        let (days, micros) = with_one_sign(days, self.micros % MICROS_PER_DAY, MICROS_PER_DAY);
         Interval::checked(self.months.into(), days, micros.into())
     }
 
     pub(crate) fn justify_days(self) -> Result<Self, EvalError> {
-        let mut months = i64::from(self.months) + i64::from(self.days / 30);
-        let mut days = i64::from(self.days % 30);
-        if months > 0 && days < 0 {
-            days += 30;
-            months -= 1;
-        } else if months < 0 && days > 0 {
-            days -= 30;
-            months += 1;
-        }
+        let months = i64::from(self.months) + i64::from(self.days / 30);
+        let (months, days) = with_one_sign(months, i64::from(self.days % 30), 30);
         Interval::checked(months, days, self.micros.into())
     }
 
@@ -125,13 +111,7 @@ impl Interval {
             days -= 30;
             months += 1;
         }
-        if days > 0 && micros < 0 {
-            micros += MICROS_PER_DAY;
-            days -= 1;
-        } else if days < 0 && micros > 0 {
-            micros -= MICROS_PER_DAY;
-            days += 1;
-        }
+        let (days, micros) = with_one_sign(days, micros, MICROS_PER_DAY);
         Interval::checked(months, days, micros.into())
     }
 
@@ -144,6 +124,17 @@ impl Interval {
             Some(designated) => iso(designated),
             None => quantities(text),
         }
+    }
+}
+
+/// Moves one `unit` between two parts of an interval, so that both have the same sign.
+fn with_one_sign(higher: i64, lower: i64, unit: i64) -> (i64, i64) {
+    if higher > 0 && lower < 0 {
+        (higher - 1, lower + unit)
+    } else if higher < 0 && lower > 0 {
+        (higher + 1, lower - unit)
+    } else {
+        (higher, lower)
     }
 }
 

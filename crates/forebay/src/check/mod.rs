@@ -22,6 +22,8 @@ mod finding;
 mod machine;
 mod postgres;
 mod postgres_objects;
+#[cfg(test)]
+mod postgres_samples;
 mod postgres_server;
 mod redis;
 mod round_trips;

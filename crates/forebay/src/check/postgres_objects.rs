@@ -183,20 +183,8 @@ fn literal(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::super::finding::FindingLevel;
+    use super::super::postgres_samples::{REQUIREMENTS, row};
     use super::*;
-
-    const REQUIREMENTS: DatabaseRequirements<'_> = DatabaseRequirements {
-        slot: "forebay",
-        publication: "forebay",
-        manual_publication: false,
-        pool_size: 20,
-        most_connections: None,
-        is_pooled: false,
-    };
-
-    fn row(pairs: &[(&str, &str)]) -> CatalogRow {
-        pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect()
-    }
 
     #[test]
     fn a_slot_is_idle_in_use_lost_or_foreign() {

@@ -220,20 +220,8 @@ pub(super) fn tls(about: &CatalogRow, mode: SslMode, endpoint: &str) -> Finding 
 #[cfg(test)]
 mod tests {
     use super::super::finding::FindingLevel;
+    use super::super::postgres_samples::{REQUIREMENTS, row};
     use super::*;
-
-    const REQUIREMENTS: DatabaseRequirements<'_> = DatabaseRequirements {
-        slot: "forebay",
-        publication: "forebay",
-        manual_publication: false,
-        pool_size: 20,
-        most_connections: None,
-        is_pooled: false,
-    };
-
-    fn row(pairs: &[(&str, &str)]) -> CatalogRow {
-        pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect()
-    }
 
     fn connected(max: &str, used: &str, user_limit: &str, most: Option<u32>) -> FindingLevel {
         let about = row(&[

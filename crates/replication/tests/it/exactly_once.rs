@@ -205,7 +205,7 @@ async fn fault(
     proxy: &Proxy,
     follower: &mut FollowerProcess,
 ) {
-    let direction = if random.roll() % 2 == 0 { Direction::ToClient } else { Direction::ToServer };
+    let direction = if random.below(2) == 0 { Direction::ToClient } else { Direction::ToServer };
     match random.roll() % 8 {
         0 | 1 => {
             follower.kill();
@@ -275,7 +275,7 @@ fn transaction(writer: u64, next: &mut u64, random: &mut TestRng) -> String {
             }
         };
     }
-    script + if random.roll() % 4 == 0 { "ROLLBACK" } else { "COMMIT" }
+    script + if random.below(4) == 0 { "ROLLBACK" } else { "COMMIT" }
 }
 
 /// Returns the committed transactions, from the second slot.

@@ -1,12 +1,14 @@
 //! Fixture: a database of its own for each test, followed by a manager with a journal.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use forebay_replication::reservoir::PostgresConnect;
 use forebay_replication::{Manager, ManagerConfig, ManagerEvent, ManagerStep, TableChange, TableName};
 use forebay_sandbox::Postgres;
 use forebay_testkit::{Proxy, eventually, within};
+use tokio::sync::Mutex;
 use tokio::sync::broadcast::Receiver;
 
 use crate::journal::{self, JournalChange, JournalConsumer, JournalLine, JournalTransaction};
@@ -64,6 +66,33 @@ impl<'a> FollowedDatabase<'a> {
         let manager = self.start();
         within("the manager is ready", manager.ready()).await.unwrap();
         manager
+    }
+
+    /// Starts a manager with this configuration that streams the table `orders`.
+    pub(crate) async fn streaming_orders(&self, config: ManagerConfig) -> Manager {
+        let manager = self.start_with(config);
+        streams(&manager).await;
+        self.table(&manager, "orders").await;
+        manager
+    }
+
+    /// Starts a manager that streams the table `orders`, and returns the gate of its consumer too.
+    pub(crate) async fn streaming_orders_with_gate(&self) -> (Manager, Arc<Mutex<()>>) {
+        let journal = JournalConsumer::open(&self.journal());
+        let gate = journal.gate.clone();
+        let manager = Manager::start(self.config(), journal).unwrap();
+        streams(&manager).await;
+        self.table(&manager, "orders").await;
+        (manager, gate)
+    }
+
+    /// Follows the first row of the table `orders` with a manager that is then shut down.
+    pub(crate) async fn follow_first_order(&self) {
+        let manager = self.running().await;
+        self.table(&manager, "orders").await;
+        self.sql("INSERT INTO orders VALUES (1, 'before')");
+        self.eventually_changes(1).await;
+        manager.shutdown().await;
     }
 
     /// Creates a table `id int primary key, note text` and adds it to the manager.

@@ -16,7 +16,6 @@ use forebay_testkit::{TEST_TIMEOUT, eventually, within};
 use tokio::sync::{broadcast::error::TryRecvError, watch};
 
 use crate::followed_database::{FollowedDatabase, insert};
-use crate::journal::JournalConsumer;
 use crate::supervision::{ConsumerCall, ConsumerScript, ScriptedAction, ScriptedConsumer};
 
 const COUNT: &str = "FOREBAY_TEST_COUNT";
@@ -225,11 +224,7 @@ async fn a_consumer_stuck_for_longer_than_the_servers_timeout_stays_connected() 
     let timeout = Duration::from_secs(5);
     let server = Postgres::builder().config("wal_sender_timeout", "5s").start().unwrap();
     let followed = FollowedDatabase::new(&server);
-    let journal = JournalConsumer::open(&followed.journal());
-    let gate = journal.gate.clone();
-    let manager = Manager::start(followed.config(), journal).unwrap();
-    within("the manager is ready", manager.ready()).await.unwrap();
-    followed.table(&manager, "orders").await;
+    let (manager, gate) = followed.streaming_orders_with_gate().await;
     followed.sql("INSERT INTO orders VALUES (1, 'before')");
     followed.eventually_changes(1).await;
     let (mut events, backend) = (manager.events(), manager.positions().backend_pid.unwrap());
@@ -281,11 +276,7 @@ async fn lag_grows_while_the_consumer_is_stuck_and_is_zero_on_an_idle_database()
     // The server sends keepalives at a third of this timeout.
     let server = Postgres::builder().config("wal_sender_timeout", "1500ms").start().unwrap();
     let followed = FollowedDatabase::new(&server);
-    let journal = JournalConsumer::open(&followed.journal());
-    let gate = journal.gate.clone();
-    let manager = Manager::start(followed.config(), journal).unwrap();
-    within("the manager is ready", manager.ready()).await.unwrap();
-    followed.table(&manager, "orders").await;
+    let (manager, gate) = followed.streaming_orders_with_gate().await;
     let lag = async || manager.positions().lag;
 
     let held = gate.lock().await;

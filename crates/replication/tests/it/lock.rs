@@ -1,20 +1,16 @@
 //! The lock: waiting, taking over, and terminating an abandoned holder.
 
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use forebay_replication::pgoutput::Lsn;
 use forebay_replication::reservoir::{PostgresClient, PostgresConnect, ReservoirConnection as _};
-use forebay_replication::{
-    Bookmark, ConnectionStatus, Consumer, ConsumerError, DurablePosition, LockTimeouts, Manager, ManagerStep,
-    MessageBatch, ReadyCondition, ResetReason, Timeline,
-};
+use forebay_replication::{ConnectionStatus, LockTimeouts, Manager, ManagerStep, ReadyCondition};
 use forebay_sandbox::Postgres;
 use forebay_testkit::{Direction, Proxy, eventually, within};
+use tokio::sync::oneshot;
 
 use crate::followed_database::{FollowedDatabase, insert};
-use crate::journal::JournalConsumer;
 use crate::other_client::{backend, backend_exists, connect_client, occupy};
+use crate::supervision::{ConsumerCall, ConsumerScript, ScriptedAction, ScriptedConsumer};
 
 /// Lock timeouts in milliseconds.
 fn timeouts(check_interval: u64, silence_timeout: u64) -> LockTimeouts {
@@ -219,41 +215,12 @@ async fn a_holder_that_this_user_may_not_terminate_is_waited_for() {
     manager.shutdown().await;
 }
 
-/// A journal whose `bookmark` waits for a lock.
-struct SlowBookmark {
-    journal: JournalConsumer,
-    gate: Arc<tokio::sync::Mutex<()>>,
-}
-
-impl Consumer for SlowBookmark {
-    async fn bookmark(&mut self) -> Result<Option<Bookmark>, ConsumerError> {
-        drop(self.gate.lock().await);
-        self.journal.bookmark().await
-    }
-
-    async fn reset(&mut self, reason: ResetReason, begin: Bookmark) -> Result<(), ConsumerError> {
-        self.journal.reset(reason, begin).await
-    }
-
-    async fn record_timeline(&mut self, timeline: Timeline) -> Result<(), ConsumerError> {
-        self.journal.record_timeline(timeline).await
-    }
-
-    fn start(&mut self, durable: DurablePosition) {
-        self.journal.start(durable);
-    }
-
-    async fn receive(&mut self, batch: &mut MessageBatch<'_>) -> Result<(), ConsumerError> {
-        self.journal.receive(batch).await
-    }
-
-    async fn advance(&mut self, lsn: Lsn) -> Result<(), ConsumerError> {
-        self.journal.advance(lsn).await
-    }
-
-    async fn checkpoint(&mut self) -> Result<(), ConsumerError> {
-        self.journal.checkpoint().await
-    }
+/// Returns a proxy that refuses connections, and the settings of a pooler at its address.
+fn closed_pooler(followed: &FollowedDatabase<'_>) -> (Proxy, PostgresConnect) {
+    let pooler = Proxy::start(followed.server.addr());
+    pooler.refuse();
+    let url = format!("postgres://postgres@{}/{}", pooler.addr(), followed.database);
+    (pooler, PostgresConnect::new(&url).unwrap())
 }
 
 /// Checks that the first keeps the lock for longer than the second's silence timeout.
@@ -269,14 +236,10 @@ async fn keeps_lock(first: &Manager, second: &Manager, step: ManagerStep) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_instance_with_a_slow_setup_keeps_the_lock() {
     let followed = FollowedDatabase::new(Postgres::shared());
-    let pooler = Proxy::start(followed.server.addr());
-    pooler.refuse();
-    let pooled =
-        PostgresConnect::new(&format!("postgres://postgres@{}/{}", pooler.addr(), followed.database))
-            .unwrap();
-    let (journal, gate) = (JournalConsumer::open(&followed.journal()), Arc::default());
-    let slow = SlowBookmark { journal, gate: Arc::clone(&gate) };
-    let closed = gate.lock().await;
+    let (pooler, pooled) = closed_pooler(&followed);
+    let (script, (closed, opened)) = (ConsumerScript::default(), oneshot::channel());
+    script.then(ConsumerCall::Bookmark, ScriptedAction::WaitUntilDropped(opened));
+    let slow = ScriptedConsumer::new(&followed, &script);
     let timeouts = timeouts(100, 2_000);
     let first = Manager::start(followed.config().lock_timeouts(timeouts).pooled(pooled), slow).unwrap();
     is_at(&first, ManagerStep::ConnectionPoolConnecting).await;
@@ -296,11 +259,8 @@ async fn an_instance_with_a_slow_setup_keeps_the_lock() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_instance_cut_off_during_setup_loses_the_lock() {
     let followed = FollowedDatabase::new(Postgres::shared());
-    let (proxy, pooler) = (Proxy::start(followed.server.addr()), Proxy::start(followed.server.addr()));
-    pooler.refuse();
-    let pooled =
-        PostgresConnect::new(&format!("postgres://postgres@{}/{}", pooler.addr(), followed.database))
-            .unwrap();
+    let proxy = Proxy::start(followed.server.addr());
+    let (_pooler, pooled) = closed_pooler(&followed);
     let timeouts = timeouts(100, 2_000);
     let first = followed.start_with(followed.config_through(&proxy).lock_timeouts(timeouts).pooled(pooled));
     is_at(&first, ManagerStep::ConnectionPoolConnecting).await;
@@ -317,11 +277,8 @@ async fn an_instance_cut_off_during_setup_loses_the_lock() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_command_during_a_heartbeat_query_is_not_lost() {
     let followed = FollowedDatabase::new(Postgres::shared());
-    let (proxy, pooler) = (Proxy::start(followed.server.addr()), Proxy::start(followed.server.addr()));
-    pooler.refuse();
-    let pooled =
-        PostgresConnect::new(&format!("postgres://postgres@{}/{}", pooler.addr(), followed.database))
-            .unwrap();
+    let proxy = Proxy::start(followed.server.addr());
+    let (pooler, pooled) = closed_pooler(&followed);
     let manager =
         followed.start_with(followed.config_through(&proxy).lock_timeouts(timeouts(100, 600)).pooled(pooled));
     is_at(&manager, ManagerStep::ConnectionPoolConnecting).await;

@@ -353,11 +353,7 @@ async fn it_ends_in_time_while_it_streams() {
 async fn it_ends_in_time_while_the_consumer_is_stuck() {
     let ending = async |end: ShutdownKind| {
         let followed = FollowedDatabase::new(Postgres::shared());
-        let journal = JournalConsumer::open(&followed.journal());
-        let gate = journal.gate.clone();
-        let manager = Manager::start(followed.config(), journal).unwrap();
-        within("the manager is ready", manager.ready()).await.unwrap();
-        followed.table(&manager, "orders").await;
+        let (manager, gate) = followed.streaming_orders_with_gate().await;
         let held = gate.lock().await;
         // More than the socket buffers hold, so that the server blocks, too.
         followed.sql("INSERT INTO orders SELECT n, repeat('x', 1000) FROM generate_series(1, 20000) n");

@@ -8,7 +8,7 @@ use forebay_sandbox::Postgres;
 use forebay_testkit::{eventually, within};
 
 use crate::followed_database::{FollowedDatabase, insert, streams};
-use crate::journal::{JournalConsumer, JournalLine};
+use crate::journal::JournalLine;
 use crate::other_client::{backend, connect_client, occupy};
 
 /// Starts a server that invalidates a slot two segments behind.
@@ -45,11 +45,7 @@ fn slot(followed: &FollowedDatabase<'_>, column: &str) -> Option<String> {
 async fn a_slot_that_lost_its_wal_while_no_manager_ran_is_recreated() {
     let server = small_wal_server(15);
     let followed = FollowedDatabase::new(&server);
-    let manager = followed.running().await;
-    followed.table(&manager, "orders").await;
-    followed.sql("INSERT INTO orders VALUES (1, 'before')");
-    followed.eventually_changes(1).await;
-    manager.shutdown().await;
+    followed.follow_first_order().await;
     followed.sql("INSERT INTO orders VALUES (2, 'lost')");
     invalidate_slot(&followed).await;
     let manager = followed.running().await;
@@ -67,11 +63,7 @@ async fn a_slot_that_lost_its_wal_while_no_manager_ran_is_recreated() {
 async fn a_slot_that_loses_its_wal_under_a_stalled_consumer_is_recreated() {
     let server = small_wal_server(18);
     let followed = FollowedDatabase::new(&server);
-    let journal = JournalConsumer::open(&followed.journal());
-    let gate = journal.gate.clone();
-    let manager = Manager::start(followed.config(), journal).unwrap();
-    streams(&manager).await;
-    followed.table(&manager, "orders").await;
+    let (manager, gate) = followed.streaming_orders_with_gate().await;
     let stalled = gate.lock().await;
     followed.sql("INSERT INTO orders VALUES (1, 'never taken')");
     invalidate_slot(&followed).await;
@@ -116,11 +108,7 @@ async fn a_dropped_slot_is_recreated() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_active_slot_is_retried_without_a_reset() {
     let followed = FollowedDatabase::new(Postgres::shared());
-    let manager = followed.running().await;
-    followed.table(&manager, "orders").await;
-    followed.sql("INSERT INTO orders VALUES (1, 'before')");
-    followed.eventually_changes(1).await;
-    manager.shutdown().await;
+    followed.follow_first_order().await;
     let occupied = occupy(&followed).await;
     followed.sql("INSERT INTO orders VALUES (2, 'meanwhile')");
     let manager = followed.start();
@@ -168,11 +156,7 @@ async fn a_temporary_slot_ends_with_its_connection_and_each_one_resets_the_consu
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_consumer_behind_the_slot_is_reset_at_start() {
     let followed = FollowedDatabase::new(Postgres::shared());
-    let manager = followed.running().await;
-    followed.table(&manager, "orders").await;
-    followed.sql("INSERT INTO orders VALUES (1, 'before')");
-    followed.eventually_changes(1).await;
-    manager.shutdown().await;
+    followed.follow_first_order().await;
     followed.sql("INSERT INTO orders VALUES (2, 'taken by another client')");
     let name = &followed.slot;
     followed.sql(&format!("SELECT pg_replication_slot_advance('{name}', pg_current_wal_lsn())"));

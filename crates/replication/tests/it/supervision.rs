@@ -12,7 +12,7 @@ use forebay_replication::{
 use forebay_sandbox::Postgres;
 use forebay_testkit::{eventually, within};
 use parking_lot::Mutex;
-use tokio::sync::broadcast;
+use tokio::sync::{broadcast, oneshot};
 
 use crate::followed_database::{FollowedDatabase, insert};
 use crate::journal::{JournalChange, JournalConsumer};
@@ -35,6 +35,8 @@ pub(crate) enum ScriptedAction {
     Run(Box<dyn FnOnce() + Send>),
     Wait(Duration),
     WaitForever,
+    /// Waits until the other end of the channel is dropped.
+    WaitUntilDropped(oneshot::Receiver<()>),
 }
 
 /// Actions for the next calls. Each runs once, in the given order.
@@ -70,6 +72,10 @@ impl ConsumerScript {
                 Ok(())
             }
             Some((_, ScriptedAction::WaitForever)) => std::future::pending().await,
+            Some((_, ScriptedAction::WaitUntilDropped(end))) => {
+                let _dropped = end.await;
+                Ok(())
+            }
         }
     }
 }

@@ -1,10 +1,10 @@
 //! Timelines: recoveries, promotions, and another cluster at the same address.
 
-use forebay_replication::{TableChange, TableName};
+use forebay_replication::{Manager, TableChange, TableName};
 use forebay_sandbox::{Postgres, RecoveryTarget};
 use forebay_testkit::{Proxy, eventually, within};
 
-use crate::followed_database::{FollowedDatabase, insert, streams, table_event};
+use crate::followed_database::{FollowedDatabase, insert, table_event};
 use crate::journal::{JournalChange, JournalLine};
 
 /// Waits until the standby has the slot of the manager.
@@ -16,6 +16,15 @@ async fn synchronized(primary: &Postgres, standby: &Postgres) {
         standby.query("postgres", slots).unwrap()[0][0].clone()
     })
     .await;
+}
+
+/// Starts a standby that has the slot of a manager. The manager follows `orders` through the proxy.
+async fn follow_with_standby(followed: &FollowedDatabase<'_>) -> (Postgres, Proxy, Manager) {
+    let standby = followed.server.standby().failover_slots().start().unwrap();
+    let proxy = Proxy::start(followed.server.addr());
+    let manager = followed.streaming_orders(followed.config_through(&proxy).failover_slot()).await;
+    synchronized(followed.server, &standby).await;
+    (standby, proxy, manager)
 }
 
 /// Returns the adopted timelines.
@@ -44,9 +53,7 @@ async fn a_recovery_to_a_point_before_the_bookmark_resets_the_consumer() {
         let server = Postgres::builder().version(version).archive().start().unwrap();
         let followed = FollowedDatabase::new(&server);
         let proxy = Proxy::start(server.addr());
-        let manager = followed.start_with(followed.config_through(&proxy));
-        streams(&manager).await;
-        followed.table(&manager, "orders").await;
+        let manager = followed.streaming_orders(followed.config_through(&proxy)).await;
         let backup = server.backup().unwrap();
         followed.sql("INSERT INTO orders VALUES (1, 'kept')");
         followed.sql("SELECT pg_create_restore_point('here')");
@@ -91,9 +98,7 @@ async fn a_recovery_to_the_latest_point_has_no_slot_and_resets_the_consumer() {
 async fn another_cluster_at_the_same_address_resets_the_consumer() {
     let followed = FollowedDatabase::new(Postgres::shared());
     let proxy = Proxy::start(followed.server.addr());
-    let manager = followed.start_with(followed.config_through(&proxy));
-    streams(&manager).await;
-    followed.table(&manager, "orders").await;
+    let manager = followed.streaming_orders(followed.config_through(&proxy)).await;
     followed.table(&manager, "notes").await;
     followed.sql("INSERT INTO orders VALUES (1, 'of the first')");
     followed.eventually_changes(1).await;
@@ -134,12 +139,7 @@ async fn a_consumer_ahead_of_the_servers_wal_is_reset() {
 async fn a_promotion_that_kept_the_slot_continues_without_loss_or_repetition() {
     let primary = Postgres::builder().version(18).start().unwrap();
     let followed = FollowedDatabase::new(&primary);
-    let standby = primary.standby().failover_slots().start().unwrap();
-    let proxy = Proxy::start(primary.addr());
-    let manager = followed.start_with(followed.config_through(&proxy).failover_slot());
-    streams(&manager).await;
-    followed.table(&manager, "orders").await;
-    synchronized(&primary, &standby).await;
+    let (standby, proxy, manager) = follow_with_standby(&followed).await;
     for id in 1..=20 {
         followed.sql(&format!("INSERT INTO orders VALUES ({id}, 'before')"));
     }
@@ -167,12 +167,7 @@ async fn a_promotion_that_kept_the_slot_continues_without_loss_or_repetition() {
 async fn a_promotion_of_a_standby_with_missing_changes_resets_the_consumer() {
     let primary = Postgres::builder().version(18).start().unwrap();
     let followed = FollowedDatabase::new(&primary);
-    let standby = primary.standby().failover_slots().start().unwrap();
-    let proxy = Proxy::start(primary.addr());
-    let manager = followed.start_with(followed.config_through(&proxy).failover_slot());
-    streams(&manager).await;
-    followed.table(&manager, "orders").await;
-    synchronized(&primary, &standby).await;
+    let (standby, proxy, manager) = follow_with_standby(&followed).await;
     // From here on the stream may be ahead of the standby.
     primary.set_config("synchronized_standby_slots", "").unwrap();
     primary.reload().unwrap();
@@ -198,9 +193,7 @@ async fn a_promotion_without_the_slot_resets_the_consumer_and_a_standby_is_retri
         let followed = FollowedDatabase::new(&primary);
         let standby = primary.standby().start().unwrap();
         let proxy = Proxy::start(primary.addr());
-        let manager = followed.start_with(followed.config_through(&proxy));
-        streams(&manager).await;
-        followed.table(&manager, "orders").await;
+        let manager = followed.streaming_orders(followed.config_through(&proxy)).await;
         followed.sql("INSERT INTO orders VALUES (1, 'before')");
         followed.eventually_changes(1).await;
         // A clean stop, so that the standby has everything.

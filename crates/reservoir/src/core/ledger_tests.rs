@@ -419,6 +419,25 @@ fn the_simulation_reaches_every_outcome() {
 }
 
 /// Returns a full reservoir whose connections were all opened at this moment.
+impl LedgerSimulation {
+    /// Advances by 5 ms, starts the planned dials and ends those that are due. `dialing` has the
+    /// ends of the dials in flight; `duration` returns that of a dial, by their number.
+    fn advance_with_dials(&mut self, dialing: &mut Vec<Instant>, duration: impl Fn(u32) -> Duration) {
+        self.now += ms(5);
+        self.dialing += self.ledger.plan(self.now).dials;
+        while (dialing.len() as u32) < self.dialing {
+            dialing.push(self.now + duration(dialing.len() as u32));
+        }
+        self.apply_effects();
+        while dialing.first().is_some_and(|at| *at <= self.now) {
+            dialing.remove(0);
+            self.end_dial(3);
+            self.apply_effects();
+        }
+        self.close_all();
+    }
+}
+
 fn filled_simulation(rules: LedgerRules) -> LedgerSimulation {
     let mut sim = LedgerSimulation::new(rules, 7);
     while sim.ledger.counts().ready < rules.target {
@@ -533,18 +552,7 @@ fn min_lent_when_saturated(rules: LedgerRules, span: Duration) -> (u32, BTreeMap
     let mut sim = filled_simulation(rules);
     let (end, mut least, mut dialing) = (sim.now + span, u32::MAX, Vec::new());
     while sim.now < end {
-        sim.now += ms(5);
-        sim.dialing += sim.ledger.plan(sim.now).dials;
-        while (dialing.len() as u32) < sim.dialing {
-            dialing.push(sim.now + ms(50) * (dialing.len() as u32 + 1));
-        }
-        sim.apply_effects();
-        while dialing.first().is_some_and(|at| *at <= sim.now) {
-            dialing.remove(0);
-            sim.end_dial(3);
-            sim.apply_effects();
-        }
-        sim.close_all();
+        sim.advance_with_dials(&mut dialing, |in_flight| ms(50) * (in_flight + 1));
         // All connections are returned and lent again; there are more callers than connections.
         for (view, entry) in std::mem::take(&mut sim.lent) {
             sim.ledger.check_in(view, entry, ReturnState::Used, sim.now);
@@ -584,18 +592,7 @@ fn without_a_free_slot_an_expiring_connection_is_retired_first() {
     let mut sim = filled_simulation(rules);
     let (mut least, mut dialing) = (u32::MAX, Vec::new());
     for _ in 0..8_000 {
-        sim.now += ms(5);
-        sim.dialing += sim.ledger.plan(sim.now).dials;
-        while (dialing.len() as u32) < sim.dialing {
-            dialing.push(sim.now + ms(50));
-        }
-        sim.apply_effects();
-        while dialing.first().is_some_and(|at| *at <= sim.now) {
-            dialing.remove(0);
-            sim.end_dial(3);
-            sim.apply_effects();
-        }
-        sim.close_all();
+        sim.advance_with_dials(&mut dialing, |_| ms(50));
         least = least.min(sim.ledger.counts().ready);
     }
     assert!(least >= 15, "down to {least} of 16: {:?}", sim.seen.discards);
@@ -642,18 +639,7 @@ fn lingering_connections_do_not_prevent_the_replacement_of_others() {
     let lingering: Vec<_> = std::mem::take(&mut sim.retiring);
     let (mut least, mut dialing) = (u32::MAX, Vec::new());
     for step in 0..8_000 {
-        sim.now += ms(5);
-        sim.dialing += sim.ledger.plan(sim.now).dials;
-        while (dialing.len() as u32) < sim.dialing {
-            dialing.push(sim.now + ms(50));
-        }
-        sim.apply_effects();
-        while dialing.first().is_some_and(|at| *at <= sim.now) {
-            dialing.remove(0);
-            sim.end_dial(3);
-            sim.apply_effects();
-        }
-        sim.close_all();
+        sim.advance_with_dials(&mut dialing, |_| ms(50));
         assert!(sim.ledger.counts().total() <= 18);
         if step > 100 {
             least = least.min(sim.ledger.counts().ready);

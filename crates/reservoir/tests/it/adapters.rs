@@ -23,6 +23,17 @@ fn short_lived() -> ReservoirConfig {
 
 const PID: &str = "SELECT pg_backend_pid()";
 
+/// Ends the backend of a pool's connection, and waits until the pool lends another one. `pid`
+/// returns the backend of a lent connection; `None` if its query failed.
+async fn replaces_ended(pid: impl AsyncFn() -> Option<i32>) {
+    let first = pid().await.unwrap();
+    Postgres::shared().execute("postgres", &format!("SELECT pg_terminate_backend({first})")).unwrap();
+    eventually("the pool gets another connection", true, async || {
+        pid().await.is_some_and(|pid| pid != first)
+    })
+    .await;
+}
+
 #[tokio::test]
 async fn deadpool_reuses_connections_and_drops_expired_ones() {
     use deadpool::managed::Pool;
@@ -45,13 +56,7 @@ async fn deadpool_drops_a_connection_that_the_server_has_ended() {
     use deadpool::managed::Pool;
     let reservoir = reservoir(ReservoirConfig::new(2));
     let pool: Pool<_> = Pool::builder(reservoir.view("pool", 1)).max_size(1).build().unwrap();
-    let first: i32 = pool.get().await.unwrap().query_one(PID, &[]).await.unwrap().get(0);
-    Postgres::shared().execute("postgres", &format!("SELECT pg_terminate_backend({first})")).unwrap();
-    eventually("the pool gets another connection", true, async || {
-        let client = pool.get().await.unwrap();
-        client.query_one(PID, &[]).await.is_ok_and(|row| row.get::<_, i32>(0) != first)
-    })
-    .await;
+    replaces_ended(async || pool.get().await.unwrap().query_one(PID, &[]).await.ok()?.get(0)).await;
 }
 
 #[tokio::test]
@@ -73,13 +78,7 @@ async fn bb8_reuses_connections_and_drops_expired_ones() {
 async fn bb8_drops_a_connection_that_the_server_has_ended() {
     let reservoir = reservoir(ReservoirConfig::new(2));
     let pool = bb8::Pool::builder().max_size(1).build(reservoir.view("pool", 1)).await.unwrap();
-    let first: i32 = pool.get().await.unwrap().query_one(PID, &[]).await.unwrap().get(0);
-    Postgres::shared().execute("postgres", &format!("SELECT pg_terminate_backend({first})")).unwrap();
-    eventually("the pool gets another connection", true, async || {
-        let client = pool.get().await.unwrap();
-        client.query_one(PID, &[]).await.is_ok_and(|row| row.get::<_, i32>(0) != first)
-    })
-    .await;
+    replaces_ended(async || pool.get().await.unwrap().query_one(PID, &[]).await.ok()?.get(0)).await;
 }
 
 #[tokio::test]

@@ -8,6 +8,12 @@ const CREATE_TABLES: &str =
     "CREATE TABLE items (id int PRIMARY KEY, note text); INSERT INTO items VALUES (1, 'a'), (2, 'a');
     CREATE TABLE others (id int PRIMARY KEY, note text); INSERT INTO others VALUES (1, 'a')";
 const SHORT_LONG_POLL: [(&str, &str); 1] = [("FOREBAY_SERVE_LONG_POLL_MS", "1000")];
+/// Settings of a server that soon unpublishes tables without shapes.
+const UNPUBLISHING: [(&str, &str); 3] = [
+    SHORT_LONG_POLL[0],
+    ("FOREBAY_SERVE_ALLOW_DELETE", "true"),
+    ("FOREBAY_DATABASE_UNPUBLISH_AFTER_MS", "500"),
+];
 const ITEMS_SHAPE: [(&str, &str); 1] = [("table", "items")];
 const OTHERS_SHAPE: [(&str, &str); 1] = [("table", "others")];
 
@@ -93,19 +99,21 @@ async fn a_publication_that_was_narrowed_while_the_server_was_down_replaces_shap
     assert_eq!(column_values(&serve, &ITEMS_SHAPE, "note").await, ["a", "lost"]);
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_table_that_cannot_be_unpublished_yet_is_still_served() {
+/// Starts a server with the settings [`UNPUBLISHING`], on a Postgres of its own.
+async fn serve_with_unpublishing() -> (ServeFixture, ServeProcess) {
     let postgres = Box::leak(Box::new(forebay_sandbox::Postgres::builder().start().unwrap()));
     let fixture = ServeFixture::on_postgres(postgres, CREATE_TABLES);
-    let settings = [
-        SHORT_LONG_POLL[0],
-        ("FOREBAY_SERVE_ALLOW_DELETE", "true"),
-        ("FOREBAY_DATABASE_UNPUBLISH_AFTER_MS", "500"),
-    ];
-    let serve = fixture.serve_with(&settings).await;
+    let serve = fixture.serve_with(&UNPUBLISHING).await;
+    (fixture, serve)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_table_that_cannot_be_unpublished_yet_is_still_served() {
+    let (fixture, serve) = serve_with_unpublishing().await;
     let reader = serve.reader(&ITEMS_SHAPE).await;
     let session =
-        forebay_replication::reservoir::PostgresConnect::new(&postgres.url(&fixture.database)).unwrap();
+        forebay_replication::reservoir::PostgresConnect::new(&fixture.postgres.url(&fixture.database))
+            .unwrap();
     let config = forebay_replication::reservoir::ReservoirConfig::new(1);
     let limits = forebay_replication::reservoir::ConnectionLimits::local();
     let sessions = forebay_replication::reservoir::Reservoir::start(session, config, limits).unwrap();
@@ -134,14 +142,7 @@ fn published(fixture: &ServeFixture) -> String {
 
 #[tokio::test]
 async fn a_table_is_unpublished_after_its_last_shape_and_published_again_with_the_next() {
-    let postgres = Box::leak(Box::new(forebay_sandbox::Postgres::builder().start().unwrap()));
-    let fixture = ServeFixture::on_postgres(postgres, CREATE_TABLES);
-    let settings = [
-        SHORT_LONG_POLL[0],
-        ("FOREBAY_SERVE_ALLOW_DELETE", "true"),
-        ("FOREBAY_DATABASE_UNPUBLISH_AFTER_MS", "500"),
-    ];
-    let serve = fixture.serve_with(&settings).await;
+    let (fixture, serve) = serve_with_unpublishing().await;
     let mut others = serve.reader(&OTHERS_SHAPE).await;
     for round in 0..2 {
         let reader = serve.reader(&ITEMS_SHAPE).await;
@@ -172,7 +173,7 @@ async fn a_table_is_unpublished_after_its_last_shape_and_published_again_with_th
     let reader = serve.reader(&ITEMS_SHAPE).await;
     serve.request("DELETE", &super::support::path(&reader.params()), &[], "").await;
     serve.stop().await;
-    let serve = fixture.serve_with(&settings).await;
+    let serve = fixture.serve_with(&UNPUBLISHING).await;
     tokio::time::sleep(std::time::Duration::from_secs(5)).await;
     assert_eq!(published(&fixture), "items others");
     fixture.sql("SELECT pg_drop_replication_slot('another')");

@@ -10,14 +10,7 @@ const CREATE_ITEMS: &str = "CREATE TABLE items (id int PRIMARY KEY, kind text, p
 
 /// Returns the rows of the first chunk of a shape.
 async fn rows(serve: &ServeProcess, shape: &[(&str, &str)]) -> Vec<Value> {
-    let response = serve.get(&[shape, &[("offset", "-1")]].concat()).await;
-    assert_eq!(
-        response.head.status,
-        200,
-        "{} {}",
-        response.head.text,
-        String::from_utf8_lossy(&response.body)
-    );
+    let response = serve.first_chunk(shape).await;
     let messages = response.json().as_array().unwrap().clone();
     changes(&messages).into_iter().map(|row| row["value"].clone()).collect()
 }

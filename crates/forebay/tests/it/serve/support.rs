@@ -250,6 +250,14 @@ impl ServeProcess {
         self.request("GET", &path(params), &[], "").await
     }
 
+    /// Requests the first chunk of a shape. Fails unless the status is 200.
+    pub(crate) async fn first_chunk(&self, shape: &[(&str, &str)]) -> HttpResponse {
+        let response = self.get(&[shape, &[("offset", "-1")]].concat()).await;
+        let body = String::from_utf8_lossy(&response.body);
+        assert_eq!(response.head.status, 200, "{} {body}", response.head.text);
+        response
+    }
+
     /// Sends `HEAD /v1/shape`.
     pub(crate) async fn head(&self, params: &[(&str, &str)]) -> HttpHead {
         let mut client = HttpConnection::connect(self.addr).await;

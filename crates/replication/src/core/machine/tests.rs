@@ -17,6 +17,16 @@ struct MachineHarness {
     out: Vec<Effect>,
 }
 
+/// Events of a setup, by the id of the attempt.
+const SETUP: [fn(u64) -> Event; 6] = [
+    Event::Connected,
+    Event::LockTaken,
+    Event::Configured,
+    |_| Event::PoolsChanged(ready()),
+    |attempt| Event::ConsumerReady(attempt, None),
+    Event::Confirmed,
+];
+
 impl MachineHarness {
     fn new(idle_after: Option<Duration>) -> Self {
         let now = Instant::now();
@@ -42,17 +52,17 @@ impl MachineHarness {
         self.machine.source().expect("a replication connection")
     }
 
+    /// Sends the events of a setup, from the connection to the confirmed stream.
+    fn set_up(&mut self) {
+        for event in SETUP {
+            let event = event(self.attempt());
+            self.on(event);
+        }
+    }
+
     fn up_to(mut self, step: ManagerStep) -> Self {
-        let events: [fn(u64) -> Event; 6] = [
-            Event::Connected,
-            Event::LockTaken,
-            Event::Configured,
-            |_| Event::PoolsChanged(ready()),
-            |attempt| Event::ConsumerReady(attempt, None),
-            Event::Confirmed,
-        ];
         self.on(Event::Start);
-        for event in events {
+        for event in SETUP {
             if self.machine.step() == step {
                 break;
             }
@@ -315,18 +325,9 @@ fn repeated_failures_of_a_stream_increase_the_backoff() {
     let mut harness = MachineHarness::new(None);
     harness.on(Event::Start);
     for tries in 1..=3 {
-        for event in [
-            Event::Connected as fn(u64) -> Event,
-            Event::LockTaken,
-            Event::Configured,
-            |_| Event::PoolsChanged(ready()),
-            |attempt| Event::ConsumerReady(attempt, None),
-            Event::Confirmed,
-            |attempt| Event::SourceEnded(attempt, Some(failure(RecoveryAction::Retry))),
-        ] {
-            let attempt = harness.attempt();
-            harness.on(event(attempt));
-        }
+        harness.set_up();
+        let attempt = harness.attempt();
+        harness.on(Event::SourceEnded(attempt, Some(failure(RecoveryAction::Retry))));
         assert_eq!(harness.machine.backoff().tries(), tries);
         harness.after(10);
     }
@@ -541,17 +542,7 @@ proptest! {
             harness.on(Event::UseRequested);
             harness.after(10);
         }
-        for event in [
-            Event::Connected as fn(u64) -> Event,
-            Event::LockTaken,
-            Event::Configured,
-            |_| Event::PoolsChanged(ready()),
-            |attempt| Event::ConsumerReady(attempt, None),
-            Event::Confirmed,
-        ] {
-            let attempt = harness.attempt();
-            harness.on(event(attempt));
-        }
+        harness.set_up();
         prop_assert_eq!(harness.machine.step().phase(), ManagerPhase::Running);
     }
 }
