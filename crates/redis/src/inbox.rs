@@ -10,8 +10,10 @@
 //! the caller gets [`RequestError::QueueFull`] at once. Unsubscriptions may exceed the bounds: each
 //! ends a subscription, so they are bounded by the number of subscriptions.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::task::Waker;
+
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::core::pipeline::{ExpectedReplies, PipelineRequest};
 use crate::error::RequestError;
@@ -67,7 +69,7 @@ impl Inbox {
         encode: impl FnOnce(&mut Vec<u8>) -> Result<ExpectedReplies, RequestError>,
         request: impl FnOnce(ExpectedReplies, usize) -> PipelineRequest<Arc<ReplySlot>>,
     ) -> Result<(), RequestError> {
-        let contents = self.lock();
+        let contents = self.0.lock();
         contents.check()?;
         put(contents, encode, request)
     }
@@ -79,7 +81,7 @@ impl Inbox {
         encode: impl FnOnce(&mut Vec<u8>) -> ExpectedReplies,
         request: impl FnOnce(ExpectedReplies, usize) -> PipelineRequest<Arc<ReplySlot>>,
     ) {
-        let contents = self.lock();
+        let contents = self.0.lock();
         if contents.rejection.is_none() {
             let _infallible = put(contents, |out| Ok(encode(out)), request);
         }
@@ -94,7 +96,7 @@ impl Inbox {
         bytes: &mut Vec<u8>,
         sleeper: Option<&Waker>,
     ) -> bool {
-        let mut contents = self.lock();
+        let mut contents = self.0.lock();
         contents.worker_load = worker_load;
         std::mem::swap(&mut contents.requests, requests);
         std::mem::swap(&mut contents.bytes, bytes);
@@ -108,7 +110,7 @@ impl Inbox {
 
     /// Rejects new requests with this error, or accepts requests if it is `None`.
     pub(crate) fn set_rejection(&self, rejection: Option<RequestError>) {
-        self.lock().rejection = rejection;
+        self.0.lock().rejection = rejection;
     }
 
     /// Takes the requests that were submitted before the rejection was set.
@@ -117,7 +119,7 @@ impl Inbox {
         requests: &mut Vec<PipelineRequest<Arc<ReplySlot>>>,
         bytes: &mut Vec<u8>,
     ) {
-        let mut contents = self.lock();
+        let mut contents = self.0.lock();
         debug_assert!(
             contents.rejection.is_some(),
             "remaining requests are taken only after the rejection is set"
@@ -127,7 +129,7 @@ impl Inbox {
     }
 
     pub(crate) fn request_close(&self) {
-        let mut contents = self.lock();
+        let mut contents = self.0.lock();
         contents.close_requested = true;
         let waker = contents.worker_waker.take();
         drop(contents);
@@ -138,7 +140,7 @@ impl Inbox {
 
     /// Clears the state of the previous link.
     pub(crate) fn reset(&self) {
-        let mut contents = self.lock();
+        let mut contents = self.0.lock();
         debug_assert!(contents.requests.is_empty(), "a closed link has completed every request");
         contents.worker_load = WorkerLoad::default();
         contents.close_requested = false;
@@ -147,12 +149,8 @@ impl Inbox {
 
     /// Returns the number of open requests, submitted or taken by the worker.
     pub(crate) fn open_requests(&self) -> usize {
-        let contents = self.lock();
+        let contents = self.0.lock();
         contents.requests.len() + contents.worker_load.requests
-    }
-
-    fn lock(&self) -> MutexGuard<'_, InboxContents> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -6,8 +6,10 @@
 //! one for each request would double its allocations.
 
 use std::cell::RefCell;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
+
+use parking_lot::Mutex;
 
 use crate::core::pipeline::{Replies, ReplySink};
 use crate::error::RequestError;
@@ -37,7 +39,7 @@ impl ReplySlot {
         let spare = SPARE_SLOTS.try_with(|spares| spares.borrow_mut().pop()).ok().flatten();
         let mut slot = spare.unwrap_or_else(|| Arc::new(ReplySlot(Mutex::new(State::Done))));
         let exclusive = Arc::get_mut(&mut slot).expect("a spare slot has one owner");
-        *exclusive.0.get_mut().unwrap_or_else(PoisonError::into_inner) = State::Waiting(waker);
+        *exclusive.0.get_mut() = State::Waiting(waker);
         slot
     }
 
@@ -54,7 +56,7 @@ impl ReplySlot {
     }
 
     pub(crate) fn complete(&self, result: RequestResult) {
-        let mut state = self.lock();
+        let mut state = self.0.lock();
         if let State::Waiting(_) = *state {
             let State::Waiting(waker) = std::mem::replace(&mut *state, State::Completed(result)) else {
                 unreachable!("matched above, under the same lock")
@@ -65,7 +67,7 @@ impl ReplySlot {
     }
 
     pub(crate) fn poll(&self, cx: &mut Context<'_>) -> Poll<RequestResult> {
-        let mut state = self.lock();
+        let mut state = self.0.lock();
         match &mut *state {
             State::Waiting(waker) => {
                 waker.clone_from(cx.waker());
@@ -82,16 +84,12 @@ impl ReplySlot {
     pub(crate) fn abandon(&self) {
         // Drops the previous state after the lock is released, because dropping a waker may run
         // arbitrary code.
-        let _previous = std::mem::replace(&mut *self.lock(), State::Done);
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        let _previous = std::mem::replace(&mut *self.0.lock(), State::Done);
     }
 }
 
 impl ReplySink for Arc<ReplySlot> {
     fn is_abandoned(&self) -> bool {
-        matches!(*self.lock(), State::Done)
+        matches!(*self.0.lock(), State::Done)
     }
 }

@@ -18,7 +18,6 @@ use tokio::time::{Instant, Sleep};
 
 use crate::client::ClientShared;
 use crate::connect::{ConnectionIo, DialFuture, Dialer, EstablishedConnection};
-use crate::core::backoff::SplitMix64;
 use crate::core::connection::{ConnectionCore, ConnectionSettings, EffectHandler};
 use crate::core::link::{LinkPolicy, State};
 use crate::core::pipeline::PipelineRequest;
@@ -76,7 +75,7 @@ impl ConnectionWorker {
             generation,
         };
         let mut worker = ConnectionWorker {
-            connection: ConnectionCore::new(settings, SplitMix64::random(), now.into_std()),
+            connection: ConnectionCore::new(settings, fastrand::Rng::new(), now.into_std()),
             shell: WorkerShell {
                 shared,
                 dialer,

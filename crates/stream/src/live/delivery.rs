@@ -68,7 +68,7 @@ impl DeliveryTask {
 
     /// Keeps the first range of slots and spawns tasks for the others.
     fn split(&mut self) {
-        let mut state = self.shared.lock();
+        let mut state = self.shared.state.lock();
         state.delivery_pending = false;
         let all = state.waiting.len();
         drop(state);
@@ -89,7 +89,7 @@ impl DeliveryTask {
 
     fn deliver_some(&mut self) {
         let slots = self.slots.start..self.slots.end.min(self.slots.start + WRITES_PER_TURN);
-        let state = self.shared.lock();
+        let state = self.shared.state.lock();
         let Some(recent) = RecentEvents::from_state(&state) else { return self.slots = 0..0 };
         let waiting = slots.clone().map(|slot| state.waiting.get(slot).and_then(Option::as_ref));
         let tails: Vec<_> =
@@ -109,7 +109,7 @@ impl DeliveryTask {
 impl Drop for DeliveryTask {
     fn drop(&mut self) {
         if !self.slots.is_empty() {
-            let mut state = self.shared.lock();
+            let mut state = self.shared.state.lock();
             state.delivery_pending = false;
             self.shared.wake_all(state);
         }

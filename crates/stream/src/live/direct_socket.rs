@@ -13,9 +13,10 @@
 //! Lock order: writer state, then topic. The writer's lock is held while the body is polled.
 
 use std::cell::RefCell;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
+use parking_lot::{Mutex, MutexGuard};
 use tokio::net::TcpStream;
 
 use crate::h1::socket_writer::{SocketWriter, WriteFailure};
@@ -71,7 +72,7 @@ impl DirectSocket {
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, WriterState> {
-        self.writer.lock().unwrap_or_else(PoisonError::into_inner)
+        self.writer.lock()
     }
 
     /// Polls the stream's body. Its tail may take the delegation and make a new one.
@@ -86,11 +87,7 @@ impl DirectSocket {
 
     /// Writes the events if `tail` has delegated writes. Returns false if the task must be woken.
     pub(crate) fn write_events(&self, tail: TailId, recent: &RecentEvents) -> bool {
-        let mut writer = match self.writer.try_lock() {
-            Ok(writer) => writer,
-            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-            Err(TryLockError::WouldBlock) => return false,
-        };
+        let Some(mut writer) = self.writer.try_lock() else { return false };
         let WriterState { output, delegation, failure } = &mut *writer;
         let Some(delegation) =
             delegation.as_mut().filter(|delegation| delegation.tail == tail && failure.is_none())

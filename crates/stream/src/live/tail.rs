@@ -60,7 +60,7 @@ impl Tail {
     /// the events, so that runtime must keep running.
     pub fn direct(mut self) -> Tail {
         if !std::mem::replace(&mut self.is_direct, true) {
-            self.shared.lock().direct += 1;
+            self.shared.state.lock().direct += 1;
         }
         self
     }
@@ -78,7 +78,7 @@ impl Tail {
         if let Some(progress) = direct_socket::take_delegation(self.id) {
             self.progress = progress;
         }
-        let mut state = self.shared.lock();
+        let mut state = self.shared.state.lock();
         let behind = state.next - self.progress.next;
         if behind == 0 && !state.closed {
             let delegated = self.is_direct.then(|| direct_socket::delegate_writes(self.id, self.progress));
@@ -128,7 +128,7 @@ impl Body for Tail {
 impl Drop for Tail {
     fn drop(&mut self) {
         direct_socket::take_delegation(self.id);
-        let mut state = self.shared.lock();
+        let mut state = self.shared.state.lock();
         let waiter = state.waiting[self.slot as usize].take();
         state.direct -= usize::from(self.is_direct);
         state.free.push(self.slot);

@@ -12,10 +12,11 @@
 
 use std::collections::VecDeque;
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::task::Waker;
 
 use bytes::Bytes;
+use parking_lot::{Mutex, MutexGuard};
 use tokio::runtime::Handle;
 use tokio::time::Instant;
 
@@ -39,7 +40,7 @@ pub(super) struct TopicShared {
     max_bytes: usize,
     /// Runtime in which the topic was created, if any.
     runtime: Option<Handle>,
-    state: Mutex<State>,
+    pub(super) state: Mutex<State>,
 }
 
 /// Events and tails of a topic.
@@ -119,7 +120,7 @@ impl Topic {
     /// Publishes `event` with a mark, which [`Tail::last`] returns.
     pub fn publish_marked(&self, event: impl Into<Bytes>, mark: u64) {
         let (bytes, last) = (event.into(), LastEvent { mark, at: Instant::now() });
-        let mut state = self.shared.lock();
+        let mut state = self.shared.state.lock();
         if state.closed || bytes.is_empty() {
             return;
         }
@@ -144,7 +145,7 @@ impl Topic {
 
     /// Creates a tail that yields the events published from now on.
     pub fn subscribe(&self) -> Tail {
-        let mut state = self.shared.lock();
+        let mut state = self.shared.state.lock();
         let slot = state.free.pop().unwrap_or_else(|| {
             state.waiting.push(None);
             u32::try_from(state.waiting.len() - 1).expect("a process has fewer than 2³² sockets")
@@ -156,13 +157,13 @@ impl Topic {
 
     /// Returns the number of tails.
     pub fn subscribers(&self) -> usize {
-        let state = self.shared.lock();
+        let state = self.shared.state.lock();
         state.waiting.len() - state.free.len()
     }
 
     /// Closes the topic: the tails end after their last event.
     pub fn close(&self) {
-        let mut state = self.shared.lock();
+        let mut state = self.shared.state.lock();
         state.closed = true;
         self.shared.wake_all(state);
     }
@@ -170,14 +171,14 @@ impl Topic {
 
 impl Clone for Topic {
     fn clone(&self) -> Self {
-        self.shared.lock().handles += 1;
+        self.shared.state.lock().handles += 1;
         Topic { shared: Arc::clone(&self.shared) }
     }
 }
 
 impl Drop for Topic {
     fn drop(&mut self) {
-        let mut state = self.shared.lock();
+        let mut state = self.shared.state.lock();
         state.handles -= 1;
         if state.handles == 0 {
             state.closed = true;
@@ -199,13 +200,9 @@ impl fmt::Debug for TopicShared {
 }
 
 impl TopicShared {
-    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Wakes the tail that waits in `slot`.
     pub(super) fn wake(&self, slot: usize) {
-        let waiter = self.lock().waiting.get_mut(slot).and_then(Option::take);
+        let waiter = self.state.lock().waiting.get_mut(slot).and_then(Option::take);
         waiter.into_iter().for_each(WaitingTail::wake);
     }
 
@@ -231,7 +228,7 @@ impl TopicShared {
             if done {
                 return;
             }
-            state = self.lock();
+            state = self.state.lock();
         }
     }
 }

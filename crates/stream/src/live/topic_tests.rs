@@ -49,7 +49,7 @@ fn poll_on(socket: &Arc<DirectSocket>, tail: &mut Tail) -> Poll<Option<Result<By
 }
 
 fn deliver(tail: &Tail, socket: &DirectSocket) -> bool {
-    let recent = RecentEvents::from_state(&tail.shared.lock()).unwrap();
+    let recent = RecentEvents::from_state(&tail.shared.state.lock()).unwrap();
     socket.write_events(tail.id, &recent)
 }
 
@@ -212,7 +212,7 @@ fn large_events_evict_older_ones_but_never_themselves() {
     let mut late = topic.subscribe();
     topic.publish("more than ten bytes, again");
     assert_eq!(poll(&mut late, waker), event("more than ten bytes, again"));
-    assert_eq!(topic.shared.lock().ring.len(), 1);
+    assert_eq!(topic.shared.state.lock().ring.len(), 1);
 }
 
 #[test]
@@ -272,7 +272,7 @@ fn a_dropped_tail_leaves_no_waker_and_the_last_one_no_memory() {
     topic.publish("to those that are left");
     assert_eq!(woken.times(), 200);
     drop(tails);
-    assert_eq!((topic.subscribers(), topic.shared.lock().waiting.capacity()), (0, 0));
+    assert_eq!((topic.subscribers(), topic.shared.state.lock().waiting.capacity()), (0, 0));
     drop(waker);
     assert_eq!(Arc::strong_count(&woken), 1);
 }
@@ -331,7 +331,7 @@ proptest! {
                 }
             }
             prop_assert_eq!(topic.subscribers(), tails.len());
-            prop_assert!(topic.shared.lock().ring.len() <= capacity);
+            prop_assert!(topic.shared.state.lock().ring.len() <= capacity);
         }
     }
 }
