@@ -19,6 +19,7 @@ pub(crate) type RequestResult = Result<Replies, RequestError>;
 const MAX_SPARE_SLOTS: usize = 1024;
 
 thread_local! {
+    /// Memory to reuse. Per thread, because a shared pool would need another lock for each request.
     static SPARE_SLOTS: RefCell<Vec<Arc<ReplySlot>>> = const { RefCell::new(Vec::new()) };
 }
 

@@ -23,7 +23,7 @@ use std::time::Duration;
 use bytes::{BufMut as _, Bytes, BytesMut};
 use forebay_replication::AwakeGuard;
 use forebay_shapes::{LogListener, Offset, Shape, ShapeStreamGuard, Shapes};
-use forebay_stream::{Tail, Topic};
+use forebay_stream::{DirectWrites, Tail, Topic};
 use http_body::Body as _;
 use memchr::memchr;
 use tokio::time::{Instant, Sleep, sleep_until};
@@ -52,8 +52,9 @@ impl ShapeTopic {
         ShapeTopic { topic: Topic::bounded(KEPT, KEPT_BYTES) }
     }
 
-    pub(super) fn subscribe(&self) -> Tail {
-        self.topic.subscribe().direct()
+    /// Subscribes a stream, whose socket the topic may write to through `writes`.
+    pub(super) fn subscribe(&self, writes: &DirectWrites) -> Tail {
+        self.topic.subscribe().direct(writes)
     }
 }
 
@@ -129,10 +130,19 @@ pub(crate) struct StreamTimeouts {
     pub(crate) until: Option<Instant>,
 }
 
+/// Where the events of a stream come from.
+#[derive(Debug, Clone)]
+pub(crate) struct StreamSource {
+    pub(crate) shape: Arc<Shape>,
+    pub(crate) shapes: Shapes,
+    /// Permission for the shape's topic to write to the stream's socket. The response's extensions
+    /// have a clone.
+    pub(crate) writes: DirectWrites,
+}
+
 /// The event stream of one client.
 pub(crate) struct ShapeEventStream {
-    shape: Arc<Shape>,
-    shapes: Shapes,
+    source: StreamSource,
     /// Offset up to which the client has every change, as of the last read of the log. While the
     /// stream follows the tail, the tail has the newer position.
     settled: Offset,
@@ -165,8 +175,7 @@ enum State {
 impl ShapeEventStream {
     /// Subscribes to a shape. `None`: the shape was removed, or the store is unusable.
     pub(crate) fn new(
-        shape: Arc<Shape>,
-        shapes: Shapes,
+        source: StreamSource,
         after: Offset,
         timeouts: StreamTimeouts,
         awake: Option<AwakeGuard>,
@@ -175,10 +184,9 @@ impl ShapeEventStream {
         let StreamTimeouts { keep_alive, ends_after, until: aborts } = timeouts;
         let ends = aborts.map_or(now + ends_after, |aborts| aborts.min(now + ends_after));
         let alarm = Box::pin(sleep_until(ends.min(now + keep_alive)));
-        let _watching = shape.watch();
+        let _watching = source.shape.watch();
         let mut events = ShapeEventStream {
-            shape,
-            shapes,
+            source,
             settled: after,
             is_open: false,
             state: State::Ended,
@@ -198,8 +206,7 @@ impl ShapeEventStream {
     /// behind. `None`: the shape was removed, or the store is unusable.
     fn subscribe(&mut self) -> Option<bool> {
         self.state = State::Ended;
-        let (shape, shapes) = (Arc::clone(&self.shape), self.shapes.clone());
-        let catch_up = CatchUp::new(shape, shapes, self.settled, self.ends)?;
+        let catch_up = CatchUp::new(self.source.clone(), self.settled, self.ends)?;
         let is_behind = catch_up.is_behind();
         self.state = State::Reading(Box::pin(catch_up.next()));
         Some(is_behind)

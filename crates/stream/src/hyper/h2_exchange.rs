@@ -26,6 +26,8 @@ use crate::config::HttpServerConfig;
 const MAX_UNWRITTEN_AT_END: usize = 16 * 1024;
 
 tokio::task_local! {
+    /// Exchange whose task is polled. Task-local, because hyper passes the executor an opaque
+    /// future: the service adapter, which hyper calls inside it, can't get a parameter.
     static CURRENT: Arc<H2Exchange>;
 }
 

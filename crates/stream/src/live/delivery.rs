@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
+use crate::live::direct_writes::DirectWrite;
 use crate::live::tail::{LastEvent, TailProgress};
 use crate::live::topic::{State, TopicShared};
 
@@ -93,13 +94,16 @@ impl DeliveryTask {
         let Some(recent) = RecentEvents::from_state(&state) else { return self.slots = 0..0 };
         let waiting = slots.clone().map(|slot| state.waiting.get(slot).and_then(Option::as_ref));
         let tails: Vec<_> =
-            waiting.map(|waiter| waiter.map(|waiter| (waiter.tail, waiter.socket.clone()))).collect();
+            waiting.map(|waiter| waiter.map(|waiter| (waiter.tail, waiter.writes.clone()))).collect();
         drop(state);
         for (slot, tail) in slots.zip(tails) {
-            match tail {
-                None => {} // no tail waits in this slot
-                Some((tail, Some(socket))) if socket.write_events(tail, &recent) => {}
-                Some(_) => self.shared.wake(slot),
+            let written = match tail {
+                None => DirectWrite::Done, // no tail waits in this slot
+                Some((tail, Some(writes))) => writes.write_events(tail, &recent),
+                Some((_, None)) => DirectWrite::WakeTask,
+            };
+            if written == DirectWrite::WakeTask {
+                self.shared.wake(slot);
             }
             self.slots.start = slot + 1;
         }

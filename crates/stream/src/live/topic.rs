@@ -21,7 +21,7 @@ use tokio::runtime::Handle;
 use tokio::time::Instant;
 
 use crate::live::delivery::DeliveryTask;
-use crate::live::direct_socket::{DirectSocket, TailId};
+use crate::live::direct_writes::{DirectWrites, TailId};
 use crate::live::tail::{LastEvent, Tail, TailProgress};
 
 /// Publishes events to any number of [`Tail`]s.
@@ -71,8 +71,8 @@ pub(super) struct Event {
 pub(super) struct WaitingTail {
     pub(super) tail: TailId,
     pub(super) waker: Waker,
-    /// Socket that the tail has delegated.
-    pub(super) socket: Option<Arc<DirectSocket>>,
+    /// Set if the tail has delegated writes.
+    pub(super) writes: Option<DirectWrites>,
 }
 
 /// Wakers called between two acquisitions of the lock.
@@ -152,7 +152,7 @@ impl Topic {
         });
         let progress = TailProgress { next: state.next, last: None };
         let (shared, id) = (Arc::clone(&self.shared), TailId::new());
-        Tail { shared, id, progress, slot, is_direct: false, ended: false }
+        Tail { shared, id, progress, slot, writes: None, ended: false }
     }
 
     /// Returns the number of tails.
@@ -238,9 +238,14 @@ impl WaitingTail {
         self.waker.wake();
     }
 
-    /// Returns true if it holds the same task and the same socket.
-    pub(super) fn matches(&self, waker: &Waker, socket: Option<&Arc<DirectSocket>>) -> bool {
-        self.waker.will_wake(waker) && self.socket.as_ref().map(Arc::as_ptr) == socket.map(Arc::as_ptr)
+    /// Returns true if it holds the same task and the same permission to write.
+    pub(super) fn matches(&self, waker: &Waker, writes: Option<&DirectWrites>) -> bool {
+        let has_same_writes = match (&self.writes, writes) {
+            (Some(one), Some(other)) => one.is_same(other),
+            (None, None) => true,
+            (Some(_), None) | (None, Some(_)) => false,
+        };
+        has_same_writes && self.waker.will_wake(waker)
     }
 }
 

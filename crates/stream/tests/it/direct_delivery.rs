@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use forebay_stream::{
-    HttpServer, HttpServerConfig, Incoming, LiveBody, ServerStats, Tail, TailLagged, Topic, service_fn,
+    DirectWrites, HttpServer, HttpServerConfig, Incoming, LiveBody, ServerStats, Tail, TailLagged, Topic,
+    service_fn,
 };
 use forebay_testkit::{TestRng, seed};
 use http::{Request, Response};
@@ -65,9 +66,10 @@ async fn serve(topic: &Topic, tick: Option<Duration>) -> TopicServer {
     let polls = Arc::new(AtomicUsize::new(0));
     let (topic, counted) = (topic.clone(), Arc::clone(&polls));
     let service = service_fn(move |_: Request<Incoming>| {
-        let tail = topic.subscribe().direct();
+        let writes = DirectWrites::new();
+        let tail = topic.subscribe().direct(&writes);
         let body = TickingBody { tail, ticks: tick.map(interval), polls: Arc::clone(&counted) };
-        std::future::ready(Response::builder().extension(LiveBody).body(body).unwrap())
+        std::future::ready(Response::builder().extension(LiveBody).extension(writes).body(body).unwrap())
     });
     let server = HttpServer::new(listener, service, HttpServerConfig::default());
     let stats = server.stats();
