@@ -23,7 +23,7 @@ use tokio::task::spawn_blocking;
 use tokio::time::Instant;
 
 use super::buffered_bytes::{self, BufferedBytes};
-use super::shape_event_stream::{ShapeTopic, StreamSource, seen_with, up_to_date, write_event, write_events};
+use super::shape_event_stream::{ShapeTopic, StreamSource, seen_with, write_events, write_up_to_date};
 
 /// Interval between two up-to-dates of a client that catches up. The client displays its rows at
 /// each.
@@ -103,15 +103,15 @@ impl CatchUp {
 
     /// Reads the next piece.
     pub(super) async fn next(mut self) -> io::Result<CatchUpPiece> {
-        let mut events = BytesMut::new();
+        let mut events = Vec::new();
         let read = self.messages().await;
         let read = read.inspect_err(|error| self.source.shapes.heal(&self.source.shape, error))?;
         let Some((messages, is_merged)) = read else {
             if self.is_open {
-                write_event(&mut events, &up_to_date(self.goal.seen));
+                write_up_to_date(&mut events, self.goal.seen);
             }
             let next = CatchUpStep::Follow(self.goal.seen, self.goal.tail);
-            return Ok(CatchUpPiece { events: events.freeze(), next });
+            return Ok(CatchUpPiece { events: events.into(), next });
         };
         let now = Instant::now();
         let is_due = now >= self.ends.min(self.settled + UP_TO_DATE_INTERVAL);
@@ -124,10 +124,10 @@ impl CatchUp {
         self.is_open = commit.is_none();
         let seen = commit.map(|(_, lsn)| seen_with(Offset::new(lsn, 0), 0));
         if let Some(seen) = seen {
-            write_event(&mut events, &up_to_date(seen));
+            write_up_to_date(&mut events, seen);
             self.settled = now;
         }
-        Ok(CatchUpPiece { events: events.freeze(), next: CatchUpStep::More(self, seen) })
+        Ok(CatchUpPiece { events: events.into(), next: CatchUpStep::More(self, seen) })
     }
 
     /// Reads whole messages. Returns them, and whether they come from the merged part of the log.

@@ -1,4 +1,4 @@
-//! Direct delivery: tasks that write new events to the sockets of waiting tails.
+//! Direct delivery: tasks that encode new events, and write them to the sockets of waiting tails.
 //!
 //! Invariant: after an event is published, every waiting tail is either written to or woken.
 //! Enforced by: a dropped [`DeliveryTask`], for example at the runtime's end, wakes all tails.
@@ -9,8 +9,9 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use crate::live::direct_writes::DirectWrite;
+use crate::live::event_ring::{EventContent, EventRing};
 use crate::live::tail::{LastEvent, TailProgress};
-use crate::live::topic::{State, TopicShared};
+use crate::live::topic::TopicShared;
 
 /// Slots per task; further tasks run in parallel.
 pub(super) const SLOTS_PER_TASK: usize = 128;
@@ -35,14 +36,17 @@ pub(super) struct DeliveryTask {
 }
 
 impl RecentEvents {
-    pub(super) fn from_state(state: &State) -> Option<RecentEvents> {
-        let last = state.ring.back()?.last;
-        let events = state.ring.range(state.ring.len().saturating_sub(RECENT_EVENTS)..);
-        Some(RecentEvents {
-            next: state.next,
-            events: events.map(|event| event.bytes.clone()).collect(),
-            last,
-        })
+    /// Returns the last events, up to the first one that isn't encoded. Another delivery follows
+    /// for that one, or its tails were woken.
+    pub(super) fn of(ring: &EventRing) -> Option<RecentEvents> {
+        let (mut events, mut last) = (Vec::with_capacity(RECENT_EVENTS), None);
+        for event in ring.last(RECENT_EVENTS) {
+            let EventContent::Encoded(bytes) = &event.content else { break };
+            events.push(bytes.clone());
+            last = Some(event.last);
+        }
+        let left_out = ring.len().min(RECENT_EVENTS) - events.len();
+        Some(RecentEvents { next: ring.next() - left_out as u64, events, last: last? })
     }
 
     /// Returns the events after `progress`, or `None` if some of them are not held here.
@@ -67,9 +71,9 @@ impl DeliveryTask {
         self.deliver_all().await;
     }
 
-    /// Keeps the first range of slots and spawns tasks for the others.
+    /// Encodes new events, keeps the first range of slots, and spawns tasks for the others.
     fn split(&mut self) {
-        let mut state = self.shared.state.lock();
+        let mut state = self.shared.lock_encoded();
         state.delivery_pending = false;
         let all = state.waiting.len();
         drop(state);
@@ -90,8 +94,8 @@ impl DeliveryTask {
 
     fn deliver_some(&mut self) {
         let slots = self.slots.start..self.slots.end.min(self.slots.start + WRITES_PER_TURN);
-        let state = self.shared.state.lock();
-        let Some(recent) = RecentEvents::from_state(&state) else { return self.slots = 0..0 };
+        let state = self.shared.lock_encoded();
+        let Some(recent) = RecentEvents::of(&state.ring) else { return self.slots = 0..0 };
         let waiting = slots.clone().map(|slot| state.waiting.get(slot).and_then(Option::as_ref));
         let tails: Vec<_> =
             waiting.map(|waiter| waiter.map(|waiter| (waiter.tail, waiter.writes.clone()))).collect();

@@ -2,6 +2,7 @@
 
 mod delivery;
 pub(crate) mod direct_writes;
+mod event_ring;
 pub(crate) mod stream;
 pub(crate) mod tail;
 pub(crate) mod topic;

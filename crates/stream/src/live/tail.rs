@@ -9,6 +9,7 @@ use http_body::{Body, Frame};
 use tokio::time::Instant;
 
 use crate::live::direct_writes::{DirectWrites, TailId};
+use crate::live::event_ring::EventContent;
 use crate::live::topic::{TopicShared, WaitingTail};
 
 /// Response body that yields the events published after its subscription.
@@ -89,7 +90,7 @@ impl Tail {
             self.progress = progress;
         }
         let mut state = self.shared.state.lock();
-        let behind = state.next - self.progress.next;
+        let behind = state.ring.next() - self.progress.next;
         if behind == 0 && !state.closed {
             let is_delegated =
                 delegation.as_mut().is_some_and(|delegation| delegation.delegate(self.id, self.progress));
@@ -106,19 +107,19 @@ impl Tail {
             drop(former); // outside the locks, as in `Drop`
             return Poll::Pending;
         }
-        let kept = state.ring.len();
-        let event = usize::try_from(behind).ok().and_then(|behind| kept.checked_sub(behind));
-        match event.and_then(|index| state.ring.get(index)) {
-            Some(event) => {
-                self.progress = TailProgress { next: self.progress.next + 1, last: Some(event.last) };
-                Poll::Ready(Some(Ok(event.bytes.clone())))
-            }
-            None => {
-                self.ended = true;
-                let lagged = TailLagged { behind, capacity: self.shared.capacity };
-                Poll::Ready((behind > 0).then_some(Err(lagged)))
-            }
-        }
+        let number = self.progress.next;
+        let Some(event) = state.ring.get(number) else {
+            self.ended = true;
+            let lagged = TailLagged { behind, capacity: state.ring.capacity() };
+            return Poll::Ready((behind > 0).then_some(Err(lagged)));
+        };
+        self.progress = TailProgress { next: number + 1, last: Some(event.last) };
+        let content = event.content.clone();
+        drop((state, delegation));
+        Poll::Ready(Some(Ok(match content {
+            EventContent::Encoded(bytes) => bytes,
+            EventContent::Deferred(event) => self.shared.encode(number, &event),
+        })))
     }
 }
 

@@ -4,13 +4,16 @@
 //! gap, or ends with [`TailLagged`](crate::TailLagged).
 //! Enforced by: events are numbered, and each tail keeps its next number. A tail checks for its
 //! event and stores its waker under the lock under which events are published.
-//! Bounds: the ring holds at most `capacity` events and `max_bytes` bytes, but always the last
-//! event. All tails share it. A tail that falls further behind ends with `TailLagged`.
+//! Bounds: those of the ring (`event_ring.rs`), which all tails share. A tail that falls further
+//! behind ends with `TailLagged`.
+//!
+//! A [deferred](Topic::publish_deferred) event is encoded once, outside the topic's lock, by the
+//! first tail or delivery task that needs it. At most [`MAX_DEFERRED`] events wait for that; then a
+//! delivery task encodes them.
 //!
 //! With [`MIN_DIRECT_TAILS`] or more [direct](Tail::direct) tails, tasks write the events to the
 //! sockets (`delivery.rs`) instead of waking the tails. Publishers never wait for that.
 
-use std::collections::VecDeque;
 use std::fmt;
 use std::sync::Arc;
 use std::task::Waker;
@@ -22,6 +25,7 @@ use tokio::time::Instant;
 
 use crate::live::delivery::DeliveryTask;
 use crate::live::direct_writes::{DirectWrites, TailId};
+use crate::live::event_ring::{DeferredEvent, EventContent, EventRing};
 use crate::live::tail::{LastEvent, Tail, TailProgress};
 
 /// Publishes events to any number of [`Tail`]s.
@@ -36,8 +40,6 @@ pub struct Topic {
 
 /// State shared by a topic's handles, tails and delivery tasks.
 pub(super) struct TopicShared {
-    pub(super) capacity: usize,
-    max_bytes: usize,
     /// Runtime in which the topic was created, if any.
     runtime: Option<Handle>,
     pub(super) state: Mutex<State>,
@@ -45,11 +47,7 @@ pub(super) struct TopicShared {
 
 /// Events and tails of a topic.
 pub(super) struct State {
-    pub(super) ring: VecDeque<Event>,
-    /// Bytes of all events in the ring.
-    bytes: usize,
-    /// Number of the next event.
-    pub(super) next: u64,
+    pub(super) ring: EventRing,
     /// Waiting tails by slot.
     pub(super) waiting: Vec<Option<WaitingTail>>,
     pub(super) free: Vec<u32>,
@@ -59,12 +57,6 @@ pub(super) struct State {
     pub(super) delivery_pending: bool,
     handles: usize,
     pub(super) closed: bool,
-}
-
-/// Published event.
-pub(super) struct Event {
-    pub(super) bytes: Bytes,
-    pub(super) last: LastEvent,
 }
 
 /// Tail that waits for the next event.
@@ -80,6 +72,9 @@ const WAKE_BATCH: usize = 128;
 /// With fewer direct tails they are woken instead: at high event rates a few tails read larger
 /// batches than a delivery task writes.
 const MIN_DIRECT_TAILS: usize = 4;
+/// Maximum events that wait for a tail to encode them: what a publisher has captured may use more
+/// memory than its size says, for example as a part of a larger buffer.
+const MAX_DEFERRED: usize = 16;
 
 impl Topic {
     /// Creates a topic that keeps the last `capacity` events for tails that are behind.
@@ -96,11 +91,8 @@ impl Topic {
     /// # Panics
     /// If `capacity` is 0.
     pub fn bounded(capacity: usize, max_bytes: usize) -> Topic {
-        assert!(capacity > 0, "a topic keeps at least one event");
         let state = State {
-            ring: VecDeque::new(),
-            bytes: 0,
-            next: 0,
+            ring: EventRing::new(capacity, max_bytes),
             waiting: Vec::new(),
             free: Vec::new(),
             direct: 0,
@@ -109,7 +101,7 @@ impl Topic {
             closed: false,
         };
         let runtime = Handle::try_current().ok();
-        Topic { shared: Arc::new(TopicShared { capacity, max_bytes, runtime, state: Mutex::new(state) }) }
+        Topic { shared: Arc::new(TopicShared { runtime, state: Mutex::new(state) }) }
     }
 
     /// Publishes `event` to every tail. Never waits; does nothing after [`close`](Topic::close).
@@ -119,20 +111,34 @@ impl Topic {
 
     /// Publishes `event` with a mark, which [`Tail::last`] returns.
     pub fn publish_marked(&self, event: impl Into<Bytes>, mark: u64) {
-        let (bytes, last) = (event.into(), LastEvent { mark, at: Instant::now() });
+        self.publish_content(EventContent::Encoded(event.into()), mark);
+    }
+
+    /// Publishes an event that `encode` returns later, with a mark.
+    ///
+    /// The first tail or delivery task that needs the event calls `encode`, once. So a publisher
+    /// that must not wait, or that holds a lock, doesn't encode. Without tails the event is never
+    /// encoded. Until then `size` bytes count for the topic's bound. `encode` must not use the
+    /// topic.
+    pub fn publish_deferred(
+        &self,
+        size: usize,
+        mark: u64,
+        encode: impl Fn() -> Bytes + Send + Sync + 'static,
+    ) {
+        self.publish_content(EventContent::deferred(size, encode), mark);
+    }
+
+    fn publish_content(&self, content: EventContent, mark: u64) {
+        let last = LastEvent { mark, at: Instant::now() };
         let mut state = self.shared.state.lock();
-        if state.closed || bytes.is_empty() {
+        if state.closed || content.len() == 0 {
             return;
         }
-        state.bytes += bytes.len();
-        while state.ring.len() >= self.shared.capacity || state.bytes > self.shared.max_bytes {
-            let Some(oldest) = state.ring.pop_front() else { break };
-            state.bytes -= oldest.bytes.len();
-        }
-        state.ring.push_back(Event { bytes, last });
-        state.next += 1;
+        state.ring.push(content, last);
+        let needs_task = state.direct >= MIN_DIRECT_TAILS || state.ring.deferred() > MAX_DEFERRED;
         match &self.shared.runtime {
-            Some(runtime) if state.direct >= MIN_DIRECT_TAILS => {
+            Some(runtime) if needs_task => {
                 if !std::mem::replace(&mut state.delivery_pending, true) {
                     drop(state);
                     let (shared, slots) = (Arc::clone(&self.shared), 0..usize::MAX);
@@ -150,7 +156,7 @@ impl Topic {
             state.waiting.push(None);
             u32::try_from(state.waiting.len() - 1).expect("a process has fewer than 2³² sockets")
         });
-        let progress = TailProgress { next: state.next, last: None };
+        let progress = TailProgress { next: state.ring.next(), last: None };
         let (shared, id) = (Arc::clone(&self.shared), TailId::new());
         Tail { shared, id, progress, slot, writes: None, ended: false }
     }
@@ -195,11 +201,32 @@ impl fmt::Debug for Topic {
 
 impl fmt::Debug for TopicShared {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("TopicShared").field("capacity", &self.capacity).finish_non_exhaustive()
+        f.debug_struct("TopicShared").finish_non_exhaustive()
     }
 }
 
 impl TopicShared {
+    /// Returns the bytes of a deferred event, and stores them in the ring for other tails.
+    pub(super) fn encode(&self, number: u64, event: &DeferredEvent) -> Bytes {
+        let bytes = event.bytes();
+        let replaced = self.state.lock().ring.set_encoded(number, bytes.clone());
+        drop(replaced); // outside the lock: it may be what the publisher has captured
+        bytes
+    }
+
+    /// Encodes all events that were published before this call, and returns the locked state.
+    pub(super) fn lock_encoded(&self) -> MutexGuard<'_, State> {
+        let mut state = self.state.lock();
+        let until = state.ring.next();
+        while let Some((number, event)) = state.ring.deferred_before(until) {
+            drop(state);
+            self.encode(number, &event);
+            drop(event);
+            state = self.state.lock();
+        }
+        state
+    }
+
     /// Wakes the tail that waits in `slot`.
     pub(super) fn wake(&self, slot: usize) {
         let waiter = self.state.lock().waiting.get_mut(slot).and_then(Option::take);

@@ -64,7 +64,7 @@ fn poll_on(socket: &StreamSocket, tail: &mut Tail) -> Poll<Option<Result<Bytes, 
 }
 
 fn deliver(tail: &Tail) -> DirectWrite {
-    let recent = RecentEvents::from_state(&tail.shared.state.lock()).unwrap();
+    let recent = RecentEvents::of(&tail.shared.lock_encoded().ring).unwrap();
     tail.writes.as_ref().unwrap().write_events(tail.id, &recent)
 }
 
@@ -243,6 +243,62 @@ fn large_events_evict_older_ones_but_never_themselves() {
     assert_eq!(topic.shared.state.lock().ring.len(), 1);
 }
 
+/// Publishes a deferred event and counts in `encoded` how often it is encoded.
+fn publish_deferred(topic: &Topic, text: &'static str, encoded: &Arc<AtomicUsize>) {
+    let encoded = Arc::clone(encoded);
+    topic.publish_deferred(text.len(), 7, move || {
+        encoded.fetch_add(1, Ordering::Relaxed);
+        Bytes::from_static(text.as_bytes())
+    });
+}
+
+#[test]
+fn a_deferred_event_is_encoded_once_and_not_by_its_publisher() {
+    let (topic, encoded) = (Topic::new(4), Arc::new(AtomicUsize::new(0)));
+    let mut tails = [topic.subscribe(), topic.subscribe()];
+    publish_deferred(&topic, "one", &encoded);
+    topic.publish("two");
+    assert_eq!((encoded.load(Ordering::Relaxed), Arc::strong_count(&encoded)), (0, 2));
+    for tail in &mut tails {
+        assert_eq!(poll(tail, Waker::noop()), event("one"));
+        assert_eq!(tail.last().map(|last| last.mark), Some(7));
+        assert_eq!(poll(tail, Waker::noop()), event("two"));
+    }
+    assert_eq!((encoded.load(Ordering::Relaxed), Arc::strong_count(&encoded)), (1, 1));
+}
+
+#[tokio::test]
+async fn deferred_events_that_no_tail_encodes_are_encoded_by_a_task() {
+    let (topic, encoded) = (Topic::new(4 * MAX_DEFERRED), Arc::new(AtomicUsize::new(0)));
+    let mut tail = topic.subscribe(); // reads nothing for now
+    (0..MAX_DEFERRED).for_each(|_| publish_deferred(&topic, "event", &encoded));
+    tokio::task::yield_now().await;
+    assert_eq!(encoded.load(Ordering::Relaxed), 0);
+    publish_deferred(&topic, "event", &encoded);
+    while Arc::strong_count(&encoded) > 1 {
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(encoded.load(Ordering::Relaxed), MAX_DEFERRED + 1);
+    (0..=MAX_DEFERRED).for_each(|_| assert_eq!(poll(&mut tail, Waker::noop()), event("event")));
+    assert_eq!(encoded.load(Ordering::Relaxed), MAX_DEFERRED + 1);
+}
+
+#[tokio::test]
+async fn a_delivery_leaves_events_that_are_not_encoded_to_the_next_one() {
+    let SocketPair { socket, writes, mut client } = pair().await;
+    let (topic, encoded) = (Topic::new(8), Arc::new(AtomicUsize::new(0)));
+    let mut tail = topic.subscribe().direct(&writes);
+    assert!(poll_on(&socket, &mut tail).is_pending());
+    topic.publish_marked("one", 1);
+    publish_deferred(&topic, "two", &encoded);
+    let recent = RecentEvents::of(&topic.shared.state.lock().ring).unwrap();
+    assert_eq!(writes.write_events(tail.id, &recent), DirectWrite::Done);
+    assert_eq!(deliver(&tail), DirectWrite::Done);
+    assert_eq!(read(&mut client, 16).await, "3\r\none\r\n3\r\ntwo\r\n");
+    assert!(poll_on(&socket, &mut tail).is_pending());
+    assert_eq!((tail.last().map(|last| last.mark), encoded.load(Ordering::Relaxed)), (Some(7), 1));
+}
+
 #[test]
 fn a_tail_yields_later_events_and_is_woken_once() {
     let (topic, woken) = (Topic::new(4), Arc::new(WakeCounter::default()));
@@ -339,7 +395,11 @@ proptest! {
         for step in steps {
             match step {
                 0 => {
-                    topic.publish(published.to_string());
+                    let text = published.to_string();
+                    match published % 2 {
+                        0 => topic.publish(text),
+                        _ => topic.publish_deferred(text.len(), 0, move || text.clone().into()),
+                    }
                     published += 1;
                 }
                 1 => tails.push((topic.subscribe(), published)),

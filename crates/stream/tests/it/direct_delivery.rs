@@ -167,7 +167,10 @@ fn events_arrive_whole_and_in_order_from_topic_and_task() {
         let pauses: Vec<_> = (0..EVENTS).map(|_| rng.below(4) as u64 * 200).collect();
         tokio::task::spawn_blocking(move || {
             for (text, pause) in texts.into_iter().zip(pauses) {
-                publishing.publish(text);
+                match text.len() % 2 {
+                    0 => publishing.publish(text),
+                    _ => publishing.publish_deferred(text.len(), 0, move || text.clone().into()),
+                }
                 std::thread::sleep(Duration::from_micros(pause));
             }
             publishing.close();
