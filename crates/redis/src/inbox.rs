@@ -10,14 +10,12 @@
 //! the caller gets [`RequestError::QueueFull`] at once. Unsubscriptions may exceed the bounds: each
 //! ends a subscription, so they are bounded by the number of subscriptions.
 
-use std::sync::Arc;
 use std::task::Waker;
-
-use parking_lot::{Mutex, MutexGuard};
 
 use crate::core::pipeline::{ExpectedReplies, PipelineRequest};
 use crate::error::RequestError;
-use crate::reply_slot::ReplySlot;
+use crate::reply_slot::SharedReplySlot;
+use crate::sync::{Mutex, MutexGuard};
 
 #[derive(Debug)]
 pub(crate) struct Inbox(Mutex<InboxContents>);
@@ -27,12 +25,21 @@ pub(crate) struct InboxContents {
     /// Error for new requests; `None` while requests are accepted.
     rejection: Option<RequestError>,
     bytes: Vec<u8>,
-    requests: Vec<PipelineRequest<Arc<ReplySlot>>>,
+    requests: Vec<PipelineRequest<SharedReplySlot>>,
     /// Load of the worker when it last took requests.
     worker_load: WorkerLoad,
     bounds: InboxBounds,
     worker_waker: Option<Waker>,
-    close_requested: bool,
+    close_request: CloseRequest,
+}
+
+/// Whether the client has asked the worker to close the connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[must_use]
+pub(crate) enum CloseRequest {
+    #[default]
+    None,
+    Requested,
 }
 
 /// Requests and bytes that the worker has taken and not completed.
@@ -57,7 +64,7 @@ impl Inbox {
             worker_load: WorkerLoad::default(),
             bounds,
             worker_waker: None,
-            close_requested: false,
+            close_request: CloseRequest::None,
         }))
     }
 
@@ -67,7 +74,7 @@ impl Inbox {
     pub(crate) fn submit(
         &self,
         encode: impl FnOnce(&mut Vec<u8>) -> Result<ExpectedReplies, RequestError>,
-        request: impl FnOnce(ExpectedReplies, usize) -> PipelineRequest<Arc<ReplySlot>>,
+        request: impl FnOnce(ExpectedReplies, usize) -> PipelineRequest<SharedReplySlot>,
     ) -> Result<(), RequestError> {
         let contents = self.0.lock();
         contents.check()?;
@@ -79,7 +86,7 @@ impl Inbox {
     pub(crate) fn submit_unbounded(
         &self,
         encode: impl FnOnce(&mut Vec<u8>) -> ExpectedReplies,
-        request: impl FnOnce(ExpectedReplies, usize) -> PipelineRequest<Arc<ReplySlot>>,
+        request: impl FnOnce(ExpectedReplies, usize) -> PipelineRequest<SharedReplySlot>,
     ) {
         let contents = self.0.lock();
         if contents.rejection.is_none() {
@@ -87,21 +94,21 @@ impl Inbox {
         }
     }
 
-    /// Takes all submitted requests and records the worker's load. Returns true if the client must
-    /// close. If there is nothing to take, stores the waker.
+    /// Takes all submitted requests and the close request, and records the worker's load. If there
+    /// is nothing to take, stores the waker.
     pub(crate) fn take(
         &self,
         worker_load: WorkerLoad,
-        requests: &mut Vec<PipelineRequest<Arc<ReplySlot>>>,
+        requests: &mut Vec<PipelineRequest<SharedReplySlot>>,
         bytes: &mut Vec<u8>,
         sleeper: Option<&Waker>,
-    ) -> bool {
+    ) -> CloseRequest {
         let mut contents = self.0.lock();
         contents.worker_load = worker_load;
         std::mem::swap(&mut contents.requests, requests);
         std::mem::swap(&mut contents.bytes, bytes);
-        let close = std::mem::take(&mut contents.close_requested);
-        let nothing = requests.is_empty() && !close;
+        let close = std::mem::take(&mut contents.close_request);
+        let nothing = requests.is_empty() && close == CloseRequest::None;
         contents.worker_waker = sleeper.filter(|_| nothing).cloned();
         contents.worker_load.requests += requests.len();
         contents.worker_load.unsent_bytes += bytes.len();
@@ -116,7 +123,7 @@ impl Inbox {
     /// Takes the requests that were submitted before the rejection was set.
     pub(crate) fn take_remaining(
         &self,
-        requests: &mut Vec<PipelineRequest<Arc<ReplySlot>>>,
+        requests: &mut Vec<PipelineRequest<SharedReplySlot>>,
         bytes: &mut Vec<u8>,
     ) {
         let mut contents = self.0.lock();
@@ -130,7 +137,7 @@ impl Inbox {
 
     pub(crate) fn request_close(&self) {
         let mut contents = self.0.lock();
-        contents.close_requested = true;
+        contents.close_request = CloseRequest::Requested;
         let waker = contents.worker_waker.take();
         drop(contents);
         if let Some(waker) = waker {
@@ -143,7 +150,7 @@ impl Inbox {
         let mut contents = self.0.lock();
         debug_assert!(contents.requests.is_empty(), "a closed link has completed every request");
         contents.worker_load = WorkerLoad::default();
-        contents.close_requested = false;
+        contents.close_request = CloseRequest::None;
         contents.worker_waker = None;
     }
 
@@ -158,7 +165,7 @@ impl Inbox {
 fn put(
     mut contents: MutexGuard<'_, InboxContents>,
     encode: impl FnOnce(&mut Vec<u8>) -> Result<ExpectedReplies, RequestError>,
-    request: impl FnOnce(ExpectedReplies, usize) -> PipelineRequest<Arc<ReplySlot>>,
+    request: impl FnOnce(ExpectedReplies, usize) -> PipelineRequest<SharedReplySlot>,
 ) -> Result<(), RequestError> {
     let (expect, bytes) = append(&mut contents.bytes, encode)?;
     contents.requests.push(request(expect, bytes));

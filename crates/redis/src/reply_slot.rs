@@ -6,22 +6,29 @@
 //! one for each request would double its allocations.
 
 use std::cell::RefCell;
-use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
-
-use parking_lot::Mutex;
 
 use crate::core::pipeline::{Replies, ReplySink};
 use crate::error::RequestError;
+use crate::sync::{Arc, Mutex};
 
 pub(crate) type RequestResult = Result<Replies, RequestError>;
 
 const MAX_SPARE_SLOTS: usize = 1024;
 
+#[cfg(not(all(test, forebay_loom)))]
 thread_local! {
     /// Memory to reuse. Per thread, because a shared pool would need another lock for each request.
-    static SPARE_SLOTS: RefCell<Vec<Arc<ReplySlot>>> = const { RefCell::new(Vec::new()) };
+    static SPARE_SLOTS: RefCell<Vec<SharedReplySlot>> = const { RefCell::new(Vec::new()) };
 }
+
+#[cfg(all(test, forebay_loom))]
+loom::thread_local! {
+    static SPARE_SLOTS: RefCell<Vec<SharedReplySlot>> = RefCell::new(Vec::new());
+}
+
+/// A slot, held by its caller and by the worker.
+pub(crate) type SharedReplySlot = Arc<ReplySlot>;
 
 #[derive(Debug)]
 pub(crate) struct ReplySlot(Mutex<State>);
@@ -35,7 +42,7 @@ enum State {
 }
 
 impl ReplySlot {
-    pub(crate) fn waiting(waker: Waker) -> Arc<ReplySlot> {
+    pub(crate) fn waiting(waker: Waker) -> SharedReplySlot {
         // Thread-local storage is not accessible while a thread is ending.
         let spare = SPARE_SLOTS.try_with(|spares| spares.borrow_mut().pop()).ok().flatten();
         let mut slot = spare.unwrap_or_else(|| Arc::new(ReplySlot(Mutex::new(State::Done))));
@@ -45,7 +52,7 @@ impl ReplySlot {
     }
 
     /// Keeps a slot for reuse, if the worker has released it.
-    pub(crate) fn recycle(mut slot: Arc<ReplySlot>) {
+    pub(crate) fn recycle(mut slot: SharedReplySlot) {
         if Arc::get_mut(&mut slot).is_some() {
             let _ending = SPARE_SLOTS.try_with(|spares| {
                 let mut spares = spares.borrow_mut();
@@ -89,7 +96,7 @@ impl ReplySlot {
     }
 }
 
-impl ReplySink for Arc<ReplySlot> {
+impl ReplySink for SharedReplySlot {
     fn is_abandoned(&self) -> bool {
         matches!(*self.0.lock(), State::Done)
     }

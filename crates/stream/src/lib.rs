@@ -142,6 +142,7 @@ mod service_fn;
 mod socket;
 mod stall_timer;
 mod stats;
+mod sync;
 mod task_registry;
 
 use std::net::SocketAddr;

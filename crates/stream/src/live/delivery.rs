@@ -7,6 +7,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use bytes::Bytes;
+use tokio::runtime::Handle;
 
 use crate::live::direct_writes::DirectWrite;
 use crate::live::event_ring::{EventContent, EventRing};
@@ -19,6 +20,17 @@ pub(super) const SLOTS_PER_TASK: usize = 128;
 const WRITES_PER_TURN: usize = 32;
 /// Events that a delivery holds. Tails further behind are woken and read from the ring.
 pub(super) const RECENT_EVENTS: usize = 4;
+
+/// Where the delivery tasks of a topic run.
+pub(super) enum DeliveryRuntime {
+    /// The topic was created outside of a runtime: its tails are woken instead.
+    None,
+    /// The runtime in which the topic was created.
+    Tokio(Handle),
+    /// Threads of `loom`, one for each delivery.
+    #[cfg(all(test, forebay_loom))]
+    Loom,
+}
 
 /// The last events of a topic.
 pub(crate) struct RecentEvents {
@@ -33,6 +45,30 @@ pub(super) struct DeliveryTask {
     pub(super) shared: Arc<TopicShared>,
     /// Slots that are not handled yet.
     pub(super) slots: Range<usize>,
+}
+
+impl DeliveryRuntime {
+    /// Returns the runtime of the calling thread.
+    pub(super) fn current() -> DeliveryRuntime {
+        #[cfg(all(test, forebay_loom))]
+        return DeliveryRuntime::Loom;
+        #[cfg(not(all(test, forebay_loom)))]
+        Handle::try_current().map_or(DeliveryRuntime::None, DeliveryRuntime::Tokio)
+    }
+
+    pub(super) fn is_none(&self) -> bool {
+        matches!(self, DeliveryRuntime::None)
+    }
+
+    /// Runs a delivery. Without a runtime, all waiting tails are woken.
+    pub(super) fn spawn(&self, task: DeliveryTask) {
+        match self {
+            DeliveryRuntime::None => drop(task),
+            DeliveryRuntime::Tokio(runtime) => drop(runtime.spawn(task.run())),
+            #[cfg(all(test, forebay_loom))]
+            DeliveryRuntime::Loom => drop(loom::thread::spawn(|| loom::future::block_on(task.run()))),
+        }
+    }
 }
 
 impl RecentEvents {

@@ -18,13 +18,13 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use parking_lot::{Mutex, MutexGuard};
 use tokio::net::TcpStream;
 
 use crate::h1::socket_writer::{SocketWriter, WriteFailure};
 use crate::h1::write_batch::WriteBatch;
 use crate::live::delivery::RecentEvents;
 use crate::live::tail::TailProgress;
+use crate::sync::{Mutex, MutexGuard};
 
 /// Permission for a topic to write events to the socket of one live response.
 ///
@@ -78,6 +78,9 @@ pub(crate) enum SocketState {
     Open(TcpStream),
     /// The stream has ended.
     Closed,
+    /// Stands for an open socket where `loom` runs.
+    #[cfg(all(test, forebay_loom))]
+    Recorded(super::loom_tests::RecordedSocket),
 }
 
 /// Who writes the next events to the socket.
@@ -128,13 +131,9 @@ impl DirectWrites {
     /// Writes the events if `tail` has delegated writes.
     pub(super) fn write_events(&self, tail: TailId, recent: &RecentEvents) -> DirectWrite {
         let Some(mut writer) = self.shared.writer.try_lock() else { return DirectWrite::WakeTask };
-        let WriterState { socket: SocketState::Open(stream), output, failure: failure @ None } = &mut *writer
-        else {
-            return DirectWrite::WakeTask;
-        };
         let mut delegation = self.delegation();
         let Some(progress) = delegation.progress_of(tail) else { return DirectWrite::WakeTask };
-        if !output.is_empty() {
+        if !writer.output.is_empty() {
             return DirectWrite::Done; // the task continues after the unsent bytes
         }
         let Some(events) = recent.after(progress) else { return DirectWrite::WakeTask };
@@ -145,15 +144,31 @@ impl DirectWrites {
             }
             batch.push_chunk(event);
         }
-        match output.write(stream, &mut batch) {
+        match writer.write(&mut batch) {
             Ok(()) => {
                 batch.recycle();
                 recent.mark_delivered(progress);
-                if output.is_empty() { DirectWrite::Done } else { DirectWrite::WakeTask }
+                if writer.output.is_empty() { DirectWrite::Done } else { DirectWrite::WakeTask }
             }
-            Err(error) => {
-                *failure = Some(error);
+            Err(failure) => {
+                writer.failure = Some(failure);
                 DirectWrite::WakeTask
+            }
+        }
+    }
+}
+
+impl WriterState {
+    /// Writes a batch and empties it. Nothing may be unsent before.
+    fn write(&mut self, batch: &mut WriteBatch) -> Result<(), WriteFailure> {
+        match (&mut self.socket, self.failure) {
+            (_, Some(failure)) => Err(failure),
+            (SocketState::Open(stream), None) => self.output.write(stream, batch),
+            (SocketState::Unused | SocketState::Closed, None) => Err(WriteFailure::ClientClosed),
+            #[cfg(all(test, forebay_loom))]
+            (SocketState::Recorded(socket), None) => {
+                self.output = socket.write(batch);
+                Ok(())
             }
         }
     }
@@ -198,13 +213,17 @@ impl StreamSocket {
     /// Connects `writes` to the socket of a stream that starts. Bytes of `output` are written
     /// first.
     pub(crate) fn new(writes: DirectWrites, stream: TcpStream, output: SocketWriter) -> StreamSocket {
+        StreamSocket::connect(writes, SocketState::Open(stream), output)
+    }
+
+    pub(super) fn connect(writes: DirectWrites, socket: SocketState, output: SocketWriter) -> StreamSocket {
         let mut writer = writes.shared.writer.lock();
         if !matches!(writer.socket, SocketState::Unused) {
             // The service has inserted one permission into two responses.
             drop(writer);
-            return StreamSocket::new(DirectWrites::new(), stream, output);
+            return StreamSocket::connect(DirectWrites::new(), socket, output);
         }
-        *writer = WriterState { socket: SocketState::Open(stream), output, failure: None };
+        *writer = WriterState { socket, output, failure: None };
         *writes.delegation() = WriteDelegation::Available;
         drop(writer);
         StreamSocket(writes)

@@ -11,9 +11,9 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use parking_lot::Mutex;
 
 use crate::live::tail::LastEvent;
+use crate::sync::Mutex;
 
 /// The last events of a topic.
 #[derive(Default)]

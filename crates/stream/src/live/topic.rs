@@ -19,14 +19,13 @@ use std::sync::Arc;
 use std::task::Waker;
 
 use bytes::Bytes;
-use parking_lot::{Mutex, MutexGuard};
-use tokio::runtime::Handle;
 use tokio::time::Instant;
 
-use crate::live::delivery::DeliveryTask;
+use crate::live::delivery::{DeliveryRuntime, DeliveryTask};
 use crate::live::direct_writes::{DirectWrites, TailId};
 use crate::live::event_ring::{DeferredEvent, EventContent, EventRing};
 use crate::live::tail::{LastEvent, Tail, TailProgress};
+use crate::sync::{Mutex, MutexGuard};
 
 /// Publishes events to any number of [`Tail`]s.
 ///
@@ -40,8 +39,7 @@ pub struct Topic {
 
 /// State shared by a topic's handles, tails and delivery tasks.
 pub(super) struct TopicShared {
-    /// Runtime in which the topic was created, if any.
-    runtime: Option<Handle>,
+    runtime: DeliveryRuntime,
     pub(super) state: Mutex<State>,
 }
 
@@ -71,7 +69,7 @@ pub(super) struct WaitingTail {
 const WAKE_BATCH: usize = 128;
 /// With fewer direct tails they are woken instead: at high event rates a few tails read larger
 /// batches than a delivery task writes.
-const MIN_DIRECT_TAILS: usize = 4;
+const MIN_DIRECT_TAILS: usize = if cfg!(forebay_loom) { 1 } else { 4 };
 /// Maximum events that wait for a tail to encode them: what a publisher has captured may use more
 /// memory than its size says, for example as a part of a larger buffer.
 const MAX_DEFERRED: usize = 16;
@@ -100,7 +98,7 @@ impl Topic {
             handles: 1,
             closed: false,
         };
-        let runtime = Handle::try_current().ok();
+        let runtime = DeliveryRuntime::current();
         Topic { shared: Arc::new(TopicShared { runtime, state: Mutex::new(state) }) }
     }
 
@@ -137,15 +135,12 @@ impl Topic {
         }
         state.ring.push(content, last);
         let needs_task = state.direct >= MIN_DIRECT_TAILS || state.ring.deferred() > MAX_DEFERRED;
-        match &self.shared.runtime {
-            Some(runtime) if needs_task => {
-                if !std::mem::replace(&mut state.delivery_pending, true) {
-                    drop(state);
-                    let (shared, slots) = (Arc::clone(&self.shared), 0..usize::MAX);
-                    runtime.spawn(DeliveryTask { shared, slots }.run());
-                }
-            }
-            _ => self.shared.wake_all(state),
+        if !needs_task || self.shared.runtime.is_none() {
+            self.shared.wake_all(state);
+        } else if !std::mem::replace(&mut state.delivery_pending, true) {
+            drop(state);
+            let (shared, slots) = (Arc::clone(&self.shared), 0..usize::MAX);
+            self.shared.runtime.spawn(DeliveryTask { shared, slots });
         }
     }
 
