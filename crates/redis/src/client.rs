@@ -1,8 +1,10 @@
 //! Client handle: cheap to clone, usable from any thread and any tokio runtime.
 
 use std::fmt;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+
+use parking_lot::Mutex;
 
 use crate::command::{CommandBatch, RedisCommand};
 use crate::command_guard::CommandGuard;
@@ -161,7 +163,7 @@ impl RedisClient {
     /// Closes the connection after requests in flight have finished, or after
     /// [`Config::close_timeout`]. Later requests fail.
     pub async fn close(&self) {
-        let subscriber = self.handle.subscriber.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let subscriber = self.handle.subscriber.lock().take();
         if let Some(subscriber) = subscriber {
             Box::pin(subscriber.close()).await;
         }
@@ -215,7 +217,7 @@ impl RedisClient {
     }
 
     fn resp2_subscriber(&self) -> RedisClient {
-        let mut subscriber = self.handle.subscriber.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut subscriber = self.handle.subscriber.lock();
         let client = subscriber.get_or_insert_with(|| {
             RedisClient::new(Config {
                 subscriber_only: true,
@@ -260,7 +262,7 @@ impl RedisClient {
         let shared = &self.handle.shared;
         // Panics outside of tokio, before any state has changed.
         let runtime = tokio::runtime::Handle::current();
-        let mut lifecycle = shared.lifecycle.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut lifecycle = shared.lifecycle.lock();
         if lifecycle.running {
             return None;
         }
@@ -351,7 +353,7 @@ impl ClientShared {
     /// both need the lock.
     pub(crate) fn on_closed(&self, status: Status) {
         self.topics.end_all();
-        let mut lifecycle = self.lifecycle.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut lifecycle = self.lifecycle.lock();
         lifecycle.running = false;
         self.journal.record(status);
     }

@@ -10,12 +10,12 @@
 //! the caller gets [`RequestError::QueueFull`] at once. Unsubscriptions may exceed the bounds: each
 //! ends a subscription, so they are bounded by the number of subscriptions.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
 
 use crate::core::pipeline::{ExpectedReplies, PipelineRequest};
 use crate::error::RequestError;
-use crate::reply_slot::ReplySlot;
+use crate::reply_slot::SharedReplySlot;
+use crate::sync::{Mutex, MutexGuard};
 
 #[derive(Debug)]
 pub(crate) struct Inbox(Mutex<InboxContents>);
@@ -25,12 +25,21 @@ pub(crate) struct InboxContents {
     /// Error for new requests; `None` while requests are accepted.
     rejection: Option<RequestError>,
     bytes: Vec<u8>,
-    requests: Vec<PipelineRequest<Arc<ReplySlot>>>,
+    requests: Vec<PipelineRequest<SharedReplySlot>>,
     /// Load of the worker when it last took requests.
     worker_load: WorkerLoad,
     bounds: InboxBounds,
     worker_waker: Option<Waker>,
-    close_requested: bool,
+    close_request: CloseRequest,
+}
+
+/// Whether the client has asked the worker to close the connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[must_use]
+pub(crate) enum CloseRequest {
+    #[default]
+    None,
+    Requested,
 }
 
 /// Requests and bytes that the worker has taken and not completed.
@@ -55,7 +64,7 @@ impl Inbox {
             worker_load: WorkerLoad::default(),
             bounds,
             worker_waker: None,
-            close_requested: false,
+            close_request: CloseRequest::None,
         }))
     }
 
@@ -65,9 +74,9 @@ impl Inbox {
     pub(crate) fn submit(
         &self,
         encode: impl FnOnce(&mut Vec<u8>) -> Result<ExpectedReplies, RequestError>,
-        request: impl FnOnce(ExpectedReplies, usize) -> PipelineRequest<Arc<ReplySlot>>,
+        request: impl FnOnce(ExpectedReplies, usize) -> PipelineRequest<SharedReplySlot>,
     ) -> Result<(), RequestError> {
-        let contents = self.lock();
+        let contents = self.0.lock();
         contents.check()?;
         put(contents, encode, request)
     }
@@ -77,29 +86,29 @@ impl Inbox {
     pub(crate) fn submit_unbounded(
         &self,
         encode: impl FnOnce(&mut Vec<u8>) -> ExpectedReplies,
-        request: impl FnOnce(ExpectedReplies, usize) -> PipelineRequest<Arc<ReplySlot>>,
+        request: impl FnOnce(ExpectedReplies, usize) -> PipelineRequest<SharedReplySlot>,
     ) {
-        let contents = self.lock();
+        let contents = self.0.lock();
         if contents.rejection.is_none() {
             let _infallible = put(contents, |out| Ok(encode(out)), request);
         }
     }
 
-    /// Takes all submitted requests and records the worker's load. Returns true if the client must
-    /// close. If there is nothing to take, stores the waker.
+    /// Takes all submitted requests and the close request, and records the worker's load. If there
+    /// is nothing to take, stores the waker.
     pub(crate) fn take(
         &self,
         worker_load: WorkerLoad,
-        requests: &mut Vec<PipelineRequest<Arc<ReplySlot>>>,
+        requests: &mut Vec<PipelineRequest<SharedReplySlot>>,
         bytes: &mut Vec<u8>,
         sleeper: Option<&Waker>,
-    ) -> bool {
-        let mut contents = self.lock();
+    ) -> CloseRequest {
+        let mut contents = self.0.lock();
         contents.worker_load = worker_load;
         std::mem::swap(&mut contents.requests, requests);
         std::mem::swap(&mut contents.bytes, bytes);
-        let close = std::mem::take(&mut contents.close_requested);
-        let nothing = requests.is_empty() && !close;
+        let close = std::mem::take(&mut contents.close_request);
+        let nothing = requests.is_empty() && close == CloseRequest::None;
         contents.worker_waker = sleeper.filter(|_| nothing).cloned();
         contents.worker_load.requests += requests.len();
         contents.worker_load.unsent_bytes += bytes.len();
@@ -108,16 +117,16 @@ impl Inbox {
 
     /// Rejects new requests with this error, or accepts requests if it is `None`.
     pub(crate) fn set_rejection(&self, rejection: Option<RequestError>) {
-        self.lock().rejection = rejection;
+        self.0.lock().rejection = rejection;
     }
 
     /// Takes the requests that were submitted before the rejection was set.
     pub(crate) fn take_remaining(
         &self,
-        requests: &mut Vec<PipelineRequest<Arc<ReplySlot>>>,
+        requests: &mut Vec<PipelineRequest<SharedReplySlot>>,
         bytes: &mut Vec<u8>,
     ) {
-        let mut contents = self.lock();
+        let mut contents = self.0.lock();
         debug_assert!(
             contents.rejection.is_some(),
             "remaining requests are taken only after the rejection is set"
@@ -127,8 +136,8 @@ impl Inbox {
     }
 
     pub(crate) fn request_close(&self) {
-        let mut contents = self.lock();
-        contents.close_requested = true;
+        let mut contents = self.0.lock();
+        contents.close_request = CloseRequest::Requested;
         let waker = contents.worker_waker.take();
         drop(contents);
         if let Some(waker) = waker {
@@ -138,21 +147,17 @@ impl Inbox {
 
     /// Clears the state of the previous link.
     pub(crate) fn reset(&self) {
-        let mut contents = self.lock();
+        let mut contents = self.0.lock();
         debug_assert!(contents.requests.is_empty(), "a closed link has completed every request");
         contents.worker_load = WorkerLoad::default();
-        contents.close_requested = false;
+        contents.close_request = CloseRequest::None;
         contents.worker_waker = None;
     }
 
     /// Returns the number of open requests, submitted or taken by the worker.
     pub(crate) fn open_requests(&self) -> usize {
-        let contents = self.lock();
+        let contents = self.0.lock();
         contents.requests.len() + contents.worker_load.requests
-    }
-
-    fn lock(&self) -> MutexGuard<'_, InboxContents> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -160,7 +165,7 @@ impl Inbox {
 fn put(
     mut contents: MutexGuard<'_, InboxContents>,
     encode: impl FnOnce(&mut Vec<u8>) -> Result<ExpectedReplies, RequestError>,
-    request: impl FnOnce(ExpectedReplies, usize) -> PipelineRequest<Arc<ReplySlot>>,
+    request: impl FnOnce(ExpectedReplies, usize) -> PipelineRequest<SharedReplySlot>,
 ) -> Result<(), RequestError> {
     let (expect, bytes) = append(&mut contents.bytes, encode)?;
     contents.requests.push(request(expect, bytes));

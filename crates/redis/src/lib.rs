@@ -170,6 +170,8 @@ mod dedicated_connection;
 mod error;
 mod hooks;
 mod inbox;
+#[cfg(all(test, forebay_loom))]
+mod loom_tests;
 mod reply;
 mod reply_slot;
 mod request_future;
@@ -177,6 +179,7 @@ mod scan;
 mod script;
 mod status;
 mod subscription;
+mod sync;
 #[cfg(feature = "tls")]
 mod tls;
 mod topic_registry;

@@ -6,19 +6,29 @@
 //! one for each request would double its allocations.
 
 use std::cell::RefCell;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 
 use crate::core::pipeline::{Replies, ReplySink};
 use crate::error::RequestError;
+use crate::sync::{Arc, Mutex};
 
 pub(crate) type RequestResult = Result<Replies, RequestError>;
 
 const MAX_SPARE_SLOTS: usize = 1024;
 
+#[cfg(not(all(test, forebay_loom)))]
 thread_local! {
-    static SPARE_SLOTS: RefCell<Vec<Arc<ReplySlot>>> = const { RefCell::new(Vec::new()) };
+    /// Memory to reuse. Per thread, because a shared pool would need another lock for each request.
+    static SPARE_SLOTS: RefCell<Vec<SharedReplySlot>> = const { RefCell::new(Vec::new()) };
 }
+
+#[cfg(all(test, forebay_loom))]
+loom::thread_local! {
+    static SPARE_SLOTS: RefCell<Vec<SharedReplySlot>> = RefCell::new(Vec::new());
+}
+
+/// A slot, held by its caller and by the worker.
+pub(crate) type SharedReplySlot = Arc<ReplySlot>;
 
 #[derive(Debug)]
 pub(crate) struct ReplySlot(Mutex<State>);
@@ -32,17 +42,17 @@ enum State {
 }
 
 impl ReplySlot {
-    pub(crate) fn waiting(waker: Waker) -> Arc<ReplySlot> {
+    pub(crate) fn waiting(waker: Waker) -> SharedReplySlot {
         // Thread-local storage is not accessible while a thread is ending.
         let spare = SPARE_SLOTS.try_with(|spares| spares.borrow_mut().pop()).ok().flatten();
         let mut slot = spare.unwrap_or_else(|| Arc::new(ReplySlot(Mutex::new(State::Done))));
         let exclusive = Arc::get_mut(&mut slot).expect("a spare slot has one owner");
-        *exclusive.0.get_mut().unwrap_or_else(PoisonError::into_inner) = State::Waiting(waker);
+        *exclusive.0.get_mut() = State::Waiting(waker);
         slot
     }
 
     /// Keeps a slot for reuse, if the worker has released it.
-    pub(crate) fn recycle(mut slot: Arc<ReplySlot>) {
+    pub(crate) fn recycle(mut slot: SharedReplySlot) {
         if Arc::get_mut(&mut slot).is_some() {
             let _ending = SPARE_SLOTS.try_with(|spares| {
                 let mut spares = spares.borrow_mut();
@@ -54,7 +64,7 @@ impl ReplySlot {
     }
 
     pub(crate) fn complete(&self, result: RequestResult) {
-        let mut state = self.lock();
+        let mut state = self.0.lock();
         if let State::Waiting(_) = *state {
             let State::Waiting(waker) = std::mem::replace(&mut *state, State::Completed(result)) else {
                 unreachable!("matched above, under the same lock")
@@ -65,7 +75,7 @@ impl ReplySlot {
     }
 
     pub(crate) fn poll(&self, cx: &mut Context<'_>) -> Poll<RequestResult> {
-        let mut state = self.lock();
+        let mut state = self.0.lock();
         match &mut *state {
             State::Waiting(waker) => {
                 waker.clone_from(cx.waker());
@@ -82,16 +92,12 @@ impl ReplySlot {
     pub(crate) fn abandon(&self) {
         // Drops the previous state after the lock is released, because dropping a waker may run
         // arbitrary code.
-        let _previous = std::mem::replace(&mut *self.lock(), State::Done);
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        let _previous = std::mem::replace(&mut *self.0.lock(), State::Done);
     }
 }
 
-impl ReplySink for Arc<ReplySlot> {
+impl ReplySink for SharedReplySlot {
     fn is_abandoned(&self) -> bool {
-        matches!(*self.lock(), State::Done)
+        matches!(*self.0.lock(), State::Done)
     }
 }

@@ -19,7 +19,7 @@ use crate::core::pipeline::{ExpectedReplies, PipelineRequest, Replies};
 use crate::error::{ExecError, ReplyError, RequestError};
 use crate::hooks::{Hooks, RequestOutcome, RequestReport};
 use crate::reply::{FromReplies, FromReply, ReplyCursor, ReplyToken, single};
-use crate::reply_slot::{ReplySlot, RequestResult};
+use crate::reply_slot::{ReplySlot, RequestResult, SharedReplySlot};
 
 /// What a request sends, and how its replies are decoded.
 #[doc(hidden)]
@@ -37,7 +37,7 @@ pub struct RequestFuture<'c, S: RequestSpec> {
     shared: &'c ClientShared,
     spec: S,
     timeout: Option<Duration>,
-    slot: Option<Arc<ReplySlot>>,
+    slot: Option<SharedReplySlot>,
     done: bool,
     report: Option<Box<PendingReport>>,
 }

@@ -5,11 +5,12 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::Instant;
 
 use futures_core::Stream;
+use parking_lot::Mutex;
 
 use crate::core::link::State;
 use crate::error::ConnectionLoss;
@@ -59,11 +60,11 @@ impl StatusJournal {
     }
 
     pub(crate) fn current(&self) -> Status {
-        self.lock().changes.back().expect("the journal is never empty").clone()
+        self.0.lock().changes.back().expect("the journal is never empty").clone()
     }
 
     pub(crate) fn record(&self, status: Status) {
-        let mut entries = self.lock();
+        let mut entries = self.0.lock();
         if entries.changes.len() == KEPT_CHANGES {
             entries.changes.pop_front();
             entries.first += 1;
@@ -76,14 +77,10 @@ impl StatusJournal {
 
     /// Returns a stream that starts with the current status.
     pub(crate) fn follow(self: &Arc<Self>) -> StatusStream {
-        let mut entries = self.lock();
+        let mut entries = self.0.lock();
         entries.watchers += 1;
         let next = entries.first + entries.changes.len() as u64 - 1;
         StatusStream { journal: self.clone(), watcher: entries.watchers, next }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, JournalEntries> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -113,7 +110,7 @@ impl StatusStream {
     }
 
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Status> {
-        let mut entries = self.journal.lock();
+        let mut entries = self.journal.0.lock();
         self.next = self.next.max(entries.first);
         let index = (self.next - entries.first) as usize;
         if let Some(status) = entries.changes.get(index) {
@@ -127,7 +124,7 @@ impl StatusStream {
 
 impl Drop for StatusStream {
     fn drop(&mut self) {
-        self.journal.lock().wakers.remove(&self.watcher);
+        self.journal.0.lock().wakers.remove(&self.watcher);
     }
 }
 

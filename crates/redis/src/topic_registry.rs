@@ -8,10 +8,11 @@
 //! Bounds: `max_queued_messages` and [`MAX_QUEUED_BYTES`] for each feed.
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
 use bytes::Bytes;
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::core::pipeline::{READ_BYTES, push_kind};
 use crate::reply::{ReplyReader, ReplyToken};
@@ -77,7 +78,7 @@ impl TopicRegistry {
     /// Locks the feeds. Callers hold the lock while they change a subscription and submit its
     /// command, so that the server gets the commands in the order of the changes.
     pub(crate) fn lock(&self) -> MutexGuard<'_, FeedTable> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 
     /// Delivers a push message to its feeds. Confirmations are dropped: the pipeline has counted
@@ -235,7 +236,7 @@ impl SubscriberFeed {
     }
 
     pub(crate) fn poll(&self, cx: &mut Context<'_>) -> Poll<Option<FeedItem>> {
-        let mut queue = self.lock();
+        let mut queue = self.queue.lock();
         if let Some(item) = queue.items.pop_front() {
             if let FeedItem::Push(push) = &item {
                 queue.bytes -= push.len();
@@ -253,16 +254,12 @@ impl SubscriberFeed {
     }
 
     fn update(&self, update: impl FnOnce(&mut FeedQueue)) {
-        let mut queue = self.lock();
+        let mut queue = self.queue.lock();
         update(&mut queue);
         let waker = queue.waker.take();
         drop(queue);
         if let Some(waker) = waker {
             waker.wake();
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, FeedQueue> {
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

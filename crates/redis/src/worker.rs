@@ -18,13 +18,12 @@ use tokio::time::{Instant, Sleep};
 
 use crate::client::ClientShared;
 use crate::connect::{ConnectionIo, DialFuture, Dialer, EstablishedConnection};
-use crate::core::backoff::SplitMix64;
 use crate::core::connection::{ConnectionCore, ConnectionSettings, EffectHandler};
 use crate::core::link::{LinkPolicy, State};
 use crate::core::pipeline::PipelineRequest;
 use crate::error::{ConnectionLoss, RequestError};
-use crate::inbox::WorkerLoad;
-use crate::reply_slot::{ReplySlot, RequestResult};
+use crate::inbox::{CloseRequest, WorkerLoad};
+use crate::reply_slot::{RequestResult, SharedReplySlot};
 use crate::status::Status;
 
 /// Rounds of writing and reading before the task yields to the runtime.
@@ -36,7 +35,7 @@ const MIN_BATCH_BYTES: usize = 1024;
 const READS_PER_ROUND: usize = 8;
 
 pub(crate) struct ConnectionWorker {
-    connection: ConnectionCore<Arc<ReplySlot>>,
+    connection: ConnectionCore<SharedReplySlot>,
     shell: WorkerShell,
     timer: Pin<Box<Sleep>>,
     /// When `timer` fires; never later than the core's `due`.
@@ -46,7 +45,7 @@ pub(crate) struct ConnectionWorker {
     /// True if the task has already yielded once to let the batch grow.
     yielded: bool,
     unflushed: bool,
-    requests: Vec<PipelineRequest<Arc<ReplySlot>>>,
+    requests: Vec<PipelineRequest<SharedReplySlot>>,
     bytes: Vec<u8>,
 }
 
@@ -60,6 +59,22 @@ struct WorkerShell {
     deadlines: u64,
     failures: u64,
     pushes: u64,
+}
+
+/// What the worker found in the inbox.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum InboxContent {
+    Empty,
+    /// Requests, a close request, or both.
+    Taken,
+}
+
+/// How far the worker has read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum SocketRead {
+    /// The socket has nothing to read, or the connection is lost.
+    Drained,
+    MayHaveMore,
 }
 
 impl ConnectionWorker {
@@ -76,7 +91,7 @@ impl ConnectionWorker {
             generation,
         };
         let mut worker = ConnectionWorker {
-            connection: ConnectionCore::new(settings, SplitMix64::random(), now.into_std()),
+            connection: ConnectionCore::new(settings, fastrand::Rng::new(), now.into_std()),
             shell: WorkerShell {
                 shared,
                 dialer,
@@ -118,25 +133,28 @@ impl ConnectionWorker {
         false
     }
 
-    /// Takes submitted requests. Returns true if there were any. Otherwise stores `sleeper`, if
+    /// Takes submitted requests and the close request. If there are none, stores `sleeper`, if
     /// given, for the next submission.
-    fn take_submitted(&mut self, sleeper: Option<&Waker>, now: Instant) -> bool {
+    fn take_submitted(&mut self, sleeper: Option<&Waker>, now: Instant) -> InboxContent {
         let load = WorkerLoad {
             requests: self.connection.open_requests(),
             unsent_bytes: self.connection.unsent().len(),
         };
         let shared = &self.shell.shared;
         let close = shared.inbox.take(load, &mut self.requests, &mut self.bytes, sleeper);
-        let found = !self.requests.is_empty();
-        if found {
+        let content = match (self.requests.is_empty(), close) {
+            (true, CloseRequest::None) => InboxContent::Empty,
+            (false, _) | (true, CloseRequest::Requested) => InboxContent::Taken,
+        };
+        if !self.requests.is_empty() {
             self.has_new_requests = true;
             shared.counters.requests.add(self.requests.len() as u64);
             self.connection.accept(&mut self.requests, &mut self.bytes, now.into_std());
         }
-        if close {
+        if close == CloseRequest::Requested {
             self.connection.close(now.into_std(), &mut self.shell);
         }
-        found | close
+        content
     }
 
     fn poll_dial(&mut self, cx: &mut Context<'_>, now: Instant) {
@@ -182,26 +200,27 @@ impl ConnectionWorker {
         }
     }
 
-    /// Reads and dispatches replies until the socket is empty. Returns false if there may be more
-    /// to read.
-    fn read(&mut self, cx: &mut Context<'_>, now: Instant) -> bool {
+    /// Reads and dispatches replies, until the socket is empty or others must run.
+    fn read(&mut self, cx: &mut Context<'_>, now: Instant) -> SocketRead {
         self.connection.resume(now.into_std(), &mut self.shell);
         for _ in 0..READS_PER_ROUND {
-            let Some(io) = &mut self.shell.io else { return true };
-            let Poll::Ready(read) = pin!(io.read_buf(self.connection.input())).poll(cx) else { return true };
+            let Some(io) = &mut self.shell.io else { return SocketRead::Drained };
+            let Poll::Ready(read) = pin!(io.read_buf(self.connection.input())).poll(cx) else {
+                return SocketRead::Drained;
+            };
             match read {
                 Ok(0) => self.lost(ConnectionLoss::Closed, now),
                 Ok(count) => {
                     self.shell.shared.counters.bytes_received.add(count as u64);
                     self.connection.received(now.into_std(), &mut self.shell);
                     if self.connection.is_paused() {
-                        return false;
+                        return SocketRead::MayHaveMore;
                     }
                 }
                 Err(error) => self.lost(ConnectionLoss::Io(Arc::new(error)), now),
             }
         }
-        false
+        SocketRead::MayHaveMore
     }
 
     fn lost(&mut self, loss: ConnectionLoss, now: Instant) {
@@ -240,7 +259,7 @@ impl Future for ConnectionWorker {
                 break;
             }
             worker.write(cx, now);
-            let drained = worker.read(cx, now);
+            let read = worker.read(cx, now);
             if worker.connection.is_closed() {
                 return Poll::Ready(());
             }
@@ -250,7 +269,9 @@ impl Future for ConnectionWorker {
                 break;
             }
             // Sleeps only if there is nothing to read and nothing was submitted.
-            if drained && !worker.take_submitted(Some(cx.waker()), now) {
+            if read == SocketRead::Drained
+                && worker.take_submitted(Some(cx.waker()), now) == InboxContent::Empty
+            {
                 worker.shell.count();
                 return Poll::Pending;
             }
@@ -280,7 +301,7 @@ impl WorkerShell {
     }
 }
 
-impl EffectHandler<Arc<ReplySlot>> for WorkerShell {
+impl EffectHandler<SharedReplySlot> for WorkerShell {
     fn dial(&mut self) {
         self.dialing = Some((self.dialer)());
     }
@@ -293,12 +314,12 @@ impl EffectHandler<Arc<ReplySlot>> for WorkerShell {
         self.shared.inbox.set_rejection(rejection);
     }
 
-    fn take_remaining(&mut self, requests: &mut Vec<PipelineRequest<Arc<ReplySlot>>>, bytes: &mut Vec<u8>) {
+    fn take_remaining(&mut self, requests: &mut Vec<PipelineRequest<SharedReplySlot>>, bytes: &mut Vec<u8>) {
         self.shared.inbox.take_remaining(requests, bytes);
         self.shared.counters.requests.add(requests.len() as u64);
     }
 
-    fn complete(&mut self, slot: Arc<ReplySlot>, result: RequestResult) {
+    fn complete(&mut self, slot: SharedReplySlot, result: RequestResult) {
         match &result {
             Ok(_) => self.replies += 1,
             Err(RequestError::Deadline { .. }) => self.deadlines += 1,

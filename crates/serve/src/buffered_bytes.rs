@@ -20,14 +20,28 @@ const SMALL_READ: u64 = 16 * 1024;
 /// Buffered bytes of all shapes and clients of this process.
 static TOTAL: AtomicUsize = AtomicUsize::new(0);
 
-/// Bytes that are part of the total until they are dropped.
-pub(super) struct BufferedBytes(Bytes);
+/// Number of bytes that is part of the total until it is dropped.
+#[derive(Debug)]
+pub(super) struct BufferedCount(usize);
 
-impl BufferedBytes {
+/// Bytes that are part of the total until they are dropped.
+pub(super) struct BufferedBytes<T> {
+    bytes: T,
+    _count: BufferedCount,
+}
+
+impl BufferedCount {
+    pub(super) fn new(bytes: usize) -> BufferedCount {
+        TOTAL.fetch_add(bytes, Ordering::Relaxed);
+        BufferedCount(bytes)
+    }
+}
+
+impl<T: AsRef<[u8]> + Send + 'static> BufferedBytes<T> {
     /// Counts the bytes until the returned ones and all their clones and slices are dropped.
-    pub(super) fn count(bytes: Bytes) -> Bytes {
-        TOTAL.fetch_add(bytes.len(), Ordering::Relaxed);
-        Bytes::from_owner(BufferedBytes(bytes))
+    pub(super) fn count(bytes: T) -> Bytes {
+        let _count = BufferedCount::new(bytes.as_ref().len());
+        Bytes::from_owner(BufferedBytes { bytes, _count })
     }
 }
 
@@ -41,15 +55,15 @@ pub(super) fn read_size() -> u64 {
     if total() < MAX_BYTES / 2 { LARGE_READ } else { SMALL_READ }
 }
 
-impl AsRef<[u8]> for BufferedBytes {
+impl<T: AsRef<[u8]>> AsRef<[u8]> for BufferedBytes<T> {
     fn as_ref(&self) -> &[u8] {
-        &self.0
+        self.bytes.as_ref()
     }
 }
 
-impl Drop for BufferedBytes {
+impl Drop for BufferedCount {
     fn drop(&mut self) {
-        TOTAL.fetch_sub(self.0.len(), Ordering::Relaxed);
+        TOTAL.fetch_sub(self.0, Ordering::Relaxed);
     }
 }
 

@@ -16,14 +16,14 @@ use std::time::Duration;
 
 use bytes::{BufMut as _, Bytes, BytesMut};
 use forebay_shapes::encode::{last_commit, last_offset};
-use forebay_shapes::{LogPage, Offset, Shape, Shapes};
+use forebay_shapes::{LogPage, Offset, Shape};
 use forebay_stream::Tail;
 use memchr::memrchr;
 use tokio::task::spawn_blocking;
 use tokio::time::Instant;
 
 use super::buffered_bytes::{self, BufferedBytes};
-use super::shape_event_stream::{ShapeTopic, seen_with, up_to_date, write_event, write_events};
+use super::shape_event_stream::{ShapeTopic, StreamSource, seen_with, write_events, write_up_to_date};
 
 /// Interval between two up-to-dates of a client that catches up. The client displays its rows at
 /// each.
@@ -31,8 +31,7 @@ const UP_TO_DATE_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Reads the log after an offset, up to where the stream's subscription begins.
 pub(super) struct CatchUp {
-    shape: Arc<Shape>,
-    shapes: Shapes,
+    source: StreamSource,
     /// Offset of the last message that was read; at the start, the requested offset.
     read: Offset,
     /// The rest of the page that is being read.
@@ -73,10 +72,11 @@ pub(super) enum CatchUpStep {
 
 impl CatchUpGoal {
     /// Subscribes to the shape. `None`: the shape was removed, or the store is unusable.
-    fn new(shape: &Shape, shapes: &Shapes) -> Option<CatchUpGoal> {
+    fn new(source: &StreamSource) -> Option<CatchUpGoal> {
+        let StreamSource { shape, shapes, writes } = source;
         // Read before subscribing: everything up to `seen` is in the log.
         let seen = shapes.seen();
-        let (tail, end) = shape.attach(ShapeTopic::new, ShapeTopic::subscribe)?;
+        let (tail, end) = shape.attach(ShapeTopic::new, |topic| topic.subscribe(writes))?;
         // Checked after subscribing: a store that became unusable earlier doesn't notify the new
         // subscription.
         if shapes.unusable().is_some() {
@@ -90,10 +90,10 @@ impl CatchUp {
     /// Subscribes, and prepares to read the log after an offset. From the time `ends` on, an
     /// up-to-date is sent at the next end of a transaction. `None`: the shape was removed, or the
     /// store is unusable.
-    pub(super) fn new(shape: Arc<Shape>, shapes: Shapes, after: Offset, ends: Instant) -> Option<CatchUp> {
-        let goal = CatchUpGoal::new(&shape, &shapes)?;
+    pub(super) fn new(source: StreamSource, after: Offset, ends: Instant) -> Option<CatchUp> {
+        let goal = CatchUpGoal::new(&source)?;
         let settled = Instant::now();
-        Some(CatchUp { shape, shapes, read: after, page: None, goal, is_open: false, settled, ends })
+        Some(CatchUp { source, read: after, page: None, goal, is_open: false, settled, ends })
     }
 
     /// Returns whether the log has messages before the goal.
@@ -103,15 +103,15 @@ impl CatchUp {
 
     /// Reads the next piece.
     pub(super) async fn next(mut self) -> io::Result<CatchUpPiece> {
-        let mut events = BytesMut::new();
+        let mut events = Vec::new();
         let read = self.messages().await;
-        let read = read.inspect_err(|error| self.shapes.heal(&self.shape, error))?;
+        let read = read.inspect_err(|error| self.source.shapes.heal(&self.source.shape, error))?;
         let Some((messages, is_merged)) = read else {
             if self.is_open {
-                write_event(&mut events, &up_to_date(self.goal.seen));
+                write_up_to_date(&mut events, self.goal.seen);
             }
             let next = CatchUpStep::Follow(self.goal.seen, self.goal.tail);
-            return Ok(CatchUpPiece { events: events.freeze(), next });
+            return Ok(CatchUpPiece { events: events.into(), next });
         };
         let now = Instant::now();
         let is_due = now >= self.ends.min(self.settled + UP_TO_DATE_INTERVAL);
@@ -124,10 +124,10 @@ impl CatchUp {
         self.is_open = commit.is_none();
         let seen = commit.map(|(_, lsn)| seen_with(Offset::new(lsn, 0), 0));
         if let Some(seen) = seen {
-            write_event(&mut events, &up_to_date(seen));
+            write_up_to_date(&mut events, seen);
             self.settled = now;
         }
-        Ok(CatchUpPiece { events: events.freeze(), next: CatchUpStep::More(self, seen) })
+        Ok(CatchUpPiece { events: events.into(), next: CatchUpStep::More(self, seen) })
     }
 
     /// Reads whole messages. Returns them, and whether they come from the merged part of the log.
@@ -141,11 +141,11 @@ impl CatchUp {
                     None => return Ok(None),
                 },
             };
-            match read_messages(&self.shape, &page).await {
+            match read_messages(&self.source.shape, &page).await {
                 Ok(messages) => return Ok(Some((messages, page.merged_to.is_some()))),
                 // The log was merged meanwhile: the page's file may be deleted, and its messages
                 // are in another.
-                Err(_) if self.shape.is_merged_since(&page) => self.page = None,
+                Err(_) if self.source.shape.is_merged_since(&page) => self.page = None,
                 Err(error) => return Err(error),
             }
         }
@@ -157,10 +157,10 @@ impl CatchUp {
             return Ok(None);
         }
         let after = self.read;
-        let mut page = match self.shape.log_after_at_once(after) {
+        let mut page = match self.source.shape.log_after_at_once(after) {
             Some(page) => page,
             None => {
-                let seeking = Arc::clone(&self.shape);
+                let seeking = Arc::clone(&self.source.shape);
                 spawn_blocking(move || seeking.log_after(after)).await.map_err(io::Error::other)??
             }
         };
@@ -168,7 +168,7 @@ impl CatchUp {
             None => page.to = page.to.min(self.goal.to),
             Some(end) if end > self.goal.last => {
                 let gone = || io::Error::new(io::ErrorKind::NotFound, "the shape is gone");
-                self.goal = CatchUpGoal::new(&self.shape, &self.shapes).ok_or_else(gone)?;
+                self.goal = CatchUpGoal::new(&self.source).ok_or_else(gone)?;
             }
             Some(_) => {}
         }

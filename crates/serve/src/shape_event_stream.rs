@@ -10,8 +10,11 @@
 //! ends with the next up-to-date; the expiry of its token aborts it.
 //! A topic keeps at most [`KEPT`] transactions and [`KEPT_BYTES`] for all streams of a shape
 //! together, and all topics together at most `MAX_BYTES` of `buffered_bytes.rs`. Larger
-//! transactions are read from the log in pieces.
-//! Lock order: a shape's lock (`forebay_shapes`) before its topic's.
+//! transactions are read from the log in pieces. A transaction counts with the bytes of its messages
+//! until it is formatted, and then with those of its events: 6 more for each message, and about 100
+//! for its up-to-date. While it is formatted, both count.
+//! Lock order: a shape's lock (`forebay_shapes`) before its topic's. Transactions are formatted
+//! outside both.
 
 use std::future::Future;
 use std::io;
@@ -20,28 +23,31 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use bytes::{BufMut as _, Bytes, BytesMut};
+use bytes::Bytes;
 use forebay_replication::AwakeGuard;
 use forebay_shapes::{LogListener, Offset, Shape, ShapeStreamGuard, Shapes};
-use forebay_stream::{Tail, Topic};
+use forebay_stream::{DirectWrites, Tail, Topic};
 use http_body::Body as _;
 use memchr::memchr;
 use tokio::time::{Instant, Sleep, sleep_until};
 
-use super::buffered_bytes::{self, BufferedBytes};
+use super::buffered_bytes::{self, BufferedBytes, BufferedCount};
 use super::catch_up::{CatchUp, CatchUpPiece, CatchUpStep};
 
 /// Maximum number of transactions that a topic keeps for streams that are a little behind.
 const KEPT: usize = 64;
-/// Maximum bytes that a topic keeps.
+/// Maximum bytes that a topic keeps, when a transaction is added.
 const KEPT_BYTES: usize = 1024 * 1024;
-/// Largest transaction, in bytes, that is sent through the topic. Streams read larger ones from the
-/// log.
+/// Largest transaction, in bytes of its messages, that is sent through the topic. Streams read larger
+/// ones from the log.
 const MAX_TRANSACTION_BYTES: usize = 256 * 1024;
 
 const KEEP_ALIVE: &[u8] = b": keep-alive\n\n";
 
-/// The topic of a shape: formats each transaction once, and sends it to all its streams.
+/// The topic of a shape: sends each transaction to all its streams.
+///
+/// The store's writer thread calls it under the shape's lock, so it only hands the messages over.
+/// The topic's delivery, or the first stream that needs the transaction, formats it once for all.
 #[derive(Debug)]
 pub(crate) struct ShapeTopic {
     topic: Topic,
@@ -52,8 +58,9 @@ impl ShapeTopic {
         ShapeTopic { topic: Topic::bounded(KEPT, KEPT_BYTES) }
     }
 
-    pub(super) fn subscribe(&self) -> Tail {
-        self.topic.subscribe().direct()
+    /// Subscribes a stream, whose socket the topic may write to through `writes`.
+    pub(super) fn subscribe(&self, writes: &DirectWrites) -> Tail {
+        self.topic.subscribe().direct(writes)
     }
 }
 
@@ -67,10 +74,9 @@ impl LogListener for ShapeTopic {
             self.topic.close();
             return false;
         }
-        let mut event = BytesMut::with_capacity(bytes + bytes / 32 + 128);
-        write_events(&mut event, messages);
-        write_event(&mut event, &up_to_date(seen));
-        self.topic.publish_marked(BufferedBytes::count(event.freeze()), seen);
+        let transaction =
+            TransactionMessages { messages: messages.into(), bytes, seen, _count: BufferedCount::new(bytes) };
+        self.topic.publish_deferred(bytes, seen, move || transaction.to_events());
         true
     }
 
@@ -79,37 +85,62 @@ impl LogListener for ShapeTopic {
     }
 }
 
+/// Messages of a transaction, until they are formatted as events.
+struct TransactionMessages {
+    messages: Box<[Bytes]>,
+    bytes: usize,
+    /// LSN of the up-to-date that follows the messages.
+    seen: u64,
+    _count: BufferedCount,
+}
+
+impl TransactionMessages {
+    /// Returns the messages and the up-to-date as server-sent events.
+    fn to_events(&self) -> Bytes {
+        let mut events = Vec::with_capacity(self.bytes + self.bytes / 32 + 128);
+        write_events(&mut events, &self.messages);
+        write_up_to_date(&mut events, self.seen);
+        BufferedBytes::count(events)
+    }
+}
+
+const UP_TO_DATE_START: &[u8] = br#"{"headers":{"control":"up-to-date","global_last_seen_lsn":""#;
+const UP_TO_DATE_END: &[u8] = br#""}}"#;
+
 /// Returns the up-to-date control message of a position.
 pub(crate) fn up_to_date(seen: u64) -> Bytes {
-    format!("{{\"headers\":{{\"control\":\"up-to-date\",\"global_last_seen_lsn\":\"{seen}\"}}}}").into()
+    [UP_TO_DATE_START, itoa::Buffer::new().format(seen).as_bytes(), UP_TO_DATE_END].concat().into()
+}
+
+/// Writes the up-to-date of a position as an event.
+pub(super) fn write_up_to_date(out: &mut Vec<u8>, seen: u64) {
+    out.extend_from_slice(b"data: ");
+    out.extend_from_slice(UP_TO_DATE_START);
+    out.extend_from_slice(itoa::Buffer::new().format(seen).as_bytes());
+    out.extend_from_slice(UP_TO_DATE_END);
+    out.extend_from_slice(b"\n\n");
 }
 
 /// Writes messages with their separators as events. Pieces may begin and end within a message.
-pub(super) fn write_events(out: &mut BytesMut, messages: &[Bytes]) {
+pub(super) fn write_events(out: &mut Vec<u8>, messages: &[Bytes]) {
     let mut is_start = true;
     for piece in messages {
         let mut rest = &piece[..];
         while !rest.is_empty() {
             if is_start {
-                out.put_slice(b"data: ");
+                out.extend_from_slice(b"data: ");
             }
             let line = memchr(b'\n', rest).map_or(rest.len(), |end| end + 1);
-            out.put_slice(&rest[..line]);
+            out.extend_from_slice(&rest[..line]);
             is_start = rest[line - 1] == b'\n';
             if is_start {
                 // The separator is a comma and a line feed.
                 out.truncate(out.len() - 2);
-                out.put_slice(b"\n\n");
+                out.extend_from_slice(b"\n\n");
             }
             rest = &rest[line..];
         }
     }
-}
-
-pub(super) fn write_event(out: &mut BytesMut, message: &[u8]) {
-    out.put_slice(b"data: ");
-    out.put_slice(message);
-    out.put_slice(b"\n\n");
 }
 
 /// Returns the position for an up-to-date after the message `last`, when the log was read up to
@@ -129,10 +160,19 @@ pub(crate) struct StreamTimeouts {
     pub(crate) until: Option<Instant>,
 }
 
+/// Where the events of a stream come from.
+#[derive(Debug, Clone)]
+pub(crate) struct StreamSource {
+    pub(crate) shape: Arc<Shape>,
+    pub(crate) shapes: Shapes,
+    /// Permission for the shape's topic to write to the stream's socket. The response's extensions
+    /// have a clone.
+    pub(crate) writes: DirectWrites,
+}
+
 /// The event stream of one client.
 pub(crate) struct ShapeEventStream {
-    shape: Arc<Shape>,
-    shapes: Shapes,
+    source: StreamSource,
     /// Offset up to which the client has every change, as of the last read of the log. While the
     /// stream follows the tail, the tail has the newer position.
     settled: Offset,
@@ -165,8 +205,7 @@ enum State {
 impl ShapeEventStream {
     /// Subscribes to a shape. `None`: the shape was removed, or the store is unusable.
     pub(crate) fn new(
-        shape: Arc<Shape>,
-        shapes: Shapes,
+        source: StreamSource,
         after: Offset,
         timeouts: StreamTimeouts,
         awake: Option<AwakeGuard>,
@@ -175,10 +214,9 @@ impl ShapeEventStream {
         let StreamTimeouts { keep_alive, ends_after, until: aborts } = timeouts;
         let ends = aborts.map_or(now + ends_after, |aborts| aborts.min(now + ends_after));
         let alarm = Box::pin(sleep_until(ends.min(now + keep_alive)));
-        let _watching = shape.watch();
+        let _watching = source.shape.watch();
         let mut events = ShapeEventStream {
-            shape,
-            shapes,
+            source,
             settled: after,
             is_open: false,
             state: State::Ended,
@@ -198,8 +236,7 @@ impl ShapeEventStream {
     /// behind. `None`: the shape was removed, or the store is unusable.
     fn subscribe(&mut self) -> Option<bool> {
         self.state = State::Ended;
-        let (shape, shapes) = (Arc::clone(&self.shape), self.shapes.clone());
-        let catch_up = CatchUp::new(shape, shapes, self.settled, self.ends)?;
+        let catch_up = CatchUp::new(self.source.clone(), self.settled, self.ends)?;
         let is_behind = catch_up.is_behind();
         self.state = State::Reading(Box::pin(catch_up.next()));
         Some(is_behind)
@@ -305,5 +342,29 @@ impl ShapeEventStream {
                 return Poll::Ready(Some(Ok(Bytes::from_static(KEEP_ALIVE))));
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::task::Waker;
+
+    use super::*;
+
+    #[test]
+    fn a_transaction_in_pieces_is_formatted_as_one_event_for_each_message() {
+        let (topic, mut cx) = (ShapeTopic::new(), Context::from_waker(Waker::noop()));
+        let mut tail = topic.subscribe(&DirectWrites::new());
+        let pieces = ["{\"a\":1},\n{\"b\"", ":2}", ",\n"].map(|piece| Bytes::from_static(piece.as_bytes()));
+        assert!(topic.published(&pieces, Offset::FIRST, 9));
+        let Poll::Ready(Some(Ok(frame))) = Pin::new(&mut tail).poll_frame(&mut cx) else {
+            panic!("the event was published")
+        };
+        let up_to_date = String::from_utf8(up_to_date(9).to_vec()).unwrap();
+        assert_eq!(up_to_date, r#"{"headers":{"control":"up-to-date","global_last_seen_lsn":"9"}}"#);
+        let events = format!("data: {{\"a\":1}}\n\ndata: {{\"b\":2}}\n\ndata: {up_to_date}\n\n");
+        assert_eq!(frame.into_data().unwrap(), events);
+        drop(tail);
+        assert!(!topic.published(&pieces, Offset::FIRST, 10), "no stream is left");
     }
 }

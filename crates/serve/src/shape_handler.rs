@@ -17,7 +17,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use forebay_replication::{AwakeGuard, Manager, ManagerPhase, ManagerStep};
 use forebay_shapes::{LogPage, Offset, Shape, ShapeGone, Shapes, SnapshotChunk, StartOffset};
-use forebay_stream::LiveBody;
+use forebay_stream::{DirectWrites, LiveBody};
 use http::request::Parts;
 use http::{Method, Response};
 use http_body_util::{BodyExt as _, Limited};
@@ -35,7 +35,7 @@ use super::protocol::{
 use super::request_context::RequestContext;
 use super::response_cache::ResponseCache;
 use super::service::{RequestBody, whole};
-use super::shape_event_stream::{ShapeEventStream, StreamTimeouts};
+use super::shape_event_stream::{ShapeEventStream, StreamSource, StreamTimeouts};
 use super::shape_factory::{ShapeFactory, gone_refusal};
 use super::token_verifier::while_valid;
 
@@ -334,8 +334,10 @@ impl ShapeHandler {
         let until = context.request.bearer.as_ref().and_then(|bearer| bearer.until);
         let timeouts =
             StreamTimeouts { keep_alive: self.sse_keep_alive, ends_after: self.sse_timeout, until };
-        let awake = self.manager.keep_awake();
-        let events = ShapeEventStream::new(Arc::clone(shape), self.shapes.clone(), offset, timeouts, awake);
+        let (awake, writes) = (self.manager.keep_awake(), DirectWrites::new());
+        let source =
+            StreamSource { shape: Arc::clone(shape), shapes: self.shapes.clone(), writes: writes.clone() };
+        let events = ShapeEventStream::new(source, offset, timeouts, awake);
         let Some(events) = events else {
             self.check_store()?;
             return Err(self.refuse_gone(ShapeGone::Deleted, context.request).await);
@@ -348,6 +350,7 @@ impl ShapeHandler {
         head.etag = None;
         let mut response = self.respond(context, head, || Ok(BodyContent::Events(Box::new(events))))?;
         response.extensions_mut().insert(LiveBody);
+        response.extensions_mut().insert(writes);
         Ok(response)
     }
 

@@ -99,7 +99,7 @@ mod tests {
     use super::*;
     use crate::Tail;
     use crate::error::BodyError;
-    use crate::live::direct_socket::DirectSocket;
+    use crate::live::direct_writes::DirectSocket;
 
     /// tokio adds about 100 bytes for the task and 256 for the socket's registration.
     #[test]

@@ -102,7 +102,7 @@
 //! | fast path: parse, call the service, write | `h1/parser.rs`, `h1/connection.rs`, `h1/response_head.rs` |
 //! | chunked framing and writes | `h1/write_batch.rs`, `h1/socket_writer.rs` |
 //! | a live stream that owns its socket | `live/stream.rs` |
-//! | topics, and events written without waking tasks | `live/topic.rs`, `live/delivery.rs`, `live/direct_socket.rs` |
+//! | topics, and events written without waking tasks | `live/topic.rs`, `live/delivery.rs`, `live/direct_writes.rs` |
 //! | how a live response takes the socket from hyper | `hyper/service_adapter.rs`, `hyper/http1.rs` |
 //! | deadlines of HTTP/2 requests | `hyper/h2_exchange.rs` |
 //! | TLS | `hyper/transport.rs`, `hyper/transport_connection.rs` |
@@ -142,6 +142,7 @@ mod service_fn;
 mod socket;
 mod stall_timer;
 mod stats;
+mod sync;
 mod task_registry;
 
 use std::net::SocketAddr;
@@ -149,6 +150,7 @@ use std::net::SocketAddr;
 pub use config::HttpServerConfig;
 pub use h1::spare_headers::spare_headers;
 pub use incoming::Incoming;
+pub use live::direct_writes::DirectWrites;
 pub use live::tail::{LastEvent, Tail, TailLagged};
 pub use live::topic::Topic;
 pub use server::{DrainSummary, HttpServer};

@@ -7,8 +7,9 @@
 //! An entry costs 16 bytes. Live streams are not notified of a drain; those left at its end are
 //! aborted.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::Notify;
 use tokio::task::AbortHandle;
 
@@ -47,7 +48,7 @@ pub(crate) struct TaskEntry {
 impl TaskRegistry {
     /// Returns a new entry, or `None` if `max` slots are in use.
     pub(crate) fn register(self: &Arc<Self>, max: usize) -> Option<TaskEntry> {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         if state.len() >= max {
             return None;
         }
@@ -61,7 +62,7 @@ impl TaskRegistry {
 
     /// Registers the abort handle of the task that holds the entry of this slot.
     pub(crate) fn set_handle(&self, slot: u32, handle: AbortHandle) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         match &mut state.slots[slot as usize] {
             starting @ TaskSlot::Starting => *starting = TaskSlot::Running(handle),
             TaskSlot::Ended => self.release(state, slot),
@@ -70,12 +71,12 @@ impl TaskRegistry {
     }
 
     pub(crate) fn len(&self) -> usize {
-        self.lock().len()
+        self.state.lock().len()
     }
 
     /// Aborts every task whose abort handle is registered; returns their number.
     pub(crate) fn abort_all(&self) -> usize {
-        let state = self.lock();
+        let state = self.state.lock();
         let running = state.slots.iter().filter_map(|slot| match slot {
             TaskSlot::Running(handle) => Some(handle.clone()),
             TaskSlot::Free | TaskSlot::Starting | TaskSlot::Ended => None,
@@ -110,10 +111,6 @@ impl TaskRegistry {
             self.emptied.notify_waiters();
         }
     }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 impl State {
@@ -130,7 +127,7 @@ impl TaskEntry {
 
 impl Drop for TaskEntry {
     fn drop(&mut self) {
-        let mut state = self.registry.lock();
+        let mut state = self.registry.state.lock();
         match &mut state.slots[self.slot as usize] {
             starting @ TaskSlot::Starting => *starting = TaskSlot::Ended,
             TaskSlot::Running(_) => self.registry.release(state, self.slot),
@@ -171,6 +168,6 @@ mod tests {
         assert_eq!(registry.len(), 1, "the slot is kept until the handle is registered");
         registry.set_handle(slot, tokio::spawn(async {}).abort_handle());
         assert_eq!(registry.len(), 0);
-        assert_eq!(registry.lock().slots.capacity(), 0);
+        assert_eq!(registry.state.lock().slots.capacity(), 0);
     }
 }

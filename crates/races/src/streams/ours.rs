@@ -6,7 +6,9 @@ use anyhow::Result;
 use bytes::Bytes;
 use forebay_admission::{Admission, AdmissionLayer, AdmissionService, Identifier};
 use forebay_quota::Quota;
-use forebay_stream::{ClientAddr, HttpServer, HttpServerConfig, Incoming, LiveBody, Tail, Topic, service_fn};
+use forebay_stream::{
+    ClientAddr, DirectWrites, HttpServer, HttpServerConfig, Incoming, LiveBody, Tail, Topic, service_fn,
+};
 use http::header::{CONTENT_TYPE, HeaderValue};
 use http::{Method, Request, Response};
 use http_body_util::{BodyExt, Either, Empty};
@@ -52,8 +54,10 @@ async fn respond(request: Request<Incoming>, topic: Topic) -> Response<StreamBod
         topic.publish([b"data: ", &body[..], b"\n\n"].concat());
         return Response::new(Either::Left(Empty::new()));
     }
-    let mut response = Response::new(Either::Right(topic.subscribe().direct()));
+    let writes = DirectWrites::new();
+    let mut response = Response::new(Either::Right(topic.subscribe().direct(&writes)));
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
     response.extensions_mut().insert(LiveBody);
+    response.extensions_mut().insert(writes);
     response
 }

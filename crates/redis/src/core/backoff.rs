@@ -53,31 +53,6 @@ impl ReconnectBackoff {
     }
 }
 
-/// Small random number generator (SplitMix64). Tests choose its seed.
-#[derive(Debug, Clone)]
-pub(crate) struct SplitMix64(u64);
-
-impl SplitMix64 {
-    #[cfg(test)]
-    pub(crate) fn seeded(seed: u64) -> Self {
-        SplitMix64(seed)
-    }
-
-    /// Creates a generator seeded from the standard library's random hash keys.
-    pub(crate) fn random() -> Self {
-        use std::hash::{BuildHasher, RandomState};
-        SplitMix64(RandomState::new().hash_one(0u8))
-    }
-
-    pub(crate) fn next_u64(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -100,11 +75,11 @@ mod tests {
     #[test]
     fn jitter_shortens_a_delay_by_at_most_half() {
         let backoff = ReconnectBackoff::default();
-        let mut rng = SplitMix64::seeded(7);
+        let mut rng = fastrand::Rng::with_seed(7);
         for attempt in [0, 1, 9, 12, 100, u32::MAX] {
             let full = backoff.delay(attempt, u64::MAX);
             for _ in 0..100 {
-                let delay = backoff.delay(attempt, rng.next_u64());
+                let delay = backoff.delay(attempt, rng.u64(..));
                 assert!(delay >= full / 2 && delay <= full, "{delay:?} of {full:?}");
             }
         }

@@ -9,8 +9,8 @@
 use std::time::{Duration, Instant};
 
 use bytes::{Bytes, BytesMut};
+use fastrand::Rng;
 
-use super::backoff::SplitMix64;
 use super::frame::ReplyLimits;
 use super::link::{Effect, Event, LinkPolicy, LinkState, State};
 use super::pipeline::{ParseProgress, Pipeline, PipelineOutput, PipelineRequest, Replies, ReplySink};
@@ -51,7 +51,7 @@ const MIN_OPEN_TO_SPLIT: usize = 4;
 
 pub(crate) struct ConnectionCore<S> {
     settings: ConnectionSettings,
-    rng: SplitMix64,
+    rng: Rng,
     link: LinkState,
     pipeline: Pipeline<S>,
     /// Missing bytes that the last parse reported, so that a large reply gets a large buffer.
@@ -67,7 +67,7 @@ pub(crate) struct ConnectionCore<S> {
 }
 
 impl<S: ReplySink> ConnectionCore<S> {
-    pub(crate) fn new(settings: ConnectionSettings, rng: SplitMix64, now: Instant) -> Self {
+    pub(crate) fn new(settings: ConnectionSettings, rng: Rng, now: Instant) -> Self {
         let pipeline = Pipeline::new(settings.limits, settings.arrays_are_pushes);
         ConnectionCore {
             settings,

@@ -5,6 +5,7 @@ use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::rc::Rc;
 
+use fastrand::Rng;
 use proptest::prelude::*;
 
 use super::*;
@@ -245,7 +246,7 @@ impl ConnectionModel {
         let now = Instant::now();
         let mut model = ConnectionModel {
             now,
-            connection: ConnectionCore::new(settings(1), SplitMix64::seeded(1), now),
+            connection: ConnectionCore::new(settings(1), Rng::with_seed(1), now),
             handler: RecordingHandler::default(),
             server: ModelServer::default(),
             submitted: BTreeMap::new(),
@@ -358,11 +359,8 @@ impl ConnectionModel {
             Op::Cancel => self.connection.cancel(self.now, &mut self.handler),
             Op::Restart if self.connection.is_closed() => {
                 self.generation += 1;
-                self.connection = ConnectionCore::new(
-                    settings(self.generation),
-                    SplitMix64::seeded(self.generation),
-                    self.now,
-                );
+                self.connection =
+                    ConnectionCore::new(settings(self.generation), Rng::with_seed(self.generation), self.now);
                 self.connection.start(self.now, &mut self.handler);
             }
             Op::Drop(_)

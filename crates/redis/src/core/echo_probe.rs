@@ -10,7 +10,8 @@
 //! Out of scope: two commands of one request that compensate for each other, one without a reply
 //! and one with two. They mix up the replies of that request only.
 
-use super::backoff::SplitMix64;
+use std::hash::{BuildHasher as _, RandomState};
+
 use super::refusal::{ServerRefusal, error_text};
 
 /// The random number of one request, and how many echoes are still expected.
@@ -43,8 +44,13 @@ impl EchoProbe {
     /// Number of times that the probe is sent.
     pub(crate) const ECHO_COUNT: u8 = 2;
 
+    /// Creates a probe with a number that the author of a stored value can't predict.
+    ///
+    /// Otherwise a value that equals the next number could pass as the echo. So the number is the
+    /// hash of `RandomState`: SipHash with keys from the operating system. `fastrand` would not do:
+    /// its later numbers follow from a few earlier ones.
     pub(crate) fn new() -> Self {
-        EchoProbe::of(SplitMix64::random().next_u64())
+        EchoProbe::of(RandomState::new().hash_one(0_u8))
     }
 
     pub(crate) fn of(number: u64) -> Self {

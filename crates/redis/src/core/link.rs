@@ -8,7 +8,9 @@
 
 use std::time::{Duration, Instant};
 
-use super::backoff::{ReconnectBackoff, SplitMix64};
+use fastrand::Rng;
+
+use super::backoff::ReconnectBackoff;
 
 /// The seven states of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -127,7 +129,7 @@ impl LinkState {
         event: Event,
         now: Instant,
         policy: &LinkPolicy,
-        rng: &mut SplitMix64,
+        rng: &mut Rng,
         out: &mut Vec<Effect>,
     ) -> LinkState {
         match self {
@@ -256,7 +258,7 @@ fn fail(
     longest: Option<Duration>,
     now: Instant,
     policy: &LinkPolicy,
-    rng: &mut SplitMix64,
+    rng: &mut Rng,
     out: &mut Vec<Effect>,
 ) -> LinkState {
     out.extend([Effect::Hangup, Effect::FailOpen]);
@@ -264,7 +266,7 @@ fn fail(
     match &policy.reconnect {
         Some(backoff) => {
             let backoff = longest.map_or_else(|| backoff.clone(), |longest| backoff.capped(longest));
-            LinkState::Failed { attempt, until: Some(later(now, backoff.delay(attempt, rng.next_u64()))) }
+            LinkState::Failed { attempt, until: Some(later(now, backoff.delay(attempt, rng.u64(..)))) }
         }
         None => {
             out.push(Effect::GiveUp);
@@ -298,7 +300,7 @@ mod tests {
 
     fn step(link: LinkState, event: Event, now: Instant, policy: &LinkPolicy) -> (LinkState, Vec<Effect>) {
         let mut out = Vec::new();
-        let link = link.step(event, now, policy, &mut SplitMix64::seeded(1), &mut out);
+        let link = link.step(event, now, policy, &mut Rng::with_seed(1), &mut out);
         (link, out)
     }
 
@@ -361,7 +363,7 @@ mod tests {
 
     /// Returns the times of all dials to a server that is unfit after every handshake.
     fn dials_of_an_unfit_server(policy: &LinkPolicy, seed: u64, lifetime: Duration) -> Vec<Duration> {
-        let (begun, mut rng, mut out) = (Instant::now(), SplitMix64::seeded(seed), Vec::new());
+        let (begun, mut rng, mut out) = (Instant::now(), Rng::with_seed(seed), Vec::new());
         let (mut now, mut link, mut dials) = (begun, open(begun), Vec::new());
         while now < begun + Duration::from_secs(60) {
             now += lifetime;

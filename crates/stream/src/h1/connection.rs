@@ -103,10 +103,14 @@ where
         };
         let is_live = response.extensions().get::<LiveBody>().is_some();
         if is_live && response_head::may_stream(&method, Version::HTTP_11, response.status()) {
-            let (parts, body) = response.into_parts();
-            let (head, discarded) =
-                (response_head::encode_live_head(&parts, &response_head::date()), client.received.len());
-            return H1Outcome::Live(LiveStreamParts { stream: client.stream, head, body, discarded });
+            let (mut parts, body) = response.into_parts();
+            return H1Outcome::Live(LiveStreamParts {
+                stream: client.stream,
+                head: response_head::encode_live_head(&parts, &response_head::date()),
+                body,
+                discarded: client.received.len(),
+                writes: parts.extensions.remove(),
+            });
         }
         // A final response must follow an interim one, and the service has none.
         let close = context.is_draining()

@@ -77,7 +77,7 @@ pub(crate) fn write_head(
         Framing::WithoutBody(None) => {}
         Framing::WithoutBody(Some(length)) | Framing::Length(length) => {
             head.extend_from_slice(b"content-length: ");
-            push_decimal(head, length);
+            head.extend_from_slice(itoa::Buffer::new().format(length).as_bytes());
             head.extend_from_slice(b"\r\n");
         }
         Framing::Chunked => head.extend_from_slice(b"transfer-encoding: chunked\r\n"),
@@ -124,7 +124,8 @@ fn write_common(
 pub(crate) type HttpDate = [u8; 29];
 
 thread_local! {
-    /// Second of the last formatted date, and its text.
+    /// Cache: second of the last formatted date, and its text. Per thread, because a shared one would
+    /// need a lock for each response.
     static CACHED_DATE: Cell<(u64, HttpDate)> = const { Cell::new((u64::MAX, [b' '; 29])) };
 }
 
@@ -143,11 +144,6 @@ pub(crate) fn date() -> HttpDate {
     date.iter_mut().zip(text.bytes()).for_each(|(target, byte)| *target = byte);
     CACHED_DATE.set((second, date));
     date
-}
-
-fn push_decimal(out: &mut Vec<u8>, number: u64) {
-    let digits = number.checked_ilog10().unwrap_or(0);
-    out.extend((0..=digits).rev().map(|digit| b'0' + (number / 10_u64.pow(digit) % 10) as u8));
 }
 
 fn is_framing_header(name: &HeaderName) -> bool {

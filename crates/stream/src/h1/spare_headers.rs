@@ -10,6 +10,8 @@ use http::HeaderMap;
 const MAX_RECYCLED_CAPACITY: usize = 64;
 
 thread_local! {
+    /// Memory to reuse. It belongs to the thread, because services create their responses without
+    /// access to the connection.
     static SPARE: Cell<Option<HeaderMap>> = const { Cell::new(None) };
 }
 

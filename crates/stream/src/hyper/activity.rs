@@ -6,9 +6,11 @@
 //! Relaxed atomics suffice, since the connection's task reads them after each poll. Only the end of
 //! an HTTP/2 request happens in another task; it wakes the connection's task.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::task::Waker;
+
+use parking_lot::Mutex;
 
 /// Requests, input and unwritten output of a connection.
 #[derive(Debug, Default)]
@@ -113,7 +115,7 @@ impl ConnectionActivity {
 
     /// Sets the task to wake when the last request ends. Call it before `client_wait`.
     pub(crate) fn set_driver(&self, driver: &Waker) {
-        let mut current = self.driver.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut current = self.driver.lock();
         match &mut *current {
             Some(waker) => waker.clone_from(driver),
             none => *none = Some(driver.clone()),
@@ -143,7 +145,7 @@ impl Drop for ActiveRequest {
             self.0.head_started.store(true, Ordering::Relaxed);
         }
         if self.0.active.fetch_sub(1, Ordering::Relaxed) == 1 {
-            let driver = self.0.driver.lock().unwrap_or_else(PoisonError::into_inner).take();
+            let driver = self.0.driver.lock().take();
             driver.into_iter().for_each(Waker::wake);
         }
     }

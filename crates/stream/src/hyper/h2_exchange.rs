@@ -12,10 +12,11 @@
 
 use std::future::{Future, poll_fn};
 use std::pin::{Pin, pin};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::task::{Context, Poll, Waker, ready};
 
 use bytes::{Buf, Bytes};
+use parking_lot::Mutex;
 use tokio::time::{Instant, Sleep, sleep_until};
 
 use crate::config::HttpServerConfig;
@@ -25,6 +26,8 @@ use crate::config::HttpServerConfig;
 const MAX_UNWRITTEN_AT_END: usize = 16 * 1024;
 
 tokio::task_local! {
+    /// Exchange whose task is polled. Task-local, because hyper passes the executor an opaque
+    /// future: the service adapter, which hyper calls inside it, can't get a parameter.
     static CURRENT: Arc<H2Exchange>;
 }
 
@@ -68,7 +71,7 @@ pub(crate) async fn run(
             return Poll::Ready(None);
         }
         let timeout = ready!(exchange.poll_timeout(config, &mut timer, cx));
-        exchange.lock().timed_out = true;
+        exchange.0.lock().timed_out = true;
         // The service or the body now fails, and hyper resets the stream. If hyper polls neither,
         // the drop of the request resets it.
         let _ = request.as_mut().poll(cx);
@@ -84,12 +87,12 @@ impl H2Exchange {
     }
 
     pub(crate) fn timed_out(&self) -> bool {
-        self.lock().timed_out
+        self.0.lock().timed_out
     }
 
     /// Records whether the service waits for more of the request's body.
     pub(crate) fn set_awaiting_body(&self, waits: bool, reader: Option<&Waker>) {
-        let mut state = self.lock();
+        let mut state = self.0.lock();
         let since = waits.then(|| state.awaiting_body_since.unwrap_or_else(Instant::now));
         let began = state.awaiting_body_since.is_none() && waits;
         state.awaiting_body_since = since;
@@ -102,17 +105,17 @@ impl H2Exchange {
 
     /// Returns true if the response's end must wait; the task is woken when the end may be sent.
     pub(crate) fn hold_end(&self) -> bool {
-        let mut state = self.lock();
+        let mut state = self.0.lock();
         state.hold_end = state.exceeds_end_bound();
         state.hold_end
     }
 
     pub(crate) fn exceeds_end_bound(&self) -> bool {
-        self.lock().exceeds_end_bound()
+        self.0.lock().exceeds_end_bound()
     }
 
     fn set_task(&self, task: &Waker) {
-        let mut state = self.lock();
+        let mut state = self.0.lock();
         match &mut state.task {
             Some(waker) => waker.clone_from(task),
             none => *none = Some(task.clone()),
@@ -120,7 +123,7 @@ impl H2Exchange {
     }
 
     fn add_unwritten(&self, count: usize, now: Instant) {
-        let mut state = self.lock();
+        let mut state = self.0.lock();
         if state.unwritten == 0 {
             state.last_progress = Some(now);
         }
@@ -128,7 +131,7 @@ impl H2Exchange {
     }
 
     fn remove_unwritten(&self, count: usize, now: Instant) {
-        let mut state = self.lock();
+        let mut state = self.0.lock();
         state.unwritten -= count;
         state.last_progress = Some(now);
         let may_end = state.hold_end && !state.exceeds_end_bound();
@@ -145,7 +148,7 @@ impl H2Exchange {
         cx: &mut Context<'_>,
     ) -> Poll<ExchangeTimeout> {
         loop {
-            let due = self.lock().deadline(config);
+            let due = self.0.lock().deadline(config);
             let Some((by, timeout)) = due else {
                 *timer = None;
                 return Poll::Pending;
@@ -160,10 +163,6 @@ impl H2Exchange {
                 return Poll::Ready(timeout);
             }
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

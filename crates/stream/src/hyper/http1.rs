@@ -75,7 +75,7 @@ where
     drop((parts.read_buf, parts.service));
     match end {
         Http1End::LiveResponse => {
-            let (head, body) = response?.into_parts();
+            let (mut head, body) = response?.into_parts();
             // A body passed to hyper would hold the socket too, but this one was not passed on.
             let stream = Arc::into_inner(stream)?;
             Some(LiveStreamParts {
@@ -83,6 +83,7 @@ where
                 head: response_head::encode_live_head(&head, &response_head::date()),
                 body,
                 discarded,
+                writes: head.extensions.remove(),
             })
         }
         Http1End::TimedOut(wait) => {

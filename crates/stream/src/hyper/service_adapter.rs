@@ -9,13 +9,14 @@
 use std::convert::Infallible;
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use http::header::CONNECTION;
 use http::{HeaderMap, HeaderValue, Method, Request, Response, Version};
 use http_body::{Body, Frame, SizeHint};
+use parking_lot::Mutex;
 use pin_project_lite::pin_project;
 use socket2::SockRef;
 use tokio::io::Interest;
@@ -57,15 +58,15 @@ impl<B> LiveResponseSlot<B> {
     }
 
     pub(crate) fn take(&self) -> Option<Response<B>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
+        self.0.lock().take()
     }
 
     pub(crate) fn is_empty(&self) -> bool {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).is_none()
+        self.0.lock().is_none()
     }
 
     fn put(&self, response: Response<B>) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(response);
+        *self.0.lock() = Some(response);
     }
 }
 

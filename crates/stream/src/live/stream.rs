@@ -3,7 +3,7 @@
 //! Invariant: the client gets the head, whole chunks in order, and the last chunk only if the body
 //! ended normally. The body is dropped as soon as it has ended or the client has disconnected.
 //! Enforced by: one state, and one function that ends it. A panic in the body drops the stream and
-//! its socket without the last chunk. Writes while the task sleeps: see `direct_socket.rs`.
+//! its socket without the last chunk. Writes while the task sleeps: see `direct_writes.rs`.
 //!
 //! Bounds: at most 64 KiB and one chunk are taken from the body beyond what the socket accepts. A
 //! client that accepts no bytes for `write_timeout`, or sends more than `max_discarded_bytes`, is
@@ -25,7 +25,7 @@ use tokio::net::TcpStream;
 use crate::config::HttpServerConfig;
 use crate::h1::socket_writer::{SocketWriter, WRITES_PER_POLL, WriteFailure};
 use crate::h1::write_batch::WriteBatch;
-use crate::live::direct_socket::{DirectSocket, WriterState};
+use crate::live::direct_writes::{DirectWrites, SocketState, StreamSocket, WriterState};
 use crate::service::ResponseBody;
 use crate::stall_timer::StallTimer;
 use crate::stats::{ServerCounters, ServerStats};
@@ -39,7 +39,7 @@ pin_project! {
         #[pin]
         body: Option<B>,
         lifecycle: StreamLifecycle,
-        socket: Arc<DirectSocket>,
+        socket: StreamSocket,
     }
 }
 
@@ -50,6 +50,8 @@ pub(crate) struct LiveStreamParts<B> {
     pub(crate) body: B,
     /// Bytes that the client sent after its request.
     pub(crate) discarded: usize,
+    /// Permission to write that the service has inserted into the response's extensions.
+    pub(crate) writes: Option<DirectWrites>,
 }
 
 /// State of a stream apart from its body and socket.
@@ -98,7 +100,7 @@ impl<B> LiveStream<B> {
         config: Arc<HttpServerConfig>,
         stats: ServerStats,
     ) -> LiveStream<B> {
-        let LiveStreamParts { stream, head, body, discarded } = parts;
+        let LiveStreamParts { stream, head, body, discarded, writes } = parts;
         stats.counters().live_started.increment();
         stats.counters().live_streams.increment();
         let (lingering, state) = (StallTimer::default(), State::Starting);
@@ -106,7 +108,7 @@ impl<B> LiveStream<B> {
         LiveStream {
             body: Some(body),
             lifecycle,
-            socket: Arc::new(DirectSocket::new(stream, SocketWriter::with_unsent(head))),
+            socket: StreamSocket::new(writes.unwrap_or_default(), stream, SocketWriter::with_unsent(head)),
         }
     }
 }
@@ -119,7 +121,7 @@ impl<B: ResponseBody> Future for LiveStream<B> {
         let mut writer = this.socket.lock();
         let end = ready!(poll_stream(this.body.as_mut(), this.lifecycle, this.socket, &mut writer, cx));
         this.body.set(None);
-        writer.revoke();
+        this.socket.end_direct_writes();
         this.lifecycle.end(end);
         Poll::Ready(())
     }
@@ -128,14 +130,14 @@ impl<B: ResponseBody> Future for LiveStream<B> {
 fn poll_stream<B: ResponseBody>(
     mut body: Pin<&mut Option<B>>,
     lifecycle: &mut StreamLifecycle,
-    socket: &Arc<DirectSocket>,
+    socket: &StreamSocket,
     writer: &mut WriterState,
     cx: &mut Context<'_>,
 ) -> Poll<StreamEnd> {
-    if let Some(failure) = writer.failure {
+    let WriterState { socket: SocketState::Open(stream), output, failure: None } = writer else {
+        let failure = writer.failure.unwrap_or(WriteFailure::ClientClosed);
         return Poll::Ready(failure.into());
-    }
-    let stream = &socket.stream;
+    };
     for _ in 0..WRITES_PER_POLL {
         if let Poll::Ready(end) = lifecycle.poll_client(stream, cx) {
             return Poll::Ready(end);
@@ -144,34 +146,32 @@ fn poll_stream<B: ResponseBody>(
             State::Starting | State::Streaming => {
                 if lifecycle.state == State::Streaming
                     && let Err(failure) =
-                        ready!(writer.output.poll_flush(stream, lifecycle.config.write_timeout, cx))
+                        ready!(output.poll_flush(stream, lifecycle.config.write_timeout, cx))
                 {
                     return Poll::Ready(failure.into());
                 }
                 let mut batch = WriteBatch::take_spare();
                 if lifecycle.state == State::Starting {
-                    writer.output.take_unsent().iter().for_each(|head| batch.push_raw(head));
+                    output.take_unsent().iter().for_each(|head| batch.push_raw(head));
                     lifecycle.state = State::Streaming;
                 }
-                let polled = socket.poll_body(writer, || fill_batch(body.as_mut(), &mut batch, cx));
+                let polled = fill_batch(body.as_mut(), &mut batch, cx);
                 if let Poll::Ready(Some(end)) = polled {
                     lifecycle.state = State::Ending(end);
                     body.set(None);
-                    writer.revoke();
+                    socket.end_direct_writes();
                 }
-                if let Err(failure) = writer.output.write(stream, &mut batch) {
+                if let Err(failure) = output.write(stream, &mut batch) {
                     // The batch isn't recycled, since it holds unsent bytes.
                     return Poll::Ready(failure.into());
                 }
                 batch.recycle();
-                if polled.is_pending() && writer.output.is_empty() {
+                if polled.is_pending() && output.is_empty() {
                     return Poll::Pending;
                 }
             }
             State::Ending(end) => {
-                if let Err(failure) =
-                    ready!(writer.output.poll_flush(stream, lifecycle.config.write_timeout, cx))
-                {
+                if let Err(failure) = ready!(output.poll_flush(stream, lifecycle.config.write_timeout, cx)) {
                     return Poll::Ready(failure.into());
                 }
                 if end != StreamEnd::Completed {

@@ -8,7 +8,8 @@ use bytes::Bytes;
 use http_body::{Body, Frame};
 use tokio::time::Instant;
 
-use crate::live::direct_socket::{self, TailId};
+use crate::live::direct_writes::{DirectWrites, TailId};
+use crate::live::event_ring::EventContent;
 use crate::live::topic::{TopicShared, WaitingTail};
 
 /// Response body that yields the events published after its subscription.
@@ -19,7 +20,8 @@ pub struct Tail {
     pub(super) progress: TailProgress,
     /// Index of its entry in the topic's `waiting`.
     pub(super) slot: u32,
-    pub(super) is_direct: bool,
+    /// Set if the topic may write events to the socket.
+    pub(super) writes: Option<DirectWrites>,
     pub(super) ended: bool,
 }
 
@@ -53,16 +55,24 @@ pub struct TailLagged {
 impl Tail {
     /// Allows the topic to write events to the stream's socket without polling the body.
     ///
-    /// Use it only if the response body passes the tail's events on unchanged. A body that inspects
-    /// events, or adds to them, must not use it.
+    /// `writes` must be in the extensions of the same response. Use it only if the response body
+    /// passes the tail's events on unchanged. A body that inspects events, or changes them, must not
+    /// use it.
     ///
     /// With four or more direct tails, tasks of the runtime in which the topic was created write
     /// the events, so that runtime must keep running.
-    pub fn direct(mut self) -> Tail {
-        if !std::mem::replace(&mut self.is_direct, true) {
-            self.shared.lock().direct += 1;
+    pub fn direct(mut self, writes: &DirectWrites) -> Tail {
+        self.take_back_writes();
+        if self.writes.replace(writes.clone()).is_none() {
+            self.shared.state.lock().direct += 1;
         }
         self
+    }
+
+    /// Takes back delegated writes, with the progress that the topic has made.
+    fn take_back_writes(&mut self) {
+        let delegated = self.writes.as_ref().and_then(|writes| writes.delegation().take_back(self.id));
+        self.progress = delegated.unwrap_or(self.progress);
     }
 
     /// Returns the last event that was yielded, or written before the last poll.
@@ -75,37 +85,41 @@ impl Tail {
         if self.ended {
             return Poll::Ready(None);
         }
-        if let Some(progress) = direct_socket::take_delegation(self.id) {
+        let mut delegation = self.writes.as_ref().map(DirectWrites::delegation);
+        if let Some(progress) = delegation.as_mut().and_then(|delegation| delegation.take_back(self.id)) {
             self.progress = progress;
         }
-        let mut state = self.shared.lock();
-        let behind = state.next - self.progress.next;
+        let mut state = self.shared.state.lock();
+        let behind = state.ring.next() - self.progress.next;
         if behind == 0 && !state.closed {
-            let delegated = self.is_direct.then(|| direct_socket::delegate_writes(self.id, self.progress));
-            let socket = delegated.flatten();
+            let is_delegated =
+                delegation.as_mut().is_some_and(|delegation| delegation.delegate(self.id, self.progress));
+            let writes = self.writes.as_ref().filter(|_| is_delegated);
             let waiter = &mut state.waiting[self.slot as usize];
-            let is_registered =
-                waiter.as_ref().is_some_and(|waiter| waiter.matches(cx.waker(), socket.as_ref()));
-            let new =
-                (!is_registered).then(|| WaitingTail { tail: self.id, waker: cx.waker().clone(), socket });
+            let is_registered = waiter.as_ref().is_some_and(|waiter| waiter.matches(cx.waker(), writes));
+            let new = (!is_registered).then(|| WaitingTail {
+                tail: self.id,
+                waker: cx.waker().clone(),
+                writes: writes.cloned(),
+            });
             let former = new.and_then(|new| waiter.replace(new));
-            drop(state);
-            drop(former); // outside the lock, as in `Drop`
+            drop((state, delegation));
+            drop(former); // outside the locks, as in `Drop`
             return Poll::Pending;
         }
-        let kept = state.ring.len();
-        let event = usize::try_from(behind).ok().and_then(|behind| kept.checked_sub(behind));
-        match event.and_then(|index| state.ring.get(index)) {
-            Some(event) => {
-                self.progress = TailProgress { next: self.progress.next + 1, last: Some(event.last) };
-                Poll::Ready(Some(Ok(event.bytes.clone())))
-            }
-            None => {
-                self.ended = true;
-                let lagged = TailLagged { behind, capacity: self.shared.capacity };
-                Poll::Ready((behind > 0).then_some(Err(lagged)))
-            }
-        }
+        let number = self.progress.next;
+        let Some(event) = state.ring.get(number) else {
+            self.ended = true;
+            let lagged = TailLagged { behind, capacity: state.ring.capacity() };
+            return Poll::Ready((behind > 0).then_some(Err(lagged)));
+        };
+        self.progress = TailProgress { next: number + 1, last: Some(event.last) };
+        let content = event.content.clone();
+        drop((state, delegation));
+        Poll::Ready(Some(Ok(match content {
+            EventContent::Encoded(bytes) => bytes,
+            EventContent::Deferred(event) => self.shared.encode(number, &event),
+        })))
     }
 }
 
@@ -127,10 +141,10 @@ impl Body for Tail {
 
 impl Drop for Tail {
     fn drop(&mut self) {
-        direct_socket::take_delegation(self.id);
-        let mut state = self.shared.lock();
+        self.take_back_writes();
+        let mut state = self.shared.state.lock();
         let waiter = state.waiting[self.slot as usize].take();
-        state.direct -= usize::from(self.is_direct);
+        state.direct -= usize::from(self.writes.is_some());
         state.free.push(self.slot);
         if state.free.len() == state.waiting.len() {
             (state.waiting, state.free) = (Vec::new(), Vec::new());

@@ -4,24 +4,28 @@
 //! gap, or ends with [`TailLagged`](crate::TailLagged).
 //! Enforced by: events are numbered, and each tail keeps its next number. A tail checks for its
 //! event and stores its waker under the lock under which events are published.
-//! Bounds: the ring holds at most `capacity` events and `max_bytes` bytes, but always the last
-//! event. All tails share it. A tail that falls further behind ends with `TailLagged`.
+//! Bounds: those of the ring (`event_ring.rs`), which all tails share. A tail that falls further
+//! behind ends with `TailLagged`.
+//!
+//! A [deferred](Topic::publish_deferred) event is encoded once, outside the topic's lock, by the
+//! first tail or delivery task that needs it. At most [`MAX_DEFERRED`] events wait for that; then a
+//! delivery task encodes them.
 //!
 //! With [`MIN_DIRECT_TAILS`] or more [direct](Tail::direct) tails, tasks write the events to the
 //! sockets (`delivery.rs`) instead of waking the tails. Publishers never wait for that.
 
-use std::collections::VecDeque;
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::task::Waker;
 
 use bytes::Bytes;
-use tokio::runtime::Handle;
 use tokio::time::Instant;
 
-use crate::live::delivery::DeliveryTask;
-use crate::live::direct_socket::{DirectSocket, TailId};
+use crate::live::delivery::{DeliveryRuntime, DeliveryTask};
+use crate::live::direct_writes::{DirectWrites, TailId};
+use crate::live::event_ring::{DeferredEvent, EventContent, EventRing};
 use crate::live::tail::{LastEvent, Tail, TailProgress};
+use crate::sync::{Mutex, MutexGuard};
 
 /// Publishes events to any number of [`Tail`]s.
 ///
@@ -35,20 +39,13 @@ pub struct Topic {
 
 /// State shared by a topic's handles, tails and delivery tasks.
 pub(super) struct TopicShared {
-    pub(super) capacity: usize,
-    max_bytes: usize,
-    /// Runtime in which the topic was created, if any.
-    runtime: Option<Handle>,
-    state: Mutex<State>,
+    runtime: DeliveryRuntime,
+    pub(super) state: Mutex<State>,
 }
 
 /// Events and tails of a topic.
 pub(super) struct State {
-    pub(super) ring: VecDeque<Event>,
-    /// Bytes of all events in the ring.
-    bytes: usize,
-    /// Number of the next event.
-    pub(super) next: u64,
+    pub(super) ring: EventRing,
     /// Waiting tails by slot.
     pub(super) waiting: Vec<Option<WaitingTail>>,
     pub(super) free: Vec<u32>,
@@ -60,25 +57,22 @@ pub(super) struct State {
     pub(super) closed: bool,
 }
 
-/// Published event.
-pub(super) struct Event {
-    pub(super) bytes: Bytes,
-    pub(super) last: LastEvent,
-}
-
 /// Tail that waits for the next event.
 pub(super) struct WaitingTail {
     pub(super) tail: TailId,
     pub(super) waker: Waker,
-    /// Socket that the tail has delegated.
-    pub(super) socket: Option<Arc<DirectSocket>>,
+    /// Set if the tail has delegated writes.
+    pub(super) writes: Option<DirectWrites>,
 }
 
 /// Wakers called between two acquisitions of the lock.
 const WAKE_BATCH: usize = 128;
 /// With fewer direct tails they are woken instead: at high event rates a few tails read larger
 /// batches than a delivery task writes.
-const MIN_DIRECT_TAILS: usize = 4;
+const MIN_DIRECT_TAILS: usize = if cfg!(forebay_loom) { 1 } else { 4 };
+/// Maximum events that wait for a tail to encode them: what a publisher has captured may use more
+/// memory than its size says, for example as a part of a larger buffer.
+const MAX_DEFERRED: usize = 16;
 
 impl Topic {
     /// Creates a topic that keeps the last `capacity` events for tails that are behind.
@@ -95,11 +89,8 @@ impl Topic {
     /// # Panics
     /// If `capacity` is 0.
     pub fn bounded(capacity: usize, max_bytes: usize) -> Topic {
-        assert!(capacity > 0, "a topic keeps at least one event");
         let state = State {
-            ring: VecDeque::new(),
-            bytes: 0,
-            next: 0,
+            ring: EventRing::new(capacity, max_bytes),
             waiting: Vec::new(),
             free: Vec::new(),
             direct: 0,
@@ -107,8 +98,8 @@ impl Topic {
             handles: 1,
             closed: false,
         };
-        let runtime = Handle::try_current().ok();
-        Topic { shared: Arc::new(TopicShared { capacity, max_bytes, runtime, state: Mutex::new(state) }) }
+        let runtime = DeliveryRuntime::current();
+        Topic { shared: Arc::new(TopicShared { runtime, state: Mutex::new(state) }) }
     }
 
     /// Publishes `event` to every tail. Never waits; does nothing after [`close`](Topic::close).
@@ -118,51 +109,62 @@ impl Topic {
 
     /// Publishes `event` with a mark, which [`Tail::last`] returns.
     pub fn publish_marked(&self, event: impl Into<Bytes>, mark: u64) {
-        let (bytes, last) = (event.into(), LastEvent { mark, at: Instant::now() });
-        let mut state = self.shared.lock();
-        if state.closed || bytes.is_empty() {
+        self.publish_content(EventContent::Encoded(event.into()), mark);
+    }
+
+    /// Publishes an event that `encode` returns later, with a mark.
+    ///
+    /// The first tail or delivery task that needs the event calls `encode`, once. So a publisher
+    /// that must not wait, or that holds a lock, doesn't encode. Without tails the event is never
+    /// encoded. Until then `size` bytes count for the topic's bound. `encode` must not use the
+    /// topic.
+    pub fn publish_deferred(
+        &self,
+        size: usize,
+        mark: u64,
+        encode: impl Fn() -> Bytes + Send + Sync + 'static,
+    ) {
+        self.publish_content(EventContent::deferred(size, encode), mark);
+    }
+
+    fn publish_content(&self, content: EventContent, mark: u64) {
+        let last = LastEvent { mark, at: Instant::now() };
+        let mut state = self.shared.state.lock();
+        if state.closed || content.len() == 0 {
             return;
         }
-        state.bytes += bytes.len();
-        while state.ring.len() >= self.shared.capacity || state.bytes > self.shared.max_bytes {
-            let Some(oldest) = state.ring.pop_front() else { break };
-            state.bytes -= oldest.bytes.len();
-        }
-        state.ring.push_back(Event { bytes, last });
-        state.next += 1;
-        match &self.shared.runtime {
-            Some(runtime) if state.direct >= MIN_DIRECT_TAILS => {
-                if !std::mem::replace(&mut state.delivery_pending, true) {
-                    drop(state);
-                    let (shared, slots) = (Arc::clone(&self.shared), 0..usize::MAX);
-                    runtime.spawn(DeliveryTask { shared, slots }.run());
-                }
-            }
-            _ => self.shared.wake_all(state),
+        state.ring.push(content, last);
+        let needs_task = state.direct >= MIN_DIRECT_TAILS || state.ring.deferred() > MAX_DEFERRED;
+        if !needs_task || self.shared.runtime.is_none() {
+            self.shared.wake_all(state);
+        } else if !std::mem::replace(&mut state.delivery_pending, true) {
+            drop(state);
+            let (shared, slots) = (Arc::clone(&self.shared), 0..usize::MAX);
+            self.shared.runtime.spawn(DeliveryTask { shared, slots });
         }
     }
 
     /// Creates a tail that yields the events published from now on.
     pub fn subscribe(&self) -> Tail {
-        let mut state = self.shared.lock();
+        let mut state = self.shared.state.lock();
         let slot = state.free.pop().unwrap_or_else(|| {
             state.waiting.push(None);
             u32::try_from(state.waiting.len() - 1).expect("a process has fewer than 2³² sockets")
         });
-        let progress = TailProgress { next: state.next, last: None };
+        let progress = TailProgress { next: state.ring.next(), last: None };
         let (shared, id) = (Arc::clone(&self.shared), TailId::new());
-        Tail { shared, id, progress, slot, is_direct: false, ended: false }
+        Tail { shared, id, progress, slot, writes: None, ended: false }
     }
 
     /// Returns the number of tails.
     pub fn subscribers(&self) -> usize {
-        let state = self.shared.lock();
+        let state = self.shared.state.lock();
         state.waiting.len() - state.free.len()
     }
 
     /// Closes the topic: the tails end after their last event.
     pub fn close(&self) {
-        let mut state = self.shared.lock();
+        let mut state = self.shared.state.lock();
         state.closed = true;
         self.shared.wake_all(state);
     }
@@ -170,14 +172,14 @@ impl Topic {
 
 impl Clone for Topic {
     fn clone(&self) -> Self {
-        self.shared.lock().handles += 1;
+        self.shared.state.lock().handles += 1;
         Topic { shared: Arc::clone(&self.shared) }
     }
 }
 
 impl Drop for Topic {
     fn drop(&mut self) {
-        let mut state = self.shared.lock();
+        let mut state = self.shared.state.lock();
         state.handles -= 1;
         if state.handles == 0 {
             state.closed = true;
@@ -194,18 +196,35 @@ impl fmt::Debug for Topic {
 
 impl fmt::Debug for TopicShared {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("TopicShared").field("capacity", &self.capacity).finish_non_exhaustive()
+        f.debug_struct("TopicShared").finish_non_exhaustive()
     }
 }
 
 impl TopicShared {
-    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Returns the bytes of a deferred event, and stores them in the ring for other tails.
+    pub(super) fn encode(&self, number: u64, event: &DeferredEvent) -> Bytes {
+        let bytes = event.bytes();
+        let replaced = self.state.lock().ring.set_encoded(number, bytes.clone());
+        drop(replaced); // outside the lock: it may be what the publisher has captured
+        bytes
+    }
+
+    /// Encodes all events that were published before this call, and returns the locked state.
+    pub(super) fn lock_encoded(&self) -> MutexGuard<'_, State> {
+        let mut state = self.state.lock();
+        let until = state.ring.next();
+        while let Some((number, event)) = state.ring.deferred_before(until) {
+            drop(state);
+            self.encode(number, &event);
+            drop(event);
+            state = self.state.lock();
+        }
+        state
     }
 
     /// Wakes the tail that waits in `slot`.
     pub(super) fn wake(&self, slot: usize) {
-        let waiter = self.lock().waiting.get_mut(slot).and_then(Option::take);
+        let waiter = self.state.lock().waiting.get_mut(slot).and_then(Option::take);
         waiter.into_iter().for_each(WaitingTail::wake);
     }
 
@@ -231,7 +250,7 @@ impl TopicShared {
             if done {
                 return;
             }
-            state = self.lock();
+            state = self.state.lock();
         }
     }
 }
@@ -241,9 +260,14 @@ impl WaitingTail {
         self.waker.wake();
     }
 
-    /// Returns true if it holds the same task and the same socket.
-    pub(super) fn matches(&self, waker: &Waker, socket: Option<&Arc<DirectSocket>>) -> bool {
-        self.waker.will_wake(waker) && self.socket.as_ref().map(Arc::as_ptr) == socket.map(Arc::as_ptr)
+    /// Returns true if it holds the same task and the same permission to write.
+    pub(super) fn matches(&self, waker: &Waker, writes: Option<&DirectWrites>) -> bool {
+        let has_same_writes = match (&self.writes, writes) {
+            (Some(one), Some(other)) => one.is_same(other),
+            (None, None) => true,
+            (Some(_), None) | (None, Some(_)) => false,
+        };
+        has_same_writes && self.waker.will_wake(waker)
     }
 }
 

@@ -10,6 +10,7 @@ use tokio::net::{TcpListener, TcpStream};
 use super::*;
 use crate::h1::socket_writer::SocketWriter;
 use crate::live::delivery::{RECENT_EVENTS, RecentEvents, SLOTS_PER_TASK};
+use crate::live::direct_writes::{DirectWrite, StreamSocket};
 use crate::live::tail::TailLagged;
 
 /// Waker that counts its calls.
@@ -36,21 +37,35 @@ fn event(text: &'static str) -> Poll<Option<Result<Bytes, TailLagged>>> {
     Poll::Ready(Some(Ok(Bytes::from_static(text.as_bytes()))))
 }
 
-/// Returns a stream's socket and its client's socket.
-async fn pair() -> (Arc<DirectSocket>, TcpStream) {
+/// A stream's socket, the permission to write to it, and its client's socket.
+struct SocketPair {
+    socket: StreamSocket,
+    writes: DirectWrites,
+    client: TcpStream,
+}
+
+async fn pair() -> SocketPair {
+    let (stream, client) = connect().await;
+    let writes = DirectWrites::new();
+    let socket = StreamSocket::new(writes.clone(), stream, SocketWriter::default());
+    SocketPair { socket, writes, client }
+}
+
+async fn connect() -> (TcpStream, TcpStream) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
-    let (stream, _) = listener.accept().await.unwrap();
-    (Arc::new(DirectSocket::new(stream, SocketWriter::default())), client)
+    (listener.accept().await.unwrap().0, client)
 }
 
-fn poll_on(socket: &Arc<DirectSocket>, tail: &mut Tail) -> Poll<Option<Result<Bytes, TailLagged>>> {
-    socket.poll_body(&mut socket.lock(), || poll(tail, Waker::noop()))
+/// Polls a tail as the stream's task does.
+fn poll_on(socket: &StreamSocket, tail: &mut Tail) -> Poll<Option<Result<Bytes, TailLagged>>> {
+    let _writer = socket.lock();
+    poll(tail, Waker::noop())
 }
 
-fn deliver(tail: &Tail, socket: &DirectSocket) -> bool {
-    let recent = RecentEvents::from_state(&tail.shared.lock()).unwrap();
-    socket.write_events(tail.id, &recent)
+fn deliver(tail: &Tail) -> DirectWrite {
+    let recent = RecentEvents::of(&tail.shared.lock_encoded().ring).unwrap();
+    tail.writes.as_ref().unwrap().write_events(tail.id, &recent)
 }
 
 async fn read(client: &mut TcpStream, count: usize) -> String {
@@ -61,22 +76,22 @@ async fn read(client: &mut TcpStream, count: usize) -> String {
 
 #[tokio::test]
 async fn a_topic_writes_new_events_only_to_delegated_sockets() {
-    let (socket, mut client) = pair().await;
+    let SocketPair { socket, writes, mut client } = pair().await;
     let (topic, other) = (Topic::new(2 * RECENT_EVENTS), Topic::new(8));
-    let (mut tail, mut second) = (topic.subscribe().direct(), other.subscribe().direct());
+    let (mut tail, mut second) = (topic.subscribe().direct(&writes), other.subscribe().direct(&writes));
     topic.publish("early");
-    assert!(!deliver(&tail, &socket), "writes are not delegated");
+    assert_eq!(deliver(&tail), DirectWrite::WakeTask, "writes are not delegated");
     assert_eq!(poll_on(&socket, &mut tail), event("early"));
     assert!(poll_on(&socket, &mut tail).is_pending() && poll_on(&socket, &mut second).is_pending());
     topic.publish_marked("one", 7);
     topic.publish_marked("two", 8);
     other.publish("else");
-    assert!(!deliver(&second, &socket), "only one tail can delegate a socket");
+    assert_eq!(deliver(&second), DirectWrite::WakeTask, "only one tail can delegate a socket");
     let writer = socket.lock();
-    assert!(!deliver(&tail, &socket), "the stream's task holds the lock");
+    assert_eq!(deliver(&tail), DirectWrite::WakeTask, "the stream's task holds the lock");
     drop(writer);
-    assert!(deliver(&tail, &socket));
-    assert!(deliver(&tail, &socket), "nothing new to write");
+    assert_eq!(deliver(&tail), DirectWrite::Done);
+    assert_eq!(deliver(&tail), DirectWrite::Done, "nothing new to write");
     assert_eq!(read(&mut client, 16).await, "3\r\none\r\n3\r\ntwo\r\n");
     assert!(poll_on(&socket, &mut tail).is_pending(), "the tail continues after the written events");
     assert_eq!(tail.last().map(|last| last.mark), Some(8));
@@ -84,34 +99,32 @@ async fn a_topic_writes_new_events_only_to_delegated_sockets() {
     // A tail behind by more events than a delivery holds must read the ring itself.
     let many: Vec<_> = (0..=RECENT_EVENTS).map(|number| number.to_string()).collect();
     many.iter().for_each(|text| topic.publish(text.clone()));
-    assert!(!deliver(&tail, &socket));
+    assert_eq!(deliver(&tail), DirectWrite::WakeTask);
     for text in many {
         assert_eq!(poll_on(&socket, &mut tail), Poll::Ready(Some(Ok(text.into()))));
     }
-    assert!(!deliver(&tail, &socket), "writes are delegated only while the tail waits");
+    assert_eq!(deliver(&tail), DirectWrite::WakeTask, "writes are delegated only while the tail waits");
 
     // A body drops its tail and subscribes again.
     assert!(poll_on(&socket, &mut tail).is_pending());
-    let mut next = socket.poll_body(&mut socket.lock(), || {
-        drop(tail);
-        topic.subscribe().direct()
-    });
+    drop(tail);
+    let mut next = topic.subscribe().direct(&writes);
     assert!(poll_on(&socket, &mut next).is_pending());
     topic.publish("again");
-    assert!(deliver(&next, &socket));
+    assert_eq!(deliver(&next), DirectWrite::Done);
     assert_eq!(read(&mut client, 10).await, "5\r\nagain\r\n");
 }
 
 #[tokio::test]
 async fn events_too_large_for_one_write_are_left_to_the_task() {
-    let (socket, _client) = pair().await;
+    let SocketPair { socket, writes, client: _client } = pair().await;
     let topic = Topic::new(2 * RECENT_EVENTS);
-    let mut tail = topic.subscribe().direct();
+    let mut tail = topic.subscribe().direct(&writes);
     assert!(poll_on(&socket, &mut tail).is_pending());
     let large = Bytes::from(vec![b'x'; 64 << 10]);
     topic.publish(large.clone());
     topic.publish(large.clone());
-    assert!(!deliver(&tail, &socket));
+    assert_eq!(deliver(&tail), DirectWrite::WakeTask);
     for _ in 0..2 {
         assert_eq!(poll_on(&socket, &mut tail), Poll::Ready(Some(Ok(large.clone()))));
     }
@@ -119,43 +132,57 @@ async fn events_too_large_for_one_write_are_left_to_the_task() {
 
 #[tokio::test]
 async fn bytes_that_a_socket_does_not_accept_are_left_to_its_task() {
-    let (socket, client) = pair().await;
+    let SocketPair { socket, writes, client } = pair().await;
     let topic = Topic::new(8);
-    let mut tail = topic.subscribe().direct();
+    let mut tail = topic.subscribe().direct(&writes);
     assert!(poll_on(&socket, &mut tail).is_pending());
     let large = Bytes::from(vec![b'x'; 32 << 20]);
     topic.publish(large);
-    assert!(!deliver(&tail, &socket));
+    assert_eq!(deliver(&tail), DirectWrite::WakeTask);
     assert!(!socket.lock().output.is_empty());
     topic.publish("next");
-    assert!(deliver(&tail, &socket), "the task continues after the unsent bytes");
+    assert_eq!(deliver(&tail), DirectWrite::Done, "the task continues after the unsent bytes");
     socket.lock().output.take_unsent();
     assert_eq!(poll_on(&socket, &mut tail), event("next"));
 
     assert!(poll_on(&socket, &mut tail).is_pending());
     drop(client);
-    socket.stream.readable().await.unwrap();
     loop {
-        // The first write may succeed; the client's kernel answers it with a reset.
+        // The first writes may succeed; the client's kernel answers them with a reset.
         topic.publish("too late");
-        if !deliver(&tail, &socket) {
+        if deliver(&tail) == DirectWrite::WakeTask {
             break;
         }
+        tokio::task::yield_now().await;
     }
     assert!(socket.lock().failure.is_some());
 }
 
 #[tokio::test]
-async fn a_panicking_body_leaves_no_socket_to_the_next_poll() {
-    let (socket, _client) = pair().await;
-    let topic = Topic::new(8);
-    let panics = || socket.poll_body(&mut socket.lock(), || panic!("panic in a body"));
-    assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(panics)).is_err());
-    let mut tail = topic.subscribe().direct();
-    assert!(poll(&mut tail, Waker::noop()).is_pending());
-    topic.publish("one");
-    assert!(!deliver(&tail, &socket), "the panicked poll left no socket behind");
-    assert_eq!(poll(&mut tail, Waker::noop()), event("one"));
+async fn a_tail_whose_stream_has_not_started_or_has_ended_is_woken() {
+    let (topic, writes) = (Topic::new(8), DirectWrites::new());
+    let mut tail = topic.subscribe().direct(&writes);
+    let expect_wake = |tail: &mut Tail, text: &'static str| {
+        assert!(poll(tail, Waker::noop()).is_pending());
+        topic.publish(text);
+        assert_eq!(deliver(tail), DirectWrite::WakeTask, "{text}");
+        assert_eq!(poll(tail, Waker::noop()), event(text));
+    };
+    expect_wake(&mut tail, "before the stream");
+    let (stream, mut client) = connect().await;
+    let socket = StreamSocket::new(writes.clone(), stream, SocketWriter::default());
+    assert!(poll_on(&socket, &mut tail).is_pending());
+    socket.end_direct_writes();
+    expect_wake(&mut tail, "after the last chunk");
+    drop(socket);
+    assert_eq!(client.read_to_end(&mut Vec::new()).await.unwrap(), 0, "a kept permission keeps no socket");
+    expect_wake(&mut tail, "after the stream");
+
+    // A permission serves one stream only.
+    let (stream, _client) = connect().await;
+    let socket = StreamSocket::new(writes.clone(), stream, SocketWriter::default());
+    assert!(poll_on(&socket, &mut tail).is_pending());
+    expect_wake(&mut tail, "of another stream");
 }
 
 #[test]
@@ -163,7 +190,8 @@ fn tails_are_woken_when_the_topics_runtime_has_ended() {
     const TAILS: usize = SLOTS_PER_TASK + 2;
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
     let topic = runtime.block_on(async { Topic::new(4) });
-    let mut tails: Vec<Tail> = (0..TAILS).map(|_| topic.subscribe().direct()).collect();
+    let writes = DirectWrites::new();
+    let mut tails: Vec<Tail> = (0..TAILS).map(|_| topic.subscribe().direct(&writes)).collect();
     let woken = Arc::new(WakeCounter::default());
     let waker = Waker::from(Arc::clone(&woken));
     let sleep =
@@ -212,7 +240,63 @@ fn large_events_evict_older_ones_but_never_themselves() {
     let mut late = topic.subscribe();
     topic.publish("more than ten bytes, again");
     assert_eq!(poll(&mut late, waker), event("more than ten bytes, again"));
-    assert_eq!(topic.shared.lock().ring.len(), 1);
+    assert_eq!(topic.shared.state.lock().ring.len(), 1);
+}
+
+/// Publishes a deferred event and counts in `encoded` how often it is encoded.
+fn publish_deferred(topic: &Topic, text: &'static str, encoded: &Arc<AtomicUsize>) {
+    let encoded = Arc::clone(encoded);
+    topic.publish_deferred(text.len(), 7, move || {
+        encoded.fetch_add(1, Ordering::Relaxed);
+        Bytes::from_static(text.as_bytes())
+    });
+}
+
+#[test]
+fn a_deferred_event_is_encoded_once_and_not_by_its_publisher() {
+    let (topic, encoded) = (Topic::new(4), Arc::new(AtomicUsize::new(0)));
+    let mut tails = [topic.subscribe(), topic.subscribe()];
+    publish_deferred(&topic, "one", &encoded);
+    topic.publish("two");
+    assert_eq!((encoded.load(Ordering::Relaxed), Arc::strong_count(&encoded)), (0, 2));
+    for tail in &mut tails {
+        assert_eq!(poll(tail, Waker::noop()), event("one"));
+        assert_eq!(tail.last().map(|last| last.mark), Some(7));
+        assert_eq!(poll(tail, Waker::noop()), event("two"));
+    }
+    assert_eq!((encoded.load(Ordering::Relaxed), Arc::strong_count(&encoded)), (1, 1));
+}
+
+#[tokio::test]
+async fn deferred_events_that_no_tail_encodes_are_encoded_by_a_task() {
+    let (topic, encoded) = (Topic::new(4 * MAX_DEFERRED), Arc::new(AtomicUsize::new(0)));
+    let mut tail = topic.subscribe(); // reads nothing for now
+    (0..MAX_DEFERRED).for_each(|_| publish_deferred(&topic, "event", &encoded));
+    tokio::task::yield_now().await;
+    assert_eq!(encoded.load(Ordering::Relaxed), 0);
+    publish_deferred(&topic, "event", &encoded);
+    while Arc::strong_count(&encoded) > 1 {
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(encoded.load(Ordering::Relaxed), MAX_DEFERRED + 1);
+    (0..=MAX_DEFERRED).for_each(|_| assert_eq!(poll(&mut tail, Waker::noop()), event("event")));
+    assert_eq!(encoded.load(Ordering::Relaxed), MAX_DEFERRED + 1);
+}
+
+#[tokio::test]
+async fn a_delivery_leaves_events_that_are_not_encoded_to_the_next_one() {
+    let SocketPair { socket, writes, mut client } = pair().await;
+    let (topic, encoded) = (Topic::new(8), Arc::new(AtomicUsize::new(0)));
+    let mut tail = topic.subscribe().direct(&writes);
+    assert!(poll_on(&socket, &mut tail).is_pending());
+    topic.publish_marked("one", 1);
+    publish_deferred(&topic, "two", &encoded);
+    let recent = RecentEvents::of(&topic.shared.state.lock().ring).unwrap();
+    assert_eq!(writes.write_events(tail.id, &recent), DirectWrite::Done);
+    assert_eq!(deliver(&tail), DirectWrite::Done);
+    assert_eq!(read(&mut client, 16).await, "3\r\none\r\n3\r\ntwo\r\n");
+    assert!(poll_on(&socket, &mut tail).is_pending());
+    assert_eq!((tail.last().map(|last| last.mark), encoded.load(Ordering::Relaxed)), (Some(7), 1));
 }
 
 #[test]
@@ -272,7 +356,7 @@ fn a_dropped_tail_leaves_no_waker_and_the_last_one_no_memory() {
     topic.publish("to those that are left");
     assert_eq!(woken.times(), 200);
     drop(tails);
-    assert_eq!((topic.subscribers(), topic.shared.lock().waiting.capacity()), (0, 0));
+    assert_eq!((topic.subscribers(), topic.shared.state.lock().waiting.capacity()), (0, 0));
     drop(waker);
     assert_eq!(Arc::strong_count(&woken), 1);
 }
@@ -311,7 +395,11 @@ proptest! {
         for step in steps {
             match step {
                 0 => {
-                    topic.publish(published.to_string());
+                    let text = published.to_string();
+                    match published % 2 {
+                        0 => topic.publish(text),
+                        _ => topic.publish_deferred(text.len(), 0, move || text.clone().into()),
+                    }
                     published += 1;
                 }
                 1 => tails.push((topic.subscribe(), published)),
@@ -331,7 +419,7 @@ proptest! {
                 }
             }
             prop_assert_eq!(topic.subscribers(), tails.len());
-            prop_assert!(topic.shared.lock().ring.len() <= capacity);
+            prop_assert!(topic.shared.state.lock().ring.len() <= capacity);
         }
     }
 }

@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use forebay_stream::{
-    HttpServer, HttpServerConfig, Incoming, LiveBody, ServerStats, Tail, TailLagged, Topic, service_fn,
+    DirectWrites, HttpServer, HttpServerConfig, Incoming, LiveBody, ServerStats, Tail, TailLagged, Topic,
+    service_fn,
 };
 use forebay_testkit::{TestRng, seed};
 use http::{Request, Response};
@@ -65,9 +66,10 @@ async fn serve(topic: &Topic, tick: Option<Duration>) -> TopicServer {
     let polls = Arc::new(AtomicUsize::new(0));
     let (topic, counted) = (topic.clone(), Arc::clone(&polls));
     let service = service_fn(move |_: Request<Incoming>| {
-        let tail = topic.subscribe().direct();
+        let writes = DirectWrites::new();
+        let tail = topic.subscribe().direct(&writes);
         let body = TickingBody { tail, ticks: tick.map(interval), polls: Arc::clone(&counted) };
-        std::future::ready(Response::builder().extension(LiveBody).body(body).unwrap())
+        std::future::ready(Response::builder().extension(LiveBody).extension(writes).body(body).unwrap())
     });
     let server = HttpServer::new(listener, service, HttpServerConfig::default());
     let stats = server.stats();
@@ -165,7 +167,10 @@ fn events_arrive_whole_and_in_order_from_topic_and_task() {
         let pauses: Vec<_> = (0..EVENTS).map(|_| rng.below(4) as u64 * 200).collect();
         tokio::task::spawn_blocking(move || {
             for (text, pause) in texts.into_iter().zip(pauses) {
-                publishing.publish(text);
+                match text.len() % 2 {
+                    0 => publishing.publish(text),
+                    _ => publishing.publish_deferred(text.len(), 0, move || text.clone().into()),
+                }
                 std::thread::sleep(Duration::from_micros(pause));
             }
             publishing.close();
