@@ -6,7 +6,7 @@
 //! [`ServeService`].
 
 use std::fmt;
-use std::sync::{Arc, RwLock};
+use std::sync::Arc;
 use std::time::Duration;
 
 use forebay_admission::{Admission, AdmissionLayer, Identifier};
@@ -17,11 +17,11 @@ use tokio::task::{AbortHandle, spawn_blocking};
 use tokio::time::{Instant, interval};
 use tracing::{error, warn};
 
+use super::access_control::AccessControl;
 use super::catalog_watch::CatalogWatch;
 use super::config::Config;
 use super::consumer::ShapesConsumer;
 use super::metrics;
-use super::protocol::Access;
 use super::protocol::cache_policy::CacheTimes;
 use super::protocol::fixed_responses::Health;
 use super::response_cache::ResponseCache;
@@ -90,17 +90,17 @@ impl ShapeBackend {
         })
     }
 
-    /// Returns the service that serves these shapes. Live requests take a permit of `admission`;
-    /// `access` may be changed later.
+    /// Returns the service that serves these shapes. Live requests take a permit of `admission`. To
+    /// change the access rules later, keep a clone of the [`AccessControl`].
     pub fn service(
         &self,
         admission: Admission,
         identify: Identifier,
-        access: Arc<RwLock<Access>>,
+        access: impl Into<AccessControl>,
     ) -> ServeService {
         let tokens = TokenVerifier::new(identify.clone(), self.tokens_claim.as_deref());
         let layer = AdmissionLayer::new(admission, identify);
-        ServeService::new(layer, Arc::clone(&self.handler), access, tokens)
+        ServeService::new(layer, Arc::clone(&self.handler), access.into(), tokens)
     }
 
     /// Returns the store. When the future of [`Shapes::failed`] completes, the process must end:

@@ -11,19 +11,20 @@
 //! Out of scope: alterations that the replication stream describes; see `schema_monitor.rs`.
 
 use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use forebay_replication::pgoutput::Snapshot;
 use forebay_replication::reservoir::PostgresClient;
 use forebay_replication::{Manager, PublicationVersions, PublishError, TableName};
 use forebay_shapes::{CatalogState, Shapes, TableSchema};
+use parking_lot::Mutex;
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout};
 use tracing::{debug, info, warn};
 
 use super::database::{self, CatalogEntry, CatalogError, TableSelection};
-use super::shape_factory::{ShapeFactory, lock};
+use super::shape_factory::ShapeFactory;
 
 /// Time between two scans. Twice this, plus the description of a table, is below 5 s.
 const SCAN_INTERVAL: Duration = Duration::from_secs(2);
@@ -105,7 +106,7 @@ impl CatalogWatch {
     /// progress. Returns whether the entry was removed.
     pub(super) async fn is_retired(&self, table: &TableSchema) -> bool {
         loop {
-            let removal = lock(&self.retired).get(&(table.oid, table.membership)).copied();
+            let removal = self.retired.lock().get(&(table.oid, table.membership)).copied();
             match removal {
                 None => return false,
                 Some(RemovalState::Done) => return true,
@@ -175,7 +176,7 @@ impl ShapeFactory {
                 // Another process may have written in between and created other shapes.
                 turn = self.shapes.turn();
                 unneeded = UnneededTables::default();
-                lock(&self.watch.compared).clear();
+                self.watch.compared.lock().clear();
             }
             if turn.is_none() {
                 continue;
@@ -212,14 +213,14 @@ impl ShapeFactory {
         };
         self.shapes.forget_visible(&scan.snapshot);
         let current = self.shapes.table_oids();
-        lock(&self.watch.compared).retain(|oid, _| current.contains(oid));
+        self.watch.compared.lock().retain(|oid, _| current.contains(oid));
         let entries: HashMap<u32, &CatalogEntry> =
             scan.entries.iter().map(|entry| (entry.oid, entry)).collect();
         let oids: HashSet<u32> = oids.iter().copied().collect();
         for table in tables.iter().filter(|table| oids.contains(&table.oid)) {
             let entry = entries.get(&table.oid).copied();
             let newest_shape = scan.newest_shapes.get(&table.oid).copied();
-            let last = lock(&self.watch.compared).get(&table.oid).cloned();
+            let last = self.watch.compared.lock().get(&table.oid).cloned();
             if entry.zip(last).is_some_and(|(entry, last)| last.equals(entry, newest_shape)) {
                 continue;
             }
@@ -228,7 +229,7 @@ impl ShapeFactory {
             // If the table changed after the scan, the next scan differs.
             if let Some(entry) = entry.filter(|_| scan.is_settled && is_compared) {
                 let compared = ComparedEntry { entry: entry.clone(), newest_shape };
-                lock(&self.watch.compared).insert(table.oid, compared);
+                self.watch.compared.lock().insert(table.oid, compared);
             }
         }
         Ok(())
@@ -258,10 +259,10 @@ impl ShapeFactory {
     /// Race: a shape may be created meanwhile with the entry that is removed. Either this function
     /// deletes the shape, or [`ShapeFactory::write_snapshot`] finds the entry removed and fails.
     async fn unpublish_one(&self, table: &TableName, entry: (u32, u32)) {
-        lock(&self.watch.retired).insert(entry, RemovalState::InProgress);
+        self.watch.retired.lock().insert(entry, RemovalState::InProgress);
         self.invalidate_table(table);
         if self.shapes.table_oids().contains(&entry.0) {
-            lock(&self.watch.retired).remove(&entry);
+            self.watch.retired.lock().remove(&entry);
             return;
         }
         match self.manager.remove_table(table).await {
@@ -275,12 +276,12 @@ impl ShapeFactory {
                     || matches!(&error, PublishError::Server(error) if error.code().is_some());
                 warn!(%table, %error, "table not removed from the publication");
                 if is_refused {
-                    lock(&self.watch.retired).remove(&entry);
+                    self.watch.retired.lock().remove(&entry);
                     return;
                 }
             }
         }
-        lock(&self.watch.retired).insert(entry, RemovalState::Done);
+        self.watch.retired.lock().insert(entry, RemovalState::Done);
         self.delete_stale_shapes(table, None);
     }
 }

@@ -9,11 +9,12 @@
 
 use std::fmt;
 use std::hash::{BuildHasher as _, RandomState};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use bytes::Bytes;
 use forebay_shapes::Offset;
 use http::HeaderValue;
+use parking_lot::Mutex;
 
 /// Largest part of a log that is cached, in bytes. Larger ones are read for each client.
 pub(crate) const MAX_RESPONSE_BYTES: u64 = 16 * 1024;
@@ -56,13 +57,13 @@ impl ResponseCache {
         build: impl FnOnce() -> Result<CachedResponse, E>,
     ) -> Result<Arc<CachedResponse>, E> {
         let slot = &self.slots[self.hasher.hash_one(handle) as usize % SLOTS];
-        let cached = slot.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let cached = slot.lock().clone();
         let is_same = |cached: &Arc<CachedResponse>| cached.key == key && cached.handle == handle;
         if let Some(cached) = cached.filter(is_same) {
             return Ok(cached);
         }
         let built = Arc::new(build()?);
-        *slot.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::clone(&built));
+        *slot.lock() = Some(Arc::clone(&built));
         Ok(built)
     }
 }

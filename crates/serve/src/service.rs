@@ -11,7 +11,7 @@ use std::convert::Infallible;
 use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
@@ -24,12 +24,13 @@ use pin_project_lite::pin_project;
 use tower_layer::Layer as _;
 use tower_service::Service;
 
+use super::access_control::AccessControl;
 use super::body::{BodyContent, BoxError, ShapeBody};
 use super::failure_log::{FailureLog, RefusalReason};
 use super::metrics;
 use super::protocol::cache_policy::{extend_no_store, restrict_to_bearer};
 use super::protocol::{
-    Access, AccessLevel, InvalidRequest, MAX_QUERY_BYTES, QueryParams, RequestRefusal, Route, ShapeRequest,
+    AccessLevel, InvalidRequest, MAX_QUERY_BYTES, QueryParams, RequestRefusal, Route, ShapeRequest,
     TokenBearer, cors,
 };
 use super::shape_factory::random_u64;
@@ -48,7 +49,7 @@ pub struct ServeService {
 
 /// State that all clones of a service share.
 struct ServiceContext {
-    access: Arc<RwLock<Access>>,
+    access: AccessControl,
     tokens: TokenVerifier,
     failures: FailureLog,
     responses: metrics::ResponseCounters,
@@ -91,7 +92,7 @@ impl ServeService {
     pub(crate) fn new(
         layer: AdmissionLayer,
         handler: Arc<ShapeHandler>,
-        access: Arc<RwLock<Access>>,
+        access: AccessControl,
         tokens: TokenVerifier,
     ) -> Self {
         let layer = layer
@@ -115,12 +116,11 @@ impl ServiceContext {
             return ParsedRequest { route, target, access_level: AccessLevel::Full, bearer: None };
         }
         let query = QueryParams::parse(raw);
-        let access = self.access.read().unwrap_or_else(PoisonError::into_inner);
-        let authorized = match access.requires_local_host(route) && !is_local(request) {
-            true => Err(RequestRefusal::ForeignHost),
-            false => access.authorize(method, path, &query),
-        };
-        drop(access);
+        let authorized =
+            self.access.with(|access| match access.requires_local_host(route) && !is_local(request) {
+                true => Err(RequestRefusal::ForeignHost),
+                false => access.authorize(method, path, &query),
+            });
         let access_level = authorized.as_ref().map_or(AccessLevel::Full, |(_, level)| *level);
         let target = authorized.map(|(route, _)| match (route, method) {
             (Route::Shape, &Method::OPTIONS) => RequestTarget::Other,

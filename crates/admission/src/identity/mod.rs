@@ -10,10 +10,11 @@
 //! Out of scope: authorization.
 
 use std::net::{IpAddr, SocketAddr};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::Arc;
 
 use http::header::{AUTHORIZATION, HeaderName};
 use http::{HeaderMap, HeaderValue};
+use parking_lot::RwLock;
 
 use crate::client_identity::{Class, ClientIdentity, InvalidUserId};
 use crate::metrics;
@@ -169,7 +170,7 @@ impl Identifier {
     /// Replaces all methods, for all clones. Clients that are already identified are not affected.
     pub fn replace(&self, other: &Identifier) {
         let methods = other.methods();
-        *self.methods.write().unwrap_or_else(PoisonError::into_inner) = methods;
+        *self.methods.write() = methods;
     }
 
     /// Copies the token and API keys of `other`, for all clones. Only methods that both have get
@@ -182,11 +183,11 @@ impl Identifier {
         if methods.api_keys.is_some() && fresh.api_keys.is_some() {
             methods.api_keys.clone_from(&fresh.api_keys);
         }
-        *self.methods.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(methods);
+        *self.methods.write() = Arc::new(methods);
     }
 
     fn methods(&self) -> Arc<IdentityMethods> {
-        Arc::clone(&self.methods.read().unwrap_or_else(PoisonError::into_inner))
+        Arc::clone(&self.methods.read())
     }
 
     fn with_methods(self, change: impl FnOnce(&mut IdentityMethods)) -> Self {

@@ -25,12 +25,13 @@ mod table_cache;
 mod table_publishing;
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use forebay_replication::reservoir::{ConnectionGuard, PostgresClient};
 use forebay_replication::{Manager, ManagerStep, PoolError, TableName};
 use forebay_shapes::{CreateError, Shape, ShapeDefinition, Shapes};
+use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 
 use self::definition::{is_of_table, shape_definition, shape_options};
@@ -227,8 +228,4 @@ fn unix_micros() -> u64 {
 pub(crate) fn random_u64() -> u64 {
     use std::hash::{BuildHasher as _, RandomState};
     RandomState::new().hash_one(0)
-}
-
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -18,7 +18,7 @@ use tokio::task::{JoinError, spawn_blocking};
 use tokio::time::Instant;
 use tracing::{debug, info, warn};
 
-use super::{ShapeFactory, VISIBILITY_RETRY, lock};
+use super::{ShapeFactory, VISIBILITY_RETRY};
 use crate::database::{self, SnapshotError, SnapshotQuery};
 use crate::metrics::{self, SnapshotOutcome};
 
@@ -63,13 +63,13 @@ impl ShapeFactory {
     /// unknown. So this waits for all transactions that hold a writer's lock now.
     async fn wait_for_writers(&self, table: &TableSchema) -> Result<(), String> {
         let turn = self.shapes.turn().unwrap_or_default();
-        if lock(&self.settled).contains(turn, table) {
+        if self.settled.lock().contains(turn, table) {
             return Ok(());
         }
         let client = self.manager.admin().await.map_err(|error| error.to_string())?;
         let waited = database::wait_for_writers(&client, table.oid, Instant::now() + WRITERS_TIMEOUT).await;
         waited.map_err(|error| error.to_string())?;
-        lock(&self.settled).insert(turn, table);
+        self.settled.lock().insert(turn, table);
         Ok(())
     }
 
@@ -94,7 +94,7 @@ impl ShapeFactory {
             }
             Err(why) => {
                 warn!(handle = shape.handle(), table = %table.name, why, "shape not created");
-                lock(&self.tables).remove(&table.name);
+                self.tables.lock().remove(&table.name);
             }
         }
     }

@@ -15,7 +15,7 @@ use tokio::time::{Instant, timeout};
 use tracing::warn;
 
 use super::refusals::{describe_refusal, manager_refusal, not_writing_refusal, pool_refusal};
-use super::{ShapeFactory, lock, table_schema};
+use super::{ShapeFactory, table_schema};
 use crate::database::{self, Builtins, DescribeError, TableSelection};
 use crate::protocol::RequestRefusal;
 
@@ -50,7 +50,7 @@ impl ShapeFactory {
         let table = &shape.definition().table;
         let name = TableName::new(&table.schema, &table.name);
         let is_fresh = |cached: &CachedTable| cached.at.elapsed() < CACHE_TTL;
-        if !self.shapes.is_writing() || lock(&self.tables).get(&name).is_some_and(is_fresh) {
+        if !self.shapes.is_writing() || self.tables.lock().get(&name).is_some_and(is_fresh) {
             return;
         }
         let (factory, oid) = (Arc::clone(self), table.oid);
@@ -65,7 +65,7 @@ impl ShapeFactory {
     pub(crate) async fn compare_table(&self, oid: u32, name: &TableName) -> bool {
         self.schema_epoch.advance();
         let epoch = self.schema_epoch.current();
-        let before = lock(&self.tables).get(name).cloned();
+        let before = self.tables.lock().get(name).cloned();
         let looked_up = match self.lookup_shared(name, before.clone()).await {
             // The shared lookup began before this call, so its result may be outdated.
             Ok(cached) if cached.epoch < epoch => self.lookup_shared(name, before).await,
@@ -108,7 +108,7 @@ impl ShapeFactory {
     /// returns the table of the newest shape.
     pub(super) async fn table(&self, name: &TableName) -> Result<CachedTable, RequestRefusal> {
         let epoch = self.schema_epoch.current();
-        let before = lock(&self.tables).get(name).cloned();
+        let before = self.tables.lock().get(name).cloned();
         let is_current = |cached: &&CachedTable| cached.epoch == epoch && cached.at.elapsed() < CACHE_TTL;
         if let Some(cached) = before.as_ref().filter(is_current) {
             return Ok(cached.clone());
@@ -133,7 +133,7 @@ impl ShapeFactory {
     /// Removes a table from the cache, so that the next request looks it up.
     pub(crate) fn invalidate_table(&self, name: &TableName) {
         self.schema_epoch.advance();
-        lock(&self.tables).remove(name);
+        self.tables.lock().remove(name);
     }
 
     fn table_of_newest_shape(&self, name: &TableName) -> Option<CachedTable> {
@@ -159,7 +159,7 @@ impl ShapeFactory {
         before: Option<CachedTable>,
     ) -> Result<CachedTable, RequestRefusal> {
         let lookup = {
-            let mut all = lock(&self.lookups);
+            let mut all = self.lookups.lock();
             all.retain(|_, lookup| lookup.strong_count() > 0);
             let current = all.get(name).and_then(Weak::upgrade).filter(|lookup| !lookup.initialized());
             current.unwrap_or_else(|| {
@@ -203,7 +203,7 @@ impl ShapeFactory {
         };
         let cached =
             CachedTable { epoch, description: Some(Arc::new(description)), table, at: Instant::now() };
-        lock(&self.tables).insert(name.clone(), cached.clone());
+        self.tables.lock().insert(name.clone(), cached.clone());
         Ok(cached)
     }
 
