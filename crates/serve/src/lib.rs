@@ -158,7 +158,7 @@
 //! | access, tokens, permits, CORS, request ids | `service.rs`, `access_control.rs`, `token_verifier.rs` |
 //! | rows and columns of a grant | `grant_scope.rs` |
 //! | parameters, headers, cache rules, refusals; all pure | `protocol/` |
-//! | from a request to a response | `shape_handler.rs`, `request_context.rs`, `subset.rs` |
+//! | from a request to a response | `shape_handler.rs`, `request_body.rs`, `request_context.rs`, `subset.rs` |
 //! | one response for all long-polls that wait for the same change | `response_cache.rs` |
 //! | response bodies | `body.rs` |
 //! | server-sent events; catching up from the log | `shape_event_stream.rs`; `catch_up.rs` |
@@ -185,6 +185,7 @@ mod grant_scope;
 pub mod host;
 pub mod metrics;
 pub mod protocol;
+mod request_body;
 mod request_context;
 mod response_cache;
 mod schema_monitor;

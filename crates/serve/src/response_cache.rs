@@ -32,7 +32,7 @@ pub(crate) struct ResponseCache {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct ResponseKey {
     /// The requested offset.
-    pub(crate) asked: Offset,
+    pub(crate) requested_offset: Offset,
     /// The offset of the last message.
     pub(crate) last: Offset,
     /// The position in the up-to-date message, if the response ends with one.
@@ -90,8 +90,9 @@ mod tests {
 
     use super::*;
 
-    fn key(asked: u64, last: u64, up_to_date: Option<u64>) -> ResponseKey {
-        ResponseKey { asked: Offset::new(asked, 0), last: Offset::new(last, 0), up_to_date }
+    fn key(requested: u64, last: u64, up_to_date: Option<u64>) -> ResponseKey {
+        let (requested_offset, last) = (Offset::new(requested, 0), Offset::new(last, 0));
+        ResponseKey { requested_offset, last, up_to_date }
     }
 
     #[test]

@@ -4,7 +4,8 @@
 //! signature, and API keys are configured. Identity headers are read only from a trusted proxy. An
 //! address is the peer's, or one that a trusted proxy reports. A wrong credential is an
 //! [`IdentifyError`], never an anonymous client.
-//! Enforced by: [`Identifier::identify`] is the only way from a request to a [`ClientIdentity`].
+//! Enforced by: [`Identifier::identify`] is the only way from a request to a [`ClientIdentity`],
+//! besides a token that [`Identifier::token`] has verified.
 //! Order: token, API key, trusted header, address. If tokens and keys share a header, a known key
 //! is tried before a token.
 //! Out of scope: authorization.
@@ -209,8 +210,7 @@ impl IdentityMethods {
     async fn by_token(&self, headers: &HeaderMap) -> Result<Option<ClientIdentity>, IdentifyError> {
         let Some((jwt, token)) = self.bearer_token(headers)? else { return Ok(None) };
         let subject = jwt.check(token).await.map_err(IdentifyError::Token)?;
-        let client = ClientIdentity::user(&subject.user).map_err(IdentifyError::Id)?;
-        Ok(Some(with_class(client, subject.class.as_deref())))
+        subject.identity().map(Some)
     }
 
     /// Returns the bearer token and its verifier, if there is one.

@@ -9,7 +9,7 @@ use forebay_admission::Admission;
 use forebay_quota::Quota;
 use forebay_replication::NotReady;
 use forebay_replication::reservoir::ConnectionLimits;
-use forebay_serve::protocol::Access;
+use forebay_serve::protocol::{Access, DeletePolicy};
 use forebay_serve::{AccessControl, Config, ServeService, ShapeBackend};
 use forebay_shapes::Shapes;
 use forebay_stream::{Handshake, HttpServer};
@@ -83,7 +83,7 @@ impl ShapeServer {
         let access = Access {
             secret: config.secret.clone(),
             tokens: config.tokens.is_some(),
-            deletes: config.allow_delete,
+            deletes: if config.allow_delete { DeletePolicy::Allow } else { DeletePolicy::Refuse },
             is_local: config.listen.ip().is_loopback() && !config.insecure,
         };
         let access = AccessControl::from(access);
