@@ -34,14 +34,19 @@ use super::request_context::RequestContext;
 use super::response_cache::ResponseCache;
 use super::service::{RequestBody, whole};
 use super::shape_event_stream::{ShapeEventStream, StreamTimeouts};
-use super::shape_factory::{ShapeFactory, gone_refusal};
+use super::shape_factory::{
+    BuiltinsCache, ShapeFactory, SnapshotRunner, TableComparer, agrees_with, gone_refusal, selects,
+};
 use super::token_verifier::while_valid;
 
 /// Handles requests for shapes.
 #[derive(Debug)]
 pub(crate) struct ShapeHandler {
     pub(crate) shapes: Shapes,
-    pub(crate) factory: Arc<ShapeFactory>,
+    pub(crate) factory: ShapeFactory,
+    pub(crate) comparer: TableComparer,
+    pub(crate) snapshots: Arc<SnapshotRunner>,
+    pub(crate) builtins: BuiltinsCache,
     pub(crate) manager: Manager,
     pub(crate) cache_times: CacheTimes,
     pub(crate) long_poll: Duration,
@@ -175,8 +180,8 @@ impl ShapeHandler {
             None => None,
         };
         match found {
-            Some(shape) if self.factory.selects(request, &shape)? => {
-                self.factory.recheck_table(&shape);
+            Some(shape) if selects(request, &shape)? => {
+                self.comparer.recheck(&shape);
                 Ok(shape)
             }
             _ => Err(self.refetch(request).await),
@@ -356,7 +361,7 @@ impl ShapeHandler {
         let _awake = self.wake().await;
         let handle = match &request.handle {
             Some(handle) => match self.shapes.find(handle) {
-                Some(shape) if !self.factory.agrees_with(request, &shape)? => {
+                Some(shape) if !agrees_with(request, &shape)? => {
                     return Err(RequestRefusal::NoShape);
                 }
                 Some(_) | None => Some(handle.clone()),

@@ -64,7 +64,7 @@ impl ShapeHandler {
             page,
             timeout: clause.needs_postgres.then_some(POSTGRES_CLAUSE_TIMEOUT),
         };
-        let reading = self.factory.read_rows(&query, &mut rows);
+        let reading = self.snapshots.read_rows(&query, &mut rows);
         while_valid(request.bearer.as_ref(), reading).await?.map_err(read_refusal)?;
         let mut response = Response::new(BodyContent::Pieces(rows.finish()));
         // The client continues at this offset. A later one than its own would skip changes.
@@ -132,7 +132,7 @@ impl ShapeHandler {
                 (filter.canonical().to_owned(), filter.columns().to_vec(), filter.may_fail(), false)
             }
             Err(FilterError::Unsupported { .. }) => {
-                let loading = self.factory.builtins(table.server_version);
+                let loading = self.builtins.get(table.server_version);
                 let builtins = while_valid(request.bearer.as_ref(), loading).await??;
                 let expression = postgres_expression(text, &params, types, table, &builtins)?;
                 (expression.sql().to_owned(), expression.columns().collect(), true, true)
