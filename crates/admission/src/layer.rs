@@ -20,7 +20,7 @@ use tower_service::Service;
 
 use crate::admission::Admission;
 use crate::client_identity::Class;
-use crate::identity::{Identifier, PeerAddr};
+use crate::identity::{Identifier, PeerAddr, VerifiedToken};
 use crate::metrics;
 use crate::permit::Permit;
 use crate::rejection::Rejection;
@@ -31,6 +31,7 @@ use crate::thread_id::{ThreadId, X_THREAD_ID};
 type Predicate = dyn Fn(&request::Parts) -> bool + Send + Sync;
 type FindClass = dyn Fn(&request::Parts) -> Option<Class> + Send + Sync;
 type FindPeer = dyn Fn(&Extensions) -> Option<SocketAddr> + Send + Sync;
+type TakeToken = dyn Fn(&mut Extensions) -> Option<VerifiedToken> + Send + Sync;
 
 /// Layer that puts an [`Admission`] in front of a service.
 ///
@@ -45,6 +46,7 @@ pub struct AdmissionLayer {
     streams: Arc<Predicate>,
     class: Arc<FindClass>,
     peer: Arc<FindPeer>,
+    verified_token: Arc<TakeToken>,
 }
 
 impl AdmissionLayer {
@@ -58,6 +60,7 @@ impl AdmissionLayer {
             streams: Arc::new(|_| true),
             class: Arc::new(|_| None),
             peer: Arc::new(peer),
+            verified_token: Arc::new(|_| None),
         }
     }
 
@@ -72,6 +75,17 @@ impl AdmissionLayer {
     /// in the extensions. Default: none.
     pub fn class(mut self, of: impl Fn(&request::Parts) -> Option<Class> + Send + Sync + 'static) -> Self {
         self.class = Arc::new(of);
+        self
+    }
+
+    /// Sets how to take the token from a request's extensions, if an outer service has verified it
+    /// with [`Identifier::token`]. The client is then identified by this token, which isn't verified
+    /// again. Default: the layer verifies the token in the headers.
+    pub fn verified_token(
+        mut self,
+        take: impl Fn(&mut Extensions) -> Option<VerifiedToken> + Send + Sync + 'static,
+    ) -> Self {
+        self.verified_token = Arc::new(take);
         self
     }
 
@@ -155,8 +169,13 @@ impl AdmissionLayer {
 
     async fn admit(&self, parts: &mut request::Parts, thread: &ThreadId) -> Result<Permit, Rejection> {
         self.strip_untrusted(parts, thread);
-        let peer = (self.peer)(&parts.extensions).map(|peer| peer.ip());
-        let identified = self.identify.identify(&parts.headers, peer).await;
+        let identified = match (self.verified_token)(&mut parts.extensions) {
+            Some(token) => token.identity(),
+            None => {
+                let peer = (self.peer)(&parts.extensions).map(|peer| peer.ip());
+                self.identify.identify(&parts.headers, peer).await
+            }
+        };
         let client = identified.map_err(|fault| self.admission.reject_unidentified(fault, thread))?;
         if let Some(user) = client.as_user() {
             parts.extensions.insert(user.clone());

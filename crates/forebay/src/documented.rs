@@ -8,7 +8,7 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-use forebay_serve::protocol::Route;
+use forebay_serve::protocol::{DeletePolicy, Route};
 use forebay_testkit::{named, quoted, rows, section};
 
 use crate::admin::{self, AdminRoute};
@@ -33,7 +33,8 @@ fn exactly_the_endpoints_of_the_code_are_documented_with_their_methods() {
     let documented = |table: &str| -> BTreeSet<(String, String)> {
         rows(table).into_iter().map(|row| (quoted(&row[0]).concat(), row[1].clone())).collect()
     };
-    let routes = Route::ALL.map(|route| (route.path().to_owned(), route.methods(true).to_owned()));
+    let routes =
+        Route::ALL.map(|route| (route.path().to_owned(), route.methods(DeletePolicy::Allow).to_owned()));
     assert_eq!(documented(clients), routes.into());
     let routes = AdminRoute::ALL.map(|route| (route.path().to_owned(), admin::METHODS.to_owned()));
     assert_eq!(documented(operators), routes.into());

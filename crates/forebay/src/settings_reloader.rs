@@ -15,10 +15,10 @@
 //! | the certificate's files | with the next connection, see `tls.rs` |
 
 use std::fmt;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::Arc;
 
 use forebay_admission::{Admission, Identifier, Secret, StreamLimits};
-use forebay_serve::protocol::Access;
+use forebay_serve::AccessControl;
 use http::HeaderName;
 use tracing::{error, info, warn};
 
@@ -80,7 +80,7 @@ pub(crate) struct SettingsReloader {
     admission: Admission,
     identify: Identifier,
     guard: SecretGuard,
-    access: Option<Arc<RwLock<Access>>>,
+    access: Option<AccessControl>,
     tls: Option<Arc<TlsCertificate>>,
 }
 
@@ -104,7 +104,7 @@ impl SettingsReloader {
         }
     }
 
-    pub(crate) fn access(mut self, access: Arc<RwLock<Access>>) -> Self {
+    pub(crate) fn access(mut self, access: AccessControl) -> Self {
         self.access = Some(access);
         self
     }
@@ -158,7 +158,7 @@ impl SettingsReloader {
             self.guard.set(admin_secret.clone());
         }
         if let (Some(access), Some(secret)) = (&self.access, &secret) {
-            access.write().unwrap_or_else(PoisonError::into_inner).secret = Some(secret.clone());
+            access.change(|access| access.secret = Some(secret.clone()));
         }
         let keys_renewed =
             |method: &str| self.methods_and_headers.0.contains(&method) && identity.methods.contains(&method);

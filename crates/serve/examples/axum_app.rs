@@ -7,7 +7,6 @@
 #![allow(clippy::print_stdout, reason = "an example prints its result")]
 
 use std::net::SocketAddr;
-use std::sync::{Arc, RwLock};
 
 use axum::Router;
 use axum::routing::get;
@@ -43,7 +42,7 @@ async fn main() -> Result<()> {
     backend.manager().ready().await?;
 
     let admission = Admission::builder().total(10_000).build(Quota::local()); // live requests
-    let access = Arc::new(RwLock::new(Access::default())); // no secret, no tokens
+    let access = Access::default(); // no secret, no tokens
     let service = backend.service(admission, Identifier::new(), access);
     let app = Router::new().route("/", get("an app")).route_service("/v1/shape", service);
 

@@ -6,28 +6,33 @@
 //! [`ServeService`].
 
 use std::fmt;
-use std::sync::{Arc, RwLock};
+use std::sync::Arc;
 use std::time::Duration;
 
 use forebay_admission::{Admission, AdmissionLayer, Identifier};
 use forebay_replication::{Manager, ManagerConfig, ManagerConfigError, ManagerEvent};
 use forebay_shapes::Shapes;
+use parking_lot::Mutex;
 use tokio::sync::broadcast::error::RecvError;
 use tokio::task::{AbortHandle, spawn_blocking};
 use tokio::time::{Instant, interval};
 use tracing::{error, warn};
 
+use super::access_control::AccessControl;
+use super::catalog_scanner::{CatalogScanner, PublicationChanges};
 use super::catalog_watch::CatalogWatch;
 use super::config::Config;
+use super::connection_lender::ConnectionLender;
 use super::consumer::ShapesConsumer;
 use super::metrics;
-use super::protocol::Access;
 use super::protocol::cache_policy::CacheTimes;
 use super::protocol::fixed_responses::Health;
 use super::response_cache::ResponseCache;
-use super::schema_monitor::SchemaEpoch;
+use super::schema_monitor::{SchemaEpoch, SchemaMonitor};
 use super::service::ServeService;
-use super::shape_factory::ShapeFactory;
+use super::shape_factory::{
+    BuiltinsCache, ShapeFactory, SnapshotRunner, TableCache, TableComparer, TableDescriber, TablePublisher,
+};
 use super::shape_handler::ShapeHandler;
 use super::token_verifier::TokenVerifier;
 
@@ -55,26 +60,56 @@ impl ShapeBackend {
         database: ManagerConfig,
         config: Config,
     ) -> Result<ShapeBackend, ManagerConfigError> {
-        let watch = CatalogWatch::new(database.outline().publication, config.unpublish_after);
+        let changes = PublicationChanges::new(database.outline().publication);
+        let scanner = CatalogScanner::new(shapes.clone(), changes.clone());
         let schema_epoch = SchemaEpoch::default();
-        let manager = Manager::start(database, ShapesConsumer::new(shapes.clone(), schema_epoch.clone()))?;
-        let factory =
-            ShapeFactory::new(shapes.clone(), manager.clone(), schema_epoch, watch, config.snapshots);
-        let cache_times = CacheTimes {
-            max_age_s: config.max_age_s,
-            stale_age_s: config.stale_age_s,
-            events_s: u32::try_from(config.sse_timeout.as_secs()).unwrap_or(u32::MAX),
-        };
+        let manager = start_manager(database, &shapes, &schema_epoch, &scanner)?;
+        let describer = TableDescriber::new(manager.clone(), scanner.clone());
+        let publisher = Arc::new(TablePublisher::new(
+            manager.clone(),
+            shapes.clone(),
+            schema_epoch.clone(),
+            describer.clone(),
+            changes,
+        ));
+        let tables = Arc::new(TableCache::new(
+            manager.clone(),
+            shapes.clone(),
+            schema_epoch,
+            describer.clone(),
+            Arc::clone(&publisher),
+        ));
+        let comparer = TableComparer::new(shapes.clone(), describer, Arc::clone(&tables));
+        let snapshots = Arc::new(SnapshotRunner::new(
+            manager.clone(),
+            shapes.clone(),
+            Arc::clone(&publisher),
+            config.snapshots,
+        ));
+        let watch = Arc::new(CatalogWatch {
+            manager: manager.clone(),
+            shapes: shapes.clone(),
+            scanner,
+            tables: Arc::clone(&tables),
+            comparer: comparer.clone(),
+            publisher,
+            unpublish_after: config.unpublish_after,
+            compared: Mutex::default(),
+        });
+        let factory = ShapeFactory::new(shapes.clone(), manager.clone(), tables, Arc::clone(&snapshots));
         let tasks = [
-            tokio::spawn(republish(Arc::clone(&factory), manager.clone())),
-            tokio::spawn(Arc::clone(&factory).watch_catalog()),
+            tokio::spawn(republish(Arc::clone(&watch), manager.clone())),
+            tokio::spawn(watch.run()),
             tokio::spawn(refresh(shapes.clone())),
         ];
         let handler = ShapeHandler {
             shapes,
             factory,
+            comparer,
+            snapshots,
+            builtins: BuiltinsCache::new(manager.clone()),
             manager,
-            cache_times,
+            cache_times: cache_times(&config),
             long_poll: config.long_poll,
             sse_keep_alive: config.sse_keep_alive,
             sse_timeout: config.sse_timeout,
@@ -90,17 +125,17 @@ impl ShapeBackend {
         })
     }
 
-    /// Returns the service that serves these shapes. Live requests take a permit of `admission`;
-    /// `access` may be changed later.
+    /// Returns the service that serves these shapes. Live requests take a permit of `admission`. To
+    /// change the access rules later, keep a clone of the [`AccessControl`].
     pub fn service(
         &self,
         admission: Admission,
         identify: Identifier,
-        access: Arc<RwLock<Access>>,
+        access: impl Into<AccessControl>,
     ) -> ServeService {
         let tokens = TokenVerifier::new(identify.clone(), self.tokens_claim.as_deref());
         let layer = AdmissionLayer::new(admission, identify);
-        ServeService::new(layer, Arc::clone(&self.handler), access, tokens)
+        ServeService::new(layer, Arc::clone(&self.handler), access.into(), tokens)
     }
 
     /// Returns the store. When the future of [`Shapes::failed`] completes, the process must end:
@@ -121,7 +156,7 @@ impl ShapeBackend {
 
     /// Sets the gauges of [`metrics`](crate::metrics). Call it before the metrics are rendered.
     pub fn measure(&self) {
-        let (running, waiting) = self.handler.factory.snapshot_counts();
+        let (running, waiting) = self.handler.snapshots.counts();
         metrics::measure(&self.handler.shapes, running, waiting);
     }
 
@@ -159,8 +194,31 @@ impl fmt::Debug for ShapeBackend {
     }
 }
 
+/// Starts the manager with its consumer, and lends the consumer connections until the manager ends.
+fn start_manager(
+    database: ManagerConfig,
+    shapes: &Shapes,
+    schema_epoch: &SchemaEpoch,
+    scanner: &CatalogScanner,
+) -> Result<Manager, ManagerConfigError> {
+    let (connections, lender) = ConnectionLender::channel();
+    let monitor = SchemaMonitor::new(shapes.clone(), schema_epoch.clone(), scanner.clone(), connections);
+    let consumer = ShapesConsumer::new(shapes.clone(), schema_epoch.clone(), monitor);
+    let manager = Manager::start(database, consumer)?;
+    tokio::spawn(lender.run(manager.clone()));
+    Ok(manager)
+}
+
+fn cache_times(config: &Config) -> CacheTimes {
+    CacheTimes {
+        max_age_s: config.max_age_s,
+        stale_age_s: config.stale_age_s,
+        events_s: u32::try_from(config.sse_timeout.as_secs()).unwrap_or(u32::MAX),
+    }
+}
+
 /// Publishes the tables of all shapes each time that replication starts.
-async fn republish(factory: Arc<ShapeFactory>, manager: Manager) {
+async fn republish(watch: Arc<CatalogWatch>, manager: Manager) {
     let mut events = manager.events();
     let mut is_due = manager.status().is_ready();
     loop {
@@ -170,7 +228,7 @@ async fn republish(factory: Arc<ShapeFactory>, manager: Manager) {
                 Ok(_) => {}
                 Err(RecvError::Closed) => return,
             },
-            () = factory.republish(), if is_due => is_due = false,
+            () = watch.republish(), if is_due => is_due = false,
         }
     }
 }

@@ -1,6 +1,9 @@
 //! Response bodies: read from a shape's files while they are sent, never held as a whole.
 //!
-//! Invariant: a body that can't be read to its end is aborted. It never looks complete.
+//! Invariant: a body that can't be read to its end is aborted. It never looks complete. No part of a
+//! shape is read for a client whose token has expired.
+//! Enforced by: each read ends at the expiry ([`MessageSource::expires_at`]), and its error aborts
+//! the body. Pieces that were read before are sent.
 //! At most one piece of a body is in memory. Pieces are smaller if many bytes are buffered for all
 //! clients together (`buffered_bytes.rs`).
 
@@ -20,9 +23,12 @@ use forebay_shapes::encode::SEPARATOR;
 use forebay_shapes::{LogPage, Shape, Shapes, SnapshotChunk};
 use http_body::{Body, Frame, SizeHint};
 use tokio::task::spawn_blocking;
+use tokio::time::Instant;
 
 use super::buffered_bytes::{self, BufferedBytes};
+use super::protocol::encoding::ContentCoding;
 use super::shape_event_stream::ShapeEventStream;
+use super::token_verifier::before_expiry;
 
 /// Largest body, in bytes, that is read at once on the calling thread. Its bytes are usually in
 /// memory or in the page cache.
@@ -70,6 +76,8 @@ type PendingRead = Pin<Box<dyn Future<Output = (PartReader, io::Result<Vec<Bytes
 pub(crate) struct MessageSource {
     pub(crate) shapes: Shapes,
     pub(crate) shape: Arc<Shape>,
+    /// When the client's token expires. `None`: there is no token, or it doesn't expire.
+    pub(crate) expires_at: Option<Instant>,
 }
 
 impl MessageSource {
@@ -123,23 +131,21 @@ impl BodyContent {
         matches!(self, BodyContent::Streamed(messages) if messages.is_gzip)
     }
 
-    /// Returns a chunk of the snapshot, compressed if `gzip`.
+    /// Returns the snapshot's chunk of this index, from `at` to `to`. Without `to`, the chunk is
+    /// still being written.
     pub(crate) fn snapshot(
         source: MessageSource,
         index: u64,
-        chunk: SnapshotChunk,
-        gzip: bool,
+        (at, to): (u64, Option<u64>),
+        coding: ContentCoding,
     ) -> io::Result<Self> {
-        let (at, to) = match chunk {
-            SnapshotChunk::Open { from, .. } => (from, None),
-            SnapshotChunk::Closed { from, to } => (from, Some(to)),
-            SnapshotChunk::None => (0, Some(0)),
-        };
         let (part, end) = (ShapePart::Snapshot(index), Bytes::from_static(b"]"));
-        match to.filter(|to| to - at <= MAX_INLINE_BYTES && !gzip) {
-            Some(to) => BodyContent::read(&source, part, (at, to), end),
-            None => {
-                let encoder = gzip.then(body_encoder);
+        match (to, coding) {
+            (Some(to), ContentCoding::Identity) if to - at <= MAX_INLINE_BYTES => {
+                BodyContent::read(&source, part, (at, to), end)
+            }
+            _ => {
+                let encoder = body_encoder(coding);
                 Ok(PartReader { source, part, at, to, end, encoder, is_over: false }.into_content())
             }
         }
@@ -151,12 +157,12 @@ impl BodyContent {
         source: MessageSource,
         page: LogPage,
         after: Option<Bytes>,
-        gzip: bool,
+        coding: ContentCoding,
     ) -> io::Result<Self> {
         let LogPage { from: at, to, .. } = page;
         let end = end_with(after);
         if to - at > MAX_INLINE_BYTES {
-            let (part, to, encoder) = (ShapePart::Log(page), Some(to), gzip.then(body_encoder));
+            let (part, to, encoder) = (ShapePart::Log(page), Some(to), body_encoder(coding));
             return Ok(PartReader { source, part, at, to, end, encoder, is_over: false }.into_content());
         }
         BodyContent::read(&source, ShapePart::Log(page), (at, to), end)
@@ -241,7 +247,8 @@ impl PartReader {
     /// Reads the next pieces; the very last piece is `end`. The separator after the last message is
     /// omitted unless a control message follows.
     async fn next(mut self) -> (Self, io::Result<Vec<Bytes>>) {
-        let read = self.read().await;
+        let read = before_expiry(self.source.expires_at, self.read()).await;
+        let read = read.unwrap_or_else(|expired| Err(io::Error::new(io::ErrorKind::TimedOut, expired)));
         (self, read)
     }
 
@@ -295,12 +302,17 @@ impl PartReader {
     }
 }
 
-/// Returns an encoder that has the opening bracket. The fastest level saves four fifths of the
-/// bytes that the best level saves, in a fraction of its time.
-fn body_encoder() -> BodyEncoder {
-    let mut encoder = GzEncoder::new(Vec::new(), Compression::fast());
-    encoder.write_all(b"[").expect("a Vec accepts every write");
-    encoder
+/// Returns the encoder of a compressed body. It has the opening bracket. The fastest level saves
+/// four fifths of the bytes that the best level saves, in a fraction of its time.
+fn body_encoder(coding: ContentCoding) -> Option<BodyEncoder> {
+    match coding {
+        ContentCoding::Identity => None,
+        ContentCoding::Gzip => {
+            let mut encoder = GzEncoder::new(Vec::new(), Compression::fast());
+            encoder.write_all(b"[").expect("a Vec accepts every write");
+            Some(encoder)
+        }
+    }
 }
 
 fn compress(encoder: &mut BodyEncoder, pieces: &[Bytes]) -> io::Result<Vec<Bytes>> {

@@ -35,9 +35,8 @@ struct StoreOrigin {
 }
 
 impl ShapesConsumer {
-    pub(crate) fn new(shapes: Shapes, schema_epoch: SchemaEpoch) -> Self {
+    pub(crate) fn new(shapes: Shapes, schema_epoch: SchemaEpoch, schema_monitor: SchemaMonitor) -> Self {
         let follower = shapes.follower();
-        let schema_monitor = SchemaMonitor::new(shapes.clone(), schema_epoch.clone());
         ShapesConsumer { shapes, follower, schema_epoch, schema_monitor, xid: None }
     }
 }

@@ -4,10 +4,10 @@
 //! number of omitted ones.
 //! Enforced by: [`FailureRateLimiter::admit`], which takes the time as a parameter.
 
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use http::Response;
+use parking_lot::Mutex;
 use tokio::time::Instant;
 use tracing::warn;
 
@@ -33,7 +33,7 @@ impl FailureLog {
         if !response.status().is_server_error() {
             return;
         }
-        let admitted = self.limiter.lock().unwrap_or_else(PoisonError::into_inner).admit(Instant::now());
+        let admitted = self.limiter.lock().admit(Instant::now());
         let Some(left_out) = admitted else { return };
         // A response without a reason was refused by admission, before the shape handler.
         let reason = response.extensions().get::<RefusalReason>().map_or("admission", |reason| reason.0);

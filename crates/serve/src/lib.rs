@@ -5,8 +5,6 @@
 //! server-sent events. The protocol is that of `@electric-sql/client`.
 //!
 //! ```no_run
-//! use std::sync::{Arc, RwLock};
-//!
 //! use axum::Router;
 //! use forebay_admission::{Admission, Identifier};
 //! use forebay_quota::Quota;
@@ -20,7 +18,7 @@
 //! let backend = ShapeBackend::start(store, database, Config::default())?;
 //! backend.manager().ready().await?;
 //! let admission = Admission::builder().total(10_000).build(Quota::local()); // live requests
-//! let access = Arc::new(RwLock::new(Access::default())); // no secret, no tokens
+//! let access = Access::default(); // no secret, no tokens
 //! let service = backend.service(admission, Identifier::new(), access);
 //! let app = Router::<()>::new().route_service("/v1/shape", service);
 //! # drop(app);
@@ -138,7 +136,8 @@
 //!
 //! # Lock order
 //!
-//! - No two locks of this crate are held together. Standard mutexes are never held across an await.
+//! - No two locks of this crate are held together. Mutexes of `parking_lot` are never held across an
+//!   await.
 //! - A shape's lock (`forebay_shapes`) comes before its topic's: the store calls `ShapeTopic` while
 //!   it publishes.
 //! - Permits and connections are taken in this order: queue permit, snapshot permit, `AwakeGuard`,
@@ -156,10 +155,10 @@
 //!
 //! | topic | file |
 //! |---|---|
-//! | access, tokens, permits, CORS, request ids | `service.rs`, `token_verifier.rs` |
+//! | access, tokens, permits, CORS, request ids | `service.rs`, `access_control.rs`, `token_verifier.rs` |
 //! | rows and columns of a grant | `grant_scope.rs` |
 //! | parameters, headers, cache rules, refusals; all pure | `protocol/` |
-//! | from a request to a response | `shape_handler.rs`, `request_context.rs`, `subset.rs` |
+//! | from a request to a response | `shape_handler.rs`, `request_body.rs`, `request_context.rs`, `subset.rs` |
 //! | one response for all long-polls that wait for the same change | `response_cache.rs` |
 //! | response bodies | `body.rs` |
 //! | server-sent events; catching up from the log | `shape_event_stream.rs`; `catch_up.rs` |
@@ -172,12 +171,15 @@
 //! | metrics; failed requests | `metrics.rs`; `failure_log.rs` |
 //! | DNS rebinding | `host.rs` |
 
+mod access_control;
 mod backend;
 mod body;
 mod buffered_bytes;
+mod catalog_scanner;
 mod catalog_watch;
 mod catch_up;
 mod config;
+mod connection_lender;
 mod consumer;
 pub mod database;
 mod failure_log;
@@ -185,6 +187,7 @@ mod grant_scope;
 pub mod host;
 pub mod metrics;
 pub mod protocol;
+mod request_body;
 mod request_context;
 mod response_cache;
 mod schema_monitor;
@@ -195,6 +198,7 @@ mod shape_handler;
 mod subset;
 mod token_verifier;
 
+pub use self::access_control::AccessControl;
 pub use self::backend::ShapeBackend;
 pub use self::body::ShapeBody;
 pub use self::config::Config;

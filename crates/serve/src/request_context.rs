@@ -14,8 +14,9 @@ use tokio::time::Instant;
 
 use super::body::BodyContent;
 use super::protocol::cache_policy::CachePolicy;
+use super::protocol::encoding::{self, ContentCoding};
 use super::protocol::headers::{BodyKind, ShapeResponseHead, header_value};
-use super::protocol::{ShapeRequest, cursor, encoding, etag, fixed_responses};
+use super::protocol::{ShapeRequest, cursor, etag, fixed_responses};
 use super::response_cache::{self, CachedResponse, ResponseKey};
 use super::service::whole;
 use super::shape_event_stream::{seen_with, up_to_date};
@@ -37,12 +38,17 @@ pub(super) struct RequestContext<'a> {
 impl RequestContext<'_> {
     /// Returns the wait, limited to the remaining validity of the client's token.
     pub(super) fn at_most(&self, wait: Duration) -> Duration {
-        let until = self.request.bearer.as_ref().and_then(|bearer| bearer.until);
-        until.map_or(wait, |until| wait.min(until.saturating_duration_since(Instant::now())))
+        let left = |expires_at: Instant| expires_at.saturating_duration_since(Instant::now());
+        self.expires_at().map_or(wait, |expires_at| wait.min(left(expires_at)))
     }
 
-    pub(super) fn gzip(&self) -> bool {
-        encoding::accepts_gzip(&self.parts.headers)
+    /// Returns when the client's token expires. `None`: there is no token, or it doesn't expire.
+    pub(super) fn expires_at(&self) -> Option<Instant> {
+        self.request.bearer.as_ref().and_then(|bearer| bearer.expires_at)
+    }
+
+    pub(super) fn coding(&self) -> ContentCoding {
+        encoding::negotiate(&self.parts.headers)
     }
 
     /// Returns the headers of a response that ends at `offset`.
@@ -54,7 +60,7 @@ impl RequestContext<'_> {
         has_data: Option<bool>,
     ) -> ShapeResponseHead {
         let request = self.request;
-        let schema = (!request.live).then(|| schema_header(shape));
+        let schema = (!request.live.is_live()).then(|| schema_header(shape));
         let etag = Some(etag::etag_of(shape.handle(), request.since, offset, None));
         let (handle, offset) = (header_value(shape.handle()), header_value(offset.to_string()));
         let (cursor, body) = (None, BodyKind::Log);
@@ -63,37 +69,37 @@ impl RequestContext<'_> {
 }
 
 impl ShapeHandler {
-    /// Responds with a page of the log. `asked` is the requested offset.
+    /// Responds with a page of the log.
     pub(super) fn respond_log(
         &self,
         context: &RequestContext<'_>,
         shape: &Arc<Shape>,
         page: LogPage,
         seen: u64,
-        asked: Option<Offset>,
+        requested_offset: Option<Offset>,
     ) -> HandlerResult {
         let has_data = page.to > page.from;
         // The requested offset may lie after the last change: clients of event streams resume at
         // the position of an up-to-date event.
-        let end = asked.filter(|_| page.is_end).map_or(page.last, |asked| page.last.max(asked));
-        let is_shared =
-            context.request.live && has_data && page.to - page.from <= response_cache::MAX_RESPONSE_BYTES;
-        if let Some(asked) = asked.filter(|_| is_shared) {
+        let end = requested_offset.filter(|_| page.is_end).map_or(page.last, |offset| page.last.max(offset));
+        let is_live = context.request.live.is_live();
+        let is_shared = is_live && has_data && page.to - page.from <= response_cache::MAX_RESPONSE_BYTES;
+        if let Some(requested_offset) = requested_offset.filter(|_| is_shared) {
             let seen = page.is_end.then(|| seen_with(page.last, seen));
-            let key = ResponseKey { asked, last: page.last, up_to_date: seen };
+            let key = ResponseKey { requested_offset, last: page.last, up_to_date: seen };
             return self.respond_cached(context, shape, page, key, end);
         }
         let mut head = context.head(shape, end, page.is_end, Some(has_data));
-        if context.request.live {
+        if is_live {
             (head.cursor, head.schema) = (Some(self.cursor(context.request)), None);
         }
-        if !has_data && context.request.live {
+        if !has_data && is_live {
             let elapsed = u64::try_from(self.started.elapsed().as_nanos()).unwrap_or(u64::MAX);
             head.etag = Some(etag::etag_of(shape.handle(), context.request.since, end, Some(elapsed)));
         }
         let after = page.is_end.then(|| up_to_date(seen_with(page.last, seen)));
-        let gzip = context.gzip();
-        self.respond(context, head, || BodyContent::log(self.source(shape), page, after, gzip))
+        let (source, coding) = (self.source(context, shape), context.coding());
+        self.respond(context, head, || BodyContent::log(source, page, after, coding))
     }
 
     /// Responds with the bytes that all clients with the same key receive.
@@ -106,8 +112,9 @@ impl ShapeHandler {
         end: Offset,
     ) -> HandlerResult {
         let cached = self.response_cache.get_or_build(shape.handle(), key, || {
-            let body = BodyContent::log_bytes(&self.source(shape), page, key.up_to_date.map(up_to_date))?;
-            let etag = etag::etag_of(shape.handle(), StartOffset::After(key.asked), end, None);
+            let body =
+                BodyContent::log_bytes(&self.source(context, shape), page, key.up_to_date.map(up_to_date))?;
+            let etag = etag::etag_of(shape.handle(), StartOffset::After(key.requested_offset), end, None);
             let (handle, offset) = (header_value(shape.handle()), header_value(end.to_string()));
             Ok(CachedResponse { key, handle, offset, etag, body })
         });

@@ -9,11 +9,12 @@
 
 use std::fmt;
 use std::hash::{BuildHasher as _, RandomState};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use bytes::Bytes;
 use forebay_shapes::Offset;
 use http::HeaderValue;
+use parking_lot::Mutex;
 
 /// Largest part of a log that is cached, in bytes. Larger ones are read for each client.
 pub(crate) const MAX_RESPONSE_BYTES: u64 = 16 * 1024;
@@ -31,7 +32,7 @@ pub(crate) struct ResponseCache {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct ResponseKey {
     /// The requested offset.
-    pub(crate) asked: Offset,
+    pub(crate) requested_offset: Offset,
     /// The offset of the last message.
     pub(crate) last: Offset,
     /// The position in the up-to-date message, if the response ends with one.
@@ -56,13 +57,13 @@ impl ResponseCache {
         build: impl FnOnce() -> Result<CachedResponse, E>,
     ) -> Result<Arc<CachedResponse>, E> {
         let slot = &self.slots[self.hasher.hash_one(handle) as usize % SLOTS];
-        let cached = slot.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let cached = slot.lock().clone();
         let is_same = |cached: &Arc<CachedResponse>| cached.key == key && cached.handle == handle;
         if let Some(cached) = cached.filter(is_same) {
             return Ok(cached);
         }
         let built = Arc::new(build()?);
-        *slot.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::clone(&built));
+        *slot.lock() = Some(Arc::clone(&built));
         Ok(built)
     }
 }
@@ -89,8 +90,9 @@ mod tests {
 
     use super::*;
 
-    fn key(asked: u64, last: u64, up_to_date: Option<u64>) -> ResponseKey {
-        ResponseKey { asked: Offset::new(asked, 0), last: Offset::new(last, 0), up_to_date }
+    fn key(requested: u64, last: u64, up_to_date: Option<u64>) -> ResponseKey {
+        let (requested_offset, last) = (Offset::new(requested, 0), Offset::new(last, 0));
+        ResponseKey { requested_offset, last, up_to_date }
     }
 
     #[test]

@@ -22,8 +22,8 @@
 
 use std::collections::HashMap;
 use std::error::Error;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
 use forebay_replication::TableName;
@@ -33,9 +33,10 @@ use forebay_shapes::{PartitionTree, Shapes, TableSchema};
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 use tracing::warn;
 
-use super::catalog_watch::{CatalogScan, ComparedEntry};
+use super::catalog_scanner::{CatalogScan, CatalogScanner, ComparedEntry};
+use super::connection_lender::ConnectionBorrower;
 use super::database::{self, CatalogEntry, DescribeError, TableSelection};
-use super::shape_factory::{ShapeFactory, VISIBILITY_RETRY, table_schema};
+use super::shape_factory::{VISIBILITY_RETRY, table_schema};
 
 /// Maximum time for which the stream waits for the catalog. It is longer than both pools take to
 /// report that they have no connection, and shorter than operators wait for a server to stop.
@@ -48,29 +49,16 @@ const RETRY_PAUSE: Duration = Duration::from_millis(200);
 /// Schema epoch: counts the notices of altered tables. A table that was cached in an earlier epoch
 /// may be outdated.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct SchemaEpoch(Arc<EpochState>);
-
-#[derive(Debug, Default)]
-struct EpochState {
-    number: AtomicU64,
-    /// The factory, for its connections. Weak: the factory holds the manager, and the manager's
-    /// consumer holds this, so a strong reference would keep the manager alive for ever.
-    factory: OnceLock<Weak<ShapeFactory>>,
-}
+pub(crate) struct SchemaEpoch(Arc<AtomicU64>);
 
 impl SchemaEpoch {
     /// Begins the next epoch.
     pub(crate) fn advance(&self) {
-        self.0.number.fetch_add(1, Ordering::AcqRel);
+        self.0.fetch_add(1, Ordering::AcqRel);
     }
 
     pub(super) fn current(&self) -> u64 {
-        self.0.number.load(Ordering::Acquire)
-    }
-
-    /// Sets the factory whose connections the monitor uses. Called once.
-    pub(super) fn set_factory(&self, factory: &Arc<ShapeFactory>) {
-        let _first = self.0.factory.set(Arc::downgrade(factory));
+        self.0.load(Ordering::Acquire)
     }
 }
 
@@ -79,6 +67,8 @@ impl SchemaEpoch {
 pub(crate) struct SchemaMonitor {
     shapes: Shapes,
     schema_epoch: SchemaEpoch,
+    scanner: CatalogScanner,
+    connections: ConnectionBorrower,
     /// By oid: the last compared catalog entry of each table with shapes.
     compared: HashMap<u32, ComparedEntry>,
 }
@@ -86,8 +76,13 @@ pub(crate) struct SchemaMonitor {
 pub(crate) type CompareError = Box<dyn Error + Send + Sync>;
 
 impl SchemaMonitor {
-    pub(crate) fn new(shapes: Shapes, schema_epoch: SchemaEpoch) -> Self {
-        SchemaMonitor { shapes, schema_epoch, compared: HashMap::new() }
+    pub(crate) fn new(
+        shapes: Shapes,
+        schema_epoch: SchemaEpoch,
+        scanner: CatalogScanner,
+        connections: ConnectionBorrower,
+    ) -> Self {
+        SchemaMonitor { shapes, schema_epoch, scanner, connections, compared: HashMap::new() }
     }
 
     /// Forgets all comparisons, for a new stream. Another process may have written in between and
@@ -162,11 +157,9 @@ impl SchemaMonitor {
         if oids.is_empty() {
             return Ok(());
         }
-        let factory =
-            self.schema_epoch.0.factory.get().and_then(Weak::upgrade).ok_or("the server starts or ends")?;
-        let client = factory.connection().await?;
+        let client = self.connections.borrow().await?;
         let tables = TableSelection::Listed { all: &[], partitioned: &oids };
-        let scan = factory.scan_catalog(&client, tables).await?;
+        let scan = self.scanner.scan(&client, tables).await?;
         self.compare_all(&client, &scan).await
     }
 
@@ -177,8 +170,8 @@ impl SchemaMonitor {
             if self.compared.get(&entry.oid).is_some_and(|last| last.equals(entry, newest_shape)) {
                 continue;
             }
-            let fits = self.compare(client, entry).await?;
-            if fits && scan.is_settled {
+            let fit = self.compare(client, entry).await?;
+            if fit == ShapeFit::Fits && scan.publication_unchanged {
                 self.compared.insert(entry.oid, ComparedEntry { entry: entry.clone(), newest_shape });
             }
         }
@@ -197,15 +190,13 @@ impl SchemaMonitor {
         oid: u32,
         xid: Option<u32>,
     ) -> Result<Option<PartitionTree>, CompareError> {
-        let factory =
-            self.schema_epoch.0.factory.get().and_then(Weak::upgrade).ok_or("the server starts or ends")?;
-        let client = factory.connection().await?;
+        let client = self.connections.borrow().await?;
         // A partition's changes belong to its ancestors, also to those from which it was detached
         // since. So the shapes of all partitioned tables are compared, too.
         let partitioned = self.shapes.table_oids();
         self.compared.retain(|oid, _| partitioned.contains(oid));
         let tables = TableSelection::Listed { all: &[oid], partitioned: &partitioned };
-        let scan = factory.scan_catalog(&client, tables).await?;
+        let scan = self.scanner.scan(&client, tables).await?;
         if let Some(xid) = xid.filter(|xid| !scan.snapshot.sees(*xid))
             && !changes_rows_only(&client, oid, xid).await?
         {
@@ -224,31 +215,39 @@ impl SchemaMonitor {
         // tree lacks the ancestor, although the next change may be from before the detach. The
         // second scan comes after it, finds the ancestor changed, and deletes its shapes.
         let tables = TableSelection::Listed { all: &[], partitioned: &partitioned };
-        let scan = factory.scan_catalog(&client, tables).await?;
+        let scan = self.scanner.scan(&client, tables).await?;
         self.compare_all(&client, &scan).await?;
         Ok(Some(tree))
     }
 
-    /// Deletes the shapes that don't fit their table any more. Returns whether all remaining ones
-    /// fit the entry.
-    async fn compare(&self, client: &PostgresClient, entry: &CatalogEntry) -> Result<bool, CompareError> {
+    /// Deletes the shapes that don't fit their table any more.
+    async fn compare(&self, client: &PostgresClient, entry: &CatalogEntry) -> Result<ShapeFit, CompareError> {
         let Some(table) = self.shapes.tables().into_iter().find(|table| table.oid == entry.oid) else {
-            return Ok(false);
+            return Ok(ShapeFit::NoShapes);
         };
         let name = TableName::new(&table.schema, &table.name);
         match database::describe_ignoring_privileges(client, &name).await {
             Ok(now) if now.oid == entry.oid => {
                 self.shapes.refit(&table_schema(&now, 0, Some(entry.state.clone())));
-                Ok(true)
+                Ok(ShapeFit::Fits)
             }
             Err(DescribeError::Database(error)) => Err(error.into()),
             // The table was renamed or dropped, or can't be followed any more.
             Ok(_) | Err(_) => {
                 self.shapes.delete_table(entry.oid);
-                Ok(false)
+                Ok(ShapeFit::NoShapes)
             }
         }
     }
+}
+
+/// Whether a table has shapes after a comparison.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum ShapeFit {
+    /// All remaining shapes fit the catalog entry.
+    Fits,
+    /// The table has no shapes, or they were deleted.
+    NoShapes,
 }
 
 /// Returns whether a table has partitions. Its lineage has one word for the primary key's

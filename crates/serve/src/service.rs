@@ -11,11 +11,11 @@ use std::convert::Infallible;
 use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
-use forebay_admission::{AdmissionLayer, AdmissionService, StreamBody};
+use forebay_admission::{AdmissionLayer, AdmissionService, StreamBody, VerifiedToken};
 use forebay_stream::ClientAddr;
 use http::header::ORIGIN;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response};
@@ -24,13 +24,14 @@ use pin_project_lite::pin_project;
 use tower_layer::Layer as _;
 use tower_service::Service;
 
+use super::access_control::AccessControl;
 use super::body::{BodyContent, BoxError, ShapeBody};
 use super::failure_log::{FailureLog, RefusalReason};
 use super::metrics;
 use super::protocol::cache_policy::{extend_no_store, restrict_to_bearer};
 use super::protocol::{
-    Access, AccessLevel, InvalidRequest, MAX_QUERY_BYTES, QueryParams, RequestRefusal, Route, ShapeRequest,
-    TokenBearer, cors,
+    AccessLevel, InvalidRequest, MAX_QUERY_BYTES, QueryParams, RequestRefusal, Route, ShapeRequest,
+    TokenBearer, cors, fixed_responses,
 };
 use super::shape_factory::random_u64;
 use super::shape_handler::ShapeHandler;
@@ -48,7 +49,7 @@ pub struct ServeService {
 
 /// State that all clones of a service share.
 struct ServiceContext {
-    access: Arc<RwLock<Access>>,
+    access: AccessControl,
     tokens: TokenVerifier,
     failures: FailureLog,
     responses: metrics::ResponseCounters,
@@ -68,21 +69,27 @@ struct ParsedRequest {
     access_level: AccessLevel,
     /// The bearer of the token, if the route requires one.
     bearer: Option<TokenBearer>,
+    /// The bearer's token, for admission, if the request takes a permit.
+    token: Option<VerifiedToken>,
 }
 
 #[derive(Debug, Clone)]
 enum RequestTarget {
     /// A shape. For a POST, the second value is the query, which is parsed again with the body.
     Shape(Result<Box<ShapeRequest>, InvalidRequest>, Option<Arc<QueryParams>>),
-    Other,
+    /// The preflight of a request for a shape.
+    Preflight,
+    Health,
+    Home,
 }
 
 impl ParsedRequest {
     /// Returns whether the request needs an admission permit: only live requests do.
     fn takes_permit(&self) -> bool {
         match &self.target {
-            Ok(RequestTarget::Shape(Ok(request), _)) => request.live,
-            Ok(RequestTarget::Shape(Err(_), _) | RequestTarget::Other) | Err(_) => false,
+            Ok(RequestTarget::Shape(Ok(request), _)) => request.live.is_live(),
+            Ok(RequestTarget::Shape(Err(_), _)) | Err(_) => false,
+            Ok(RequestTarget::Preflight | RequestTarget::Health | RequestTarget::Home) => false,
         }
     }
 }
@@ -91,11 +98,12 @@ impl ServeService {
     pub(crate) fn new(
         layer: AdmissionLayer,
         handler: Arc<ShapeHandler>,
-        access: Arc<RwLock<Access>>,
+        access: AccessControl,
         tokens: TokenVerifier,
     ) -> Self {
         let layer = layer
             .streams(|parts| parts.extensions.get::<ParsedRequest>().is_some_and(ParsedRequest::takes_permit))
+            .verified_token(|extensions| extensions.get_mut::<ParsedRequest>()?.token.take())
             .peer(|extensions| extensions.get::<ClientAddr>().map(|peer| peer.0));
         let admitted = layer.layer(AdmittedService { handler });
         let (failures, responses) = (FailureLog::default(), metrics::ResponseCounters::default());
@@ -112,26 +120,33 @@ impl ServiceContext {
         let route = Route::of(path);
         if raw.len() > MAX_QUERY_BYTES {
             let target = Err(RequestRefusal::QueryTooLong);
-            return ParsedRequest { route, target, access_level: AccessLevel::Full, bearer: None };
+            return ParsedRequest {
+                route,
+                target,
+                access_level: AccessLevel::Full,
+                bearer: None,
+                token: None,
+            };
         }
         let query = QueryParams::parse(raw);
-        let access = self.access.read().unwrap_or_else(PoisonError::into_inner);
-        let authorized = match access.requires_local_host(route) && !is_local(request) {
-            true => Err(RequestRefusal::ForeignHost),
-            false => access.authorize(method, path, &query),
-        };
-        drop(access);
+        let authorized =
+            self.access.with(|access| match access.requires_local_host(route) && !is_local(request) {
+                true => Err(RequestRefusal::ForeignHost),
+                false => access.authorize(method, path, &query),
+            });
         let access_level = authorized.as_ref().map_or(AccessLevel::Full, |(_, level)| *level);
-        let target = authorized.map(|(route, _)| match (route, method) {
-            (Route::Shape, &Method::OPTIONS) => RequestTarget::Other,
+        let target = authorized.and_then(|(route, _)| match (route, method) {
+            (Route::Shape, &Method::OPTIONS) => Ok(RequestTarget::Preflight),
             (Route::Shape, _) => {
                 let request = ShapeRequest::parse(method, &query, &[]).map(Box::new);
                 let query = (method == Method::POST).then(|| Arc::new(query));
-                RequestTarget::Shape(request, query)
+                Ok(RequestTarget::Shape(request, query))
             }
-            _ => RequestTarget::Other,
+            (Route::Health, _) => Ok(RequestTarget::Health),
+            (Route::Root, _) => Ok(RequestTarget::Home),
+            (Route::NotFound, _) => Err(RequestRefusal::NoRoute),
         });
-        ParsedRequest { route, target, access_level, bearer: None }
+        ParsedRequest { route, target, access_level, bearer: None, token: None }
     }
 }
 
@@ -168,6 +183,7 @@ impl<B: RequestBody> Service<Request<B>> for ServeService {
 
 impl ServeService {
     /// Verifies the token before admission, so that requests without access take no permit.
+    /// Admission gets the verified token, and doesn't verify it again.
     fn call_with_token<B: RequestBody>(
         &mut self,
         mut request: Request<B>,
@@ -179,7 +195,10 @@ impl ServeService {
             (std::mem::replace(&mut self.admitted, fresh), Arc::clone(&self.context));
         Box::pin(async move {
             match context.tokens.bearer(request.headers()).await {
-                Ok(bearer) => parsed.bearer = Some(bearer),
+                Ok((bearer, token)) => {
+                    parsed.token = parsed.takes_permit().then_some(token);
+                    parsed.bearer = Some(bearer);
+                }
                 Err(refusal) => parsed.target = Err(refusal),
             }
             request.extensions_mut().insert(parsed);
@@ -247,7 +266,7 @@ impl<B: RequestBody> Service<Request<B>> for AdmittedService {
         let handler = Arc::clone(&self.handler);
         let parsed = request.extensions_mut().remove::<ParsedRequest>();
         Box::pin(async move {
-            let Some(ParsedRequest { route, target, bearer, .. }) = parsed else {
+            let Some(ParsedRequest { target, bearer, .. }) = parsed else {
                 return Ok(RequestRefusal::NoRoute.response(request.method()).map(ShapeBody::whole));
             };
             let (mut parts, body) = request.into_parts();
@@ -255,7 +274,9 @@ impl<B: RequestBody> Service<Request<B>> for AdmittedService {
             drop(std::mem::take(&mut parts.extensions));
             let response = match target {
                 Err(refusal) => Err(refusal),
-                Ok(RequestTarget::Other) => Ok(handler.other_route(route, &parts)),
+                Ok(RequestTarget::Preflight) => Ok(whole(fixed_responses::preflight(&parts.headers))),
+                Ok(RequestTarget::Health) => Ok(whole(handler.health().response())),
+                Ok(RequestTarget::Home) => Ok(handler.home_page()),
                 Ok(RequestTarget::Shape(request, query)) => {
                     handler.shape(&parts, request, query, body, bearer).await
                 }

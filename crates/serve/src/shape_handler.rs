@@ -20,7 +20,6 @@ use forebay_shapes::{LogPage, Offset, Shape, ShapeGone, Shapes, SnapshotChunk, S
 use forebay_stream::{DirectWrites, LiveBody};
 use http::request::Parts;
 use http::{Method, Response};
-use http_body_util::{BodyExt as _, Limited};
 use tokio::time::{Instant, sleep, timeout};
 use tracing::error;
 
@@ -29,21 +28,25 @@ use super::body::{BodyContent, MessageSource};
 use super::protocol::cache_policy::CacheTimes;
 use super::protocol::fixed_responses::{self, Health};
 use super::protocol::headers::BodyKind;
-use super::protocol::{
-    InvalidRequest, MAX_BODY_BYTES, QueryParams, RequestRefusal, Route, ShapeRequest, TokenBearer,
-};
+use super::protocol::{InvalidRequest, LiveMode, QueryParams, RequestRefusal, ShapeRequest, TokenBearer};
+use super::request_body::read_body;
 use super::request_context::RequestContext;
 use super::response_cache::ResponseCache;
 use super::service::{RequestBody, whole};
 use super::shape_event_stream::{ShapeEventStream, StreamSource, StreamTimeouts};
-use super::shape_factory::{ShapeFactory, gone_refusal};
+use super::shape_factory::{
+    BuiltinsCache, ShapeFactory, SnapshotRunner, TableComparer, agrees_with, gone_refusal, selects,
+};
 use super::token_verifier::while_valid;
 
 /// Handles requests for shapes.
 #[derive(Debug)]
 pub(crate) struct ShapeHandler {
     pub(crate) shapes: Shapes,
-    pub(crate) factory: Arc<ShapeFactory>,
+    pub(crate) factory: ShapeFactory,
+    pub(crate) comparer: TableComparer,
+    pub(crate) snapshots: Arc<SnapshotRunner>,
+    pub(crate) builtins: BuiltinsCache,
     pub(crate) manager: Manager,
     pub(crate) cache_times: CacheTimes,
     pub(crate) long_poll: Duration,
@@ -69,16 +72,9 @@ const FIND_TIMEOUT: Duration = Duration::from_secs(1);
 pub(super) type HandlerResult = Result<Response<BodyContent>, RequestRefusal>;
 
 impl ShapeHandler {
-    /// Handles requests that aren't about a shape: health, the home page, preflights.
-    pub(crate) fn other_route(&self, route: Route, parts: &Parts) -> Response<BodyContent> {
-        if parts.method == Method::OPTIONS {
-            return whole(fixed_responses::preflight(&parts.headers));
-        }
-        whole(match route {
-            Route::Health => self.health().response(),
-            Route::Root => self.home.map_or_else(fixed_responses::root, |page| page()),
-            Route::Shape | Route::NotFound => fixed_responses::root(),
-        })
+    /// Returns the page for people who open the address in a browser.
+    pub(crate) fn home_page(&self) -> Response<BodyContent> {
+        whole(self.home.map_or_else(fixed_responses::root, |page| page()))
     }
 
     /// Returns whether shapes can be served.
@@ -109,7 +105,7 @@ impl ShapeHandler {
         // waiting request would be as large as that of the largest path.
         let mut request = match posted {
             Some(query) => {
-                let body = Box::pin(self.read_body(body, bearer.as_ref())).await?;
+                let body = Box::pin(read_body(body, self.body_timeout, bearer.as_ref())).await?;
                 Box::new(ShapeRequest::parse(&parts.method, &query, &body)?)
             }
             None => request?,
@@ -123,8 +119,8 @@ impl ShapeHandler {
             return Box::pin(self.delete(&request)).await;
         }
         let awake = while_valid(request.bearer.as_ref(), self.wake()).await?;
-        if request.subset.is_some() {
-            return Box::pin(self.subset(&request)).await;
+        if let Some(subset) = &request.subset {
+            return Box::pin(self.subset(&request, subset)).await;
         }
         let context = RequestContext { parts, request: &request, _awake: awake };
         match request.since {
@@ -139,7 +135,7 @@ impl ShapeHandler {
             StartOffset::After(offset) => {
                 let shape = self.shape_by_handle(&request).await?;
                 let is_in_snapshot = offset.is_snapshot() && offset != Offset::SNAPSHOT_END;
-                let response = match is_in_snapshot && !request.live {
+                let response = match is_in_snapshot && !request.live.is_live() {
                     true => Box::pin(self.snapshot(&context, &shape, offset.op.saturating_add(1))).await,
                     false => self.log(&context, &shape, offset).await,
                 };
@@ -163,20 +159,6 @@ impl ShapeHandler {
         }
     }
 
-    /// Reads a request's body.
-    ///
-    /// # Errors
-    /// Fails if the body is too large or too slow, or the token expires.
-    async fn read_body<B: RequestBody>(
-        &self,
-        body: B,
-        bearer: Option<&TokenBearer>,
-    ) -> Result<Bytes, RequestRefusal> {
-        let reading = timeout(self.body_timeout, Limited::new(body, MAX_BODY_BYTES).collect());
-        let body = while_valid(bearer, reading).await?.map_err(|_| RequestRefusal::BodyTooSlow)?;
-        Ok(body.map_err(|_| RequestRefusal::BodyTooLarge)?.to_bytes())
-    }
-
     /// Wakes the manager, and keeps it awake while the guard lives. The shape may have changed
     /// while the manager slept.
     async fn wake(&self) -> Option<AwakeGuard> {
@@ -198,8 +180,8 @@ impl ShapeHandler {
             None => None,
         };
         match found {
-            Some(shape) if self.factory.selects(request, &shape)? => {
-                self.factory.recheck_table(&shape);
+            Some(shape) if selects(request, &shape)? => {
+                self.comparer.recheck(&shape);
                 Ok(shape)
             }
             _ => Err(self.refetch(request).await),
@@ -254,23 +236,15 @@ impl ShapeHandler {
     /// Responds with a chunk of the snapshot, or with the log if there is no such chunk.
     async fn snapshot(&self, context: &RequestContext<'_>, shape: &Arc<Shape>, index: u64) -> HandlerResult {
         let request = context.request;
-        match while_valid(request.bearer.as_ref(), shape.snapshot_chunk(index)).await? {
-            Ok(SnapshotChunk::None) => self.log(context, shape, Offset::SNAPSHOT_END).await,
-            Ok(chunk) => {
-                let end = Offset::new(0, index);
-                let has_data = match chunk {
-                    SnapshotChunk::Open { from, .. } | SnapshotChunk::Closed { from, .. } => {
-                        shape.has_rows(from)
-                    }
-                    SnapshotChunk::None => false,
-                };
-                let head = context.head(shape, end, false, Some(has_data));
-                self.respond(context, head, || {
-                    BodyContent::snapshot(self.source(shape), index, chunk, context.gzip())
-                })
-            }
-            Err(gone) => Err(self.refuse_gone(gone, request).await),
-        }
+        let (from, to) = match while_valid(request.bearer.as_ref(), shape.snapshot_chunk(index)).await? {
+            Ok(SnapshotChunk::Open { from, .. }) => (from, None),
+            Ok(SnapshotChunk::Closed { from, to }) => (from, Some(to)),
+            Ok(SnapshotChunk::None) => return self.log(context, shape, Offset::SNAPSHOT_END).await,
+            Err(gone) => return Err(self.refuse_gone(gone, request).await),
+        };
+        let head = context.head(shape, Offset::new(0, index), false, Some(shape.has_rows(from)));
+        let (source, coding) = (self.source(context, shape), context.coding());
+        self.respond(context, head, || BodyContent::snapshot(source, index, (from, to), coding))
     }
 
     /// Responds with the end of the log, without messages.
@@ -287,16 +261,18 @@ impl ShapeHandler {
     async fn log(&self, context: &RequestContext<'_>, shape: &Arc<Shape>, offset: Offset) -> HandlerResult {
         let request = context.request;
         let bearer = request.bearer.as_ref();
-        while_valid(bearer, self.within_bounds(offset, self.long_poll / 2)).await??;
+        while_valid(bearer, self.wait_for_offset(offset, self.long_poll / 2)).await??;
         if let Err(gone) = while_valid(bearer, shape.complete()).await? {
             return Err(self.refuse_gone(gone, request).await);
         }
-        if request.sse && context.parts.method == Method::GET {
+        // Only a GET waits.
+        let live = if context.parts.method == Method::GET { request.live } else { LiveMode::Off };
+        if live == LiveMode::Events {
             return self.events(context, shape, offset).await;
         }
         let seen = self.shapes.seen();
         let page = self.page(shape, offset).await?;
-        if page.to > page.from || !request.live || context.parts.method != Method::GET {
+        if page.to > page.from || live == LiveMode::Off {
             return self.respond_log(context, shape, page, seen, Some(offset));
         }
         self.long_poll(context, shape, offset, page.last).await
@@ -331,9 +307,8 @@ impl ShapeHandler {
         shape: &Arc<Shape>,
         offset: Offset,
     ) -> HandlerResult {
-        let until = context.request.bearer.as_ref().and_then(|bearer| bearer.until);
-        let timeouts =
-            StreamTimeouts { keep_alive: self.sse_keep_alive, ends_after: self.sse_timeout, until };
+        let (keep_alive, ends_after) = (self.sse_keep_alive, self.sse_timeout);
+        let timeouts = StreamTimeouts { keep_alive, ends_after, until: context.expires_at() };
         let (awake, writes) = (self.manager.keep_awake(), DirectWrites::new());
         let source =
             StreamSource { shape: Arc::clone(shape), shapes: self.shapes.clone(), writes: writes.clone() };
@@ -358,9 +333,9 @@ impl ShapeHandler {
     /// instance that is ahead of this one.
     ///
     /// # Errors
-    /// Fails if the store hasn't reached the offset after `patience`.
-    async fn within_bounds(&self, offset: Offset, patience: Duration) -> Result<(), RequestRefusal> {
-        let reached = timeout(patience, self.shapes.reaches(offset)).await;
+    /// Fails if the store hasn't reached the offset after `max_wait`.
+    async fn wait_for_offset(&self, offset: Offset, max_wait: Duration) -> Result<(), RequestRefusal> {
+        let reached = timeout(max_wait, self.shapes.reaches(offset)).await;
         reached.map_err(|_| RequestRefusal::out_of_bounds())
     }
 
@@ -377,8 +352,10 @@ impl ShapeHandler {
         })
     }
 
-    pub(super) fn source(&self, shape: &Arc<Shape>) -> MessageSource {
-        MessageSource { shapes: self.shapes.clone(), shape: Arc::clone(shape) }
+    /// Returns the source of a response body.
+    pub(super) fn source(&self, context: &RequestContext<'_>, shape: &Arc<Shape>) -> MessageSource {
+        let (shapes, shape) = (self.shapes.clone(), Arc::clone(shape));
+        MessageSource { shapes, shape, expires_at: context.expires_at() }
     }
 
     /// Deletes the shape of the request's handle. Without a handle, deletes the shape that the
@@ -387,7 +364,7 @@ impl ShapeHandler {
         let _awake = self.wake().await;
         let handle = match &request.handle {
             Some(handle) => match self.shapes.find(handle) {
-                Some(shape) if !self.factory.agrees_with(request, &shape)? => {
+                Some(shape) if !agrees_with(request, &shape)? => {
                     return Err(RequestRefusal::NoShape);
                 }
                 Some(_) | None => Some(handle.clone()),
@@ -406,10 +383,10 @@ impl ShapeHandler {
     }
 }
 
-/// Returns the refusal for a client whose shape was removed. `asked` is the handle that the client
-/// sent; `handle` is that of the shape that its request selects now.
-fn refetch_refusal(handle: &str, asked: Option<&str>) -> RequestRefusal {
-    if asked == Some(handle) {
+/// Returns the refusal for a client whose shape was removed. `handle` is that of the shape that its
+/// request selects now.
+fn refetch_refusal(handle: &str, requested_handle: Option<&str>) -> RequestRefusal {
+    if requested_handle == Some(handle) {
         // This instance removed the shape when it stopped writing, and then read it again from the
         // store's log, which has no record of the removal yet. A redirect to the same handle would
         // loop.
@@ -434,8 +411,8 @@ mod tests {
     #[test]
     fn a_client_is_never_redirected_to_the_handle_it_came_from() {
         assert!(matches!(refetch_refusal("1-1", Some("1-1")), RequestRefusal::NotReady { .. }));
-        for asked in [Some("1-0"), None] {
-            let RequestRefusal::MustRefetch { handle } = refetch_refusal("1-1", asked) else {
+        for requested_handle in [Some("1-0"), None] {
+            let RequestRefusal::MustRefetch { handle } = refetch_refusal("1-1", requested_handle) else {
                 panic!("no redirect")
             };
             assert_eq!(handle.as_deref(), Some("1-1"));

@@ -26,9 +26,9 @@ use super::database::{
 use super::grant_scope;
 use super::protocol::cache_policy::CachePolicy;
 use super::protocol::headers::{BodyKind, ShapeResponseHead, header_value};
-use super::protocol::{InvalidRequest, OrderKey, RequestRefusal, ShapeRequest, Subset};
+use super::protocol::{InvalidRequest, OrderByItem, OrderKey, RequestRefusal, ShapeRequest, Subset};
 use super::shape_factory::{ReadError, random_u64, schema_header};
-use super::shape_handler::ShapeHandler;
+use super::shape_handler::{HandlerResult, ShapeHandler};
 use super::token_verifier::while_valid;
 
 /// Maximum size of a subset, which is in memory as a whole. Clients read larger ones in parts.
@@ -41,11 +41,7 @@ const MAX_HELD_BYTES: usize = 256 << 20;
 
 impl ShapeHandler {
     /// Responds with the rows of a subset.
-    pub(crate) async fn subset(
-        &self,
-        request: &ShapeRequest,
-    ) -> Result<Response<BodyContent>, RequestRefusal> {
-        let Some(subset) = &request.subset else { return Err(RequestRefusal::NoShape) };
+    pub(crate) async fn subset(&self, request: &ShapeRequest, subset: &Subset) -> HandlerResult {
         let shape = self.factory.shape(request).await?;
         let (definition, description) = self.factory.definition(request).await?;
         let Some(description) = description else { return Err(RequestRefusal::DatabaseUnreachable) };
@@ -54,20 +50,7 @@ impl ShapeHandler {
         let clause = self.clause(request, subset, &types, &definition, &description).await?;
         let selected = definition.selected();
         let names: Vec<_> = selected.iter().map(|index| description.columns[*index].name.clone()).collect();
-        let order_by = subset.order_by.as_ref().map(|keys| {
-            for key in keys {
-                if let OrderKey::Column(name) = &key.key
-                    && !types.columns.iter().any(|column| column.name == *name)
-                {
-                    return Err(format!("column \"{name}\" does not exist"));
-                }
-            }
-            let keys: Result<Vec<_>, _> = keys.iter().map(|key| key.sql(&names)).collect();
-            keys.map(|keys| keys.join(", ")).map_err(|error| error.to_string())
-        });
-        let order_by = order_by
-            .transpose()
-            .map_err(|error| RequestRefusal::from(InvalidRequest::subset_field("order_by", error)))?;
+        let order_by = subset.order_by.as_ref().map(|keys| order_by_sql(keys, &types, &names)).transpose()?;
         let Subset { limit, offset, .. } = *subset;
         let page = order_by.as_deref().map(|order_by| SubsetPage { order_by, limit, offset });
         let mark = random_u64() % (1 << 31);
@@ -81,7 +64,7 @@ impl ShapeHandler {
             page,
             timeout: clause.needs_postgres.then_some(POSTGRES_CLAUSE_TIMEOUT),
         };
-        let reading = self.factory.read_rows(&query, &mut rows);
+        let reading = self.snapshots.read_rows(&query, &mut rows);
         while_valid(request.bearer.as_ref(), reading).await?.map_err(read_refusal)?;
         let mut response = Response::new(BodyContent::Pieces(rows.finish()));
         // The client continues at this offset. A later one than its own would skip changes.
@@ -103,6 +86,21 @@ impl ShapeHandler {
         CachePolicy::NoCache.write(&self.cache_times, response.headers_mut());
         Ok(response)
     }
+}
+
+/// Returns the SQL of an order. It may use the columns of `types`, and positions of `selected`.
+fn order_by_sql(keys: &[OrderByItem], types: &Schema, selected: &[String]) -> Result<String, InvalidRequest> {
+    let is_visible = |name: &str| types.columns.iter().any(|column| column.name == name);
+    let hidden = keys.iter().find_map(|item| match &item.key {
+        OrderKey::Column(name) => (!is_visible(name)).then_some(name),
+        OrderKey::Position(_) => None,
+    });
+    if let Some(name) = hidden {
+        let problem = format!("column \"{name}\" does not exist");
+        return Err(InvalidRequest::subset_field("order_by", problem));
+    }
+    let keys: Result<Vec<_>, _> = keys.iter().map(|item| item.sql(selected)).collect();
+    Ok(keys.map_err(|error| InvalidRequest::subset_field("order_by", error))?.join(", "))
 }
 
 /// The clause that selects a subset's rows.
@@ -134,7 +132,7 @@ impl ShapeHandler {
                 (filter.canonical().to_owned(), filter.columns().to_vec(), filter.may_fail(), false)
             }
             Err(FilterError::Unsupported { .. }) => {
-                let loading = self.factory.builtins(table.server_version);
+                let loading = self.builtins.get(table.server_version);
                 let builtins = while_valid(request.bearer.as_ref(), loading).await??;
                 let expression = postgres_expression(text, &params, types, table, &builtins)?;
                 (expression.sql().to_owned(), expression.columns().collect(), true, true)
@@ -266,9 +264,7 @@ impl RowSink for SubsetRows {
         if self.bytes > MAX_BYTES {
             return Err(SubsetTooLarge::Alone);
         }
-        if !self.memory.grow(piece.capacity()) {
-            return Err(SubsetTooLarge::WithOthers);
-        }
+        self.memory.grow(piece.capacity())?;
         self.pieces.extend((!piece.is_empty()).then(|| piece.freeze()));
         Ok(())
     }
@@ -301,10 +297,13 @@ struct SubsetMemory(usize);
 static ALL_HELD: AtomicUsize = AtomicUsize::new(0);
 
 impl SubsetMemory {
-    /// Counts more bytes. Returns whether the total stays within [`MAX_HELD_BYTES`].
-    fn grow(&mut self, bytes: usize) -> bool {
+    /// Counts more bytes. Fails if all subsets together exceed [`MAX_HELD_BYTES`].
+    fn grow(&mut self, bytes: usize) -> Result<(), SubsetTooLarge> {
         self.0 += bytes;
-        ALL_HELD.fetch_add(bytes, Ordering::Relaxed) + bytes <= MAX_HELD_BYTES
+        match ALL_HELD.fetch_add(bytes, Ordering::Relaxed) + bytes <= MAX_HELD_BYTES {
+            true => Ok(()),
+            false => Err(SubsetTooLarge::WithOthers),
+        }
     }
 }
 
@@ -373,7 +372,7 @@ mod tests {
     #[tokio::test]
     async fn all_subsets_together_are_bounded_until_their_last_pieces_are_sent() {
         let mut others = rows();
-        assert!(others.memory.grow(MAX_HELD_BYTES - (64 << 10)), "there is room");
+        assert!(others.memory.grow(MAX_HELD_BYTES - (64 << 10)).is_ok(), "there is room");
         let mut answer = others.finish();
         let refused = |outcome| matches!(outcome, Err(SubsetTooLarge::WithOthers));
         assert!(refused(rows().rows(message(128 << 10)).await));

@@ -9,7 +9,8 @@ use std::time::Duration;
 
 use serde_json::{Map, Value};
 
-use super::TokenFault;
+use super::{IdentifyError, TokenFault, with_class};
+use crate::client_identity::ClientIdentity;
 
 /// Requirements on a token's claims.
 #[derive(Debug, Clone)]
@@ -35,12 +36,20 @@ pub(super) enum Audience {
 }
 
 /// Relevant claims of a valid token.
-#[derive(Debug, PartialEq)]
+#[derive(Debug, Clone, PartialEq)]
 pub(super) struct Subject {
     pub(super) user: String,
     pub(super) class: Option<String>,
     /// `exp`, in seconds since 1970.
     pub(super) expires_at: Option<f64>,
+}
+
+impl Subject {
+    /// Returns the user with the class. Fails if the name can't be a user id.
+    pub(super) fn identity(&self) -> Result<ClientIdentity, IdentifyError> {
+        let client = ClientIdentity::user(&self.user).map_err(IdentifyError::Id)?;
+        Ok(with_class(client, self.class.as_deref()))
+    }
 }
 
 impl ClaimRules {

@@ -10,9 +10,10 @@
 use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use parking_lot::RwLock;
 use tracing::{info, warn};
 
 use super::keys::{KeyError, KeySet};
@@ -82,12 +83,12 @@ impl JwksFile {
     }
 
     fn current(&self) -> (Arc<KeySet>, Instant) {
-        let loaded = self.loaded.read().unwrap_or_else(PoisonError::into_inner);
+        let loaded = self.loaded.read();
         (loaded.keys.clone(), loaded.checked_at)
     }
 
     async fn reload(&self) {
-        let before = self.loaded.read().unwrap_or_else(PoisonError::into_inner).text.clone();
+        let before = self.loaded.read().text.clone();
         let path = self.path.clone();
         let outcome = tokio::task::spawn_blocking(move || {
             let text = read(&path)?;
@@ -96,7 +97,7 @@ impl JwksFile {
             Ok::<_, KeyError>(keys.map(|keys| (keys, text)))
         });
         let Ok(outcome) = outcome.await else { return }; // the runtime is shutting down
-        let mut loaded = self.loaded.write().unwrap_or_else(PoisonError::into_inner);
+        let mut loaded = self.loaded.write();
         loaded.checked_at = Instant::now();
         let failed = outcome.is_err();
         match outcome {

@@ -12,6 +12,7 @@ use std::time::{Duration, SystemTime};
 use jsonwebtoken::errors::ErrorKind;
 use jsonwebtoken::{Validation, decode, decode_header};
 use serde_json::{Map, Value};
+use tracing::trace;
 
 use super::claims::{Audience, ClaimRules, Subject};
 use super::jwks::JwksFile;
@@ -139,7 +140,7 @@ impl Jwt {
     /// Verifies a token and returns all its claims.
     pub(super) async fn token(&self, token: &str) -> Result<VerifiedToken, TokenFault> {
         let (subject, claims) = self.verify(token).await?;
-        VerifiedToken::new(&subject, claims, unix_time())
+        VerifiedToken::new(subject, claims, unix_time())
     }
 
     async fn verify(&self, token: &str) -> Result<(Subject, Map<String, Value>), TokenFault> {
@@ -157,7 +158,11 @@ impl Jwt {
         let mut fault = TokenFault::NoKey;
         for key in keys.candidates(header.alg, header.kid.as_deref()) {
             match verify_signature(token, key) {
-                Ok(claims) => return self.rules.check(&claims, unix_time()).map(|subject| (subject, claims)),
+                Ok(claims) => {
+                    let subject = self.rules.check(&claims, unix_time())?;
+                    trace!("token verified");
+                    return Ok((subject, claims));
+                }
                 Err(worse) => fault = worse,
             }
         }

@@ -4,16 +4,18 @@
 //! signature, and API keys are configured. Identity headers are read only from a trusted proxy. An
 //! address is the peer's, or one that a trusted proxy reports. A wrong credential is an
 //! [`IdentifyError`], never an anonymous client.
-//! Enforced by: [`Identifier::identify`] is the only way from a request to a [`ClientIdentity`].
+//! Enforced by: [`Identifier::identify`] is the only way from a request to a [`ClientIdentity`],
+//! besides a token that [`Identifier::token`] has verified.
 //! Order: token, API key, trusted header, address. If tokens and keys share a header, a known key
 //! is tried before a token.
 //! Out of scope: authorization.
 
 use std::net::{IpAddr, SocketAddr};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::Arc;
 
 use http::header::{AUTHORIZATION, HeaderName};
 use http::{HeaderMap, HeaderValue};
+use parking_lot::RwLock;
 
 use crate::client_identity::{Class, ClientIdentity, InvalidUserId};
 use crate::metrics;
@@ -169,7 +171,7 @@ impl Identifier {
     /// Replaces all methods, for all clones. Clients that are already identified are not affected.
     pub fn replace(&self, other: &Identifier) {
         let methods = other.methods();
-        *self.methods.write().unwrap_or_else(PoisonError::into_inner) = methods;
+        *self.methods.write() = methods;
     }
 
     /// Copies the token and API keys of `other`, for all clones. Only methods that both have get
@@ -182,11 +184,11 @@ impl Identifier {
         if methods.api_keys.is_some() && fresh.api_keys.is_some() {
             methods.api_keys.clone_from(&fresh.api_keys);
         }
-        *self.methods.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(methods);
+        *self.methods.write() = Arc::new(methods);
     }
 
     fn methods(&self) -> Arc<IdentityMethods> {
-        Arc::clone(&self.methods.read().unwrap_or_else(PoisonError::into_inner))
+        Arc::clone(&self.methods.read())
     }
 
     fn with_methods(self, change: impl FnOnce(&mut IdentityMethods)) -> Self {
@@ -208,8 +210,7 @@ impl IdentityMethods {
     async fn by_token(&self, headers: &HeaderMap) -> Result<Option<ClientIdentity>, IdentifyError> {
         let Some((jwt, token)) = self.bearer_token(headers)? else { return Ok(None) };
         let subject = jwt.check(token).await.map_err(IdentifyError::Token)?;
-        let client = ClientIdentity::user(&subject.user).map_err(IdentifyError::Id)?;
-        Ok(Some(with_class(client, subject.class.as_deref())))
+        subject.identity().map(Some)
     }
 
     /// Returns the bearer token and its verifier, if there is one.

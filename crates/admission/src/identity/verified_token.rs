@@ -2,19 +2,22 @@
 //!
 //! Invariant: exists only for a token whose signature and claims were checked. `Debug` never prints
 //! the claims.
-//! Enforced by: only [`Identifier::token`](super::Identifier::token) returns one.
+//! Enforced by: only [`Identifier::token`](super::Identifier::token) returns one. No client can put
+//! one into a request: it is no text, and a request that arrives has no extensions.
 
 use std::fmt;
 use std::time::Duration;
 
 use serde_json::{Map, Value};
 
-use super::TokenFault;
 use super::claims::Subject;
+use super::{IdentifyError, TokenFault};
+use crate::client_identity::ClientIdentity;
 
 /// A token whose signature and claims are valid.
 #[derive(Clone, PartialEq)]
 pub struct VerifiedToken {
+    subject: Subject,
     claims: Map<String, Value>,
     remaining: Option<Duration>,
 }
@@ -22,7 +25,7 @@ pub struct VerifiedToken {
 impl VerifiedToken {
     /// Fails if the token has expired. `now` is the time since 1970.
     pub(super) fn new(
-        subject: &Subject,
+        subject: Subject,
         claims: Map<String, Value>,
         now: Duration,
     ) -> Result<Self, TokenFault> {
@@ -31,7 +34,16 @@ impl VerifiedToken {
             return Err(TokenFault::Expired);
         }
         // An expiry beyond the range of `Duration` counts as none.
-        Ok(VerifiedToken { claims, remaining: left.and_then(|left| Duration::try_from_secs_f64(left).ok()) })
+        let remaining = left.and_then(|left| Duration::try_from_secs_f64(left).ok());
+        Ok(VerifiedToken { subject, claims, remaining })
+    }
+
+    /// Returns the user that the token names, with the class.
+    ///
+    /// # Errors
+    /// Fails if the name can't be a user id.
+    pub fn identity(&self) -> Result<ClientIdentity, IdentifyError> {
+        self.subject.identity()
     }
 
     /// Returns a claim by name.
@@ -57,7 +69,7 @@ mod tests {
 
     fn left(exp: Option<f64>) -> Result<Option<Duration>, TokenFault> {
         let subject = Subject { user: "ada".into(), class: None, expires_at: exp };
-        VerifiedToken::new(&subject, Map::new(), Duration::from_secs(1_000)).map(|token| token.remaining())
+        VerifiedToken::new(subject, Map::new(), Duration::from_secs(1_000)).map(|token| token.remaining())
     }
 
     #[test]
@@ -73,6 +85,6 @@ mod tests {
     fn debug_output_contains_no_claim() {
         let subject = Subject { user: "ada".into(), class: None, expires_at: None };
         let claims = Map::from_iter([("sub".to_owned(), Value::from("ada"))]);
-        assert!(!format!("{:?}", VerifiedToken::new(&subject, claims, Duration::ZERO)).contains("ada"));
+        assert!(!format!("{:?}", VerifiedToken::new(subject, claims, Duration::ZERO)).contains("ada"));
     }
 }

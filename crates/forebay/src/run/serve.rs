@@ -2,15 +2,15 @@
 
 use std::fmt;
 use std::net::SocketAddr;
-use std::sync::{Arc, RwLock};
+use std::sync::Arc;
 use std::time::Duration;
 
 use forebay_admission::Admission;
 use forebay_quota::Quota;
 use forebay_replication::NotReady;
 use forebay_replication::reservoir::ConnectionLimits;
-use forebay_serve::protocol::Access;
-use forebay_serve::{Config, ServeService, ShapeBackend};
+use forebay_serve::protocol::{Access, DeletePolicy};
+use forebay_serve::{AccessControl, Config, ServeService, ShapeBackend};
 use forebay_shapes::Shapes;
 use forebay_stream::{Handshake, HttpServer};
 use metrics_exporter_prometheus::PrometheusHandle;
@@ -83,12 +83,12 @@ impl ShapeServer {
         let access = Access {
             secret: config.secret.clone(),
             tokens: config.tokens.is_some(),
-            deletes: config.allow_delete,
+            deletes: if config.allow_delete { DeletePolicy::Allow } else { DeletePolicy::Refuse },
             is_local: config.listen.ip().is_loopback() && !config.insecure,
         };
-        let access = Arc::new(RwLock::new(access));
+        let access = AccessControl::from(access);
         let identify = config.identity.identify.clone();
-        let service = backend.service(admission.clone(), identify, Arc::clone(&access));
+        let service = backend.service(admission.clone(), identify, access.clone());
         let mut http = config.http.clone();
         http.drain_timeout = config.drain_timeout;
         let mut telemetry = Telemetry::new(config.otel.as_ref(), config.tls.is_some(), address);

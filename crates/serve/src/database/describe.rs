@@ -174,11 +174,12 @@ pub async fn describe_ignoring_privileges(
     read_description(&query_table(client, table).await?, table)
 }
 
-/// Returns an expression for the edition of a table. An ordinary table can't get partitions, and
-/// omitting them saves most of the planning time.
-pub(super) fn edition_of(oid: u32, may_have_partitions: bool) -> String {
-    let partitions = if may_have_partitions { PARTITIONS } else { "NULL" };
-    format!("(SELECT {} FROM pg_class c WHERE c.oid = {oid})", EDITION.replace("PARTITIONS", partitions))
+/// Returns an expression for the current edition of a described table. An ordinary table can't get
+/// partitions, and omitting them saves most of the planning time.
+pub(super) fn edition_of(table: &TableDescription) -> String {
+    let partitions = if table.is_partitioned { PARTITIONS } else { "NULL" };
+    let edition = EDITION.replace("PARTITIONS", partitions);
+    format!("(SELECT {edition} FROM pg_class c WHERE c.oid = {})", table.oid)
 }
 
 async fn query_table(client: &Client, table: &TableName) -> Result<Vec<Row>, DescribeError> {

@@ -316,7 +316,7 @@ fn script(query: &SnapshotQuery<'_>) -> String {
         write(format_args!("; SET LOCAL statement_timeout = {timeout_ms}"));
     }
     let TableDescription { name, oid, is_partitioned, .. } = query.table;
-    let edition = edition_of(*oid, *is_partitioned);
+    let edition = edition_of(query.table);
     let partitions = if *is_partitioned { partitions_of(*oid) } else { "NULL".to_owned() };
     write(format_args!(
         "; LOCK TABLE ONLY {name} IN ACCESS SHARE MODE; \

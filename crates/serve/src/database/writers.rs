@@ -26,7 +26,7 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(250);
 /// INSERT, UPDATE, DELETE, MERGE and COPY hold RowExclusiveLock, and TRUNCATE AccessExclusiveLock.
 /// VACUUM, CREATE INDEX and others hold the modes in between, change no row, and may take hours.
 /// `pg_partition_tree` can't be used: it would lock the partitions, and so wait for those writers.
-const HOLDERS: &str = "
+const WRITERS_SQL: &str = "
 WITH RECURSIVE tree AS (
     SELECT $1::oid AS oid UNION
     SELECT c.oid FROM tree JOIN pg_inherits i ON i.inhparent = tree.oid JOIN pg_class c ON c.oid = i.inhrelid AND c.relispartition
@@ -39,7 +39,7 @@ WHERE l.locktype = 'relation' AND l.mode IN ('RowExclusiveLock', 'AccessExclusiv
 
 /// Selects a row if transaction `$2` holds a lock on table `$1` or a partition of it, in a mode
 /// that INSERT, UPDATE, DELETE and SELECT don't use. Every ALTER takes such a lock.
-const ALTERING: &str = "
+const ALTERING_SQL: &str = "
 WITH RECURSIVE tree AS (
     SELECT $1::oid AS oid UNION
     SELECT c.oid FROM tree JOIN pg_inherits i ON i.inhparent = tree.oid JOIN pg_class c ON c.oid = i.inhrelid AND c.relispartition
@@ -51,7 +51,7 @@ WHERE x.locktype = 'transactionid' AND x.granted AND x.transactionid::text = $2
 LIMIT 1";
 
 /// Selects the age of the oldest of some transactions, in seconds; NULL if the role may not see it.
-const AGE: &str = "
+const OLDEST_AGE_SQL: &str = "
 SELECT extract(epoch FROM max(clock_timestamp() - coalesce(a.xact_start, p.prepared)))::float8
 FROM pg_locks l LEFT JOIN pg_stat_activity a ON a.pid = l.pid
 LEFT JOIN pg_locks x ON x.locktype = 'transactionid' AND x.granted AND x.virtualtransaction = l.virtualtransaction
@@ -71,7 +71,7 @@ pub enum WritersError {
     Open {
         /// Number of open transactions.
         open: usize,
-        /// Age of the oldest; `None`: the role may not see it.
+        /// Age of the oldest; `None`: the role may not see it, or the query for it failed.
         oldest: Option<Duration>,
         /// Duration of the wait.
         waited: Duration,
@@ -99,16 +99,16 @@ pub async fn wait_for_writers(
 ) -> Result<(), WritersError> {
     let begun = Instant::now();
     let no_answer = |_| WritersError::NoAnswer { waited: begun.elapsed() };
-    let mut awaited = timeout_at(deadline, holders(client, table_oid)).await.map_err(no_answer)??;
+    let mut awaited = timeout_at(deadline, open_writers(client, table_oid)).await.map_err(no_answer)??;
     let mut pause = FIRST_PAUSE;
     while !awaited.is_empty() {
         if Instant::now() >= deadline {
-            let oldest = oldest(client, &awaited).await?;
+            let oldest = oldest_age(client, &awaited).await;
             return Err(WritersError::Open { open: awaited.len(), oldest, waited: begun.elapsed() });
         }
         sleep_until(deadline.min(Instant::now() + pause)).await;
         pause = (pause * 2).min(LONGEST_PAUSE);
-        match timeout_at(deadline + LONGEST_PAUSE, holders(client, table_oid)).await {
+        match timeout_at(deadline + LONGEST_PAUSE, open_writers(client, table_oid)).await {
             Ok(now) => {
                 let now = now?;
                 awaited.retain(|transaction| now.contains(transaction));
@@ -129,25 +129,23 @@ pub async fn is_altering_table(
     xid: u32,
 ) -> Result<bool, tokio_postgres::Error> {
     let params: [(&(dyn ToSql + Sync), Type); 2] = [(&table_oid, Type::OID), (&xid.to_string(), Type::TEXT)];
-    Ok(!client.query_typed(ALTERING, &params).await?.is_empty())
+    Ok(!client.query_typed(ALTERING_SQL, &params).await?.is_empty())
 }
 
-async fn holders(client: &Client, table_oid: u32) -> Result<HashSet<String>, tokio_postgres::Error> {
-    let rows = client.query_typed(HOLDERS, &[(&table_oid, Type::OID)]).await?;
+async fn open_writers(client: &Client, table_oid: u32) -> Result<HashSet<String>, tokio_postgres::Error> {
+    let rows = client.query_typed(WRITERS_SQL, &[(&table_oid, Type::OID)]).await?;
     rows.iter().map(|row| row.try_get(0)).collect()
 }
 
-async fn oldest(
-    client: &Client,
-    transactions: &HashSet<String>,
-) -> Result<Option<Duration>, tokio_postgres::Error> {
+/// Returns the age of the oldest transaction. `None`: it is unknown. The age is only for a message,
+/// so a late or failed reply must not replace the error that has the message.
+async fn oldest_age(client: &Client, transactions: &HashSet<String>) -> Option<Duration> {
     let transactions: Vec<&String> = transactions.iter().collect();
     let soon = Instant::now() + LONGEST_PAUSE;
-    // The age is only for the message, so a slow reply is ignored.
-    let reply = timeout_at(soon, client.query_typed(AGE, &[(&transactions, Type::TEXT_ARRAY)])).await;
-    let Ok(rows) = reply else { return Ok(None) };
-    let seconds = rows?.first().map(|row| row.try_get::<_, Option<f64>>(0)).transpose()?.flatten();
-    Ok(seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok()))
+    let params: [(&(dyn ToSql + Sync), Type); 1] = [(&transactions, Type::TEXT_ARRAY)];
+    let rows = timeout_at(soon, client.query_typed(OLDEST_AGE_SQL, &params)).await.ok()?.ok()?;
+    let seconds = rows.first()?.try_get::<_, Option<f64>>(0).ok()??;
+    Duration::try_from_secs_f64(seconds).ok()
 }
 
 fn transactions(open: usize) -> String {

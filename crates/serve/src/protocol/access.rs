@@ -21,6 +21,16 @@ pub enum AccessLevel {
     Token,
 }
 
+/// Whether clients may delete shapes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum DeletePolicy {
+    /// The shape route doesn't support DELETE.
+    #[default]
+    Refuse,
+    /// Clients with full access may delete shapes.
+    Allow,
+}
+
 /// Access rules that the operator configures.
 #[derive(Debug, Clone, Default)]
 pub struct Access {
@@ -29,7 +39,7 @@ pub struct Access {
     /// Whether clients without the secret need a token.
     pub tokens: bool,
     /// Whether clients may delete shapes.
-    pub deletes: bool,
+    pub deletes: DeletePolicy,
     /// Whether the server listens on a loopback address and `insecure` isn't set.
     pub is_local: bool,
 }
@@ -79,7 +89,7 @@ mod tests {
     use super::*;
 
     fn guarded() -> Access {
-        Access { secret: Secret::new("s3cret"), tokens: false, deletes: true, is_local: true }
+        Access { secret: Secret::new("s3cret"), tokens: false, deletes: DeletePolicy::Allow, is_local: true }
     }
 
     fn enter(access: &Access, method: &str, target: &str) -> Result<Route, &'static str> {
@@ -109,7 +119,7 @@ mod tests {
                 "no secret is configured"
             );
             assert_eq!(
-                level(&Access { deletes: true, ..Access::default() }, method, ""),
+                level(&Access { deletes: DeletePolicy::Allow, ..Access::default() }, method, ""),
                 Ok(AccessLevel::Full)
             );
         }
@@ -173,6 +183,9 @@ mod tests {
         ] {
             assert_eq!(enter(&open, method, path), expected, "{method} {path}");
         }
-        assert_eq!(enter(&Access { deletes: true, ..open }, "DELETE", "/v1/shape"), Ok(Route::Shape));
+        assert_eq!(
+            enter(&Access { deletes: DeletePolicy::Allow, ..open }, "DELETE", "/v1/shape"),
+            Ok(Route::Shape)
+        );
     }
 }

@@ -7,7 +7,7 @@ use forebay_shapes::StartOffset;
 use http::Method;
 use http::header::{CACHE_CONTROL, HeaderMap, HeaderName, HeaderValue, VARY};
 
-use super::shape_request::ShapeRequest;
+use super::shape_request::{LiveMode, ShapeRequest};
 
 /// Like `cache-control`, for caches that read only this header.
 pub const SURROGATE_CONTROL: HeaderName = HeaderName::from_static("surrogate-control");
@@ -61,11 +61,11 @@ impl CachePolicy {
         if !is_cacheable(method) || request.subset.is_some() {
             return CachePolicy::NoCache;
         }
-        match (request.since, request.live, request.sse) {
-            (StartOffset::Beginning, ..) => CachePolicy::Beginning,
-            (StartOffset::Now | StartOffset::After(_), true, true) => CachePolicy::EventStream,
-            (StartOffset::Now | StartOffset::After(_), true, false) => CachePolicy::LongPoll,
-            (StartOffset::Now | StartOffset::After(_), false, _) => CachePolicy::CatchUp,
+        match (request.since, request.live) {
+            (StartOffset::Beginning, _) => CachePolicy::Beginning,
+            (StartOffset::Now | StartOffset::After(_), LiveMode::Events) => CachePolicy::EventStream,
+            (StartOffset::Now | StartOffset::After(_), LiveMode::LongPoll) => CachePolicy::LongPoll,
+            (StartOffset::Now | StartOffset::After(_), LiveMode::Off) => CachePolicy::CatchUp,
         }
     }
 

@@ -1,10 +1,19 @@
-//! Content encoding: whether a client accepts gzip.
+//! Content coding: whether a response body is compressed.
 
 use http::header::{ACCEPT_ENCODING, HeaderMap};
 
-/// Returns whether the client accepts gzip. A weight of zero refuses it, and an explicit entry
+/// How a response body is encoded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ContentCoding {
+    /// Not compressed.
+    Identity,
+    /// Compressed by gzip.
+    Gzip,
+}
+
+/// Returns gzip if the client accepts it. A weight of zero refuses it, and an explicit entry
 /// overrides `*`.
-pub fn accepts_gzip(request: &HeaderMap) -> bool {
+pub fn negotiate(request: &HeaderMap) -> ContentCoding {
     let lists = request.get_all(ACCEPT_ENCODING).iter().filter_map(|list| list.to_str().ok());
     let (mut named, mut any) = (None, None);
     for coding in lists.flat_map(|list| list.split(',')) {
@@ -22,7 +31,10 @@ pub fn accepts_gzip(request: &HeaderMap) -> bool {
             _ => {}
         }
     }
-    named.or(any).unwrap_or(false)
+    match named.or(any) {
+        Some(true) => ContentCoding::Gzip,
+        Some(false) | None => ContentCoding::Identity,
+    }
 }
 
 #[cfg(test)]
@@ -38,7 +50,7 @@ mod tests {
             for value in values {
                 headers.append(ACCEPT_ENCODING, HeaderValue::from_static(value));
             }
-            accepts_gzip(&headers)
+            negotiate(&headers) == ContentCoding::Gzip
         };
         for values in
             [&["gzip"][..], &["br, GZip;q=0.1"], &["br", "gzip"], &["*"], &["br;q=1,*;q=0.5"], &["x-gzip"]]

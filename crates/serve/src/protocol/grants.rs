@@ -29,8 +29,9 @@ use super::shape_request::ShapeRequest;
 pub struct TokenBearer {
     /// The token's grants.
     pub grants: Arc<[Grant]>,
-    /// When the token expires. No wait and no event stream lasts longer. `None`: it doesn't expire.
-    pub until: Option<Instant>,
+    /// When the token expires. After that, no request waits, and nothing more is read for a
+    /// response. `None`: it doesn't expire.
+    pub expires_at: Option<Instant>,
 }
 
 /// Permission to read a table, or part of it.
@@ -48,8 +49,53 @@ pub struct Grant {
 
 /// Why a claim is not a list of grants. The text doesn't contain the claim's values.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("the token's grants can't be read: {0}")]
-pub struct GrantError(String);
+#[non_exhaustive]
+pub enum GrantError {
+    /// The claim is not a list.
+    #[error("the token's grants can't be read: they are no list")]
+    NotAList,
+    /// A member of the list is not a grant.
+    #[error("the token's grants can't be read: number {number} {fault}")]
+    Grant {
+        /// Number of the grant in the list, from 1.
+        number: usize,
+        /// What is wrong with it.
+        fault: GrantFault,
+    },
+}
+
+/// Why a member of the claim is not a grant.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum GrantFault {
+    /// It is not a JSON object.
+    #[error("is no object")]
+    NotAnObject,
+    /// It has a field that grants don't have.
+    #[error("has a field besides table, where, params and columns")]
+    UnknownField,
+    /// It has no table.
+    #[error("names no table")]
+    NoTable,
+    /// The text in `table` is not the name of a table.
+    #[error("has no table's name in table")]
+    TableName,
+    /// A field is not text, or blank text.
+    #[error("has something in {field} that is no text, or a blank one")]
+    Text {
+        /// Name of the field.
+        field: &'static str,
+    },
+    /// It has parameters for a clause, but no clause.
+    #[error("has params, but no where")]
+    ParamsWithoutClause,
+    /// `params` is not an object of numbered values.
+    #[error("has params that aren't numbered from 1, or no texts, whole numbers or booleans")]
+    Params,
+    /// `columns` is not a list of names.
+    #[error("has columns that are no list of names")]
+    Columns,
+}
 
 impl TokenBearer {
     /// Checks that a grant covers the request's table. Deletions are never granted, because other
@@ -69,25 +115,25 @@ impl TokenBearer {
 /// # Errors
 /// If the claim is not a list of grants.
 pub fn parse_grants(claim: &Value) -> Result<Arc<[Grant]>, GrantError> {
-    let Value::Array(grants) = claim else { return Err(GrantError("they are no list".to_owned())) };
+    let Value::Array(grants) = claim else { return Err(GrantError::NotAList) };
     let numbered = grants.iter().zip(1..);
     numbered
-        .map(|(grant, number)| Grant::read(grant).map_err(|why| GrantError(format!("number {number} {why}"))))
+        .map(|(grant, number)| Grant::read(grant).map_err(|fault| GrantError::Grant { number, fault }))
         .collect()
 }
 
 impl Grant {
-    fn read(grant: &Value) -> Result<Grant, String> {
-        let Value::Object(fields) = grant else { return Err("is no object".to_owned()) };
+    fn read(grant: &Value) -> Result<Grant, GrantFault> {
+        let Value::Object(fields) = grant else { return Err(GrantFault::NotAnObject) };
         if fields.keys().any(|name| !["table", "where", "params", "columns"].contains(&name.as_str())) {
-            return Err("has a field besides table, where, params and columns".to_owned());
+            return Err(GrantFault::UnknownField);
         }
-        let table = text(fields, "table")?.ok_or("names no table")?;
-        let table = names::table_name(table).map_err(|_| "has no table's name in table")?;
+        let table = text(fields, "table")?.ok_or(GrantFault::NoTable)?;
+        let table = names::table_name(table).map_err(|_| GrantFault::TableName)?;
         let clause = text(fields, "where")?.map(str::to_owned);
         let params = fields.get("params").map(read_params).transpose()?.unwrap_or_default();
         if clause.is_none() && !params.is_empty() {
-            return Err("has params, but no where".to_owned());
+            return Err(GrantFault::ParamsWithoutClause);
         }
         let columns = fields.get("columns").map(read_columns).transpose()?;
         Ok(Grant { table, clause, params, columns })
@@ -101,33 +147,30 @@ impl fmt::Debug for Grant {
     }
 }
 
-fn text<'a>(fields: &'a Map<String, Value>, name: &str) -> Result<Option<&'a str>, String> {
-    match fields.get(name) {
+fn text<'a>(fields: &'a Map<String, Value>, field: &'static str) -> Result<Option<&'a str>, GrantFault> {
+    match fields.get(field) {
         None => Ok(None),
         Some(Value::String(text)) if !text.trim().is_empty() && !text.contains('\0') => Ok(Some(text)),
-        Some(_) => Err(format!("has something in {name} that is no text, or a blank one")),
+        Some(_) => Err(GrantFault::Text { field }),
     }
 }
 
-fn read_params(params: &Value) -> Result<Vec<String>, String> {
-    let wrong =
-        || "has params that aren't numbered from 1, or no texts, whole numbers or booleans".to_owned();
+fn read_params(params: &Value) -> Result<Vec<String>, GrantFault> {
     // A number with a fraction may have lost digits in the JSON parser.
     let is_exact =
         |value: &Value| value.is_string() || value.is_boolean() || value.is_i64() || value.is_u64();
     match params {
         Value::Object(values) if values.values().all(is_exact) => {
-            params::from_json(&params.to_string()).map_err(|_| wrong())
+            params::from_json(&params.to_string()).map_err(|_| GrantFault::Params)
         }
-        _ => Err(wrong()),
+        _ => Err(GrantFault::Params),
     }
 }
 
-fn read_columns(columns: &Value) -> Result<Vec<String>, String> {
-    let wrong = || "has columns that are no list of names".to_owned();
-    let Value::Array(columns) = columns else { return Err(wrong()) };
+fn read_columns(columns: &Value) -> Result<Vec<String>, GrantFault> {
+    let Value::Array(columns) = columns else { return Err(GrantFault::Columns) };
     let name = |column: &Value| names::column_name(column.as_str()?).ok();
-    columns.iter().map(|column| name(column).ok_or_else(wrong)).collect()
+    columns.iter().map(|column| name(column).ok_or(GrantFault::Columns)).collect()
 }
 
 #[cfg(test)]
@@ -196,7 +239,7 @@ mod tests {
     #[test]
     fn another_table_is_refused_and_so_is_every_deletion() {
         let bearer =
-            TokenBearer { grants: parse_grants(&json!([{"table": "orders"}])).unwrap(), until: None };
+            TokenBearer { grants: parse_grants(&json!([{"table": "orders"}])).unwrap(), expires_at: None };
         let is_granted = |method: Method, raw: &str| {
             let request = ShapeRequest::parse(&method, &QueryParams::parse(raw), b"").unwrap();
             bearer.authorize(&method, &request).is_ok()

@@ -43,13 +43,13 @@ mod shape_request;
 mod shape_request_tests;
 mod subset;
 
-pub use self::access::{Access, AccessLevel};
-pub use self::grants::{Grant, GrantError, TokenBearer, parse_grants};
+pub use self::access::{Access, AccessLevel, DeletePolicy};
+pub use self::grants::{Grant, GrantError, GrantFault, TokenBearer, parse_grants};
 pub use self::invalid_request::InvalidRequest;
 pub use self::order_by::{NullsOrder, OrderByError, OrderByItem, OrderKey};
 pub use self::params::MAX_PARAMS;
 pub use self::query_params::{MAX_QUERY_BYTES, QueryParams, decode_hex_pair};
 pub use self::request_refusal::RequestRefusal;
 pub use self::route::Route;
-pub use self::shape_request::ShapeRequest;
+pub use self::shape_request::{LiveMode, ShapeRequest};
 pub use self::subset::{MAX_BODY_BYTES, Subset};

@@ -44,6 +44,7 @@ fn refusals() -> Vec<RequestRefusal> {
         | RequestRefusal::NoShape
         | RequestRefusal::Method { .. }
         | RequestRefusal::MustRefetch { .. }
+        | RequestRefusal::BodyUnreadable
         | RequestRefusal::BodyTooSlow
         | RequestRefusal::BodyTooLarge
         | RequestRefusal::QueryTooLong
@@ -63,6 +64,7 @@ fn refusals() -> Vec<RequestRefusal> {
         RequestRefusal::NoShape,
         RequestRefusal::Method { allow: "" },
         RequestRefusal::MustRefetch { handle: None },
+        RequestRefusal::BodyUnreadable,
         RequestRefusal::BodyTooSlow,
         RequestRefusal::BodyTooLarge,
         RequestRefusal::QueryTooLong,

@@ -65,6 +65,8 @@ pub enum RequestRefusal {
         /// Handle of the replacement, if there is one.
         handle: Option<String>,
     },
+    /// 400: the body broke off, or its encoding is wrong.
+    BodyUnreadable,
     /// 408: the body arrived too slowly.
     BodyTooSlow,
     /// 413: the body exceeds [`MAX_BODY_BYTES`](super::MAX_BODY_BYTES).
@@ -122,6 +124,7 @@ impl RequestRefusal {
             RequestRefusal::NoShape => "no_shape",
             RequestRefusal::Method { .. } => "method_not_allowed",
             RequestRefusal::MustRefetch { .. } => "must_refetch",
+            RequestRefusal::BodyUnreadable => "body_unreadable",
             RequestRefusal::BodyTooSlow => "body_too_slow",
             RequestRefusal::BodyTooLarge => "body_too_large",
             RequestRefusal::QueryTooLong => "query_too_long",
@@ -135,7 +138,7 @@ impl RequestRefusal {
     /// Returns the HTTP status.
     pub fn status(&self) -> StatusCode {
         match self {
-            RequestRefusal::Invalid(_) => StatusCode::BAD_REQUEST,
+            RequestRefusal::Invalid(_) | RequestRefusal::BodyUnreadable => StatusCode::BAD_REQUEST,
             RequestRefusal::Unauthorized
             | RequestRefusal::TokenRequired
             | RequestRefusal::BadToken { .. }
@@ -199,6 +202,7 @@ impl RequestRefusal {
             | RequestRefusal::NoShape
             | RequestRefusal::Method { .. }
             | RequestRefusal::MustRefetch { .. }
+            | RequestRefusal::BodyUnreadable
             | RequestRefusal::BodyTooSlow
             | RequestRefusal::BodyTooLarge
             | RequestRefusal::QueryTooLong => None,
@@ -240,6 +244,7 @@ impl RequestRefusal {
             }
             RequestRefusal::NoShape => "Shape not found".into(),
             RequestRefusal::Method { .. } => "Method not allowed".into(),
+            RequestRefusal::BodyUnreadable => "Request body couldn't be read".into(),
             RequestRefusal::BodyTooSlow => "Request body took too long".into(),
             RequestRefusal::BodyTooLarge => "Request body too large".into(),
             RequestRefusal::QueryTooLong => {
@@ -310,6 +315,7 @@ mod tests {
             (RequestRefusal::NoRoute, 404, "Not found", None),
             (RequestRefusal::NoShape, 404, r#"{"message":"Shape not found"}"#, None),
             (RequestRefusal::Method { allow: "GET" }, 405, r#"{"message":"Method not allowed"}"#, None),
+            (RequestRefusal::BodyUnreadable, 400, r#"{"message":"Request body couldn't be read"}"#, None),
             (RequestRefusal::BodyTooSlow, 408, r#"{"message":"Request body took too long"}"#, None),
             (RequestRefusal::BodyTooLarge, 413, r#"{"message":"Request body too large"}"#, None),
             (

@@ -7,6 +7,7 @@
 
 use http::Method;
 
+use super::access::DeletePolicy;
 use super::query_params::decode_hex_pair;
 
 /// A route of the HTTP API.
@@ -59,14 +60,13 @@ impl Route {
         }
     }
 
-    /// Returns the supported methods, as in the header `allow`. `deletes`: whether clients may
-    /// delete shapes. Empty for [`Route::NotFound`].
-    pub fn methods(self, deletes: bool) -> &'static str {
-        match self {
-            Route::Shape if deletes => "GET, HEAD, POST, DELETE, OPTIONS",
-            Route::Shape => "GET, HEAD, POST, OPTIONS",
-            Route::Health | Route::Root => "GET, HEAD",
-            Route::NotFound => "",
+    /// Returns the supported methods, as in the header `allow`. Empty for [`Route::NotFound`].
+    pub fn methods(self, deletes: DeletePolicy) -> &'static str {
+        match (self, deletes) {
+            (Route::Shape, DeletePolicy::Allow) => "GET, HEAD, POST, DELETE, OPTIONS",
+            (Route::Shape, DeletePolicy::Refuse) => "GET, HEAD, POST, OPTIONS",
+            (Route::Health | Route::Root, _) => "GET, HEAD",
+            (Route::NotFound, _) => "",
         }
     }
 

@@ -29,10 +29,8 @@ pub struct ShapeRequest {
     /// Handle that the client sent. To read, always set with [`StartOffset::After`], and `None`
     /// with other offsets. To delete, set if the client sent one.
     pub handle: Option<String>,
-    /// Whether to wait for changes. Always false for a subset.
-    pub live: bool,
-    /// Whether to stream changes as server-sent events.
-    pub sse: bool,
+    /// Whether and how to wait for changes. Always [`LiveMode::Off`] for a subset.
+    pub live: LiveMode,
     /// Last cursor that the client received.
     pub cursor: Option<u64>,
     /// Selected columns. `None`: the queryable columns, or all if those are `None`, too.
@@ -53,6 +51,28 @@ pub struct ShapeRequest {
     /// The client's token, if it restricts what the client may read. The service sets it after
     /// authentication; it is never parsed from the request.
     pub bearer: Option<TokenBearer>,
+}
+
+/// Whether and how a request waits for changes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum LiveMode {
+    /// It doesn't wait: the response has the existing rows or changes.
+    #[default]
+    Off,
+    /// It waits for the next change.
+    LongPoll,
+    /// It receives all changes as server-sent events.
+    Events,
+}
+
+impl LiveMode {
+    /// Returns whether the request waits for changes.
+    pub fn is_live(self) -> bool {
+        match self {
+            LiveMode::Off => false,
+            LiveMode::LongPoll | LiveMode::Events => true,
+        }
+    }
 }
 
 impl ShapeRequest {
@@ -92,16 +112,14 @@ impl<'a> RequestParser<'a> {
             Some(StartOffset::After(_)) => self.required("handle", "can't be blank when offset != -1"),
             Some(StartOffset::Beginning | StartOffset::Now) | None => None,
         };
-        let (live, sse) = self.live(since);
+        let live = self.live_mode(since);
         let definition = self.definition();
         let subset = self.subset(&definition, body);
-        let live = live && subset.is_none();
         ShapeRequest {
             // A missing or wrong offset is already a problem, so this default is never used.
             since: since.unwrap_or(StartOffset::Beginning),
             handle: handle.map(str::to_owned),
-            live,
-            sse: sse && live,
+            live: if subset.is_some() { LiveMode::Off } else { live },
             cursor: self.non_blank("cursor").and_then(|cursor| cursor.as_ref().ok()?.parse().ok()),
             subset,
             ..definition
@@ -157,21 +175,26 @@ impl<'a> RequestParser<'a> {
         self.checked("offset", text.parse())
     }
 
-    /// Returns whether the request is live, and whether it requests server-sent events.
-    fn live(&mut self, since: Option<StartOffset>) -> (bool, bool) {
-        let live = self.flag("live");
-        let sse = self.flag("live_sse") || self.flag("experimental_live_sse");
+    fn live_mode(&mut self, since: Option<StartOffset>) -> LiveMode {
+        let is_live = self.flag("live");
+        let has_events = self.flag("live_sse") || self.flag("experimental_live_sse");
         match since {
-            Some(StartOffset::Beginning) if live => {
+            Some(StartOffset::Beginning) if is_live => {
                 self.invalid.add("live", "can't be true when offset == -1")
             }
-            Some(StartOffset::Now) if live => self.invalid.add("live", "can't be true when offset is 'now'"),
+            Some(StartOffset::Now) if is_live => {
+                self.invalid.add("live", "can't be true when offset is 'now'")
+            }
             Some(StartOffset::Beginning | StartOffset::Now | StartOffset::After(_)) | None => {}
         }
-        if sse && !live {
+        if has_events && !is_live {
             self.invalid.add("live_sse", "can't be true unless live is also true");
         }
-        (live, sse)
+        match (is_live, has_events) {
+            (false, _) => LiveMode::Off,
+            (true, false) => LiveMode::LongPoll,
+            (true, true) => LiveMode::Events,
+        }
     }
 
     /// Parses a list of columns. A blank list is an error: otherwise it would mean all columns.
@@ -236,8 +259,7 @@ pub(super) fn empty_request() -> ShapeRequest {
         table: None,
         since: StartOffset::Beginning,
         handle: None,
-        live: false,
-        sse: false,
+        live: LiveMode::Off,
         cursor: None,
         columns: None,
         clause: None,

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::order_by::{OrderByItem, OrderKey};
 use super::query_params::QueryParams;
-use super::shape_request::{ShapeRequest, empty_request};
+use super::shape_request::{LiveMode, ShapeRequest, empty_request};
 use super::subset::Subset;
 
 fn parse(method: &Method, raw: &str, body: &str) -> Result<ShapeRequest, Value> {
@@ -37,8 +37,7 @@ fn every_parameter_of_a_request_is_parsed() {
         table: Some(TableName::new("app", "items")),
         since: after(26_800_584, 4),
         handle: Some("1-2".into()),
-        live: true,
-        sse: true,
+        live: LiveMode::Events,
         cursor: Some(1_674_440),
         columns: Some(vec!["id".into(), "Na me".into()]),
         clause: Some("id>$1 AND x=$2".into()),
@@ -72,21 +71,22 @@ fn a_handle_is_used_only_with_a_log_offset() {
 #[test]
 fn any_value_of_live_except_false_is_true() {
     for (value, live) in [
-        ("=true", true),
-        ("=", true),
-        ("", true),
-        ("=0", true),
-        ("=FALSE", true),
-        ("=%ff", true),
-        ("=false", false),
+        ("=true", LiveMode::LongPoll),
+        ("=", LiveMode::LongPoll),
+        ("", LiveMode::LongPoll),
+        ("=0", LiveMode::LongPoll),
+        ("=FALSE", LiveMode::LongPoll),
+        ("=%ff", LiveMode::LongPoll),
+        ("=false", LiveMode::Off),
     ] {
         let request = get(&format!("table=items&offset=0_0&handle=h&live{value}")).unwrap();
-        assert_eq!((request.live, request.sse), (live, false), "{value}");
+        assert_eq!(request.live, live, "{value}");
     }
     for name in ["live_sse", "experimental_live_sse"] {
-        let request = get(&format!("table=items&offset=0_0&handle=h&live=true&{name}=true")).unwrap();
-        assert!(request.sse, "{name}");
-        assert!(!get(&format!("table=items&offset=0_0&handle=h&live=true&{name}=false")).unwrap().sse);
+        for (value, live) in [("true", LiveMode::Events), ("false", LiveMode::LongPoll)] {
+            let request = get(&format!("table=items&offset=0_0&handle=h&live=true&{name}={value}")).unwrap();
+            assert_eq!(request.live, live, "{name}={value}");
+        }
     }
 }
 
@@ -213,7 +213,7 @@ fn a_post_with_a_body_requests_a_subset() {
 #[test]
 fn a_subset_is_never_live() {
     let request = get("table=items&offset=0_0&handle=h&live=true&live_sse=true&subset__where=x").unwrap();
-    assert!(request.subset.is_some() && !request.live && !request.sse);
+    assert!(request.subset.is_some() && !request.live.is_live());
 }
 
 #[test]
@@ -294,13 +294,12 @@ proptest! {
             let is_after = matches!(request.since, StartOffset::After(_));
             prop_assert!(request.table.is_some(), "{}", raw);
             prop_assert_eq!(request.handle.is_some(), is_after, "{}", raw);
-            prop_assert!(!request.live || is_after, "{}", raw);
-            prop_assert!(!request.sse || request.live, "{}", raw);
+            prop_assert!(!request.live.is_live() || is_after, "{}", raw);
             prop_assert!(!request.columns.as_ref().is_some_and(Vec::is_empty), "{}", raw);
             if let Some(subset) = request.subset {
                 let limited = subset.limit.is_some() || subset.offset.is_some();
                 prop_assert!(!limited || subset.order_by.is_some(), "{}", raw);
-                prop_assert!(!request.live, "{}", raw);
+                prop_assert!(!request.live.is_live(), "{}", raw);
             }
         }
     }

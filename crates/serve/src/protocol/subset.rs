@@ -3,6 +3,7 @@
 //! Invariant: a subset with a limit or offset has an order. Otherwise its rows would be arbitrary.
 
 use std::collections::{BTreeMap, HashSet};
+use std::convert::Infallible;
 
 use forebay_replication::TableName;
 use serde::Deserialize;
@@ -11,7 +12,7 @@ use serde_json::value::RawValue;
 use super::invalid_request::InvalidRequest;
 use super::order_by::{self, OrderByItem, OrderKey};
 use super::params;
-use super::query_params::QueryParams;
+use super::query_params::{ParamTextError, QueryParams};
 
 /// Maximum length of a request body, in bytes.
 pub const MAX_BODY_BYTES: usize = 1024 * 1024;
@@ -42,13 +43,47 @@ pub struct Subset {
 
 /// Text of each field that was sent, or its problem. Includes blank fields, because they also make
 /// the request a subset.
-pub(super) type SubsetFields = BTreeMap<&'static str, Result<String, String>>;
+pub(super) type SubsetFields = BTreeMap<&'static str, Result<String, SubsetFieldError>>;
+
+/// Why a field of a subset is refused, before its own syntax is parsed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub(super) enum SubsetFieldError {
+    /// Another type of value is required.
+    #[error("is invalid")]
+    Type,
+    #[error("{0}")]
+    Text(#[from] ParamTextError),
+}
+
+/// Why a body isn't a subset.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub(super) enum SubsetBodyError {
+    #[error("must be valid JSON")]
+    NotJson,
+    #[error("must be a JSON object with each field once")]
+    NotAnObject,
+    #[error("subset must be a JSON object with each field once")]
+    SubsetNotAnObject,
+}
+
+/// Why a limit or an offset is refused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+enum CountError {
+    #[error("is invalid")]
+    NotANumber,
+    #[error("must be greater than 0")]
+    NotPositive,
+    #[error("must be greater than or equal to 0")]
+    Negative,
+    #[error("must be at most {}", i64::MAX)]
+    TooLarge,
+}
 
 /// Returns the fields in the query string.
 pub(super) fn fields_of_query(query: &QueryParams) -> SubsetFields {
     let fields = |(name, long): (&'static str, &str)| {
         let text = query.text(long)?.clone();
-        Some((name, text.map_err(|bad| bad.to_string())))
+        Some((name, text.map_err(SubsetFieldError::from)))
     };
     FIELDS.into_iter().filter_map(fields).collect()
 }
@@ -57,11 +92,11 @@ pub(super) fn fields_of_query(query: &QueryParams) -> SubsetFields {
 ///
 /// # Errors
 /// Returns the problem of the body.
-pub(super) fn fields_of_body(body: &[u8]) -> Result<SubsetFields, &'static str> {
-    let json = serde_json::from_slice(body).map_err(|_| "must be valid JSON")?;
-    let body = parse_object(json).ok_or("must be a JSON object with each field once")?;
+pub(super) fn fields_of_body(body: &[u8]) -> Result<SubsetFields, SubsetBodyError> {
+    let json = serde_json::from_slice(body).map_err(|_| SubsetBodyError::NotJson)?;
+    let body = parse_object(json).ok_or(SubsetBodyError::NotAnObject)?;
     let SubsetBody { clause, params, order_by, limit, offset, .. } = match body.subset {
-        Some(subset) => parse_object(subset).ok_or("subset must be a JSON object with each field once")?,
+        Some(subset) => parse_object(subset).ok_or(SubsetBodyError::SubsetNotAnObject)?,
         None => body,
     };
     let fields = FIELDS.into_iter().zip([clause, params, order_by, limit, offset]);
@@ -92,17 +127,17 @@ fn parse_object(json: &RawValue) -> Option<SubsetBody<'_>> {
 }
 
 /// Returns a field as text, as in a query string.
-fn field_text(name: &str, json: &RawValue) -> Result<String, String> {
+fn field_text(name: &str, json: &RawValue) -> Result<String, SubsetFieldError> {
     let takes_json = match name {
         "params" => true,
         "limit" | "offset" => json.get().starts_with(|first: char| first == '-' || first.is_ascii_digit()),
         _ => false,
     };
     if json.get().starts_with('"') {
-        let text: String = serde_json::from_str(json.get()).map_err(|_| "is invalid")?;
-        return if text.contains('\0') { Err("can't contain a NUL character".into()) } else { Ok(text) };
+        let text: String = serde_json::from_str(json.get()).map_err(|_| SubsetFieldError::Type)?;
+        return if text.contains('\0') { Err(ParamTextError::Nul.into()) } else { Ok(text) };
     }
-    if takes_json { Ok(json.get().to_owned()) } else { Err("is invalid".to_owned()) }
+    if takes_json { Ok(json.get().to_owned()) } else { Err(SubsetFieldError::Type) }
 }
 
 impl Subset {
@@ -115,12 +150,11 @@ impl Subset {
     ) -> Subset {
         let mut parser = SubsetParser { fields, invalid };
         let subset = Subset {
-            clause: parser.parse_field("where", |text| Ok::<_, String>(text.to_owned())),
+            clause: parser.parse_field("where", |text| Ok::<_, Infallible>(text.to_owned())),
             params: parser.parse_field("params", params::from_json).unwrap_or_default(),
             order_by: parser.parse_field("order_by", |text| order_by::parse(text, table)),
-            limit: parser.parse_field("limit", |text| parse_count(text, 1, "must be greater than 0")),
-            offset: parser
-                .parse_field("offset", |text| parse_count(text, 0, "must be greater than or equal to 0")),
+            limit: parser.parse_field("limit", |text| parse_count(text, 1, CountError::NotPositive)),
+            offset: parser.parse_field("offset", |text| parse_count(text, 0, CountError::Negative)),
         };
         if let (Some(order), Some(queryable)) = (&subset.order_by, queryable) {
             check_queryable(order, queryable, invalid);
@@ -144,7 +178,7 @@ impl SubsetParser<'_> {
     ) -> Option<T> {
         let needs_order = name == "order_by" && (self.has("limit") || self.has("offset"));
         let parsed = match self.fields.get(name) {
-            Some(Err(problem)) => Err(problem.clone()),
+            Some(Err(problem)) => Err(problem.to_string()),
             Some(Ok(text)) if !text.trim().is_empty() => {
                 parse(text).map(Some).map_err(|error| error.to_string())
             }
@@ -164,15 +198,16 @@ impl SubsetParser<'_> {
     }
 }
 
-fn parse_count(text: &str, least: i64, too_small: &str) -> Result<u64, String> {
+/// Parses a count of at least `least`. `too_small` is the error for a smaller one.
+fn parse_count(text: &str, least: i64, too_small: CountError) -> Result<u64, CountError> {
     let digits = text.strip_prefix('-').unwrap_or(text);
     if digits.is_empty() || !digits.bytes().all(|byte| byte.is_ascii_digit()) {
-        return Err("is invalid".to_owned());
+        return Err(CountError::NotANumber);
     }
     match text.parse::<i64>() {
         Ok(count) if count >= least => Ok(count.unsigned_abs()),
-        Err(_) if !text.starts_with('-') => Err(format!("must be at most {}", i64::MAX)),
-        Ok(_) | Err(_) => Err(too_small.to_owned()),
+        Err(_) if !text.starts_with('-') => Err(CountError::TooLarge),
+        Ok(_) | Err(_) => Err(too_small),
     }
 }
 
@@ -322,20 +357,20 @@ mod tests {
             assert_eq!(body(json), Err(problems), "{json}");
         }
         for json in ["[]", "1", "null", "\"{}\"", r#"{"where":"a","where":"b"}"#] {
-            assert_eq!(
-                fields_of_body(json.as_bytes()),
-                Err("must be a JSON object with each field once"),
-                "{json}"
-            );
+            assert_eq!(fields_of_body(json.as_bytes()), Err(SubsetBodyError::NotAnObject), "{json}");
         }
         for json in ["", "{", "{} x", "{\"where\":\"\u{1}\"}"] {
-            assert_eq!(fields_of_body(json.as_bytes()), Err("must be valid JSON"), "{json}");
+            assert_eq!(fields_of_body(json.as_bytes()), Err(SubsetBodyError::NotJson), "{json}");
         }
-        assert_eq!(fields_of_body(b"{\"where\":\"\xff\"}"), Err("must be valid JSON"));
-        assert_eq!(
-            fields_of_body(br#"{"subset":[]}"#),
-            Err("subset must be a JSON object with each field once")
-        );
+        assert_eq!(fields_of_body(b"{\"where\":\"\xff\"}"), Err(SubsetBodyError::NotJson));
+        assert_eq!(fields_of_body(br#"{"subset":[]}"#), Err(SubsetBodyError::SubsetNotAnObject));
+        for (error, text) in [
+            (SubsetBodyError::NotJson, "must be valid JSON"),
+            (SubsetBodyError::NotAnObject, "must be a JSON object with each field once"),
+            (SubsetBodyError::SubsetNotAnObject, "subset must be a JSON object with each field once"),
+        ] {
+            assert_eq!(error.to_string(), text);
+        }
     }
 
     proptest! {

@@ -7,7 +7,7 @@ use forebay_shapes::filter::Filter;
 use forebay_shapes::{CatalogState, Shape, ShapeDefinition, ShapeOptions, TableSchema};
 use http::HeaderValue;
 
-use super::CachedTable;
+use super::table_cache::CachedTable;
 use crate::database;
 use crate::grant_scope;
 use crate::protocol::{InvalidRequest, RequestRefusal, ShapeRequest, schema};
@@ -33,10 +33,7 @@ pub(super) fn shape_definition(
 }
 
 /// Returns the columns, clause and modes that a request selects, restricted to its grant.
-pub(super) fn shape_options(
-    request: &ShapeRequest,
-    table: &TableSchema,
-) -> Result<ShapeOptions, RequestRefusal> {
+fn shape_options(request: &ShapeRequest, table: &TableSchema) -> Result<ShapeOptions, RequestRefusal> {
     let grant = grant_scope::find_grant(request, table)?;
     let wrong = |error| RequestRefusal::from(InvalidRequest::field("where", error));
     let params: Vec<&str> = request.params.iter().map(String::as_str).collect();
@@ -87,8 +84,23 @@ pub(crate) fn table_schema(
     }
 }
 
+/// Returns whether the request selects this shape.
+pub(crate) fn selects(request: &ShapeRequest, shape: &Shape) -> Result<bool, RequestRefusal> {
+    let is_same = is_of_table(request, shape);
+    Ok(is_same && shape_options(request, &shape.definition().table)? == shape.definition().choice)
+}
+
+/// Returns whether a request with a shape's handle agrees with that shape: its table, if the
+/// request has one, and the rest of its definition, if the request has any part of it.
+pub(crate) fn agrees_with(request: &ShapeRequest, shape: &Shape) -> Result<bool, RequestRefusal> {
+    match request.defines_more_than_table() {
+        true => selects(request, shape),
+        false => Ok(is_of_table(request, shape)),
+    }
+}
+
 /// Returns whether a request names the shape's table, or no table.
-pub(super) fn is_of_table(request: &ShapeRequest, shape: &Shape) -> bool {
+fn is_of_table(request: &ShapeRequest, shape: &Shape) -> bool {
     let table = &shape.definition().table;
     let is_same = |name: &TableName| (&*name.schema, &*name.name) == (&*table.schema, &*table.name);
     request.table.as_ref().is_none_or(is_same)

@@ -4,6 +4,7 @@ use forebay_replication::{NotReady, PoolError, PublishError};
 use forebay_shapes::ShapeGone;
 use tracing::warn;
 
+use super::table_publisher::TablePublishError;
 use crate::database::DescribeError;
 use crate::protocol::{InvalidRequest, RequestRefusal};
 
@@ -49,8 +50,14 @@ pub(super) fn describe_refusal(error: &DescribeError) -> RequestRefusal {
     }
 }
 
-pub(super) fn publish_refusal(error: &PublishError) -> RequestRefusal {
+pub(super) fn publish_refusal(error: &TablePublishError) -> RequestRefusal {
     warn!(%error, "table not added to the publication");
+    let error = match error {
+        TablePublishError::Refused(error) => error,
+        TablePublishError::Aborted(_) => {
+            return RequestRefusal::SnapshotFailed { message: "the publication couldn't be changed".into() };
+        }
+    };
     match error {
         PublishError::Pool(_) | PublishError::Timeout => RequestRefusal::DatabaseUnreachable,
         // Without a code, the connection was lost. Class 57 means that the server shuts down.

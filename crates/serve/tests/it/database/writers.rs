@@ -85,6 +85,20 @@ async fn the_error_has_the_number_and_the_age_of_open_writers() {
     assert!(message.starts_with(&format!("{before} {} s: waited ", oldest.as_secs())), "{message}");
 }
 
+/// The wait failed because of the writers, whether their age is known or not.
+#[tokio::test]
+async fn the_error_has_the_number_of_open_writers_if_their_age_can_not_be_read() {
+    let database = items();
+    database.run("CREATE ROLE no_age; REVOKE SELECT ON pg_prepared_xacts FROM PUBLIC");
+    let oid = database.describe("t").await.oid;
+    let (writer, client) = (database.client().await, database.client().await);
+    writer.batch_execute("BEGIN; INSERT INTO t VALUES (1)").await.unwrap();
+    client.batch_execute("SET ROLE no_age").await.unwrap();
+    let outcome = within("the wait", wait_for_writers(&client, oid, Instant::now() + SHORT)).await;
+    let is_open = matches!(outcome, Err(WritersError::Open { open: 1, oldest: None, .. }));
+    assert!(is_open, "{outcome:?}");
+}
+
 #[tokio::test]
 async fn prepared_transactions_are_waited_for_whenever_they_were_prepared() {
     for version in [15, 18] {

@@ -105,6 +105,31 @@ async fn invalid_tokens_are_refused_with_a_reason() {
     assert_eq!(count, 4.0, "each expired token is counted once");
 }
 
+/// A live request needs its token twice: for its grants, and for the user's limit on streams.
+#[tokio::test]
+async fn a_token_is_verified_once_per_request() {
+    let (fixture, keys) = (ServeFixture::new(CREATE_TABLES), KeyFile::new("once", KEY));
+    let trace = [
+        ("FOREBAY_LOG_FILTER", "info,forebay_admission::identity=trace"),
+        ("FOREBAY_SERVE_LONG_POLL_MS", "200"),
+    ];
+    let serve = serve_with(&fixture, &keys, &trace).await;
+    let bearer = TokenBearer::new(&serve, json!([own_orders()]));
+    let verifications = || serve.log().matches("token verified").count();
+    let at = bearer.get(&[ORDERS_SHAPE[0], ("offset", "now")]).await;
+    until("a request was verified", async || verifications() >= 1).await;
+    let named = |name| at.head.header(name).unwrap();
+    let live = [("offset", named("electric-offset")), ("handle", named("electric-handle")), ("live", "true")];
+    assert_eq!(bearer.get(&[&ORDERS_SHAPE[..], &live].concat()).await.head.status, 200);
+    until("a long-poll was verified", async || verifications() >= 2).await;
+    let mut events = bearer.start_get(&[&ORDERS_SHAPE[..], &live, &[("live_sse", "true")]].concat()).await;
+    assert_eq!(events.head().await.status, 200);
+    until("an event stream was verified", async || verifications() >= 3).await;
+    let users = &serve.status().await["admission"]["users"];
+    assert_eq!(users.as_array().map(Vec::len), Some(1), "the stream counts for its user: {users}");
+    assert_eq!(verifications(), 3, "{}", serve.log());
+}
+
 #[tokio::test]
 async fn live_requests_end_when_their_token_expires() {
     let (fixture, keys) = (ServeFixture::new(CREATE_TABLES), KeyFile::new("expiry", KEY));
@@ -188,6 +213,37 @@ async fn a_busy_stream_ends_when_its_token_expires() {
         is_open = events.chunk().await.is_some_and(|chunk| !chunk.is_empty());
     }
     assert_refused(&bearer.get(&[ORDERS_SHAPE[0], ("offset", "-1")]).await, 401, "expired");
+}
+
+/// A client that reads slowly must not receive rows that are read after the expiry.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_large_response_breaks_when_its_token_expires() {
+    let (fixture, keys) = (ServeFixture::new(CREATE_TABLES), KeyFile::new("large", KEY));
+    let serve = serve_with(&fixture, &keys, &[]).await;
+    let expiring_in = |seconds: f64| {
+        let claims =
+            json!({"sub": "ada", "exp": since_1970().as_secs_f64() + seconds, "shapes": [own_orders()]});
+        TokenBearer::with_token(&serve, &signed(&json!({"alg": "HS256"}), &claims, KEY))
+    };
+    // One message, so one chunk, of more than the socket buffers.
+    const BYTES: usize = 60_000_000;
+    fixture.sql(&format!("INSERT INTO orders VALUES (100, 7, 1, repeat('x', {BYTES}))"));
+    let snapshot = [ORDERS_SHAPE[0], ("offset", "-1")];
+    let whole = expiring_in(600.0).get(&snapshot).await;
+    assert!(whole.head.status == 200 && whole.body.len() > BYTES, "the snapshot is complete");
+    let (started, lifetime) = (Instant::now(), Duration::from_secs(3));
+    let mut response = expiring_in(3.0).start_get(&snapshot).await;
+    assert_eq!(response.head().await.status, 200);
+    tokio::time::sleep(lifetime.saturating_sub(started.elapsed()) + Duration::from_millis(100)).await;
+    let mut received = 0;
+    let end = loop {
+        match response.chunk().await {
+            Some(chunk) if !chunk.is_empty() => received += chunk.len(),
+            end => break end,
+        }
+    };
+    assert!(received > 0 && received < BYTES, "{received} bytes");
+    assert_eq!(end, None, "no last chunk");
 }
 
 /// With a last chunk, the client would take the transaction for complete.
