@@ -29,6 +29,7 @@
 //! | timeouts and polling in tests | `waiting.rs` |
 //! | reproducible random numbers | `test_rng.rs` |
 //! | READMEs whose code is compiled and run | `readme.rs` |
+//! | running the examples of all crates | `bin/run-examples.rs` |
 
 mod markdown;
 mod proxy;
@@ -42,6 +43,6 @@ pub use forebay_sandbox as sandbox;
 pub use crate::markdown::{named, quoted, rows, section};
 pub use crate::proxy::{Direction, Proxy};
 pub use crate::python::python;
-pub use crate::readme::{readme_blocks, readme_blocks_run};
+pub use crate::readme::{readme_blocks, readme_blocks_run, readme_program_runs};
 pub use crate::test_rng::{TestRng, seed};
 pub use crate::waiting::{TEST_TIMEOUT, eventually, within};
