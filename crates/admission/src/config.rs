@@ -29,6 +29,7 @@ pub struct Builder {
 
 /// Memory use above which this process refuses new streams.
 #[derive(Debug, Clone, Copy, PartialEq)]
+#[non_exhaustive]
 pub enum MemoryBound {
     /// No bound.
     Off,

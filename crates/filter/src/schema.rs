@@ -59,6 +59,7 @@ pub enum TypeKind {
 
 /// How texts compare, and how letters change case.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[non_exhaustive]
 pub enum Collation {
     /// `C` or `POSIX`: orders by bytes; only ASCII letters change case.
     C,

@@ -112,6 +112,7 @@ impl fmt::Display for StreamRoute {
 
 /// Why a text is not a stream route.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum StreamRouteError {
     /// There are not two or three words.
     #[error("a route is `METHOD PATH` or `METHOD PATH CLASS`, such as `POST /api/v1/stream`")]

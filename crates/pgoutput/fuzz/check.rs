@@ -164,6 +164,7 @@ pub(crate) fn encode(message: &PgOutputMessage<'_>) -> Vec<u8> {
             numbers(&mut out, b"", &clocks);
             xid_and_gid(&mut out, rollback.xid, rollback.gid);
         }
+        other => unreachable!("no encoding of {other:?}"),
     }
     out
 }

@@ -61,6 +61,7 @@ impl FromStr for Snapshot {
 
 /// Error for a text that is not a snapshot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum ParseSnapshotError {
     /// The text is not of the form `xmin:xmax:xid,xid,…`.
     #[error("not a snapshot: two numbers and a list of numbers expected, as in 10:20:10,14,15")]

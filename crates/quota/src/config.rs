@@ -118,6 +118,7 @@ impl MemberConfig {
 /// Budgets use it after the slice deadline, keyed limits at once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
+#[non_exhaustive]
 pub enum OutagePolicy {
     /// Grants nothing. The limit always holds.
     Closed,

@@ -10,6 +10,7 @@ use crate::store::MemberId;
 
 /// How a member decides now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum QuotaMode {
     /// The store decides.
     Normal,

@@ -1,6 +1,8 @@
 //! A job queue: one task waits with BLPOP on a dedicated connection while others push.
 //!
-//! `cargo run -p forebay-redis --example queue`
+//! `REDIS_URL=redis://127.0.0.1:6379 cargo run -p forebay-redis --example queue`
+//!
+//! To get a server: `redis-server`, or `docker run --rm -p 6379:6379 redis`.
 
 #![allow(clippy::print_stdout, reason = "an example shows what it does")]
 
@@ -8,8 +10,8 @@ use forebay_redis::RedisClient;
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let server = forebay_sandbox::Redis::start()?; // starts a throwaway server; use your own URL
-    let client = RedisClient::connect(server.url()).await?;
+    let url = std::env::var("REDIS_URL").map_err(|_| "set REDIS_URL, such as redis://127.0.0.1:6379")?;
+    let client = RedisClient::connect(url.as_str()).await?;
 
     // BLPOP would block other callers on a shared connection, so it uses a dedicated one without a
     // deadline.

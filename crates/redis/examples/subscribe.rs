@@ -1,6 +1,8 @@
 //! Messages as a stream that reports possible gaps.
 //!
-//! `cargo run -p forebay-redis --example subscribe`
+//! `REDIS_URL=redis://127.0.0.1:6379 cargo run -p forebay-redis --example subscribe`
+//!
+//! To get a server: `redis-server`, or `docker run --rm -p 6379:6379 redis`.
 
 #![allow(clippy::print_stdout, reason = "an example shows what it does")]
 
@@ -8,13 +10,13 @@ use forebay_redis::{Event, Gap, RedisClient};
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let server = forebay_sandbox::Redis::start()?; // starts a throwaway server; use your own URL
-    let client = RedisClient::connect(server.url()).await?;
+    let url = std::env::var("REDIS_URL").map_err(|_| "set REDIS_URL, such as redis://127.0.0.1:6379")?;
+    let client = RedisClient::connect(url.as_str()).await?;
     let mut news = client.subscribe("example:news").await?;
 
     client.exec::<()>(("PUBLISH", "example:news", "before")).await?;
     // The server closes every subscribed connection; this one reconnects by itself.
-    let killer = RedisClient::connect(server.url()).await?;
+    let killer = RedisClient::connect(url.as_str()).await?;
     killer.exec::<()>(("CLIENT", "KILL", "TYPE", "pubsub")).await?;
     let publisher = tokio::spawn(async move {
         // Until the server counts a receiver: the subscriber has reconnected.

@@ -1,6 +1,8 @@
 //! Commands, pipelines, transactions, scripts and scans.
 //!
-//! `cargo run -p forebay-redis --example tour`
+//! `REDIS_URL=redis://127.0.0.1:6379 cargo run -p forebay-redis --example tour`
+//!
+//! To get a server: `redis-server`, or `docker run --rm -p 6379:6379 redis`.
 
 #![allow(clippy::print_stdout, reason = "an example shows what it does")]
 
@@ -10,8 +12,8 @@ use forebay_redis::{LuaScript, RedisClient, ScanCommand, cmd};
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let server = forebay_sandbox::Redis::start()?; // starts a throwaway server; use your own URL
-    let client = RedisClient::connect(server.url()).await?;
+    let url = std::env::var("REDIS_URL").map_err(|_| "set REDIS_URL, such as redis://127.0.0.1:6379")?;
+    let client = RedisClient::connect(url.as_str()).await?;
 
     // A tuple is a command; the result type decides how the reply is decoded.
     client.exec::<()>(("HSET", "tour:ada", "name", "Ada", "born", 1815)).await?;

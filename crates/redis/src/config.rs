@@ -119,6 +119,7 @@ impl fmt::Debug for Config {
 
 /// Address of a server.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Address {
     /// A host name or IP address, and a port.
     Tcp {
@@ -143,6 +144,7 @@ impl fmt::Display for Address {
 
 /// RESP version.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
 pub enum Protocol {
     /// RESP3, or RESP2 if the server does not support RESP3.
     #[default]

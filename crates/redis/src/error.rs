@@ -262,6 +262,7 @@ impl std::error::Error for TypeMismatch {}
 
 /// One step of a path into a reply.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum PathStep {
     /// An item of an array or a set.
     Index(usize),

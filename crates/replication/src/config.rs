@@ -52,6 +52,7 @@ pub struct DatabaseSettings<'a> {
 
 /// Why a configuration is invalid.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum ManagerConfigError {
     /// The slot's name is invalid.
     #[error("slot name {name:?} is invalid: use 1 to 63 of the characters a-z, 0-9 and _")]

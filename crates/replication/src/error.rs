@@ -227,13 +227,7 @@ impl ReplicationError {
             ReplicationError::Connect(error) => connect_action(error),
             ReplicationError::Pools { kind, .. } => match kind {
                 Some(ConnectionErrorKind::Refused) => RecoveryAction::Halt,
-                Some(
-                    ConnectionErrorKind::Credentials
-                    | ConnectionErrorKind::Full
-                    | ConnectionErrorKind::Unreachable
-                    | ConnectionErrorKind::Other,
-                )
-                | None => RecoveryAction::Retry,
+                Some(_) | None => RecoveryAction::Retry,
             },
             ReplicationError::Server { operation, error } => server_action(*operation, error.code()),
             ReplicationError::TooOld { .. }
@@ -307,9 +301,6 @@ fn connect_action(error: &PostgresError) -> RecoveryAction {
     match error.kind() {
         // Causes: password, pg_hba.conf, missing database, client certificate.
         ConnectionErrorKind::Refused => RecoveryAction::Halt,
-        ConnectionErrorKind::Credentials | ConnectionErrorKind::Full | ConnectionErrorKind::Unreachable => {
-            RecoveryAction::Retry
-        }
         ConnectionErrorKind::Other => match error {
             // Causes: server without TLS, untrusted certificate, server that isn't Postgres.
             PostgresError::NoTls { .. } | PostgresError::Tls { .. } | PostgresError::NotPostgres { .. } => {
@@ -317,6 +308,8 @@ fn connect_action(error: &PostgresError) -> RecoveryAction {
             }
             _ => RecoveryAction::Retry,
         },
+        // Credentials that couldn't be obtained, a full or unreachable server.
+        _ => RecoveryAction::Retry,
     }
 }
 

@@ -28,6 +28,7 @@ const CHECK_INTERVAL: Duration = Duration::from_millis(500);
 /// State of a pool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
+#[non_exhaustive]
 pub enum PoolStatus {
     /// The pool has not reached its low watermark yet.
     Starting,

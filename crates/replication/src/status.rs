@@ -43,6 +43,7 @@ pub struct ManagerStatus {
 /// Summary of the connection's state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
+#[non_exhaustive]
 pub enum ConnectionStatus {
     /// Waits for the lock, which another instance may hold.
     WaitingOnLock,
@@ -59,6 +60,7 @@ pub enum ConnectionStatus {
 /// Summary of the consumer's state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
+#[non_exhaustive]
 pub enum ShapeStatus {
     /// The consumer has not loaded its state.
     Starting,

@@ -1,6 +1,11 @@
 //! A deadpool pool that takes its connections from a reservoir.
 //!
-//! Run with `cargo run -p forebay-reservoir --features deadpool --example deadpool`.
+//! ```text
+//! export DATABASE_URL=postgres://postgres:secret@127.0.0.1/postgres
+//! cargo run -p forebay-reservoir --features deadpool --example deadpool
+//! ```
+//!
+//! To get a server: `docker run --rm -p 5432:5432 -e POSTGRES_PASSWORD=secret postgres`.
 
 #![allow(clippy::print_stdout, reason = "an example shows what it does")]
 
@@ -11,8 +16,9 @@ use forebay_reservoir::{
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let server = forebay_sandbox::Postgres::start()?;
-    let connect = PostgresConnect::new(&server.url("postgres"))?;
+    let url = std::env::var("DATABASE_URL")
+        .map_err(|_| "set DATABASE_URL, such as postgres://postgres:secret@127.0.0.1/postgres")?;
+    let connect = PostgresConnect::new(&url)?;
     let reservoir = Reservoir::start(connect, ReservoirConfig::new(8), ConnectionLimits::local())?;
 
     // The pool may hold six of the eight connections.

@@ -1,8 +1,12 @@
 //! Two processes that share a budget of ten connections through Redis.
 //!
-//! Run with `cargo run -p forebay-reservoir --example shared_budget`.
+//! ```text
+//! export DATABASE_URL=postgres://postgres:secret@127.0.0.1/postgres REDIS_URL=redis://127.0.0.1:6379
+//! cargo run -p forebay-reservoir --example shared_budget
+//! ```
 //!
-//! Without arguments, it starts a Postgres server, a Redis server, and itself twice.
+//! Without arguments, it starts itself twice. To get the servers:
+//! `docker run --rm -p 5432:5432 -e POSTGRES_PASSWORD=secret postgres`, and `redis-server`.
 
 #![allow(clippy::print_stdout, reason = "an example shows what it does")]
 
@@ -17,20 +21,20 @@ type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 fn main() -> Result<()> {
     let args: Vec<_> = std::env::args().skip(1).collect();
     match args.as_slice() {
-        [postgres, redis, name] => {
+        [name] => {
+            let postgres = std::env::var("DATABASE_URL")
+                .map_err(|_| "set DATABASE_URL, such as postgres://postgres:secret@127.0.0.1/postgres")?;
+            let redis =
+                std::env::var("REDIS_URL").map_err(|_| "set REDIS_URL, such as redis://127.0.0.1:6379")?;
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-            runtime.block_on(one_of_two(postgres, redis, name))
+            runtime.block_on(one_of_two(&postgres, &redis, name))
         }
         _ => both(),
     }
 }
 
 fn both() -> Result<()> {
-    let (postgres, redis) = (forebay_sandbox::Postgres::start()?, forebay_sandbox::Redis::start()?);
-    let start = |name: &str| {
-        let mut command = Command::new(std::env::current_exe()?);
-        command.args([&postgres.url("postgres"), &redis.url(), name]).stdin(Stdio::null()).spawn()
-    };
+    let start = |name: &str| Command::new(std::env::current_exe()?).arg(name).stdin(Stdio::null()).spawn();
     for mut process in [start("one")?, start("two")?] {
         let status = process.wait()?;
         if !status.success() {

@@ -32,6 +32,7 @@ pub struct ReservoirConfig {
 
 /// Statements that run on a returned connection before it is lent again.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Reset {
     /// Runs nothing. A transaction that one caller leaves open is open for the next caller, too.
     None,
@@ -260,6 +261,7 @@ impl ReservoirConfig {
 
 /// Invalid or contradictory settings.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum ReservoirConfigError {
     /// No connection would ever be lent: its lifetime is within the guard window.
     #[error(

@@ -115,6 +115,7 @@ pub struct ConnectionError {
 
 /// Class of an error; decides when to dial again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum ConnectionErrorKind {
     /// The credentials could not be obtained. Nothing was dialed.
     Credentials,

@@ -62,6 +62,7 @@ pub struct LeaseSettings {
 
 /// Store in which a shared limit is counted.
 #[derive(Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum LeaseStore {
     /// The Redis server at this URL.
     Redis(String),

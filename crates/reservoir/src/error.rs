@@ -6,6 +6,7 @@ use crate::connect::ConnectionErrorKind;
 
 /// Why a checkout failed.
 #[derive(Debug, Clone, thiserror::Error)]
+#[non_exhaustive]
 pub enum CheckoutError {
     /// No connection became free in time.
     #[error("no connection within {waited:?}: {why}")]
@@ -42,6 +43,7 @@ pub enum CheckoutError {
 
 /// Why a reservoir has no free connection.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum Shortage {
     /// All connections are lent.
     #[error("all {lent} connections are in use; raise target_ready, or hold them for less long")]

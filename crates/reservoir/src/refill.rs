@@ -78,6 +78,8 @@ impl<K: Connect> Refiller<K> {
                 QuotaMode::WithinSlices | QuotaMode::Degraded(_) => {
                     warn!(service, %mode, "connection budget enforced locally: store unavailable");
                 }
+                // A mode of a later release of the quota.
+                _ => info!(service, %mode, "connection budget mode changed"),
             }
             *before = mode;
         }

@@ -9,6 +9,7 @@ pub use crate::core::connection_counts::ConnectionCounts;
 /// Why a connection was retired.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
+#[non_exhaustive]
 pub enum DiscardReason {
     /// It expires within the guard window.
     Expired,

@@ -1,4 +1,6 @@
-//! The example of the README. `tests/readme.rs` checks that both are equal.
+//! The example of the README. `tests/readme.rs` compares both.
+//!
+//! `cargo run -p forebay-shapes --example shapes_readme`
 
 #![allow(clippy::print_stdout, reason = "an example prints its result")]
 
@@ -19,7 +21,7 @@ const MESSAGES: [&[u8]; 5] = [
     b"C\0\0\0\0\0\0\0\x07\xD0\0\0\0\0\0\0\x07\xE0\0\0\0\0\0\0\0\0",
 ];
 
-#[tokio::main(flavor = "current_thread")]
+#[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let dir = std::env::temp_dir().join(format!("forebay-shapes-{}", std::process::id()));
     let table = orders();
@@ -56,13 +58,9 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     }
     shape.log_beyond(Offset::SNAPSHOT_END).await?;
     let page = shape.log_after(Offset::SNAPSHOT_END)?;
-    for bytes in shape.read_log(&page, page.from, page.to)? {
-        print!("{}", str::from_utf8(&bytes)?); // the insert of 2, as clients receive it
-    }
-
-    let log = shape.read_log(&page, page.from, page.to)?.concat();
-    assert!(str::from_utf8(&log)?.contains(r#""value":{"id":"2","state":"open"}"#));
-    assert_eq!(log.iter().filter(|byte| **byte == b'\n').count(), 1);
+    let log = String::from_utf8(shape.read_log(&page, page.from, page.to)?.concat())?;
+    print!("{log}"); // the insert of 2, as clients receive it
+    assert!(log.contains(r#""value":{"id":"2","state":"open"}"#));
     store.end_writing();
     std::fs::remove_dir_all(dir)?;
     Ok(())

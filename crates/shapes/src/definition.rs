@@ -102,6 +102,7 @@ pub struct ShapeOptions {
 /// Columns that the message of a change contains.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
+#[non_exhaustive]
 pub enum ReplicaMode {
     /// The key and the changed columns.
     #[default]
@@ -113,6 +114,7 @@ pub enum ReplicaMode {
 /// Whether a log begins with a snapshot of the rows.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
+#[non_exhaustive]
 pub enum LogMode {
     /// With a snapshot of the existing rows.
     #[default]

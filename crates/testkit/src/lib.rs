@@ -30,6 +30,7 @@
 //! | reproducible random numbers | `test_rng.rs` |
 //! | memory that a test allocates | `peak_allocator.rs` |
 //! | READMEs whose code is compiled and run | `readme.rs` |
+//! | running the examples of all crates | `bin/run-examples.rs` |
 
 mod markdown;
 mod peak_allocator;
@@ -45,6 +46,6 @@ pub use crate::markdown::{named, quoted, rows, section};
 pub use crate::peak_allocator::PeakAllocator;
 pub use crate::proxy::{Direction, Proxy};
 pub use crate::python::python;
-pub use crate::readme::{readme_blocks, readme_blocks_run};
+pub use crate::readme::{readme_blocks, readme_blocks_run, readme_program_runs};
 pub use crate::test_rng::{TestRng, seed};
 pub use crate::waiting::{TEST_TIMEOUT, eventually, within};

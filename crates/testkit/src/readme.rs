@@ -1,5 +1,17 @@
 //! Checks that the code of a README is in an example that is compiled and run.
 
+/// Panics unless the first Rust block of `readme` is the whole program in `example`: the file
+/// without the docs and attributes at its top. Returns the rest of the README.
+#[track_caller]
+pub fn readme_program_runs<'a>(readme: &'a str, example: &str) -> &'a str {
+    let (_, after) = readme.split_once("\n```rust\n").expect("the README has a Rust block");
+    let (shown, rest) = after.split_once("```").expect("the block ends");
+    let is_top = |line: &&str| line.is_empty() || line.starts_with("//!") || line.starts_with("#![");
+    let program: Vec<_> = example.lines().skip_while(is_top).collect();
+    assert_eq!(shown.trim_end(), program.join("\n"), "the first block isn't the whole example");
+    rest
+}
+
 /// Panics unless every Rust block of `readme` is in `example`; returns the number of blocks.
 ///
 /// Paragraphs are compared one by one. `instead` lists replacements, from the README's text to the
@@ -35,6 +47,19 @@ mod tests {
 
     const README: &str =
         "# A\n\n```rust\nlet a = open(\"there\");\n\nuse_it(a);\n```\n```sh\nls\n```\n\n```rust\nb()\n```\n";
+
+    #[test]
+    fn the_first_block_is_the_whole_program_and_the_rest_is_returned() {
+        let example = "//! Docs.\n\n#![allow(x)]\n\nlet a = open(\"there\");\n\nuse_it(a);\n";
+        let rest = readme_program_runs(README, example);
+        assert_eq!(readme_blocks(rest, "rust"), ["b()\n"]);
+    }
+
+    #[test]
+    #[should_panic(expected = "the first block isn't the whole example")]
+    fn a_program_with_another_line_is_reported() {
+        readme_program_runs(README, "use a::open;\n\nlet a = open(\"there\");\n\nuse_it(a);\n");
+    }
 
     #[test]
     fn blocks_are_selected_by_language() {

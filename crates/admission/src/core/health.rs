@@ -12,6 +12,7 @@ use serde::Serialize;
 /// Health states, in rising order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
+#[non_exhaustive]
 pub enum State {
     /// Below the first threshold (70 %).
     Healthy,

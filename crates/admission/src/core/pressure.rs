@@ -14,6 +14,7 @@ use serde::Serialize;
 /// Why new streams are refused before the limit is reached.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
+#[non_exhaustive]
 pub enum ShedCause {
     /// Memory use has reached its bound.
     Memory,

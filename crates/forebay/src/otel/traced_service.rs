@@ -54,13 +54,10 @@ pub(crate) trait RouteResolver {
 
 impl RouteResolver for ServeService {
     fn route(&self, request: &Request<Incoming>) -> Option<Cow<'static, str>> {
-        let route = match Route::of(request.uri().path()) {
-            Route::Shape => "/v1/shape",
-            Route::Health => "/v1/health",
-            Route::Root => "/",
-            Route::NotFound => return None,
-        };
-        Some(route.into())
+        match Route::of(request.uri().path()) {
+            Route::NotFound => None,
+            route => Some(route.path().into()),
+        }
     }
 }
 

@@ -50,9 +50,7 @@ impl StatusReport for GateReport {
             QuotaMode::Rebuilding if u128::from(quota.mode_since_ms) >= up_ms => {
                 Readiness::NotReady(REBUILDING)
             }
-            QuotaMode::Rebuilding | QuotaMode::Normal | QuotaMode::WithinSlices | QuotaMode::Degraded(_) => {
-                Readiness::Ready
-            }
+            _ => Readiness::Ready,
         }
     }
 

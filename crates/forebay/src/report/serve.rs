@@ -43,7 +43,7 @@ impl StatusReport for ServeReport {
         match self.backend.health() {
             Health::Active => Readiness::Ready,
             Health::Waiting => Readiness::Waiting,
-            Health::Starting => Readiness::NotReady("the database isn't followed yet"),
+            _ => Readiness::NotReady("the database isn't followed yet"), // starting
         }
     }
 

@@ -143,6 +143,7 @@ pub(crate) async fn join_quota(config: &QuotaConfig, address: SocketAddr) -> Res
             let policy = config.policy.as_str();
             warn!(redis = %at, policy, why, "quota degraded: Redis unavailable, retrying");
         }
+        mode => info!(redis = %at, %mode, why, "quota joined"),
     }
     Ok(quota)
 }

@@ -25,6 +25,7 @@ use crate::relation::Relation;
 ///
 /// Its `Debug` output may be logged: it contains the lengths of values, not the values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum PgOutputMessage<'a> {
     /// Starts a committed transaction.
     Begin(Begin),

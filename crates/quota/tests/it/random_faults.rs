@@ -81,6 +81,7 @@ fn bounds(policy: OutagePolicy) -> [u32; 2] {
         OutagePolicy::Closed => [LIMIT, KEY_LIMIT],
         OutagePolicy::Share => [LIMIT, KEY_LIMIT].map(|limit| limit * MEMBERS as u32),
         OutagePolicy::Open => [u32::MAX; 2],
+        other => unreachable!("no bounds are documented for {other:?}"),
     }
 }
 

@@ -14,6 +14,7 @@ use super::backoff::ReconnectBackoff;
 
 /// The seven states of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum State {
     /// Created; no connection was requested yet.
     Init,

@@ -645,7 +645,7 @@ async fn states_are_reported_in_order_with_their_counters() {
             State::Failed => to.state == State::Reconnecting,
             State::Reconnecting => matches!(to.state, State::Failed | State::Open),
             State::Closing => to.state == State::Closed,
-            State::Init | State::Connecting | State::Closed => false,
+            _ => false,
         };
         assert!(allowed, "{from:?} -> {to:?}");
         tries += u32::from(to.state == State::Failed);

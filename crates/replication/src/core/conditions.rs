@@ -7,6 +7,7 @@ use serde::Serialize;
 /// A condition that must hold before the manager is ready.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
+#[non_exhaustive]
 pub enum ReadyCondition {
     /// This instance holds the lock of the slot.
     PgLockAcquired,

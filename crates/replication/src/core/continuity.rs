@@ -31,6 +31,7 @@ pub struct Bookmark {
 /// Why the consumer is reset.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
+#[non_exhaustive]
 pub enum ResetReason {
     /// The consumer has no bookmark.
     First,

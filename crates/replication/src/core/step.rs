@@ -7,6 +7,7 @@ use serde::{Serialize, Serializer};
 /// Phase of the manager.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
+#[non_exhaustive]
 pub enum ManagerPhase {
     /// Connects and configures, also after each lost connection.
     ConnectionSetup,
@@ -22,6 +23,7 @@ pub enum ManagerPhase {
 
 /// Step within a phase.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[non_exhaustive]
 pub enum ManagerStep {
     /// Waits before the next attempt after a failure.
     BackingOff,
@@ -59,6 +61,7 @@ pub enum ManagerStep {
 
 /// Step of the shutdown. The steps run in this order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[non_exhaustive]
 pub enum StopStep {
     /// Refuses new snapshot connections.
     ClosingSnapshotPool,

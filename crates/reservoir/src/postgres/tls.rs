@@ -27,6 +27,7 @@ pub(super) const ALPN: &[u8] = b"postgresql";
 
 /// libpq's `sslmode`, without `allow`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[non_exhaustive]
 pub enum SslMode {
     /// Never uses TLS.
     Disable,

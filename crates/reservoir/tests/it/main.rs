@@ -17,4 +17,6 @@ mod metrics;
 mod postgres;
 #[cfg(feature = "postgres")]
 mod servers;
+#[cfg(feature = "postgres")]
+mod soak;
 mod tokens;

@@ -26,6 +26,7 @@ pub struct CatalogEntry {
 
 /// The tables whose entries are read.
 #[derive(Debug, Clone, Copy)]
+#[non_exhaustive]
 pub enum TableSelection<'a> {
     /// The table of this schema and name.
     Named(&'a str, &'a str),

@@ -14,6 +14,7 @@ use super::route::Route;
 
 /// How much a client may access.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum AccessLevel {
     /// Everything.
     Full,

@@ -16,6 +16,7 @@ const NO_STORE: HeaderValue = HeaderValue::from_static("no-store");
 
 /// How caches may store a response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum CachePolicy {
     /// The beginning of a log.
     Beginning,

@@ -9,6 +9,7 @@ use super::{cors, headers};
 
 /// Whether this instance can serve shapes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Health {
     /// The instance can serve shapes, or it is scaled to zero and wakes for a request.
     Active,

@@ -53,6 +53,7 @@ pub struct ShapeResponseHead {
 
 /// Kind of a response body.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum BodyKind {
     /// A page of the log: a JSON array.
     Log,

@@ -45,6 +45,7 @@ pub struct OrderByItem {
 
 /// Column to order by.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum OrderKey {
     /// Name of the column, as in the catalog. The parser doesn't check that it exists.
     Column(String),

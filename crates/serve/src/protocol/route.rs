@@ -12,6 +12,7 @@ use super::query_params::decode_hex_pair;
 
 /// A route of the HTTP API.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Route {
     /// Shapes.
     Shape,

@@ -4,7 +4,7 @@ use std::io;
 
 use bytes::Bytes;
 use forebay_replication::pgoutput::{Lsn, Snapshot};
-use forebay_shapes::{ShapeCreation, ShapeGone};
+use forebay_shapes::{ShapeCreation, ShapeGone, SnapshotTiming};
 use tokio::task::{JoinError, spawn_blocking};
 
 use crate::database::RowSink;
@@ -50,8 +50,8 @@ impl RowSink for SnapshotSink {
     async fn begin(&mut self, snapshot: &Snapshot, lsn: Lsn) -> Result<(), SnapshotSinkError> {
         let creation = self.creation.as_mut().ok_or(SnapshotSinkError::NoWriter)?;
         match creation.snapshot_taken(snapshot, lsn.0) {
-            true => Ok(()),
-            false => Err(SnapshotSinkError::Early),
+            SnapshotTiming::InTime => Ok(()),
+            SnapshotTiming::TooEarly => Err(SnapshotSinkError::Early),
         }
     }
 

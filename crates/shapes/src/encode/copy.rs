@@ -27,6 +27,7 @@ pub struct CopyRows {
 
 /// Why a line isn't a row. Contains no data of the row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum CopyError {
     /// The number of fields differs from the number of columns.
     #[error("a row of {found} fields where {expected} are expected")]

@@ -7,6 +7,7 @@ use crate::publication::{TableChange, TableName};
 
 /// What the manager does about a failure. The table in `error.rs` decides.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum RecoveryAction {
     /// An operator must act. Halts the manager at its first start; after the first success it is
     /// retried.
