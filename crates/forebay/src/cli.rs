@@ -1,5 +1,6 @@
 //! Command line of `forebay`. The flags of `serve` and `gate` override keys of the config file,
-//! except `--config` and `--example-config`.
+//! except `--config` and `--example-config`. The declarations of the settings (`config/sections/`)
+//! have their names and help texts.
 
 use std::path::PathBuf;
 
@@ -7,7 +8,7 @@ use clap::{Args, Parser, Subcommand};
 use toml::Value;
 
 use crate::client::Endpoint;
-use crate::config::{GateFile, SecretText, ServeFile, SettingLayers, SettingsFile};
+use crate::config::{GateSettings, SecretText, ServeSettings, SettingFlags};
 use crate::tail::TailStart;
 
 /// Serves live Postgres tables over HTTP, or limits the streams of an HTTP service.
@@ -75,76 +76,9 @@ pub struct GateArgs {
     /// Print a config file with every key, and exit
     #[arg(long)]
     pub example_config: bool,
-    /// URL of the service behind the gate, such as http://127.0.0.1:8000
-    #[arg(long, value_name = "URL")]
-    pub upstream: Option<String>,
-    /// Address for clients [default: 127.0.0.1:8080]
-    #[arg(long, value_name = "IP:PORT")]
-    pub listen: Option<String>,
-    /// Route whose requests take a permit: 'METHOD PATH' or 'METHOD PATH CLASS', with * for one
-    /// segment and ** for the rest; may be repeated [default: every request takes one]
-    #[arg(long = "stream-route", value_name = "ROUTE")]
-    pub stream_routes: Vec<String>,
-    /// Maximum number of streams of all gates with the same Redis [default: 10000]
-    #[arg(long, value_name = "N")]
-    pub total: Option<u32>,
-    /// Maximum number of streams of one user, at all gates with the same Redis [default: 3]
-    #[arg(long, value_name = "N")]
-    pub per_user: Option<u32>,
-    /// URL of the Redis that gates share [default: none, the limits are for this gate alone]
-    #[arg(long, value_name = "URL")]
-    pub redis: Option<SecretText>,
-    /// Proxy, or network of proxies, whose headers about clients are trusted; may be repeated
-    /// [default: none]
-    #[arg(long = "trusted-proxy", value_name = "IP[/BITS]")]
-    pub trusted_proxies: Vec<String>,
-    /// Time that open streams may continue after SIGTERM [default: 25000]
-    #[arg(long, value_name = "MS")]
-    pub drain_timeout_ms: Option<u32>,
-    /// Address for operators, or `off` [default: 127.0.0.1:8081]
-    #[arg(long, value_name = "IP:PORT")]
-    pub admin: Option<String>,
-    /// Allow an admin address that other machines can reach, without a secret
-    #[arg(long)]
-    pub insecure_admin: bool,
-    /// Log format: text or json [default: text]
-    #[arg(long, value_name = "FORMAT")]
-    pub log_format: Option<String>,
-    /// Minimum log level: error, warn, info, debug or trace [default: info]
-    #[arg(long, value_name = "FILTER")]
-    pub log: Option<String>,
-}
-
-impl GateArgs {
-    /// Adds the flags to the layers, on top of the file and the environment.
-    pub(crate) fn apply(self, layers: &mut SettingLayers<GateFile>) {
-        let redis = self.redis.map(|url| url.reveal().to_owned());
-        let texts = [
-            ("--upstream", "gate", "upstream", self.upstream),
-            ("--listen", "gate", "listen", self.listen),
-            ("--redis", "redis", "url", redis),
-            ("--admin", "admin", "listen", self.admin),
-            ("--log-format", "log", "format", self.log_format),
-            ("--log", "log", "filter", self.log),
-        ];
-        let numbers = [
-            ("--total", "admission", "total", self.total),
-            ("--per-user", "admission", "per_user", self.per_user),
-            ("--drain-timeout-ms", "gate", "drain_timeout_ms", self.drain_timeout_ms),
-        ];
-        let lists = [
-            ("--stream-route", "stream_routes", self.stream_routes),
-            ("--trusted-proxy", "trusted_proxies", self.trusted_proxies),
-        ];
-        for (flag, key, values) in lists {
-            if !values.is_empty() {
-                layers.flag(flag, "gate", key, Value::Array(values.into_iter().map(Value::String).collect()));
-            }
-        }
-        add(layers, texts);
-        add(layers, numbers);
-        add(layers, [("--insecure-admin", "admin", "insecure", self.insecure_admin.then_some(true))]);
-    }
+    /// Flags of settings.
+    #[command(flatten)]
+    pub(crate) flags: SettingFlags<GateSettings>,
 }
 
 const SERVE_HELP: &str = "\
@@ -183,81 +117,20 @@ pub struct ServeArgs {
     /// Print a config file with every key, and exit
     #[arg(long)]
     pub example_config: bool,
-    /// Database to replicate, such as postgres://user@localhost/name. Other users of this machine
-    /// can see flags: if the URL contains a password, use the variable DATABASE_URL
-    #[arg(long, value_name = "URL")]
-    pub database_url: Option<SecretText>,
-    /// Replication slot; of the instances with the same slot, one is active at a time [default:
-    /// forebay]
-    #[arg(long, value_name = "NAME")]
-    pub slot: Option<String>,
-    /// Publication in the database [default: forebay]
-    #[arg(long, value_name = "NAME")]
-    pub publication: Option<String>,
-    /// Storage directory for shapes [default: ./forebay-data]
-    #[arg(long, value_name = "DIR")]
-    pub storage: Option<String>,
-    /// Address for clients [default: 127.0.0.1:3000]
-    #[arg(long, value_name = "IP:PORT")]
-    pub listen: Option<String>,
-    /// Allow a client address that other machines can reach, without a secret
-    /// (FOREBAY_SERVE_SECRET)
-    #[arg(long)]
-    pub insecure: bool,
-    /// Allow clients to delete shapes
-    #[arg(long)]
-    pub allow_delete: bool,
-    /// Maximum number of streams of all instances with the same Redis [default: 10000]
-    #[arg(long, value_name = "N")]
-    pub total: Option<u32>,
-    /// Maximum number of streams of one user, at all instances with the same Redis [default: 100]
-    #[arg(long, value_name = "N")]
-    pub per_user: Option<u32>,
-    /// URL of the Redis that instances share [default: none, the limits are for this instance
-    /// alone]
-    #[arg(long, value_name = "URL")]
-    pub redis: Option<SecretText>,
-    /// Address for operators, or `off` [default: 127.0.0.1:3001]
-    #[arg(long, value_name = "IP:PORT")]
-    pub admin: Option<String>,
-    /// Allow an admin address that other machines can reach, without a secret
-    #[arg(long)]
-    pub insecure_admin: bool,
-    /// Log format: text or json [default: text]
-    #[arg(long, value_name = "FORMAT")]
-    pub log_format: Option<String>,
-    /// Minimum log level: error, warn, info, debug or trace [default: info]
-    #[arg(long, value_name = "FILTER")]
-    pub log: Option<String>,
+    /// Flags of settings.
+    #[command(flatten)]
+    pub(crate) flags: SettingFlags<ServeSettings>,
 }
 
 impl ServeArgs {
-    /// Adds the flags to the layers, on top of the file and the environment.
-    pub(crate) fn apply(self, layers: &mut SettingLayers<ServeFile>) {
-        let text = |hidden: Option<SecretText>| hidden.map(|text| text.reveal().to_owned());
-        let texts = [
-            ("--database-url", "database", "url", text(self.database_url)),
-            ("--slot", "database", "slot", self.slot),
-            ("--publication", "database", "publication", self.publication),
-            ("--storage", "storage", "dir", self.storage),
-            ("--listen", "serve", "listen", self.listen),
-            ("--redis", "redis", "url", text(self.redis)),
-            ("--admin", "admin", "listen", self.admin),
-            ("--log-format", "log", "format", self.log_format),
-            ("--log", "log", "filter", self.log),
-        ];
-        let numbers = [
-            ("--total", "admission", "total", self.total),
-            ("--per-user", "admission", "per_user", self.per_user),
-        ];
-        let switches = [
-            ("--insecure", "serve", "insecure", self.insecure.then_some(true)),
-            ("--allow-delete", "serve", "allow_delete", self.allow_delete.then_some(true)),
-            ("--insecure-admin", "admin", "insecure", self.insecure_admin.then_some(true)),
-        ];
-        add(layers, texts);
-        add(layers, numbers);
-        add(layers, switches);
+    /// Sets the flag of a setting, such as `--total`.
+    ///
+    /// # Panics
+    /// Panics if no setting has this flag.
+    #[must_use]
+    pub fn with_flag(mut self, flag: &str, value: impl Into<Value>) -> ServeArgs {
+        self.flags.set(flag, value);
+        self
     }
 }
 
@@ -405,16 +278,4 @@ pub struct DevArgs {
     /// Minimum log level: error, warn, info, debug or trace [default: warn]
     #[arg(long, value_name = "FILTER")]
     pub log: Option<String>,
-}
-
-/// Adds the flags that have a value.
-fn add<F: SettingsFile, V: Into<Value>, const N: usize>(
-    layers: &mut SettingLayers<F>,
-    flags: [(&str, &str, &str, Option<V>); N],
-) {
-    for (flag, section, key, value) in flags {
-        if let Some(value) = value {
-            layers.flag(flag, section, key, value);
-        }
-    }
 }

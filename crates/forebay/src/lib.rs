@@ -102,15 +102,16 @@
 //!
 //! | to find | look in |
 //! |---|---|
-//! | flags and help texts | `cli.rs` |
-//! | settings: file, environment, flags | `config/` |
+//! | commands and help texts | `cli.rs` |
+//! | every setting: key, flag, default, bounds, description | `config/sections/` |
+//! | how the file, the environment and the flags are read | `config/` |
 //! | start and shutdown order | `run/gate.rs`, `run/serve.rs` |
 //! | for both servers: listeners, quota, upkeep of metrics and heap | `run/mod.rs` |
 //! | readiness, `/v1/status`, dashboard samples, gauges | `report/` |
 //! | routes of the admin address; its secret | `admin.rs`, `secret_guard.rs` |
 //! | the dashboard and its events | `dashboard/` |
 //! | self-contained pages and their security headers | `html_page.rs` |
-//! | which settings SIGHUP changes | `settings_reloader.rs` |
+//! | how SIGHUP changes settings | `settings_reloader.rs` |
 //! | TLS for clients; certificate reload | `tls.rs` |
 //! | metrics of process and connections | `metrics.rs` |
 //! | traces and metrics by OTLP, with the feature `otel` | `otel/` |

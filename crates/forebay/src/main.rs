@@ -42,7 +42,7 @@ fn main() -> ExitCode {
 
 fn run_gate(args: GateArgs) -> anyhow::Result<ExitCode> {
     if args.example_config {
-        return print(config::GATE_EXAMPLE);
+        return print(&config::gate_example());
     }
     let load = move || config::load_gate(args.clone(), environment());
     let config = match load() {
@@ -57,7 +57,7 @@ fn run_gate(args: GateArgs) -> anyhow::Result<ExitCode> {
 
 fn run_serve(args: ServeArgs) -> anyhow::Result<ExitCode> {
     if args.example_config {
-        return print(config::SERVE_EXAMPLE);
+        return print(&config::serve_example());
     }
     let load = move || config::load_serve(args.clone(), environment());
     let config = match load() {
@@ -112,7 +112,7 @@ fn secret_from_env(names: &[&str]) -> Option<SecretText> {
 
 fn run_check(args: CheckArgs) -> anyhow::Result<ExitCode> {
     if args.serve.example_config {
-        return print(config::SERVE_EXAMPLE);
+        return print(&config::serve_example());
     }
     let config = match config::load_serve(args.serve, environment()) {
         Ok(config) => config,
@@ -137,8 +137,8 @@ fn run_check(args: CheckArgs) -> anyhow::Result<ExitCode> {
 
 fn run_config(args: ConfigArgs) -> anyhow::Result<ExitCode> {
     let settings = match args.target.unwrap_or(ConfigTarget::Serve(args.serve)) {
-        ConfigTarget::Gate(args) if args.example_config => return print(config::GATE_EXAMPLE),
-        ConfigTarget::Serve(args) if args.example_config => return print(config::SERVE_EXAMPLE),
+        ConfigTarget::Gate(args) if args.example_config => return print(&config::gate_example()),
+        ConfigTarget::Serve(args) if args.example_config => return print(&config::serve_example()),
         ConfigTarget::Gate(args) => config::effective_gate(args, environment()),
         ConfigTarget::Serve(args) => config::effective_serve(args, environment()),
     };

@@ -5,14 +5,8 @@
 //! its key is logged. A secret can be changed or added, but not removed, so no reload makes an
 //! address accessible without a secret. The log has keys, never values.
 //!
-//! | setting | takes effect |
-//! |---|---|
-//! | `admission.total`, `admission.per_user` | at once; open streams continue |
-//! | `serve.secret`, `admin.secret` | with the next request |
-//! | `identity.jwt_*` and `identity.api_key*`, with their files | with the next request |
-//! | the rest of `identity.*`, if the identity methods stay the same | with the next request |
-//! | `log.filter` | with the next line |
-//! | the certificate's files | with the next connection, see `tls.rs` |
+//! The declaration of a setting (`config/sections/`) has what a reload does with it. Certificates
+//! are reloaded, too, from the files with the paths at the start; see `tls.rs`.
 
 use std::fmt;
 use std::sync::Arc;
@@ -22,7 +16,7 @@ use forebay_serve::AccessControl;
 use http::HeaderName;
 use tracing::{error, info, warn};
 
-use crate::config::{ConfigError, ExplicitSettings, GateConfig, IdentityConfig, ServeConfig};
+use crate::config::{self, ConfigError, ExplicitSettings, GateConfig, IdentityConfig, Reload, ServeConfig};
 use crate::logging;
 use crate::secret_guard::SecretGuard;
 use crate::tls::TlsCertificate;
@@ -162,16 +156,15 @@ impl SettingsReloader {
         }
         let keys_renewed =
             |method: &str| self.methods_and_headers.0.contains(&method) && identity.methods.contains(&method);
-        let is_applied = |key: &str| match key {
-            "admission.total" | "admission.per_user" | "log.filter" => true,
-            "serve.secret" => secret.is_some(),
-            "admin.secret" => admin_secret.is_some(),
-            key if key.starts_with("identity.jwt_") && keys_renewed("jwt") => true,
-            key if key.starts_with("identity.api_key") && keys_renewed("api_key") => true,
-            key => same_methods && key.starts_with("identity."),
+        let is_applied = |key: &&str| match config::setting(key).map(|setting| setting.reload) {
+            Some(Reload::Applied(_)) => true,
+            Some(Reload::AppliedUnlessRemoved) => explicit_settings.contains(key),
+            Some(Reload::AppliedWithMethod(method)) => same_methods || keys_renewed(method),
+            Some(Reload::AppliedWithSameMethods) => same_methods,
+            Some(Reload::NeedsRestart) | None => false,
         };
         let applied: Vec<&str> =
-            self.last.changed_keys(&explicit_settings).into_iter().filter(|key| is_applied(key)).collect();
+            self.last.changed_keys(&explicit_settings).into_iter().filter(is_applied).collect();
         let deferred: Vec<&str> =
             self.start.changed_keys(&explicit_settings).into_iter().filter(|key| !is_applied(key)).collect();
         info!(changed = applied.join(" "), "settings reloaded");

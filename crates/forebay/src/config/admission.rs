@@ -1,12 +1,12 @@
 //! Checked settings of `[admission]`.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
 
 use forebay_admission::{Admission, Builder, Class, MemoryBound, StreamLimits};
 
-use super::settings_file::AdmissionSection;
-use super::value_reader::{ValueError, ValueReader};
+use super::sections::AdmissionSection;
+use super::setting_layers::SettingLayers;
+use super::value_error::ValueError;
 
 /// Limits for streams.
 #[derive(Debug, Clone)]
@@ -24,54 +24,40 @@ pub struct AdmissionConfig {
 }
 
 impl AdmissionConfig {
-    /// Checks the section. `per_user` is the default limit for each user. `has_identity` is whether
-    /// an identity method is configured.
+    /// Checks the section. `has_identity` is whether an identity method is configured.
     pub(super) fn check(
-        section: &AdmissionSection,
-        per_user: u32,
+        section: AdmissionSection,
         has_identity: bool,
-        reader: &ValueReader,
+        layers: &SettingLayers,
     ) -> Result<AdmissionConfig, ValueError> {
-        let total = reader.count("admission.total", section.total, 10_000)?;
-        let per_user = reader.count("admission.per_user", section.per_user, per_user)?;
-        let degraded = percent(reader, "admission.degraded_percent", section.degraded_percent.unwrap_or(70))?;
-        let critical = percent(reader, "admission.critical_percent", section.critical_percent.unwrap_or(90))?;
-        if critical < degraded {
-            let why = format!("must not be below admission.degraded_percent, which is {degraded}");
-            return Err(reader.error("admission.critical_percent", critical.to_string(), why));
+        let AdmissionSection { total, per_user, degraded_percent, critical_percent, .. } = section;
+        if critical_percent < degraded_percent {
+            let why = format!("must not be below admission.degraded_percent, which is {degraded_percent}");
+            return Err(layers.error("admission.critical_percent", critical_percent.to_string(), why));
         }
-        let waiting = reader.count("admission.max_waiting", section.max_waiting, 1_024)?;
-        let waiting_per_user =
-            reader.count("admission.max_waiting_per_user", section.max_waiting_per_user, 8)?;
-        let wait = match section.wait_ms {
-            None | Some(0) => Duration::ZERO,
-            given => reader.duration("admission.wait_ms", given, Duration::ZERO)?,
-        };
-        let memory =
-            percent(reader, "admission.max_memory_percent", section.max_memory_percent.unwrap_or(95))?;
         let mut builder = Admission::builder()
             .total(total)
             .per_user(per_user)
-            .thresholds(degraded, critical)
-            .wait(wait)
-            .max_waiting(waiting as usize, waiting_per_user as usize)
-            .shed_by_memory(match memory {
+            .thresholds(degraded_percent, critical_percent)
+            .wait(section.wait_ms)
+            .max_waiting(section.max_waiting as usize, section.max_waiting_per_user as usize)
+            .shed_by_memory(match section.max_memory_percent {
                 0 => MemoryBound::Off,
                 memory => MemoryBound::Fraction(f64::from(memory) / 100.0),
             });
         if let Some(cpu) = section.max_cpu_percent {
-            let cpu = percent(reader, "admission.max_cpu_percent", cpu)?;
             builder = builder.shed_by_cpu(f64::from(cpu) / 100.0);
         }
         // Without an identity method, a reserve for users would never be used.
         let anonymous = (Class::ANONYMOUS.as_str().to_owned(), if has_identity { 90 } else { 100 });
         let mut shares = BTreeMap::from([anonymous]);
-        shares.extend(section.class_percent.clone().unwrap_or_default());
+        shares.extend(section.class_percent.unwrap_or_default());
         for (class, share) in &shares {
-            builder = builder.class(Class::new(class), percent(reader, "admission.class_percent", *share)?);
+            builder = builder.class(Class::new(class), *share);
         }
+        let explicit_per_user = layers.get("admission.per_user").map(|_| per_user);
         let limits = StreamLimits { total, per_user };
-        Ok(AdmissionConfig { builder, total, limits, per_user: section.per_user, shares })
+        Ok(AdmissionConfig { builder, total, limits, per_user: explicit_per_user, shares })
     }
 
     /// Returns the configured classes with their shares of the total, in percent.
@@ -83,11 +69,4 @@ impl AdmissionConfig {
     pub(crate) fn share(&self, class: &Class) -> u8 {
         self.shares.get(class.as_str()).copied().unwrap_or(100)
     }
-}
-
-fn percent(reader: &ValueReader, key: &'static str, given: u8) -> Result<u8, ValueError> {
-    if given > 100 {
-        return Err(reader.error(key, given.to_string(), "must be a percentage, 0 to 100"));
-    }
-    Ok(given)
 }

@@ -3,83 +3,59 @@
 //! Invariant: no error contains a URL or a part of one, because it may contain a password.
 
 use std::path::PathBuf;
-use std::time::Duration;
 
 use forebay_replication::reservoir::{PasswordCommand, PasswordFile, PostgresConnect, PostgresTls};
 use forebay_replication::{LockTimeouts, ManagerConfig};
 
 use super::secret_text::SecretText;
-use super::serve_file::DatabaseSection;
-use super::value_reader::{ValueError, ValueReader};
-
-/// Maximum length of a name in Postgres, in bytes.
-const MAX_NAME: usize = 63;
-const POOL_SIZE: u32 = 20;
-/// Minimum interval of lock checks. Shorter intervals would load the server.
-const MIN_LOCK_INTERVAL_MS: u64 = 100;
+use super::sections::DatabaseSection;
+use super::setting_layers::SettingLayers;
+use super::value_error::ValueError;
 
 /// Checks the section and builds the settings of the replication manager.
 pub(super) fn check_database(
     section: &DatabaseSection,
-    reader: &ValueReader,
+    layers: &SettingLayers,
 ) -> Result<ManagerConfig, ValueError> {
-    let password = PasswordSource::check(section, reader)?;
+    let password = PasswordSource::check(section, layers)?;
     // The builder reads the file, too, but its error would not name the key.
-    reader.read_file("database.ca_file", section.ca_file.as_ref())?;
-    let connect = |key, url: &SecretText| connect(key, url, &password, section.ca_file.as_ref(), reader);
-    let Some(url) = &section.url else {
-        let why = "is missing: set the URL of the database, such as \
-                   `DATABASE_URL=postgres://user:password@localhost:5432/name forebay serve`";
-        return Err(reader.error("database.url", None, why));
-    };
-    let mut manager = ManagerConfig::new(connect("database.url", url)?)
+    layers.read_file("database.ca_file", section.ca_file.as_ref())?;
+    let connect = |key, url: &SecretText| connect(key, url, &password, section.ca_file.as_ref(), layers);
+    let mut manager = ManagerConfig::new(connect("database.url", &section.url)?)
         .publish_partitions()
-        .pool_size(pool_size(section, reader)?)
-        .lock_timeouts(check_lock_timeouts(section, reader)?);
+        .pool_size(section.pool_size)
+        .lock_timeouts(LockTimeouts {
+            check_interval: section.lock_check_ms,
+            silence_timeout: section.lock_silence_ms,
+        })
+        .slot(&section.slot)
+        .publication(&section.publication);
     if let Some(url) = &section.pooled_url {
         manager = manager.pooled(connect("database.pooled_url", url)?);
     }
-    if let Some(name) = check_slot(section, reader)? {
-        manager = manager.slot(name);
-    }
-    if let Some(name) = check_publication(section, reader)? {
-        manager = manager.publication(name);
-    }
-    if section.manual_publication == Some(true) {
+    if section.manual_publication {
         manager = manager.manual_publication();
     }
-    if section.temporary_slot == Some(true) {
+    if section.temporary_slot {
         manager = manager.temporary_slot();
     }
-    if section.failover_slot == Some(true) {
-        if section.temporary_slot == Some(true) {
+    if section.failover_slot {
+        if section.temporary_slot {
             let why = "conflicts with database.temporary_slot: a temporary slot can't be synchronized to standbys: \
                        set only one";
-            return Err(reader.error("database.failover_slot", "true".to_owned(), why));
+            return Err(layers.error("database.failover_slot", "true".to_owned(), why));
         }
         manager = manager.failover_slot();
     }
-    Ok(match section.idle_timeout_ms {
-        None | Some(0) => manager,
-        given => manager.idle_after(reader.duration("database.idle_timeout_ms", given, Duration::ZERO)?),
-    })
+    if !section.idle_timeout_ms.is_zero() {
+        manager = manager.idle_after(section.idle_timeout_ms);
+    }
+    Ok(manager)
 }
 
 /// Returns the number of pool connections for snapshots: all but the quarter (1 to 4) for metadata.
-pub(super) fn max_snapshots(section: &DatabaseSection, reader: &ValueReader) -> Result<u32, ValueError> {
-    let size = pool_size(section, reader)?;
-    Ok(size - (size / 4).clamp(1, 4))
-}
-
-fn pool_size(section: &DatabaseSection, reader: &ValueReader) -> Result<u32, ValueError> {
-    const KEY: &str = "database.pool_size";
-    match section.pool_size {
-        Some(size) if !(2..=10_000).contains(&size) => {
-            let why = "must be 2 to 10000: at least one connection for metadata and one for snapshots";
-            Err(reader.error(KEY, size.to_string(), why))
-        }
-        given => Ok(given.unwrap_or(POOL_SIZE)),
-    }
+pub(super) fn max_snapshots(pool_size: u32) -> u32 {
+    pool_size - (pool_size / 4).clamp(1, 4)
 }
 
 /// Source of the database password.
@@ -90,17 +66,17 @@ enum PasswordSource<'a> {
 }
 
 impl<'a> PasswordSource<'a> {
-    fn check(section: &'a DatabaseSection, reader: &ValueReader) -> Result<PasswordSource<'a>, ValueError> {
+    fn check(section: &'a DatabaseSection, layers: &SettingLayers) -> Result<PasswordSource<'a>, ValueError> {
         const FILE: &str = "database.password_file";
         const COMMAND: &str = "database.password_command";
-        reader.read_file(FILE, section.password_file.as_ref())?;
+        layers.read_file(FILE, section.password_file.as_ref())?;
         match (&section.password_file, section.password_command.as_deref()) {
             (None, None | Some([])) => Ok(PasswordSource::Url),
             (Some(path), None | Some([])) => Ok(PasswordSource::File(path)),
             (None, Some([program, args @ ..])) => Ok(PasswordSource::Command(program, args)),
             (Some(_), Some(_)) => {
                 let why = "conflicts with password_file: set only one of password_file and password_command";
-                Err(reader.error(COMMAND, None, why))
+                Err(layers.error(COMMAND, None, why))
             }
         }
     }
@@ -111,9 +87,9 @@ fn connect(
     url: &SecretText,
     password: &PasswordSource<'_>,
     ca_file: Option<&PathBuf>,
-    reader: &ValueReader,
+    layers: &SettingLayers,
 ) -> Result<PostgresConnect, ValueError> {
-    let url_error = |error| reader.error(key, None, format_args!("is invalid: {error}"));
+    let url_error = |error| layers.error(key, None, format_args!("is invalid: {error}"));
     let mut builder = PostgresConnect::builder(url.reveal()).map_err(url_error)?;
     builder = match password {
         PasswordSource::Url => builder,
@@ -127,59 +103,21 @@ fn connect(
     }
     builder.build().map_err(|error| match ca_file {
         Some(path) if error.key() == "sslrootcert" => {
-            reader.error("database.ca_file", path.display().to_string(), format_args!("is invalid: {error}"))
+            layers.error("database.ca_file", path.display().to_string(), format_args!("is invalid: {error}"))
         }
         Some(_) | None => url_error(error),
     })
 }
 
-fn check_slot<'a>(
-    section: &'a DatabaseSection,
-    reader: &ValueReader,
-) -> Result<Option<&'a String>, ValueError> {
-    let fits = |name: &String| {
-        let is_allowed = |byte: u8| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'_');
-        (1..=MAX_NAME).contains(&name.len()) && name.bytes().all(is_allowed)
-    };
-    let why = "is not a valid slot name: Postgres allows 1 to 63 of a-z, 0-9 and _";
-    match &section.slot {
-        Some(name) if !fits(name) => Err(reader.error("database.slot", name.clone(), why)),
-        given => Ok(given.as_ref()),
-    }
-}
-
-fn check_publication<'a>(
-    section: &'a DatabaseSection,
-    reader: &ValueReader,
-) -> Result<Option<&'a String>, ValueError> {
-    let fits = |name: &String| (1..=MAX_NAME).contains(&name.len()) && !name.contains('\0');
-    let why = "is not a valid publication name: Postgres allows 1 to 63 bytes";
-    match &section.publication {
-        Some(name) if !fits(name) => Err(reader.error("database.publication", name.clone(), why)),
-        given => Ok(given.as_ref()),
-    }
-}
-
-fn check_lock_timeouts(section: &DatabaseSection, reader: &ValueReader) -> Result<LockTimeouts, ValueError> {
-    let duration = |key, given: Option<u64>, default| match given {
-        Some(ms) if ms < MIN_LOCK_INTERVAL_MS => {
-            let why = format!("must be at least {MIN_LOCK_INTERVAL_MS} milliseconds");
-            Err(reader.error(key, ms.to_string(), why))
-        }
-        given => reader.duration(key, given, default),
-    };
-    let LockTimeouts { check_interval, silence_timeout } = LockTimeouts::default();
-    Ok(LockTimeouts {
-        check_interval: duration("database.lock_check_ms", section.lock_check_ms, check_interval)?,
-        silence_timeout: duration("database.lock_silence_ms", section.lock_silence_ms, silence_timeout)?,
-    })
-}
-
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use forebay_replication::reservoir::{Connect as _, SslMode};
 
     use super::*;
+    use crate::config::command_settings::CommandDeclaration;
+    use crate::config::sections::ServeSettings;
 
     const AUTHORITY: &str = "\
 -----BEGIN CERTIFICATE-----
@@ -201,10 +139,21 @@ c1ttTMLmlg7kn+o1nJQF04N4X8fArw==
         path
     }
 
+    fn layers() -> SettingLayers {
+        let mut layers = SettingLayers::new(CommandDeclaration::of::<ServeSettings>());
+        let text = "[database]\nurl = \"postgres://me:of-the-url@h/db\"\n";
+        layers.text(text, Path::new("serve.toml")).unwrap();
+        layers
+    }
+
+    fn section() -> DatabaseSection {
+        DatabaseSection::read(&layers()).unwrap()
+    }
+
     fn connect_with(section: &DatabaseSection) -> Result<PostgresConnect, ValueError> {
-        let (reader, url) = (ValueReader::default(), "postgres://me:of-the-url@h/db".parse().unwrap());
-        let password = PasswordSource::check(section, &reader)?;
-        connect("database.url", &url, &password, section.ca_file.as_ref(), &reader)
+        let layers = layers();
+        let password = PasswordSource::check(section, &layers)?;
+        connect("database.url", &section.url, &password, section.ca_file.as_ref(), &layers)
     }
 
     async fn password(section: &DatabaseSection) -> String {
@@ -213,7 +162,7 @@ c1ttTMLmlg7kn+o1nJQF04N4X8fArw==
 
     #[tokio::test]
     async fn the_password_comes_from_the_configured_source() {
-        let mut section = DatabaseSection::default();
+        let mut section = section();
         assert_eq!(password(&section).await, "of-the-url");
         section.password_command = Some(["echo", "of", "a", "program"].map(str::to_owned).into());
         assert_eq!(password(&section).await, "of a program");
@@ -230,7 +179,7 @@ c1ttTMLmlg7kn+o1nJQF04N4X8fArw==
 
     #[test]
     fn a_ca_file_enables_full_verification_and_an_invalid_one_is_an_error() {
-        let mut section = DatabaseSection::default();
+        let mut section = section();
         assert_eq!(connect_with(&section).unwrap().ssl_mode(), SslMode::Prefer);
         let file = write_file("authority", AUTHORITY);
         section.ca_file = Some(file.clone());
@@ -243,11 +192,7 @@ c1ttTMLmlg7kn+o1nJQF04N4X8fArw==
 
     #[test]
     fn a_quarter_of_the_pool_is_reserved_for_metadata() {
-        let most = |size| {
-            let section = DatabaseSection { pool_size: Some(size), ..DatabaseSection::default() };
-            max_snapshots(&section, &ValueReader::default()).unwrap()
-        };
         // The same split as in forebay_replication.
-        assert_eq!([2, 4, 8, 20, 100].map(most), [1, 3, 6, 16, 96]);
+        assert_eq!([2, 4, 8, 20, 100].map(max_snapshots), [1, 3, 6, 16, 96]);
     }
 }

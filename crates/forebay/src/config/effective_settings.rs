@@ -1,22 +1,19 @@
 //! Effective settings with their origins, for `forebay config`.
 //!
-//! Invariant: the content of a `SecretText` is never printed, only the server that a URL points
-//! to. Every key of the command is listed.
-//! Enforced by: a key is secret if its field in the file type is a `SecretText`; the keys come from
-//! serde.
+//! Invariant: the value of a secret is never printed, only the server that a URL points to. Every
+//! key of the command is listed.
+//! Enforced by: the declarations of the settings.
 
-use std::fmt::{self, Write as _};
+use std::fmt;
 
 use forebay_redis::IntoConfig as _;
 use forebay_replication::reservoir::PostgresConnect;
-use toml::{Table, Value};
+use toml::Value;
 
-use super::gate_file::GateFile;
-use super::serve_file::ServeFile;
+use super::setting::Setting;
 use super::setting_layers::SettingLayers;
 use super::setting_origin::SettingOrigin;
-use super::settings_file::SettingsFile;
-use super::{ConfigError, GATE_EXAMPLE, GateConfig, SERVE_EXAMPLE, ServeConfig, VariableNotice};
+use super::{ConfigError, GateConfig, ServeConfig, VariableNotice};
 
 /// Column at which origins are printed, unless the setting is longer.
 const COLUMN: usize = 56;
@@ -46,45 +43,43 @@ struct SettingLine {
 type DerivedDefaults = Vec<(&'static str, Value)>;
 
 impl EffectiveSettings {
-    pub(super) fn of_gate(layers: SettingLayers<GateFile>) -> EffectiveSettings {
+    pub(super) fn of_gate(layers: &SettingLayers) -> EffectiveSettings {
         let checked = GateConfig::try_from(layers.clone());
         let derived = |config: &GateConfig| vec![shares(config.admission.shares())];
-        let defaults = defaults(GATE_EXAMPLE, checked.as_ref().map(derived).unwrap_or_default());
-        EffectiveSettings::of("gate", &layers, &defaults, checked.err())
+        EffectiveSettings::of(layers, &checked.as_ref().map(derived).unwrap_or_default(), checked.err())
     }
 
-    pub(super) fn of_serve(layers: SettingLayers<ServeFile>) -> EffectiveSettings {
+    pub(super) fn of_serve(layers: &SettingLayers) -> EffectiveSettings {
         let checked = ServeConfig::try_from(layers.clone());
         let derived = |config: &ServeConfig| {
             let snapshots = i64::try_from(config.snapshots).unwrap_or(i64::MAX);
             vec![shares(config.admission.shares()), ("serve.snapshots", Value::Integer(snapshots))]
         };
-        let defaults = defaults(SERVE_EXAMPLE, checked.as_ref().map(derived).unwrap_or_default());
-        EffectiveSettings::of("serve", &layers, &defaults, checked.err())
+        EffectiveSettings::of(layers, &checked.as_ref().map(derived).unwrap_or_default(), checked.err())
     }
 
-    fn of<F: SettingsFile>(
-        command: &'static str,
-        layers: &SettingLayers<F>,
-        defaults: &Table,
+    fn of(
+        layers: &SettingLayers,
+        derived: &DerivedDefaults,
         error: Option<ConfigError>,
     ) -> EffectiveSettings {
-        let line = |section: &str, key: &'static str| match layers.get(section, key) {
+        let command = layers.command();
+        let line = |setting: &Setting| match layers.get(setting.path) {
             Some((value, origin)) => {
-                let value =
-                    if is_secret::<F>(section, key) { redacted(section, value) } else { to_toml(value) };
-                SettingLine { key, value: Some(value), origin: Some(origin.clone()) }
+                let value = if setting.is_secret() { redacted(setting, value) } else { to_toml(value) };
+                SettingLine { key: setting.key(), value: Some(value), origin: Some(origin.clone()) }
             }
             None => {
-                let default = defaults.get(section).and_then(|keys| keys.get(key));
-                SettingLine { key, value: default.map(to_toml), origin: None }
+                let derived = derived.iter().find(|(path, _)| *path == setting.path);
+                let default = derived.map(|(_, value)| value.clone());
+                let default = default.or_else(|| setting.default_of(command.name));
+                SettingLine { key: setting.key(), value: default.as_ref().map(to_toml), origin: None }
             }
         };
-        let sections = F::sections().into_iter();
-        let sections = sections
-            .map(|(section, keys)| (section, keys.iter().map(|key| line(section, key)).collect()))
-            .collect();
-        EffectiveSettings { command, sections, notices: layers.notices().to_vec(), error }
+        let sections = command.sections.iter();
+        let sections =
+            sections.map(|section| (section.name, section.settings.iter().map(line).collect())).collect();
+        EffectiveSettings { command: command.name, sections, notices: layers.notices().to_vec(), error }
     }
 }
 
@@ -109,7 +104,7 @@ impl fmt::Display for EffectiveSettings {
             }
         }
         let without_effect =
-            self.notices.iter().filter_map(|notice| Some((notice.variable, notice.why_not.as_ref()?)));
+            self.notices.iter().filter_map(|notice| Some((&notice.variable, notice.why_not.as_ref()?)));
         for (number, (variable, why)) in without_effect.enumerate() {
             let gap = if number == 0 { "\n" } else { "" };
             writeln!(f, "{gap}# {variable} has no effect: {why}")?;
@@ -118,55 +113,16 @@ impl fmt::Display for EffectiveSettings {
     }
 }
 
-/// Returns the defaults: the values of the example file. A remark at the end of a line overrides
-/// its value: `# default: VALUE` or `# no default`.
-pub(super) fn defaults(example: &str, derived: DerivedDefaults) -> Table {
-    let mut lines = String::new();
-    for line in example.lines() {
-        match line.split_once(" # ") {
-            Some((_, "no default")) => continue,
-            Some((setting, remark)) if !line.starts_with('#') => {
-                let default = remark.strip_prefix("default: ");
-                let key = setting.split_once(" = ").map_or(setting, |(key, _)| key);
-                let line = default.map_or_else(|| setting.to_owned(), |default| format!("{key} = {default}"));
-                let _ = writeln!(lines, "{line}");
-            }
-            Some(_) | None => {
-                let _ = writeln!(lines, "{line}");
-            }
-        }
-    }
-    let mut table: Table = toml::from_str(&lines).unwrap_or_default();
-    for (path, value) in derived {
-        if let Some((section, key)) = path.split_once('.')
-            && let Some(Value::Table(keys)) = table.get_mut(section)
-        {
-            keys.insert(key.to_owned(), value);
-        }
-    }
-    table
-}
-
 /// Returns the class shares as a setting.
 fn shares<'a>(shares: impl Iterator<Item = (&'a str, u8)>) -> (&'static str, Value) {
     let shares = shares.map(|(class, share)| (class.to_owned(), Value::Integer(share.into())));
     ("admission.class_percent", Value::Table(shares.collect()))
 }
 
-/// Returns whether the file's type has a `SecretText` at this key.
-fn is_secret<F: SettingsFile>(section: &str, key: &str) -> bool {
-    let text = Value::String("text".to_owned());
-    [text.clone(), Value::Array(vec![text])].into_iter().any(|value| {
-        let keys = Table::from_iter([(key.to_owned(), value)]);
-        let whole = Table::from_iter([(section.to_owned(), Value::Table(keys))]);
-        F::deserialize(whole).is_ok_and(|file| format!("{file:?}").contains("SecretText(…)"))
-    })
-}
-
 /// Returns the placeholder of a secret. For a valid URL, it includes the server.
-fn redacted(section: &str, value: &Value) -> String {
+fn redacted(setting: &Setting, value: &Value) -> String {
     let url = value.as_str().unwrap_or_default();
-    let server = match section {
+    let server = match setting.section_and_key().0 {
         "database" => PostgresConnect::new(url).ok().map(|connect| {
             format!(": {} at {}, database {}", connect.user(), connect.endpoint(), connect.database())
         }),

@@ -2,15 +2,14 @@
 
 use std::collections::BTreeSet;
 
-use super::electric_variables::ELECTRIC_VARIABLES;
-use super::imported_variables::{Counterpart, KnownVariable};
-use super::serve_file::ServeFile;
-use super::setting_layers::{SettingLayers, variable};
+use super::electric_variables::WITHOUT_EFFECT;
+use super::imported_variables::{ImportedVariable, imported_variables};
+use super::setting_layers::SettingLayers;
 use super::setting_origin::SettingOrigin;
-use super::settings_file::SettingsFile as _;
-use super::{ServeConfig, load_serve};
+use super::{CommandDeclaration, ServeConfig, ServeSettings, load_serve};
 use crate::cli::ServeArgs;
 
+const SERVE: CommandDeclaration = CommandDeclaration::of::<ServeSettings>();
 const PAGE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/from-electric.md");
 const URL: (&str, &str) = ("DATABASE_URL", "postgres://me:s3cr3t@db.test:5433/shop");
 
@@ -18,8 +17,8 @@ fn pairs(variables: &[(&str, &str)]) -> Vec<(String, String)> {
     variables.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect()
 }
 
-fn layered(variables: &[(&str, &str)]) -> SettingLayers<ServeFile> {
-    let mut layers = SettingLayers::default();
+fn layered(variables: &[(&str, &str)]) -> SettingLayers {
+    let mut layers = SettingLayers::new(SERVE);
     layers.environment(pairs(variables)).unwrap();
     layers
 }
@@ -30,10 +29,9 @@ fn with(variables: &[(&str, &str)]) -> Result<ServeConfig, String> {
 }
 
 /// Returns a setting when only this variable is set.
-fn imported(name: &str, text: &str, section: &str, key: &str) -> String {
+fn imported(name: &str, text: &str, path: &str) -> String {
     let layers = layered(&[(name, text)]);
-    let (value, origin) =
-        layers.get(section, key).unwrap_or_else(|| panic!("{name} does not set {section}.{key}"));
+    let (value, origin) = layers.get(path).unwrap_or_else(|| panic!("{name} does not set {path}"));
     assert_eq!(*origin, SettingOrigin::Variable(name.to_owned()));
     super::effective_settings::to_toml(value)
 }
@@ -68,8 +66,7 @@ fn each_variable_of_electric_sets_its_counterpart() {
         ("ELECTRIC_LOG_LEVEL", "warning", "log.filter", "\"warn\""),
         ("ELECTRIC_PROMETHEUS_PORT", "9090", "admin.listen", "\"127.0.0.1:9090\""),
     ] {
-        let (section, key) = path.split_once('.').unwrap();
-        assert_eq!(imported(name, text, section, key), value, "{name}");
+        assert_eq!(imported(name, text, path), value, "{name}");
     }
 }
 
@@ -96,28 +93,63 @@ fn telemetry_variables_of_electric_have_an_effect_only_with_the_otel_feature() {
     }
 }
 
+/// Runtime variables of Electric 1.7.
+const ELECTRIC_1_7: &str = "
+    CLEANUP_REPLICATION_SLOTS_ON_SHUTDOWN DATABASE_URL ELECTRIC_CACHE_MAX_AGE ELECTRIC_CACHE_STALE_AGE
+    ELECTRIC_CLEANUP_INTERVAL_MS ELECTRIC_CONSUMER_GC_HEAP_THRESHOLD ELECTRIC_CONSUMER_PARTITIONS
+    ELECTRIC_DATABASE_CA_CERTIFICATE_FILE ELECTRIC_DATABASE_ID ELECTRIC_DATABASE_USE_IPV6 ELECTRIC_DB_POOL_SIZE
+    ELECTRIC_ENABLE_INTEGRATION_TESTING ELECTRIC_EXCLUDE_SPANS ELECTRIC_EXPERIMENTAL_MAX_BATCH_SIZE
+    ELECTRIC_EXPERIMENTAL_MAX_SHAPES ELECTRIC_EXPERIMENTAL_MAX_TXN_SIZE ELECTRIC_FEATURE_FLAGS
+    ELECTRIC_HNY_API_KEY ELECTRIC_HNY_DATASET ELECTRIC_INSECURE ELECTRIC_INSTANCE_ID ELECTRIC_LISTEN_ON_IPV6
+    ELECTRIC_LOG_COLORS ELECTRIC_LOG_LEVEL ELECTRIC_LOG_OTP_REPORTS ELECTRIC_MANUAL_TABLE_PUBLISHING
+    ELECTRIC_MAX_CONCURRENT_REQUESTS ELECTRIC_MAX_SHAPES ELECTRIC_METRICS_SAMPLING_RATIO ELECTRIC_OTEL_DEBUG
+    ELECTRIC_OTEL_EXPORT_PERIOD ELECTRIC_OTEL_SAMPLING_RATIO ELECTRIC_OTLP_ENDPOINT ELECTRIC_PERSISTENT_STATE
+    ELECTRIC_POOLED_DATABASE_URL ELECTRIC_PORT ELECTRIC_PROCESS_SPAWN_OPTS ELECTRIC_PROFILE_WHERE_CLAUSES
+    ELECTRIC_PROMETHEUS_PORT ELECTRIC_PUBLICATION_ALTER_DEBOUNCE_TIME ELECTRIC_QUERY_DATABASE_URL
+    ELECTRIC_REPLICATION_IDLE_TIMEOUT ELECTRIC_REPLICATION_STREAM_ID ELECTRIC_SECRET ELECTRIC_SERVICE_NAME
+    ELECTRIC_SHAPE_CHUNK_BYTES_THRESHOLD ELECTRIC_SHAPE_DB_CACHE_SIZE ELECTRIC_SHAPE_DB_ENABLE_MEMORY_STATS
+    ELECTRIC_SHAPE_DB_ENABLE_STATS ELECTRIC_SHAPE_DB_EXCLUSIVE_MODE ELECTRIC_SHAPE_DB_STORAGE_DIR
+    ELECTRIC_SHAPE_DB_SYNCHRONOUS ELECTRIC_SHAPE_HIBERNATE_AFTER ELECTRIC_SHAPE_SUSPEND_CONSUMER
+    ELECTRIC_STATSD_HOST ELECTRIC_STORAGE ELECTRIC_STORAGE_DIR ELECTRIC_SYSTEM_METRICS_POLL_INTERVAL
+    ELECTRIC_TCP_SEND_TIMEOUT ELECTRIC_TELEMETRY_LONG_GC_THRESHOLD
+    ELECTRIC_TELEMETRY_LONG_MESSAGE_QUEUE_DISABLE_THRESHOLD ELECTRIC_TELEMETRY_LONG_MESSAGE_QUEUE_ENABLE_THRESHOLD
+    ELECTRIC_TELEMETRY_LONG_SCHEDULE_THRESHOLD ELECTRIC_TELEMETRY_TOP_PROCESS_COUNT
+    ELECTRIC_TELEMETRY_TOP_PROCESS_LIMIT ELECTRIC_TELEMETRY_URL
+    ELECTRIC_TEMPORARY_REPLICATION_SLOT_USE_RANDOM_NAME ELECTRIC_TWEAKS_CONN_MAX_REQUESTS
+    ELECTRIC_TWEAKS_HANDLER_FULLSWEEP_AFTER ELECTRIC_TWEAKS_HTTP_API_NUM_ACCEPTORS
+    ELECTRIC_TWEAKS_PROCESS_REGISTRY_PARTITIONS ELECTRIC_TWEAKS_PUBLICATION_REFRESH_PERIOD
+    ELECTRIC_TWEAKS_SCHEMA_RECONCILER_PERIOD ELECTRIC_TWEAKS_SHAPE_FILTER_MAX_DISTRIBUTED_LEAVES
+    ELECTRIC_USAGE_REPORTING SENTRY_DSN";
+
 #[test]
-fn every_counterpart_is_a_key_of_the_config_file() {
-    let sections = ServeFile::sections().into_iter();
-    let keys: BTreeSet<String> =
-        sections.flat_map(|(section, keys)| keys.iter().map(move |key| format!("{section}.{key}"))).collect();
-    let mut names = BTreeSet::new();
-    for KnownVariable { name, counterpart, remark } in ELECTRIC_VARIABLES {
+fn every_runtime_variable_of_electric_is_mapped_or_has_a_reason() {
+    let mapped = imported_variables(SERVE);
+    let mapped = mapped.iter().map(|variable| variable.name);
+    let (mut names, mut reasons) = (BTreeSet::new(), String::new());
+    for name in mapped.chain(WITHOUT_EFFECT.iter().map(|(name, _)| *name)) {
         assert!(names.insert(name), "{name} is listed twice");
-        match counterpart {
-            Counterpart::Settings(settings) => {
-                settings.iter().for_each(|(path, _)| assert!(keys.contains(*path), "{path}"))
-            }
-            Counterpart::Similar(path) => assert!(keys.contains(*path) && !remark.is_empty(), "{path}"),
-            Counterpart::Nothing => assert!(!remark.is_empty(), "{name} has no reason"),
-        }
+    }
+    for name in ELECTRIC_1_7.split_whitespace() {
+        assert!(names.contains(name), "{name}");
+    }
+    for (name, reason) in WITHOUT_EFFECT {
+        assert!(!reason.is_empty(), "{name} has no reason");
+        reasons += &format!(" {reason} ");
+    }
+    let is_setting = |word: &&str| {
+        let section = word.split_once('.').map_or("", |(section, _)| section);
+        SERVE.sections.iter().any(|declared| declared.name == section)
+    };
+    let words = reasons.split([' ', ',', ';', '`', '\n']);
+    for path in words.filter(is_setting) {
+        assert!(SERVE.setting(path).is_some(), "{path} is no setting");
     }
 }
 
 #[test]
 fn electric_variables_override_the_file_and_forebay_variables_override_them() {
     let both = [("ELECTRIC_DB_POOL_SIZE", "7"), ("FOREBAY_DATABASE_POOL_SIZE", "9")];
-    assert_eq!(layered(&both).get("database", "pool_size").unwrap().0.as_integer(), Some(9));
+    assert_eq!(layered(&both).get("database.pool_size").unwrap().0.as_integer(), Some(9));
     let path = std::env::temp_dir().join(format!("forebay-electric-{}.toml", std::process::id()));
     std::fs::write(&path, "[serve]\nmax_age_s = 1\nstale_age_s = 2\n").unwrap();
     let args = ServeArgs { config: Some(path.clone()), ..ServeArgs::default() };
@@ -125,9 +157,9 @@ fn electric_variables_override_the_file_and_forebay_variables_override_them() {
     std::fs::remove_file(path).unwrap();
     assert_eq!((config.max_age_s, config.stale_age_s), (3, 2));
     let two = [("ELECTRIC_LISTEN_ON_IPV6", "true"), ("ELECTRIC_PORT", "8080")];
-    assert_eq!(layered(&two).get("serve", "listen").unwrap().0.as_str(), Some("[::]:8080"));
+    assert_eq!(layered(&two).get("serve.listen").unwrap().0.as_str(), Some("[::]:8080"));
     let two = [("ELECTRIC_LISTEN_ON_IPV6", "false"), ("ELECTRIC_PORT", "8080")];
-    assert_eq!(layered(&two).get("serve", "listen").unwrap().0.as_str(), Some("0.0.0.0:8080"));
+    assert_eq!(layered(&two).get("serve.listen").unwrap().0.as_str(), Some("0.0.0.0:8080"));
 }
 
 #[test]
@@ -152,13 +184,26 @@ fn variables_with_and_without_effect_are_reported_by_name() {
         ("ELECTRIC_URL", "http://other.programs.test"),
     ])
     .unwrap();
-    let names: Vec<_> = config.variable_notices.iter().map(|notice| notice.variable).collect();
-    assert_eq!(names, ["ELECTRIC_SECRET", "ELECTRIC_STORAGE", "ELECTRIC_INSTANCE_ID"]);
+    let names: Vec<_> = config.variable_notices.iter().map(|notice| notice.variable.as_str()).collect();
+    assert_eq!(names, ["ELECTRIC_SECRET", "ELECTRIC_STORAGE", "ELECTRIC_INSTANCE_ID", "ELECTRIC_URL"]);
     assert_eq!(config.variable_notices[0].settings, ["serve.secret"]);
     assert!(config.variable_notices[1].why_not.as_ref().unwrap().contains("storage.dir"));
     assert!(config.variable_notices[2].why_not.as_ref().unwrap().contains("its counterpart is quota.member"));
     assert!(!format!("{:?}", config.variable_notices).contains("s3cr3t"));
     assert!(with(&[]).unwrap().variable_notices.is_empty(), "DATABASE_URL is too common for a notice");
+}
+
+#[test]
+fn an_unknown_variable_of_electric_is_reported_with_a_suggestion() {
+    let why = |name| {
+        let config = with(&[(name, "s3cr3t")]).unwrap();
+        let notice = config.variable_notices.into_iter().find(|notice| notice.variable == name).unwrap();
+        assert!(notice.settings.is_empty());
+        notice.why_not.unwrap()
+    };
+    assert!(why("ELECTRIC_SECERT").contains("did you mean `ELECTRIC_SECRET`?"));
+    assert!(!why("ELECTRIC_OF_A_LATER_VERSION").contains("did you mean"));
+    assert!(with(&[("ELECTRIC_SECERT", "")]).unwrap().variable_notices.is_empty(), "an empty variable");
 }
 
 #[test]
@@ -189,19 +234,22 @@ fn variables_of_a_kubernetes_service_named_electric_are_ignored() {
 /// Returns the table of the page.
 fn table() -> String {
     let mut table = String::from("| Electric | Forebay | remark |\n|---|---|---|\n");
-    for KnownVariable { name, counterpart, remark } in ELECTRIC_VARIABLES {
-        let key = |path: &str| {
-            let (section, key) = path.split_once('.').unwrap();
-            format!("`{path}`, `{}`", variable(section, key))
-        };
-        let ours = match counterpart {
-            Counterpart::Settings(settings) => {
-                settings.iter().map(|(path, _)| key(path)).collect::<Vec<_>>().join("; ")
-            }
-            Counterpart::Similar(path) => format!("no effect; similar: {}", key(path)),
-            Counterpart::Nothing => "none".to_owned(),
-        };
-        table += &format!("| `{name}` | {ours} | {remark} |\n");
+    let variables = imported_variables(SERVE);
+    for ImportedVariable { name, settings } in
+        variables.iter().filter(|variable| !variable.name.starts_with("OTEL_"))
+    {
+        let ours =
+            settings.iter().map(|(setting, _)| format!("`{}`, `{}`", setting.path, setting.variable()));
+        let imports = settings.iter().flat_map(|(setting, _)| setting.imports());
+        let remark = imports.filter(|import| import.name == *name).map(|import| import.remark).next();
+        table += &format!(
+            "| `{name}` | {} | {} |\n",
+            ours.collect::<Vec<_>>().join("; "),
+            remark.unwrap_or_default()
+        );
+    }
+    for (name, reason) in WITHOUT_EFFECT {
+        table += &format!("| `{name}` | no effect | {reason} |\n");
     }
     table
 }

@@ -3,10 +3,9 @@
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 
-use super::gate_file::GateFile;
-use super::serve_file::ServeFile;
-use super::settings_file::SettingsFile;
-use super::{GATE_EXAMPLE, SERVE_EXAMPLE, load_gate, load_serve};
+use super::{
+    CommandDeclaration, GateSettings, ServeSettings, gate_example, load_gate, load_serve, serve_example,
+};
 use crate::cli::{GateArgs, ServeArgs};
 
 /// Returns the example with the commented keys uncommented.
@@ -27,17 +26,17 @@ fn keys(text: &str) -> BTreeSet<(String, String)> {
     pairs.collect()
 }
 
-fn all_keys<F: SettingsFile>() -> BTreeSet<(String, String)> {
-    let sections = F::sections().into_iter();
-    let pairs = sections
-        .flat_map(|(section, keys)| keys.iter().map(move |key| (section.to_owned(), (*key).to_owned())));
-    pairs.collect()
+fn all_keys(command: CommandDeclaration) -> BTreeSet<(String, String)> {
+    let paths = command.settings().map(|setting| setting.section_and_key());
+    paths.map(|(section, key)| (section.to_owned(), key.to_owned())).collect()
 }
 
 #[test]
 fn the_examples_list_exactly_the_known_keys() {
-    assert_eq!(keys(&with_commented_keys(GATE_EXAMPLE)), all_keys::<GateFile>());
-    assert_eq!(keys(&with_commented_keys(SERVE_EXAMPLE)), all_keys::<ServeFile>());
+    let gate = CommandDeclaration::of::<GateSettings>();
+    assert_eq!(keys(&with_commented_keys(&gate_example())), all_keys(gate));
+    let serve = CommandDeclaration::of::<ServeSettings>();
+    assert_eq!(keys(&with_commented_keys(&serve_example())), all_keys(serve));
 }
 
 /// Returns the result of `load` for a file with this text.
@@ -55,9 +54,8 @@ fn the_example_of_the_gate_is_valid_and_its_values_are_the_defaults() {
         let args = GateArgs { config, ..GateArgs::default() };
         format!("{:#?}", load_gate(args, []).unwrap())
     };
-    let least = "[gate]\nupstream = \"http://127.0.0.1:8000\"\nstream_routes = [\"POST /api/v1/stream\"]\n\
-                 [admission]\nper_user = 3\nclass_percent = { anonymous = 90, user = 100 }\n";
-    let (example, least) = (load("gate-example", GATE_EXAMPLE, gate), load("gate-least", least, gate));
+    let least = "[gate]\nupstream = \"http://127.0.0.1:8000\"\n[admission]\nper_user = 3\n";
+    let (example, least) = (load("gate-example", &gate_example(), gate), load("gate-least", least, gate));
     assert_eq!(example, least, "the values of the example are the defaults");
 }
 
@@ -67,8 +65,8 @@ fn the_example_of_the_server_is_valid_and_its_values_are_the_defaults() {
         let args = ServeArgs { config, ..ServeArgs::default() };
         format!("{:#?}", load_serve(args, []).unwrap())
     };
-    let least = "[database]\nurl = \"postgres://forebay@127.0.0.1:5432/app\"\n\
-                 [admission]\nper_user = 100\nclass_percent = { anonymous = 90, user = 100 }\n";
-    let (example, least) = (load("serve-example", SERVE_EXAMPLE, serve), load("serve-least", least, serve));
+    let least = "[database]\nurl = \"postgres://forebay@127.0.0.1:5432/app\"\n[admission]\nper_user = 100\n";
+    let example = load("serve-example", &serve_example(), serve);
+    let least = load("serve-least", least, serve);
     assert_eq!(example, least, "the values of the example are the defaults");
 }

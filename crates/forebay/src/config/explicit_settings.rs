@@ -5,27 +5,28 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
-use toml::{Table, Value};
+use toml::Value;
 
 /// Every key that is set, with its value.
 #[derive(Clone, Default)]
-pub struct ExplicitSettings(BTreeMap<String, Value>);
+pub struct ExplicitSettings(BTreeMap<&'static str, Value>);
+
+impl FromIterator<(&'static str, Value)> for ExplicitSettings {
+    fn from_iter<I: IntoIterator<Item = (&'static str, Value)>>(settings: I) -> ExplicitSettings {
+        ExplicitSettings(settings.into_iter().collect())
+    }
+}
 
 impl ExplicitSettings {
-    /// Collects the keys of all sections.
-    pub(super) fn of(table: &Table) -> ExplicitSettings {
-        let keys = table.iter().flat_map(|(section, keys)| {
-            let keys = keys.as_table().into_iter().flatten();
-            keys.map(move |(key, value)| (format!("{section}.{key}"), value.clone()))
-        });
-        ExplicitSettings(keys.collect())
+    /// Returns the keys whose values differ, in order.
+    pub(crate) fn changed_keys(&self, other: &ExplicitSettings) -> Vec<&'static str> {
+        let all: BTreeSet<&'static str> = self.0.keys().chain(other.0.keys()).copied().collect();
+        all.into_iter().filter(|key| self.0.get(key) != other.0.get(key)).collect()
     }
 
-    /// Returns the keys whose values differ, in order.
-    pub(crate) fn changed_keys<'a>(&'a self, other: &'a ExplicitSettings) -> Vec<&'a str> {
-        let differs = |key: &&String| self.0.get(*key) != other.0.get(*key);
-        let all: BTreeSet<&String> = self.0.keys().chain(other.0.keys()).collect();
-        all.into_iter().filter(differs).map(String::as_str).collect()
+    /// Returns whether a key is set.
+    pub(crate) fn contains(&self, key: &str) -> bool {
+        self.0.contains_key(key)
     }
 }
 
@@ -43,9 +44,14 @@ mod tests {
 
     #[test]
     fn changed_keys_are_listed_and_values_are_not_printed() {
-        let settings = |text: &str| ExplicitSettings::of(&text.parse().unwrap());
-        let before = settings("[admission]\ntotal = 1\nper_user = 2\n[serve]\nsecret = \"one\"\n");
-        let after = settings("[admission]\ntotal = 1\n[serve]\nsecret = \"two\"\n[log]\nfilter = \"x\"\n");
+        let before: ExplicitSettings =
+            [("admission.total", 1.into()), ("admission.per_user", 2.into()), ("serve.secret", "one".into())]
+                .into_iter()
+                .collect();
+        let after: ExplicitSettings =
+            [("admission.total", 1.into()), ("serve.secret", "two".into()), ("log.filter", "x".into())]
+                .into_iter()
+                .collect();
         assert_eq!(before.changed_keys(&after), ["admission.per_user", "log.filter", "serve.secret"]);
         assert!(after.changed_keys(&after).is_empty());
         assert!(!format!("{before:?}").contains("one"));

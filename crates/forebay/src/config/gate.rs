@@ -13,22 +13,19 @@ use http::uri::{Authority, Scheme, Uri};
 use super::ConfigError;
 use super::admission::AdmissionConfig;
 use super::explicit_settings::ExplicitSettings;
-use super::gate_file::{GateFile, GateSection};
 use super::identity::{IdentityConfig, TrustedProxies};
 use super::imported_variables::VariableNotice;
-use super::nearest::nearest;
+use super::nearest::{Suggestion, nearest};
 use super::otel_config::{OtelConfig, check_otel};
 use super::quota::QuotaConfig;
-use super::server_settings::{check_admin, check_http, check_log, check_secret, check_tls};
-use super::setting_layers::{SettingLayers, Suggestion};
-use super::value_reader::{ValueError, ValueReader};
+use super::sections::{GateSection, GateSettings, HostHeader};
+use super::server_settings::{check_admin, check_tls, http_config};
+use super::setting_layers::SettingLayers;
+use super::value_error::ValueError;
 use crate::logging::LogConfig;
 use crate::tls::TlsCertificate;
 
-const LISTEN: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 8080);
-const ADMIN: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 8081);
-
-/// Checked settings of `forebay gate`. `gate.example.toml` explains each key and its default.
+/// Checked settings of `forebay gate`. `forebay gate --example-config` explains each key.
 #[derive(Debug)]
 pub struct GateConfig {
     /// Address for clients.
@@ -73,74 +70,61 @@ pub struct GateConfig {
     pub explicit_settings: ExplicitSettings,
 }
 
-impl TryFrom<SettingLayers<GateFile>> for GateConfig {
+impl TryFrom<SettingLayers> for GateConfig {
     type Error = ConfigError;
 
-    fn try_from(layers: SettingLayers<GateFile>) -> Result<GateConfig, ConfigError> {
-        let (variable_notices, explicit_settings) = (layers.notices().to_vec(), layers.explicit_settings());
-        let (file, origins) = layers.finish()?;
-        let config = check_all(file, &ValueReader { origins })?;
-        Ok(GateConfig { variable_notices, explicit_settings, ..config })
+    fn try_from(layers: SettingLayers) -> Result<GateConfig, ConfigError> {
+        Ok(check_all(GateSettings::read(&layers)?, &layers)?)
     }
 }
 
-fn check_all(file: GateFile, reader: &ValueReader) -> Result<GateConfig, ValueError> {
-    let gate = file.gate;
-    let listen = reader.address("gate.listen", gate.listen.as_ref(), LISTEN)?;
-    let proxies = TrustedProxies::check(
-        ("gate.trusted_proxies", gate.trusted_proxies.as_ref()),
-        ("gate.forwarded_by", gate.forwarded_by.as_ref()),
-        reader,
-    )?;
-    let hosts = [("preserve", true), ("upstream", false)];
-    let request_idle_timeout = reader.duration(
-        "gate.request_idle_timeout_ms",
-        gate.request_idle_timeout_ms,
-        Duration::from_secs(30),
-    )?;
-    let forward_user_header = reader.header("gate.forward_user_header", gate.forward_user_header.as_ref())?;
-    let identity = IdentityConfig::check(&file.identity, &proxies, reader)?;
-    let admission = AdmissionConfig::check(&file.admission, 3, !identity.methods.is_empty(), reader)?;
-    let drain = reader.duration("gate.drain_timeout_ms", gate.drain_timeout_ms, Duration::from_secs(25))?;
+fn check_all(settings: GateSettings, layers: &SettingLayers) -> Result<GateConfig, ValueError> {
+    let GateSettings { gate, http, admin, .. } = settings;
+    let proxies = TrustedProxies {
+        key: "gate.trusted_proxies",
+        networks: &gate.trusted_proxies,
+        forwarded_by: gate.forwarded_by,
+    };
+    let identity = IdentityConfig::check(&settings.identity, &proxies, layers)?;
+    let admission = AdmissionConfig::check(settings.admission, !identity.methods.is_empty(), layers)?;
+    check_routes(&gate.stream_routes, &admission.builder, layers)?;
     Ok(GateConfig {
-        listen,
-        upstream: check_upstream(&gate, listen, reader)?,
-        stream_routes: check_routes(&gate, &admission.builder, reader)?,
-        preserve_host: reader.choice("gate.host", gate.host.as_ref(), &hosts)?,
-        forward_user_header,
-        request_idle_timeout,
-        drain_timeout: drain,
+        listen: gate.listen,
+        upstream: check_upstream(&gate, layers)?,
+        stream_routes: gate.stream_routes,
+        preserve_host: gate.host == HostHeader::Preserve,
+        forward_user_header: gate.forward_user_header,
+        request_idle_timeout: gate.request_idle_timeout_ms,
+        drain_timeout: gate.drain_timeout_ms,
         // The gate enforces this timeout itself and answers 408. The HTTP server gets twice the
         // time, so that its own timeout never comes first.
-        http: check_http(&file.http, request_idle_timeout * 2, reader)?,
+        http: http_config(&http, gate.request_idle_timeout_ms * 2),
         admission,
         identity,
-        quota: QuotaConfig::check(&file.redis, &file.quota, reader)?,
+        quota: QuotaConfig::check(settings.redis, settings.quota, layers)?,
         tls: check_tls(
             ("gate.tls_cert_file", gate.tls_cert_file.as_ref()),
             ("gate.tls_key_file", gate.tls_key_file.as_ref()),
-            reader,
+            layers,
         )?,
-        admin: check_admin(&file.admin, ADMIN, reader)?,
-        admin_secret: check_secret("admin.secret", file.admin.secret.as_ref(), reader)?,
-        log: check_log(&file.log, reader)?,
-        otel: check_otel(&file.otel, cfg!(feature = "otel"), reader)?,
-        variable_notices: Vec::new(),
-        explicit_settings: ExplicitSettings::default(),
-        trusted_proxies: proxies.networks,
-        forwarded_by: proxies.forwarded_by,
+        admin: check_admin(&admin, layers)?,
+        admin_secret: admin.secret,
+        log: LogConfig { format: settings.log.format, filter: settings.log.filter },
+        otel: check_otel(&settings.otel, cfg!(feature = "otel"), layers)?,
+        variable_notices: layers.notices().to_vec(),
+        explicit_settings: layers.explicit_settings(),
+        trusted_proxies: gate.trusted_proxies,
+        forwarded_by: gate.forwarded_by,
     })
 }
 
 /// Checks the routes. A class without a share would have no effect, and a typo would go unnoticed.
 fn check_routes(
-    gate: &GateSection,
+    routes: &[StreamRoute],
     admission: &Builder,
-    reader: &ValueReader,
-) -> Result<Vec<StreamRoute>, ValueError> {
-    const KEY: &str = "gate.stream_routes";
-    let routes: Vec<StreamRoute> = reader.list(KEY, gate.stream_routes.as_ref())?;
-    for route in &routes {
+    layers: &SettingLayers,
+) -> Result<(), ValueError> {
+    for route in routes {
         let Some(class) = route.class().filter(|class| admission.classes().all(|known| known != *class))
         else {
             continue;
@@ -152,42 +136,29 @@ fn check_routes(
             class.as_str(),
             known.join("`, `"),
         );
-        return Err(reader.error(KEY, route.to_string(), why));
+        return Err(layers.error("gate.stream_routes", route.to_string(), why));
     }
-    Ok(routes)
+    Ok(())
 }
 
-fn check_upstream(
-    gate: &GateSection,
-    listen: SocketAddr,
-    reader: &ValueReader,
-) -> Result<UpstreamConfig, ValueError> {
+fn check_upstream(gate: &GateSection, layers: &SettingLayers) -> Result<UpstreamConfig, ValueError> {
     const KEY: &str = "gate.upstream";
-    let Some(url) = &gate.upstream else {
-        let why = "is missing: set the URL of the service, such as --upstream http://127.0.0.1:8000";
-        return Err(reader.error(KEY, None, why));
-    };
-    let authority = check_url(url).map_err(|why| reader.error(KEY, url.clone(), why))?;
+    let (url, listen) = (&gate.upstream, gate.listen);
+    let authority = check_url(url).map_err(|why| layers.error(KEY, url.clone(), why))?;
     let upstream_port = authority.port_u16().unwrap_or(80);
     let own = |ip: std::net::IpAddr| ip == listen.ip() || (listen.ip().is_unspecified() && ip.is_loopback());
     let host = authority.host().trim_matches(['[', ']']);
     let same = host.parse().is_ok_and(own) || (host == "localhost" && own(Ipv4Addr::LOCALHOST.into()));
     if same && upstream_port == listen.port() {
         let why = format!("is the gate's own address ({listen}): requests would loop");
-        return Err(reader.error(KEY, url.clone(), why));
+        return Err(layers.error(KEY, url.clone(), why));
     }
     let mut upstream = UpstreamConfig::new(authority);
-    let duration = |key, given, default| reader.duration(key, given, default);
-    upstream.connect_timeout =
-        duration("gate.connect_timeout_ms", gate.connect_timeout_ms, upstream.connect_timeout)?;
-    upstream.response_timeout =
-        duration("gate.response_timeout_ms", gate.response_timeout_ms, upstream.response_timeout)?;
-    upstream.idle_timeout =
-        duration("gate.upstream_idle_timeout_ms", gate.upstream_idle_timeout_ms, upstream.idle_timeout)?;
-    let most = u32::try_from(upstream.max_connections).unwrap_or(u32::MAX);
-    let most = reader.count("gate.upstream_max_connections", gate.upstream_max_connections, most)?;
-    upstream.max_connections = most as usize;
-    upstream.max_idle = gate.upstream_max_idle.map_or(upstream.max_idle, |most| most as usize);
+    upstream.connect_timeout = gate.connect_timeout_ms;
+    upstream.response_timeout = gate.response_timeout_ms;
+    upstream.idle_timeout = gate.upstream_idle_timeout_ms;
+    upstream.max_connections = gate.upstream_max_connections as usize;
+    upstream.max_idle = gate.upstream_max_idle as usize;
     Ok(upstream)
 }
 

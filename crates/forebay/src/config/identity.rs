@@ -5,8 +5,9 @@ use std::fmt;
 use forebay_admission::{ApiKeys, Class, ForwardedHeader, Identifier, Jwt, KeyError, Network};
 use http::header::HeaderName;
 
-use super::settings_file::IdentitySection;
-use super::value_reader::{ValueError, ValueReader};
+use super::sections::IdentitySection;
+use super::setting_layers::SettingLayers;
+use super::value_error::ValueError;
 
 /// Identity methods.
 pub struct IdentityConfig {
@@ -25,40 +26,26 @@ impl fmt::Debug for IdentityConfig {
 }
 
 /// Proxies whose headers about clients are trusted.
-pub(super) struct TrustedProxies {
+pub(super) struct TrustedProxies<'a> {
     /// The key with the networks, for errors.
     pub(super) key: &'static str,
-    pub(super) networks: Vec<Network>,
+    pub(super) networks: &'a [Network],
     pub(super) forwarded_by: ForwardedHeader,
-}
-
-impl TrustedProxies {
-    /// Checks the two keys of a section: networks and header.
-    pub(super) fn check(
-        (key, networks): (&'static str, Option<&Vec<String>>),
-        (by_key, by): (&'static str, Option<&String>),
-        reader: &ValueReader,
-    ) -> Result<TrustedProxies, ValueError> {
-        let methods =
-            [("x-forwarded-for", ForwardedHeader::XForwardedFor), ("forwarded", ForwardedHeader::Forwarded)];
-        let networks = reader.list(key, networks)?;
-        Ok(TrustedProxies { key, networks, forwarded_by: reader.choice(by_key, by, &methods)? })
-    }
 }
 
 impl IdentityConfig {
     pub(super) fn check(
         section: &IdentitySection,
-        proxies: &TrustedProxies,
-        reader: &ValueReader,
+        proxies: &TrustedProxies<'_>,
+        layers: &SettingLayers,
     ) -> Result<IdentityConfig, ValueError> {
-        let TrustedProxies { key: proxies_key, networks: proxies, forwarded_by } = proxies;
+        let TrustedProxies { key: proxies_key, networks: proxies, forwarded_by } = *proxies;
         let (mut identify, mut methods, mut user_headers) = (Identifier::new(), Vec::new(), Vec::new());
-        if let Some(jwt) = check_jwt(section, reader)? {
+        if let Some(jwt) = check_jwt(section, layers)? {
             identify = identify.jwt(jwt);
             methods.push("jwt");
         }
-        if let Some(keys) = check_api_keys(section, reader)? {
+        if let Some(keys) = check_api_keys(section, layers)? {
             identify = identify.api_keys(keys);
             methods.push("api_key");
         }
@@ -66,25 +53,25 @@ impl IdentityConfig {
         let require_proxies = |key, name: &HeaderName| {
             let why =
                 format!("is accepted only from trusted proxies, and none are configured: set {proxies_key}");
-            if proxies.is_empty() { Err(reader.error(key, name.to_string(), why)) } else { Ok(()) }
+            if proxies.is_empty() { Err(layers.error(key, name.to_string(), why)) } else { Ok(()) }
         };
-        if let Some(name) = reader.header("identity.user_header", section.user_header.as_ref())? {
+        if let Some(name) = section.user_header.clone() {
             require_proxies("identity.user_header", &name)?;
             identify = identify.trusted_header_named(name.clone());
             user_headers.push(name);
             methods.push("trusted_header");
         }
-        if let Some(name) = reader.header("identity.class_header", section.class_header.as_ref())? {
+        if let Some(name) = section.class_header.clone() {
             require_proxies("identity.class_header", &name)?;
             if section.user_header.is_none() {
                 let why = "is the class of the user in identity.user_header, which is not set";
-                return Err(reader.error("identity.class_header", name.to_string(), why));
+                return Err(layers.error("identity.class_header", name.to_string(), why));
             }
             identify = identify.trusted_class_header(name.clone());
             user_headers.push(name);
         }
-        if section.by_address == Some(true) {
-            let by = if proxies.is_empty() { ForwardedHeader::PeerOnly } else { *forwarded_by };
+        if section.by_address {
+            let by = if proxies.is_empty() { ForwardedHeader::PeerOnly } else { forwarded_by };
             identify = identify.address(by);
             methods.push("address");
         }
@@ -92,17 +79,17 @@ impl IdentityConfig {
     }
 }
 
-fn check_jwt(section: &IdentitySection, reader: &ValueReader) -> Result<Option<Jwt>, ValueError> {
+fn check_jwt(section: &IdentitySection, layers: &SettingLayers) -> Result<Option<Jwt>, ValueError> {
     const SECRET: &str = "identity.jwt_secret_file";
     const PUBLIC: &str = "identity.jwt_public_key_file";
     const JWKS: &str = "identity.jwt_jwks_file";
-    let secret = reader.read_file(SECRET, section.jwt_secret_file.as_ref())?;
-    let public = reader.read_file(PUBLIC, section.jwt_public_key_file.as_ref())?;
+    let secret = layers.read_file(SECRET, section.jwt_secret_file.as_ref())?;
+    let public = layers.read_file(PUBLIC, section.jwt_public_key_file.as_ref())?;
     let key_error = |key, path: Option<&std::path::PathBuf>, error: KeyError| {
-        reader.error(key, path.map(|path| path.display().to_string()), error)
+        layers.error(key, path.map(|path| path.display().to_string()), error)
     };
     let jwt = match (secret, public, &section.jwt_jwks_file) {
-        (None, None, None) => return no_jwt_setting(section, reader).map(|()| None),
+        (None, None, None) => return no_jwt_setting(section, layers).map(|()| None),
         (Some(secret), None, None) => {
             let secret = secret.strip_suffix(b"\n").unwrap_or(&secret);
             Jwt::secret(secret.strip_suffix(b"\r").unwrap_or(secret))
@@ -116,7 +103,7 @@ fn check_jwt(section: &IdentitySection, reader: &ValueReader) -> Result<Option<J
         (Some(_), _, _) | (None, Some(_), Some(_)) => {
             let why = "conflicts with another key: set only one of jwt_secret_file, jwt_public_key_file and jwt_jwks_file";
             let key = if section.jwt_secret_file.is_some() { SECRET } else { PUBLIC };
-            return Err(reader.error(key, None, why));
+            return Err(layers.error(key, None, why));
         }
     };
     let jwt = section.jwt_user_claim.iter().fold(jwt, |jwt, claim| jwt.user_claim(claim));
@@ -127,7 +114,7 @@ fn check_jwt(section: &IdentitySection, reader: &ValueReader) -> Result<Option<J
 
 /// Fails if a token setting is present without a key. It would have no effect, and the operator
 /// expects tokens to be read.
-fn no_jwt_setting(section: &IdentitySection, reader: &ValueReader) -> Result<(), ValueError> {
+fn no_jwt_setting(section: &IdentitySection, layers: &SettingLayers) -> Result<(), ValueError> {
     let some = |list: &Option<Vec<String>>| list.as_ref().is_some_and(|list| !list.is_empty());
     let settings = [
         ("identity.jwt_user_claim", section.jwt_user_claim.is_some()),
@@ -138,24 +125,24 @@ fn no_jwt_setting(section: &IdentitySection, reader: &ValueReader) -> Result<(),
     settings.into_iter().find(|(_, set)| *set).map_or(Ok(()), |(key, _)| {
         let why = "has no effect without a key to verify tokens: set one of identity.jwt_secret_file, \
                    jwt_public_key_file and jwt_jwks_file";
-        Err(reader.error(key, None, why))
+        Err(layers.error(key, None, why))
     })
 }
 
-fn check_api_keys(section: &IdentitySection, reader: &ValueReader) -> Result<Option<ApiKeys>, ValueError> {
+fn check_api_keys(section: &IdentitySection, layers: &SettingLayers) -> Result<Option<ApiKeys>, ValueError> {
     const KEY: &str = "identity.api_keys_file";
-    let Some(content) = reader.read_file(KEY, section.api_keys_file.as_ref())? else {
+    let Some(content) = layers.read_file(KEY, section.api_keys_file.as_ref())? else {
         return section.api_key_header.as_ref().map_or(Ok(None), |name| {
             let why = "has no effect without API keys: set identity.api_keys_file";
-            Err(reader.error("identity.api_key_header", name.clone(), why))
+            Err(layers.error("identity.api_key_header", name.to_string(), why))
         });
     };
     let path = section.api_keys_file.as_ref().map(|path| path.display().to_string());
-    let file_error = |why: String| reader.error(KEY, path.clone(), why);
+    let file_error = |why: String| layers.error(KEY, path.clone(), why);
     let content = String::from_utf8(content).map_err(|_| file_error("is not UTF-8 text".to_owned()))?;
     let mut keys = ApiKeys::new();
-    if let Some(name) = reader.header("identity.api_key_header", section.api_key_header.as_ref())? {
-        keys = keys.header(name);
+    if let Some(name) = &section.api_key_header {
+        keys = keys.header(name.clone());
     }
     for (line, text) in content.lines().enumerate().filter(|(_, text)| !text.trim().is_empty()) {
         if text.starts_with('#') {

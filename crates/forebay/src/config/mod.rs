@@ -1,64 +1,84 @@
 //! Settings of `forebay gate` and `forebay serve`.
 //!
+//! A setting is declared once, in `sections/`. From the declaration follow its key, variable, flag,
+//! default, check, documentation, what SIGHUP does, and the variables of other programs for it.
+//!
 //! Order of precedence, weakest first: defaults, the config file, variables of other programs,
 //! `FOREBAY_` variables, flags.
 //!
 //! Invariant: [`GateConfig`] and [`ServeConfig`] are complete and valid. The rest of the program
 //! does not validate them again. Their `Debug` output contains no password.
-//! Enforced by: the file types (`gate_file.rs`, `serve_file.rs`) are private. `TryFrom` in
-//! `gate.rs` and `serve.rs` is the only conversion from them. A value that may contain a password
-//! is a [`SecretText`].
+//! Enforced by: `TryFrom<SettingLayers>` in `gate.rs` and `serve.rs` is the only way to make them.
+//! It reads all sections, which check each value, and then checks how values fit together. A value
+//! that may contain a password is a [`SecretText`] or a `Secret`.
+//!
+//! | topic | file |
+//! |---|---|
+//! | declarations | `sections/` |
+//! | what a declaration can have; its syntax | `setting.rs`; `settings_macro.rs` |
+//! | types of values | `setting_value.rs` |
+//! | file, environment and flags | `setting_layers.rs`, `config_file.rs`, `setting_flags.rs` |
+//! | variables of Electric and OpenTelemetry | `imported_variables.rs`, `electric_variables.rs` |
+//! | checks of several settings together | `gate.rs`, `serve.rs` and the files that they use |
+//! | `forebay config`; `--example-config` | `effective_settings.rs`; `example_file.rs` |
+//! | pages of the documentation | `reference.rs` |
 
 mod admission;
+mod command_settings;
+mod config_file;
 mod database;
 mod effective_settings;
 mod electric_variables;
 #[cfg(test)]
 mod electric_variables_tests;
+mod example_file;
 #[cfg(test)]
 mod example_tests;
 mod explicit_settings;
-mod field_names;
 mod gate;
-mod gate_file;
 #[cfg(test)]
 mod generated_page;
 mod identity;
 mod imported_variables;
 mod nearest;
-mod opentelemetry_variables;
 mod otel_config;
 mod quota;
 #[cfg(test)]
 mod reference;
 mod secret_text;
+mod sections;
 mod serve;
-mod serve_file;
 #[cfg(test)]
 mod serve_tests;
 mod server_settings;
+mod setting;
+mod setting_flags;
 mod setting_layers;
 mod setting_origin;
-mod settings_file;
+mod setting_value;
+mod settings_macro;
 mod storage;
-mod value_reader;
+mod value_error;
 
 pub use admission::AdmissionConfig;
+pub(crate) use command_settings::{CommandDeclaration, CommandSettings};
 pub use effective_settings::EffectiveSettings;
 pub use explicit_settings::ExplicitSettings;
 pub use gate::GateConfig;
-pub(crate) use gate_file::GateFile;
 pub use identity::IdentityConfig;
 pub use imported_variables::VariableNotice;
 pub use otel_config::OtelConfig;
 pub use quota::QuotaConfig;
 pub use secret_text::SecretText;
+pub(crate) use sections::{GateSettings, ServeSettings};
 pub use serve::ServeConfig;
-pub(crate) use serve_file::ServeFile;
+pub(crate) use setting::{Reload, Setting};
+pub(crate) use setting_flags::SettingFlags;
 pub use setting_layers::LayerError;
 pub(crate) use setting_layers::SettingLayers;
-pub(crate) use settings_file::SettingsFile;
-pub use value_reader::ValueError;
+pub use value_error::ValueError;
+
+use std::path::PathBuf;
 
 use crate::cli::{GateArgs, ServeArgs};
 
@@ -69,19 +89,26 @@ pub enum ConfigError {
     /// A layer can't be read.
     #[error(transparent)]
     Layer(#[from] LayerError),
-    /// A value has the wrong type for its key.
-    #[error("a setting has the wrong type: {0}")]
-    Kind(#[from] toml::de::Error),
     /// A value is invalid.
     #[error(transparent)]
     Value(#[from] ValueError),
 }
 
-/// Config file of `forebay gate` with every key, its default and the reason for it.
-pub const GATE_EXAMPLE: &str = include_str!("../../gate.example.toml");
+/// Returns a config file of `forebay gate` with every key, its description and its default.
+pub fn gate_example() -> String {
+    example_file::example_file(CommandDeclaration::of::<GateSettings>())
+}
 
-/// Config file of `forebay serve` with every key, its default and the reason for it.
-pub const SERVE_EXAMPLE: &str = include_str!("../../serve.example.toml");
+/// Returns a config file of `forebay serve` with every key, its description and its default.
+pub fn serve_example() -> String {
+    example_file::example_file(CommandDeclaration::of::<ServeSettings>())
+}
+
+/// Returns the declaration of a setting of any command.
+pub(crate) fn setting(path: &str) -> Option<&'static Setting> {
+    let serve = CommandDeclaration::of::<ServeSettings>();
+    serve.setting(path).or_else(|| CommandDeclaration::of::<GateSettings>().setting(path))
+}
 
 /// Loads the settings of `forebay gate`.
 ///
@@ -113,7 +140,7 @@ pub fn effective_gate(
     args: GateArgs,
     environment: impl IntoIterator<Item = (String, String)>,
 ) -> Result<EffectiveSettings, ConfigError> {
-    Ok(EffectiveSettings::of_gate(gate_layers(args, environment)?))
+    Ok(EffectiveSettings::of_gate(&gate_layers(args, environment)?))
 }
 
 /// Returns all effective settings of `forebay serve`, to be printed.
@@ -124,31 +151,33 @@ pub fn effective_serve(
     args: ServeArgs,
     environment: impl IntoIterator<Item = (String, String)>,
 ) -> Result<EffectiveSettings, ConfigError> {
-    Ok(EffectiveSettings::of_serve(serve_layers(args, environment)?))
+    Ok(EffectiveSettings::of_serve(&serve_layers(args, environment)?))
 }
 
 fn gate_layers(
     args: GateArgs,
     environment: impl IntoIterator<Item = (String, String)>,
-) -> Result<SettingLayers<GateFile>, LayerError> {
-    let mut layers = SettingLayers::default();
-    if let Some(path) = &args.config {
-        layers.file(path)?;
-    }
-    layers.environment(environment)?;
-    args.apply(&mut layers);
-    Ok(layers)
+) -> Result<SettingLayers, LayerError> {
+    layers(args.config, environment, args.flags)
 }
 
 fn serve_layers(
     args: ServeArgs,
     environment: impl IntoIterator<Item = (String, String)>,
-) -> Result<SettingLayers<ServeFile>, LayerError> {
-    let mut layers = SettingLayers::default();
-    if let Some(path) = &args.config {
-        layers.file(path)?;
+) -> Result<SettingLayers, LayerError> {
+    layers(args.config, environment, args.flags)
+}
+
+fn layers<C: CommandSettings>(
+    file: Option<PathBuf>,
+    environment: impl IntoIterator<Item = (String, String)>,
+    flags: SettingFlags<C>,
+) -> Result<SettingLayers, LayerError> {
+    let mut layers = SettingLayers::new(CommandDeclaration::of::<C>());
+    if let Some(file) = file {
+        layers.file(&file)?;
     }
     layers.environment(environment)?;
-    args.apply(&mut layers);
+    flags.apply(&mut layers);
     Ok(layers)
 }

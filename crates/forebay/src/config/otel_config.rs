@@ -5,8 +5,9 @@ use std::time::Duration;
 use forebay_serve::protocol::decode_hex_pair;
 use http::{HeaderName, HeaderValue};
 
-use super::settings_file::OtelSection;
-use super::value_reader::{ValueError, ValueReader};
+use super::sections::OtelSection;
+use super::setting_layers::SettingLayers;
+use super::value_error::ValueError;
 use crate::client::Endpoint;
 
 /// Error of a build without the feature, and how to build one with it.
@@ -32,35 +33,27 @@ pub struct OtelConfig {
 pub(super) fn check_otel(
     otel: &OtelSection,
     is_built_in: bool,
-    reader: &ValueReader,
+    layers: &SettingLayers,
 ) -> Result<Option<OtelConfig>, ValueError> {
     const KEY: &str = "otel.endpoint";
-    let headers = check_headers(otel, reader)?;
-    let interval = reader.duration("otel.interval_ms", otel.interval_ms, Duration::from_secs(10))?;
-    let percent = otel.sample_percent.unwrap_or(100.0);
-    if !(0.0..=100.0).contains(&percent) {
-        return Err(reader.error(
-            "otel.sample_percent",
-            percent.to_string(),
-            "must be a percentage, 0 to 100",
-        ));
-    }
+    let headers = check_headers(otel, layers)?;
     let Some(url) = &otel.endpoint else { return Ok(None) };
     if !is_built_in {
-        return Err(reader.error(KEY, None, format!("has no effect: this program {WITHOUT_OTEL}")));
+        return Err(layers.error(KEY, None, format!("has no effect: this program {WITHOUT_OTEL}")));
     }
     // The error does not quote the URL, because it may contain a password.
     let why = |error: crate::client::EndpointError| {
         format!("is not a valid URL: {}; write one such as http://127.0.0.1:4318", error.why())
     };
-    let endpoint = url.parse().map_err(|error| reader.error(KEY, None, why(error)))?;
-    let service_name = otel.service_name.clone().unwrap_or_else(|| "forebay".to_owned());
-    Ok(Some(OtelConfig { endpoint, headers, service_name, interval, sample: percent / 100.0 }))
+    let endpoint = url.parse().map_err(|error| layers.error(KEY, None, why(error)))?;
+    let service_name = otel.service_name.clone();
+    let (interval, sample) = (otel.interval_ms, otel.sample_percent / 100.0);
+    Ok(Some(OtelConfig { endpoint, headers, service_name, interval, sample }))
 }
 
 fn check_headers(
     otel: &OtelSection,
-    reader: &ValueReader,
+    layers: &SettingLayers,
 ) -> Result<Vec<(HeaderName, HeaderValue)>, ValueError> {
     let text = otel.headers.as_ref().map_or("", |headers| headers.reveal());
     let pairs = text.split(',').map(str::trim).filter(|pair| !pair.is_empty());
@@ -72,7 +65,7 @@ fn check_headers(
     });
     headers.collect::<Option<_>>().ok_or_else(|| {
         let why = "must be headers such as NAME=VALUE,NAME=VALUE; escape characters that a header can't have, such as %20";
-        reader.error("otel.headers", None, why)
+        layers.error("otel.headers", None, why)
     })
 }
 
@@ -89,26 +82,32 @@ fn percent_decoded(text: &str) -> Vec<u8> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use std::path::Path;
 
-    fn section(text: &str) -> OtelSection {
-        toml::from_str(text).unwrap()
+    use super::*;
+    use crate::config::command_settings::CommandDeclaration;
+    use crate::config::sections::GateSettings;
+
+    fn check(text: &str, is_built_in: bool) -> Result<Option<OtelConfig>, ValueError> {
+        let mut layers = SettingLayers::new(CommandDeclaration::of::<GateSettings>());
+        layers.text(&format!("[otel]\n{text}"), Path::new("gate.toml")).unwrap();
+        check_otel(&OtelSection::read(&layers)?, is_built_in, &layers)
     }
 
     fn error_of(text: &str, is_built_in: bool) -> String {
-        check_otel(&section(text), is_built_in, &ValueReader::default()).unwrap_err().to_string()
+        check(text, is_built_in).unwrap_err().to_string()
     }
 
     #[test]
     fn telemetry_is_off_without_an_endpoint() {
-        assert!(check_otel(&section(""), true, &ValueReader::default()).unwrap().is_none());
-        assert!(check_otel(&section("headers = \"a=b\""), false, &ValueReader::default()).unwrap().is_none());
+        assert!(check("", true).unwrap().is_none());
+        assert!(check("headers = \"a=b\"", false).unwrap().is_none());
         let text = "endpoint = \"http://127.0.0.1:4318\"";
-        let otel = check_otel(&section(text), true, &ValueReader::default()).unwrap().unwrap();
+        let otel = check(text, true).unwrap().unwrap();
         assert_eq!((otel.service_name.as_str(), otel.sample), ("forebay", 1.0));
         assert_eq!(otel.interval, Duration::from_secs(10));
         let text = format!("{text}\nservice_name = \"edge\"\ninterval_ms = 7\nsample_percent = 0.5");
-        let otel = check_otel(&section(&text), true, &ValueReader::default()).unwrap().unwrap();
+        let otel = check(&text, true).unwrap().unwrap();
         assert_eq!((otel.service_name.as_str(), otel.sample), ("edge", 0.005));
         assert_eq!(otel.interval, Duration::from_millis(7));
     }
@@ -122,7 +121,7 @@ mod tests {
     #[test]
     fn headers_are_parsed_in_the_format_of_opentelemetry_and_never_printed() {
         let text = "endpoint = \"http://h\"\nheaders = \"Authorization=Basic%20czNjcjN0+=, x-team = a%zz ,\"";
-        let otel = check_otel(&section(text), true, &ValueReader::default()).unwrap().unwrap();
+        let otel = check(text, true).unwrap().unwrap();
         let headers: Vec<_> =
             otel.headers.iter().map(|(name, value)| (name.as_str(), value.as_bytes())).collect();
         assert_eq!(headers, [("authorization", &b"Basic czNjcjN0+="[..]), ("x-team", b"a%zz")]);

@@ -1,194 +1,95 @@
-//! Generator and test of the reference `docs/config.md`.
-//!
-//! Keys come from serde, meanings from the comments of the file types, defaults from the examples,
-//! flags from clap.
+//! Generator and test of the reference `docs/config.md`, and of the table in `docs/operations.md`
+//! of settings that SIGHUP applies. All of it comes from the declarations of the settings and from
+//! clap.
 
-use std::collections::BTreeMap;
+use clap::{Arg, Command, CommandFactory as _};
 
-use clap::{Arg, Command, CommandFactory as _, Parser as _};
-use toml::Table;
-
-use super::effective_settings::{defaults, to_toml};
-use super::gate_file::GateFile;
+use super::effective_settings::to_toml;
 use super::generated_page;
-use super::serve_file::ServeFile;
-use super::setting_layers::{SettingLayers, variable};
-use super::setting_origin::SettingOrigin;
-use super::settings_file::{SectionKeys, SettingsFile};
-use super::{GATE_EXAMPLE, SERVE_EXAMPLE};
-use crate::cli::{Cli, Command as ChosenCommand};
+use super::setting::{Section, SettingDefault};
+use super::{CommandDeclaration, GateSettings, Reload, ServeSettings, Setting};
+use crate::cli::Cli;
 
 const PAGE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/config.md");
-const SOURCES: [&str; 3] =
-    [include_str!("settings_file.rs"), include_str!("gate_file.rs"), include_str!("serve_file.rs")];
+const OPERATIONS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/operations.md");
+const SERVE: CommandDeclaration = CommandDeclaration::of::<ServeSettings>();
+const GATE: CommandDeclaration = CommandDeclaration::of::<GateSettings>();
 
-/// Kind and comment of a field.
-#[derive(Debug, Clone)]
-struct DocumentedField {
-    kind: &'static str,
-    meaning: String,
+/// Returns whether a command has a section.
+fn has(command: CommandDeclaration, section: &Section) -> bool {
+    command.sections.iter().any(|other| other.name == section.name)
 }
 
-/// Returns the comment and the fields of each struct, by its name.
-fn structs() -> BTreeMap<String, (String, BTreeMap<String, DocumentedField>)> {
-    let mut structs = BTreeMap::new();
-    let (mut comment, mut current) = (Vec::new(), None::<String>);
-    for line in SOURCES.iter().flat_map(|source| source.lines()) {
-        let line = line.trim();
-        if let Some(words) = line.strip_prefix("/// ") {
-            comment.push(words.to_owned());
-        } else if let Some(name) =
-            line.strip_prefix("pub(crate) struct ").and_then(|rest| rest.strip_suffix(" {"))
-        {
-            structs.insert(name.to_owned(), (std::mem::take(&mut comment).join(" "), BTreeMap::new()));
-            current = Some(name.to_owned());
-        } else if let Some((name, kind)) =
-            line.strip_prefix("pub(crate) ").and_then(|rest| rest.split_once(": "))
-            && let Some((_, fields)) = current.as_ref().and_then(|current| structs.get_mut(current))
-        {
-            let meaning = std::mem::take(&mut comment).join(" ");
-            fields.insert(
-                name.to_owned(),
-                DocumentedField { kind: kind_of(kind.trim_end_matches(',')), meaning },
-            );
-        } else if !line.starts_with("#[") {
-            comment.clear();
-        }
-    }
-    structs
+/// Returns the sections of the server, of the gate, and of both, with the commands of each.
+fn sections() -> Vec<(&'static Section, &'static str)> {
+    let serve = SERVE.sections.iter().filter(|section| !has(GATE, section));
+    let gate = GATE.sections.iter().filter(|section| !has(SERVE, section));
+    let both = SERVE.sections.iter().filter(|section| has(GATE, section));
+    let serve = serve.map(|section| (section, "`forebay serve`"));
+    let gate = gate.map(|section| (section, "`forebay gate`"));
+    serve.chain(gate).chain(both.map(|section| (section, "both commands"))).collect()
 }
 
-fn kind_of(rust: &str) -> &'static str {
-    match rust.strip_prefix("Option<").and_then(|rest| rest.strip_suffix('>')).unwrap_or(rust) {
-        "String" => "text",
-        "SecretText" => "text, secret",
-        "PathBuf" => "path",
-        "bool" => "true or false",
-        "u8" | "u16" | "u32" | "u64" | "usize" | "f64" => "number",
-        "Vec<String>" => "list",
-        "Vec<SecretText>" => "list, secret",
-        "Vec<PathBuf>" => "list of paths",
-        "BTreeMap<String, u8>" => "table of numbers",
-        other if other.ends_with("Section") => "section",
-        other => panic!("{other}: unknown type of a setting"),
-    }
-}
-
-/// Returns the name of a section's struct, from the type of the whole file.
-fn struct_of(section: &str) -> String {
-    let line = SOURCES.iter().flat_map(|source| source.lines()).find_map(|line| {
-        line.trim().strip_prefix(&format!("pub(crate) {section}: "))?.strip_suffix(',').map(str::to_owned)
-    });
-    line.unwrap_or_else(|| panic!("{section} has no type"))
-}
-
-/// Returns the flag of each `section.key`. Each flag is parsed to find the key that it sets.
-fn flags_of(command: &'static str) -> BTreeMap<String, String> {
-    let cli = Cli::command();
-    let args = cli.find_subcommand(command).unwrap().get_arguments();
-    let mut found = BTreeMap::new();
-    for flag in args.filter_map(Arg::get_long) {
-        let long = format!("--{flag}");
-        let with_value = ["forebay", command, &long, "1"];
-        let parsed = Cli::try_parse_from(with_value).or_else(|_| Cli::try_parse_from(&with_value[..3]));
-        let Ok(Cli { command }) = parsed else { continue };
-        let keys = match command {
-            ChosenCommand::Serve(args) => {
-                let mut layers = SettingLayers::default();
-                args.apply(&mut layers);
-                set_by_flag::<ServeFile>(&layers)
-            }
-            ChosenCommand::Gate(args) => {
-                let mut layers = SettingLayers::default();
-                args.apply(&mut layers);
-                set_by_flag::<GateFile>(&layers)
-            }
-            other => panic!("{other:?} has no settings"),
-        };
-        found.extend(keys.into_iter().map(|key| (key, long.clone())));
-    }
-    found
-}
-
-fn set_by_flag<F: SettingsFile>(layers: &SettingLayers<F>) -> Vec<String> {
-    let sections = F::sections().into_iter();
-    let keys = sections.flat_map(|(section, keys)| keys.iter().map(move |key| (section, *key)));
-    keys.filter(|(section, key)| matches!(layers.get(section, key), Some((_, SettingOrigin::Flag(_)))))
-        .map(|(section, key)| format!("{section}.{key}"))
-        .collect()
-}
-
-/// Sections, defaults and flags of one command.
-struct CommandSettings {
-    sections: Vec<SectionKeys>,
-    defaults: Table,
-    flags: BTreeMap<String, String>,
-}
-
-impl CommandSettings {
-    fn of<F: SettingsFile>(command: &'static str, example: &str) -> CommandSettings {
-        CommandSettings {
-            sections: F::sections(),
-            defaults: defaults(example, vec![]),
-            flags: flags_of(command),
-        }
-    }
-
-    fn default(&self, section: &str, key: &str) -> String {
-        let value = self.defaults.get(section).and_then(|keys| keys.get(key));
-        value.map_or_else(|| "none".to_owned(), |value| format!("`{}`", to_toml(value)))
-    }
-
-    fn flag(&self, path: &str) -> Option<&String> {
-        self.flags.get(path)
-    }
-}
-
-/// Returns the tables of all sections: those of the server, of the gate, and of both.
+/// Returns the tables of all sections.
 fn settings() -> String {
-    let serve = CommandSettings::of::<ServeFile>("serve", SERVE_EXAMPLE);
-    let gate = CommandSettings::of::<GateFile>("gate", GATE_EXAMPLE);
-    let structs = structs();
     let mut out = String::new();
-    let is_common = |section: &str| gate.sections.iter().any(|(other, _)| *other == section);
-    let own = serve
-        .sections
-        .iter()
-        .filter(|(section, _)| !is_common(section))
-        .map(|section| (section, "`forebay serve`"));
-    let gates = gate.sections.iter().take(1).map(|section| (section, "`forebay gate`"));
-    let both = serve
-        .sections
-        .iter()
-        .filter(|(section, _)| is_common(section))
-        .map(|section| (section, "both commands"));
-    for ((section, keys), whose) in own.chain(gates).chain(both) {
-        let (about, fields) = &structs[&struct_of(section)];
+    for (section, whose) in sections() {
         out += &format!(
-            "### [{section}]\nFor {whose}. {about}\n\n| key, variable, flag | kind | default | meaning |\n|---|---|---|---|\n"
+            "### [{}]\nFor {whose}. {}\n\n| key, variable, flag | kind | default | meaning |\n|---|---|---|---|\n",
+            section.name,
+            section.description()
         );
-        for key in *keys {
-            let path = format!("{section}.{key}");
-            let field = fields.get(*key).unwrap_or_else(|| panic!("{path} has no comment"));
-            let (ours, theirs) = (serve.default(section, key), gate.default(section, key));
-            let default = match whose {
-                "`forebay gate`" => theirs,
-                "both commands" if ours != theirs => format!("{ours}; gate {theirs}"),
-                _ => ours,
-            };
-            let flag = serve.flag(&path).or_else(|| gate.flag(&path));
-            let flag = flag.map(|flag| format!("<br>`{flag}`")).unwrap_or_default();
-            let DocumentedField { kind, meaning } = field;
-            assert!(!meaning.is_empty(), "{path} has no comment");
-            let meaning = meaning.replace('|', "\\|");
+        for setting in section.settings {
+            let flag = setting.flag.map(|(flag, _)| format!("<br>`{flag}`")).unwrap_or_default();
             out += &format!(
-                "| `{key}`<br>`{}`{flag} | {kind} | {default} | {meaning} |\n",
-                variable(section, key)
+                "| `{}`<br>`{}`{flag} | {} | {} | {} |\n",
+                setting.key(),
+                setting.variable(),
+                setting.kind,
+                default_text(setting).replace('|', "\\|"),
+                setting.description().replace('|', "\\|"),
             );
         }
         out.push('\n');
     }
     out
+}
+
+fn default_text(setting: &Setting) -> String {
+    let value = |command| setting.default_of(command).as_ref().map(to_toml).unwrap_or_default();
+    match setting.default {
+        SettingDefault::Required(_) => "required".to_owned(),
+        SettingDefault::Unset(what) => what.to_owned(),
+        SettingDefault::Value(_) if value("serve") == value("gate") => format!("`{}`", value("serve")),
+        SettingDefault::Value(_) => format!("`{}`; gate `{}`", value("serve"), value("gate")),
+    }
+}
+
+/// Returns the rows of settings that SIGHUP applies.
+fn reloads() -> String {
+    let mut rows: Vec<(String, Vec<String>)> = Vec::new();
+    for setting in sections().iter().flat_map(|(section, _)| section.settings) {
+        let effect = match setting.reload {
+            Reload::NeedsRestart => continue,
+            Reload::Applied(when) => when.to_owned(),
+            Reload::AppliedUnlessRemoved => "with the next request; to remove it, restart".to_owned(),
+            Reload::AppliedWithMethod(_) => {
+                "with the next request, with the content of the files, unless the \
+                                             method is added or removed"
+                    .to_owned()
+            }
+            Reload::AppliedWithSameMethods => {
+                "with the next request, unless a method of identification is added or removed".to_owned()
+            }
+        };
+        let path = format!("`{}`", setting.path);
+        match rows.iter_mut().find(|(known, _)| *known == effect) {
+            Some((_, paths)) => paths.push(path),
+            None => rows.push((effect, vec![path])),
+        }
+    }
+    let rows = rows.iter().map(|(effect, paths)| format!("| {} | {effect} |\n", paths.join(", ")));
+    format!("| setting | a change takes effect |\n|---|---|\n{}", rows.collect::<String>())
 }
 
 /// Returns every command with its flags, as in `--help`.
@@ -251,13 +152,16 @@ fn the_reference_of_settings_and_flags_is_up_to_date() {
 }
 
 #[test]
-fn every_flag_that_sets_a_key_is_in_the_reference() {
-    let text = settings();
-    for command in ["serve", "gate"] {
-        let cli = Cli::command();
-        let flags = cli.find_subcommand(command).unwrap().get_arguments().filter_map(Arg::get_long);
-        for flag in flags.filter(|flag| !matches!(*flag, "help" | "config" | "example-config")) {
-            assert!(text.contains(&format!("<br>`--{flag}`")), "--{flag} of {command} sets nothing");
-        }
+fn the_table_of_reloads_is_up_to_date() {
+    generated_page::assert_section(OPERATIONS, "reloads", &reloads());
+}
+
+#[test]
+fn every_setting_has_a_description_and_an_example_or_a_default() {
+    for setting in sections().iter().flat_map(|(section, _)| section.settings) {
+        let description = setting.description();
+        assert!(description.ends_with('.') && description.len() > 20, "{}: {description}", setting.path);
+        let has_value = matches!(setting.default, SettingDefault::Value(_));
+        assert_ne!(has_value, setting.example_toml().is_some(), "{}", setting.path);
     }
 }

@@ -1,13 +1,12 @@
 //! Checked settings of `forebay serve`.
 
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
 use forebay_admission::Secret;
 use forebay_replication::ManagerConfig;
-use forebay_serve::Config as ShapeConfig;
 use forebay_shapes::StoreConfig;
 use forebay_stream::HttpServerConfig;
 use http::Response;
@@ -20,21 +19,15 @@ use super::identity::{IdentityConfig, TrustedProxies};
 use super::imported_variables::VariableNotice;
 use super::otel_config::{OtelConfig, check_otel};
 use super::quota::QuotaConfig;
-use super::serve_file::{ServeFile, ServeSection};
-use super::server_settings::{check_admin, check_http, check_log, check_secret, check_tls};
+use super::sections::{ServeSection, ServeSettings, TokenMode};
+use super::server_settings::{check_admin, check_tls, http_config};
 use super::setting_layers::SettingLayers;
-use super::storage::check_storage;
-use super::value_reader::{ValueError, ValueReader};
+use super::storage::store_config;
+use super::value_error::ValueError;
 use crate::logging::LogConfig;
 use crate::tls::TlsCertificate;
 
-pub(super) const LISTEN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 3000);
-const ADMIN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 3001);
-/// A web page has one stream for each of its shapes.
-const PER_USER: u32 = 100;
-const YEAR_S: u32 = 365 * 24 * 60 * 60;
-
-/// Checked settings of `forebay serve`. `serve.example.toml` explains each key and its default.
+/// Checked settings of `forebay serve`. `forebay serve --example-config` explains each key.
 #[derive(Debug)]
 pub struct ServeConfig {
     /// Database and replication.
@@ -102,81 +95,63 @@ pub struct ServeConfig {
     pub(crate) drops_slot_on_exit: bool,
 }
 
-impl TryFrom<SettingLayers<ServeFile>> for ServeConfig {
+impl TryFrom<SettingLayers> for ServeConfig {
     type Error = ConfigError;
 
-    fn try_from(layers: SettingLayers<ServeFile>) -> Result<ServeConfig, ConfigError> {
-        let (variable_notices, explicit_settings) = (layers.notices().to_vec(), layers.explicit_settings());
-        let (file, origins) = layers.finish()?;
-        Ok(ServeConfig { variable_notices, explicit_settings, ..check_all(&file, &ValueReader { origins })? })
+    fn try_from(layers: SettingLayers) -> Result<ServeConfig, ConfigError> {
+        Ok(check_all(ServeSettings::read(&layers)?, &layers)?)
     }
 }
 
-fn check_all(file: &ServeFile, reader: &ValueReader) -> Result<ServeConfig, ValueError> {
-    let serve = &file.serve;
-    let manager = check_database(&file.database, reader)?;
-    let secret = check_secret("serve.secret", serve.secret.as_ref(), reader)?;
-    let proxies = TrustedProxies::check(
-        ("serve.trusted_proxies", serve.trusted_proxies.as_ref()),
-        ("serve.forwarded_by", serve.forwarded_by.as_ref()),
-        reader,
-    )?;
-    let identity = IdentityConfig::check(&file.identity, &proxies, reader)?;
-    let tokens = check_tokens(serve, identity.methods.contains(&"jwt"), reader)?;
-    let seconds = |key, given_ms, default_s| reader.duration(key, given_ms, Duration::from_secs(default_s));
-    let body = seconds("serve.request_idle_timeout_ms", serve.request_idle_timeout_ms, 30)?;
-    let mut http = check_http(&file.http, body, reader)?;
-    http.drain_timeout = seconds("serve.drain_timeout_ms", serve.drain_timeout_ms, 25)?;
-    let mut admission =
-        AdmissionConfig::check(&file.admission, PER_USER, !identity.methods.is_empty(), reader)?;
+fn check_all(settings: ServeSettings, layers: &SettingLayers) -> Result<ServeConfig, ValueError> {
+    let ServeSettings { database, serve, http, admin, .. } = settings;
+    let manager = check_database(&database, layers)?;
+    let proxies = TrustedProxies {
+        key: "serve.trusted_proxies",
+        networks: &serve.trusted_proxies,
+        forwarded_by: serve.forwarded_by,
+    };
+    let identity = IdentityConfig::check(&settings.identity, &proxies, layers)?;
+    let tokens = check_tokens(&serve, identity.methods.contains(&"jwt"), layers)?;
+    let mut http = http_config(&http, serve.request_idle_timeout_ms);
+    http.drain_timeout = serve.drain_timeout_ms;
+    let mut admission = AdmissionConfig::check(settings.admission, !identity.methods.is_empty(), layers)?;
     // A gate in front of this server may use the same Redis. The separate name prevents that a
     // stream counts twice, once for the gate and once for this server.
     admission.builder = admission.builder.name("shapes");
-    let defaults = ShapeConfig::default();
     Ok(ServeConfig {
         manager,
-        store: check_storage(&file.storage, reader)?,
-        listen: check_listen(serve, secret.is_some() || tokens.is_some(), reader)?,
+        store: store_config(settings.storage),
+        listen: check_listen(&serve, tokens.is_some(), layers)?,
         tls: check_tls(
             ("serve.tls_cert_file", serve.tls_cert_file.as_ref()),
             ("serve.tls_key_file", serve.tls_key_file.as_ref()),
-            reader,
+            layers,
         )?,
-        admin: check_admin(&file.admin, ADMIN, reader)?,
-        admin_secret: check_secret("admin.secret", file.admin.secret.as_ref(), reader)?,
-        allow_delete: check_delete(serve, secret.is_none() && tokens.is_some(), reader)?,
-        secret,
+        admin: check_admin(&admin, layers)?,
+        admin_secret: admin.secret,
+        allow_delete: check_delete(&serve, tokens.is_some(), layers)?,
         tokens,
-        insecure: serve.insecure == Some(true),
-        long_poll: reader.duration("serve.long_poll_ms", serve.long_poll_ms, defaults.long_poll)?,
-        sse_keep_alive: reader.duration(
-            "serve.sse_keep_alive_ms",
-            serve.sse_keep_alive_ms,
-            defaults.sse_keep_alive,
-        )?,
-        sse_timeout: reader.duration("serve.sse_timeout_ms", serve.sse_timeout_ms, defaults.sse_timeout)?,
-        max_age_s: check_age("serve.max_age_s", serve.max_age_s, defaults.max_age_s, reader)?,
-        stale_age_s: check_age("serve.stale_age_s", serve.stale_age_s, defaults.stale_age_s, reader)?,
-        max_connections: file.database.max_connections.filter(|most| *most > 0),
-        connections_per_second: reader.count(
-            "database.connections_per_second",
-            file.database.connections_per_second,
-            100,
-        )?,
-        unpublish_after: match file.database.unpublish_after_ms {
-            Some(0) => None,
-            given => Some(seconds("database.unpublish_after_ms", given, 600)?),
-        },
-        snapshots: check_snapshots(file, reader)?,
+        insecure: serve.insecure,
+        long_poll: serve.long_poll_ms,
+        sse_keep_alive: serve.sse_keep_alive_ms,
+        sse_timeout: serve.sse_timeout_ms,
+        max_age_s: serve.max_age_s,
+        stale_age_s: serve.stale_age_s,
+        max_connections: Some(database.max_connections).filter(|most| *most > 0),
+        connections_per_second: database.connections_per_second,
+        unpublish_after: Some(database.unpublish_after_ms).filter(|time| !time.is_zero()),
+        snapshots: check_snapshots(serve.snapshots, database.pool_size, layers)?,
+        secret: serve.secret,
         drain_timeout: http.drain_timeout,
         http,
         admission,
-        quota: QuotaConfig::check(&file.redis, &file.quota, reader)?,
+        quota: QuotaConfig::check(settings.redis, settings.quota, layers)?,
         identity,
-        log: check_log(&file.log, reader)?,
-        otel: check_otel(&file.otel, cfg!(feature = "otel"), reader)?,
-        variable_notices: Vec::new(),
-        explicit_settings: ExplicitSettings::default(),
+        log: LogConfig { format: settings.log.format, filter: settings.log.filter },
+        otel: check_otel(&settings.otel, cfg!(feature = "otel"), layers)?,
+        variable_notices: layers.notices().to_vec(),
+        explicit_settings: layers.explicit_settings(),
         home_page: None,
         drops_slot_on_exit: false,
     })
@@ -186,82 +161,57 @@ fn check_all(file: &ServeFile, reader: &ValueReader) -> Result<ServeConfig, Valu
 fn check_tokens(
     serve: &ServeSection,
     has_keys: bool,
-    reader: &ValueReader,
+    layers: &SettingLayers,
 ) -> Result<Option<String>, ValueError> {
-    const KEY: &str = "serve.tokens";
-    const CLAIM: &str = "serve.tokens_claim";
-    let is_required = reader.choice(KEY, serve.tokens.as_ref(), &[("off", false), ("required", true)])?;
-    let claim = serve.tokens_claim.as_ref();
-    match claim {
-        Some(claim) if claim.trim().is_empty() => {
-            Err(reader.error(CLAIM, claim.clone(), "must be the name of a claim"))
-        }
-        Some(claim) if !is_required => {
+    match (serve.tokens, &serve.tokens_claim) {
+        (TokenMode::Off, None) => Ok(None),
+        (TokenMode::Off, Some(claim)) => {
             let why = "has no effect unless serve.tokens is \"required\"";
-            Err(reader.error(CLAIM, claim.clone(), why))
+            Err(layers.error("serve.tokens_claim", claim.clone(), why))
         }
-        _ if is_required && !has_keys => {
+        (TokenMode::Required, _) if !has_keys => {
             let why = "needs a key to verify tokens: set one of identity.jwt_secret_file, jwt_public_key_file and \
                        jwt_jwks_file";
-            Err(reader.error(KEY, serve.tokens.clone(), why))
+            Err(layers.error("serve.tokens", "required".to_owned(), why))
         }
-        claim => Ok(is_required.then(|| claim.map_or("shapes", String::as_str).to_owned())),
+        (TokenMode::Required, claim) => Ok(Some(claim.as_deref().unwrap_or("shapes").to_owned())),
     }
 }
 
-fn check_delete(
-    serve: &ServeSection,
-    by_tokens_only: bool,
-    reader: &ValueReader,
-) -> Result<bool, ValueError> {
-    let allowed = serve.allow_delete.unwrap_or(false);
-    if allowed && by_tokens_only {
+fn check_delete(serve: &ServeSection, has_tokens: bool, layers: &SettingLayers) -> Result<bool, ValueError> {
+    if serve.allow_delete && has_tokens && serve.secret.is_none() {
         let why = "has no effect: tokens can't grant it, and serve.secret is not set";
-        return Err(reader.error("serve.allow_delete", "true".to_owned(), why));
+        return Err(layers.error("serve.allow_delete", "true".to_owned(), why));
     }
-    Ok(allowed)
+    Ok(serve.allow_delete)
 }
 
 fn check_listen(
     serve: &ServeSection,
-    has_secret: bool,
-    reader: &ValueReader,
+    has_tokens: bool,
+    layers: &SettingLayers,
 ) -> Result<SocketAddr, ValueError> {
-    const KEY: &str = "serve.listen";
-    let address = reader.address(KEY, serve.listen.as_ref(), LISTEN)?;
-    if !address.ip().is_loopback() && !has_secret && serve.insecure != Some(true) {
+    let address = serve.listen;
+    if !address.ip().is_loopback() && serve.secret.is_none() && !has_tokens && !serve.insecure {
         let why = "can be reached from other machines, which could read every table: set a secret in \
                    FOREBAY_SERVE_SECRET, or require tokens (serve.tokens), or use a loopback address, or use \
                    --insecure if a proxy before it controls access";
-        return Err(reader.error(KEY, address.to_string(), why));
+        return Err(layers.error("serve.listen", address.to_string(), why));
     }
     Ok(address)
 }
 
-fn check_age(
-    key: &'static str,
-    given_s: Option<u32>,
-    default_s: u32,
-    reader: &ValueReader,
-) -> Result<u32, ValueError> {
-    match given_s {
-        Some(age) if age > YEAR_S => {
-            Err(reader.error(key, age.to_string(), format!("must be 0 to {YEAR_S} seconds")))
-        }
-        given => Ok(given.unwrap_or(default_s)),
-    }
-}
-
 /// Checks the number of concurrent snapshots. If it exceeded the connections for them, snapshots
 /// would time out waiting for one.
-fn check_snapshots(file: &ServeFile, reader: &ValueReader) -> Result<usize, ValueError> {
-    let most = max_snapshots(&file.database, reader)?;
-    let given = file.serve.snapshots;
-    if given.is_some_and(|given| given > most) {
-        let why = format!(
-            "is more than the {most} that database.pool_size has connections for: increase that, too"
-        );
-        return Err(reader.error("serve.snapshots", given.map(|given| given.to_string()), why));
+fn check_snapshots(given: Option<u32>, pool_size: u32, layers: &SettingLayers) -> Result<usize, ValueError> {
+    let most = max_snapshots(pool_size);
+    match given {
+        Some(given) if given > most => {
+            let why = format!(
+                "is more than the {most} that database.pool_size has connections for: increase that, too"
+            );
+            Err(layers.error("serve.snapshots", given.to_string(), why))
+        }
+        given => Ok(given.unwrap_or(most) as usize),
     }
-    Ok(reader.count("serve.snapshots", given, most)? as usize)
 }

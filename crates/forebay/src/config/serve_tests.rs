@@ -6,11 +6,11 @@ use std::collections::BTreeSet;
 use clap::Parser as _;
 use http::{HeaderMap, HeaderValue};
 
-use super::serve_file::ServeFile;
-use super::settings_file::SettingsFile as _;
-use super::{ConfigError, ServeConfig, load_serve};
+use super::setting::SettingKind;
+use super::{CommandDeclaration, ConfigError, GateSettings, ServeConfig, ServeSettings, Setting, load_serve};
 use crate::cli::{Cli, Command, ServeArgs};
 
+const SERVE: CommandDeclaration = CommandDeclaration::of::<ServeSettings>();
 const URL: (&str, &str) = ("DATABASE_URL", "postgres://me:s3cr3t@db.test:5433/shop");
 
 fn pairs(variables: &[(&str, &str)]) -> Vec<(String, String)> {
@@ -214,18 +214,29 @@ fn every_key_sets_its_field() {
         let new: Vec<_> = after.difference(&before).collect();
         assert!(after.contains(*line), "{key} = {value} changed {new:?}, not {line:?}");
     }
-    let tested: BTreeSet<String> = KEYS_WITH_LINES
-        .iter()
-        .map(|(key, ..)| *key)
-        .chain(KEYS_WITH_OWN_TESTS.iter().copied())
-        .map(str::to_owned)
-        .collect();
-    let keys = ServeFile::sections().into_iter();
-    // The gate has the same identity keys; its tests cover them.
-    let keys = keys.flat_map(|(section, keys)| keys.iter().map(move |key| format!("{section}.{key}")));
-    let keys: BTreeSet<String> =
-        keys.filter(|key| !key.starts_with("identity.") || key == "identity.by_address").collect();
-    assert_eq!(tested, keys);
+    let tested = |path: &str| {
+        let mut rows = KEYS_WITH_LINES.iter().map(|(key, ..)| *key);
+        // The gate has the same identity keys; its tests cover them.
+        rows.any(|key| key == path) || KEYS_WITH_OWN_TESTS.contains(&path) || path.starts_with("identity.")
+    };
+    for setting in SERVE.settings().filter(|setting| !tested(setting.path)) {
+        let value = other_value(setting);
+        let after = lines(&with(&[(&setting.variable(), &value)]).unwrap());
+        assert_ne!(after, before, "{} = {value} has no effect", setting.path);
+    }
+    for (key, ..) in KEYS_WITH_LINES {
+        assert!(SERVE.setting(key).is_some(), "{key}");
+    }
+}
+
+/// Returns a value of a number or a switch other than the default.
+fn other_value(setting: &Setting) -> String {
+    let default = setting.default_of("serve").unwrap_or_else(|| panic!("{} needs a row", setting.path));
+    match setting.kind {
+        SettingKind::Number => (default.as_integer().unwrap() + 1).to_string(),
+        SettingKind::Switch => (!default.as_bool().unwrap()).to_string(),
+        kind => panic!("{} needs a row in KEYS_WITH_LINES: its kind is {kind}", setting.path),
+    }
 }
 
 #[test]
@@ -309,12 +320,9 @@ fn an_error_names_the_key_and_the_origin_of_an_invalid_value() {
 
 #[test]
 fn an_error_names_the_variable_of_a_value_with_the_wrong_type() {
-    let sections = ServeFile::sections().into_iter().take(3);
-    for key in sections.flat_map(|(section, keys)| keys.iter().map(move |key| format!("{section}.{key}"))) {
-        let is_number = key.ends_with("_ms") || key.ends_with("_s") || key.ends_with("_bytes");
-        let is_switch = key.ends_with("_slot") || key.ends_with("insecure") || key.ends_with("allow_delete");
-        if is_number || is_switch {
-            assert_error(&key, "maybe", &["has an invalid value"]);
+    for setting in SERVE.settings() {
+        if matches!(setting.kind, SettingKind::Number | SettingKind::Switch) {
+            assert_error(setting.path, "maybe", &["has an invalid value"]);
         }
     }
     assert_error("database.manual_publication", "maybe", &["has an invalid value", "a boolean"]);
@@ -452,7 +460,7 @@ fn passwords_and_secrets_are_never_printed() {
     assert!(!shown.contains("s3cr3t"), "{shown}");
     let flags = ["forebay", "serve", "--database-url", URL.1, "--redis", "redis://:s3cr3t@h"];
     let shown = format!("{:?}", Cli::try_parse_from(flags).unwrap());
-    assert!(shown.contains("database_url") && !shown.contains("s3cr3t"), "{shown}");
+    assert!(shown.contains("--database-url") && !shown.contains("s3cr3t"), "{shown}");
     for (key, value) in [
         ("database.url", "postgres://me:s3cr3t@h:port/db"),
         ("database.url", "postgres://me:s3c/r3t@h/db"),
@@ -494,9 +502,9 @@ fn an_unknown_key_or_variable_is_reported_with_a_suggestion() {
 
 #[test]
 fn variables_of_the_gate_are_ignored_and_its_section_is_unknown() {
-    for (section, keys) in super::gate_file::GateFile::sections().into_iter().take(1) {
-        let names = keys.iter().map(|key| variable(&format!("{section}.{key}")));
-        names.for_each(|name| drop(with(&[(&name, "x")]).expect("a gate may run in the same environment")));
+    let gate = CommandDeclaration::of::<GateSettings>().settings();
+    for setting in gate.filter(|setting| setting.path.starts_with("gate.")) {
+        with(&[(&setting.variable(), "x")]).expect("a gate may run in the same environment");
     }
     let error = with(&[("FOREBAY_DATABSE_URL", "x")]).unwrap_err().to_string();
     assert!(error.contains("`FOREBAY_DATABASE_URL`"), "{error}");

@@ -5,7 +5,7 @@ use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::path::Path;
 
 use crate::cli::{DevArgs, ServeArgs};
-use crate::config::{self, ConfigError, SecretText};
+use crate::config::{self, ConfigError};
 use crate::logging::{LogConfig, LogFormat};
 
 const CLIENT_PORT: u16 = 3000;
@@ -88,18 +88,21 @@ pub(super) fn serve_args(
     storage: &Path,
 ) -> (ServeArgs, Vec<(String, String)>) {
     let name = format!("forebay_dev_{}", std::process::id());
-    let serve = ServeArgs {
-        database_url: args.database_url.clone().or(url.map(SecretText::from)),
-        slot: Some(name.clone()),
-        publication: Some(name),
-        storage: Some(storage.join("shapes").display().to_string()),
-        listen: Some(addresses.clients.clone()),
-        admin: Some(addresses.admin.clone()),
-        redis: args.redis.clone(),
-        total: Some(MAX_STREAMS),
-        log: Some(args.log.clone().unwrap_or_else(|| DEFAULT_FILTER.to_owned())),
-        ..ServeArgs::default()
-    };
+    let mut serve = ServeArgs::default()
+        .with_flag("--slot", name.clone())
+        .with_flag("--publication", name)
+        .with_flag("--storage", storage.join("shapes").display().to_string())
+        .with_flag("--listen", addresses.clients.clone())
+        .with_flag("--admin", addresses.admin.clone())
+        .with_flag("--total", MAX_STREAMS)
+        .with_flag("--log", args.log.as_deref().unwrap_or(DEFAULT_FILTER));
+    let own_url = args.database_url.as_ref().map(|url| url.reveal().to_owned());
+    if let Some(url) = own_url.or(url) {
+        serve = serve.with_flag("--database-url", url);
+    }
+    if let Some(url) = &args.redis {
+        serve = serve.with_flag("--redis", url.reveal());
+    }
     // Settings without a flag. Variables of the shell are ignored, because they are for `forebay
     // serve`.
     let settings = [

@@ -178,7 +178,7 @@ pub(crate) fn child(words: &[&str]) -> Result<ExperimentReport> {
     if *redis != "none" {
         settings.push(("FOREBAY_REDIS_URL", redis));
     }
-    let args = ServeArgs { total: Some(STREAMS), ..ServeArgs::default() };
+    let args = ServeArgs::default().with_flag("--total", STREAMS);
     let settings = settings.into_iter().map(|(name, value)| (name.to_owned(), value.to_owned()));
     let config = config::load_serve(args, settings).context("loading the settings")?;
     logging::init(&config.log)?;

@@ -1,0 +1,156 @@
+//! Settings of `[database]`.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use crate::config::electric_variables::{own_name, switch, time};
+use crate::config::imported_variables::{DATABASE_URL, text};
+use crate::config::secret_text::SecretText;
+use crate::config::settings_macro::settings;
+
+/// Maximum length of a name in Postgres, in bytes.
+const MAX_NAME: usize = 63;
+const DAY_MS: u64 = 24 * 60 * 60 * 1000;
+/// Reason for the minimum interval of lock checks.
+const LOCK_REASON: &str = "at least 100, because shorter intervals would load the server";
+
+settings! {
+    /// The Postgres database.
+    DatabaseSection: "database" {
+        /// Database to replicate: a connection string of libpq, such as
+        /// `postgres://USER:PASSWORD@HOST:PORT/NAME?sslmode=verify-full`, or `KEY=VALUE` pairs.
+        /// Replication needs a direct connection; a pooler does not work. The user needs
+        /// `REPLICATION` and must own the tables. Other users of this machine can see flags: put a
+        /// URL with a password into the variable `DATABASE_URL` or into the file.
+        url: SecretText,
+            required("set the URL of the database, such as \
+                      `DATABASE_URL=postgres://user:password@localhost:5432/name forebay serve`"),
+            example("postgres://forebay@127.0.0.1:5432/app"),
+            flag("--database-url", "URL"),
+            electric(DATABASE_URL, text, "");
+
+        /// Connection string for queries and snapshots, for example through PgBouncer in
+        /// transaction mode.
+        pooled_url: Option<SecretText>,
+            unset("`url`"),
+            example("postgres://forebay@127.0.0.1:6432/app"),
+            electric("ELECTRIC_QUERY_DATABASE_URL", text, "the older name of the next variable"),
+            electric("ELECTRIC_POOLED_DATABASE_URL", text, "");
+
+        /// File with the password. It is read for each connection, so that the password can change.
+        password_file: Option<PathBuf>,
+            unset("the password in the URL"),
+            example("/run/secrets/database-password");
+
+        /// Program, with its arguments, that prints the password. It runs for each connection. Set
+        /// this or `password_file`, not both.
+        password_command: Option<Vec<String>>,
+            unset("the password in the URL"),
+            example(r#"["aws", "rds", "generate-db-auth-token", "--hostname", "db.example"]"#);
+
+        /// PEM file with the certificate authorities of the server. With it, TLS is verified in
+        /// full, unless the URL has an `sslmode`.
+        ca_file: Option<PathBuf>,
+            unset("none, and `sslmode` of the URL decides"),
+            example("/etc/ssl/database-ca.pem"),
+            electric(
+                "ELECTRIC_DATABASE_CA_CERTIFICATE_FILE",
+                text,
+                "`sslmode` may also be `verify-ca` or `verify-full`",
+            );
+
+        /// Replication slot. It is also the lock: instances with the same slot share a storage
+        /// directory, and one is active at a time. While no instance runs, the slot retains WAL.
+        /// Drop it when you no longer need it.
+        slot: String = "forebay",
+            rule(check_slot),
+            flag("--slot", "NAME"),
+            electric(
+                "ELECTRIC_REPLICATION_STREAM_ID",
+                own_name,
+                "both are named `forebay_ID`, unlike those of Electric, so that both can run side by side during \
+                 a migration",
+            );
+
+        /// Uses a temporary slot, which Postgres drops when the connection ends. No WAL is retained
+        /// without a connection, and all shapes start over after each reconnection.
+        temporary_slot: bool = false,
+            electric(
+                "CLEANUP_REPLICATION_SLOTS_ON_SHUTDOWN",
+                switch,
+                "all shapes start over after each reconnection",
+            );
+
+        /// Creates the slot with `failover`: standbys synchronize it, and shapes survive a
+        /// promotion (PostgreSQL 17 and newer). The standbys must be configured for it.
+        failover_slot: bool = false;
+
+        /// Publication in the database. A table is added when a client requests it.
+        publication: String = "forebay",
+            rule(check_publication),
+            flag("--publication", "NAME"),
+            electric("ELECTRIC_REPLICATION_STREAM_ID", own_name, "");
+
+        /// The publication is managed by an administrator. Forebay only verifies it.
+        manual_publication: bool = false,
+            electric(
+                "ELECTRIC_MANUAL_TABLE_PUBLISHING",
+                switch,
+                "the default name of the publication is `forebay`",
+            );
+
+        /// Time that a table stays in the publication after its last shape is deleted; 0: forever.
+        /// `REPLICA IDENTITY` stays `FULL`. It has no effect on a manual publication, nor while the
+        /// database has another slot with pgoutput.
+        unpublish_after_ms: Duration = 600_000, or_zero();
+
+        /// Number of connections besides replication: a quarter, 1 to 4, for metadata, the rest for
+        /// snapshots. The default is a fifth of the default `max_connections` of Postgres.
+        pool_size: u32 = 20,
+            bounds(2, 10_000),
+            reason("at least one connection for metadata and one for snapshots"),
+            electric("ELECTRIC_DB_POOL_SIZE", text, "at least 2");
+
+        /// Maximum number of pool connections of all instances with the same Redis; 0: only the
+        /// pool sizes limit them.
+        max_connections: u32 = 0;
+
+        /// Maximum number of pool connections that all instances with the same Redis open in a
+        /// second. The default is the limit of Aurora DSQL.
+        connections_per_second: u32 = 100, at_least(1);
+
+        /// Time without a request after which all connections are closed, so that the database can
+        /// suspend; 0: never. The next request opens them again. Meanwhile, the slot retains WAL.
+        idle_timeout_ms: Duration = 0,
+            or_zero(),
+            electric(
+                "ELECTRIC_REPLICATION_IDLE_TIMEOUT",
+                time,
+                "measured from the last request, not from the last change",
+            );
+
+        /// Interval at which an instance that waits for the slot checks the holder of the slot. It
+        /// must be the same for all instances.
+        lock_check_ms: Duration = 10_000, bounds(100, DAY_MS), reason(LOCK_REASON);
+
+        /// Time without a sign of life after which the connection of a holder that does not stream
+        /// is terminated. It must be the same for all instances. In the default time, a healthy
+        /// holder sends six signs of life.
+        lock_silence_ms: Duration = 30_000, bounds(100, DAY_MS), reason(LOCK_REASON);
+    }
+}
+
+fn check_slot(name: &str) -> Result<(), String> {
+    let is_allowed = |byte: u8| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'_');
+    if (1..=MAX_NAME).contains(&name.len()) && name.bytes().all(is_allowed) {
+        return Ok(());
+    }
+    Err("is not a valid slot name: Postgres allows 1 to 63 of a-z, 0-9 and _".to_owned())
+}
+
+fn check_publication(name: &str) -> Result<(), String> {
+    if (1..=MAX_NAME).contains(&name.len()) && !name.contains('\0') {
+        return Ok(());
+    }
+    Err("is not a valid publication name: Postgres allows 1 to 63 bytes".to_owned())
+}

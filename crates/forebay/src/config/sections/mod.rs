@@ -1,0 +1,67 @@
+//! All settings, one file for each section of the config file.
+//!
+//! To add a setting, add its declaration to its section and use its field. CONTRIBUTING.md has the
+//! steps.
+
+mod admin;
+mod admission;
+mod database;
+mod gate;
+mod http;
+mod identity;
+mod log;
+mod otel;
+mod quota;
+mod redis;
+mod serve;
+mod storage;
+
+pub(super) use admin::AdminSection;
+pub(super) use admission::AdmissionSection;
+pub(super) use database::DatabaseSection;
+pub(super) use gate::{GateSection, HostHeader};
+pub(super) use http::HttpSection;
+pub(super) use identity::IdentitySection;
+pub(super) use log::LogSection;
+pub(super) use otel::OtelSection;
+pub(super) use quota::QuotaSection;
+pub(super) use redis::RedisSection;
+pub(super) use serve::{ServeSection, TokenMode};
+pub(super) use storage::StorageSection;
+
+use super::settings_macro::command_settings;
+
+/// Default of a list.
+const EMPTY: Vec<String> = Vec::new();
+
+command_settings! {
+    /// Checked values of `forebay serve`.
+    ServeSettings: "serve" {
+        database: DatabaseSection,
+        serve: ServeSection,
+        storage: StorageSection,
+        http: HttpSection,
+        admission: AdmissionSection,
+        identity: IdentitySection,
+        redis: RedisSection,
+        quota: QuotaSection,
+        admin: AdminSection,
+        log: LogSection,
+        otel: OtelSection,
+    }
+}
+
+command_settings! {
+    /// Checked values of `forebay gate`.
+    GateSettings: "gate" {
+        gate: GateSection,
+        http: HttpSection,
+        admission: AdmissionSection,
+        identity: IdentitySection,
+        redis: RedisSection,
+        quota: QuotaSection,
+        admin: AdminSection,
+        log: LogSection,
+        otel: OtelSection,
+    }
+}

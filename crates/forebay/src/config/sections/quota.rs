@@ -1,0 +1,33 @@
+//! Settings of `[quota]`.
+
+use std::time::Duration;
+
+use forebay_quota::OutagePolicy;
+
+use crate::config::setting_value::SettingChoice;
+use crate::config::settings_macro::settings;
+
+impl SettingChoice for OutagePolicy {
+    const CHOICES: &'static [(&'static str, OutagePolicy)] =
+        &[("share", OutagePolicy::Share), ("closed", OutagePolicy::Closed), ("open", OutagePolicy::Open)];
+}
+
+settings! {
+    /// Membership of this instance in the cluster.
+    QuotaSection: "quota" {
+        /// Name of this instance, unique in the cluster and the same after a restart. With the same
+        /// name, the permits of the previous process are free at once.
+        member: Option<String>, unset("host name and address"), example("server-1");
+
+        /// Behavior while Redis is unavailable: `share` (an equal part of the limit for each
+        /// instance), `closed` (no new streams) or `open` (no limit).
+        policy: OutagePolicy = "share";
+
+        /// Interval of the heartbeats to Redis.
+        beat_ms: Duration = 2_000;
+
+        /// Time after the last heartbeat until an instance expires and its permits are free. With
+        /// the defaults, four heartbeats may be lost.
+        ttl_ms: Duration = 10_000;
+    }
+}
