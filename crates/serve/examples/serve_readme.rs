@@ -11,7 +11,6 @@
 
 #![allow(clippy::print_stdout, reason = "an example prints its address")]
 
-
 use axum::Router;
 use axum::routing::get;
 use forebay_admission::{Admission, Identifier};
