@@ -110,7 +110,8 @@ fn float4(arithmetic: Arithmetic, left: f32, right: f32) -> Result<f32, EvalErro
     Ok(value)
 }
 
-/// Fails if the result is infinite or zero because it is out of range. Widening a float4 keeps both.
+/// Fails if the result is infinite or zero because it is out of range. A float4 is widened, which
+/// keeps both.
 fn check_range(arithmetic: Arithmetic, left: f64, right: f64, value: f64) -> Result<(), EvalError> {
     let infinite_operand = left.is_infinite() || (arithmetic != Arithmetic::Divide && right.is_infinite());
     if value.is_infinite() && !infinite_operand {
