@@ -39,9 +39,9 @@
 //! Postgres ─▶ Manager ─▶ ShapesConsumer ─▶ SchemaMonitor ─▶ Follower ─▶ log ───────────┘
 //! ```
 //!
-//! - **A new shape.** The table is described and added to the publication. The factory waits until
-//!   transactions that wrote to the table earlier have ended. From then on, the store holds the
-//!   stream's changes for the shape in memory. Then the snapshot is taken, and the store drops the
+//! - **A new shape.** The table is described and added to the publication. The snapshot runner waits
+//!   until transactions that wrote to the table earlier have ended. From then on, the store holds
+//!   the stream's changes for the shape in memory. Then the snapshot is taken, and the store drops the
 //!   held changes that the snapshot sees. A small snapshot needs two round trips and no disk. The
 //!   first locks the table, takes the snapshot, reads the table's edition (the versions of its
 //!   catalog rows) and prepares the COPY. The second runs the COPY and the COMMIT.
@@ -108,9 +108,14 @@
 //! - A client with a token sees no row and no column outside its grant, and no error reveals one.
 //!   `no_clause_of_a_client_matches_a_row_outside_the_grant`,
 //!   `a_clause_that_fails_on_a_row_fails_only_where_the_grant_is_true`
-//! - No request waits, and no event stream lasts, beyond the token's expiry.
+//! - No request waits, no event stream lasts, and nothing is read for a response, beyond the token's
+//!   expiry. Rows that were read before it are sent: one piece of a snapshot or log, or a subset.
 //!   `no_wait_outlasts_the_token`,
-//!   `a_busy_stream_ends_when_its_token_expires`
+//!   `a_busy_stream_ends_when_its_token_expires`,
+//!   `a_large_response_breaks_when_its_token_expires`
+//! - A token is verified once per request. Admission gets the verified token, which no client can
+//!   create.
+//!   `a_token_is_verified_once_per_request`
 //! - A subset's clause can read only the row that it is evaluated for.
 //!   `only_functions_that_read_nothing_but_their_arguments_are_allowed`,
 //!   `no_clause_does_more_than_evaluate_a_row`
@@ -132,6 +137,7 @@
 //! | all subsets | 256 MiB | 503 with Retry-After |
 //! | a subset's clause that only Postgres can evaluate | 5 s | 400 |
 //! | tables in one periodic scan of the catalog | 500 | the next scan reads the next 500 |
+//! | connections that the consumer requests | 1 | the stream waits |
 //! | lines of failed requests in the log | 10 per second | counted in the next line |
 //!
 //! # Lock order
@@ -149,7 +155,7 @@
 //! # Shutdown
 //!
 //! [`ShapeBackend::shutdown`] ends the background tasks, then the manager, which acknowledges the
-//! durable position, then the store's writer. Call it after the HTTP server has ended.
+//! durable position, then the store's writer. The connection lender ends with the manager. Call it after the HTTP server has ended.
 //!
 //! # Where to look
 //!
@@ -166,7 +172,9 @@
 //! | finding and creating shapes | `shape_factory/` |
 //! | tables, clauses and snapshots in Postgres | `database/` |
 //! | from the stream to the store | `consumer.rs` |
+//! | connections for the consumer | `connection_lender.rs` |
 //! | altered tables: in the stream; outside of it | `schema_monitor.rs`; `catalog_watch.rs` |
+//! | catalog entries, and our own changes of the publication | `catalog_scanner.rs` |
 //! | settings; start and shutdown | `config.rs`; `backend.rs` |
 //! | metrics; failed requests | `metrics.rs`; `failure_log.rs` |
 //! | DNS rebinding | `host.rs` |

@@ -106,8 +106,7 @@ mod tests {
     #[tokio::test]
     async fn the_limit_of_an_outer_layer_counts_too() {
         let limited = Limited::new(Full::new(Bytes::from_static(b"four")), 3);
-        let outer = limited.map_err(|error| BoxError::from(io::Error::other(error)));
-        let refused = read_body(outer, Duration::from_secs(1), None).await;
+        let refused = read_body(axum::body::Body::new(limited), Duration::from_secs(1), None).await;
         assert_eq!(refused, Err(RequestRefusal::BodyTooLarge));
     }
 }

@@ -4,6 +4,8 @@
 //! in memory. A bad value is reported when it is read. Unknown parameters are ignored.
 //! Enforced by: only the protocol's parameters and [`MAX_PARAMS`] values of `params` are kept. Of
 //! repeated names, the last wins.
+//! The decoder is our own: `form_urlencoded` replaces bytes that aren't UTF-8, so a value that must
+//! be refused would look like a valid one.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
