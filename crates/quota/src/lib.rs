@@ -30,6 +30,13 @@
 //! # }
 //! ```
 //!
+//! # Features
+//!
+//! | feature | default | effect |
+//! |---|---|---|
+//! | `redis` | yes | `RedisStore`, through forebay-redis |
+//! | `dynamodb` | no | `DynamoStore`, through the official SDK, on rustls and ring |
+//!
 //! # Structure
 //!
 //! ```text
@@ -176,6 +183,8 @@
 //! | MISCONF, NOREPLICAS | it can't save, or has too few replicas | refused |
 //! | OOM | its memory is full | refused, except a heartbeat that expires a member |
 //! | BUSY | another script runs | refused |
+
+#![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod call_guard;
 mod config;

@@ -23,6 +23,13 @@
 //! # }
 //! ```
 //!
+//! # Features
+//!
+//! | feature | default | effect |
+//! |---|---|---|
+//! | `tls` | yes | `rediss://`, with rustls on ring and the system's certificates |
+//! | `serde` | no | `Serde<T>` decodes maps and arrays into any `Deserialize` type |
+//!
 //! # The path of a request
 //!
 //! ```text
@@ -157,6 +164,8 @@
 //! fails the remaining ones with `Closed`, closes the socket and ends all streams. Dropping the
 //! last client does the same without waiting. A runtime that shuts down drops the worker, which
 //! fails every open request with `Cancelled`.
+
+#![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod args;
 mod client;

@@ -19,6 +19,17 @@
 //! # }
 //! ```
 //!
+//! # Features
+//!
+//! | feature | default | effect |
+//! |---|---|---|
+//! | `postgres` | yes | connector for Postgres: tokio-postgres, with TLS by rustls |
+//! | `redis` | yes | shared budgets and rates in Redis |
+//! | `dynamodb` | no | shared budgets and rates in DynamoDB |
+//! | `deadpool` | no | adapter for deadpool |
+//! | `bb8` | no | adapter for bb8 |
+//! | `dsql` | no | tokens for Aurora DSQL, with credentials from the AWS SDK |
+//!
 //! # Structure
 //!
 //! ```text
@@ -114,6 +125,8 @@
 //! - While the budget's store is unavailable, the quota's policy applies (`Share`: equal parts). If
 //!   the budget is exceeded when the store returns, no dial begins until the excess is closed.
 //! - TLS is negotiated here: tokio-postgres supports neither `verify-*` nor the retry of `prefer`.
+
+#![cfg_attr(docsrs, feature(doc_cfg))]
 
 #[cfg(any(feature = "bb8", feature = "deadpool"))]
 mod adapters;

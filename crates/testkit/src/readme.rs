@@ -1,7 +1,7 @@
 //! Checks that the code of a README is in an example that is compiled and run.
 
-/// Panics unless the first Rust block of `readme` is the whole program in `example`: the file without
-/// the docs and attributes at its top. Returns the rest of the README.
+/// Panics unless the first Rust block of `readme` is the whole program in `example`: the file
+/// without the docs and attributes at its top. Returns the rest of the README.
 #[track_caller]
 pub fn readme_program_runs<'a>(readme: &'a str, example: &str) -> &'a str {
     let (_, after) = readme.split_once("\n```rust\n").expect("the README has a Rust block");

@@ -1,13 +1,13 @@
-//! Runs the examples of all crates against temporary servers: `run-examples FOLDER`, with the folder
-//! of the built examples.
+//! Runs the examples of all crates against temporary servers: `run-examples FOLDER`, with the
+//! folder of the built examples.
 //!
 //! Invariant: every file `crates/*/examples/*.rs` is run, and fails the run if it fails.
 //! Enforced by: the runner lists the source folders. An example that isn't built is an error.
 //!
-//! An example whose source names `REDIS_URL`, `DATABASE_URL` or `UPSTREAM` gets this variable, and a
-//! server of its own (Postgres: a database of its own). An example in [`SERVERS`] prints its address.
-//! The runner sends it requests, compares the responses, and ends it with SIGINT. All others must end
-//! by themselves. The examples run at the same time, each in a temporary folder.
+//! An example whose source names `REDIS_URL`, `DATABASE_URL` or `UPSTREAM` gets this variable, and
+//! a server of its own (Postgres: a database of its own). An example in [`SERVERS`] prints its
+//! address. The runner sends it requests, compares the responses, and ends it with SIGINT. All
+//! others must end by themselves. The examples run at the same time, each in a temporary folder.
 
 #![allow(clippy::print_stdout, reason = "prints the result")]
 
@@ -39,7 +39,8 @@ const fn check(request: &'static str, header: &'static str, contains: &'static s
     HttpCheck { request, header, contains }
 }
 
-/// Examples that are HTTP servers, each with its requests. Responses stay open until the last request.
+/// Examples that are HTTP servers, each with its requests. Responses stay open until the last
+/// request.
 const SERVERS: &[(&str, &[HttpCheck])] = &[
     ("stream_readme", &[check("GET /news", "", "data: hello\n\n")]),
     (
@@ -215,8 +216,8 @@ fn wait(child: &mut Child) -> Result<ExitStatus> {
     }
 }
 
-/// Starts a service that answers the first request of each connection with an event stream that stays
-/// open.
+/// Starts a service that answers the first request of each connection with an event stream that
+/// stays open.
 fn start_upstream() -> io::Result<SocketAddr> {
     const RESPONSE: &[u8] = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\
         transfer-encoding: chunked\r\n\r\nd\r\ndata: hello\n\n\r\n";
