@@ -1,5 +1,5 @@
-//! The README shows the program `examples/redis_readme.rs`, then parts of `examples/redis_guide.rs`.
-//! `script/test` runs both.
+//! The README shows the program `examples/redis_readme.rs`, then parts of
+//! `examples/redis_guide.rs`. `script/test` runs both.
 
 use forebay_testkit::{readme_blocks_run, readme_program_runs};
 

@@ -1,7 +1,8 @@
 //! Two processes that share a budget of ten connections through Redis.
 //!
 //! ```text
-//! export DATABASE_URL=postgres://postgres:secret@127.0.0.1/postgres REDIS_URL=redis://127.0.0.1:6379
+//! export DATABASE_URL=postgres://postgres:secret@127.0.0.1/postgres
+//! export REDIS_URL=redis://127.0.0.1:6379
 //! cargo run -p forebay-reservoir --example shared_budget
 //! ```
 //!

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 const CLOSED: &[(&str, &str)] = &[
     ("Retry", "a caller decides by it whether to send a request again"),
     ("RequestOutcome", "a request gets its replies, fails, or is dropped"),
-    ("ExpectedReplies", "not public outside the crate"),
+    ("ExpectedReplies", "not reachable from outside the crate"),
     ("HeartbeatKind", "a custom store must implement each"),
     ("Membership", "a custom store must be able to return each, and a member handles it"),
     ("Allocation", "a custom store must implement each"),
@@ -17,7 +17,7 @@ const CLOSED: &[(&str, &str)] = &[
     ("OldTuple", "a consumer that ignores one loses data"),
     ("ReplicaIdentity", "the four values of Postgres"),
     ("Frame", "the two frames of the replication protocol that a server sends unasked"),
-    ("IndexCondition", "not public outside the crate"),
+    ("IndexCondition", "hidden: only for tests of the crate"),
     ("TypeKind", "`Other` is every other kind"),
     ("SnapshotTiming", "in time, or too late"),
     ("ShapeChange", "insert, update, delete"),

@@ -1,7 +1,8 @@
 //! Soak test: connections that live for three seconds, with random faults; nothing may leak.
 //!
-//! `FOREBAY_SECONDS=600 FOREBAY_SEED=1 cargo nextest run --release -p forebay-reservoir --run-ignored
-//! only a_soak --no-capture` runs for ten minutes and prints a line every ten seconds.
+//! `FOREBAY_SECONDS=600 FOREBAY_SEED=1 cargo nextest run --release -p forebay-reservoir
+//! --run-ignored only a_soak --no-capture` runs for ten minutes, and prints a line every ten
+//! seconds.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
