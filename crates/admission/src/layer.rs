@@ -79,8 +79,8 @@ impl AdmissionLayer {
     }
 
     /// Sets how to take the token from a request's extensions, if an outer service has verified it
-    /// with [`Identifier::token`]. The client is then identified by this token, which isn't verified
-    /// again. Default: the layer verifies the token in the headers.
+    /// with [`Identifier::token`]. The client is then identified by this token, which isn't
+    /// verified again. Default: the layer verifies the token in the headers.
     pub fn verified_token(
         mut self,
         take: impl Fn(&mut Extensions) -> Option<VerifiedToken> + Send + Sync + 'static,

@@ -1,7 +1,7 @@
 //! Response bodies: read from a shape's files while they are sent, never held as a whole.
 //!
-//! Invariant: a body that can't be read to its end is aborted. It never looks complete. No part of a
-//! shape is read for a client whose token has expired.
+//! Invariant: a body that can't be read to its end is aborted. It never looks complete. No part of
+//! a shape is read for a client whose token has expired.
 //! Enforced by: each read ends at the expiry ([`MessageSource::expires_at`]), and its error aborts
 //! the body. Pieces that were read before are sent.
 //! At most one piece of a body is in memory. Pieces are smaller if many bytes are buffered for all

@@ -2,8 +2,8 @@
 //!
 //! Invariant: a change that this process makes to the whole publication is never mistaken for an
 //! alteration from outside.
-//! Enforced by: while [`PublicationChanges`] has a change in progress, or one ended during the scan,
-//! the scanned state of the publication is replaced by that of the shapes' baselines.
+//! Enforced by: while [`PublicationChanges`] has a change in progress, or one ended during the
+//! scan, the scanned state of the publication is replaced by that of the shapes' baselines.
 
 use std::collections::HashMap;
 use std::sync::Arc;

@@ -39,12 +39,12 @@
 //! Postgres ─▶ Manager ─▶ ShapesConsumer ─▶ SchemaMonitor ─▶ Follower ─▶ log ───────────┘
 //! ```
 //!
-//! - **A new shape.** The table is described and added to the publication. The snapshot runner waits
-//!   until transactions that wrote to the table earlier have ended. From then on, the store holds
-//!   the stream's changes for the shape in memory. Then the snapshot is taken, and the store drops the
-//!   held changes that the snapshot sees. A small snapshot needs two round trips and no disk. The
-//!   first locks the table, takes the snapshot, reads the table's edition (the versions of its
-//!   catalog rows) and prepares the COPY. The second runs the COPY and the COMMIT.
+//! - **A new shape.** The table is described and added to the publication. The snapshot runner
+//!   waits until transactions that wrote to the table earlier have ended. From then on, the store
+//!   holds the stream's changes for the shape in memory. Then the snapshot is taken, and the store
+//!   drops the held changes that the snapshot sees. A small snapshot needs two round trips and no
+//!   disk. The first locks the table, takes the snapshot, reads the table's edition (the versions
+//!   of its catalog rows) and prepares the COPY. The second runs the COPY and the COMMIT.
 //! - **An event stream.** It subscribes to the shape's topic first and reads the log second, so it
 //!   misses no transaction in between. A stream that falls behind, or receives a transaction too
 //!   large for the topic, reads the log again. It delays no other stream.
@@ -108,7 +108,7 @@
 //! - A client with a token sees no row and no column outside its grant, and no error reveals one.
 //!   `no_clause_of_a_client_matches_a_row_outside_the_grant`,
 //!   `a_clause_that_fails_on_a_row_fails_only_where_the_grant_is_true`
-//! - No request waits, no event stream lasts, and nothing is read for a response, beyond the token's
+//! - No request waits, no event stream lasts, and nothing is read for a response, after the token's
 //!   expiry. Rows that were read before it are sent: one piece of a snapshot or log, or a subset.
 //!   `no_wait_outlasts_the_token`,
 //!   `a_busy_stream_ends_when_its_token_expires`,
@@ -142,8 +142,8 @@
 //!
 //! # Lock order
 //!
-//! - No two locks of this crate are held together. Mutexes of `parking_lot` are never held across an
-//!   await.
+//! - No two locks of this crate are held together. Mutexes of `parking_lot` are never held across
+//!   an await.
 //! - A shape's lock (`forebay_shapes`) comes before its topic's: the store calls `ShapeTopic` while
 //!   it publishes.
 //! - Permits and connections are taken in this order: queue permit, snapshot permit, `AwakeGuard`,
@@ -155,7 +155,8 @@
 //! # Shutdown
 //!
 //! [`ShapeBackend::shutdown`] ends the background tasks, then the manager, which acknowledges the
-//! durable position, then the store's writer. The connection lender ends with the manager. Call it after the HTTP server has ended.
+//! durable position, then the store's writer. Call it after the HTTP server has ended. The
+//! connection lender ends with the manager.
 //!
 //! # Where to look
 //!
