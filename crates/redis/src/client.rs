@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 use crate::command::{CommandBatch, RedisCommand};
 use crate::command_guard::CommandGuard;
 use crate::config::{Config, IntoConfig, Protocol};
-use crate::connect::{Dialer, dialer};
+use crate::connect::{Dialer, RespVersion, dialer};
 use crate::core::link::State;
 use crate::error::{ConnectionLoss, ExecError, RedisConnectError, RequestError};
 use crate::inbox::{Inbox, InboxBounds};
@@ -42,7 +42,8 @@ pub(crate) struct ClientShared {
     pub(crate) journal: Arc<StatusJournal>,
     pub(crate) counters: WorkerCounters,
     pub(crate) topics: TopicRegistry,
-    resp3: AtomicBool,
+    /// True if the connection, or the next one, can subscribe and run other commands.
+    is_resp3: AtomicBool,
     /// Dedicated connections only: true between `MULTI` and `EXEC`.
     queuing: AtomicBool,
     lifecycle: Mutex<LinkLifecycle>,
@@ -207,7 +208,7 @@ impl RedisClient {
         self.wait_for_attempt().await;
         // The inbox of a closed client rejects the request.
         let closed = matches!(self.state(), State::Closing | State::Closed);
-        if closed || self.handle.shared.resp3.load(Ordering::Relaxed) || self.config().subscriber_only {
+        if closed || self.handle.shared.is_resp3.load(Ordering::Relaxed) || self.config().subscriber_only {
             return self.clone();
         }
         let client = self.resp2_subscriber();
@@ -243,14 +244,14 @@ impl RedisClient {
     pub(crate) fn with_dialer(config: Arc<Config>, dialer: Dialer) -> RedisClient {
         let bounds =
             InboxBounds { max_requests: config.max_requests, max_unsent_bytes: config.max_unsent_bytes };
-        let resp3 = AtomicBool::new(config.protocol != Protocol::Resp2);
+        let is_resp3 = AtomicBool::new(config.protocol != Protocol::Resp2);
         let shared = Arc::new(ClientShared {
             config,
             inbox: Inbox::new(bounds, RequestError::Closed { last_error: None }),
             journal: Arc::new(StatusJournal::new()),
             counters: WorkerCounters::default(),
             topics: TopicRegistry::default(),
-            resp3,
+            is_resp3,
             queuing: AtomicBool::new(false),
             lifecycle: Mutex::default(),
         });
@@ -341,10 +342,10 @@ impl ClientShared {
 
     /// Handles a new connection. Adds a gap to every subscription, because messages may have been
     /// missed, and subscribes to all topics again.
-    pub(crate) fn on_connected(self: &Arc<Self>, resp3: bool) {
-        self.resp3.store(resp3, Ordering::Relaxed);
+    pub(crate) fn on_connected(self: &Arc<Self>, version: RespVersion) {
+        self.is_resp3.store(version == RespVersion::Resp3, Ordering::Relaxed);
         self.queuing.store(false, Ordering::Relaxed);
-        if self.topics.push_gap_to_all() {
+        if self.topics.push_gap_to_all() > 0 {
             tokio::spawn(crate::subscription::resubscribe(self.clone()));
         }
     }

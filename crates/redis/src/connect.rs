@@ -26,7 +26,14 @@ pub(crate) struct EstablishedConnection {
     pub(crate) io: Box<dyn ConnectionIo>,
     /// Bytes that the server sent after the handshake.
     pub(crate) received: BytesMut,
-    pub(crate) resp3: bool,
+    pub(crate) version: RespVersion,
+}
+
+/// Protocol version of a connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum RespVersion {
+    Resp2,
+    Resp3,
 }
 
 pub(crate) type DialFuture =
@@ -148,11 +155,11 @@ pub(crate) async fn handshake(
     config: &Config,
 ) -> Result<EstablishedConnection, RedisConnectError> {
     let mut handshake = Handshake { io, input: BytesMut::new(), framer: Framer::new(config.limits), config };
-    let resp3 = match config.protocol {
-        Protocol::Resp2 => false,
+    let version = match config.protocol {
+        Protocol::Resp2 => RespVersion::Resp2,
         Protocol::Auto | Protocol::Resp3 => handshake.hello().await?,
     };
-    if !resp3 {
+    if version == RespVersion::Resp2 {
         handshake.login_resp2().await?;
     }
     if config.db != 0
@@ -163,7 +170,7 @@ pub(crate) async fn handshake(
             _ => RedisConnectError::Database { db: config.db, error },
         });
     }
-    Ok(EstablishedConnection { io: handshake.io, received: handshake.input, resp3 })
+    Ok(EstablishedConnection { io: handshake.io, received: handshake.input, version })
 }
 
 /// Runs the handshake: one command at a time, before the pipeline exists.
@@ -176,8 +183,8 @@ struct Handshake<'c> {
 
 impl Handshake<'_> {
     /// Sends `HELLO 3` with the credentials and the client name, because a server with a password
-    /// refuses `HELLO` alone. Returns true for RESP3.
-    async fn hello(&mut self) -> Result<bool, RedisConnectError> {
+    /// refuses `HELLO` alone. Returns the version that the server supports.
+    async fn hello(&mut self) -> Result<RespVersion, RedisConnectError> {
         let mut hello = cmd("HELLO").arg(3);
         if let Some((user, password)) = self.credentials() {
             hello = hello.arg("AUTH").arg(user.unwrap_or("default")).arg(password);
@@ -185,10 +192,10 @@ impl Handshake<'_> {
         if let Some(name) = &self.config.client_name {
             hello = hello.arg("SETNAME").arg(name);
         }
-        let Err(error) = self.call(hello).await? else { return Ok(true) };
+        let Err(error) = self.call(hello).await? else { return Ok(RespVersion::Resp3) };
         let unknown = error.code() == "NOPROTO" || error.text().starts_with("ERR unknown command");
         if unknown && self.config.protocol == Protocol::Auto {
-            Ok(false)
+            Ok(RespVersion::Resp2)
         } else {
             Err(rejection_error("HELLO", error))
         }

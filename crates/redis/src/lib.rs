@@ -77,6 +77,8 @@
 //!   `increments_that_ran_before_their_connection_was_cut_are_not_sent_again`,
 //!   `dropping_a_third_of_100_000_futures_misroutes_no_reply`,
 //!   `each_tasks_requests_run_in_the_order_in_which_it_sent_them`,
+//!   `the_reply_to_a_dropped_request_reaches_no_later_caller` (loom),
+//!   `a_close_wakes_the_worker_and_every_accepted_request_is_taken_once` (loom),
 //!   `a_server_killed_under_load_has_run_each_increment_at_most_once`
 //! - A request that expires or is dropped before its first byte is sent is never sent.
 //!   `a_request_that_expires_before_its_first_byte_is_sent_is_never_sent`,
@@ -115,6 +117,7 @@
 //! | deadlines, losses, closing | `core/connection.rs`, random histories: `connection_tests.rs` |
 //! | sockets, timer, batching | `worker.rs` |
 //! | submitting requests, waking callers | `inbox.rs`, `reply_slot.rs`, `request_future.rs` |
+//! | locks that loom checks, and its tests | `sync.rs`, `loom_tests.rs`, `script/loom` |
 //! | dial, TLS, HELLO, RESP2 | `connect.rs`, `tls.rs`; URLs in `config.rs` |
 //! | commands and their arguments | `command.rs`, `args.rs` |
 //! | decoding of replies | `reply/`: `reader.rs`, `decode.rs`, `value.rs`, `results.rs` |

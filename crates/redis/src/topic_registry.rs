@@ -100,12 +100,12 @@ impl TopicRegistry {
         }
     }
 
-    /// Adds a gap to every feed, because a new connection has started. Returns true if there are
-    /// subscriptions.
-    pub(crate) fn push_gap_to_all(&self) -> bool {
+    /// Adds a gap to every feed, because a new connection has started. Returns the number of topics
+    /// with subscriptions.
+    pub(crate) fn push_gap_to_all(&self) -> usize {
         let feeds = self.lock();
         feeds.all().for_each(|feed| feed.push_gap());
-        !feeds.by_topic.is_empty()
+        feeds.by_topic.len()
     }
 
     /// Ends all feeds, because the link has ended.

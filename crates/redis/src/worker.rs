@@ -162,11 +162,11 @@ impl ConnectionWorker {
         let Poll::Ready(result) = dialing.as_mut().poll(cx) else { return };
         self.shell.dialing = None;
         match result {
-            Ok(EstablishedConnection { io, received, resp3 }) => {
+            Ok(EstablishedConnection { io, received, version }) => {
                 self.shell.io = Some(io);
                 self.unflushed = false;
                 self.shell.shared.counters.connections.add(1);
-                self.shell.shared.on_connected(resp3);
+                self.shell.shared.on_connected(version);
                 self.connection.connected(&received, now.into_std(), &mut self.shell);
             }
             Err(error) => self.lost(ConnectionLoss::Connect(Arc::new(error)), now),

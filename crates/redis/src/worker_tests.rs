@@ -11,6 +11,7 @@ use tokio::sync::mpsc;
 use super::*;
 use crate::client::RedisClient;
 use crate::config::Config;
+use crate::connect::RespVersion;
 use crate::error::{ExecError, RedisConnectError, RequestError};
 
 /// Returns a client and the server ends of its dials. `dials` says which dials succeed; further
@@ -29,7 +30,11 @@ fn client_with(
         let reported = sender.try_send(dialed).is_ok();
         Box::pin(async move {
             if works && reported {
-                Ok(EstablishedConnection { io: Box::new(ours), received: BytesMut::new(), resp3: true })
+                Ok(EstablishedConnection {
+                    io: Box::new(ours),
+                    received: BytesMut::new(),
+                    version: RespVersion::Resp3,
+                })
             } else {
                 Err(RedisConnectError::Cancelled)
             }

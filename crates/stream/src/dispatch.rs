@@ -12,7 +12,7 @@ use crate::ClientAddr;
 use crate::h1::connection::{self, H1Outcome};
 use crate::hyper::activity::ConnectionActivity;
 use crate::hyper::http1::serve_http1;
-use crate::hyper::http2::serve_http2;
+use crate::hyper::http2::{Http2End, serve_http2};
 use crate::hyper::hyper_socket::HyperSocket;
 use crate::hyper::service_adapter::{Http1Handoff, LiveResponseSlot, ServiceAdapter};
 use crate::hyper::transport_connection::serve_transport;
@@ -69,7 +69,7 @@ where
             let service = adapter(None);
             let stream = Arc::clone(io.stream());
             let conn = context.http2.serve_connection(io, service);
-            if serve_http2(Box::new(conn), &activity, &context).await {
+            if serve_http2(Box::new(conn), &activity, &context).await == Http2End::Finished {
                 // Unread frames would reset the connection and lose the last response.
                 linger(&stream).await;
             }

@@ -87,6 +87,11 @@
 //! - A client that falls behind its topic gets a broken stream, never one with a gap.
 //!   `every_tail_yields_every_event_in_order_or_ends_with_lagged`,
 //!   `a_client_that_falls_behind_its_topic_sees_a_broken_stream`
+//! - A stream gets every event of its topic once and in order, whether its task writes it or the
+//!   topic does.
+//!   `events_arrive_whole_and_in_order_from_topic_and_task`,
+//!   `events_written_by_deliveries_and_by_the_task_are_neither_doubled_nor_lost` (loom),
+//!   `a_delivery_writes_nothing_after_the_body_has_ended` (loom)
 //! - During a drain, the server answers requests in transit, also on connections in the listener's
 //!   backlog.
 //!   `a_request_in_transit_when_the_drain_begins_is_answered`,
@@ -103,6 +108,7 @@
 //! | chunked framing and writes | `h1/write_batch.rs`, `h1/socket_writer.rs` |
 //! | a live stream that owns its socket | `live/stream.rs` |
 //! | topics, and events written without waking tasks | `live/topic.rs`, `live/delivery.rs`, `live/direct_writes.rs` |
+//! | locks that loom checks, and its tests | `sync.rs`, `live/loom_tests.rs`, `script/loom` |
 //! | how a live response takes the socket from hyper | `hyper/service_adapter.rs`, `hyper/http1.rs` |
 //! | deadlines of HTTP/2 requests | `hyper/h2_exchange.rs` |
 //! | TLS | `hyper/transport.rs`, `hyper/transport_connection.rs` |
@@ -119,7 +125,10 @@
 //!   write timeout can't detect it. Each exchange has its own deadlines instead, and response bytes
 //!   are counted until h2 has written them.
 //! - With four or more direct tails, a topic writes an event to their sockets from a few tasks.
-//!   Waking the task of each stream costs more.
+//!   Waking the task of each stream costs more. The service passes the permission explicitly
+//!   ([`DirectWrites`]), because bodies may be wrapped in others that can't pass a socket on.
+//! - A publisher that holds a lock doesn't encode: [`Topic::publish_deferred`] takes an event that
+//!   the first tail or delivery task encodes, once for all streams.
 //! - During a drain a connection without a request stays open for `drain_grace`, and its next
 //!   response has `connection: close`. A head that is incomplete at the end of that time gets a
 //!   503. HTTP/2 connections get a GOAWAY at once.

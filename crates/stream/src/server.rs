@@ -131,7 +131,7 @@ where
                     Err(error) if is_per_connection(&error) => {}
                     Err(error) => {
                         context.stats.counters().accept_errors.increment();
-                        if outage.record_failure() {
+                        if outage.record_failure() == 1 {
                             tracing::warn!(%error, "accepting connections failed");
                         }
                         tokio::select! {
@@ -161,10 +161,10 @@ struct AcceptOutage {
 }
 
 impl AcceptOutage {
-    /// Counts a failure; returns true for the first one.
-    fn record_failure(&mut self) -> bool {
+    /// Counts a failure; returns the number of failures in this outage.
+    fn record_failure(&mut self) -> u64 {
         self.failures += 1;
-        self.failures == 1
+        self.failures
     }
 
     /// Ends the outage; returns the number of failures if there were any.
@@ -298,11 +298,8 @@ mod tests {
     fn an_accept_outage_is_logged_once_when_it_begins_and_once_when_it_ends() {
         let mut outage = AcceptOutage::default();
         assert_eq!(outage.recover(), None);
-        assert_eq!(
-            [outage.record_failure(), outage.record_failure(), outage.record_failure()],
-            [true, false, false]
-        );
+        assert_eq!([outage.record_failure(), outage.record_failure(), outage.record_failure()], [1, 2, 3]);
         assert_eq!((outage.recover(), outage.recover()), (Some(3), None));
-        assert!(outage.record_failure(), "a new outage is logged again");
+        assert_eq!(outage.record_failure(), 1, "a new outage is logged again");
     }
 }

@@ -13,7 +13,9 @@ use fastrand::Rng;
 
 use super::frame::ReplyLimits;
 use super::link::{Effect, Event, LinkPolicy, LinkState, State};
-use super::pipeline::{ParseProgress, Pipeline, PipelineOutput, PipelineRequest, Replies, ReplySink};
+use super::pipeline::{
+    ParseProgress, Pipeline, PipelineOutput, PipelineRequest, Replies, ReplySink, SendState,
+};
 use crate::error::{ConnectionLoss, RequestError};
 use crate::status::Status;
 
@@ -294,8 +296,12 @@ impl<S: ReplySink> ConnectionCore<S> {
         let (mut requests, mut bytes) = (Vec::new(), Vec::new());
         handler.take_remaining(&mut requests, &mut bytes);
         self.pipeline.accept(&mut requests, &mut bytes, now);
-        self.pipeline.fail_all(|sink, was_sent| {
-            handler.complete(sink, Err(if was_sent { &sent_error } else { &unsent_error }.clone()))
+        self.pipeline.fail_all(|sink, send_state| {
+            let error = match send_state {
+                SendState::Begun => &sent_error,
+                SendState::Unsent => &unsent_error,
+            };
+            handler.complete(sink, Err(error.clone()));
         });
         (self.need, self.paused) = (0, false);
     }

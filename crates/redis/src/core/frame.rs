@@ -3,6 +3,11 @@
 //! Invariant: every byte is scanned once, however the stream is split into reads. Only a length
 //! header (at most 24 bytes) may be scanned again if a read ended inside it. A header that
 //! announces more than [`ReplyLimits`] allow is rejected before anything is allocated for it.
+//!
+//! Hand-made, because parsers of RESP build a value of each reply, in the task that reads the
+//! socket. Here that task only finds where replies end; each caller decodes its own, without a value
+//! in between. `cargo run --release -p races -- redis` prints the difference: 0.44 µs of CPU for a
+//! GET of one of 1,000 tasks, against 0.99 µs of the fastest of rustis, redis-rs and fred.
 //! Out of scope: decoding. Callers decode replies in their own task; see `reply/`.
 
 use std::ops::Range;
@@ -190,7 +195,7 @@ impl Framer {
                 }
                 ElementScan::Inside => {}
                 ElementScan::Element => {
-                    if self.close_levels()? {
+                    if self.close_levels()? == FrameProgress::Complete {
                         let frame = self.start..self.at;
                         // A reply over the limit must fail in the same way whether or not it
                         // arrived in several reads.
@@ -363,20 +368,20 @@ impl Framer {
         Ok(ElementScan::Inside)
     }
 
-    /// Completes an element and every aggregate that it completes. Returns true if the frame is
-    /// complete.
-    fn close_levels(&mut self) -> Result<bool, ProtocolError> {
+    /// Completes an element and every aggregate that it completes.
+    fn close_levels(&mut self) -> Result<FrameProgress, ProtocolError> {
         while let Some(level) = self.levels.last_mut() {
             match level {
                 NestingLevel::Counted { left, attribute } => {
                     *left -= 1;
                     if *left > 0 {
-                        return Ok(false);
+                        return Ok(FrameProgress::Inside);
                     }
                     let attribute = *attribute;
                     self.levels.pop();
                     if attribute {
-                        return Ok(false); // an attribute precedes the element that it belongs to
+                        // An attribute precedes the element that it belongs to.
+                        return Ok(FrameProgress::Inside);
                     }
                 }
                 NestingLevel::Streamed { pairs, odd, .. } => {
@@ -384,12 +389,12 @@ impl Framer {
                     // A streamed aggregate announces no count, so its elements are counted one by
                     // one.
                     self.count_elements(1)?;
-                    return Ok(false);
+                    return Ok(FrameProgress::Inside);
                 }
-                NestingLevel::Chunks => return Ok(false),
+                NestingLevel::Chunks => return Ok(FrameProgress::Inside),
             }
         }
-        Ok(true)
+        Ok(FrameProgress::Complete)
     }
 
     fn count_elements(&mut self, more: u64) -> Result<(), ProtocolError> {
@@ -406,6 +411,13 @@ impl Framer {
         }
         Ok(())
     }
+}
+
+/// Whether an element has completed its frame.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum FrameProgress {
+    Inside,
+    Complete,
 }
 
 enum ElementScan {

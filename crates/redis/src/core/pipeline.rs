@@ -81,6 +81,21 @@ pub(crate) enum ParseProgress {
     All { need: usize },
 }
 
+/// Whether a request has all its replies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum RequestProgress {
+    NeedsMore,
+    Complete,
+}
+
+/// Whether a request was sent when it failed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum SendState {
+    Unsent,
+    /// At least one byte was sent, so the server may have run it.
+    Begun,
+}
+
 #[derive(Debug)]
 struct OpenRequest<S> {
     /// `None` after the deadline has passed.
@@ -285,7 +300,7 @@ impl<S: ReplySink> Pipeline<S> {
                     kind @ (FrameKind::Reply | FrameKind::Error | FrameKind::HasErrors),
                     range,
                 ) => {
-                    if self.count_reply(kind, range)? {
+                    if self.count_reply(kind, range)? == RequestProgress::Complete {
                         max_completed = max_completed.saturating_sub(1);
                         let replies = self.take_replies();
                         if let Some(sink) = self.open.pop_front().and_then(|front| front.sink) {
@@ -297,32 +312,35 @@ impl<S: ReplySink> Pipeline<S> {
         }
     }
 
-    /// Counts a reply towards the oldest request. Returns true if that request now has all its
-    /// replies.
+    /// Counts a reply towards the oldest request.
     #[inline]
-    fn count_reply(&mut self, kind: FrameKind, range: Range<usize>) -> Result<bool, ProtocolError> {
+    fn count_reply(
+        &mut self,
+        kind: FrameKind,
+        range: Range<usize>,
+    ) -> Result<RequestProgress, ProtocolError> {
         let front = self.open.front_mut().ok_or(ProtocolError::UnexpectedReply)?;
-        let last = match &mut front.expect {
+        let progress = match &mut front.expect {
             ExpectedReplies::Replies(left) if *left > 1 => {
                 *left -= 1;
-                false
+                RequestProgress::NeedsMore
             }
             // Push messages confirm a subscription; a reply in their place is an error.
-            ExpectedReplies::Replies(_) | ExpectedReplies::Confirmations(..) => true,
+            ExpectedReplies::Replies(_) | ExpectedReplies::Confirmations(..) => RequestProgress::Complete,
             ExpectedReplies::Verified(left, probe) => match probe.classify(*left, &self.input[range.clone()])
             {
                 ProbeVerdict::Reply => {
                     *left -= 1;
-                    false
+                    RequestProgress::NeedsMore
                 }
-                verdict @ (ProbeVerdict::Probe | ProbeVerdict::Verified) => {
-                    self.stash_complete_replies();
-                    self.split_front(range.len());
-                    let last = verdict == ProbeVerdict::Verified;
-                    if last {
-                        self.record_unfit();
-                    }
-                    return Ok(last);
+                ProbeVerdict::Probe => {
+                    self.drop_probe_reply(range);
+                    return Ok(RequestProgress::NeedsMore);
+                }
+                ProbeVerdict::Verified => {
+                    self.drop_probe_reply(range);
+                    self.record_unfit();
+                    return Ok(RequestProgress::Complete);
                 }
                 ProbeVerdict::OutOfSync => return Err(ProtocolError::OutOfSync),
             },
@@ -331,10 +349,16 @@ impl<S: ReplySink> Pipeline<S> {
         if kind != FrameKind::Reply {
             self.record_refusals(range);
         }
-        if last && self.refusal.is_some() {
+        if progress == RequestProgress::Complete && self.refusal.is_some() {
             self.record_unfit();
         }
-        Ok(last)
+        Ok(progress)
+    }
+
+    /// Removes the reply to a probe, which the caller does not get.
+    fn drop_probe_reply(&mut self, range: Range<usize>) {
+        self.stash_complete_replies();
+        self.split_front(range.len());
     }
 
     #[cold]
@@ -414,14 +438,13 @@ impl<S: ReplySink> Pipeline<S> {
         self.check_invariants();
     }
 
-    /// Emits the sink of every open request and resets the pipeline. The flag is true if a byte of
-    /// the request was sent.
-    pub(crate) fn fail_all(&mut self, mut emit: impl FnMut(S, bool)) {
+    /// Emits the sink of every open request and resets the pipeline.
+    pub(crate) fn fail_all(&mut self, mut emit: impl FnMut(S, SendState)) {
         let (open, sent) = (std::mem::take(&mut self.open), self.sent);
         *self = Pipeline::new(self.limits, self.arrays_are_pushes);
         for OpenRequest { sink, start, .. } in open {
             if let Some(sink) = sink {
-                emit(sink, start < sent);
+                emit(sink, if start < sent { SendState::Begun } else { SendState::Unsent });
             }
         }
     }

@@ -1,5 +1,7 @@
 //! Decoding of replies into the caller's types, in the caller's task.
 //!
+//! Hand-made, as the framer is; `core/frame.rs` has the reason and the figures.
+//!
 //! [`reader`] reads elements, [`decode`] decodes standard types, [`value`] holds any reply,
 //! [`results`] decodes the replies of a pipeline, and [`serde`] supports every `Deserialize` type.
 

@@ -29,7 +29,7 @@ use tokio::time::{Instant, Sleep, sleep};
 use crate::config::HttpServerConfig;
 use crate::h1::body_remainder::BodyRemainder;
 use crate::h1::parser::parse_request;
-use crate::h1::response_head::{self, Framing};
+use crate::h1::response_head::{self, AfterResponse, Framing};
 use crate::h1::socket_writer::{SocketWriter, WRITES_PER_POLL, WriteFailure};
 use crate::h1::spare_headers;
 use crate::h1::write_batch::WriteBatch;
@@ -86,9 +86,9 @@ where
             Ok(ReadOutcome::Eof) | Err(_) => return H1Outcome::Closed,
             Ok(ReadOutcome::WouldBlock) => {
                 let (timer, drain) = (idle_timer.as_mut(), drain_started.as_mut());
-                match wait_readable(&client.stream, timer, drain, &mut is_draining, context).await {
-                    true => continue,
-                    false => return H1Outcome::Closed,
+                match wait_for_input(&client.stream, timer, drain, &mut is_draining, context).await {
+                    ClientInput::Readable => continue,
+                    ClientInput::Ended => return H1Outcome::Closed,
                 }
             }
         };
@@ -113,11 +113,12 @@ where
             });
         }
         // A final response must follow an interim one, and the service has none.
-        let close = context.is_draining()
+        let is_last = context.is_draining()
             || response_head::requests_close(response.headers())
             || response.status().is_informational();
-        match client.write(response, &method, close, context.config.write_timeout).await {
-            Ok(()) if close => return H1Outcome::Linger(client.stream),
+        let after = if is_last { AfterResponse::Close } else { AfterResponse::KeepOpen };
+        match client.write(response, &method, after, context.config.write_timeout).await {
+            Ok(()) if is_last => return H1Outcome::Linger(client.stream),
             Ok(()) => {}
             Err(ResponseWriteError::Socket(WriteFailure::TimedOut)) => {
                 context.stats.counters().slow_clients.increment();
@@ -130,26 +131,33 @@ where
     }
 }
 
-/// Waits until the client sends bytes. Returns false after the idle timeout or a disconnect.
-async fn wait_readable(
+/// Result of a wait for a client's next request.
+enum ClientInput {
+    Readable,
+    /// The idle timeout has passed, or the socket has failed.
+    Ended,
+}
+
+/// Waits until the client sends bytes or disconnects, at most for the idle timeout.
+async fn wait_for_input(
     stream: &TcpStream,
     mut idle_timer: Pin<&mut Sleep>,
     mut drain_started: Pin<&mut impl Future<Output = ()>>,
     is_draining: &mut bool,
     context: &ServerContext,
-) -> bool {
+) -> ClientInput {
     let idle = if *is_draining { context.drain_grace() } else { context.config.idle_timeout };
     let mut due = Instant::now() + idle;
     poll_fn(|cx| {
         if let Poll::Ready(readable) = stream.poll_read_ready(cx) {
-            return Poll::Ready(readable.is_ok());
+            return Poll::Ready(readable.map_or(ClientInput::Ended, |()| ClientInput::Readable));
         }
         if !*is_draining && drain_started.as_mut().poll(cx).is_ready() {
             *is_draining = true;
             due = due.min(Instant::now() + context.drain_grace());
             idle_timer.as_mut().reset(due);
         }
-        poll_deadline(idle_timer.as_mut(), due, cx).map(|()| false)
+        poll_deadline(idle_timer.as_mut(), due, cx).map(|()| ClientInput::Ended)
     })
     .await
 }
@@ -264,7 +272,7 @@ impl H1Connection {
         &mut self,
         response: Response<B>,
         method: &Method,
-        close: bool,
+        after: AfterResponse,
         write_timeout: Duration,
     ) -> Result<(), ResponseWriteError> {
         let framing = Framing::of(method, &response);
@@ -279,7 +287,7 @@ impl H1Connection {
                 let mut batch = WriteBatch::take_spare();
                 if let Some(parts) = head.take() {
                     batch.push_text(|text| {
-                        response_head::write_head(text, &parts, framing, close, &response_head::date())
+                        response_head::write_head(text, &parts, framing, after, &response_head::date())
                     });
                     spare_headers::recycle(parts.headers);
                 }

@@ -53,6 +53,13 @@ impl Framing {
     }
 }
 
+/// What happens to the connection after a response.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum AfterResponse {
+    KeepOpen,
+    Close,
+}
+
 /// Encodes the head of a live stream. `date` is used unless the service set one.
 pub(crate) fn encode_live_head(parts: &response::Parts, date: &HttpDate) -> Bytes {
     let mut head = Vec::with_capacity(256);
@@ -66,11 +73,12 @@ pub(crate) fn write_head(
     head: &mut Vec<u8>,
     parts: &response::Parts,
     framing: Framing,
-    close: bool,
+    after: AfterResponse,
     date: &HttpDate,
 ) {
+    let closes = after == AfterResponse::Close;
     let is_framing_header = |name: &HeaderName| {
-        *name == CONTENT_LENGTH || *name == TRANSFER_ENCODING || (close && *name == CONNECTION)
+        *name == CONTENT_LENGTH || *name == TRANSFER_ENCODING || (closes && *name == CONNECTION)
     };
     write_common(head, parts, date, is_framing_header);
     match framing {
@@ -82,7 +90,7 @@ pub(crate) fn write_head(
         }
         Framing::Chunked => head.extend_from_slice(b"transfer-encoding: chunked\r\n"),
     }
-    if close {
+    if closes {
         head.extend_from_slice(b"connection: close\r\n");
     }
     head.extend_from_slice(b"\r\n");

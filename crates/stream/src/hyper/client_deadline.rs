@@ -72,8 +72,15 @@ pub(crate) fn count_timeout(wait: ClientWait, context: &ServerContext) {
     }
 }
 
-/// Counts the error; returns true if hyper has sent an error response.
-pub(crate) fn count_error(error: &hyper::Error, context: &ServerContext) -> bool {
+/// Whether hyper has answered a failed request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ErrorResponse {
+    Sent,
+    None,
+}
+
+/// Counts the error of a connection.
+pub(crate) fn count_error(error: &hyper::Error, context: &ServerContext) -> ErrorResponse {
     tracing::debug!(%error, "connection failed");
     let counters = context.stats.counters();
     if error.is_parse_too_large() {
@@ -83,7 +90,7 @@ pub(crate) fn count_error(error: &hyper::Error, context: &ServerContext) -> bool
     } else if timed_out(error) {
         counters.slow_clients.increment();
     }
-    error.is_parse()
+    if error.is_parse() { ErrorResponse::Sent } else { ErrorResponse::None }
 }
 
 fn timed_out(error: &hyper::Error) -> bool {

@@ -17,7 +17,7 @@ use tokio::time::{Instant, sleep_until};
 
 use crate::h1::response_head;
 use crate::hyper::activity::{ClientWait, ConnectionActivity};
-use crate::hyper::client_deadline::{ClientDeadline, count_error, count_timeout};
+use crate::hyper::client_deadline::{ClientDeadline, ErrorResponse, count_error, count_timeout};
 use crate::hyper::http1_drain::{DrainDecision, Http1Drain};
 use crate::hyper::hyper_socket::HyperSocket;
 use crate::hyper::service_adapter::{LiveResponseSlot, ServiceAdapter};
@@ -99,8 +99,11 @@ where
             None
         }
         Http1End::Done(done) => {
-            let answered = done.map_or_else(|error| count_error(&error, context), |()| !is_idle);
-            if answered {
+            let has_response = match done {
+                Ok(()) => !is_idle,
+                Err(error) => count_error(&error, context) == ErrorResponse::Sent,
+            };
+            if has_response {
                 linger(&stream).await;
             }
             None

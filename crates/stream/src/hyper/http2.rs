@@ -28,12 +28,21 @@ use crate::task_registry::TaskRegistry;
 /// Connection of hyper for HTTP/2.
 type Http2<I, S, B> = http2::Connection<I, ServiceAdapter<S, B>, RequestTasks>;
 
-/// Serves until the connection ends; returns true if it ended in order.
+/// How an HTTP/2 connection ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Http2End {
+    /// Both sides have finished.
+    Finished,
+    /// hyper failed, or the client ignored a GOAWAY.
+    Failed,
+}
+
+/// Serves until the connection ends.
 pub(crate) async fn serve_http2<I, S, B>(
     mut conn: Box<Http2<I, S, B>>,
     activity: &ConnectionActivity,
     context: &ServerContext,
-) -> bool
+) -> Http2End
 where
     I: hyper::rt::Read + hyper::rt::Write + Unpin + Send + 'static,
     S: HttpService<B>,
@@ -60,10 +69,14 @@ where
         Poll::Pending
     })
     .await;
-    if let Some(Err(error)) = &done {
-        count_error(error, context);
+    match done {
+        Some(Ok(())) => Http2End::Finished,
+        Some(Err(error)) => {
+            count_error(&error, context);
+            Http2End::Failed
+        }
+        None => Http2End::Failed,
     }
-    done.is_some_and(|done| done.is_ok())
 }
 
 /// Executor for the requests of HTTP/2 connections: one task per request.

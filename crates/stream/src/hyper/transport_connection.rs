@@ -93,7 +93,9 @@ async fn serve_transport_http1<S, B>(
     });
     match end.await {
         Http1End::Done(Ok(())) | Http1End::LiveResponse => {}
-        Http1End::Done(Err(error)) => drop(count_error(&error, context)),
+        Http1End::Done(Err(error)) => {
+            count_error(&error, context);
+        }
         Http1End::TimedOut(wait) => count_timeout(wait, context),
         Http1End::DrainExpired => {
             let mut io = conn.into_parts().io.into_transport();

@@ -50,9 +50,6 @@ pub(super) struct DeliveryTask {
 impl DeliveryRuntime {
     /// Returns the runtime of the calling thread.
     pub(super) fn current() -> DeliveryRuntime {
-        #[cfg(all(test, forebay_loom))]
-        return DeliveryRuntime::Loom;
-        #[cfg(not(all(test, forebay_loom)))]
         Handle::try_current().map_or(DeliveryRuntime::None, DeliveryRuntime::Tokio)
     }
 

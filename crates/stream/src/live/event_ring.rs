@@ -131,7 +131,13 @@ impl EventContent {
         EventContent::Deferred(Arc::new(DeferredEvent { size, encoded: Mutex::new(None), encode }))
     }
 
-    pub(super) fn len(&self) -> usize {
+    /// Returns true if the event is known to have no bytes: an empty chunk would end the stream.
+    pub(super) fn is_empty(&self) -> bool {
+        matches!(self, EventContent::Encoded(bytes) if bytes.is_empty())
+    }
+
+    /// Returns the number of bytes that count for the ring's bound.
+    fn len(&self) -> usize {
         match self {
             EventContent::Encoded(bytes) => bytes.len(),
             EventContent::Deferred(deferred) => deferred.size,

@@ -12,6 +12,7 @@ use loom::thread;
 
 use crate::h1::socket_writer::SocketWriter;
 use crate::h1::write_batch::WriteBatch;
+use crate::live::delivery::DeliveryRuntime;
 use crate::live::direct_writes::{DirectWrites, SocketState, StreamSocket, WriterState};
 use crate::live::tail::{Tail, TailLagged};
 use crate::live::topic::Topic;
@@ -19,20 +20,60 @@ use crate::live::topic::Topic;
 /// Chunk after which nothing may be written.
 const LAST: &str = "last";
 
-/// What a client has received, one entry for each chunk.
-type ReceivedChunks = Arc<Mutex<Vec<String>>>;
+/// What a client has received. Its lock isn't one of `loom`, so no other lock is taken under it.
+#[derive(Debug, Clone, Default)]
+struct TestClient(Arc<Mutex<ReceivedChunks>>);
 
-/// Socket that records the chunks that are written to it.
 #[derive(Debug, Default)]
-pub(super) struct RecordedSocket {
-    received: ReceivedChunks,
+struct ReceivedChunks {
+    chunks: Vec<String>,
+    /// Woken by the next chunk.
+    waker: Option<Waker>,
+}
+
+impl TestClient {
+    /// Receives chunks, each of which is a line with its size and a line of data.
+    fn receive(&self, bytes: &[u8]) {
+        let lines: Vec<&str> = std::str::from_utf8(bytes).unwrap().split_terminator("\r\n").collect();
+        let mut received = self.0.lock().unwrap();
+        assert_ne!(received.chunks.last().map(String::as_str), Some(LAST), "written after the last chunk");
+        received.chunks.extend(lines.chunks(2).map(|chunk| chunk[1].to_owned()));
+        let waker = received.waker.take();
+        drop(received);
+        waker.into_iter().for_each(Waker::wake);
+    }
+
+    /// Waits until `count` chunks were received.
+    fn wait_for(&self, count: u64) {
+        block_on(poll_fn(|cx| {
+            let waker = cx.waker().clone();
+            let mut received = self.0.lock().unwrap();
+            let former = received.waker.replace(waker);
+            let is_complete = received.chunks.len() as u64 >= count;
+            drop(received);
+            drop(former);
+            if is_complete { Poll::Ready(()) } else { Poll::Pending }
+        }));
+    }
+
+    /// Returns all chunks.
+    fn into_chunks(self) -> Vec<String> {
+        let received = std::mem::take(&mut *self.0.lock().unwrap());
+        received.chunks
+    }
+}
+
+/// Socket that records what is written to it.
+#[derive(Debug)]
+pub(crate) struct RecordedSocket {
+    client: TestClient,
     /// The next write is not accepted.
     is_full: bool,
 }
 
 impl RecordedSocket {
     /// Writes a batch, and returns a writer with what was not accepted.
-    pub(super) fn write(&mut self, batch: &mut WriteBatch) -> SocketWriter {
+    pub(crate) fn write(&mut self, batch: &mut WriteBatch) -> SocketWriter {
         let bytes: Vec<u8> = batch.take_unsent(0).into_iter().flatten().collect();
         if bytes.is_empty() {
             return SocketWriter::default();
@@ -40,17 +81,8 @@ impl RecordedSocket {
         if std::mem::take(&mut self.is_full) {
             return SocketWriter::with_unsent(bytes.into());
         }
-        self.accept(&bytes);
+        self.client.receive(&bytes);
         SocketWriter::default()
-    }
-
-    /// Splits the bytes into chunks, each of which is a line with its size and a line of data.
-    fn accept(&self, bytes: &[u8]) {
-        let text = std::str::from_utf8(bytes).unwrap();
-        let lines: Vec<&str> = text.split_terminator("\r\n").collect();
-        let mut received = self.received.lock().unwrap();
-        assert_ne!(received.last().map(String::as_str), Some(LAST), "written after the last chunk");
-        received.extend(lines.chunks(2).map(|chunk| chunk[1].to_owned()));
     }
 }
 
@@ -63,9 +95,9 @@ struct TestStream {
 }
 
 impl TestStream {
-    fn new(topic: &Topic, received: &ReceivedChunks, is_full: bool) -> TestStream {
+    fn new(topic: &Topic, client: &TestClient, is_full: bool) -> TestStream {
         let (topic, writes) = (topic.clone(), DirectWrites::new());
-        let recorded = RecordedSocket { received: Arc::clone(received), is_full };
+        let recorded = RecordedSocket { client: client.clone(), is_full };
         let socket =
             StreamSocket::connect(writes.clone(), SocketState::Recorded(recorded), SocketWriter::default());
         let tail = topic.subscribe().direct(&writes);
@@ -95,7 +127,7 @@ impl TestStream {
 /// Writes what a topic has left unsent.
 fn flush(writer: &mut WriterState) {
     let SocketState::Recorded(socket) = &writer.socket else { panic!("the stream has its socket") };
-    writer.output.take_unsent().iter().for_each(|unsent| socket.accept(unsent));
+    writer.output.take_unsent().iter().for_each(|unsent| socket.client.receive(unsent));
 }
 
 fn write(writer: &mut WriterState, event: &Bytes) {
@@ -104,6 +136,13 @@ fn write(writer: &mut WriterState, event: &Bytes) {
     let mut batch = WriteBatch::default();
     batch.push_chunk(event);
     socket.write(&mut batch);
+}
+
+/// Returns a topic whose deliveries run in threads of `loom`.
+fn test_topic(capacity: usize) -> Topic {
+    let mut topic = Topic::new(capacity);
+    Arc::get_mut(&mut topic.shared).expect("a new topic has one handle").runtime = DeliveryRuntime::Loom;
+    topic
 }
 
 /// Returns the text of event number `event`, which is also its mark.
@@ -122,7 +161,7 @@ fn event(tail: &mut Tail) -> Option<Result<Bytes, TailLagged>> {
 #[test]
 fn a_tail_that_goes_to_sleep_misses_no_event_and_no_close() {
     loom::model(|| {
-        let topic = Topic::new(4);
+        let topic = test_topic(4);
         let mut tail = topic.subscribe();
         let publishing = topic.clone();
         let publisher = thread::spawn(move || {
@@ -138,7 +177,7 @@ fn a_tail_that_goes_to_sleep_misses_no_event_and_no_close() {
 #[test]
 fn an_event_published_during_a_close_is_yielded_or_dropped_and_the_tail_ends() {
     loom::model(|| {
-        let topic = Topic::new(4);
+        let topic = test_topic(4);
         let mut tail = topic.subscribe();
         let (publishing, closing) = (topic.clone(), topic.clone());
         let publisher = thread::spawn(move || publish(&publishing, 0));
@@ -153,7 +192,7 @@ fn an_event_published_during_a_close_is_yielded_or_dropped_and_the_tail_ends() {
 #[test]
 fn a_tail_dropped_while_it_is_woken_leaves_no_waker_and_others_are_woken() {
     loom::model(|| {
-        let topic = Topic::new(4);
+        let topic = test_topic(4);
         let (mut tail, mut other) = (topic.subscribe(), topic.subscribe());
         let publishing = topic.clone();
         let publisher = thread::spawn(move || publish(&publishing, 0));
@@ -171,7 +210,7 @@ fn a_tail_dropped_while_it_is_woken_leaves_no_waker_and_others_are_woken() {
 #[test]
 fn a_deferred_event_is_encoded_once_for_concurrent_tails() {
     loom::model(|| {
-        let (topic, encoded) = (Topic::new(4), Arc::new(AtomicUsize::new(0)));
+        let (topic, encoded) = (test_topic(4), Arc::new(AtomicUsize::new(0)));
         let (mut tail, mut other) = (topic.subscribe(), topic.subscribe());
         let counted = Arc::clone(&encoded);
         let reader = thread::spawn(move || event(&mut other));
@@ -185,20 +224,19 @@ fn a_deferred_event_is_encoded_once_for_concurrent_tails() {
     });
 }
 
-/// Runs a stream to the end of its topic, while another thread publishes `events` events, and checks
-/// that the client has each of them once and in order.
+/// Publishes `events` events to a stream whose task runs in another thread. Checks that the client
+/// receives each of them once and in order, before the topic is closed.
 fn check_stream(capacity: usize, events: u64, is_full: bool) {
     loom::model(move || {
-        let (topic, received) = (Topic::new(capacity), ReceivedChunks::default());
-        let mut stream = TestStream::new(&topic, &received, is_full);
-        let publisher = thread::spawn(move || {
-            (0..events).for_each(|event| publish(&topic, event));
-            topic.close();
-        });
-        block_on(poll_fn(|cx| stream.poll(cx)));
-        publisher.join().unwrap();
+        let (topic, client) = (test_topic(capacity), TestClient::default());
+        let mut stream = TestStream::new(&topic, &client, is_full);
+        let task = thread::spawn(move || block_on(poll_fn(|cx| stream.poll(cx))));
+        (0..events).for_each(|event| publish(&topic, event));
+        client.wait_for(events);
+        topic.close();
+        task.join().unwrap();
         let expected: Vec<String> = (0..events).map(|event| event.to_string()).collect();
-        assert_eq!(*received.lock().unwrap(), expected);
+        assert_eq!(client.into_chunks(), expected);
     });
 }
 
@@ -220,8 +258,8 @@ fn a_stream_that_falls_behind_continues_without_a_gap() {
 #[test]
 fn a_delivery_writes_nothing_after_the_body_has_ended() {
     loom::model(|| {
-        let (topic, received) = (Topic::new(4), ReceivedChunks::default());
-        let mut stream = TestStream::new(&topic, &received, false);
+        let (topic, client) = (test_topic(4), TestClient::default());
+        let mut stream = TestStream::new(&topic, &client, false);
         let publisher = thread::spawn(move || publish(&topic, 0));
         assert!(stream.poll(&mut Context::from_waker(Waker::noop())).is_pending());
         // The tail stays alive: a body may keep it somewhere else.
@@ -230,7 +268,7 @@ fn a_delivery_writes_nothing_after_the_body_has_ended() {
         write(&mut writer, &Bytes::from_static(LAST.as_bytes()));
         drop(writer);
         publisher.join().unwrap();
-        let chunks = received.lock().unwrap().clone();
+        let chunks = client.into_chunks();
         assert!(chunks == [LAST] || chunks == ["0", LAST], "{chunks:?}");
     });
 }

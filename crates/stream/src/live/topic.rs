@@ -34,12 +34,12 @@ use crate::sync::{Mutex, MutexGuard};
 ///
 /// An event is the bytes that clients receive, for example an SSE event: `data: hello\n\n`.
 pub struct Topic {
-    shared: Arc<TopicShared>,
+    pub(super) shared: Arc<TopicShared>,
 }
 
 /// State shared by a topic's handles, tails and delivery tasks.
 pub(super) struct TopicShared {
-    runtime: DeliveryRuntime,
+    pub(super) runtime: DeliveryRuntime,
     pub(super) state: Mutex<State>,
 }
 
@@ -69,7 +69,7 @@ pub(super) struct WaitingTail {
 const WAKE_BATCH: usize = 128;
 /// With fewer direct tails they are woken instead: at high event rates a few tails read larger
 /// batches than a delivery task writes.
-const MIN_DIRECT_TAILS: usize = if cfg!(forebay_loom) { 1 } else { 4 };
+const MIN_DIRECT_TAILS: usize = if cfg!(all(test, forebay_loom)) { 1 } else { 4 };
 /// Maximum events that wait for a tail to encode them: what a publisher has captured may use more
 /// memory than its size says, for example as a part of a larger buffer.
 const MAX_DEFERRED: usize = 16;
@@ -115,9 +115,8 @@ impl Topic {
     /// Publishes an event that `encode` returns later, with a mark.
     ///
     /// The first tail or delivery task that needs the event calls `encode`, once. So a publisher
-    /// that must not wait, or that holds a lock, doesn't encode. Without tails the event is never
-    /// encoded. Until then `size` bytes count for the topic's bound. `encode` must not use the
-    /// topic.
+    /// that must not wait, or that holds a lock, doesn't encode. Until then, `size` bytes count for
+    /// the topic's bound. `encode` must not use the topic.
     pub fn publish_deferred(
         &self,
         size: usize,
@@ -130,7 +129,7 @@ impl Topic {
     fn publish_content(&self, content: EventContent, mark: u64) {
         let last = LastEvent { mark, at: Instant::now() };
         let mut state = self.shared.state.lock();
-        if state.closed || content.len() == 0 {
+        if state.closed || content.is_empty() {
             return;
         }
         state.ring.push(content, last);
