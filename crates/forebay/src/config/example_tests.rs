@@ -70,3 +70,24 @@ fn the_example_of_the_server_is_valid_and_its_values_are_the_defaults() {
     let least = load("serve-least", least, serve);
     assert_eq!(example, least, "the values of the example are the defaults");
 }
+
+/// A library has defaults of its own, for programs that don't set every field.
+#[test]
+fn the_defaults_of_the_libraries_are_the_same() {
+    let url = ("DATABASE_URL".to_owned(), "postgres://me@db.test/shop".to_owned());
+    let serve = load_serve(ServeArgs::default(), [url]).unwrap();
+    let shapes = forebay_serve::Config::default();
+    let times = (serve.long_poll, serve.sse_keep_alive, serve.sse_timeout, serve.unpublish_after);
+    assert_eq!(times, (shapes.long_poll, shapes.sse_keep_alive, shapes.sse_timeout, shapes.unpublish_after));
+    let ages = (serve.max_age_s, serve.stale_age_s, serve.snapshots);
+    assert_eq!(ages, (shapes.max_age_s, shapes.stale_age_s, shapes.snapshots));
+    let store = forebay_shapes::StoreConfig::new(&serve.store.dir);
+    assert_eq!(format!("{:?}", serve.store), format!("{store:?}"));
+    let mut http = forebay_stream::HttpServerConfig::default();
+    http.drain_timeout = serve.drain_timeout;
+    assert_eq!(format!("{:?}", serve.http), format!("{http:?}"));
+    let url = ("FOREBAY_GATE_UPSTREAM".to_owned(), "http://127.0.0.1:8000".to_owned());
+    let gate = load_gate(GateArgs::default(), [url]).unwrap();
+    let upstream = forebay_gate::UpstreamConfig::new(gate.upstream.authority.clone());
+    assert_eq!(format!("{:?}", gate.upstream), format!("{upstream:?}"));
+}

@@ -233,6 +233,7 @@ mod tests {
         assert_error("FOREBAY_HTTP_MAX_HEADER_BYTES", "4294967295", &["8192 to 16777216"]);
         assert_error("FOREBAY_HTTP_MAX_HEADER_BYTES", "100", &["8192 to 16777216"]);
         assert_error("FOREBAY_LOG_FORMAT", "xml", &["`text` or `json`"]);
+        assert_error("FOREBAY_ADMIN_LISTEN", "here", &["admin.listen", "such as 127.0.0.1:8081"]);
     }
 
     #[test]

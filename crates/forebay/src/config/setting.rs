@@ -266,12 +266,19 @@ impl Setting {
         self.kind == SettingKind::Secret
     }
 
+    /// Returns the declaration with the default of a command.
+    pub(super) fn of_command(mut self, command: &str) -> Setting {
+        if let Some(value) = self.gate_default.filter(|_| command == "gate") {
+            self.default = SettingDefault::Value(value);
+        }
+        self
+    }
+
     /// Returns the default of a command.
     pub(super) fn default_of(&self, command: &str) -> Option<Value> {
-        match (self.default, self.gate_default) {
-            (SettingDefault::Value(_), Some(value)) if command == "gate" => Some(value()),
-            (SettingDefault::Value(value), _) => Some(value()),
-            (SettingDefault::Unset(_) | SettingDefault::Required(_), _) => None,
+        match self.of_command(command).default {
+            SettingDefault::Value(value) => Some(value()),
+            SettingDefault::Unset(_) | SettingDefault::Required(_) => None,
         }
     }
 

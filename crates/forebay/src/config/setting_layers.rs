@@ -177,9 +177,10 @@ impl SettingLayers {
     /// Returns the checked value of a setting, or its default.
     pub(crate) fn read<F: SettingField>(&self, path: &'static str) -> Result<F, ValueError> {
         let setting = self.command.setting(path).expect("only declared settings are read");
+        let setting = setting.of_command(self.command.name);
         let default = || setting.default_of(self.command.name);
         let value = self.get(path).map(|(value, _)| value.clone()).or_else(default);
-        let checked = value.map(|value| F::Value::from_toml(&value, setting)).transpose();
+        let checked = value.map(|value| F::Value::from_toml(&value, &setting)).transpose();
         let checked = checked.map_err(|invalid| {
             self.error(path, Some(invalid.value).filter(|_| !setting.is_secret()), invalid.why)
         })?;
