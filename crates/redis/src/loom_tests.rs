@@ -1,5 +1,5 @@
-//! Tests of the inbox and the reply slots under `loom`: every order of their operations, with a bound
-//! on preemptions (`script/loom`).
+//! Tests of the inbox and the reply slots under `loom`: every order of their operations, with a
+//! bound on preemptions (`script/loom`).
 
 use std::future::poll_fn;
 use std::task::{Poll, Waker};

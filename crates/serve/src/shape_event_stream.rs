@@ -10,9 +10,9 @@
 //! ends with the next up-to-date; the expiry of its token aborts it.
 //! A topic keeps at most [`KEPT`] transactions and [`KEPT_BYTES`] for all streams of a shape
 //! together, and all topics together at most `MAX_BYTES` of `buffered_bytes.rs`. Larger
-//! transactions are read from the log in pieces. A transaction counts with the bytes of its messages
-//! until it is formatted, and then with those of its events: 6 more for each message, and about 100
-//! for its up-to-date. While it is formatted, both count.
+//! transactions are read from the log in pieces. A transaction counts with the bytes of its
+//! messages until it is formatted, and then with those of its events: 6 more for each message, and
+//! about 100 for its up-to-date. While it is formatted, both count.
 //! Lock order: a shape's lock (`forebay_shapes`) before its topic's. Transactions are formatted
 //! outside both.
 
@@ -38,8 +38,8 @@ use super::catch_up::{CatchUp, CatchUpPiece, CatchUpStep};
 const KEPT: usize = 64;
 /// Maximum bytes that a topic keeps, when a transaction is added.
 const KEPT_BYTES: usize = 1024 * 1024;
-/// Largest transaction, in bytes of its messages, that is sent through the topic. Streams read larger
-/// ones from the log.
+/// Largest transaction, in bytes of its messages, that is sent through the topic. Streams read
+/// larger ones from the log.
 const MAX_TRANSACTION_BYTES: usize = 256 * 1024;
 
 const KEEP_ALIVE: &[u8] = b": keep-alive\n\n";

@@ -5,9 +5,9 @@
 //! announces more than [`ReplyLimits`] allow is rejected before anything is allocated for it.
 //!
 //! Hand-made, because parsers of RESP build a value of each reply, in the task that reads the
-//! socket. Here that task only finds where replies end; each caller decodes its own, without a value
-//! in between. `cargo run --release -p races -- redis` prints the difference: 0.44 µs of CPU for a
-//! GET of one of 1,000 tasks, against 0.99 µs of the fastest of rustis, redis-rs and fred.
+//! socket. Here that task only finds where replies end; each caller decodes its own, without a
+//! value in between. `cargo run --release -p races -- redis` prints the difference: 0.44 µs of CPU
+//! for a GET of one of 1,000 tasks, against 0.99 µs of the fastest of rustis, redis-rs and fred.
 //! Out of scope: decoding. Callers decode replies in their own task; see `reply/`.
 
 use std::ops::Range;

@@ -9,6 +9,7 @@
 pub(crate) mod backoff;
 pub(crate) mod connection;
 pub(crate) mod echo_probe;
+mod expected_replies;
 pub(crate) mod frame;
 pub(crate) mod link;
 pub(crate) mod pipeline;

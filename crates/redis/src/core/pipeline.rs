@@ -13,7 +13,8 @@ use std::time::{Duration, Instant};
 
 use bytes::{Bytes, BytesMut};
 
-use super::echo_probe::{EchoProbe, ProbeVerdict};
+use super::echo_probe::ProbeVerdict;
+pub(crate) use super::expected_replies::ExpectedReplies;
 use super::frame::{FrameKind, FrameStep, Framer, ProtocolError, ReplyLimits};
 use super::refusal::{ServerRefusal, error_text, errors_inside};
 
@@ -30,32 +31,6 @@ pub(crate) struct PipelineRequest<S> {
     pub(crate) expect: ExpectedReplies,
     pub(crate) bytes: usize,
     pub(crate) timeout: Option<Duration>,
-}
-
-/// Replies that complete a request.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ExpectedReplies {
-    /// This many replies; at least one.
-    Replies(u32),
-    /// This many push messages of this kind, as after SUBSCRIBE, or one error reply.
-    Confirmations(u32, &'static str),
-    /// This many replies, followed by those of an echo probe, which the caller does not get.
-    Verified(u32, EchoProbe),
-}
-
-impl ExpectedReplies {
-    /// Returns the same expectation, followed by the probe if there is one.
-    pub(crate) fn verified_by(self, probe: Option<EchoProbe>) -> Self {
-        match (self, probe) {
-            (ExpectedReplies::Replies(count), Some(probe)) => ExpectedReplies::Verified(count, probe),
-            (
-                ExpectedReplies::Replies(_)
-                | ExpectedReplies::Confirmations(..)
-                | ExpectedReplies::Verified(..),
-                _,
-            ) => self,
-        }
-    }
 }
 
 /// The replies to one request. Each part holds whole replies: each is contiguous in memory.

@@ -132,8 +132,8 @@ fn write_common(
 pub(crate) type HttpDate = [u8; 29];
 
 thread_local! {
-    /// Cache: second of the last formatted date, and its text. Per thread, because a shared one would
-    /// need a lock for each response.
+    /// Cache: second of the last formatted date, and its text. Per thread, because a shared one
+    /// would need a lock for each response.
     static CACHED_DATE: Cell<(u64, HttpDate)> = const { Cell::new((u64::MAX, [b' '; 29])) };
 }
 

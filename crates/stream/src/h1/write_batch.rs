@@ -33,8 +33,8 @@ pub(crate) struct WriteBatch {
 }
 
 thread_local! {
-    /// Memory to reuse: one spare batch per thread, because one per connection would cost 68 KiB for
-    /// each stream. It is removed while in use, because polling a body may use another batch.
+    /// Memory to reuse: one spare batch per thread, because one per connection would cost 68 KiB
+    /// for each stream. It is removed while in use, because polling a body may use another batch.
     static SPARE_BATCH: Cell<Option<Box<WriteBatch>>> = const { Cell::new(None) };
 }
 

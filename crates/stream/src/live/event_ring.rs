@@ -110,8 +110,8 @@ impl EventRing {
         })
     }
 
-    /// Stores the bytes of a deferred event, unless it has left the ring. Returns what they replace,
-    /// to be dropped outside the lock.
+    /// Stores the bytes of a deferred event, unless it has left the ring. Returns what they
+    /// replace, to be dropped outside the lock.
     pub(super) fn set_encoded(&mut self, number: u64, bytes: Bytes) -> Option<EventContent> {
         let index = self.index(number)?;
         let content = &mut self.events.get_mut(index)?.content;

@@ -1,5 +1,5 @@
-//! Tests of topics, tails and direct writes under `loom`: every order of their lock operations, with
-//! a bound on preemptions (`script/loom`).
+//! Tests of topics, tails and direct writes under `loom`: every order of their lock operations,
+//! with a bound on preemptions (`script/loom`).
 
 use std::future::poll_fn;
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -56,8 +56,8 @@ impl Tail {
     /// Allows the topic to write events to the stream's socket without polling the body.
     ///
     /// `writes` must be in the extensions of the same response. Use it only if the response body
-    /// passes the tail's events on unchanged. A body that inspects events, or changes them, must not
-    /// use it.
+    /// passes the tail's events on unchanged. A body that inspects events, or changes them, must
+    /// not use it.
     ///
     /// With four or more direct tails, tasks of the runtime in which the topic was created write
     /// the events, so that runtime must keep running.
