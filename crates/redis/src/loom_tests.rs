@@ -139,6 +139,17 @@ fn concurrent_callers_get_their_own_replies() {
 }
 
 #[test]
+fn a_request_that_moves_to_another_task_is_woken_there() {
+    loom::model(|| {
+        let slot = ReplySlot::waiting(Waker::noop().clone());
+        let sink = slot.clone();
+        let worker = thread::spawn(move || sink.complete(Ok(reply(1))));
+        assert_eq!(block_on(poll_fn(|cx| slot.poll(cx))).unwrap(), reply(1));
+        worker.join().unwrap();
+    });
+}
+
+#[test]
 fn the_reply_to_a_dropped_request_reaches_no_later_caller() {
     loom::model(|| {
         let inbox = open_inbox();
