@@ -3,71 +3,32 @@
 //!
 //! A separate binary, because its allocator counts the bytes that each thread holds.
 
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
-
 use forebay_redis::{ProtocolError, ReplyLimits, RespDecoder};
-
-/// The system's allocator, which counts the bytes that the current thread holds.
-struct ThreadCountingAllocator;
-
-thread_local! {
-    static HELD: Cell<isize> = const { Cell::new(0) };
-    static PEAK: Cell<isize> = const { Cell::new(0) };
-}
-
-fn count(change: isize) {
-    let held = HELD.get() + change;
-    HELD.set(held);
-    PEAK.set(PEAK.get().max(held));
-}
-
-// SAFETY: every call is passed on to the system's allocator unchanged. Counting uses two
-// thread-local cells that need no allocation.
-unsafe impl GlobalAlloc for ThreadCountingAllocator {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        count(layout.size() as isize);
-        // SAFETY: the caller upholds the contract of `System.alloc`.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        count(-(layout.size() as isize));
-        // SAFETY: as above; the pointer came from `System`.
-        unsafe { System.dealloc(pointer, layout) }
-    }
-
-    unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        // The old block may live until the new one is filled.
-        count(size as isize);
-        count(-(layout.size() as isize));
-        // SAFETY: as above.
-        unsafe { System.realloc(pointer, layout, size) }
-    }
-}
+use forebay_testkit::PeakAllocator;
 
 #[global_allocator]
-static ALLOCATOR: ThreadCountingAllocator = ThreadCountingAllocator;
+static ALLOCATOR: PeakAllocator = PeakAllocator;
 
 /// Feeds `start`, then `again` repeatedly, until the decoder fails. Returns the error, the number
 /// of bytes fed, and the peak of allocated bytes.
 #[track_caller]
 fn feed_until_error(limits: ReplyLimits, start: &[u8], again: &[u8]) -> (ProtocolError, usize, usize) {
-    let before = HELD.get();
-    PEAK.set(before);
-    let mut decoder = RespDecoder::new(limits);
-    let mut fed = 0;
-    let mut piece = start;
-    loop {
-        decoder.feed(piece);
-        fed += piece.len();
-        match decoder.next() {
-            Ok(None) if !again.is_empty() => piece = again,
-            Ok(None) => panic!("not refused"),
-            Ok(Some(value)) => panic!("a value came out: {value:?}"),
-            Err(error) => return (error, fed, (PEAK.get() - before) as usize),
+    let ((error, fed), peak) = ALLOCATOR.peak_of(|| {
+        let mut decoder = RespDecoder::new(limits);
+        let mut fed = 0;
+        let mut piece = start;
+        loop {
+            decoder.feed(piece);
+            fed += piece.len();
+            match decoder.next() {
+                Ok(None) if !again.is_empty() => piece = again,
+                Ok(None) => panic!("not refused"),
+                Ok(Some(value)) => panic!("a value came out: {value:?}"),
+                Err(error) => return (error, fed),
+            }
         }
-    }
+    });
+    (error, fed, peak)
 }
 
 /// Returns the error for bytes that must be rejected with less than a kilobyte of memory.

@@ -1,9 +1,12 @@
 //! Checks that the crates depend on each other only as the table of ARCHITECTURE.md allows.
 
+mod workspace;
+
 use std::path::Path;
-use std::process::Command;
 
 use serde_json::Value;
+
+use crate::workspace::workspace_packages;
 
 /// Each crate, by its folder under `crates/`, and the crates that it may depend on.
 const ALLOWED_DEPENDENCIES: &[(&str, &[&str])] = &[
@@ -116,15 +119,8 @@ fn a_forbidden_dependency_is_reported() {
 
 /// Returns the folders of all crates, and the dependencies between them.
 fn read_workspace() -> (Vec<String>, Vec<CrateDependency>) {
-    let manifest = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../Cargo.toml");
-    let mut cargo = Command::new(env!("CARGO"));
-    cargo.args(["metadata", "--format-version", "1", "--no-deps", "--manifest-path"]).arg(manifest);
-    let output = cargo.output().expect("cargo runs");
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    let metadata: Value = serde_json::from_slice(&output.stdout).expect("cargo prints JSON");
-
     let (mut crates, mut dependencies) = (Vec::new(), Vec::new());
-    for package in list(&metadata["packages"]) {
+    for package in workspace_packages() {
         let manifest = Path::new(package["manifest_path"].as_str().expect("a package has a manifest"));
         let from = folder(manifest.parent().expect("a manifest is in a folder"));
         for entry in list(&package["dependencies"]) {

@@ -2,6 +2,8 @@
 //!
 //! `script/test` makes the packages too, but doesn't compile them.
 
+mod workspace;
+
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,6 +11,8 @@ use std::process::Command;
 
 use forebay_testkit::{readme_blocks, readme_program_runs};
 use serde_json::Value;
+
+use crate::workspace::workspace_packages;
 
 /// Crates that aren't published. No package may need them.
 const UNPUBLISHED: &[&str] = &["races", "forebay-testkit"];
@@ -67,21 +71,14 @@ impl PublishedCrate {
 }
 
 fn published_crates() -> Vec<PublishedCrate> {
-    let manifest = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../Cargo.toml");
-    let mut cargo = Command::new(env!("CARGO"));
-    cargo.args(["metadata", "--format-version", "1", "--no-deps", "--manifest-path"]).arg(manifest);
-    let output = cargo.output().expect("cargo runs");
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    let metadata: Value = serde_json::from_slice(&output.stdout).expect("cargo prints JSON");
-    let packages = metadata["packages"].as_array().expect("cargo lists the packages");
-    let published: Vec<PublishedCrate> = packages
-        .iter()
+    let published: Vec<PublishedCrate> = workspace_packages()
+        .into_iter()
         .map(|package| {
             let manifest = Path::new(package["manifest_path"].as_str().expect("a path"));
             PublishedCrate {
                 name: package["name"].as_str().expect("a name").to_owned(),
                 folder: manifest.parent().expect("a manifest is in a folder").to_owned(),
-                metadata: package.clone(),
+                metadata: package,
             }
         })
         .filter(|package| !UNPUBLISHED.contains(&package.name.as_str()))
