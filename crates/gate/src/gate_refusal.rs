@@ -63,21 +63,21 @@ impl GateRefusal {
     fn message(&self) -> String {
         match self {
             GateRefusal::BadRequest(BadRequest::Connect) => {
-                "This gate stands before one service; it connects to no other."
+                "CONNECT is not supported: this gate forwards to one service only."
             }
             GateRefusal::BadRequest(BadRequest::Upgrade) => {
                 "This gate passes on requests and streams, not upgraded connections such as WebSocket."
             }
-            GateRefusal::BadRequest(BadRequest::Host) => "A request must say for which host it is, once.",
+            GateRefusal::BadRequest(BadRequest::Host) => "A request must name its host exactly once.",
             GateRefusal::BadRequest(BadRequest::Target) => "The request-target has no path.",
-            GateRefusal::BadRequest(BadRequest::Coding) => {
-                "Of the transfer codings, this gate knows `chunked` only."
+            GateRefusal::BadRequest(BadRequest::Coding) => "The only supported transfer coding is `chunked`.",
+            GateRefusal::Draining => "This server is shutting down. Please connect again.",
+            GateRefusal::NoPeer => "The server could not determine the address of the client.",
+            GateRefusal::SwitchedProtocol => {
+                "The service behind this gate switched protocols without a request to do so."
             }
-            GateRefusal::Draining => "This server is about to end. Please connect again.",
-            GateRefusal::NoPeer => "The server does not know from where this request came.",
-            GateRefusal::SwitchedProtocol => "The service behind this gate changed the protocol.",
             GateRefusal::TransferCoding => {
-                "The service behind this gate used a transfer coding that nobody had asked for."
+                "The service behind this gate used a transfer coding other than `chunked`."
             }
             GateRefusal::Upstream(error) => return error.message(),
         }

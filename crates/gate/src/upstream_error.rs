@@ -116,14 +116,18 @@ impl UpstreamError {
             UpstreamError::Busy { .. } | UpstreamError::Exhausted(_) => {
                 "This gate has no free connection to the service behind it."
             }
-            UpstreamError::Closed => "The service behind this gate closed the connection before it answered.",
-            UpstreamError::ResponseTimeout => "The service behind this gate did not begin to answer in time.",
-            UpstreamError::Response(_) => "The service behind this gate gave an answer that is no HTTP.",
+            UpstreamError::Closed => {
+                "The service behind this gate closed the connection before it responded."
+            }
+            UpstreamError::ResponseTimeout => "The service behind this gate sent no response in time.",
+            UpstreamError::Response(_) => {
+                "The service behind this gate sent a response that is not valid HTTP."
+            }
             UpstreamError::Upload(fault) => match fault {
                 UploadFault::Stalled(idle) => {
-                    return format!("Nothing of the request's body came for {} s.", idle.as_secs_f32());
+                    return format!("No bytes of the request body arrived for {} s.", idle.as_secs_f32());
                 }
-                UploadFault::Broken => "The request's body broke off.",
+                UploadFault::Broken => "The request body ended before it was complete.",
             },
         }
         .to_owned()

@@ -390,7 +390,8 @@ fn refetch_refusal(handle: &str, requested_handle: Option<&str>) -> RequestRefus
         // This instance removed the shape when it stopped writing, and then read it again from the
         // store's log, which has no record of the removal yet. A redirect to the same handle would
         // loop.
-        let message = "the shape is being looked for: whoever writes will say whether it goes on";
+        let message =
+            "this instance stopped writing; the next writer decides whether the shape stays: try again";
         return RequestRefusal::NotReady { message: message.into() };
     }
     RequestRefusal::MustRefetch { handle: Some(handle.to_owned()) }

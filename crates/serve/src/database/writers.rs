@@ -77,7 +77,7 @@ pub enum WritersError {
         waited: Duration,
     },
     /// The server didn't reply by the deadline.
-    #[error("the database didn't say within {waited:?} who writes to the table")]
+    #[error("the query for the table's open writers had no reply within {waited:?}")]
     NoAnswer {
         /// Duration of the wait.
         waited: Duration,

@@ -11,7 +11,8 @@ use crate::protocol::{InvalidRequest, RequestRefusal};
 /// Returns the refusal for requests that need the writing instance, which this one isn't.
 pub(super) fn not_writing_refusal() -> RequestRefusal {
     RequestRefusal::NotReady {
-        message: "this instance makes and deletes no shapes right now: another one does, or will soon".into(),
+        message: "only the writing instance creates and deletes shapes, and this one isn't it: try again"
+            .into(),
     }
 }
 
