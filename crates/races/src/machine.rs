@@ -1,4 +1,4 @@
-//! CPU time, memory and CPU affinity of processes. Linux only.
+//! CPU time and memory of this process, and CPU affinity. Linux only.
 
 use std::fs;
 use std::io;
@@ -12,17 +12,6 @@ use rustix::time::{ClockId, clock_gettime};
 pub(crate) fn cpu_time() -> Duration {
     let time = clock_gettime(ClockId::ProcessCPUTime);
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
-}
-
-/// Returns the CPU time of the living threads of another process.
-pub(crate) fn cpu_time_of(pid: u32) -> io::Result<Duration> {
-    let mut ns = 0;
-    for thread in fs::read_dir(format!("/proc/{pid}/task"))? {
-        let schedstat = fs::read_to_string(thread?.path().join("schedstat"))?;
-        let ran: Option<u64> = schedstat.split(' ').next().and_then(|ran| ran.parse().ok());
-        ns += ran.ok_or_else(|| io::Error::other("schedstat has no first number"))?;
-    }
-    Ok(Duration::from_nanos(ns))
 }
 
 /// Returns the resident memory of this process, in bytes.

@@ -5,16 +5,14 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use forebay_admission::Admission;
 use forebay_gate::{Config, GateService, ReverseProxy, StreamRoute};
-use forebay_quota::Quota;
 use forebay_stream::{Handshake, HttpServer};
 use metrics_exporter_prometheus::PrometheusHandle;
-use tokio::sync::oneshot;
-use tokio::time::{Instant, timeout, timeout_at};
+use tokio::time::{Instant, timeout_at};
 use tracing::{info, warn};
 
-use super::{StartError, join_quota, listen, log_mapped_variables, upkeep};
+use super::listening_server::ListeningServer;
+use super::{StartError, join_quota, listen, log_mapped_variables};
 use crate::admin::{self, StatusReport};
 use crate::config::{ConfigError, GateConfig};
 use crate::otel::{Telemetry, TracedService};
@@ -24,21 +22,12 @@ use crate::settings_reloader::SettingsReloader;
 use crate::signals::Signals;
 use crate::tls::TlsCertificate;
 
-/// Time limit for returning the quota units at shutdown. Units that are not returned expire.
-const LEAVE_TIMEOUT: Duration = Duration::from_secs(2);
-
 /// A gate that is listening.
 pub struct GateServer {
-    server: HttpServer<TracedService<GateService>>,
-    admin: Option<HttpServer<admin::AdminService>>,
-    admission: Admission,
-    quota: Quota,
+    listening: ListeningServer<TracedService<GateService>>,
     proxy: ReverseProxy,
     drain_timeout: Duration,
     tls: Option<Arc<TlsCertificate>>,
-    reload: SettingsReloader,
-    metrics: PrometheusHandle,
-    telemetry: Telemetry,
 }
 
 impl GateServer {
@@ -90,19 +79,8 @@ impl GateServer {
         )
         .tls(config.tls.clone());
         let admin = admin_listener.map(|listener| admin::server(listener, report, metrics.clone(), guard));
-        let (drain_timeout, tls) = (config.drain_timeout, config.tls);
-        Ok(GateServer {
-            server,
-            admin,
-            admission,
-            quota,
-            proxy,
-            drain_timeout,
-            tls,
-            reload,
-            metrics,
-            telemetry,
-        })
+        let listening = ListeningServer { server, admin, admission, quota, reload, metrics, telemetry };
+        Ok(GateServer { listening, proxy, drain_timeout: config.drain_timeout, tls: config.tls })
     }
 
     /// Sets the function that reads the settings again on SIGHUP. Without it, only the certificate
@@ -111,7 +89,7 @@ impl GateServer {
         mut self,
         load: impl Fn() -> Result<GateConfig, ConfigError> + Send + Sync + 'static,
     ) -> Self {
-        self.reload.load(load);
+        self.listening.reload.load(load);
         self
     }
 
@@ -121,60 +99,44 @@ impl GateServer {
     /// The quota units are returned only after the last stream is closed, since other instances can
     /// use them at once.
     pub async fn run(self, mut signals: Signals) -> Option<&'static str> {
-        let GateServer {
-            server,
-            admin,
-            admission,
-            quota,
-            proxy,
-            drain_timeout,
-            tls,
-            mut reload,
-            metrics,
-            telemetry,
-        } = self;
+        let GateServer { listening, proxy, drain_timeout, tls } = self;
         let drain = proxy.drain();
-        let watch = tls.map(|tls| tokio::spawn(tls.watch()));
-        let upkeep = tokio::spawn(upkeep(metrics, server.stats()));
-        let admin = admin.map(|admin| tokio::spawn(admin.run(std::future::pending())));
-        let (stop, stopped) = oneshot::channel::<()>();
-        let serving = tokio::spawn(server.run(async { drop(stopped.await) }));
+        let (mut running, mut background) = listening.spawn();
+        if let Some(tls) = tls {
+            background.spawn(tls.watch());
+        }
 
-        let signal = signals.next_with_reload(async || reload.reload().await).await;
+        let signal = running.next_signal(&mut signals).await;
         let (started, streams) = (Instant::now(), drain.streams());
         drain.begin();
-        admission.close();
+        running.admission.close();
         info!(signal, streams, deadline = ?drain_timeout, "gate draining");
         let end = async {
             // While streams are open, new requests are accepted, except those that need a permit.
             let open = drain_timeout - closing_timeout(drain_timeout);
             let _ = timeout_at(started + open, drain.streams_ended()).await;
-            let _ = stop.send(());
             // The server closes its listener, cuts the remaining streams at its deadline, and
             // returns.
-            let cut = serving.await.map_or(0, |summary| summary.cut);
+            running.stop();
+            let cut = running.drained().await;
             let took = started.elapsed();
-            let _ = tokio::join!(timeout(LEAVE_TIMEOUT, quota.leave()), telemetry.end());
+            running.leave().await;
             info!(cut, ?took, "gate stopped");
             None
         };
-        let second = tokio::select! {
+        tokio::select! {
             second = signals.next() => {
                 warn!(signal = second, streams = drain.streams(), "gate aborted by a second signal");
                 Some(second)
             }
             none = end => none,
-        };
-        upkeep.abort();
-        watch.inspect(tokio::task::JoinHandle::abort);
-        admin.inspect(tokio::task::JoinHandle::abort);
-        second
+        }
     }
 }
 
 impl fmt::Debug for GateServer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("GateServer").field("quota", &self.quota).finish_non_exhaustive()
+        f.debug_struct("GateServer").field("quota", &self.listening.quota).finish_non_exhaustive()
     }
 }
 

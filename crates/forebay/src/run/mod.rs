@@ -2,6 +2,7 @@
 //! use: listeners, the quota, upkeep of metrics and heap.
 
 mod gate;
+mod listening_server;
 mod serve;
 
 use std::fmt;

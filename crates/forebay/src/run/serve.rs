@@ -5,8 +5,6 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use forebay_admission::Admission;
-use forebay_quota::Quota;
 use forebay_replication::NotReady;
 use forebay_replication::reservoir::ConnectionLimits;
 use forebay_serve::protocol::{Access, DeletePolicy};
@@ -14,12 +12,12 @@ use forebay_serve::{AccessControl, Config, ServeService, ShapeBackend};
 use forebay_shapes::Shapes;
 use forebay_stream::{Handshake, HttpServer};
 use metrics_exporter_prometheus::PrometheusHandle;
-use tokio::sync::oneshot;
 use tokio::task::{JoinHandle, spawn_blocking};
 use tokio::time::{Instant, timeout};
 use tracing::{error, info, warn};
 
-use super::{StartError, join_quota, listen, log_mapped_variables, upkeep};
+use super::listening_server::ListeningServer;
+use super::{StartError, join_quota, listen, log_mapped_variables};
 use crate::admin::{self, StatusReport};
 use crate::config::{ConfigError, ServeConfig};
 use crate::otel::{Telemetry, TracedService};
@@ -28,8 +26,6 @@ use crate::secret_guard::SecretGuard;
 use crate::settings_reloader::SettingsReloader;
 use crate::signals::Signals;
 
-/// Time limit for returning the quota units at shutdown. Units that are not returned expire.
-const LEAVE_TIMEOUT: Duration = Duration::from_secs(2);
 /// Time that cleanup may take after a second signal, if slot and publication are to be dropped.
 const CLEANUP_TIMEOUT: Duration = Duration::from_secs(1);
 /// Time limit of a request body, as a multiple of the read timeout. Bodies are small.
@@ -37,16 +33,10 @@ const BODY_TIMEOUT_FACTOR: u32 = 4;
 
 /// A shape server that is listening.
 pub struct ShapeServer {
-    server: HttpServer<TracedService<ServeService>>,
-    admin: Option<HttpServer<admin::AdminService>>,
-    admission: Admission,
-    quota: Quota,
+    listening: ListeningServer<TracedService<ServeService>>,
     backend: ShapeBackend,
     /// Background tasks, aborted at shutdown.
     tasks: Vec<JoinHandle<()>>,
-    reload: SettingsReloader,
-    metrics: PrometheusHandle,
-    telemetry: Telemetry,
     /// Whether to drop slot and publication at shutdown.
     drop_on_exit: bool,
 }
@@ -120,19 +110,8 @@ impl ShapeServer {
         .access(access)
         .tls(config.tls.clone());
         let admin = admin_listener.map(|listener| admin::server(listener, report, metrics.clone(), guard));
-        let drop_on_exit = config.drops_slot_on_exit;
-        Ok(ShapeServer {
-            server,
-            admin,
-            admission,
-            quota,
-            backend,
-            tasks,
-            reload,
-            metrics,
-            telemetry,
-            drop_on_exit,
-        })
+        let listening = ListeningServer { server, admin, admission, quota, reload, metrics, telemetry };
+        Ok(ShapeServer { listening, backend, tasks, drop_on_exit: config.drops_slot_on_exit })
     }
 
     /// Sets the function that reads the settings again on SIGHUP. Without it, only the certificate
@@ -141,7 +120,7 @@ impl ShapeServer {
         mut self,
         load: impl Fn() -> Result<ServeConfig, ConfigError> + Send + Sync + 'static,
     ) -> Self {
-        self.reload.load(load);
+        self.listening.reload.load(load);
         self
     }
 
@@ -166,37 +145,23 @@ impl ShapeServer {
     /// timeout. Their clients continue at their offset, at another instance or at this one after
     /// its restart. Last, the quota is returned, and the store is closed.
     pub async fn run(self, mut signals: Signals) -> Option<&'static str> {
-        let ShapeServer {
-            server,
-            admin,
-            admission,
-            quota,
-            backend,
-            tasks,
-            mut reload,
-            metrics,
-            telemetry,
-            drop_on_exit,
-        } = self;
-        let upkeep = tokio::spawn(upkeep(metrics, server.stats()));
-        let admin = admin.map(|admin| tokio::spawn(admin.run(std::future::pending())));
-        let (stop, stopped) = oneshot::channel::<()>();
-        let serving = tokio::spawn(server.run(async { drop(stopped.await) }));
+        let ShapeServer { listening, backend, tasks, drop_on_exit } = self;
+        let (mut running, _background) = listening.spawn();
 
-        let signal = signals.next_with_reload(async || reload.reload().await).await;
+        let signal = running.next_signal(&mut signals).await;
         let started = Instant::now();
-        admission.close();
+        running.admission.close();
         info!(signal, "server stopping");
         let end = async {
-            let _ = stop.send(());
+            running.stop();
             backend.end_tasks();
             tasks.iter().for_each(JoinHandle::abort);
             match drop_on_exit {
                 true => backend.manager().shutdown_and_drop().await,
                 false => backend.manager().shutdown().await,
             }
-            let cut = serving.await.map_or(0, |summary| summary.cut);
-            let _ = tokio::join!(timeout(LEAVE_TIMEOUT, quota.leave()), telemetry.end());
+            let cut = running.drained().await;
+            running.leave().await;
             backend.end_writing().await;
             info!(cut, took = ?started.elapsed(), "server stopped");
             None::<&'static str>
@@ -212,8 +177,6 @@ impl ShapeServer {
                 let _ = timeout(CLEANUP_TIMEOUT, end).await;
             }
         }
-        upkeep.abort();
-        admin.inspect(tokio::task::JoinHandle::abort);
         second
     }
 }

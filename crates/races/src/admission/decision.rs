@@ -12,7 +12,8 @@ use tokio::runtime::Builder;
 use super::counter_pool::CounterPool;
 use super::lease_script::LeaseScript;
 use crate::harness::{Better, Contest, Entrant, Scoreboard, Spread, interleave};
-use crate::machine::{CpuPin, cpu_time_of};
+use crate::machine::CpuPin;
+use crate::process;
 
 const USERS: usize = 2_000;
 
@@ -182,7 +183,7 @@ async fn per_core<F: Future<Output = Result<()>> + Send>(
     decisions: u64,
     decide: impl Fn(String, String) -> F + Clone + Send + 'static,
 ) -> Result<f64> {
-    let before = cpu_time_of(redis)?;
+    let before = process::cpu_ns(&[redis])?;
     let deciders: Vec<_> = (0..DECIDERS)
         .map(|decider| {
             let decide = decide.clone();
@@ -198,8 +199,8 @@ async fn per_core<F: Future<Output = Result<()>> + Send>(
     for decider in deciders {
         decider.await??;
     }
-    let busy = cpu_time_of(redis)? - before;
-    Ok(decisions as f64 / busy.as_secs_f64())
+    let busy_ns = process::cpu_ns(&[redis])? - before;
+    Ok(decisions as f64 / (busy_ns as f64 / 1e9))
 }
 
 /// Joins a namespace, and takes a first unit. The rebuild of the namespace is marked as finished

@@ -5,8 +5,9 @@
 //! reader detects duplicates and gaps.
 
 use std::net::SocketAddr;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::thread;
+use std::thread::{self, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
@@ -19,11 +20,14 @@ const CATCH_UP_TIMEOUT: Duration = Duration::from_secs(30);
 /// Delay before the next request, after a stream ended or was refused.
 const RETRY_DELAY: Duration = Duration::from_millis(20);
 
-/// Number of the last written row, and whether the writer has finished.
+/// Progress of the writer: the number of the last written row, and whether there will be more.
 #[derive(Default)]
 pub(crate) struct WriteProgress {
     last: AtomicU64,
-    is_finished: AtomicBool,
+    /// Whether the writer is to stop. It may still write a row.
+    is_stopping: AtomicBool,
+    /// When the writer had ended. From then on, `last` doesn't change.
+    finished_at: OnceLock<Instant>,
 }
 
 impl WriteProgress {
@@ -36,13 +40,28 @@ impl WriteProgress {
         self.last.load(Ordering::Acquire)
     }
 
-    /// Marks the writer as finished.
-    pub(crate) fn finish(&self) {
-        self.is_finished.store(true, Ordering::Release);
+    /// Returns whether the writer is to stop.
+    pub(crate) fn is_stopping(&self) -> bool {
+        self.is_stopping.load(Ordering::Acquire)
     }
 
-    pub(crate) fn is_finished(&self) -> bool {
-        self.is_finished.load(Ordering::Acquire)
+    /// Stops the writer, waits until it has ended, and returns its result.
+    ///
+    /// Readers end only after that, so that they wait for the rows of its last write, too.
+    pub(crate) fn finish(&self, writer: ScopedJoinHandle<'_, Result<()>>) -> Result<()> {
+        self.is_stopping.store(true, Ordering::Release);
+        let ended = writer.join();
+        self.finished_at.get_or_init(Instant::now);
+        ended.expect("the writer returns its errors")
+    }
+
+    fn is_finished(&self) -> bool {
+        self.finished_at.get().is_some()
+    }
+
+    /// Returns whether the time for readers to catch up is over.
+    fn is_overdue(&self) -> bool {
+        self.finished_at.get().is_some_and(|finished_at| finished_at.elapsed() >= CATCH_UP_TIMEOUT)
     }
 }
 
@@ -83,6 +102,8 @@ impl EventReader {
 
     /// Reads until it has all written rows, or until a refetch. Each new stream is requested from
     /// the next server in turn.
+    ///
+    /// Fails if a row is missing [`CATCH_UP_TIMEOUT`] after the last write.
     pub(crate) fn follow(
         mut self,
         servers: &[SocketAddr],
@@ -90,14 +111,14 @@ impl EventReader {
         handle: &str,
         written: &WriteProgress,
     ) -> Result<EventReader> {
-        let mut finished_at = None;
         let mut servers = servers.iter().cycle();
         while !self.is_done(written) && self.refetches == 0 {
-            if written.is_finished() {
-                let since = finished_at.get_or_insert_with(Instant::now);
-                let (last, all) = (self.last, written.last());
-                ensure!(since.elapsed() < CATCH_UP_TIMEOUT, "a reader is still at {last} of {all}");
-            }
+            ensure!(
+                !written.is_overdue(),
+                "a reader has only rows up to {} of {}, {CATCH_UP_TIMEOUT:?} after the last write",
+                self.last,
+                written.last()
+            );
             if let Some(server) = servers.next() {
                 // A stream that ended or was refused is requested again.
                 let _broken = self.stream(*server, shape, handle, written);
@@ -128,7 +149,7 @@ impl EventReader {
         self.refetches += u64::from(head.status == 409);
         ensure!(head.status == 200, "the stream returned {}", head.status);
         let mut lines = Vec::new();
-        while !self.is_done(written) {
+        while !self.is_done(written) && !written.is_overdue() {
             let chunk = http.next_chunk()?;
             ensure!(!chunk.is_empty(), "the stream ended");
             lines.extend_from_slice(&chunk);

@@ -44,8 +44,7 @@ pub(super) fn run(board: &mut Scoreboard) -> Result<()> {
             anyhow::Ok(())
         };
         let killed = killing();
-        written.finish();
-        writer.join().expect("the writer returns its errors")?;
+        written.finish(writer)?;
         killed?;
         readers
             .into_iter()
@@ -71,7 +70,7 @@ fn write(postgres: &Postgres, written: &WriteProgress) -> Result<()> {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
     let client = connect(&runtime, postgres)?;
     let mut next = 1;
-    while !written.is_finished() {
+    while !written.is_stopping() {
         let last = next + next % 5;
         let sql = format!("INSERT INTO crashed SELECT i, 'note' FROM generate_series({next}, {last}) i");
         runtime.block_on(client.batch_execute(&sql))?;

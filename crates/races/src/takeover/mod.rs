@@ -84,8 +84,7 @@ fn race_case(
         let writer = scope.spawn(|| write(&postgres, &written));
         thread::sleep(SETTLE);
         let disturbed = disturb(&mut instances);
-        written.finish();
-        writer.join().expect("the writer returns its errors")?;
+        written.finish(writer)?;
         disturbed?;
         let join =
             |reader: thread::ScopedJoinHandle<'_, _>| reader.join().expect("a reader returns its errors");
@@ -145,7 +144,7 @@ fn report(
 /// Writes rows 1, 2, 3 and so on.
 fn write(postgres: &Postgres, written: &WriteProgress) -> Result<()> {
     for id in 1.. {
-        if written.is_finished() {
+        if written.is_stopping() {
             break;
         }
         let sql = format!("INSERT INTO rolled VALUES ({id}, 'note')");
