@@ -2,6 +2,7 @@
 //! float.c, numeric.c).
 
 use std::borrow::Cow;
+use std::ops::{Add, Div, Mul, Sub};
 
 use super::{datetime, fit_integer};
 use crate::error::EvalError;
@@ -19,7 +20,7 @@ pub(super) fn apply<'v>(
     match (left, right) {
         (SqlValue::Int(left), SqlValue::Int(right)) => integer(arithmetic, left, right, result),
         (SqlValue::Float4(left), SqlValue::Float4(right)) => {
-            Ok(SqlValue::Float4(float4(arithmetic, left, right)?))
+            Ok(SqlValue::Float4(float(arithmetic, left, right)?))
         }
         (SqlValue::Float8(left), SqlValue::Float8(right)) => {
             Ok(SqlValue::Float8(float8(arithmetic, left, right)?))
@@ -80,33 +81,28 @@ fn underflow() -> EvalError {
 }
 
 fn float8(arithmetic: Arithmetic, left: f64, right: f64) -> Result<f64, EvalError> {
+    if arithmetic == Arithmetic::Power { power(left, right) } else { float(arithmetic, left, right) }
+}
+
+/// Computes `+`, `-`, `*` and `/` on float4 or float8.
+fn float<F>(arithmetic: Arithmetic, left: F, right: F) -> Result<F, EvalError>
+where
+    F: Copy + Into<f64> + Add<Output = F> + Sub<Output = F> + Mul<Output = F> + Div<Output = F>,
+{
+    let (wide_left, wide_right) = (left.into(), right.into());
     let value = match arithmetic {
         Arithmetic::Add => left + right,
         Arithmetic::Subtract => left - right,
         Arithmetic::Multiply => left * right,
-        Arithmetic::Divide if right == 0.0 && !left.is_nan() => return Err(EvalError::division_by_zero()),
+        Arithmetic::Divide if wide_right == 0.0 && !wide_left.is_nan() => {
+            return Err(EvalError::division_by_zero());
+        }
         Arithmetic::Divide => left / right,
-        Arithmetic::Power => return power(left, right),
-        Arithmetic::Remainder | Arithmetic::And | Arithmetic::Or | Arithmetic::Xor => {
+        Arithmetic::Power | Arithmetic::Remainder | Arithmetic::And | Arithmetic::Or | Arithmetic::Xor => {
             unreachable!("floats have no such operator")
         }
     };
-    check_range(arithmetic, left, right, value)?;
-    Ok(value)
-}
-
-fn float4(arithmetic: Arithmetic, left: f32, right: f32) -> Result<f32, EvalError> {
-    let value = match arithmetic {
-        Arithmetic::Add => left + right,
-        Arithmetic::Subtract => left - right,
-        Arithmetic::Multiply => left * right,
-        Arithmetic::Divide if right == 0.0 && !left.is_nan() => return Err(EvalError::division_by_zero()),
-        Arithmetic::Divide => left / right,
-        Arithmetic::Power | Arithmetic::Remainder | Arithmetic::And | Arithmetic::Or | Arithmetic::Xor => {
-            unreachable!("float4 has no such operator")
-        }
-    };
-    check_range(arithmetic, left.into(), right.into(), value.into())?;
+    check_range(arithmetic, wide_left, wide_right, value.into())?;
     Ok(value)
 }
 
