@@ -6,7 +6,7 @@ use std::process::Command;
 use serde_json::Value;
 
 /// Returns the entry of each package of the workspace in the output of `cargo metadata`.
-pub fn workspace_packages() -> Vec<Value> {
+pub(crate) fn workspace_packages() -> Vec<Value> {
     let manifest = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../Cargo.toml");
     let mut cargo = Command::new(env!("CARGO"));
     cargo.args(["metadata", "--format-version", "1", "--no-deps", "--manifest-path"]).arg(manifest);
