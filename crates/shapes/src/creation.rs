@@ -174,7 +174,7 @@ impl ShapeCreation {
     /// isn't sealed.
     pub async fn complete(mut self) -> Result<(), ShapeGone> {
         let Some(seen) = self.seen.clone().filter(|_| self.is_sealed) else { return Err(ShapeGone::Deleted) };
-        self.shape.until_settled().await?;
+        self.shape.wait_until_settled().await?;
         if let Some(keys) = self.keys.take()
             && let Ok(_turn) = self.turn_guard(&self.engine)
         {

@@ -52,7 +52,7 @@ pub struct TableSchema {
     #[serde(default)]
     pub key_is_deferrable: bool,
     /// Catalog state when the table was described; `None`: unknown. See
-    /// [`Shapes::refit`](crate::Shapes::refit).
+    /// [`Shapes::check_schema`](crate::Shapes::check_schema).
     #[serde(default)]
     pub state: Option<CatalogState>,
 }
@@ -71,7 +71,7 @@ pub struct ShapeDefinition {
     /// The table.
     pub table: Arc<TableSchema>,
     /// The rows and columns, and the form of the messages.
-    pub choice: ShapeOptions,
+    pub options: ShapeOptions,
 }
 
 /// Options of a shape: which rows and columns it has, and the form of its messages.
@@ -155,7 +155,7 @@ impl TableSchema {
 impl ShapeDefinition {
     /// Returns the indexes of the shown columns, ascending.
     pub fn selected(&self) -> Vec<usize> {
-        match &self.choice.columns {
+        match &self.options.columns {
             None => (0..self.table.types.columns.len()).collect(),
             Some(names) => {
                 let mut selected: Vec<_> = names.iter().filter_map(|name| self.table.column(name)).collect();
@@ -168,13 +168,13 @@ impl ShapeDefinition {
 
     pub(crate) fn filter(&self) -> Result<Option<Filter>, FilterError> {
         let parse = |clause| Filter::parse(clause, &[], &self.table.types);
-        self.choice.clause.as_deref().map(parse).transpose()
+        self.options.clause.as_deref().map(parse).transpose()
     }
 
     /// Returns the encoder of the shape's rows. Shapes with equal encoders share encoded messages.
     pub(crate) fn encoder(&self) -> RowEncoder {
         let TableSchema { schema, name, .. } = &*self.table;
-        let is_full = self.choice.replica == ReplicaMode::Full;
+        let is_full = self.options.replica == ReplicaMode::Full;
         RowEncoder::new(schema, name, &self.table.columns(), &self.selected(), is_full)
     }
 }

@@ -41,13 +41,13 @@
 //! #     state: None,
 //! #     notes: Vec::new(),
 //! # });
-//! # let choice = ShapeOptions {
+//! # let options = ShapeOptions {
 //! #     clause: None,
 //! #     columns: None,
 //! #     replica: ReplicaMode::Default,
 //! #     log: LogMode::Full,
 //! # };
-//! # let definition = ShapeDefinition { table, choice };
+//! # let definition = ShapeDefinition { table, options };
 //! let store = Shapes::open(StoreConfig::new(&dir))?;
 //! store.begin_writing()?;
 //! store.reset("shop".into(), 1_000).await?; // follow the database "shop" from LSN 1000 on
@@ -64,7 +64,7 @@
 //! for message in messages {
 //!     follower.apply(&decoder.decode(message)?)?; // BEGIN, INSERT INTO orders VALUES (2), COMMIT
 //! }
-//! shape.log_beyond(Offset::SNAPSHOT_END).await?; // durable and readable
+//! shape.wait_for_log_after(Offset::SNAPSHOT_END).await?; // durable and readable
 //! let page = shape.log_after(Offset::SNAPSHOT_END)?;
 //! let log = shape.read_log(&page, page.from, page.to)?.concat();
 //! assert!(str::from_utf8(&log)?.contains(r#""value":{"id":"2"}"#));
@@ -188,7 +188,7 @@
 //! |---|---|---|
 //! | shapes | `max_shapes`, 100,000 | the least recently used shape is deleted |
 //! | bytes on disk | `max_bytes`, checked at checkpoints and completed snapshots | the least recently used shapes are deleted |
-//! | queued records | `queued_bytes`, 16 MiB, plus one batch of the stream | [`Shapes::room`] waits |
+//! | queued records | `queued_bytes`, 16 MiB, plus one batch of the stream | [`Shapes::wait_for_room`] waits |
 //! | messages that are in no shape's file | `unwritten_bytes`, 64 MiB | they are written |
 //! | size of the last WAL segment | `wal_bytes`, 256 MiB | a checkpoint starts, after the open transaction and the running checkpoint |
 //! | a transaction in memory | parts of 1 MiB | the part is queued |

@@ -25,10 +25,10 @@ impl TableSchema {
 impl ShapeDefinition {
     /// Returns the first part of the shape's handle.
     pub(crate) fn fingerprint(&self) -> u64 {
-        let ShapeDefinition { table, choice } = self;
+        let ShapeDefinition { table, options } = self;
         let mut input = FingerprintInput::default();
         input.table(table);
-        input.options(choice);
+        input.options(options);
         siphash_1_3(&input.0)
     }
 }

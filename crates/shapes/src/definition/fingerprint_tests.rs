@@ -45,12 +45,8 @@ fn column(name: &str, kind: TypeKind, collation: Option<Collation>) -> Column {
 
 /// A table with as little as possible.
 fn empty() -> TableSchema {
-    let types = Schema {
-        table: None,
-        columns: Vec::new(),
-        database_collation: Collation::C,
-        server_version: 15,
-    };
+    let types =
+        Schema { table: None, columns: Vec::new(), database_collation: Collation::C, server_version: 15 };
     TableSchema {
         oid: 0,
         schema: String::new(),
@@ -91,12 +87,7 @@ fn the_fingerprint_of_a_table_is_the_same_in_every_release() {
 
 #[test]
 fn the_fingerprint_of_a_definition_is_the_same_in_every_release() {
-    let all = ShapeOptions {
-        clause: None,
-        columns: None,
-        replica: ReplicaMode::Default,
-        log: LogMode::Full,
-    };
+    let all = ShapeOptions { clause: None, columns: None, replica: ReplicaMode::Default, log: LogMode::Full };
     let some = ShapeOptions {
         clause: Some("id > 7".into()),
         columns: Some(vec!["id".into(), "état".into()]),
@@ -104,12 +95,12 @@ fn the_fingerprint_of_a_definition_is_the_same_in_every_release() {
         log: LogMode::ChangesOnly,
     };
     let definitions = [
-        ShapeDefinition { table: Arc::new(empty()), choice: all.clone() },
-        ShapeDefinition { table: Arc::new(orders()), choice: all },
-        ShapeDefinition { table: Arc::new(orders()), choice: some.clone() },
+        ShapeDefinition { table: Arc::new(empty()), options: all.clone() },
+        ShapeDefinition { table: Arc::new(orders()), options: all },
+        ShapeDefinition { table: Arc::new(orders()), options: some.clone() },
         ShapeDefinition {
             table: Arc::new(TableSchema { key_is_deferrable: true, ..orders() }),
-            choice: ShapeOptions { columns: Some(Vec::new()), ..some },
+            options: ShapeOptions { columns: Some(Vec::new()), ..some },
         },
     ];
     let fingerprints = definitions.map(|definition| definition.fingerprint());

@@ -117,8 +117,8 @@ impl ShapeEngine {
         if is_baseline || !index.tables.contains_key(&table) {
             self.log_table(described);
         }
-        let choice = shape.definition().choice.clone();
-        self.log_note(Note::Create { id, handle, table, choice });
+        let options = shape.definition().options.clone();
+        self.log_note(Note::Create { id, handle, table, options });
         index.add(Arc::clone(&shape));
         drop((index, following));
         // After registration: of several concurrent creations, the last one counts all shapes.
