@@ -146,7 +146,8 @@ impl Shapes {
         self.engine.store.progress.on_durable(Box::new(callback));
     }
 
-    /// Waits until fewer than `queued_bytes` bytes are queued, or this process stops writing.
+    /// Waits until fewer than `queued_bytes` bytes are queued or being written, or this process
+    /// stops writing. The consumer of the replication stream calls it after each batch.
     pub async fn wait_for_room(&self) {
         let queue = self.engine.store.role.queue();
         queue.wait_for_room(self.engine.store.config.queued_bytes).await;
