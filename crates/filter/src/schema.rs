@@ -58,8 +58,9 @@ pub enum TypeKind {
 }
 
 /// How texts compare, and how letters change case.
+///
+/// The enum is exhaustive: code that stores a collation must handle each variant.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[non_exhaustive]
 pub enum Collation {
     /// `C` or `POSIX`: orders by bytes; only ASCII letters change case.
     C,

@@ -138,8 +138,8 @@ impl ShapeBackend {
         ServeService::new(layer, Arc::clone(&self.handler), access.into(), tokens)
     }
 
-    /// Returns the store. When the future of [`Shapes::failed`] completes, the process must end:
-    /// nothing more is written.
+    /// Returns the store. When the future of [`Shapes::wait_for_failure`] completes, the process
+    /// must end: nothing more is written.
     pub fn shapes(&self) -> &Shapes {
         &self.handler.shapes
     }

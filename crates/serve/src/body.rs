@@ -297,7 +297,7 @@ impl PartReader {
                     }
                 };
             }
-            self.source.shape.snapshot_grown(self.at + held_back).await.map_err(io::Error::other)?;
+            self.source.shape.wait_for_snapshot_after(self.at + held_back).await.map_err(io::Error::other)?;
         }
     }
 }

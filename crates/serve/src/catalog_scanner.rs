@@ -52,7 +52,7 @@ impl CatalogScanner {
             database::read_entries(client, self.changes.publication(), tables).await?;
         let publication_unchanged = before.is_some() && before == self.changes.ended_if_idle();
         for entry in entries.iter_mut().filter(|_| !publication_unchanged) {
-            if let Some(CatalogState { publication, .. }) = self.shapes.state(entry.oid) {
+            if let Some(CatalogState { publication, .. }) = self.shapes.baseline(entry.oid) {
                 entry.state.publication = publication;
             }
         }

@@ -108,7 +108,7 @@ impl Consumer for ShapesConsumer {
             }
             self.follower.apply(&message).map_err(ConsumerError::retry)?;
         }
-        self.shapes.room().await;
+        self.shapes.wait_for_room().await;
         Ok(())
     }
 

@@ -228,7 +228,7 @@ impl SchemaMonitor {
         let name = TableName::new(&table.schema, &table.name);
         match database::describe_ignoring_privileges(client, &name).await {
             Ok(now) if now.oid == entry.oid => {
-                self.shapes.refit(&table_schema(&now, 0, Some(entry.state.clone())));
+                self.shapes.check_schema(&table_schema(&now, 0, Some(entry.state.clone())));
                 Ok(ShapeFit::Fits)
             }
             Err(DescribeError::Database(error)) => Err(error.into()),

@@ -249,7 +249,7 @@ impl ShapeHandler {
 
     /// Responds with the end of the log, without messages.
     async fn now(&self, context: &RequestContext<'_>, shape: &Arc<Shape>) -> HandlerResult {
-        if let Err(gone) = while_valid(context.request.bearer.as_ref(), shape.complete()).await? {
+        if let Err(gone) = while_valid(context.request.bearer.as_ref(), shape.wait_until_complete()).await? {
             return Err(self.refuse_gone(gone, context.request).await);
         }
         let seen = self.shapes.seen();
@@ -262,7 +262,7 @@ impl ShapeHandler {
         let request = context.request;
         let bearer = request.bearer.as_ref();
         while_valid(bearer, self.wait_for_offset(offset, self.long_poll / 2)).await??;
-        if let Err(gone) = while_valid(bearer, shape.complete()).await? {
+        if let Err(gone) = while_valid(bearer, shape.wait_until_complete()).await? {
             return Err(self.refuse_gone(gone, request).await);
         }
         // Only a GET waits.
@@ -289,7 +289,7 @@ impl ShapeHandler {
     ) -> HandlerResult {
         let after = offset.max(end);
         let _watching = shape.watch();
-        match timeout(context.at_most(self.long_poll), shape.log_beyond(after)).await {
+        match timeout(context.at_most(self.long_poll), shape.wait_for_log_after(after)).await {
             Ok(Ok(())) | Err(_) => {
                 self.check_store()?;
                 let seen = self.shapes.seen();
@@ -335,7 +335,7 @@ impl ShapeHandler {
     /// # Errors
     /// Fails if the store hasn't reached the offset after `max_wait`.
     async fn wait_for_offset(&self, offset: Offset, max_wait: Duration) -> Result<(), RequestRefusal> {
-        let reached = timeout(max_wait, self.shapes.reaches(offset)).await;
+        let reached = timeout(max_wait, self.shapes.wait_until_reached(offset)).await;
         reached.map_err(|_| RequestRefusal::out_of_bounds())
     }
 

@@ -122,7 +122,7 @@ impl ShapeHandler {
         definition: &ShapeDefinition,
         table: &TableDescription,
     ) -> Result<SubsetClause, RequestRefusal> {
-        let of_shape = &definition.choice.clause;
+        let of_shape = &definition.options.clause;
         let Some(text) = &subset.clause else {
             return Ok(SubsetClause { sql: of_shape.clone(), needs_postgres: false });
         };

@@ -33,13 +33,13 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
 
     // A shape of the open orders.
     let clause = Filter::parse("state = $1", &["open"], &table.types)?;
-    let choice = ShapeOptions {
+    let options = ShapeOptions {
         clause: Some(clause.canonical().to_owned()),
         columns: None,
         replica: ReplicaMode::Default,
         log: LogMode::Full,
     };
-    let (shape, creation) = store.find_or_create(ShapeDefinition { table, choice }, 1)?;
+    let (shape, creation) = store.find_or_create(ShapeDefinition { table, options }, 1)?;
     if let Some(mut creation) = creation {
         creation.follow(); // before the snapshot is taken, so that no change is missed
         let snapshot: Snapshot = "700:701:".parse()?; // pg_current_snapshot()
@@ -56,7 +56,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     for message in MESSAGES {
         follower.apply(&decoder.decode(message)?)?;
     }
-    shape.log_beyond(Offset::SNAPSHOT_END).await?;
+    shape.wait_for_log_after(Offset::SNAPSHOT_END).await?;
     let page = shape.log_after(Offset::SNAPSHOT_END)?;
     let log = String::from_utf8(shape.read_log(&page, page.from, page.to)?.concat())?;
     print!("{log}"); // the insert of 2, as clients receive it

@@ -38,7 +38,8 @@ pub struct StoreConfig {
     /// Maximum size of the changes held for a shape until its snapshot is taken, in bytes. Beyond
     /// it, the shape is deleted. 16 MiB.
     pub held_bytes: usize,
-    /// Queued bytes beyond which [`Shapes::room`](crate::Shapes::room) waits. 16 MiB.
+    /// Bytes, queued or being written, at which
+    /// [`Shapes::wait_for_room`](crate::Shapes::wait_for_room) waits. 16 MiB.
     pub queued_bytes: usize,
     /// Size of the parts in which a transaction is queued, in bytes. It bounds the memory of a
     /// transaction. 1 MiB.

@@ -67,7 +67,6 @@ impl ShapeCreation {
 
     /// Sets the transactions that the snapshot sees. `lsn` is the WAL position of Postgres when the
     /// snapshot was taken: the snapshot sees no transaction with a commit at or above it.
-    ///
     pub fn snapshot_taken(&mut self, snapshot: &Snapshot, lsn: u64) -> SnapshotTiming {
         let (seen, engine) = (SnapshotVisibility::new(snapshot, lsn), Arc::clone(&self.engine));
         // In another writer turn, another shape may have the same id. The next call of `rows` or
@@ -174,7 +173,7 @@ impl ShapeCreation {
     /// isn't sealed.
     pub async fn complete(mut self) -> Result<(), ShapeGone> {
         let Some(seen) = self.seen.clone().filter(|_| self.is_sealed) else { return Err(ShapeGone::Deleted) };
-        self.shape.until_settled().await?;
+        self.shape.wait_until_settled().await?;
         if let Some(keys) = self.keys.take()
             && let Ok(_turn) = self.turn_guard(&self.engine)
         {

@@ -1,9 +1,11 @@
 //! Shape definitions: a table, a where clause, columns and modes. Requests with equal definitions
 //! get the same shape.
 
+mod fingerprint;
+#[cfg(test)]
+mod fingerprint_tests;
 mod state;
 
-use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
@@ -50,37 +52,26 @@ pub struct TableSchema {
     #[serde(default)]
     pub key_is_deferrable: bool,
     /// Catalog state when the table was described; `None`: unknown. See
-    /// [`Shapes::refit`](crate::Shapes::refit).
+    /// [`Shapes::check_schema`](crate::Shapes::check_schema).
     #[serde(default)]
     pub state: Option<CatalogState>,
 }
 
 impl PartialEq for TableSchema {
     fn eq(&self, other: &Self) -> bool {
-        self.identity() == other.identity() && self.key_is_deferrable == other.key_is_deferrable
+        self.identity() == other.identity()
     }
 }
 
 impl Eq for TableSchema {}
 
-/// Invariant: the hash is the same in every release. The WAL refers to tables by it, and processes
-/// of two releases read one WAL.
-impl Hash for TableSchema {
-    fn hash<H: Hasher>(&self, hasher: &mut H) {
-        self.identity().hash(hasher);
-        if self.key_is_deferrable {
-            true.hash(hasher);
-        }
-    }
-}
-
 /// Definition of a shape: a table, and the options of the view.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ShapeDefinition {
     /// The table.
     pub table: Arc<TableSchema>,
     /// The rows and columns, and the form of the messages.
-    pub choice: ShapeOptions,
+    pub options: ShapeOptions,
 }
 
 /// Options of a shape: which rows and columns it has, and the form of its messages.
@@ -136,8 +127,8 @@ impl TableSchema {
             .collect()
     }
 
-    /// Returns all fields that decide equality, except `key_is_deferrable`.
-    fn identity(&self) -> impl Hash + PartialEq {
+    /// Returns all fields that decide equality. The fingerprint has the same fields.
+    fn identity(&self) -> impl PartialEq {
         let TableSchema {
             oid,
             schema,
@@ -149,16 +140,11 @@ impl TableSchema {
             key,
             lineage,
             notes,
-            ..
+            key_is_deferrable,
+            state: _,
         } = self;
-        (oid, schema, name, types, membership, stream_types, numbers, key, lineage, notes)
-    }
-
-    /// Returns a hash that identifies this version of the table.
-    pub(crate) fn fingerprint(&self) -> u64 {
-        let mut hasher = DefaultHasher::new();
-        self.hash(&mut hasher);
-        hasher.finish()
+        let table = (oid, schema, name, lineage, membership, key_is_deferrable);
+        (table, types, stream_types, numbers, key, notes)
     }
 
     pub(crate) fn column(&self, name: &str) -> Option<usize> {
@@ -167,16 +153,9 @@ impl TableSchema {
 }
 
 impl ShapeDefinition {
-    /// Returns the first part of the shape's handle.
-    pub(crate) fn fingerprint(&self) -> u64 {
-        let mut hasher = DefaultHasher::new();
-        self.hash(&mut hasher);
-        hasher.finish()
-    }
-
     /// Returns the indexes of the shown columns, ascending.
     pub fn selected(&self) -> Vec<usize> {
-        match &self.choice.columns {
+        match &self.options.columns {
             None => (0..self.table.types.columns.len()).collect(),
             Some(names) => {
                 let mut selected: Vec<_> = names.iter().filter_map(|name| self.table.column(name)).collect();
@@ -189,13 +168,13 @@ impl ShapeDefinition {
 
     pub(crate) fn filter(&self) -> Result<Option<Filter>, FilterError> {
         let parse = |clause| Filter::parse(clause, &[], &self.table.types);
-        self.choice.clause.as_deref().map(parse).transpose()
+        self.options.clause.as_deref().map(parse).transpose()
     }
 
     /// Returns the encoder of the shape's rows. Shapes with equal encoders share encoded messages.
     pub(crate) fn encoder(&self) -> RowEncoder {
         let TableSchema { schema, name, .. } = &*self.table;
-        let is_full = self.choice.replica == ReplicaMode::Full;
+        let is_full = self.options.replica == ReplicaMode::Full;
         RowEncoder::new(schema, name, &self.table.columns(), &self.selected(), is_full)
     }
 }

@@ -108,7 +108,7 @@ impl Follower {
     }
 
     /// Applies a message, and queues its records for the store. The caller must wait for
-    /// [`room`](crate::Shapes::room) after each batch of messages: the queue itself has no bound.
+    /// [`wait_for_room`](crate::Shapes::wait_for_room) after each batch of messages: the queue itself has no bound.
     ///
     /// # Errors
     /// If the stream is inconsistent: it must start over.

@@ -41,13 +41,13 @@
 //! #     state: None,
 //! #     notes: Vec::new(),
 //! # });
-//! # let choice = ShapeOptions {
+//! # let options = ShapeOptions {
 //! #     clause: None,
 //! #     columns: None,
 //! #     replica: ReplicaMode::Default,
 //! #     log: LogMode::Full,
 //! # };
-//! # let definition = ShapeDefinition { table, choice };
+//! # let definition = ShapeDefinition { table, options };
 //! let store = Shapes::open(StoreConfig::new(&dir))?;
 //! store.begin_writing()?;
 //! store.reset("shop".into(), 1_000).await?; // follow the database "shop" from LSN 1000 on
@@ -64,7 +64,7 @@
 //! for message in messages {
 //!     follower.apply(&decoder.decode(message)?)?; // BEGIN, INSERT INTO orders VALUES (2), COMMIT
 //! }
-//! shape.log_beyond(Offset::SNAPSHOT_END).await?; // durable and readable
+//! shape.wait_for_log_after(Offset::SNAPSHOT_END).await?; // durable and readable
 //! let page = shape.log_after(Offset::SNAPSHOT_END)?;
 //! let log = shape.read_log(&page, page.from, page.to)?.concat();
 //! assert!(str::from_utf8(&log)?.contains(r#""value":{"id":"2"}"#));
@@ -86,11 +86,12 @@
 //!  Follower (follower.rs)                            ShapeCreation (creation.rs)
 //!      │ FollowedShapes (follow/): filter index, encode/       │ one record: snapshot complete
 //!      ▼                                                       │ rows: WAL, or a file if large
-//!  write queue ◀───────────────────────────────────────────────┘
+//!  WriteQueue (store/write_queue.rs) ◀─────────────────────────┘
 //!      │
 //!      ▼
 //!  writer thread ── append, sync ──▶ write-ahead log (wal/)
-//!      │ applies the record              │ checkpoint: shapes' files, catalog
+//!  (engine/writer.rs)                    │ checkpoint: shapes' files, catalog
+//!      │ engine/apply.rs                 │ (engine/checkpoint.rs)
 //!      ▼                                 ▼
 //!  Shape (shape.rs) ◀── read ─────── shapes/*.snapshot, shapes/*.log, shapes/*.past
 //!      │
@@ -99,9 +100,10 @@
 //! ```
 //!
 //! - A store has three parts, each with one owner: the registry of all shapes (`registry.rs`), the
-//!   followed shapes (`follow/`), and the storage directory (`store/`). No part refers to another.
-//!   The engine (`engine/`) holds them and has the operations that concern several of them. The
-//!   public types, [`Shapes`], [`ShapeCreation`] and [`Follower`], call the engine.
+//!   followed shapes (`follow/`), and the storage directory (`store/`). No part calls another.
+//!   They share the shapes, which read their own files. The engine (`engine/`) holds the parts and
+//!   has the operations that concern several of them. The public types, [`Shapes`],
+//!   [`ShapeCreation`] and [`Follower`], call the engine.
 //! - *Log* is the log of a shape. *WAL* is the write-ahead log of the whole store, which has the
 //!   records of all shapes.
 //! - A change is encoded once for all shapes with the same columns and [`ReplicaMode`]. A record of
@@ -174,6 +176,9 @@
 //!   `shapes_beyond_max_bytes_are_deleted_when_a_snapshot_completes`
 //! - A handle is used for one shape only.
 //!   `a_handle_is_never_reused_even_if_the_clock_goes_back`
+//! - Fingerprints, by which the WAL refers to tables, are the same in every release.
+//!   `the_fingerprint_of_a_table_is_the_same_in_every_release`,
+//!   `the_fingerprint_of_a_definition_is_the_same_in_every_release`
 //! - Only a torn end of the WAL is truncated. Records of a newer release are refused and left
 //!   unchanged, and a process that finds them never takes over.
 //!   `a_server_refuses_storage_of_a_newer_version_and_does_not_change_it`,
@@ -188,7 +193,7 @@
 //! |---|---|---|
 //! | shapes | `max_shapes`, 100,000 | the least recently used shape is deleted |
 //! | bytes on disk | `max_bytes`, checked at checkpoints and completed snapshots | the least recently used shapes are deleted |
-//! | queued records | `queued_bytes`, 16 MiB, plus one batch of the stream | [`Shapes::room`] waits |
+//! | records, queued or being written | `queued_bytes`, 16 MiB, plus one batch of the stream | [`Shapes::wait_for_room`] waits |
 //! | messages that are in no shape's file | `unwritten_bytes`, 64 MiB | they are written |
 //! | size of the last WAL segment | `wal_bytes`, 256 MiB | a checkpoint starts, after the open transaction and the running checkpoint |
 //! | a transaction in memory | parts of 1 MiB | the part is queued |
@@ -207,6 +212,7 @@
 //! `the_least_recently_used_shape_is_deleted_for_a_new_one`,
 //! `shapes_beyond_max_bytes_are_deleted_at_a_checkpoint`,
 //! `shapes_beyond_max_bytes_are_deleted_when_a_snapshot_completes`,
+//! `what_is_queued_and_what_is_being_written_share_one_bound`,
 //! `held_bytes_are_bounded_within_a_transaction_and_across_many`, `all_tables_share_one_bound`,
 //! `an_idle_shape_takes_less_than_five_kilobytes`.
 //!
@@ -226,9 +232,14 @@
 //!
 //! # Where to look
 //!
+//! The life of a row, file by file: `follower.rs`, `follow/table_group.rs`,
+//! `follow/open_transaction.rs`, `follow/followed_shapes.rs`, `engine/mod.rs`,
+//! `store/write_queue.rs`, `engine/writer.rs`, `engine/apply.rs`, `shape.rs`,
+//! `engine/checkpoint.rs`.
+//!
 //! | topic | file |
 //! |---|---|
-//! | shape definitions and their equality | `definition.rs` |
+//! | shape definitions and their equality; their stable hash | `definition.rs`; `definition/fingerprint.rs` |
 //! | encoding of rows; COPY rows | `encode/row_encoder.rs`; `encode/copy.rs` |
 //! | effect of a row change on a shape | `follow/table_group.rs` |
 //! | messages of the stream | `follower.rs` |

@@ -74,7 +74,7 @@ impl ShapeRegistry {
         definition: ShapeDefinition,
         filter: Option<Filter>,
     ) -> Shape {
-        let key = (definition.table.fingerprint(), definition.selected(), definition.choice.replica);
+        let key = (definition.table.fingerprint(), definition.selected(), definition.options.replica);
         let mut encoders = self.encoders.lock();
         let encoder = encoders.get(&key).and_then(Weak::upgrade).unwrap_or_else(|| {
             let encoder = Arc::new(definition.encoder());

@@ -163,7 +163,7 @@ impl Drop for KeyReservation {
 impl KeyCounts {
     /// Starts to count the keys of a shape. Returns an uncounted value with `log=changes_only`.
     pub(crate) fn begin(shape: &Shape, budget: &Arc<KeyBudget>) -> Self {
-        match shape.definition().choice.log {
+        match shape.definition().options.log {
             LogMode::Full => KeyCounts::new(budget),
             LogMode::ChangesOnly => KeyCounts::uncounted(),
         }

@@ -222,7 +222,7 @@ impl Shape {
     ///
     /// # Errors
     /// If the shape is gone.
-    pub async fn snapshot_grown(&self, beyond: u64) -> Result<(), ShapeGone> {
+    pub async fn wait_for_snapshot_after(&self, beyond: u64) -> Result<(), ShapeGone> {
         self.wait(|state| {
             (state.snapshot.len() > beyond || state.phase == ShapePhase::Complete).then_some(())
         })
@@ -233,7 +233,7 @@ impl Shape {
     ///
     /// # Errors
     /// If the shape is gone.
-    pub async fn complete(&self) -> Result<(), ShapeGone> {
+    pub async fn wait_until_complete(&self) -> Result<(), ShapeGone> {
         self.wait(|state| (state.phase == ShapePhase::Complete).then_some(())).await
     }
 
@@ -313,7 +313,7 @@ impl Shape {
     ///
     /// # Errors
     /// If the shape is gone.
-    pub async fn log_beyond(&self, offset: Offset) -> Result<(), ShapeGone> {
+    pub async fn wait_for_log_after(&self, offset: Offset) -> Result<(), ShapeGone> {
         self.wait(|state| (state.log.last() > offset).then_some(())).await
     }
 

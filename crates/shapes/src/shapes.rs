@@ -107,14 +107,9 @@ impl Shapes {
         self.engine.store.progress.seen()
     }
 
-    /// Returns whether the store hasn't reached the LSN of an offset yet.
-    pub fn is_beyond(&self, offset: Offset) -> bool {
-        self.engine.store.progress.is_beyond(offset)
-    }
-
     /// Waits until the store has reached the LSN of an offset.
-    pub async fn reaches(&self, offset: Offset) {
-        self.engine.store.progress.reaches(offset).await;
+    pub async fn wait_until_reached(&self, offset: Offset) {
+        self.engine.store.progress.wait_until_reached(offset).await;
     }
 
     /// Deletes all shapes, and follows `origin` from `lsn` on. Returns when that is durable.
@@ -151,8 +146,9 @@ impl Shapes {
         self.engine.store.progress.on_durable(Box::new(callback));
     }
 
-    /// Waits until fewer than `queued_bytes` bytes are queued, or this process stops writing.
-    pub async fn room(&self) {
+    /// Waits until fewer than `queued_bytes` bytes are queued or being written, or this process
+    /// stops writing. The consumer of the replication stream calls it after each batch.
+    pub async fn wait_for_room(&self) {
         let queue = self.engine.store.role.queue();
         queue.wait_for_room(self.engine.store.config.queued_bytes).await;
     }
@@ -196,7 +192,7 @@ impl Shapes {
     ) -> Result<(Arc<Shape>, Option<ShapeCreation>), CreateError> {
         let now = definition.table.state.as_ref();
         // In another catalog state, `create` may have to delete the shape first.
-        let is_known = now.is_none_or(|now| self.state(definition.table.oid).as_ref() == Some(now));
+        let is_known = now.is_none_or(|now| self.baseline(definition.table.oid).as_ref() == Some(now));
         if (is_known || !self.is_writing())
             && let Some(shape) = self.find_same(&definition)
         {
@@ -248,7 +244,7 @@ impl Shapes {
     /// If the table has a [`state`](TableSchema::state), it is compared with the baseline of the
     /// table ([`CatalogState::change_since`]) and becomes the baseline. If the table has no
     /// baseline, the state becomes the baseline.
-    pub fn refit(&self, table: &TableSchema) {
+    pub fn check_schema(&self, table: &TableSchema) {
         if self.is_writing() {
             let mut following = self.engine.following();
             following.delete_unfit(table);
@@ -270,19 +266,19 @@ impl Shapes {
 
     /// Returns the catalog state for which all shapes of a table are correct; `None`: the table has
     /// no shapes, or no state was set.
-    pub fn state(&self, oid: u32) -> Option<CatalogState> {
+    pub fn baseline(&self, oid: u32) -> Option<CatalogState> {
         self.engine.registry.read().baselines.get(oid).cloned()
     }
 
     /// Updates the baselines of all tables after a catalog change that affects no shape. Does
     /// nothing if this process doesn't write.
-    pub fn update_states(&self, update: impl Fn(&mut CatalogState)) {
+    pub fn update_baselines(&self, update: impl Fn(&mut CatalogState)) {
         if !self.is_writing() {
             return;
         }
         let _order = self.engine.following();
         for table in self.tables() {
-            let Some(before) = self.state(table.oid) else { continue };
+            let Some(before) = self.baseline(table.oid) else { continue };
             let mut state = before.clone();
             update(&mut state);
             if state != before {
@@ -340,7 +336,7 @@ impl Shapes {
 
     /// Waits until the store fails permanently. Then the process should end, because the contents
     /// of the disk are unknown.
-    pub async fn failed(&self) -> StoreFailure {
+    pub async fn wait_for_failure(&self) -> StoreFailure {
         self.engine.store.health.wait_for_failure().await
     }
 

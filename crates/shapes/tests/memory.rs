@@ -62,9 +62,9 @@ fn an_idle_shape_takes_less_than_five_kilobytes() {
     let table = Arc::new(table);
     let make = |number: usize| {
         let clause = Some(format!("column_3 = {number} AND column_4 > 17"));
-        let choice =
+        let options =
             ShapeOptions { clause, columns: None, replica: ReplicaMode::Default, log: LogMode::Full };
-        let definition = ShapeDefinition { table: Arc::clone(&table), choice };
+        let definition = ShapeDefinition { table: Arc::clone(&table), options };
         let (_, creation) = store.find_or_create(definition, 1).unwrap();
         let mut creation = creation.unwrap();
         creation.follow();

@@ -97,7 +97,7 @@ impl ShapeLister {
                 counted = ShapeRowCount::default();
                 false
             });
-            let is_countable = is_complete && shape.definition().choice.log == LogMode::Full;
+            let is_countable = is_complete && shape.definition().options.log == LogMode::Full;
             let rows = is_countable.then(|| counted.inserted.saturating_sub(counted.deleted));
             listed_counts.insert(shape.handle().to_owned(), counted);
             summary.top.push(ListedShape::of(shape, streams, bytes, rows));
@@ -111,12 +111,12 @@ impl ShapeLister {
 impl ListedShape {
     fn of(shape: &Arc<Shape>, streams: u32, bytes: u64, rows: Option<u64>) -> Self {
         let definition = shape.definition();
-        let (table, choice) = (&definition.table, &definition.choice);
+        let (table, options) = (&definition.table, &definition.options);
         ListedShape {
             handle: shape.handle().to_owned(),
             table: format!("{}.{}", table.schema, table.name),
-            r#where: choice.clause.as_deref().map(without_literals),
-            columns: choice.columns.clone(),
+            r#where: options.clause.as_deref().map(without_literals),
+            columns: options.columns.clone(),
             rows,
             bytes,
             streams,

@@ -200,7 +200,7 @@ fn backend_config(config: &ServeConfig) -> Config {
 /// Exits the process when a write to the store has failed. The state on disk is then unknown; the
 /// next start recovers it.
 async fn exit_when_the_store_fails(shapes: Shapes) {
-    let failure = shapes.failed().await;
+    let failure = shapes.wait_for_failure().await;
     error!(%failure, "process exiting: store write failed");
     std::process::exit(1);
 }

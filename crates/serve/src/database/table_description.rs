@@ -265,7 +265,6 @@ impl Fnv {
             Some(Collation::Libc(name)) => self.number(3).text(name),
             Some(Collation::Icu(name)) => self.number(4).text(name),
             Some(Collation::Nondeterministic) => self.number(5),
-            Some(other) => self.number(6).text(&format!("{other:?}")),
         }
     }
 }

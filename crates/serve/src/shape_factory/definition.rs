@@ -29,7 +29,7 @@ pub(super) fn shape_definition(
                 .map_err(|error| RequestRefusal::from(InvalidRequest::field(field, error)))?;
         }
     }
-    Ok(ShapeDefinition { table: Arc::clone(&cached.table), choice: shape_options(request, &cached.table)? })
+    Ok(ShapeDefinition { table: Arc::clone(&cached.table), options: shape_options(request, &cached.table)? })
 }
 
 /// Returns the columns, clause and modes that a request selects, restricted to its grant.
@@ -87,7 +87,7 @@ pub(crate) fn table_schema(
 /// Returns whether the request selects this shape.
 pub(crate) fn selects(request: &ShapeRequest, shape: &Shape) -> Result<bool, RequestRefusal> {
     let is_same = is_of_table(request, shape);
-    Ok(is_same && shape_options(request, &shape.definition().table)? == shape.definition().choice)
+    Ok(is_same && shape_options(request, &shape.definition().table)? == shape.definition().options)
 }
 
 /// Returns whether a request with a shape's handle agrees with that shape: its table, if the

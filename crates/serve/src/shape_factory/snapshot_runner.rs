@@ -209,11 +209,11 @@ async fn read_snapshot(
     let query = SnapshotQuery {
         table,
         selected: &definition.selected(),
-        clause: definition.choice.clause.as_deref(),
+        clause: definition.options.clause.as_deref(),
         analyses: false,
         // A changes-only shape needs the snapshot's visibility and the validation of its clause,
         // but no rows.
-        is_empty: definition.choice.log == LogMode::ChangesOnly,
+        is_empty: definition.options.log == LogMode::ChangesOnly,
         page: None,
         timeout: None,
     };

@@ -187,11 +187,11 @@ impl TableCache {
             Some(cached) => (description, Arc::clone(&cached.table)),
             None => {
                 // Before publishing, which may fail: shapes that don't fit are deleted either way.
-                self.shapes.refit(&table_schema(&description, 0, Some(state.clone())));
+                self.shapes.check_schema(&table_schema(&description, 0, Some(state.clone())));
                 let described = (description, state);
                 let (description, table) = self.publisher.publish_as_described(name, described).await?;
                 // New clients must not get a shape that doesn't fit the table any more.
-                self.shapes.refit(&table);
+                self.shapes.check_schema(&table);
                 (description, Arc::new(table))
             }
         };

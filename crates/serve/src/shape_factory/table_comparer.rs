@@ -64,7 +64,7 @@ impl TableComparer {
     ) -> ComparisonOutcome {
         match looked_up {
             Ok(CachedTable { description: None, .. }) => return ComparisonOutcome::Unavailable,
-            Ok(cached) if cached.table.oid == oid => self.shapes.refit(&cached.table),
+            Ok(cached) if cached.table.oid == oid => self.shapes.check_schema(&cached.table),
             Ok(_) => self.shapes.delete_table(oid),
             // Only a dropped table affects its shapes; for instance, a missing privilege doesn't.
             Err(RequestRefusal::Invalid(_)) => {

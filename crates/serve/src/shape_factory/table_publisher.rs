@@ -137,7 +137,7 @@ impl TablePublisher {
             delete_shapes_of_partitions(&manager, &shapes).await?;
             let changed = manager.publish_partitions(&table).await;
             if let Ok(Some(versions)) = &changed {
-                shapes.update_states(|state| update_version(&mut state.publication, *versions));
+                shapes.update_baselines(|state| update_version(&mut state.publication, *versions));
                 schema_epoch.advance();
                 info!(publication = changes.publication(), "partitions published under their own names");
             }

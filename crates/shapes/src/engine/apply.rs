@@ -109,7 +109,7 @@ fn apply_note(engine: &ShapeEngine, note: &Note, bytes: &Bytes, visible: &mut Vi
             }
             index.tables.insert(*id, Arc::new(TableSchema::clone(table)));
         }
-        Note::Create { id, handle, table, choice } => apply_creation(engine, *id, handle, *table, choice),
+        Note::Create { id, handle, table, options } => apply_creation(engine, *id, handle, *table, options),
         Note::Complete(completed) => {
             let shape = registry.read().by_id(completed.id).cloned();
             if let Some(shape) = shape {
@@ -137,7 +137,7 @@ fn apply_note(engine: &ShapeEngine, note: &Note, bytes: &Bytes, visible: &mut Vi
 }
 
 /// Adds a shape of the WAL. In the process that created it, the shape exists already.
-fn apply_creation(engine: &ShapeEngine, id: u64, handle: &str, table: u64, choice: &ShapeOptions) {
+fn apply_creation(engine: &ShapeEngine, id: u64, handle: &str, table: u64, options: &ShapeOptions) {
     // A shape may be deleted here before its creation is in the WAL. It must not come back before
     // its deletion is applied, because clients would be sent to it.
     let deletions = engine.store.unlogged_deletions.lock();
@@ -147,7 +147,7 @@ fn apply_creation(engine: &ShapeEngine, id: u64, handle: &str, table: u64, choic
     index.last_handle = index.last_handle.max(time_of(handle).unwrap_or(0));
     let is_known = index.by_id(id).is_some_and(|known| known.handle() == handle);
     if !is_deleted && !is_known {
-        let shape = build(engine, &index, id, handle, table, choice);
+        let shape = build(engine, &index, id, handle, table, options);
         shape.into_iter().for_each(|shape| index.add(Arc::new(shape)));
     }
 }
@@ -160,13 +160,13 @@ fn build(
     id: u64,
     handle: &str,
     table: u64,
-    choice: &ShapeOptions,
+    options: &ShapeOptions,
 ) -> Option<Shape> {
     let Some(table) = index.tables.get(&table).cloned() else {
         tracing::error!(handle, "shape dropped: the store doesn't have its table");
         return None;
     };
-    let definition = ShapeDefinition { table, choice: choice.clone() };
+    let definition = ShapeDefinition { table, options: options.clone() };
     match definition.filter() {
         Ok(filter) => Some(engine.registry.build(id, handle.to_owned(), definition, filter)),
         Err(_) => {
@@ -215,7 +215,7 @@ pub(super) fn load_catalog(engine: &ShapeEngine, catalog: &StoreCatalog, visible
 
 /// Adds a shape of the catalog, or advances it if it is known.
 fn load_shape(engine: &ShapeEngine, catalog_shape: &CatalogShape, visible: &mut VisibleChanges) {
-    let CatalogShape { id, handle, table, choice, .. } = catalog_shape;
+    let CatalogShape { id, handle, table, options, .. } = catalog_shape;
     let known = engine.registry.read().by_id(*id).cloned();
     if let Some(shape) = known {
         if shape.handle() == handle && shape.skip_to(catalog_shape) == CatalogMatch::Same {
@@ -226,7 +226,7 @@ fn load_shape(engine: &ShapeEngine, catalog_shape: &CatalogShape, visible: &mut 
         engine.forget(*id);
     }
     let mut index = engine.registry.write();
-    if let Some(shape) = build(engine, &index, *id, handle, *table, choice) {
+    if let Some(shape) = build(engine, &index, *id, handle, *table, options) {
         shape.load(catalog_shape);
         index.add(Arc::new(shape));
     }

@@ -6,9 +6,13 @@
 //! | [`FollowedShapes`] | which shapes are matched with changes, and the transactions held for them |
 //! | [`Store`] | the directory: files, write queue, role of this process, progress, health |
 //!
-//! No part refers to another one. Data flows one way: a decision of [`FollowedShapes`] becomes a
-//! record in the queue; the [writer thread](writer) makes it durable and [applies](apply) it; the
-//! result is what became visible, and [`ShapeEngine::notify`] wakes those who wait for it.
+//! No part calls another one. They share the shapes, which read their own files. Rows flow one
+//! way: a decision of [`FollowedShapes`] becomes a record in the queue; the [writer thread](writer)
+//! makes it durable and [applies](apply) it. The result is what became visible, and
+//! [`ShapeEngine::notify`] wakes the tasks that wait for it.
+//!
+//! Two calls go back from the writer thread to [`FollowedShapes`], and neither concerns a row:
+//! [`ShapeEngine::evict_bytes`] after a checkpoint, and `forget_recent` after a reset of the store.
 
 pub(crate) mod apply;
 pub(crate) mod checkpoint;
@@ -117,8 +121,8 @@ impl ShapeEngine {
         if is_baseline || !index.tables.contains_key(&table) {
             self.log_table(described);
         }
-        let choice = shape.definition().choice.clone();
-        self.log_note(Note::Create { id, handle, table, choice });
+        let options = shape.definition().options.clone();
+        self.log_note(Note::Create { id, handle, table, options });
         index.add(Arc::clone(&shape));
         drop((index, following));
         // After registration: of several concurrent creations, the last one counts all shapes.

@@ -206,17 +206,7 @@ impl StoreWriter {
 
     /// Writes a batch, then applies and acknowledges it.
     fn write(&mut self, jobs: Vec<WriteJob>) -> io::Result<WriteOutcome> {
-        let mut frame_bytes = Vec::new();
-        let mut frames = Vec::with_capacity(jobs.len());
-        for job in &jobs {
-            let from = frame_bytes.len();
-            let text = frame::write_frame(&job.record, &mut frame_bytes);
-            frames.push((from, frame_bytes.len(), text));
-        }
-        let parts = frames.iter().flat_map(|(from, to, text)| [&frame_bytes[*from..*to], &text[..]]);
-        let parts: Vec<_> = parts.filter(|part| !part.is_empty()).map(IoSlice::new).collect();
-        let appended = retry_while_full(&self.engine, &self.queue, || self.wal.append(&parts))?;
-        if appended == WriteOutcome::Closed {
+        if self.append(&jobs)? == WriteOutcome::Closed {
             // The batch was not acknowledged, so Postgres sends its changes again.
             return Ok(WriteOutcome::Closed);
         }
@@ -229,6 +219,7 @@ impl StoreWriter {
             self.engine.notify(&mut self.visible);
             done.extend(job.done);
         }
+        self.queue.finish_batch();
         self.engine.store.progress.report_durable();
         if needs_checkpoint {
             self.end_checkpoint(RunningCheckpoint::Await)?;
@@ -241,6 +232,20 @@ impl StoreWriter {
         }
         self.free_memory_and_wal()?;
         Ok(WriteOutcome::Done)
+    }
+
+    /// Appends the records of a batch to the WAL.
+    fn append(&mut self, jobs: &[WriteJob]) -> io::Result<WriteOutcome> {
+        let mut frame_bytes = Vec::new();
+        let mut frames = Vec::with_capacity(jobs.len());
+        for job in jobs {
+            let from = frame_bytes.len();
+            let text = frame::write_frame(&job.record, &mut frame_bytes);
+            frames.push((from, frame_bytes.len(), text));
+        }
+        let parts = frames.iter().flat_map(|(from, to, text)| [&frame_bytes[*from..*to], &text[..]]);
+        let parts: Vec<_> = parts.filter(|part| !part.is_empty()).map(IoSlice::new).collect();
+        retry_while_full(&self.engine, &self.queue, || self.wal.append(&parts))
     }
 
     /// Writes messages to the shapes' files, and starts a checkpoint, if either is due.

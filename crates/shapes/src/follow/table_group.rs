@@ -302,7 +302,7 @@ impl TableGroup {
             let needed = definition.selected().into_iter().chain(filtered.iter().copied());
             let mut needed = needed.chain(self.table.key.iter().copied());
             // Without a key, all columns are the key.
-            definition.choice.columns.is_some() && !self.table.key.is_empty() && needed.all(is_same)
+            definition.options.columns.is_some() && !self.table.key.is_empty() && needed.all(is_same)
         };
         let followed = self.followed.iter();
         followed.filter(|(_, followed)| !is_same_table || !remains(followed)).map(|(id, _)| *id).collect()

@@ -5,7 +5,7 @@ use serde_json::json;
 use crate::offset::Offset;
 use crate::shape::ShapeGone;
 use crate::simulation::follow_bench::{
-    FollowBench, ITEMS, brief, choice, expected, log, of_columns, row, snapshot_before,
+    FollowBench, ITEMS, brief, expected, log, of_columns, options, row, snapshot_before,
 };
 use crate::simulation::message_bytes::{MessageBytes, WireValue};
 use crate::simulation::simulated_database::table;
@@ -13,7 +13,7 @@ use crate::simulation::simulated_database::table;
 #[test]
 fn a_change_reaches_exactly_the_shapes_that_it_concerns() {
     let mut bench = FollowBench::new();
-    let (all, few) = (bench.shape(choice(None)), bench.shape(choice(Some("qty > 5"))));
+    let (all, few) = (bench.shape(options(None)), bench.shape(options(Some("qty > 5"))));
     let (first, second) = (row(["1", "3", "a"]), row(["2", "9", "b"]));
     bench.transact(&[MessageBytes::insert(ITEMS, &first), MessageBytes::insert(ITEMS, &second)]);
     bench.transact(&[MessageBytes::delete(ITEMS, &first), MessageBytes::delete(ITEMS, &second)]);
@@ -37,7 +37,7 @@ fn a_change_reaches_exactly_the_shapes_that_it_concerns() {
 #[test]
 fn an_update_that_crosses_the_clauses_boundary_is_an_insert_or_a_delete() {
     let mut bench = FollowBench::new();
-    let few = bench.shape(choice(Some("qty > 5")));
+    let few = bench.shape(options(Some("qty > 5")));
     let (out, within, still) = (row(["1", "3", "a"]), row(["1", "7", "a"]), row(["1", "8", "a"]));
     bench.transact(&[
         MessageBytes::update(ITEMS, &out, &within),
@@ -56,7 +56,7 @@ fn an_update_that_crosses_the_clauses_boundary_is_an_insert_or_a_delete() {
 #[test]
 fn a_key_change_becomes_a_delete_and_an_insert() {
     let mut bench = FollowBench::new();
-    let all = bench.shape(choice(None));
+    let all = bench.shape(options(None));
     let (old, new) = (row(["1", "3", "a"]), row(["2", "3", "a"]));
     bench.transact(&[MessageBytes::update(ITEMS, &old, &new), MessageBytes::delete(ITEMS, &new)]);
     let expected = [
@@ -82,7 +82,7 @@ fn a_key_change_becomes_a_delete_and_an_insert() {
 #[test]
 fn an_unchanged_value_is_taken_from_the_old_row() {
     let mut bench = FollowBench::new();
-    let shape = bench.shape(choice(Some("note = 'long'")));
+    let shape = bench.shape(options(Some("note = 'long'")));
     let old = [WireValue::Text("1"), WireValue::Text("3"), WireValue::Text("long")];
     let new = [WireValue::Text("1"), WireValue::Text("4"), WireValue::Unchanged];
     bench.transact(&[MessageBytes::update_of(ITEMS, Some((b'O', &old)), &new)]);
@@ -96,7 +96,7 @@ fn an_unchanged_value_is_taken_from_the_old_row() {
 #[test]
 fn a_change_of_columns_that_a_shape_lacks_sends_nothing() {
     let mut bench = FollowBench::new();
-    let (narrow, same) = (bench.shape(of_columns(None, &["id", "qty"])), bench.shape(choice(None)));
+    let (narrow, same) = (bench.shape(of_columns(None, &["id", "qty"])), bench.shape(options(None)));
     let old = row(["1", "3", "a"]);
     bench.transact(&[
         MessageBytes::update(ITEMS, &old, &row(["1", "3", "b"])),
@@ -110,8 +110,8 @@ fn a_change_of_columns_that_a_shape_lacks_sends_nothing() {
 #[test]
 fn shapes_with_equal_columns_share_the_encoded_bytes() {
     let mut bench = FollowBench::new();
-    let shapes =
-        [choice(None), choice(Some("qty > 1")), choice(Some("qty > 2"))].map(|choice| bench.shape(choice));
+    let shapes = [options(None), options(Some("qty > 1")), options(Some("qty > 2"))]
+        .map(|options| bench.shape(options));
     bench.transact(&[
         MessageBytes::insert(ITEMS, &row(["1", "3", "a"])),
         MessageBytes::insert(ITEMS, &row(["2", "3", "a"])),
@@ -135,7 +135,7 @@ fn a_missing_old_row_deletes_the_tables_shapes() {
     ] {
         let mut bench = FollowBench::new();
         let (shape, other) =
-            (bench.shape(choice(None)), bench.create_of(table(300, "log", vec![0]), choice(None)));
+            (bench.shape(options(None)), bench.create_of(table(300, "log", vec![0]), options(None)));
         other.follow();
         let other = bench.complete(other, &snapshot_before(bench.xid + 1), bench.lsn);
         bench.transact(&[untold]);
@@ -146,7 +146,8 @@ fn a_missing_old_row_deletes_the_tables_shapes() {
 #[test]
 fn a_clause_that_fails_on_a_row_deletes_its_shape() {
     let mut bench = FollowBench::new();
-    let (failing, other) = (bench.shape(choice(Some("10 / qty > 1"))), bench.shape(choice(Some("qty >= 0"))));
+    let (failing, other) =
+        (bench.shape(options(Some("10 / qty > 1"))), bench.shape(options(Some("qty >= 0"))));
     bench.transact(&[
         MessageBytes::insert(ITEMS, &row(["1", "5", "a"])),
         MessageBytes::insert(ITEMS, &row(["2", "0", "a"])),
@@ -158,8 +159,8 @@ fn a_clause_that_fails_on_a_row_deletes_its_shape() {
 #[test]
 fn a_message_above_the_limit_deletes_the_shapes_that_would_get_it() {
     let mut bench = FollowBench::with(|config| config.message_bytes = 1000);
-    let shapes =
-        [choice(None), choice(Some("qty > 5")), of_columns(None, &["id"])].map(|choice| bench.shape(choice));
+    let shapes = [options(None), options(Some("qty > 5")), of_columns(None, &["id"])]
+        .map(|options| bench.shape(options));
     let note = "a".repeat(900);
     bench.transact(&[
         MessageBytes::insert(ITEMS, &row(["1", "0", &note])),

@@ -9,13 +9,13 @@ use crate::definition::{LogMode, ShapeOptions, TableSchema};
 use crate::encode::{LogPosition, ShapeChange};
 use crate::offset::Offset;
 use crate::shape::{Shape, ShapeGone};
-use crate::simulation::follow_bench::{FollowBench, ITEMS, brief, choice, expected, row, snapshot_before};
+use crate::simulation::follow_bench::{FollowBench, ITEMS, brief, expected, options, row, snapshot_before};
 use crate::simulation::message_bytes::MessageBytes;
 use crate::simulation::simulated_database::table;
 use crate::store::record::{CommitRecord, MessageRange, Record, ShapeTouch, TransactionPart};
 
-fn shape_of(bench: &mut FollowBench, table: &TableSchema, choice: ShapeOptions) -> Arc<Shape> {
-    let creation = bench.create_of(table.clone(), choice);
+fn shape_of(bench: &mut FollowBench, table: &TableSchema, options: ShapeOptions) -> Arc<Shape> {
+    let creation = bench.create_of(table.clone(), options);
     creation.follow();
     bench.complete(creation, &snapshot_before(bench.xid + 1), bench.lsn + 8)
 }
@@ -44,9 +44,9 @@ fn two_rows_with_one_deferrable_key_in_a_transaction_delete_the_shapes() {
     ];
     for (index, (changes, is_deleted)) in cases.into_iter().enumerate() {
         let mut bench = FollowBench::new();
-        let choices = [choice(None), choice(Some("qty > 5")), choice(Some("qty = 99"))];
-        let shapes = choices.clone().map(|choice| shape_of(&mut bench, &deferrable(), choice));
-        let creation = bench.create_of(deferrable(), choice(Some("qty > 1")));
+        let all_options = [options(None), options(Some("qty > 5")), options(Some("qty = 99"))];
+        let shapes = all_options.clone().map(|options| shape_of(&mut bench, &deferrable(), options));
+        let creation = bench.create_of(deferrable(), options(Some("qty > 1")));
         creation.follow();
         let next = u64::from(bench.xid) + 2;
         let sees_it = Snapshot { xmin: next, xmax: next, xip: Vec::new() };
@@ -56,7 +56,7 @@ fn two_rows_with_one_deferrable_key_in_a_transaction_delete_the_shapes() {
         assert_eq!(later.gone(), None);
         // A key that isn't deferrable is never shared.
         let mut bench = FollowBench::new();
-        let shapes = choices.map(|choice| bench.shape(choice));
+        let shapes = all_options.map(|options| bench.shape(options));
         bench.transact(&changes);
         assert!(shapes.iter().all(|shape| shape.gone().is_none()));
     }
@@ -65,7 +65,7 @@ fn two_rows_with_one_deferrable_key_in_a_transaction_delete_the_shapes() {
 #[test]
 fn deferrable_keys_are_tracked_per_transaction_and_an_interrupted_one_starts_over() {
     let mut bench = FollowBench::new();
-    let shape = shape_of(&mut bench, &deferrable(), choice(None));
+    let shape = shape_of(&mut bench, &deferrable(), options(None));
     bench.transact(&[rekey("1", "2")]);
     bench.transact(&[rekey("2", "3")]);
     let begin = bench.begin();
@@ -82,7 +82,7 @@ fn deferrable_keys_are_tracked_per_transaction_and_an_interrupted_one_starts_ove
 fn a_held_deferrable_key_conflict_counts_only_if_the_snapshot_misses_it() {
     for sees_it in [true, false] {
         let mut bench = FollowBench::new();
-        let mut creation = bench.create_of(deferrable(), choice(None));
+        let mut creation = bench.create_of(deferrable(), options(None));
         creation.follow();
         bench.transact(&[rekey("1", "2"), rekey("2", "3")]);
         assert!(
@@ -109,9 +109,9 @@ fn message(shape: &Shape, values: [&str; 3]) -> Vec<u8> {
 
 /// Creates a shape of a table without a key. Its snapshot has these rows, and sees all transactions
 /// so far.
-fn keyless_shape(bench: &mut FollowBench, choice: ShapeOptions, rows: &[[&str; 3]]) -> Arc<Shape> {
+fn keyless_shape(bench: &mut FollowBench, options: ShapeOptions, rows: &[[&str; 3]]) -> Arc<Shape> {
     bench.send(&[MessageBytes::relation(&keyless())]);
-    let mut creation = bench.create_of(keyless(), choice);
+    let mut creation = bench.create_of(keyless(), options);
     creation.follow();
     let shape = Arc::clone(creation.shape());
     assert!(creation.snapshot_taken(&snapshot_before(bench.xid + 1), bench.lsn + 8).is_in_time());
@@ -164,12 +164,12 @@ fn cases() -> Vec<(SnapshotRows, Vec<MessageBytes>, bool)> {
 fn a_row_that_leaves_while_an_equal_row_remains_deletes_the_shape() {
     for (index, (rows, changes, is_deleted)) in cases().into_iter().enumerate() {
         let mut bench = FollowBench::new();
-        let shape = keyless_shape(&mut bench, choice(Some("qty > 5")), rows);
+        let shape = keyless_shape(&mut bench, options(Some("qty > 5")), rows);
         bench.transact(&changes);
         assert_eq!(shape.gone().is_some(), is_deleted, "case {index}");
         // Each change in its own transaction.
         let mut bench = FollowBench::new();
-        let shape = keyless_shape(&mut bench, choice(Some("qty > 5")), rows);
+        let shape = keyless_shape(&mut bench, options(Some("qty > 5")), rows);
         changes.iter().for_each(|change| bench.transact(std::slice::from_ref(change)));
         assert_eq!(shape.gone().is_some(), is_deleted, "case {index}, one by one");
     }
@@ -181,7 +181,7 @@ fn key_changes_before_the_snapshot_completes_count_after_its_rows() {
         for (index, (rows, changes, is_deleted)) in cases().into_iter().enumerate() {
             let mut bench = FollowBench::new();
             bench.send(&[MessageBytes::relation(&keyless())]);
-            let mut creation = bench.create_of(keyless(), choice(Some("qty > 5")));
+            let mut creation = bench.create_of(keyless(), options(Some("qty > 5")));
             let shape = Arc::clone(creation.shape());
             creation.follow();
             let snapshot = snapshot_before(bench.xid + 1);
@@ -205,7 +205,7 @@ fn key_changes_before_the_snapshot_completes_count_after_its_rows() {
 fn transactions_that_the_snapshot_sees_are_not_counted_again() {
     let mut bench = FollowBench::new();
     bench.send(&[MessageBytes::relation(&keyless())]);
-    let mut creation = bench.create_of(keyless(), choice(None));
+    let mut creation = bench.create_of(keyless(), options(None));
     let shape = Arc::clone(creation.shape());
     creation.follow();
     bench.transact(&[insert(A)]);
@@ -220,7 +220,7 @@ fn transactions_that_the_snapshot_sees_are_not_counted_again() {
 #[test]
 fn an_interrupted_transaction_is_counted_once() {
     let mut bench = FollowBench::with(|config| config.part_bytes = 1);
-    let shape = keyless_shape(&mut bench, choice(None), &[]);
+    let shape = keyless_shape(&mut bench, options(None), &[]);
     let begin = bench.begin();
     bench.send(&[begin.clone(), insert(A)]);
     bench.follower.restart();
@@ -245,7 +245,7 @@ fn rows_are_counted_again_after_a_takeover() {
         for with_checkpoint in [true, false] {
             let mut bench =
                 FollowBench::with(|config| (config.chunk_bytes, config.small_snapshot_bytes) = (10, 10));
-            let handle = keyless_shape(&mut bench, choice(None), rows).handle().to_owned();
+            let handle = keyless_shape(&mut bench, options(None), rows).handle().to_owned();
             bench.transact(&before);
             if with_checkpoint {
                 bench.runtime.block_on(bench.store.checkpoint()).unwrap();
@@ -265,7 +265,7 @@ fn rows_are_counted_again_after_a_takeover() {
 fn a_shape_of_a_release_without_counts_is_deleted_if_its_log_removed_one_of_two_equal_rows() {
     let mut bench = FollowBench::new();
     let shapes =
-        [choice(None), choice(Some("qty > 5"))].map(|choice| keyless_shape(&mut bench, choice, &[A, A]));
+        [options(None), options(Some("qty > 5"))].map(|options| keyless_shape(&mut bench, options, &[A, A]));
     let (mut text, place) = (Vec::new(), LogPosition { lsn: bench.lsn + 100, op: 0, xid: 900 });
     let gone = ShapeChange::Delete { row: &A.map(|value| Some(value.as_bytes())), to: None };
     assert!(shapes[0].encoder().change(&mut text, gone, place));
@@ -289,7 +289,7 @@ fn a_shape_of_a_release_without_counts_is_deleted_if_its_log_removed_one_of_two_
 fn an_update_without_a_change_is_not_held_for_a_snapshot() {
     let mut bench = FollowBench::new();
     bench.send(&[MessageBytes::relation(&keyless())]);
-    let mut creation = bench.create_of(keyless(), choice(None));
+    let mut creation = bench.create_of(keyless(), options(None));
     let shape = Arc::clone(creation.shape());
     creation.follow();
     bench.transact(&[update(A, A)]);
@@ -303,7 +303,7 @@ fn an_update_without_a_change_is_not_held_for_a_snapshot() {
 
 #[test]
 fn any_row_that_leaves_deletes_a_changes_only_shape_without_a_key() {
-    let changes_only = || ShapeOptions { log: LogMode::ChangesOnly, ..choice(None) };
+    let changes_only = || ShapeOptions { log: LogMode::ChangesOnly, ..options(None) };
     for is_rebuilt in [false, true] {
         let mut bench = FollowBench::new();
         let handle = keyless_shape(&mut bench, changes_only(), &[]).handle().to_owned();

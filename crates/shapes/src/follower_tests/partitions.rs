@@ -8,7 +8,7 @@ use serde_json::json;
 use crate::definition::{ShapeOptions, TableSchema};
 use crate::follow::PartitionTree;
 use crate::shape::{Shape, ShapeGone};
-use crate::simulation::follow_bench::{FollowBench, ITEMS, brief, choice, expected, row, snapshot_before};
+use crate::simulation::follow_bench::{FollowBench, ITEMS, brief, expected, options, row, snapshot_before};
 use crate::simulation::message_bytes::{MessageBytes, SimulatedRow};
 use crate::simulation::simulated_database::table;
 
@@ -19,8 +19,8 @@ fn leaf() -> TableSchema {
     table(LEAF, "items_1", vec![0])
 }
 
-fn shape_of(bench: &mut FollowBench, table: TableSchema, choice: ShapeOptions) -> Arc<Shape> {
-    let creation = bench.create_of(table, choice);
+fn shape_of(bench: &mut FollowBench, table: TableSchema, options: ShapeOptions) -> Arc<Shape> {
+    let creation = bench.create_of(table, options);
     creation.follow();
     bench.complete(creation, &snapshot_before(bench.xid + 1), bench.lsn + 8)
 }
@@ -51,8 +51,8 @@ fn reordered(note: &str, id: &str, qty: &str) -> SimulatedRow {
 #[test]
 fn a_partitions_change_reaches_its_shapes_and_those_of_the_partitioned_table() {
     let mut bench = FollowBench::new();
-    let whole = bench.shape(choice(Some("qty > 5")));
-    let part = shape_of(&mut bench, leaf(), choice(None));
+    let whole = bench.shape(options(Some("qty > 5")));
+    let part = shape_of(&mut bench, leaf(), options(None));
     describe_leaves(&mut bench);
     let messages = [
         MessageBytes::insert(LEAF, &row(["1", "7", "a"])),
@@ -74,7 +74,7 @@ fn a_partitions_change_reaches_its_shapes_and_those_of_the_partitioned_table() {
 #[test]
 fn a_partition_with_other_column_types_deletes_the_shapes_of_the_partitioned_table() {
     let mut bench = FollowBench::new();
-    let (whole, part) = (bench.shape(choice(None)), shape_of(&mut bench, leaf(), choice(None)));
+    let (whole, part) = (bench.shape(options(None)), shape_of(&mut bench, leaf(), options(None)));
     describe_leaves(&mut bench);
     bench.transact(&[MessageBytes::insert(LEAF, &row(["1", "7", "a"]))]);
     bench.follower.set_partition_tree(OTHER, below_items());
@@ -90,7 +90,7 @@ fn a_partition_with_other_column_types_deletes_the_shapes_of_the_partitioned_tab
 #[test]
 fn a_detached_partition_no_longer_changes_the_partitioned_table() {
     let mut bench = FollowBench::new();
-    let whole = bench.shape(choice(None));
+    let whole = bench.shape(options(None));
     describe_leaves(&mut bench);
     bench.transact(&[MessageBytes::insert(LEAF, &row(["1", "7", "a"]))]);
     bench.follower.set_partition_tree(LEAF, PartitionTree::default());
@@ -105,7 +105,7 @@ fn a_renamed_partitioned_table_is_followed_under_its_new_name() {
     describe_leaves(&mut bench);
     bench.transact(&[MessageBytes::insert(LEAF, &row(["1", "7", "a"]))]);
     // ALTER TABLE items RENAME TO things: the stream doesn't describe the partitions again.
-    let whole = shape_of(&mut bench, table(ITEMS, "things", vec![0]), choice(None));
+    let whole = shape_of(&mut bench, table(ITEMS, "things", vec![0]), options(None));
     bench.transact(&[MessageBytes::insert(LEAF, &row(["2", "7", "a"]))]);
     assert_eq!((whole.gone(), brief(&whole).len()), (None, 1));
 }
@@ -113,7 +113,7 @@ fn a_renamed_partitioned_table_is_followed_under_its_new_name() {
 #[test]
 fn truncating_a_partition_deletes_the_shapes_of_the_partitioned_table_and_of_no_sibling() {
     let mut bench = FollowBench::new();
-    let (whole, part) = (bench.shape(choice(None)), shape_of(&mut bench, leaf(), choice(None)));
+    let (whole, part) = (bench.shape(options(None)), shape_of(&mut bench, leaf(), options(None)));
     describe_leaves(&mut bench);
     bench.transact(&[MessageBytes::truncate(&[OTHER])]);
     assert_eq!((whole.gone(), part.gone()), (Some(ShapeGone::Deleted), None));
@@ -126,9 +126,9 @@ fn a_change_sent_under_the_partitioned_table_deletes_the_shapes_of_its_partition
     let insert = MessageBytes::insert(ITEMS, &row(["1", "7", "a"]));
     for message in [insert, MessageBytes::truncate(&[ITEMS])] {
         let mut bench = FollowBench::new();
-        let part = shape_of(&mut bench, leaf(), choice(None));
-        let alien = shape_of(&mut bench, table(300, "log", vec![0]), choice(None));
-        let creation = bench.create_of(leaf(), choice(Some("qty > 5")));
+        let part = shape_of(&mut bench, leaf(), options(None));
+        let alien = shape_of(&mut bench, table(300, "log", vec![0]), options(None));
+        let creation = bench.create_of(leaf(), options(Some("qty > 5")));
         creation.follow();
         let next = u64::from(bench.xid) + 2;
         let seen = Snapshot { xmin: next, xmax: next, xip: Vec::new() };
@@ -153,7 +153,7 @@ fn a_snapshot_must_see_earlier_changes_sent_under_a_relative() {
             bench.follower.set_partition_tree(ITEMS, above_leaves());
             bench.send(&[MessageBytes::relation(&items())]);
             bench.transact(&[MessageBytes::insert(comes_under, &row(["1", "7", "a"]))]);
-            let mut creation = bench.create_of(made.clone(), choice(None));
+            let mut creation = bench.create_of(made.clone(), options(None));
             creation.follow();
             let snapshot = snapshot_before(bench.xid + u32::from(sees_it));
             assert_eq!(
@@ -169,7 +169,7 @@ fn a_snapshot_must_see_earlier_changes_sent_under_a_relative() {
 #[test]
 fn more_partitions_than_the_mapping_cache_holds_are_all_followed() {
     let mut bench = FollowBench::new();
-    let whole = bench.shape(choice(None));
+    let whole = bench.shape(options(None));
     for leaf in 0..2000 {
         bench.follower.set_partition_tree(1000 + leaf, below_items());
         bench.send(&[MessageBytes::relation(&table(1000 + leaf, "a_leaf", vec![0]))]);

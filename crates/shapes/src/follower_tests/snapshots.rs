@@ -5,14 +5,14 @@ use std::sync::Arc;
 use forebay_pgoutput::Snapshot;
 
 use crate::shape::ShapeGone;
-use crate::simulation::follow_bench::{FollowBench, ITEMS, brief, choice, log, row, snapshot_before};
+use crate::simulation::follow_bench::{FollowBench, ITEMS, brief, log, options, row, snapshot_before};
 use crate::simulation::message_bytes::MessageBytes;
 use crate::simulation::simulated_database::table;
 
 #[test]
 fn transactions_before_the_snapshot_are_held_and_dropped_if_it_sees_them() {
     let mut bench = FollowBench::new();
-    let creation = bench.create(choice(None));
+    let creation = bench.create(options(None));
     creation.follow();
     for id in ["1", "2", "3"] {
         bench.transact(&[MessageBytes::insert(ITEMS, &row([id, "0", "a"]))]);
@@ -31,7 +31,7 @@ fn transactions_before_the_snapshot_are_held_and_dropped_if_it_sees_them() {
 #[test]
 fn a_snapshot_taken_within_a_transaction_is_settled_after_it() {
     let mut bench = FollowBench::with(|config| config.part_bytes = 1);
-    let mut creation = bench.create(choice(None));
+    let mut creation = bench.create(options(None));
     let shape = Arc::clone(creation.shape());
     creation.follow();
     let begin = bench.begin();
@@ -51,10 +51,10 @@ fn a_snapshot_taken_within_a_transaction_is_settled_after_it() {
 fn transactions_from_before_a_shape_was_followed_must_be_in_its_snapshot() {
     for (sees_it, is_of_table) in [(true, true), (false, true), (false, false)] {
         let mut bench = FollowBench::new();
-        bench.shape(choice(Some("qty = 0")));
+        bench.shape(options(Some("qty = 0")));
         bench.send(&[MessageBytes::relation(&table(300, "log", vec![0]))]);
         bench.transact(&[MessageBytes::insert(if is_of_table { ITEMS } else { 300 }, &row(["1", "0", "a"]))]);
-        let mut creation = bench.create(choice(None));
+        let mut creation = bench.create(options(None));
         creation.follow();
         let is_in_time = creation
             .snapshot_taken(&snapshot_before(bench.xid + u32::from(sees_it)), bench.lsn + 8)
@@ -70,7 +70,7 @@ fn transactions_from_before_a_shape_was_followed_must_be_in_its_snapshot() {
 fn a_transaction_that_began_before_a_shape_was_followed_must_be_in_its_snapshot() {
     for is_over in [true, false] {
         let mut bench = FollowBench::new();
-        let mut creation = bench.create(choice(None));
+        let mut creation = bench.create(options(None));
         let begin = bench.begin();
         bench.send(&[begin, MessageBytes::insert(ITEMS, &row(["1", "0", "a"]))]);
         creation.follow();
@@ -91,7 +91,7 @@ fn a_transaction_that_began_before_a_shape_was_followed_must_be_in_its_snapshot(
 fn an_unfit_held_transaction_deletes_the_shape_only_if_the_snapshot_misses_it() {
     for (has_seen, xip) in [(true, vec![]), (false, vec![701])] {
         let mut bench = FollowBench::new();
-        let mut creation = bench.create(choice(None));
+        let mut creation = bench.create(options(None));
         let shape = Arc::clone(creation.shape());
         creation.follow();
         bench.transact(&[MessageBytes::truncate(&[ITEMS])]);
@@ -107,7 +107,7 @@ fn held_bytes_are_bounded_within_a_transaction_and_across_many() {
     let insert = MessageBytes::insert(ITEMS, &row(["1", "0", &"a".repeat(100)]));
     for is_one in [true, false] {
         let mut bench = FollowBench::with(|config| (config.held_bytes, config.part_bytes) = (2000, 500));
-        let creation = bench.create(choice(None));
+        let creation = bench.create(options(None));
         creation.follow();
         if is_one {
             let begin = bench.begin();
@@ -123,7 +123,7 @@ fn held_bytes_are_bounded_within_a_transaction_and_across_many() {
 #[test]
 fn a_held_transaction_that_was_interrupted_is_held_once() {
     let mut bench = FollowBench::with(|config| config.part_bytes = 1);
-    let creation = bench.create(choice(None));
+    let creation = bench.create(options(None));
     creation.follow();
     let begin = bench.begin();
     let inserts = ["1", "2"].map(|id| MessageBytes::insert(ITEMS, &row([id, "0", "a"])));
@@ -151,7 +151,7 @@ fn an_invisible_commit_is_detected_however_many_commits_follow() {
     // The first commit waits for its standby.
     let first = u64::from(bench.xid) - 5000;
     let early = Snapshot { xmin: first, xmax: u64::from(bench.xid) + 1, xip: vec![first] };
-    let mut creation = bench.create(choice(None));
+    let mut creation = bench.create(options(None));
     creation.follow();
     assert!(!creation.snapshot_taken(&early, bench.lsn + 8).is_in_time());
     bench.store.forget_visible(&early);
@@ -165,10 +165,10 @@ fn a_slow_snapshot_is_checked_against_the_transactions_from_when_it_was_taken() 
     let mut bench = FollowBench::new();
     bench.transact(&[MessageBytes::insert(ITEMS, &row(["1", "0", "a"]))]);
     let (early, later) = (snapshot_before(bench.xid), snapshot_before(bench.xid + 1));
-    let mut slow = bench.create(choice(None));
+    let mut slow = bench.create(options(None));
     slow.follow();
     // Another shape of the table is followed later, and its snapshot sees all transactions.
-    let quick = bench.create(choice(Some("qty > 5")));
+    let quick = bench.create(options(Some("qty > 5")));
     quick.follow();
     bench.complete(quick, &later, bench.lsn + 8);
     bench.store.forget_visible(&later);
@@ -176,7 +176,7 @@ fn a_slow_snapshot_is_checked_against_the_transactions_from_when_it_was_taken() 
     assert!(slow.snapshot_taken(&later, bench.lsn + 8).is_in_time());
     // No shape waits any more, so the transaction is dropped, and no longer counts as missed.
     bench.store.forget_visible(&later);
-    let mut next = bench.create(choice(Some("qty > 6")));
+    let mut next = bench.create(options(Some("qty > 6")));
     next.follow();
     assert!(next.snapshot_taken(&early, bench.lsn + 8).is_in_time());
 }

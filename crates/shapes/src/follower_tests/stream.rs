@@ -3,14 +3,14 @@
 use serde_json::json;
 
 use crate::follower::FollowError;
-use crate::simulation::follow_bench::{FollowBench, ITEMS, brief, choice, log, of_columns, row};
+use crate::simulation::follow_bench::{FollowBench, ITEMS, brief, log, of_columns, options, row};
 use crate::simulation::message_bytes::MessageBytes;
 use crate::simulation::simulated_database::table;
 
 #[test]
 fn a_large_transaction_is_queued_in_parts_and_becomes_visible_at_once() {
     let mut bench = FollowBench::with(|config| config.part_bytes = 500);
-    let (all, first) = (bench.shape(choice(None)), bench.shape(choice(Some("qty = 1"))));
+    let (all, first) = (bench.shape(options(None)), bench.shape(options(Some("qty = 1"))));
     let begin = bench.begin();
     bench.send(&[begin, MessageBytes::insert(ITEMS, &row(["0", "1", "a"]))]);
     for id in 1..50 {
@@ -33,7 +33,7 @@ fn a_large_transaction_is_queued_in_parts_and_becomes_visible_at_once() {
 #[test]
 fn a_repeated_transaction_is_skipped_and_an_interrupted_one_starts_over() {
     let mut bench = FollowBench::with(|config| config.part_bytes = 1);
-    let shape = bench.shape(choice(None));
+    let shape = bench.shape(options(None));
     let (one, two) = (
         MessageBytes::insert(ITEMS, &row(["1", "0", "a"])),
         MessageBytes::insert(ITEMS, &row(["2", "0", "a"])),
@@ -60,7 +60,7 @@ fn a_repeated_transaction_is_skipped_and_an_interrupted_one_starts_over() {
 #[test]
 fn an_interrupted_transaction_may_be_smaller_when_repeated() {
     let mut bench = FollowBench::with(|config| config.part_bytes = 300);
-    let (shape, other) = (bench.shape(choice(Some("qty = 0"))), bench.shape(of_columns(None, &["id"])));
+    let (shape, other) = (bench.shape(options(Some("qty = 0"))), bench.shape(of_columns(None, &["id"])));
     let begin = bench.begin();
     let messages = [begin, MessageBytes::insert(ITEMS, &row(["1", "0", "a"]))];
     bench.send(&messages);

@@ -7,7 +7,7 @@ use crate::definition::TableSchema;
 use crate::filter::{Collation, Column};
 use crate::shape::ShapeGone;
 use crate::simulation::follow_bench::{
-    FollowBench, ITEMS, brief, choice, expected, of_columns, row, snapshot_before,
+    FollowBench, ITEMS, brief, expected, of_columns, options, row, snapshot_before,
 };
 use crate::simulation::message_bytes::MessageBytes;
 use crate::simulation::simulated_database::table;
@@ -15,8 +15,8 @@ use crate::simulation::simulated_database::table;
 #[test]
 fn truncate_deletes_all_shapes_except_those_whose_snapshot_sees_it() {
     let mut bench = FollowBench::new();
-    let before = bench.shape(choice(None));
-    let creation = bench.create(choice(Some("qty > 5")));
+    let before = bench.shape(options(None));
+    let creation = bench.create(options(Some("qty > 5")));
     creation.follow();
     let seen = Snapshot { xmin: u64::from(bench.xid) + 2, xmax: u64::from(bench.xid) + 2, xip: Vec::new() };
     let after = bench.complete(creation, &seen, bench.lsn + 50);
@@ -30,7 +30,7 @@ fn truncate_deletes_all_shapes_except_those_whose_snapshot_sees_it() {
 #[test]
 fn a_new_column_deletes_the_shapes_of_all_columns() {
     let mut bench = FollowBench::new();
-    let (all, some) = (bench.shape(choice(None)), bench.shape(of_columns(Some("qty > 5"), &["id", "note"])));
+    let (all, some) = (bench.shape(options(None)), bench.shape(of_columns(Some("qty > 5"), &["id", "note"])));
     let columns = [("extra", (23, -1)), ("id", (23, -1)), ("qty", (23, -1)), ("note", (25, -1))];
     let insert =
         MessageBytes::insert(ITEMS, &["0", "1", "7", "a"].map(|text| Some(text.to_owned())).to_vec());
@@ -39,7 +39,7 @@ fn a_new_column_deletes_the_shapes_of_all_columns() {
     assert_eq!(brief(&some), [expected("insert", 0, json!({"id": "1", "note": "a"}))]);
     // A shape that was created with the old schema, too late for the relation message, is deleted,
     // too.
-    let late = bench.shape(choice(None));
+    let late = bench.shape(options(None));
     bench.transact(&[]);
     assert_eq!(late.gone(), None);
     let insert =
@@ -64,8 +64,8 @@ fn an_altered_table_deletes_the_shapes_that_need_the_altered_columns() {
     ];
     for (name, columns, remains) in cases {
         let mut bench = FollowBench::new();
-        let choices = [choice(None), of_columns(None, &["id"]), of_columns(Some("qty > 5"), &["id"])];
-        let shapes = choices.map(|choice| bench.shape(choice));
+        let all_options = [options(None), of_columns(None, &["id"]), of_columns(Some("qty > 5"), &["id"])];
+        let shapes = all_options.map(|options| bench.shape(options));
         let mut values = vec![Some("7".to_owned()); columns.len()];
         values[0] = Some("1".to_owned());
         bench.transact(&[
@@ -98,7 +98,7 @@ fn an_old_relation_message_does_not_affect_a_shape_whose_snapshot_sees_its_chang
     let mut newer = table(ITEMS, "items", vec![0]);
     newer.types.columns.push(Column::new("extra", 23, "int4"));
     newer.stream_types.push((23, -1));
-    let creation = bench.create_of(newer.clone(), choice(None));
+    let creation = bench.create_of(newer.clone(), options(None));
     creation.follow();
     let seen = Snapshot { xmin: u64::from(bench.xid) + 2, xmax: u64::from(bench.xid) + 2, xip: Vec::new() };
     let shape = bench.complete(creation, &seen, bench.lsn + 15);
@@ -114,15 +114,15 @@ fn an_old_relation_message_does_not_affect_a_shape_whose_snapshot_sees_its_chang
 }
 
 #[test]
-fn refit_deletes_shapes_after_an_alteration_that_the_stream_did_not_describe() {
+fn check_schema_deletes_shapes_after_an_alteration_that_the_stream_did_not_describe() {
     let mut bench = FollowBench::new();
-    let (all, some) = (bench.shape(choice(None)), bench.shape(of_columns(None, &["id", "qty"])));
+    let (all, some) = (bench.shape(options(None)), bench.shape(of_columns(None, &["id", "qty"])));
     let mut now = table(ITEMS, "items", vec![0]);
-    bench.store.refit(&now);
+    bench.store.check_schema(&now);
     assert_eq!((all.gone(), some.gone()), (None, None));
     now.types.columns.pop();
     now.stream_types.pop();
-    bench.store.refit(&now);
+    bench.store.check_schema(&now);
     assert_eq!((all.gone(), some.gone()), (Some(ShapeGone::Deleted), None));
 }
 
@@ -139,11 +139,11 @@ fn another_key_collation_or_lineage_deletes_the_shapes_that_depend_on_it() {
     ];
     for (index, (change, remains)) in cases.into_iter().enumerate() {
         let mut bench = FollowBench::new();
-        let choices = [choice(None), of_columns(None, &["id"]), of_columns(Some("note > 'b'"), &["id"])];
-        let shapes = choices.map(|choice| bench.shape(choice));
+        let all_options = [options(None), of_columns(None, &["id"]), of_columns(Some("note > 'b'"), &["id"])];
+        let shapes = all_options.map(|options| bench.shape(options));
         let mut now = table(ITEMS, "items", vec![0]);
         change(&mut now);
-        bench.store.refit(&now);
+        bench.store.check_schema(&now);
         assert_eq!(shapes.each_ref().map(|shape| shape.gone().is_none()), remains, "the change {index}");
     }
 }

@@ -178,7 +178,7 @@ impl Shape {
     }
 
     /// Waits until all held transactions are decided.
-    pub(crate) async fn until_settled(&self) -> Result<(), ShapeGone> {
+    pub(crate) async fn wait_until_settled(&self) -> Result<(), ShapeGone> {
         self.wait(|state| state.is_settled.then_some(())).await
     }
 
@@ -236,7 +236,7 @@ impl Shape {
             id: self.id,
             handle: self.handle.clone(),
             table: self.definition.table.fingerprint(),
-            choice: self.definition.choice.clone(),
+            options: self.definition.options.clone(),
             snapshot,
             log,
         }

@@ -8,15 +8,15 @@ use super::*;
 use crate::definition::ShapeOptions;
 use crate::engine::apply::{self, VisibleChanges};
 use crate::shape::{LogListener, ShapeGone, SnapshotChunk, SnapshotFailure};
-use crate::simulation::follow_bench::{FollowBench, ITEMS, choice, row, snapshot_before};
+use crate::simulation::follow_bench::{FollowBench, ITEMS, options, row, snapshot_before};
 use crate::simulation::message_bytes::MessageBytes;
 use crate::simulation::simulated_database::table;
 use crate::store::disk::Disk;
 use crate::store::record::{Note, Record};
 use crate::store::wal::{self, WalRecords};
 
-fn definition(choice: ShapeOptions) -> ShapeDefinition {
-    ShapeDefinition { table: Arc::new(table(ITEMS, "items", vec![0])), choice }
+fn definition(options: ShapeOptions) -> ShapeDefinition {
+    ShapeDefinition { table: Arc::new(table(ITEMS, "items", vec![0])), options }
 }
 
 /// Returns the names of the shapes' files.
@@ -27,14 +27,14 @@ fn files(bench: &FollowBench) -> Vec<String> {
 #[test]
 fn equal_definitions_find_the_same_shape() {
     let mut bench = FollowBench::new();
-    let shape = bench.shape(choice(Some("qty > 5")));
-    let (found, creation) = bench.store.find_or_create(definition(choice(Some("qty > 5"))), 9).unwrap();
+    let shape = bench.shape(options(Some("qty > 5")));
+    let (found, creation) = bench.store.find_or_create(definition(options(Some("qty > 5"))), 9).unwrap();
     assert!(Arc::ptr_eq(&found, &shape) && creation.is_none());
     assert!(Arc::ptr_eq(&bench.store.find(shape.handle()).unwrap(), &shape));
-    assert!(bench.store.find_same(&definition(choice(Some("qty > 6")))).is_none());
+    assert!(bench.store.find_same(&definition(options(Some("qty > 6")))).is_none());
     assert!(bench.store.find("1-2").is_none());
     assert!(matches!(
-        bench.store.find_or_create(definition(choice(Some("no such thing"))), 9),
+        bench.store.find_or_create(definition(options(Some("no such thing"))), 9),
         Err(CreateError::Clause(_))
     ));
 }
@@ -44,7 +44,7 @@ fn a_handle_is_never_reused_even_if_the_clock_goes_back() {
     let bench = FollowBench::new();
     let mut handles = std::collections::HashSet::new();
     for micros in [5, 5, 3, 900, 2] {
-        let (shape, creation) = bench.store.find_or_create(definition(choice(None)), micros).unwrap();
+        let (shape, creation) = bench.store.find_or_create(definition(options(None)), micros).unwrap();
         assert!(handles.insert(shape.handle().to_owned()), "{} was used before", shape.handle());
         drop(creation);
         bench.store.end_writing();
@@ -57,13 +57,13 @@ fn a_handle_is_never_reused_even_if_the_clock_goes_back() {
 #[test]
 fn a_reader_neither_creates_nor_deletes_shapes() {
     let mut bench = FollowBench::new();
-    let shape = bench.shape(choice(None));
+    let shape = bench.shape(options(None));
     bench.store.end_writing();
-    let made = bench.store.find_or_create(definition(choice(Some("qty > 5"))), 9);
+    let made = bench.store.find_or_create(definition(options(Some("qty > 5"))), 9);
     assert!(matches!(made, Err(CreateError::ReadOnly)));
     assert!(!bench.store.delete(shape.handle()));
     bench.store.delete_table(ITEMS);
-    bench.store.refit(&table(ITEMS, "goods", vec![0]));
+    bench.store.check_schema(&table(ITEMS, "goods", vec![0]));
     assert!(bench.store.find(shape.handle()).is_some() && shape.gone().is_none());
     bench.store.begin_writing().unwrap();
     assert!(bench.store.delete(shape.handle()));
@@ -74,9 +74,9 @@ fn a_reader_neither_creates_nor_deletes_shapes() {
 #[test]
 fn the_least_recently_used_shape_is_deleted_for_a_new_one() {
     let mut bench = FollowBench::with(|config| config.max_shapes = 3);
-    let shapes = ["qty > 1", "qty > 2", "qty > 3"].map(|clause| bench.shape(choice(Some(clause))));
+    let shapes = ["qty > 1", "qty > 2", "qty > 3"].map(|clause| bench.shape(options(Some(clause))));
     bench.store.find(shapes[0].handle()).unwrap();
-    let another = bench.shape(choice(None));
+    let another = bench.shape(options(None));
     let gone = shapes.each_ref().map(|shape| shape.gone().is_some());
     assert_eq!((gone, another.gone()), ([false, true, false], None));
     assert_eq!(bench.store.all().len(), 3);
@@ -85,7 +85,7 @@ fn the_least_recently_used_shape_is_deleted_for_a_new_one() {
 #[test]
 fn shapes_beyond_max_bytes_are_deleted_at_a_checkpoint() {
     let mut bench = FollowBench::with(|config| config.max_bytes = Some(3000));
-    let (large, small) = (bench.shape(choice(None)), bench.shape(choice(Some("qty = 1"))));
+    let (large, small) = (bench.shape(options(None)), bench.shape(options(Some("qty = 1"))));
     bench.transact(&[MessageBytes::insert(ITEMS, &row(["1", "0", &"a".repeat(4000)]))]);
     assert_eq!(large.gone(), None);
     bench.runtime.block_on(bench.store.checkpoint()).unwrap();
@@ -99,7 +99,7 @@ fn shapes_beyond_max_bytes_are_deleted_when_a_snapshot_completes() {
     let mut bench =
         FollowBench::with(|config| (config.max_bytes, config.small_snapshot_bytes) = (Some(3000), 100));
     let large = |bench: &mut FollowBench, clause| {
-        let mut creation = bench.create(choice(Some(clause)));
+        let mut creation = bench.create(options(Some(clause)));
         creation.follow();
         assert!(creation.snapshot_taken(&snapshot_before(701), 1000).is_in_time());
         creation.rows(Bytes::from("a".repeat(1200) + ",\n")).unwrap();
@@ -118,8 +118,8 @@ fn shapes_beyond_max_bytes_are_deleted_when_a_snapshot_completes() {
 #[test]
 fn the_snapshot_end_message_is_not_a_row() {
     let mut bench = FollowBench::with(|config| config.chunk_bytes = 30);
-    let empty = bench.shape(choice(None));
-    let mut creation = bench.create(choice(Some("qty = 1")));
+    let empty = bench.shape(options(None));
+    let mut creation = bench.create(options(Some("qty = 1")));
     creation.follow();
     assert!(creation.snapshot_taken(&snapshot_before(701), 1000).is_in_time());
     creation.rows(Bytes::from("a".repeat(40) + ",\n")).unwrap();
@@ -141,7 +141,7 @@ fn the_snapshot_end_message_is_not_a_row() {
 #[test]
 fn a_snapshot_can_be_read_while_it_is_written() {
     let mut bench = FollowBench::with(|config| (config.small_snapshot_bytes, config.chunk_bytes) = (20, 30));
-    let mut creation = bench.create(choice(None));
+    let mut creation = bench.create(options(None));
     let shape = Arc::clone(creation.shape());
     let chunk = |bench: &FollowBench, index| bench.runtime.block_on(shape.snapshot_chunk(index)).unwrap();
     let read = |from, to| shape.read_snapshot(from, to).unwrap().concat();
@@ -157,11 +157,11 @@ fn a_snapshot_can_be_read_while_it_is_written() {
     assert!(creation.rows_block(0) && !creation.is_sealed());
     assert_eq!(chunk(&bench, 0), SnapshotChunk::Closed { from: 0, to: 34 });
     assert_eq!(read(0, 34), b"first row,\nsecond row,\nthird row,\n");
-    bench.runtime.block_on(shape.snapshot_grown(11)).unwrap();
+    bench.runtime.block_on(shape.wait_for_snapshot_after(11)).unwrap();
     creation.seal().unwrap();
     assert!(matches!(chunk(&bench, 1), SnapshotChunk::Closed { from: 34, .. }));
     bench.runtime.block_on(creation.complete()).unwrap();
-    bench.runtime.block_on(shape.complete()).unwrap();
+    bench.runtime.block_on(shape.wait_until_complete()).unwrap();
     assert_eq!(chunk(&bench, 2), SnapshotChunk::None);
     assert_eq!(read(11, 23), b"second row,\n");
 }
@@ -169,14 +169,14 @@ fn a_snapshot_can_be_read_while_it_is_written() {
 #[test]
 fn readers_of_a_failed_snapshot_get_the_reason() {
     let mut bench = FollowBench::new();
-    let creation = bench.create(choice(None));
+    let creation = bench.create(options(None));
     let shape = Arc::clone(creation.shape());
     let failure = SnapshotFailure { is_refusal: true, message: "division by zero".into() };
     creation.fail(failure.clone());
     assert_eq!(bench.runtime.block_on(shape.snapshot_chunk(0)), Err(ShapeGone::Failed(failure.clone())));
-    assert_eq!(bench.runtime.block_on(shape.complete()), Err(ShapeGone::Failed(failure)));
+    assert_eq!(bench.runtime.block_on(shape.wait_until_complete()), Err(ShapeGone::Failed(failure)));
     assert!(bench.store.find(shape.handle()).is_none());
-    let creation = bench.create(choice(None));
+    let creation = bench.create(options(None));
     let shape = Arc::clone(creation.shape());
     drop(creation);
     assert!(matches!(shape.gone(), Some(ShapeGone::Failed(SnapshotFailure { is_refusal: false, .. }))));
@@ -185,14 +185,14 @@ fn readers_of_a_failed_snapshot_get_the_reason() {
 #[test]
 fn a_shape_whose_snapshot_failed_is_not_found_by_its_definition_while_it_is_still_registered() {
     let mut bench = FollowBench::new();
-    let creation = bench.create(choice(None));
+    let creation = bench.create(options(None));
     let shape = Arc::clone(creation.shape());
     assert!(bench.store.find_same(shape.definition()).is_some());
     // The first step of `fail`: waiting readers get the failure before the shape is removed.
     shape.end(ShapeGone::Failed(SnapshotFailure { is_refusal: false, message: "it was given up".into() }));
     assert!(bench.store.find(shape.handle()).is_some());
     assert!(bench.store.find_same(shape.definition()).is_none());
-    let next = bench.create(choice(None));
+    let next = bench.create(options(None));
     assert_ne!(next.shape().handle(), shape.handle());
 }
 
@@ -200,13 +200,13 @@ fn a_shape_whose_snapshot_failed_is_not_found_by_its_definition_while_it_is_stil
 fn a_shape_deleted_before_its_creation_is_logged_does_not_reappear() {
     let mut bench = FollowBench::new();
     bench.store.engine.store.role.queue().hold();
-    let creation = bench.create(choice(None));
+    let creation = bench.create(options(None));
     let shape = Arc::clone(creation.shape());
-    let ShapeDefinition { table, choice } = shape.definition().clone();
+    let ShapeDefinition { table, options } = shape.definition().clone();
     let (id, handle) = (shape.id, shape.handle().to_owned());
     assert!(bench.store.delete(&handle));
     // The writer applies the creation, and hasn't applied the deletion yet.
-    let record = Note::Create { id, handle: handle.clone(), table: table.fingerprint(), choice };
+    let record = Note::Create { id, handle: handle.clone(), table: table.fingerprint(), options };
     let record = Record::Note(record, Bytes::new());
     apply::apply(&bench.store.engine, &record, &mut VisibleChanges::default());
     assert!(bench.store.find(&handle).is_none());
@@ -218,7 +218,7 @@ fn a_shape_deleted_before_its_creation_is_logged_does_not_reappear() {
 #[test]
 fn an_unsealed_snapshot_never_completes() {
     let mut bench = FollowBench::new();
-    let mut creation = bench.create(choice(None));
+    let mut creation = bench.create(options(None));
     let shape = Arc::clone(creation.shape());
     creation.follow();
     assert!(creation.seal().is_err(), "no snapshot was taken");
@@ -230,7 +230,7 @@ fn an_unsealed_snapshot_never_completes() {
 #[test]
 fn a_shape_deleted_during_its_creation_leaves_no_file() {
     let mut bench = FollowBench::with(|config| config.small_snapshot_bytes = 5);
-    let mut creation = bench.create(choice(None));
+    let mut creation = bench.create(options(None));
     creation.follow();
     assert!(creation.snapshot_taken(&snapshot_before(701), 1000).is_in_time());
     assert!(bench.store.delete(creation.shape().handle()));
@@ -260,7 +260,7 @@ impl LogListener for LimitedListener {
 #[test]
 fn a_listener_receives_messages_until_it_detaches_or_must_read_a_file() {
     let mut bench = FollowBench::with(|config| (config.part_bytes, config.unwritten_bytes) = (300, 300));
-    let shape = bench.shape(choice(None));
+    let shape = bench.shape(options(None));
     let insert = MessageBytes::insert(ITEMS, &row(["1", "0", "a"]));
     let attach = || shape.attach(LimitedListener::default, |counting| *counting.0.lock()).unwrap();
     let (counts, end) = attach();
@@ -281,17 +281,22 @@ fn a_listener_receives_messages_until_it_detaches_or_must_read_a_file() {
 #[test]
 fn waiting_for_an_offset_ends_when_the_position_advances() {
     let bench = FollowBench::new();
-    assert!(bench.store.is_beyond(Offset::new(1500, 0)));
+    assert!(bench.store.engine.store.progress.is_behind(Offset::new(1500, 0)));
     bench.store.advance(1500);
-    bench.runtime.block_on(bench.store.reaches(Offset::new(1500, 0)));
+    bench.runtime.block_on(bench.store.wait_until_reached(Offset::new(1500, 0)));
     bench.runtime.block_on(async {
-        let (_, reset) =
-            tokio::join!(bench.store.reaches(Offset::new(2000, 0)), bench.store.reset("there".into(), 2000));
+        let (_, reset) = tokio::join!(
+            bench.store.wait_until_reached(Offset::new(2000, 0)),
+            bench.store.reset("there".into(), 2000)
+        );
         reset.unwrap();
         bench.store.reset("there".into(), 10).await.unwrap();
     });
     assert_eq!(bench.store.position(), Some(StorePosition { origin: "there".into(), lsn: 10 }));
-    assert!(bench.store.is_beyond(Offset::new(11, 0)) && !bench.store.is_beyond(Offset::new(10, 0)));
+    assert!(
+        bench.store.engine.store.progress.is_behind(Offset::new(11, 0))
+            && !bench.store.engine.store.progress.is_behind(Offset::new(10, 0))
+    );
 }
 
 /// Returns the table with a filenode and a publication.
@@ -301,8 +306,8 @@ fn in_state(filenode: u32, publication: &str) -> TableSchema {
     TableSchema { state: Some(state), ..table(ITEMS, "items", vec![0]) }
 }
 
-fn shape_in(bench: &mut FollowBench, table: &TableSchema, choice: ShapeOptions) -> Arc<Shape> {
-    let creation = bench.create_of(table.clone(), choice);
+fn shape_in(bench: &mut FollowBench, table: &TableSchema, options: ShapeOptions) -> Arc<Shape> {
+    let creation = bench.create_of(table.clone(), options);
     creation.follow();
     bench.complete(creation, &snapshot_before(bench.xid + 1), bench.lsn + 8)
 }
@@ -319,70 +324,70 @@ fn tables_that_differ_only_in_catalog_state_are_equal() {
 #[test]
 fn a_catalog_state_deletes_the_shapes_that_are_incorrect_for_it() {
     let mut bench = FollowBench::new();
-    let other = bench.create_of(table(300, "log", vec![0]), choice(None));
+    let other = bench.create_of(table(300, "log", vec![0]), options(None));
     // A shape of an earlier release: its state is unknown.
-    let shape = bench.shape(choice(None));
-    assert_eq!(bench.store.state(ITEMS), None);
-    bench.store.refit(&in_state(1, "a"));
-    assert_eq!(bench.store.state(ITEMS), in_state(1, "a").state);
-    bench.store.refit(&in_state(2, "a"));
-    assert_eq!((bench.store.state(ITEMS), shape.gone()), (in_state(2, "a").state, None));
-    bench.store.refit(&table(ITEMS, "items", vec![0]));
-    assert_eq!((bench.store.state(ITEMS), shape.gone()), (in_state(2, "a").state, None));
+    let shape = bench.shape(options(None));
+    assert_eq!(bench.store.baseline(ITEMS), None);
+    bench.store.check_schema(&in_state(1, "a"));
+    assert_eq!(bench.store.baseline(ITEMS), in_state(1, "a").state);
+    bench.store.check_schema(&in_state(2, "a"));
+    assert_eq!((bench.store.baseline(ITEMS), shape.gone()), (in_state(2, "a").state, None));
+    bench.store.check_schema(&table(ITEMS, "items", vec![0]));
+    assert_eq!((bench.store.baseline(ITEMS), shape.gone()), (in_state(2, "a").state, None));
     // A shape that isn't followed yet is deleted, too.
-    let creation = bench.create_of(in_state(2, "a"), choice(Some("qty > 5")));
-    bench.store.refit(&in_state(2, "b"));
+    let creation = bench.create_of(in_state(2, "a"), options(Some("qty > 5")));
+    bench.store.check_schema(&in_state(2, "b"));
     assert_eq!((shape.gone(), creation.shape().gone()), (Some(ShapeGone::Deleted), Some(ShapeGone::Deleted)));
-    assert_eq!((bench.store.state(ITEMS), other.shape().gone()), (None, None));
+    assert_eq!((bench.store.baseline(ITEMS), other.shape().gone()), (None, None));
     // A table without shapes has no baseline.
-    bench.store.refit(&in_state(2, "b"));
-    assert_eq!(bench.store.state(ITEMS), None);
+    bench.store.check_schema(&in_state(2, "b"));
+    assert_eq!(bench.store.baseline(ITEMS), None);
 }
 
 #[test]
 fn a_shape_created_in_another_catalog_state_replaces_earlier_ones() {
     let mut bench = FollowBench::new();
-    let first = shape_in(&mut bench, &in_state(1, "a"), choice(None));
+    let first = shape_in(&mut bench, &in_state(1, "a"), options(None));
     let found = bench
         .store
-        .find_or_create(ShapeDefinition { table: in_state(2, "a").into(), choice: choice(None) }, 9);
+        .find_or_create(ShapeDefinition { table: in_state(2, "a").into(), options: options(None) }, 9);
     assert!(Arc::ptr_eq(&found.unwrap().0, &first));
-    assert_eq!(bench.store.state(ITEMS), in_state(2, "a").state);
-    let second = shape_in(&mut bench, &in_state(2, "b"), choice(None));
+    assert_eq!(bench.store.baseline(ITEMS), in_state(2, "a").state);
+    let second = shape_in(&mut bench, &in_state(2, "b"), options(None));
     assert_eq!((first.gone(), second.gone()), (Some(ShapeGone::Deleted), None));
-    assert_eq!(bench.store.state(ITEMS), in_state(2, "b").state);
-    let third = shape_in(&mut bench, &in_state(2, "b"), choice(Some("qty > 5")));
+    assert_eq!(bench.store.baseline(ITEMS), in_state(2, "b").state);
+    let third = shape_in(&mut bench, &in_state(2, "b"), options(Some("qty > 5")));
     assert!(bench.store.delete(second.handle()));
-    assert_eq!(bench.store.state(ITEMS), in_state(2, "b").state);
+    assert_eq!(bench.store.baseline(ITEMS), in_state(2, "b").state);
     assert!(bench.store.delete(third.handle()));
-    assert_eq!(bench.store.state(ITEMS), None);
+    assert_eq!(bench.store.baseline(ITEMS), None);
 }
 
 #[test]
 fn a_baseline_survives_with_and_without_a_checkpoint() {
     for (with_checkpoint, with_gap) in [(true, false), (false, false), (true, true), (false, true)] {
         let mut bench = FollowBench::new();
-        shape_in(&mut bench, &in_state(1, "a"), choice(None));
+        shape_in(&mut bench, &in_state(1, "a"), options(None));
         if with_gap {
             // The WAL has the table already, and the baseline was dropped with the last shape.
             bench.store.delete_table(ITEMS);
-            shape_in(&mut bench, &in_state(2, "a"), choice(None));
+            shape_in(&mut bench, &in_state(2, "a"), options(None));
         }
-        bench.store.refit(&in_state(3, "a"));
+        bench.store.check_schema(&in_state(3, "a"));
         bench.store.engine.store.role.queue().release();
         if with_checkpoint {
             bench.runtime.block_on(bench.store.checkpoint()).unwrap();
         }
         let reader = Shapes::on(Arc::new(bench.disk.clone()), StoreConfig::new("/nowhere")).unwrap();
-        assert_eq!(reader.state(ITEMS), in_state(3, "a").state);
-        bench.store.refit(&in_state(4, "a"));
+        assert_eq!(reader.baseline(ITEMS), in_state(3, "a").state);
+        bench.store.check_schema(&in_state(4, "a"));
         bench.store.engine.store.role.queue().release();
         reader.refresh().unwrap();
-        assert_eq!(reader.state(ITEMS), in_state(4, "a").state);
+        assert_eq!(reader.baseline(ITEMS), in_state(4, "a").state);
         bench.store.end_writing();
         reader.begin_writing().unwrap();
-        assert_eq!(reader.state(ITEMS), in_state(4, "a").state);
-        reader.refit(&in_state(4, "b"));
+        assert_eq!(reader.baseline(ITEMS), in_state(4, "a").state);
+        reader.check_schema(&in_state(4, "b"));
         assert!(reader.all().is_empty());
         reader.end_writing();
     }
@@ -391,24 +396,24 @@ fn a_baseline_survives_with_and_without_a_checkpoint() {
 #[test]
 fn a_reader_keeps_the_old_baseline_until_the_log_has_the_deletions() {
     let mut bench = FollowBench::new();
-    let shape = shape_in(&mut bench, &in_state(1, "a"), choice(None));
+    let shape = shape_in(&mut bench, &in_state(1, "a"), options(None));
     let before = bench.disk.clone();
     // The queue is held, so nothing reaches the WAL: after a crash, the old state applies.
     bench.store.engine.store.role.queue().hold();
-    bench.store.refit(&in_state(1, "b"));
+    bench.store.check_schema(&in_state(1, "b"));
     let reader = Shapes::on(Arc::new(before), StoreConfig::new("/nowhere")).unwrap();
-    assert_eq!(reader.state(ITEMS), in_state(1, "a").state);
+    assert_eq!(reader.baseline(ITEMS), in_state(1, "a").state);
     assert!(reader.find(shape.handle()).is_some());
     bench.store.engine.store.role.queue().release();
     reader.refresh().unwrap();
-    assert_eq!((reader.state(ITEMS), reader.all().len()), (None, 0));
+    assert_eq!((reader.baseline(ITEMS), reader.all().len()), (None, 0));
 }
 
 #[test]
 fn the_log_has_the_deletions_before_the_new_baseline_and_the_new_shape() {
     let mut bench = FollowBench::new();
-    let first = shape_in(&mut bench, &in_state(1, "a"), choice(None));
-    let creation = bench.create_of(in_state(1, "b"), choice(None));
+    let first = shape_in(&mut bench, &in_state(1, "a"), options(None));
+    let creation = bench.create_of(in_state(1, "b"), options(None));
     bench.store.engine.store.role.queue().release();
     let segment = *wal::segments(&bench.disk).unwrap().last().unwrap();
     let mut records = WalRecords::open(&bench.disk, wal::WalPosition::start(segment), None).unwrap().unwrap();
@@ -430,8 +435,8 @@ fn the_log_has_the_deletions_before_the_new_baseline_and_the_new_shape() {
 #[test]
 fn tables_lists_each_table_with_shapes_once() {
     let mut bench = FollowBench::new();
-    let shapes = [choice(None), choice(Some("qty > 5"))].map(|choice| bench.shape(choice));
-    let other = bench.create_of(table(300, "log", vec![0]), choice(None));
+    let shapes = [options(None), options(Some("qty > 5"))].map(|options| bench.shape(options));
+    let other = bench.create_of(table(300, "log", vec![0]), options(None));
     let mut oids: Vec<_> = bench.store.tables().iter().map(|table| table.oid).collect();
     oids.sort_unstable();
     assert_eq!(oids, [ITEMS, 300]);

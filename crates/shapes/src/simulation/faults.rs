@@ -94,12 +94,12 @@ fn a_failed_sync_is_a_permanent_failure() {
         while simulation.catch_up().is_ok() {
             simulation.model.database.commit(&mut simulation.rng);
         }
-        let failure = simulation.runtime.block_on(store.failed());
+        let failure = simulation.runtime.block_on(store.wait_for_failure());
         assert!(failure.to_string().starts_with("the store can't be written"), "{failure}");
         // No caller waits for records that will never be durable.
         assert!(simulation.runtime.block_on(store.reset("another".into(), 5)).is_err());
         assert!(simulation.runtime.block_on(store.checkpoint()).is_err());
-        simulation.runtime.block_on(store.room());
+        simulation.runtime.block_on(store.wait_for_room());
         assert_eq!((store.position(), reported.load(Ordering::SeqCst)), (before, 0));
         assert!(matches!(store.begin_writing(), Err(OpenError::Failed(_))));
         store.end_writing();
@@ -123,7 +123,7 @@ fn a_panic_of_the_writer_is_a_permanent_failure() {
     let simulation = StoreSimulation::new(Arc::new(SimulatedDisk::new(1)), 1).expect("nothing crashes");
     simulation.store.on_durable(|_| panic!("injected by the test"));
     simulation.store.advance(5000);
-    let failure = simulation.runtime.block_on(simulation.store.failed());
+    let failure = simulation.runtime.block_on(simulation.store.wait_for_failure());
     assert_eq!(failure.to_string(), "the store can't be written: its writer panicked");
     assert!(simulation.runtime.block_on(simulation.store.checkpoint()).is_err());
     simulation.store.end_writing();

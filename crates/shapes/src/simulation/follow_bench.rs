@@ -35,7 +35,7 @@ pub(crate) fn row(values: [&str; 3]) -> SimulatedRow {
 }
 
 /// Returns the options of a shape with all columns.
-pub(crate) fn choice(clause: Option<&str>) -> ShapeOptions {
+pub(crate) fn options(clause: Option<&str>) -> ShapeOptions {
     ShapeOptions {
         clause: clause.map(str::to_owned),
         columns: None,
@@ -46,7 +46,7 @@ pub(crate) fn choice(clause: Option<&str>) -> ShapeOptions {
 
 /// Returns the options of a shape with these columns.
 pub(crate) fn of_columns(clause: Option<&str>, columns: &[&str]) -> ShapeOptions {
-    ShapeOptions { columns: Some(columns.iter().map(|&name| name.to_owned()).collect()), ..choice(clause) }
+    ShapeOptions { columns: Some(columns.iter().map(|&name| name.to_owned()).collect()), ..options(clause) }
 }
 
 /// Returns a snapshot that sees all transactions before `xid`, and no others.
@@ -95,18 +95,18 @@ impl FollowBench {
         self.store.engine.store.role.queue().release();
     }
 
-    pub(crate) fn create_of(&mut self, table: TableSchema, choice: ShapeOptions) -> ShapeCreation {
-        let definition = ShapeDefinition { table: Arc::new(table), choice };
+    pub(crate) fn create_of(&mut self, table: TableSchema, options: ShapeOptions) -> ShapeCreation {
+        let definition = ShapeDefinition { table: Arc::new(table), options };
         self.store.find_or_create(definition, 1).unwrap().1.expect("the shape is new")
     }
 
-    pub(crate) fn create(&mut self, choice: ShapeOptions) -> ShapeCreation {
-        self.create_of(table(ITEMS, "items", vec![0]), choice)
+    pub(crate) fn create(&mut self, options: ShapeOptions) -> ShapeCreation {
+        self.create_of(table(ITEMS, "items", vec![0]), options)
     }
 
     /// Creates a complete shape. Its snapshot sees all transactions so far, and has no rows.
-    pub(crate) fn shape(&mut self, choice: ShapeOptions) -> Arc<Shape> {
-        let creation = self.create(choice);
+    pub(crate) fn shape(&mut self, options: ShapeOptions) -> Arc<Shape> {
+        let creation = self.create(options);
         creation.follow();
         self.complete(creation, &snapshot_before(self.xid + 1), self.lsn + 8)
     }

@@ -26,9 +26,9 @@ fn ten_thousand_shapes_survive_a_restart() {
     let mut creations = Vec::new();
     for number in 0..SHAPES {
         let clause = Some(format!("qty = {number} OR qty < 0"));
-        let choice =
+        let options =
             ShapeOptions { clause, columns: None, replica: ReplicaMode::Default, log: LogMode::Full };
-        let definition = ShapeDefinition { table: Arc::clone(&items), choice };
+        let definition = ShapeDefinition { table: Arc::clone(&items), options };
         let (_, creation) = store.find_or_create(definition, 1).expect("the shape can be created");
         let mut creation = creation.expect("the shape is new");
         creation.follow();

@@ -290,7 +290,7 @@ fn a_shape_creation_from_before_a_takeover_writes_nothing() {
     let (one, two) = (one.expect("the store is readable"), two.expect("the store is readable"));
     let create = |store: &Shapes, clause: &str| {
         let table = Arc::new(super::simulated_database::table(100, "items", vec![0]));
-        let definition = ShapeDefinition { table, choice: follow_bench::choice(Some(clause)) };
+        let definition = ShapeDefinition { table, options: follow_bench::options(Some(clause)) };
         let creation =
             store.find_or_create(definition, 5).expect("this process writes").1.expect("the shape is new");
         creation.follow();

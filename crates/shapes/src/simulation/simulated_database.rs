@@ -96,9 +96,9 @@ pub(crate) fn definition(
     // The table without a key needs all columns.
     let columns = (table == 0 && rng.coin()).then(|| vec!["id".to_owned(), "qty".to_owned()]);
     let replica = if rng.coin() { ReplicaMode::Default } else { ReplicaMode::Full };
-    let choice =
+    let options =
         ShapeOptions { clause: CLAUSES[clause].0.map(str::to_owned), columns, replica, log: LogMode::Full };
-    (table, clause, ShapeDefinition { table: Arc::clone(&tables[table]), choice })
+    (table, clause, ShapeDefinition { table: Arc::clone(&tables[table]), options })
 }
 
 impl SimulatedDatabase {

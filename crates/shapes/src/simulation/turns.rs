@@ -5,7 +5,7 @@ use std::thread;
 
 use bytes::Bytes;
 
-use super::follow_bench::{FollowBench, ITEMS, choice, row, snapshot_before};
+use super::follow_bench::{FollowBench, ITEMS, options, row, snapshot_before};
 use super::message_bytes::MessageBytes;
 use super::simulated_database::table;
 use crate::config::StoreConfig;
@@ -35,7 +35,7 @@ fn open(disk: &SimulatedDisk) -> Shapes {
 
 /// Creates a shape whose snapshot has one row and is in a file.
 fn filled(bench: &mut FollowBench) -> Arc<Shape> {
-    let mut creation = bench.create(choice(None));
+    let mut creation = bench.create(options(None));
     creation.follow();
     assert!(creation.snapshot_taken(&snapshot_before(bench.xid + 1), bench.lsn + 8).is_in_time());
     creation.rows(Bytes::from_static(b"{\"key\":\"a row of the snapshot\"},\n")).unwrap();
@@ -175,7 +175,7 @@ fn a_checkpoint_on_an_almost_full_disk_loses_nothing_and_leaves_no_stray_file() 
 #[test]
 fn after_a_takeover_a_table_without_shapes_is_logged_again() {
     let mut bench = FollowBench::new();
-    let shape = bench.shape(choice(None));
+    let shape = bench.shape(options(None));
     let other = open(&bench.disk);
     assert!(other.find(shape.handle()).is_some());
     assert!(bench.store.delete(shape.handle()));
@@ -183,7 +183,7 @@ fn after_a_takeover_a_table_without_shapes_is_logged_again() {
     bench.store.end_writing();
     other.begin_writing().unwrap();
     let definition =
-        ShapeDefinition { table: Arc::new(table(ITEMS, "items", vec![0])), choice: choice(None) };
+        ShapeDefinition { table: Arc::new(table(ITEMS, "items", vec![0])), options: options(None) };
     let (made, creation) = other.find_or_create(definition, 9).unwrap();
     let mut creation = creation.unwrap();
     creation.follow();
@@ -198,7 +198,7 @@ fn after_a_takeover_a_table_without_shapes_is_logged_again() {
 #[test]
 fn a_creation_from_an_earlier_writer_turn_is_not_followed() {
     let mut bench = FollowBench::new();
-    let creation = bench.create(choice(None));
+    let creation = bench.create(options(None));
     bench.store.end_writing();
     bench.store.begin_writing().unwrap();
     creation.follow();
@@ -208,7 +208,7 @@ fn a_creation_from_an_earlier_writer_turn_is_not_followed() {
 #[test]
 fn heal_deletes_a_shape_whose_files_are_lost() {
     let mut bench = FollowBench::with(compacting);
-    let (shape, other) = (filled(&mut bench), bench.shape(choice(Some("qty > 5"))));
+    let (shape, other) = (filled(&mut bench), bench.shape(options(Some("qty > 5"))));
     let error = std::io::Error::from(std::io::ErrorKind::NotFound);
     bench.store.heal(&shape, &error);
     assert_eq!(shape.gone(), None, "all files exist");

@@ -93,7 +93,7 @@ mod tests {
 
     fn example_catalog() -> StoreCatalog {
         let table = Arc::new(table(100, "items", vec![0]));
-        let choice = ShapeOptions {
+        let options = ShapeOptions {
             clause: Some("qty > 5".into()),
             columns: Some(vec!["id".into()]),
             replica: ReplicaMode::Full,
@@ -103,7 +103,7 @@ mod tests {
         let snapshot = Some(CompletedSnapshot { id: 4, seen, len: 900, chunks: vec![500, 900] });
         let log =
             CatalogLog { len: 70, last: (9, 4), chunks: vec![(60, 9, 2)], base: 20, past: vec![(15, 4, 2)] };
-        let kept = CatalogShape { id: 4, handle: "1-2".into(), table: 8, choice, snapshot, log };
+        let kept = CatalogShape { id: 4, handle: "1-2".into(), table: 8, options, snapshot, log };
         let incomplete = CatalogShape { id: 5, snapshot: None, ..kept.clone() };
         let state = CatalogState { columns: vec![(1, 700)], facts: vec![-3], ..CatalogState::default() };
         let head = CatalogHeader {

@@ -64,18 +64,18 @@ impl StoreProgress {
     }
 
     /// Returns whether the store hasn't reached the LSN of an offset yet.
-    pub(crate) fn is_beyond(&self, offset: Offset) -> bool {
+    pub(crate) fn is_behind(&self, offset: Offset) -> bool {
         offset.lsn > self.durable().max(self.seen())
     }
 
     /// Waits until the store has reached the LSN of an offset.
-    pub(crate) async fn reaches(&self, offset: Offset) {
-        while self.is_beyond(offset) {
+    pub(crate) async fn wait_until_reached(&self, offset: Offset) {
+        while self.is_behind(offset) {
             let changed = self.changed.notified();
             tokio::pin!(changed);
             // From here on, no notification is missed.
             changed.as_mut().enable();
-            if !self.is_beyond(offset) {
+            if !self.is_behind(offset) {
                 return;
             }
             changed.await;

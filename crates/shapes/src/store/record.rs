@@ -77,7 +77,13 @@ pub(crate) enum Note {
     /// the new baseline of all shapes of its oid.
     Table { id: u64, table: Box<TableSchema> },
     /// A shape is created. Its snapshot is not complete yet.
-    Create { id: u64, handle: String, table: u64, choice: ShapeOptions },
+    Create {
+        id: u64,
+        handle: String,
+        table: u64,
+        #[serde(rename = "choice")]
+        options: ShapeOptions,
+    },
     /// The snapshot of a shape is complete. The record's bytes are the snapshot, unless it has a
     /// file.
     Complete(CompletedSnapshot),
@@ -146,7 +152,8 @@ pub(crate) struct CatalogShape {
     pub(crate) handle: String,
     /// Fingerprint of its table: the `id` of a [`Note::Table`].
     pub(crate) table: u64,
-    pub(crate) choice: ShapeOptions,
+    #[serde(rename = "choice")]
+    pub(crate) options: ShapeOptions,
     /// `None` if the snapshot was not complete.
     pub(crate) snapshot: Option<CompletedSnapshot>,
     pub(crate) log: CatalogLog,

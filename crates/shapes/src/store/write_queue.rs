@@ -1,9 +1,11 @@
 //! Queue of records for the writer thread.
 //!
-//! Bound: `queued_bytes`, plus one batch of the replication stream. The consumer of the stream
-//! waits for [`Shapes::room`](crate::Shapes::room) after each batch. Creations and deletions of
-//! shapes add records without waiting. The largest ones have a small snapshot
+//! Bound: `queued_bytes` of records that are queued or being written, plus one batch of the
+//! replication stream. The consumer of the stream waits for
+//! [`Shapes::wait_for_room`](crate::Shapes::wait_for_room) after each batch. Creations and
+//! deletions of shapes add records without waiting. The largest ones have a small snapshot
 //! (`small_snapshot_bytes`), or the changes that were held for a shape (`held_bytes`).
+//! While a batch is written, its encoded ranges take memory, too: at most as much as the ranges.
 //! Lock order: the queue's mutex is taken last.
 
 use std::time::{Duration, Instant};
@@ -11,7 +13,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::{Notify, oneshot};
 
 use super::queue_sync::{Condvar, Mutex};
-use super::record::Record;
+use super::record::{MessageRange, Record, ShapeTouch, TransactionPart};
 
 /// A batch with more bytes than this is taken at once, because the consumer of the stream may be
 /// waiting for room.
@@ -40,7 +42,7 @@ pub(crate) struct WriteQueue {
     state: Mutex<QueueState>,
     /// Notified when a first or an urgent job is added, and when the queue is closed.
     changed: Condvar,
-    /// Notified when a batch is taken, and when the queue is closed.
+    /// Notified when a batch is written, and when the queue is closed.
     drained: Notify,
 }
 
@@ -52,6 +54,8 @@ struct QueueState {
     is_urgent: bool,
     /// Size of the queued records, in bytes.
     bytes: usize,
+    /// Size of the batch that was taken last, in bytes; 0 once it is written.
+    bytes_being_written: usize,
     is_closed: bool,
     /// Tests only: no batch is taken, so that the test decides what is written together.
     is_held: bool,
@@ -89,6 +93,8 @@ impl WriteQueue {
 
     /// Waits for a first job and returns all jobs. Waits up to `window` for more jobs, unless an
     /// urgent one is queued. Returns `None` if the queue is closed and empty.
+    ///
+    /// The batch counts towards the bound until [`finish_batch`](Self::finish_batch).
     pub(crate) fn take_batch(&self, window: Duration) -> Option<Vec<WriteJob>> {
         let mut state = self.state.lock();
         while state.jobs.is_empty() || (state.is_held && !state.is_closed) {
@@ -107,14 +113,18 @@ impl WriteQueue {
         }
         state.is_idle = false;
         state.is_urgent = false;
-        state.bytes = 0;
-        let jobs = std::mem::take(&mut state.jobs);
-        drop(state);
-        self.drained.notify_waiters();
-        Some(jobs)
+        state.bytes_being_written = std::mem::take(&mut state.bytes);
+        Some(std::mem::take(&mut state.jobs))
     }
 
-    /// Waits until fewer than `limit` bytes are queued, or the queue is closed.
+    /// Frees the room of the batch that was taken last. The writer calls it when the batch is
+    /// written and its records are dropped.
+    pub(crate) fn finish_batch(&self) {
+        self.state.lock().bytes_being_written = 0;
+        self.drained.notify_waiters();
+    }
+
+    /// Waits until fewer than `limit` bytes are queued or being written, or the queue is closed.
     pub(crate) async fn wait_for_room(&self, limit: usize) {
         loop {
             let drained = self.drained.notified();
@@ -122,7 +132,7 @@ impl WriteQueue {
             drained.as_mut().enable();
             {
                 let state = self.state.lock();
-                if state.bytes < limit || state.is_closed {
+                if state.bytes + state.bytes_being_written < limit || state.is_closed {
                     return;
                 }
             }
@@ -187,11 +197,18 @@ impl Record {
     /// Returns the approximate size of the record in memory.
     fn bytes(&self) -> usize {
         match self {
-            Record::Part(changes) | Record::Commit(changes, _) => {
-                changes.text.len() + 64 * changes.touches.len()
-            }
+            Record::Part(changes) => changes.bytes(),
+            Record::Commit(changes, commit) => changes.bytes() + size_of::<u64>() * commit.earlier.capacity(),
             Record::Note(_, bytes) => bytes.len() + 256,
         }
+    }
+}
+
+impl TransactionPart {
+    fn bytes(&self) -> usize {
+        let ranges: usize = self.touches.iter().map(|touch| touch.ranges.capacity()).sum();
+        let touches = self.touches.capacity();
+        self.text.len() + size_of::<ShapeTouch>() * touches + size_of::<MessageRange>() * ranges
     }
 }
 
@@ -207,7 +224,7 @@ mod tests {
     use bytes::Bytes;
 
     use super::*;
-    use crate::store::record::{CommitRecord, Note, TransactionPart};
+    use crate::store::record::{CommitRecord, Note};
 
     fn job(bytes: usize) -> (WriteJob, oneshot::Receiver<()>) {
         let (done, durable) = oneshot::channel();
@@ -220,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_queue_has_room_again_after_its_batch_is_taken() {
+    fn a_full_queue_has_room_again_after_its_batch_is_written() {
         let queue = WriteQueue::default();
         queue.push(job(500).0);
         assert!(is_ready(&mut pin!(queue.wait_for_room(1000))));
@@ -228,7 +245,32 @@ mod tests {
         let mut room = pin!(queue.wait_for_room(1000));
         assert!(!is_ready(&mut room));
         assert_eq!(queue.take_batch(Duration::ZERO).unwrap().len(), 2);
+        assert!(!is_ready(&mut room), "the batch is being written");
+        queue.finish_batch();
         assert!(is_ready(&mut room));
+    }
+
+    #[test]
+    fn what_is_queued_and_what_is_being_written_share_one_bound() {
+        let queue = WriteQueue::default();
+        queue.push(job(500).0);
+        assert_eq!(queue.take_batch(Duration::ZERO).unwrap().len(), 1);
+        assert!(is_ready(&mut pin!(queue.wait_for_room(1000))));
+        queue.push(job(500).0);
+        let mut room = pin!(queue.wait_for_room(1000));
+        assert!(!is_ready(&mut room));
+        queue.finish_batch();
+        assert!(is_ready(&mut room));
+    }
+
+    #[test]
+    fn the_ranges_of_a_record_count_as_its_text_does() {
+        let queue = WriteQueue::default();
+        let touch = ShapeTouch { shape: 1, ranges: vec![MessageRange::default(); 1000] };
+        let changes = TransactionPart { touches: vec![touch], ..TransactionPart::default() };
+        let record = Record::Part(changes);
+        queue.push(WriteJob { record, done: None, after: AfterWrite::Nothing });
+        assert!(!is_ready(&mut pin!(queue.wait_for_room(1000 * size_of::<MessageRange>()))));
     }
 
     #[test]

@@ -68,8 +68,8 @@ settings! {
         /// it, the shape is dropped, and clients request it again.
         held_bytes: u64 = 16_777_216, bounds(64 * KI, GI);
 
-        /// Maximum size of the changes that wait to be written. Above it, the replication stream
-        /// pauses.
+        /// Maximum size of the changes that wait to be written or are being written. Above it, the
+        /// replication stream pauses.
         queued_bytes: u64 = 16_777_216, bounds(64 * KI, GI);
     }
 }

@@ -6,7 +6,7 @@ use serde_json::Value;
 use crate::offset::Offset;
 use crate::shape::{LogPage, Shape};
 use crate::shapes::Shapes;
-use crate::simulation::follow_bench::{FollowBench, ITEMS, choice, row};
+use crate::simulation::follow_bench::{FollowBench, ITEMS, options, row};
 use crate::simulation::message_bytes::MessageBytes;
 use crate::store::disk::Disk;
 
@@ -54,7 +54,7 @@ fn rows(messages: &[Value]) -> BTreeMap<String, serde_json::Map<String, Value>> 
 #[test]
 fn a_long_log_is_merged_and_pages_found_before_stay_readable() {
     let mut bench = bench();
-    let shape = bench.shape(choice(None));
+    let shape = bench.shape(options(None));
     bench.transact(&[
         MessageBytes::insert(ITEMS, &row(["1", "0", "a"])),
         MessageBytes::insert(ITEMS, &row(["2", "0", "b"])),
@@ -115,7 +115,7 @@ fn a_long_log_is_merged_and_pages_found_before_stay_readable() {
 #[test]
 fn the_files_of_a_merged_log_are_removed_with_its_shape() {
     let mut bench = bench();
-    let shape = bench.shape(choice(None));
+    let shape = bench.shape(options(None));
     bench.transact(&[MessageBytes::insert(ITEMS, &row(["1", "0", "a"]))]);
     change(&mut bench, 60);
     bench.runtime.block_on(bench.store.checkpoint()).unwrap();
@@ -128,7 +128,7 @@ fn the_files_of_a_merged_log_are_removed_with_its_shape() {
 #[test]
 fn on_a_full_disk_a_long_log_is_not_merged_and_stays_readable() {
     let mut bench = bench();
-    let shape = bench.shape(choice(None));
+    let shape = bench.shape(options(None));
     bench.transact(&[MessageBytes::insert(ITEMS, &row(["1", "0", "a"]))]);
     change(&mut bench, 60);
     let whole = read(&shape, &pages(&shape, Offset::SNAPSHOT_END));
@@ -150,7 +150,7 @@ fn on_a_full_disk_a_long_log_is_not_merged_and_stays_readable() {
 #[test]
 fn the_files_of_a_merged_log_stay_if_the_sync_of_their_catalog_fails() {
     let mut bench = bench();
-    let shape = bench.shape(choice(None));
+    let shape = bench.shape(options(None));
     bench.transact(&[MessageBytes::insert(ITEMS, &row(["1", "0", "a"]))]);
     change(&mut bench, 60);
     let whole = read(&shape, &pages(&shape, Offset::SNAPSHOT_END));

@@ -17,7 +17,7 @@ use crate::definition::{LogMode, ReplicaMode, ShapeOptions, TableSchema};
 use crate::offset::Offset;
 use crate::shape::Shape;
 use crate::shapes::Shapes;
-use crate::simulation::follow_bench::{FollowBench, ITEMS, choice, of_columns, row, snapshot_before};
+use crate::simulation::follow_bench::{FollowBench, ITEMS, of_columns, options, row, snapshot_before};
 use crate::simulation::message_bytes::MessageBytes;
 use crate::simulation::simulated_database::table;
 use crate::store::disk::{Disk, SimulatedDisk};
@@ -45,7 +45,8 @@ struct ExpectedStore {
 struct ExpectedShape {
     handle: String,
     table: String,
-    choice: ShapeOptions,
+    #[serde(rename = "choice")]
+    options: ShapeOptions,
     snapshot: String,
     /// Each page of the log: the offset after which it was requested, and its text.
     log: Vec<(String, String)>,
@@ -92,10 +93,10 @@ fn rows(name: &str, ids: std::ops::Range<u32>) -> Bytes {
 fn complete_shape(
     bench: &mut FollowBench,
     table: TableSchema,
-    choice: ShapeOptions,
+    options: ShapeOptions,
     rows: Bytes,
 ) -> Arc<Shape> {
-    let creation = bench.create_of(table, choice);
+    let creation = bench.create_of(table, options);
     creation.follow();
     complete_snapshot(bench, creation, rows, bench.xid + 1)
 }
@@ -148,7 +149,7 @@ fn read_shape(shape: &Shape) -> ExpectedShape {
     ExpectedShape {
         handle: shape.handle().to_owned(),
         table: shape.definition().table.name.clone(),
-        choice: shape.definition().choice.clone(),
+        options: shape.definition().options.clone(),
         snapshot: text(shape.read_snapshot(0, shape.snapshot_end()).unwrap()),
         log,
         log_end: shape.log_end().to_string(),
@@ -161,11 +162,11 @@ fn write_everything() -> (FollowBench, ExpectedStore, Vec<ShapeCreation>) {
     let mut bench = FollowBench::with(set_low_limits);
     bench.runtime.block_on(bench.store.adopt(ORIGIN.to_owned())).unwrap();
     bench.send(&[MessageBytes::relation(&items()), MessageBytes::relation(&events())]);
-    let changes_only = ShapeOptions { log: LogMode::ChangesOnly, ..choice(None) };
-    let full = ShapeOptions { replica: ReplicaMode::Full, ..choice(Some("note LIKE 'a%'")) };
+    let changes_only = ShapeOptions { log: LogMode::ChangesOnly, ..options(None) };
+    let full = ShapeOptions { replica: ReplicaMode::Full, ..options(Some("note LIKE 'a%'")) };
     let mut shapes = vec![
-        complete_shape(&mut bench, items(), choice(None), rows("items", 1..6)),
-        complete_shape(&mut bench, items(), choice(Some("qty > 5")), rows("items", 1..2)),
+        complete_shape(&mut bench, items(), options(None), rows("items", 1..6)),
+        complete_shape(&mut bench, items(), options(Some("qty > 5")), rows("items", 1..2)),
         complete_shape(
             &mut bench,
             items(),
@@ -174,28 +175,28 @@ fn write_everything() -> (FollowBench, ExpectedStore, Vec<ShapeCreation>) {
         ),
         complete_shape(&mut bench, items(), full, rows("items", 1..2)),
         complete_shape(&mut bench, items(), changes_only, Bytes::new()),
-        complete_shape(&mut bench, events(), choice(None), rows("events", 1..3)),
+        complete_shape(&mut bench, events(), options(None), rows("events", 1..3)),
     ];
-    let deleted_first = complete_shape(&mut bench, items(), choice(Some("qty = 1")), rows("items", 1..6));
-    let deleted_later = complete_shape(&mut bench, items(), choice(Some("qty = 2")), rows("items", 1..6));
+    let deleted_first = complete_shape(&mut bench, items(), options(Some("qty = 1")), rows("items", 1..6));
+    let deleted_later = complete_shape(&mut bench, items(), options(Some("qty = 2")), rows("items", 1..6));
     bench.transact(&[inserts(ITEMS, 100..104), inserts(EVENTS, 100..104)].concat());
     update(&mut bench, 6..18);
     assert!(bench.store.delete(deleted_first.handle()));
-    let incomplete_first = bench.create_of(items(), choice(Some("qty = 3")));
+    let incomplete_first = bench.create_of(items(), options(Some("qty = 3")));
     incomplete_first.follow();
     bench.runtime.block_on(bench.store.checkpoint()).unwrap();
 
     update(&mut bench, 18..20);
     assert!(bench.store.delete(deleted_later.handle()));
     // This snapshot doesn't see a transaction that was received before it was taken.
-    let late = bench.create_of(events(), choice(Some("qty > 6")));
+    let late = bench.create_of(events(), options(Some("qty > 6")));
     late.follow();
     bench.transact(&[inserts(EVENTS, 110..112), inserts(ITEMS, 110..112)].concat());
     shapes.push(complete_snapshot(&bench, late, rows("events", 1..2), bench.xid));
     let delete = MessageBytes::delete(EVENTS, &row(["110", "7", "added"]));
     bench.transact(&[inserts(ITEMS, 200..206), inserts(EVENTS, 200..206), vec![delete]].concat());
     bench.store.advance(bench.lsn + 9);
-    let incomplete_later = bench.create_of(items(), choice(Some("qty = 4")));
+    let incomplete_later = bench.create_of(items(), options(Some("qty = 4")));
     incomplete_later.follow();
     bench.store.engine.store.role.queue().release();
     let gone = [&deleted_first, &deleted_later, incomplete_first.shape(), incomplete_later.shape()];
@@ -336,7 +337,7 @@ fn a_fixture_of_an_earlier_version_is_read_and_can_be_written() {
                 .strip_prefix(&text(before))
                 .expect("the log continues after the expected messages")
                 .to_owned();
-            assert_eq!(rest.lines().count(), added, "{:?}: {rest}", before.choice);
+            assert_eq!(rest.lines().count(), added, "{:?}: {rest}", before.options);
             assert_eq!(after.snapshot, before.snapshot);
         }
         let now: Vec<_> = (0..7).map(|index| read_shape(&find(index))).collect();

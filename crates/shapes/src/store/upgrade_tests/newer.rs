@@ -10,7 +10,7 @@ use crate::config::StoreConfig;
 use crate::offset::Offset;
 use crate::shape::LogListener;
 use crate::shapes::Shapes;
-use crate::simulation::follow_bench::{FollowBench, ITEMS, choice, row};
+use crate::simulation::follow_bench::{FollowBench, ITEMS, options, row};
 use crate::simulation::message_bytes::MessageBytes;
 use crate::store::catalog::{self, FORMAT};
 use crate::store::disk::{Disk, SimulatedDisk};
@@ -23,7 +23,7 @@ use crate::store::{OpenError, StoreUnusable, shape_files};
 /// Returns a disk with a shape, a checkpoint, and three records of changes after it.
 fn written() -> SimulatedDisk {
     let mut bench = FollowBench::new();
-    let _shape = bench.shape(choice(None));
+    let _shape = bench.shape(options(None));
     bench.transact(&[MessageBytes::insert(ITEMS, &row(["1", "5", "a"]))]);
     bench.runtime.block_on(bench.store.checkpoint()).unwrap();
     for id in ["2", "3", "4"] {

@@ -27,6 +27,7 @@ fn write_all(queue: &WriteQueue) -> usize {
         for done in jobs.into_iter().filter_map(|job| job.done) {
             let _sent = done.send(());
         }
+        queue.finish_batch();
     }
     written
 }
@@ -74,7 +75,7 @@ fn a_job_pushed_while_the_queue_closes_is_written_or_its_waiter_is_told() {
 }
 
 #[test]
-fn a_waiter_for_room_is_woken_by_a_taken_batch_and_by_the_end() {
+fn a_waiter_for_room_is_woken_by_a_written_batch_and_by_the_end() {
     for abandons in [false, true] {
         loom::model(move || {
             let queue = Arc::new(WriteQueue::default());
@@ -84,7 +85,10 @@ fn a_waiter_for_room_is_woken_by_a_taken_batch_and_by_the_end() {
                 let queue = Arc::clone(&queue);
                 thread::spawn(move || match abandons {
                     true => queue.abandon(),
-                    false => drop(queue.take_batch(Duration::ZERO)),
+                    false => {
+                        drop(queue.take_batch(Duration::ZERO));
+                        queue.finish_batch();
+                    }
                 })
             };
             block_on(queue.wait_for_room(1));
