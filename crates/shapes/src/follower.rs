@@ -107,8 +107,8 @@ impl Follower {
             && self.relations.get(&oid).is_some_and(|relation| !relation.ancestors.is_empty())
     }
 
-    /// Applies a message, and queues its records for the store. The caller must wait for
-    /// [`wait_for_room`](crate::Shapes::wait_for_room) after each batch of messages: the queue itself has no bound.
+    /// Applies a message, and queues its records for the store. The queue itself has no bound: the
+    /// caller must call [`wait_for_room`](crate::Shapes::wait_for_room) after each batch.
     ///
     /// # Errors
     /// If the stream is inconsistent: it must start over.
