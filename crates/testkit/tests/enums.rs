@@ -18,6 +18,7 @@ const CLOSED: &[(&str, &str)] = &[
     ("ReplicaIdentity", "the four values of Postgres"),
     ("Frame", "the two frames of the replication protocol that a server sends unasked"),
     ("IndexCondition", "hidden: only for tests of the crate"),
+    ("Collation", "each variant must be part of a shape's fingerprint"),
     ("TypeKind", "`Other` is every other kind"),
     ("ContentCoding", "the codings that a response can have: identity and gzip"),
     ("DeletePolicy", "clients may delete shapes, or not"),
