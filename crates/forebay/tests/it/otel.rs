@@ -351,6 +351,9 @@ async fn an_unavailable_collector_costs_a_bounded_buffer_and_fails_no_request() 
     gate.signal(Signal::TERM);
     assert!(gate.end().await.success());
     assert_eq!(gate.wait_for_log("telemetry flush timed out")["level"], "WARN");
+    // The queue and the batch in flight, at least. Responses after the last scrape may be lost, too.
+    let lost = gate.wait_for_log("spans lost at exit")["lost"].as_u64().unwrap();
+    assert!((2_048..=2_048 + 2 * 512).contains(&lost), "{lost}");
     drop((collector, serving));
 }
 
