@@ -3,8 +3,8 @@
 //! Invariant: every message is printed once, even if connections are lost. No secret and no control
 //! character of a row reaches the terminal. Every request after a failure or a reset waits first.
 //! Enforced by: a reply is printed only when it is complete, and only then the offset advances
-//! (`reader.rs`). Rows are escaped with `terminal::escape_controls` (`message.rs`). Delays come from
-//! `TailBackoff` (`tail_backoff.rs`) or from `Retry-After`.
+//! (`reader.rs`). Rows are escaped with `terminal::escape_controls` (`message.rs`). Delays come
+//! from `TailBackoff` (`tail_backoff.rs`) or from `Retry-After`.
 //!
 //! It uses long polling rather than server-sent events, because each reply states its end offset.
 
