@@ -75,6 +75,7 @@ pub(crate) enum Unary {
     BitNot,
     SquareRoot,
     Case(Casing, LetterCase),
+    CharLength,
     Dimensions,
     JustifyHours,
     JustifyDays,
