@@ -1,5 +1,5 @@
 //! Admin address: the dashboard at `/`, its event stream at `/v1/events`, the probes `/healthz` and
-//! `/readyz`, `/metrics`, `/v1/status` and `/v1/version`.
+//! `/readyz`, `/metrics`, and `/v1/status`.
 //!
 //! Invariant: no request changes anything. A client without the configured secret learns only
 //! whether the process is alive and ready. On a loopback address, only requests for a name of this
@@ -47,18 +47,16 @@ pub(crate) enum AdminRoute {
     Readiness,
     Metrics,
     Status,
-    Version,
     Events,
 }
 
 impl AdminRoute {
-    pub(crate) const ALL: [AdminRoute; 7] = [
+    pub(crate) const ALL: [AdminRoute; 6] = [
         AdminRoute::Dashboard,
         AdminRoute::Health,
         AdminRoute::Readiness,
         AdminRoute::Metrics,
         AdminRoute::Status,
-        AdminRoute::Version,
         AdminRoute::Events,
     ];
 
@@ -70,7 +68,6 @@ impl AdminRoute {
             AdminRoute::Readiness => "/readyz",
             AdminRoute::Metrics => "/metrics",
             AdminRoute::Status => "/v1/status",
-            AdminRoute::Version => "/v1/version",
             AdminRoute::Events => "/v1/events",
         }
     }
@@ -207,10 +204,6 @@ impl AdminService {
             Some(AdminRoute::Events) => typed_response(StatusCode::OK, "text/event-stream", String::new()),
             Some(AdminRoute::Status) => {
                 typed_response(StatusCode::OK, "application/json", format!("{:#}\n", self.report.status()))
-            }
-            Some(AdminRoute::Version) => {
-                let version = serde_json::json!({ "version": env!("CARGO_PKG_VERSION") });
-                typed_response(StatusCode::OK, "application/json", format!("{version:#}\n"))
             }
             Some(AdminRoute::Dashboard) => dashboard::page(),
             None => {
