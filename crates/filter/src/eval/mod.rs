@@ -327,7 +327,6 @@ fn apply_unary(unary: Unary, value: SqlValue<'_>) -> EvalResult<'_> {
         },
         Unary::SquareRoot => arithmetic::square_root(value).map(Some),
         Unary::Case(casing, case) => Ok(Some(SqlValue::Text(casing.apply(as_text(value), case)?))),
-        Unary::CharLength => Ok(Some(SqlValue::Int(as_text(value).chars().count() as i64))),
         Unary::Dimensions => {
             let dimensions = as_array(value).dimensions.len();
             Ok((dimensions > 0).then_some(SqlValue::Int(dimensions as i64)))

@@ -63,16 +63,14 @@ impl Typer<'_> {
                 let (item, array) = (next(), next());
                 self.array_push(array, item, ArrayEnd::Front, at)
             }
-            ("char_length", 1) => self.char_length(next(), at),
             ("array_ndims", 1) => self.array_dimensions(next(), at),
             ("justify_hours", 1) => self.justify(Unary::JustifyHours, next(), at),
             ("justify_days", 1) => self.justify(Unary::JustifyDays, next(), at),
             ("justify_interval", 1) => self.justify(Unary::JustifyInterval, next(), at),
             ("timezone", 2) => self.zone(next(), next(), at),
             (
-                "char_length" | "lower" | "upper" | "like" | "ilike" | "concat" | "array_cat"
-                | "array_append" | "array_prepend" | "array_ndims" | "justify_hours" | "justify_days"
-                | "justify_interval",
+                "lower" | "upper" | "like" | "ilike" | "concat" | "array_cat" | "array_append"
+                | "array_prepend" | "array_ndims" | "justify_hours" | "justify_days" | "justify_interval",
                 _,
             ) => Ok(None),
             _ => Err(self.unsupported(at, format!("the function {name} is"))),
@@ -93,15 +91,6 @@ impl Typer<'_> {
         let casing = self.casing(self.collation(collation), what, at)?;
         let argument = self.coerce(argument, SqlType::TEXT, at)?;
         Ok(Some(TypedExpr { expr: Expr::unary(Unary::Case(casing, case), argument.expr), ..argument }))
-    }
-
-    fn char_length(&self, argument: TypedExpr, at: usize) -> Result<Option<TypedExpr>, FilterError> {
-        if !argument.kind.casts_implicitly_to(SqlType::TEXT) {
-            return Ok(None);
-        }
-        let argument = self.coerce(argument, SqlType::TEXT, at)?;
-        let expr = Expr::unary(Unary::CharLength, argument.expr);
-        Ok(Some(TypedExpr::new(expr, SqlType::Scalar(Scalar::Int4))))
     }
 
     fn like_call(

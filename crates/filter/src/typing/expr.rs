@@ -75,7 +75,6 @@ pub(crate) enum Unary {
     BitNot,
     SquareRoot,
     Case(Casing, LetterCase),
-    CharLength,
     Dimensions,
     JustifyHours,
     JustifyDays,

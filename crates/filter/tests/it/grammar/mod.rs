@@ -105,7 +105,7 @@ impl Grammar {
     }
 
     fn simple(&mut self, depth: usize) -> String {
-        match self.rng.below(18) {
+        match self.rng.below(17) {
             0..=3 => {
                 let kind = self.any_kind();
                 let operator = self.comparison(kind);
@@ -162,10 +162,6 @@ impl Grammar {
                     "upper(mood::text) = 'SAD'",
                 ];
                 self.rng.pick(&test).to_string()
-            }
-            16 => {
-                let kind = self.rng.pick(TEXTS);
-                format!("char_length({}) = {}", self.value(kind, depth), self.rng.below(8))
             }
             _ => {
                 let array = self.rng.pick(ARRAYS);
