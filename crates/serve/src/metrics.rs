@@ -19,7 +19,6 @@ const SNAPSHOTS_RUNNING: &str = "forebay_serve_snapshots_running";
 const SNAPSHOTS_WAITING: &str = "forebay_serve_snapshots_waiting";
 const SHAPES: &str = "forebay_shapes";
 const SHAPE_BYTES: &str = "forebay_shape_bytes";
-const LARGEST: &str = "forebay_largest_shape_bytes";
 const WRITING: &str = "forebay_store_writing";
 const FULL: &str = "forebay_store_disk_full";
 const UNWRITTEN: &str = "forebay_store_unwritten_bytes";
@@ -43,7 +42,6 @@ pub fn describe() {
     describe_gauge!(SNAPSHOTS_WAITING, "Snapshots that wait for a permit.");
     describe_gauge!(SHAPES, "Shapes in the store.");
     describe_gauge!(SHAPE_BYTES, Unit::Bytes, "Size of all shapes on disk: snapshots and logs.");
-    describe_gauge!(LARGEST, Unit::Bytes, "Size of the largest shape on disk.");
     describe_gauge!(WRITING, "1 if this instance writes to the store; 0 if it only reads.");
     describe_gauge!(FULL, "1 while the disk is full and nothing is read from the database.");
     describe_gauge!(
@@ -119,7 +117,6 @@ pub(crate) fn measure(shapes: &Shapes, running: usize, waiting: usize) {
     let all = shapes.all();
     gauge!(SHAPES).set(all.len() as f64);
     gauge!(SHAPE_BYTES).set(all.iter().map(|shape| shape.bytes()).sum::<u64>() as f64);
-    gauge!(LARGEST).set(all.iter().map(|shape| shape.bytes()).max().unwrap_or_default() as f64);
     gauge!(WRITING).set(f64::from(u8::from(shapes.is_writing())));
     gauge!(FULL).set(f64::from(u8::from(shapes.is_full())));
     gauge!(UNWRITTEN).set(shapes.unwritten_bytes() as f64);
