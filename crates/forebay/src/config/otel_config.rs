@@ -25,8 +25,6 @@ pub struct OtelConfig {
     pub service_name: String,
     /// Interval of the metrics export.
     pub interval: Duration,
-    /// Time limit of the last export at shutdown.
-    pub flush_timeout: Duration,
     /// Fraction of the traces that start here and are sent, 0 to 1.
     pub sample: f64,
 }
@@ -50,8 +48,7 @@ pub(super) fn check_otel(
     let endpoint = url.parse().map_err(|error| layers.error(KEY, None, why(error)))?;
     let service_name = otel.service_name.clone();
     let (interval, sample) = (otel.interval_ms, otel.sample_percent / 100.0);
-    let flush_timeout = otel.flush_timeout_ms;
-    Ok(Some(OtelConfig { endpoint, headers, service_name, interval, flush_timeout, sample }))
+    Ok(Some(OtelConfig { endpoint, headers, service_name, interval, sample }))
 }
 
 fn check_headers(

@@ -202,7 +202,6 @@ const KEYS_WITH_OWN_TESTS: &[&str] = &[
     "otel.headers",
     "otel.service_name",
     "otel.interval_ms",
-    "otel.flush_timeout_ms",
     "otel.sample_percent",
 ];
 

@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use metrics_exporter_prometheus::PrometheusHandle;
 use opentelemetry::trace::TracerProvider as _;
@@ -22,6 +23,8 @@ use crate::run::member_name;
 
 /// Instrumentation scope of the spans and metrics.
 pub(super) const SCOPE: &str = "forebay";
+/// Time limit of the last export at shutdown.
+const FLUSH_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Telemetry; off unless the settings have a collector.
 #[derive(Debug)]
@@ -62,13 +65,13 @@ impl Telemetry {
 
     /// Sends the remaining data, within the time limit.
     pub(crate) async fn end(self) {
-        let Some(ActiveTelemetry { config, task: Some((stop, mut task)), .. }) = self.0 else { return };
+        let Some((stop, mut task)) = self.0.and_then(|active| active.task) else { return };
         let _ = stop.send(());
-        if timeout(config.flush_timeout, &mut task).await.is_err() {
+        if timeout(FLUSH_TIMEOUT, &mut task).await.is_err() {
             task.abort();
             // The worker counts its spans as lost when it is dropped.
             let _aborted = task.await;
-            warn!(deadline = ?config.flush_timeout, "telemetry flush timed out");
+            warn!(deadline = ?FLUSH_TIMEOUT, "telemetry flush timed out");
         }
     }
 }

@@ -35,9 +35,6 @@ settings! {
         /// Interval of the metrics export.
         interval_ms: Duration = 10_000, electric("ELECTRIC_OTEL_EXPORT_PERIOD", time, "");
 
-        /// Time limit of the last export at shutdown.
-        flush_timeout_ms: Duration = 2_000;
-
         /// Percentage of the traces that start here and are sent. A trace that started elsewhere is
         /// sent if its sampled flag is set.
         sample_percent: f64 = 100,
