@@ -26,8 +26,11 @@ type MetricFact = (String, BTreeSet<String>);
 /// Facts by the name of the metric.
 type MetricFacts = BTreeMap<String, BTreeSet<MetricFact>>;
 
+/// Function that describes the metrics of a crate to the recorder.
+type DescribeFn = fn();
+
 /// Sections of the page, and the functions that describe their metrics.
-const SECTIONS: [(&str, &[fn()]); 5] = [
+const SECTIONS: [(&str, &[DescribeFn]); 5] = [
     ("program", &[forebay_gate::metrics::describe, forebay::metrics::describe]),
     ("shapes", &[forebay_serve::metrics::describe]),
     ("postgres", &[forebay_replication::metrics::describe]),
@@ -72,7 +75,7 @@ impl Recorder for DescriptionRecorder {
 }
 
 /// Returns the table of a section, and removes its metrics from `facts`.
-fn table(describe: &[fn()], facts: &mut MetricFacts) -> String {
+fn table(describe: &[DescribeFn], facts: &mut MetricFacts) -> String {
     let recorder = DescriptionRecorder::default();
     metrics::with_local_recorder(&recorder, || describe.iter().for_each(|describe| describe()));
     let mut table = String::from("| metric | kind | labels | what |\n|---|---|---|---|\n");
