@@ -60,8 +60,8 @@ pub const RESIDENT_BYTES: &str = "forebay_process_resident_memory_bytes";
 /// Fraction of its CPUs that this process used recently.
 pub const CPU_RATIO: &str = "forebay_process_cpu_ratio";
 
-/// Registers the help text of every metric.
-pub(crate) fn describe() {
+/// Describes all metrics to the recorder.
+pub fn describe() {
     describe_gauge!(ACTIVE_STREAMS, "Streams open in this process.");
     describe_gauge!(USED_STREAMS, "Streams open in the cluster, as known to this process.");
     describe_gauge!(LIMIT_STREAMS, "Limit of open streams in the cluster, in total and per user.");

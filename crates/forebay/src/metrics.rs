@@ -19,9 +19,7 @@ const LEAN_STREAMS: &str = "forebay_http_lean_streams";
 const HTTP_EVENTS: &str = "forebay_http_events_total";
 const BUILD: &str = "forebay_build_info";
 const UPTIME: &str = "forebay_uptime_seconds";
-#[cfg(feature = "otel")]
 const OTEL_EXPORTS: &str = "forebay_otel_exports_total";
-#[cfg(feature = "otel")]
 const OTEL_LOST: &str = "forebay_otel_lost_spans_total";
 const OPEN_FDS: &str = "process_open_fds";
 const MAX_FDS: &str = "process_max_fds";
@@ -59,7 +57,8 @@ pub fn install() -> Result<PrometheusHandle, BuildError> {
     Ok(handle)
 }
 
-fn describe() {
+/// Describes the metrics of the program to the recorder.
+pub fn describe() {
     describe_counter!(HTTP_EVENTS, "Events on client connections, by event.");
     let gauges = [
         (CONNECTIONS, "Open client connections."),
@@ -71,11 +70,8 @@ fn describe() {
     for (name, help) in gauges {
         describe_gauge!(name, help);
     }
-    #[cfg(feature = "otel")]
-    {
-        describe_counter!(OTEL_EXPORTS, "Export requests to the telemetry collector, by signal and outcome.");
-        describe_counter!(OTEL_LOST, "Spans lost before the collector accepted them, by reason.");
-    }
+    describe_counter!(OTEL_EXPORTS, "Export requests to the telemetry collector, by signal and outcome.");
+    describe_counter!(OTEL_LOST, "Spans lost before the collector accepted them, by reason.");
     describe_gauge!(UPTIME, Unit::Seconds, "Time since the start of the server.");
 }
 

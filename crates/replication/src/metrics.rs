@@ -25,7 +25,8 @@ pub const SAFE: &str = "forebay_postgres_slot_safe_bytes";
 /// Transactions received on the current replication connection.
 pub const TRANSACTIONS: &str = "forebay_postgres_connection_transactions";
 
-pub(crate) fn describe() {
+/// Describes all metrics to the recorder.
+pub fn describe() {
     describe_gauge!(STEP, "1 for the manager's current step.");
     describe_gauge!(CONDITION, "1 for each condition of readiness that holds.");
     describe_counter!(RESTARTS, "Restarts of the replication connection, by reason.");

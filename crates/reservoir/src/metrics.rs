@@ -51,7 +51,8 @@ pub const SLICE: &str = "forebay_reservoir_budget_slice";
 /// Gauge: 1 while the store of the budget is unavailable and only local limits apply.
 pub const LOCAL_ONLY: &str = "forebay_reservoir_local_limits_only";
 
-fn describe() {
+/// Describes all metrics to the recorder.
+pub fn describe() {
     describe_gauge!(SIZE, "Connections that are ready to be lent.");
     describe_gauge!(CONNECTIONS, "Connections by state.");
     describe_counter!(CHECKOUTS, "Checkouts that got a connection.");

@@ -2,9 +2,11 @@
 //!
 //! Invariant: at most one batch is in flight, and one is being collected. A batch stays in flight
 //! until the collector accepts or refuses it, or the process ends. Meanwhile, further spans wait in
-//! the bounded queue.
-//! Enforced by: after a temporary failure, the encoded batch goes back to `in_flight`. It is sent
-//! again before any other batch.
+//! the bounded queue. Every span that the worker received is accepted by the collector, or counted
+//! as lost.
+//! Enforced by: an encoded batch stays in `in_flight` while it is sent, and after a temporary
+//! failure. It is sent again before any other batch. `Drop` counts what is left, also if the task
+//! is aborted during a request.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -24,6 +26,7 @@ use opentelemetry_sdk::trace::SpanData;
 use prost::Message as _;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, Interval, MissedTickBehavior, interval, sleep_until};
+use tracing::warn;
 
 use super::otlp_exporter::{OtlpExporter, OtlpSignal};
 use super::otlp_metrics::{MeasurementWindow, translate};
@@ -127,15 +130,20 @@ impl ExportWorker {
 
     /// Sends the batch in flight, or else the collected spans.
     async fn send_spans(&mut self) {
-        let batch = match self.in_flight.take() {
-            Some(batch) => batch,
-            None => self.encode_batch(),
+        let (message, spans) = {
+            let batch = match self.in_flight.take() {
+                Some(batch) => batch,
+                None => self.encode_batch(),
+            };
+            let batch = self.in_flight.insert(batch);
+            (batch.message.clone(), batch.spans)
         };
-        let sent = self.exporter.send(OtlpSignal::Traces, batch.message.clone()).await;
+        let sent = self.exporter.send(OtlpSignal::Traces, message).await;
         let now = Instant::now();
         self.next_send = if self.collected.len() == BATCH_SPANS { now } else { now + LINGER };
         match sent {
             Ok(response) => {
+                self.in_flight = None;
                 let refused = ExportTraceServiceResponse::decode(&response[..]).ok();
                 let refused = refused.and_then(|response| response.partial_success);
                 let refused = refused.map_or(0, |partial| partial.rejected_spans);
@@ -143,9 +151,11 @@ impl ExportWorker {
             }
             Err(error) if error.retry() => {
                 self.next_send = now + self.exporter.retry_delay(OtlpSignal::Traces);
-                self.in_flight = Some(batch);
             }
-            Err(_) => metrics::lost_spans("refused", batch.spans),
+            Err(_) => {
+                self.in_flight = None;
+                metrics::lost_spans("refused", spans);
+            }
         }
     }
 
@@ -190,12 +200,22 @@ impl ExportWorker {
                 break;
             }
             self.send_spans().await;
-            if let Some(batch) = &self.in_flight {
-                metrics::lost_spans("ended", batch.spans + self.collected.len() + self.spans.len());
+            if self.in_flight.is_some() {
                 return;
             }
         }
         self.send_metrics().await;
+    }
+}
+
+impl Drop for ExportWorker {
+    fn drop(&mut self) {
+        let in_flight = self.in_flight.as_ref().map_or(0, |batch| batch.spans);
+        let lost = in_flight + self.collected.len() + self.spans.len();
+        if lost > 0 {
+            metrics::lost_spans("ended", lost);
+            warn!(lost, "spans lost at exit");
+        }
     }
 }
 

@@ -69,6 +69,8 @@ impl Telemetry {
         let _ = stop.send(());
         if timeout(FLUSH_TIMEOUT, &mut task).await.is_err() {
             task.abort();
+            // The worker counts its spans as lost when it is dropped.
+            let _aborted = task.await;
             warn!(deadline = ?FLUSH_TIMEOUT, "telemetry flush timed out");
         }
     }

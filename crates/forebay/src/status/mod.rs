@@ -1,8 +1,9 @@
 //! `forebay status`: prints the state of a running instance.
 //!
-//! Invariant: no control character of the response reaches the text output.
+//! Invariant: no control character of the response reaches the text output. A process that hangs
+//! delays the command by at most `STATUS_TIMEOUT`.
 //! Enforced by: `renderer.rs` is pure, skips missing fields, and escapes text with
-//! `terminal::escape_controls`.
+//! `terminal::escape_controls`. `fetch` has the timeout.
 
 mod renderer;
 
@@ -11,7 +12,7 @@ use std::time::Duration;
 
 use http::StatusCode;
 use serde_json::Value;
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 
 use crate::client::{ClientError, Endpoint, HttpClient};
 use crate::config::SecretText;
@@ -20,6 +21,8 @@ use crate::terminal::{Paint, Tone, escape_controls};
 
 /// Maximum size of a status response. The list of shapes is bounded, so a status is far smaller.
 const MAX_STATUS_BYTES: usize = 64 << 20;
+/// Timeout of a request for the status, including its body.
+const STATUS_TIMEOUT: Duration = Duration::from_secs(10);
 /// Interval between two updates on a terminal.
 const REFRESH_INTERVAL: Duration = Duration::from_secs(1);
 
@@ -41,6 +44,18 @@ pub enum StatusError {
     /// The instance doesn't respond.
     #[error("{0}; is the instance running, and is this its admin address? Set another with --url")]
     Client(#[from] ClientError),
+    /// The instance accepts connections, but sends no complete response.
+    #[error(
+        "no status from {at} within {limit:?}: the process there accepts connections but hangs, or is \
+         overloaded or stopped; look at its log and CPU use, restart it if it stays so, or set another address \
+         with --url"
+    )]
+    Timeout {
+        /// Address of the instance.
+        at: String,
+        /// Timeout of the request.
+        limit: Duration,
+    },
     /// The secret is missing or wrong.
     #[error("the secret is missing or wrong: set FOREBAY_ADMIN_SECRET to the secret of the instance")]
     Secret,
@@ -71,7 +86,7 @@ pub async fn status(
     let paint = Paint::on(&io::stdout());
     let secret = secret.as_ref().map(SecretText::reveal);
     let first = tokio::select! {
-        answer = fetch(&mut client, secret) => answer?,
+        answer = fetch(&mut client, secret, STATUS_TIMEOUT) => answer?,
         _signal = signals.next() => return Ok(()),
     };
     match format {
@@ -113,7 +128,7 @@ impl LiveView<'_> {
             text += &self.paint.tone(Tone::Faint, "\nCtrl-C to quit\n");
             print(&overdraw(&text, height()))?;
             sleep(REFRESH_INTERVAL).await;
-            match fetch(&mut self.client, self.secret).await {
+            match fetch(&mut self.client, self.secret, STATUS_TIMEOUT).await {
                 Ok(latest) => status = latest,
                 Err(error) => failure = Some(error.to_string()),
             }
@@ -141,8 +156,13 @@ fn height() -> usize {
     }
 }
 
-/// Requests the status.
-async fn fetch(client: &mut HttpClient, secret: Option<&str>) -> Result<Value, StatusError> {
+/// Requests the status. Fails if the response isn't complete within `limit`.
+async fn fetch(client: &mut HttpClient, secret: Option<&str>, limit: Duration) -> Result<Value, StatusError> {
+    let fetched = timeout(limit, request_status(client, secret)).await;
+    fetched.unwrap_or_else(|_| Err(StatusError::Timeout { at: client.endpoint().to_string(), limit }))
+}
+
+async fn request_status(client: &mut HttpClient, secret: Option<&str>) -> Result<Value, StatusError> {
     let response = client.get("/v1/status", secret).await?;
     let status = response.status();
     let body = client.body(response, MAX_STATUS_BYTES, |_| {}).await?;
@@ -168,7 +188,22 @@ fn print(text: &str) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use tokio::net::TcpListener;
+
     use super::*;
+
+    #[tokio::test]
+    async fn a_process_that_hangs_is_an_error_that_says_what_to_do() {
+        // The kernel accepts the connection; no response follows.
+        let hung = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = hung.local_addr().unwrap().to_string();
+        let mut client = HttpClient::new(format!("http://{address}").parse().unwrap());
+        let limit = Duration::from_millis(50);
+        let error = fetch(&mut client, None, limit).await.unwrap_err().to_string();
+        for part in [address.as_str(), "within 50ms", "hangs", "its log", "--url"] {
+            assert!(error.contains(part), "no {part:?} in {error}");
+        }
+    }
 
     #[test]
     fn a_status_overwrites_the_last_one_and_is_never_taller_than_the_terminal() {

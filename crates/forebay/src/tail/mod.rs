@@ -1,15 +1,17 @@
 //! `forebay tail`: prints the rows of a shape, then its changes as they arrive.
 //!
 //! Invariant: every message is printed once, even if connections are lost. No secret and no control
-//! character of a row reaches the terminal.
+//! character of a row reaches the terminal. Every request after a failure or a reset waits first.
 //! Enforced by: a reply is printed only when it is complete, and only then the offset advances
-//! (`reader.rs`). Rows are escaped with `terminal::escape_controls` (`message.rs`).
+//! (`reader.rs`). Rows are escaped with `terminal::escape_controls` (`message.rs`). Delays come
+//! from `TailBackoff` (`tail_backoff.rs`) or from `Retry-After`.
 //!
 //! It uses long polling rather than server-sent events, because each reply states its end offset.
 
 mod message;
 mod output;
 mod reader;
+mod tail_backoff;
 
 use std::io::{self, IsTerminal as _};
 use std::os::fd::AsFd as _;
@@ -22,14 +24,16 @@ use tokio::time::sleep;
 use self::output::TailOutput;
 pub use self::reader::{TailError, TailShape, TailStart};
 use self::reader::{TailReader, TailReply};
+use self::tail_backoff::TailBackoff;
 use crate::client::{ClientError, Endpoint, HttpClient};
 use crate::signals::Signals;
 
 /// Maximum size of a reply. By default a server sends up to 10 MiB and one row.
 const MAX_REPLY_BYTES: usize = 1 << 30;
-/// First delay before a retry. Each failure doubles it.
-const MIN_RETRY_DELAY: Duration = Duration::from_millis(100);
+/// Maximum delay before a retry without `Retry-After`.
 const MAX_RETRY_DELAY: Duration = Duration::from_secs(10);
+/// Maximum delay before all rows are read again.
+const MAX_RESET_DELAY: Duration = Duration::from_secs(5);
 
 /// Prints a shape until a signal or a closed pipe.
 ///
@@ -45,7 +49,8 @@ pub async fn tail(
         client: HttpClient::new(endpoint),
         reader: TailReader::new(shape),
         output: TailOutput::new(json),
-        retry_delay: MIN_RETRY_DELAY,
+        retries: TailBackoff::new(MAX_RETRY_DELAY),
+        resets: TailBackoff::new(MAX_RESET_DELAY),
         lost: false,
     };
     tokio::select! {
@@ -63,8 +68,11 @@ struct TailSession {
     client: HttpClient,
     reader: TailReader,
     output: TailOutput,
-    /// Delay before the next retry.
-    retry_delay: Duration,
+    /// Delays before retries. They start again after a reply with messages.
+    retries: TailBackoff,
+    /// Delays before all rows are read again. They start again once the client is up to date: a
+    /// shape that is replaced before its last row is no progress.
+    resets: TailBackoff,
     /// Whether requests have failed since the last reply.
     lost: bool,
 }
@@ -73,10 +81,10 @@ impl TailSession {
     async fn run(&mut self) -> Result<(), TailError> {
         loop {
             if let Err(RetryReason { why, after }) = self.step().await? {
-                let after = after.unwrap_or(self.retry_delay);
+                let delay = self.retries.take();
+                let after = after.unwrap_or(delay);
                 self.output.note(&format!("{why}; retrying in {after:?}"));
                 sleep(after).await;
-                self.retry_delay = (self.retry_delay * 2).min(MAX_RETRY_DELAY);
                 self.lost = true;
             }
         }
@@ -84,7 +92,7 @@ impl TailSession {
 
     /// Sends one request, and prints its reply.
     async fn step(&mut self) -> Result<Result<(), RetryReason>, TailError> {
-        let TailSession { client, reader, output, retry_delay, lost } = self;
+        let TailSession { client, reader, output, retries, resets, lost } = self;
         let response = match client.get(&reader.path(), None).await {
             Ok(response) => response,
             Err(error) => return retry_or_fail(error),
@@ -106,10 +114,17 @@ impl TailSession {
                 if std::mem::take(lost) {
                     output.note("reconnected");
                 }
-                *retry_delay = MIN_RETRY_DELAY;
+                retries.reset();
+                if is_up_to_date {
+                    resets.reset();
+                }
                 output.print(&messages, is_up_to_date)?;
             }
-            TailReply::Reset => output.reset()?,
+            TailReply::Reset => {
+                let after = resets.take();
+                output.reset(after)?;
+                sleep(after).await;
+            }
             TailReply::RetryLater { why, after } => return Ok(Err(RetryReason { why, after })),
         }
         Ok(Ok(()))

@@ -123,8 +123,8 @@ impl TailOutput {
         Ok(())
     }
 
-    /// Starts over: the server has replaced the shape.
-    pub(super) fn reset(&mut self) -> Result<(), TailError> {
+    /// Starts over after a delay: the server has replaced the shape.
+    pub(super) fn reset(&mut self, after: Duration) -> Result<(), TailError> {
         if self.json {
             let mut out = io::stdout().lock();
             out.write_all(b"{\"headers\":{\"control\":\"must-refetch\"}}\n")?;
@@ -134,7 +134,7 @@ impl TailOutput {
         if let Some(progress) = &mut self.progress {
             progress.started = Instant::now();
         }
-        self.note("shape replaced: reading all rows again");
+        self.note(&format!("shape replaced: reading all rows again in {after:?}"));
         Ok(())
     }
 

@@ -19,6 +19,8 @@ mod event_source;
 mod fastapi;
 mod floods;
 mod forebay_process;
+#[path = "../../src/config/generated_page.rs"]
+mod generated_page;
 mod headers;
 mod hostile_clients;
 mod limits;

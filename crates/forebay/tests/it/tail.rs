@@ -4,7 +4,8 @@
 //! The tests block their thread while they wait for lines, so each needs another thread for the
 //! proxy.
 
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader, Read, Write as _};
+use std::net::TcpListener;
 use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::time::{Duration, Instant};
@@ -276,5 +277,25 @@ async fn an_invalid_request_is_reported_in_one_line() {
     {
         let output = forebay(&["tail"]).args(args).output().unwrap();
         assert_eq!(output.status.code(), Some(2), "{args:?}");
+    }
+}
+
+#[test]
+fn a_server_that_always_replaces_the_shape_is_asked_less_and_less_often() {
+    let server = TcpListener::bind("127.0.0.1:0").unwrap();
+    let at = format!("http://{}", server.local_addr().unwrap());
+    let _tail = TailProcess::run(command(&at, &["items"]));
+    let mut replied = None;
+    for min_delay in [0, 100, 200, 400, 800].map(Duration::from_millis) {
+        let (mut socket, _) = server.accept().unwrap();
+        let waited = replied.map_or(Duration::ZERO, |replied: Instant| replied.elapsed());
+        assert!(waited >= min_delay, "asked again after {waited:?}, not {min_delay:?}");
+        let head = BufReader::new(socket.try_clone().unwrap()).lines().map_while(Result::ok);
+        assert!(head.take_while(|line| !line.is_empty()).count() > 0);
+        replied = Some(Instant::now());
+        let body = r#"[{"headers":{"control":"must-refetch"}}]"#;
+        let length = body.len();
+        let head = format!("HTTP/1.1 409 Conflict\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n");
+        socket.write_all(format!("{head}{body}").as_bytes()).unwrap();
     }
 }

@@ -1,6 +1,6 @@
-//! `docs/metrics.md` lists every metric of the code, and no other, with its kind, labels and help
-//! text.
+//! The tables of `docs/metrics.md` are generated from the code, with `UPDATE_DOCS=1`.
 //!
+//! Names, help texts and their order are those that `describe` of each crate gives the recorder.
 //! Kinds and labels are taken from the macro calls in the sources, and from `/metrics` of a running
 //! server and a running gate. Each metric is in at least one of them.
 
@@ -8,10 +8,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
 
-use super::operations::{file, workspace};
+use metrics::{Counter, Gauge, Histogram, Key, KeyName, Metadata, Recorder, SharedString, Unit};
+use parking_lot::Mutex;
+
+use super::operations::workspace;
 use super::support::{ServeFixture, ShapeReader};
 use crate::admin::check_metrics;
 use crate::forebay_process::ForebayProcess;
+use crate::generated_page::assert_section;
 use crate::limits::{TRUSTED, USERS, open_stream};
 use crate::streaming_upstream::StreamingUpstream;
 use crate::wire::{HttpConnection, until};
@@ -22,22 +26,68 @@ type MetricFact = (String, BTreeSet<String>);
 /// Facts by the name of the metric.
 type MetricFacts = BTreeMap<String, BTreeSet<MetricFact>>;
 
-/// A row of the table in the docs.
-struct DocumentedMetric {
-    fact: MetricFact,
-    help: String,
+/// Function that describes the metrics of a crate to the recorder.
+type DescribeFn = fn();
+
+/// Sections of the page, and the functions that describe their metrics.
+const SECTIONS: [(&str, &[DescribeFn]); 5] = [
+    ("program", &[forebay_gate::metrics::describe, forebay::metrics::describe]),
+    ("shapes", &[forebay_serve::metrics::describe]),
+    ("postgres", &[forebay_replication::metrics::describe]),
+    ("reservoir", &[forebay_replication::reservoir::metrics::describe]),
+    ("admission", &[forebay_admission::metrics::describe]),
+];
+
+/// Recorder that keeps name, kind and help text of each description.
+#[derive(Default)]
+struct DescriptionRecorder(Mutex<Vec<(String, &'static str, String)>>);
+
+impl DescriptionRecorder {
+    fn add(&self, name: &KeyName, kind: &'static str, help: &SharedString) {
+        self.0.lock().push((name.as_str().to_owned(), kind, help.to_string()));
+    }
 }
 
-/// Reads the tables of `docs/metrics.md`.
-fn documented() -> BTreeMap<String, DocumentedMetric> {
-    let page = file("docs/metrics.md");
-    let rows = page.lines().filter(|line| line.starts_with("| `")).map(|line| {
-        let cells: Vec<&str> = line.trim_matches('|').splitn(4, '|').map(str::trim).collect();
-        let words = |cell: &str| cell.split('`').skip(1).step_by(2).map(str::to_owned).collect();
-        let fact = (cells[1].to_owned(), words(cells[2]));
-        (cells[0].trim_matches('`').to_owned(), DocumentedMetric { fact, help: cells[3].to_owned() })
-    });
-    rows.collect()
+impl Recorder for DescriptionRecorder {
+    fn describe_counter(&self, name: KeyName, _: Option<Unit>, help: SharedString) {
+        self.add(&name, "counter", &help);
+    }
+
+    fn describe_gauge(&self, name: KeyName, _: Option<Unit>, help: SharedString) {
+        self.add(&name, "gauge", &help);
+    }
+
+    fn describe_histogram(&self, name: KeyName, _: Option<Unit>, help: SharedString) {
+        self.add(&name, "histogram", &help);
+    }
+
+    fn register_counter(&self, _: &Key, _: &Metadata<'_>) -> Counter {
+        Counter::noop()
+    }
+
+    fn register_gauge(&self, _: &Key, _: &Metadata<'_>) -> Gauge {
+        Gauge::noop()
+    }
+
+    fn register_histogram(&self, _: &Key, _: &Metadata<'_>) -> Histogram {
+        Histogram::noop()
+    }
+}
+
+/// Returns the table of a section, and removes its metrics from `facts`.
+fn table(describe: &[DescribeFn], facts: &mut MetricFacts) -> String {
+    let recorder = DescriptionRecorder::default();
+    metrics::with_local_recorder(&recorder, || describe.iter().for_each(|describe| describe()));
+    let mut table = String::from("| metric | kind | labels | what |\n|---|---|---|---|\n");
+    for (name, kind, help) in recorder.0.into_inner() {
+        let found = facts.remove(&name).unwrap_or_else(|| panic!("{name} is described, but never set"));
+        let kinds: Vec<_> = found.iter().map(|(kind, _)| kind.as_str()).collect();
+        assert_eq!(kinds, [kind], "{name} has one kind and the same labels everywhere: {found:?}");
+        let labels = found.into_iter().flat_map(|(_, labels)| labels);
+        let labels = labels.map(|label| format!("`{label}`")).collect::<Vec<_>>().join(", ");
+        table += &format!("| `{name}` | {kind} | {labels} | {help} |\n");
+    }
+    table
 }
 
 /// Reads every Rust file below a folder, with line breaks replaced by spaces.
@@ -118,18 +168,17 @@ fn metrics_of_sources() -> MetricFacts {
     facts
 }
 
-/// Parses `/metrics` of a process, and checks the help texts against the docs.
-fn metrics_of_process(text: &str, documented: &BTreeMap<String, DocumentedMetric>) -> MetricFacts {
+/// Parses `/metrics` of a process.
+fn metrics_of_process(text: &str) -> MetricFacts {
     check_metrics(text);
     let mut facts = MetricFacts::new();
     let (mut name, mut kind) = ("", "");
     for line in text.lines() {
-        if let Some((of, help)) = line.strip_prefix("# HELP ").and_then(|rest| rest.split_once(' ')) {
-            let row = documented.get(of).unwrap_or_else(|| panic!("docs/metrics.md lacks {of}"));
-            assert_eq!(row.help, help, "{of}");
-        } else if let Some(of) = line.strip_prefix("# TYPE ") {
+        if let Some(of) = line.strip_prefix("# TYPE ") {
             (name, kind) = of.split_once(' ').unwrap();
-        } else if let Some(sample) = line.strip_prefix(name) {
+        } else if !line.starts_with('#')
+            && let Some(sample) = line.strip_prefix(name)
+        {
             let labels = sample
                 .split_once('{')
                 .and_then(|(_, rest)| rest.rsplit_once('}'))
@@ -174,17 +223,15 @@ async fn scrape_gate() -> String {
 
 #[tokio::test]
 async fn the_docs_list_every_metric_with_kind_labels_and_help_text_and_no_other() {
-    let documented = documented();
     let mut facts = metrics_of_sources();
-    let names = |facts: &MetricFacts| facts.keys().cloned().collect::<Vec<_>>();
-    assert_eq!(documented.keys().cloned().collect::<Vec<_>>(), names(&facts));
     for text in [scrape_serve().await, scrape_gate().await] {
-        for (name, found) in metrics_of_process(&text, &documented) {
+        for (name, found) in metrics_of_process(&text) {
             facts.entry(name).or_default().extend(found);
         }
     }
-    for (name, found) in facts {
-        let row = documented.get(&name).unwrap_or_else(|| panic!("docs/metrics.md lacks {name}"));
-        assert_eq!(found, [row.fact.clone()].into(), "{name}");
+    let page = workspace().join("docs/metrics.md");
+    for (section, describe) in SECTIONS {
+        assert_section(page.to_str().unwrap(), section, &table(describe, &mut facts));
     }
+    assert!(facts.is_empty(), "metrics without a line in `describe`: {:?}", facts.keys());
 }
