@@ -109,8 +109,12 @@ pub enum RequestError {
         /// What ended the link, unless `close` did.
         last_error: Option<ConnectionLoss>,
     },
-    /// The runtime of the connection has shut down. Requests in flight may have run.
-    #[error("the runtime that ran this connection is gone; connect again on a live one")]
+    /// The client was [aborted](crate::RedisClient::abort), or the runtime of the connection has
+    /// shut down. Requests in flight may have run.
+    #[error(
+        "cancelled: the client was aborted, or the runtime that ran its connection has shut down; the command \
+         may have run; connect again"
+    )]
     Cancelled,
 }
 
@@ -413,8 +417,8 @@ pub enum RedisConnectError {
         /// How it ended.
         reason: String,
     },
-    /// The client was closed while it was connecting.
-    #[error("the client was closed while it was connecting")]
+    /// The client was closed or aborted while it was connecting.
+    #[error("the client was closed or aborted while it was connecting")]
     Cancelled,
 }
 

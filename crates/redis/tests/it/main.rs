@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used, reason = "a test's unwrap is its assertion, in a helper too")]
 
+mod abort;
+mod caller_code;
 mod connecting;
 mod decoder;
 mod faults;
