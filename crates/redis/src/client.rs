@@ -1,8 +1,8 @@
 //! Client handle: cheap to clone, usable from any thread and any tokio runtime.
 
 use std::fmt;
-use std::sync::{Arc, Weak};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
 
@@ -45,6 +45,8 @@ pub(crate) struct ClientShared {
     pub(crate) journal: Arc<StatusJournal>,
     pub(crate) counters: WorkerCounters,
     pub(crate) topics: TopicRegistry,
+    #[cfg(feature = "metrics")]
+    pub(crate) metrics: Arc<crate::metrics::ClientMetrics>,
     /// True if the connection, or the next one, can subscribe and run other commands.
     is_resp3: AtomicBool,
     /// Dedicated connections only: true between `MULTI` and `EXEC`.
@@ -194,8 +196,8 @@ impl RedisClient {
 
     /// Closes the connection at once, without waiting for requests in flight.
     ///
-    /// Every request that is queued or in flight fails with [`RequestError::Cancelled`], and so does
-    /// every later one. Requests in flight may have run. Attempts to connect end, subscriptions end
+    /// Every request that is queued or in flight fails with [`RequestError::Cancelled`], and so do
+    /// all later ones. Requests in flight may have run. Attempts to connect end, subscriptions end
     /// after the messages that have arrived, and [`close`](Self::close) returns.
     ///
     /// | | [`close`](Self::close) | `abort` |
@@ -203,11 +205,10 @@ impl RedisClient {
     /// | requests in flight | may finish within [`Config::close_timeout`] | fail with `Cancelled` |
     /// | later requests | fail with `Closed` | fail with `Cancelled` |
     /// | dedicated connections | stay open | end, and do not connect again |
-    /// | returns | when the connection is closed | at once; the worker changes the state to `Closed` |
+    /// | returns | when the state is `Closed` | at once; the worker then sets the state |
     ///
-    /// [`reopen`](Self::reopen) connects again; dedicated connections then have to be requested
-    /// again. Aborting from a task that the caller does not control is safe: this neither blocks
-    /// nor needs a runtime.
+    /// [`reopen`](Self::reopen) connects again, but not the dedicated connections. This method does
+    /// not block, and may be called from any thread.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
@@ -334,6 +335,8 @@ impl RedisClient {
             journal: Arc::new(StatusJournal::new()),
             counters: WorkerCounters::default(),
             topics: TopicRegistry::default(),
+            #[cfg(feature = "metrics")]
+            metrics: crate::metrics::ClientMetrics::new(),
             is_resp3,
             queuing: AtomicBool::new(false),
             lifecycle: Mutex::default(),

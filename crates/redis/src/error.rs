@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 pub use crate::core::frame::ProtocolError;
 pub use crate::core::refusal::ServerRefusal;
+use crate::credentials::CredentialsError;
 
 /// Error of [`RedisClient::exec`](crate::RedisClient::exec).
 #[derive(Debug, Clone, thiserror::Error)]
@@ -379,6 +380,14 @@ pub enum RedisConnectError {
         address: String,
         /// The reason.
         source: Arc<io::Error>,
+    },
+    /// The [provider](crate::CredentialsProvider) of the credentials failed.
+    #[error("no credentials for {address}: {source}; the provider is called again at the next attempt")]
+    Credentials {
+        /// Address of the server.
+        address: String,
+        /// The provider's error.
+        source: CredentialsError,
     },
     /// The server rejected the user name or the password.
     #[error("authentication failed: {0}; check the user name and the password")]

@@ -90,7 +90,7 @@ impl<'c, S: RequestSpec> RequestFuture<'c, S> {
         let mut writer = ArgWriter::guarded(&mut buffer, self.shared.guard());
         self.spec.encode(&mut writer);
         let encoded = writer.finish();
-        self.observation.begin(&self.shared.config, expect, &buffer);
+        self.observation.begin(self.shared, expect, &buffer);
         let EncodedRequest { probe, guard } = encoded?;
         Ok(EncodedCall { buffer, expect: expect.verified_by(probe), guard })
     }

@@ -350,6 +350,10 @@ impl EffectHandler<SharedReplySlot> for WorkerShell {
             }
             _ => tracing::info!(%from, %to, "link changed state"),
         }
+        #[cfg(feature = "metrics")]
+        if (from, to) == (State::Reconnecting, State::Open) {
+            self.shared.metrics.reconnects.increment(1);
+        }
         match to {
             State::Closed => self.shared.on_closed(status),
             _ => self.shared.journal.record(status),

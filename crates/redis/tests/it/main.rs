@@ -5,9 +5,12 @@
 mod abort;
 mod caller_code;
 mod connecting;
+mod credentials;
 mod decoder;
 mod faults;
 mod features;
+#[cfg(all(feature = "metrics", feature = "tracing"))]
+mod observed;
 mod pubsub;
 mod refusals;
 mod replies;
