@@ -16,9 +16,6 @@ use crate::hooks::RequestOutcome;
 use crate::reply::{ReplyReader, ReplyToken};
 use crate::request_observation::first_command_name;
 
-/// Target of the spans, for filters.
-const TARGET: &str = "forebay_redis::request";
-
 /// Longest name that is recorded, in bytes. Longer ones are no names of commands.
 const MAX_NAME: usize = 64;
 
@@ -34,7 +31,7 @@ impl RequestSpan {
     pub(crate) fn begin(config: &Config, expect: ExpectedReplies, encoded: &[u8]) -> RequestSpan {
         // The values are computed only if the span is enabled.
         let span = tracing::info_span!(
-            target: TARGET,
+            target: "forebay_redis::request",
             "redis request",
             "otel.name" = operation(expect, encoded),
             "otel.kind" = "client",
