@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use forebay_admission::metrics as admission;
 use forebay_gate::metrics as gate;
+use forebay_redis::metrics as redis;
 use forebay_replication::reservoir::metrics as reservoir;
 use forebay_serve::metrics as serve;
 use forebay_stream::ServerCounts;
@@ -46,6 +47,7 @@ pub fn install() -> Result<PrometheusHandle, BuildError> {
         (reservoir::DIAL_SECONDS, &HEAD_BUCKETS),
         (reservoir::WAIT_SECONDS, &HEAD_BUCKETS),
         (reservoir::RETIREMENT_AGE_SECONDS, &STREAM_BUCKETS),
+        (redis::REQUEST_SECONDS, &redis::REQUEST_BUCKETS),
     ] {
         builder = builder.set_buckets_for_metric(Matcher::Full(name.to_owned()), buckets)?;
     }

@@ -1,4 +1,4 @@
-//! Arguments of commands, encoded in RESP into the connection's send buffer.
+//! Arguments of commands, encoded in RESP.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
@@ -143,8 +143,8 @@ impl fmt::Debug for ArgWriter<'_> {
 /// A value that is written as arguments of a command. A list is one argument for each item; `None`
 /// is no argument.
 ///
-/// [`write`](Self::write) runs while the connection's send buffer is locked. It must only write,
-/// and must not use the same client.
+/// Both methods run in the task that sends the request, and no lock is held. They may block, which
+/// delays only their own request, and may use the same client.
 pub trait ToArgs {
     /// Returns the number of arguments that [`write`](Self::write) writes.
     fn count(&self) -> usize {

@@ -1,8 +1,8 @@
 //! Client handle: cheap to clone, usable from any thread and any tokio runtime.
 
 use std::fmt;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
 
@@ -12,7 +12,7 @@ use crate::config::{Config, IntoConfig, Protocol};
 use crate::connect::{Dialer, RespVersion, dialer};
 use crate::core::link::State;
 use crate::error::{ConnectionLoss, ExecError, RedisConnectError, RequestError};
-use crate::inbox::{Inbox, InboxBounds};
+use crate::inbox::{AbortScope, Inbox, InboxBounds};
 use crate::reply::{FromReplies, FromReply};
 use crate::request_future::{CommandSpec, PipelineSpec, RequestFuture, RequestSpec, TransactionSpec};
 use crate::status::{ClientStats, Status, StatusJournal, StatusStream, WorkerCounters};
@@ -34,6 +34,9 @@ struct ClientHandle {
     dialer: Dialer,
     /// Subscriber connection for RESP2, where a subscribed connection cannot run other commands.
     subscriber: Mutex<Option<RedisClient>>,
+    /// Dedicated connections, which an abort ends. Those that are gone are removed when one is
+    /// added, so there are at most as many as were open at once, plus one.
+    dedicated: Mutex<Vec<Weak<ClientShared>>>,
 }
 
 pub(crate) struct ClientShared {
@@ -42,6 +45,8 @@ pub(crate) struct ClientShared {
     pub(crate) journal: Arc<StatusJournal>,
     pub(crate) counters: WorkerCounters,
     pub(crate) topics: TopicRegistry,
+    #[cfg(feature = "metrics")]
+    pub(crate) metrics: Arc<crate::metrics::ClientMetrics>,
     /// True if the connection, or the next one, can subscribe and run other commands.
     is_resp3: AtomicBool,
     /// Dedicated connections only: true between `MULTI` and `EXEC`.
@@ -53,6 +58,18 @@ pub(crate) struct ClientShared {
 struct LinkLifecycle {
     generation: u64,
     running: bool,
+}
+
+impl LinkLifecycle {
+    /// Returns the generation of a new link, or `None` if a link is running.
+    fn start(&mut self) -> Option<u64> {
+        if self.running {
+            return None;
+        }
+        self.running = true;
+        self.generation += 1;
+        Some(self.generation)
+    }
 }
 
 impl RedisClient {
@@ -91,6 +108,10 @@ impl RedisClient {
     /// Connects a closed client again, with a new link and the next generation. Does nothing if the
     /// client is not closed.
     pub async fn reopen(&self) -> Result<(), RedisConnectError> {
+        if self.handle.shared.inbox.is_aborted() {
+            // The worker may not have ended the link yet.
+            self.status_changes().wait_for(State::Closed).await;
+        }
         self.connect_once().await
     }
 
@@ -173,6 +194,47 @@ impl RedisClient {
         while !matches!(changes.next().await.state, State::Closed | State::Init) {}
     }
 
+    /// Closes the connection at once, without waiting for requests in flight.
+    ///
+    /// Every request that is queued or in flight fails with [`RequestError::Cancelled`], and so do
+    /// all later ones. Requests in flight may have run. Attempts to connect end, subscriptions end
+    /// after the messages that have arrived, and [`close`](Self::close) returns.
+    ///
+    /// | | [`close`](Self::close) | `abort` |
+    /// |---|---|---|
+    /// | requests in flight | may finish within [`Config::close_timeout`] | fail with `Cancelled` |
+    /// | later requests | fail with `Closed` | fail with `Cancelled` |
+    /// | dedicated connections | stay open | end, and do not connect again |
+    /// | returns | when the state is `Closed` | at once; the worker then sets the state |
+    ///
+    /// [`reopen`](Self::reopen) connects again, but not the dedicated connections. This method does
+    /// not block, and may be called from any thread.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let server = forebay_sandbox::Redis::start()?;
+    /// # let client = forebay_redis::RedisClient::connect(server.url()).await?;
+    /// use forebay_redis::{ExecError, RequestError, State};
+    ///
+    /// client.abort();
+    /// let error = client.exec::<()>(("PING",)).await.unwrap_err();
+    /// assert!(matches!(error, ExecError::Request(RequestError::Cancelled)));
+    /// client.status_changes().wait_for(State::Closed).await;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn abort(&self) {
+        // First, so that no other connection is added to those below.
+        self.handle.shared.inbox.abort();
+        let subscriber = self.handle.subscriber.lock().take();
+        let dedicated = std::mem::take(&mut *self.handle.dedicated.lock());
+        let subscriber = subscriber.iter().map(|client| client.shared().clone());
+        for shared in dedicated.iter().filter_map(Weak::upgrade).chain(subscriber) {
+            shared.inbox.abort();
+        }
+    }
+
     /// Returns the state of the connection.
     pub fn state(&self) -> State {
         self.status().state
@@ -211,23 +273,45 @@ impl RedisClient {
         if closed || self.handle.shared.is_resp3.load(Ordering::Relaxed) || self.config().subscriber_only {
             return self.clone();
         }
-        let client = self.resp2_subscriber();
+        let Some(client) = self.resp2_subscriber() else { return self.clone() };
         // A subscription made before the connection exists would begin with a gap.
         client.wait_for_attempt().await;
         client
     }
 
-    fn resp2_subscriber(&self) -> RedisClient {
-        let mut subscriber = self.handle.subscriber.lock();
-        let client = subscriber.get_or_insert_with(|| {
+    /// Connects a client for a dedicated connection, which an abort of this client ends.
+    pub(crate) async fn connect_dedicated(&self, config: Config) -> Result<RedisClient, RedisConnectError> {
+        let client = RedisClient::new(config);
+        {
+            let mut dedicated = self.handle.dedicated.lock();
+            if self.handle.shared.inbox.is_aborted() {
+                return Err(RedisConnectError::Cancelled);
+            }
+            dedicated.retain(|shared| shared.strong_count() > 0);
+            dedicated.push(Arc::downgrade(client.shared()));
+        }
+        client.connect_once().await?;
+        Ok(client)
+    }
+
+    /// Returns the started subscriber client, or `None` if this client is aborted.
+    fn resp2_subscriber(&self) -> Option<RedisClient> {
+        let new = || {
             RedisClient::new(Config {
                 subscriber_only: true,
                 protocol: Protocol::Resp2,
                 ..(**self.config()).clone()
             })
-        });
+        };
+        let client = {
+            let mut subscriber = self.handle.subscriber.lock();
+            if self.handle.shared.inbox.is_aborted() {
+                return None;
+            }
+            subscriber.get_or_insert_with(new).clone()
+        };
         client.start();
-        client.clone()
+        Some(client)
     }
 
     /// Waits until no attempt to connect is in progress.
@@ -251,11 +335,14 @@ impl RedisClient {
             journal: Arc::new(StatusJournal::new()),
             counters: WorkerCounters::default(),
             topics: TopicRegistry::default(),
+            #[cfg(feature = "metrics")]
+            metrics: crate::metrics::ClientMetrics::new(),
             is_resp3,
             queuing: AtomicBool::new(false),
             lifecycle: Mutex::default(),
         });
-        RedisClient { handle: Arc::new(ClientHandle { shared, dialer, subscriber: Mutex::default() }) }
+        let (subscriber, dedicated) = (Mutex::default(), Mutex::default());
+        RedisClient { handle: Arc::new(ClientHandle { shared, dialer, subscriber, dedicated }) }
     }
 
     /// Starts a new link and returns its generation. Returns `None` if a link is already running.
@@ -263,19 +350,11 @@ impl RedisClient {
         let shared = &self.handle.shared;
         // Panics outside of tokio, before any state has changed.
         let runtime = tokio::runtime::Handle::current();
-        let mut lifecycle = shared.lifecycle.lock();
-        if lifecycle.running {
-            return None;
-        }
-        lifecycle.running = true;
-        lifecycle.generation += 1;
-        let generation = lifecycle.generation;
-        shared.inbox.reset();
+        let generation = shared.lifecycle.lock().start()?;
+        let belongs_to_another = shared.config.dedicated || shared.config.subscriber_only;
+        shared.inbox.reset(if belongs_to_another { AbortScope::Client } else { AbortScope::Link });
         let mut changes = shared.journal.follow();
-        let worker = ConnectionWorker::new(shared.clone(), self.handle.dialer.clone(), generation);
-        // A runtime that is shutting down drops the worker at once, and its drop takes this lock.
-        drop(lifecycle);
-        runtime.spawn(worker);
+        runtime.spawn(ConnectionWorker::new(shared.clone(), self.handle.dialer.clone(), generation));
         if let Some(hooks) = shared.config.hooks.clone() {
             tokio::spawn(async move {
                 let _before = changes.next().await;
@@ -354,9 +433,12 @@ impl ClientShared {
     /// both need the lock.
     pub(crate) fn on_closed(&self, status: Status) {
         self.topics.end_all();
-        let mut lifecycle = self.lifecycle.lock();
-        lifecycle.running = false;
-        self.journal.record(status);
+        let change = {
+            let mut lifecycle = self.lifecycle.lock();
+            lifecycle.running = false;
+            self.journal.append(status)
+        };
+        change.notify();
     }
 }
 

@@ -1,6 +1,6 @@
 //! Commands: a tuple is a command, a tuple or a list of commands is a batch.
 //!
-//! Both borrow their arguments and are encoded once, into the connection's send buffer.
+//! Both borrow their arguments and are encoded once, in the task that sends them.
 
 use crate::args::{ArgWriter, ToArgs};
 

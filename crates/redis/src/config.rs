@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use crate::core::backoff::ReconnectBackoff;
 use crate::core::frame::ReplyLimits;
+use crate::credentials::CredentialsProvider;
 use crate::error::RedisConfigError;
 use crate::hooks::Hooks;
 use std::sync::Arc;
@@ -24,13 +25,18 @@ pub struct Config {
     pub username: Option<String>,
     /// Password. Omitted from `Debug` output and logs.
     pub password: Option<RedisPassword>,
+    /// Provider that is called for the credentials at each attempt to connect, instead of
+    /// [`password`](Self::password). Default none. See
+    /// [`RedisPasswordFile`](crate::RedisPasswordFile).
+    pub credentials: Option<Arc<dyn CredentialsProvider>>,
     /// Database to select. Default 0.
     pub db: u32,
     /// Connection name in `CLIENT LIST`. Default none.
     pub client_name: Option<String>,
     /// RESP version. Default [`Protocol::Auto`].
     pub protocol: Protocol,
-    /// Deadline of one attempt to connect: name resolution, dial, TLS and handshake together.
+    /// Deadline of one attempt to connect: credentials, name resolution, dial, TLS and handshake
+    /// together.
     /// Default 5 s.
     pub connect_timeout: Duration,
     /// Deadline from the submission of a request to its reply, including the time in the queue.
@@ -84,6 +90,7 @@ impl Default for Config {
             tls: None,
             username: None,
             password: None,
+            credentials: None,
             db: 0,
             client_name: None,
             protocol: Protocol::Auto,

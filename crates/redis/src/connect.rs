@@ -1,4 +1,4 @@
-//! Connecting: name resolution, dial, TLS and handshake, under one deadline.
+//! Connecting: credentials, name resolution, dial, TLS and handshake, under one deadline.
 
 use std::future::Future;
 use std::io;
@@ -15,6 +15,7 @@ use crate::args::ArgWriter;
 use crate::command::{Cmd, cmd};
 use crate::config::{Address, Config, Protocol};
 use crate::core::frame::{FrameStep, Framer};
+use crate::credentials::{RedisCredentials, requested_credentials};
 use crate::error::{RedisConnectError, RedisServerError};
 use crate::reply::{ReplyReader, ReplyToken};
 
@@ -52,8 +53,10 @@ pub(crate) fn dialer(config: Arc<Config>) -> Dialer {
                 at: Instant::now() + config.connect_timeout.min(MAX_CONNECT_TIMEOUT),
                 config: &config,
             };
+            // Before the dial, so that the server has no connection that waits for its login.
+            let credentials = credentials(&deadline).await?;
             let io = dial(&deadline).await?;
-            deadline.limit("the handshake", handshake(io, &config)).await?
+            deadline.limit("the handshake", handshake(io, &config, credentials)).await?
         })
     })
 }
@@ -74,6 +77,29 @@ impl ConnectDeadline<'_> {
             after: self.config.connect_timeout,
             step,
         }
+    }
+}
+
+/// Returns the credentials of this attempt, if there are any.
+async fn credentials(deadline: &ConnectDeadline<'_>) -> Result<Option<RedisCredentials>, RedisConnectError> {
+    let config = deadline.config;
+    let Some(provider) = &config.credentials else {
+        return Ok(match (&config.username, &config.password) {
+            (None, None) => None,
+            // A user without a password has an ACL that accepts any password.
+            (user, password) => Some(RedisCredentials {
+                username: user.clone(),
+                password: password.clone().unwrap_or_else(|| "".into()),
+            }),
+        });
+    };
+    let requested = requested_credentials(provider.clone());
+    match deadline.limit("the provider of the credentials", requested).await? {
+        Ok(RedisCredentials { username, password }) => {
+            let username = username.or_else(|| config.username.clone());
+            Ok(Some(RedisCredentials { username, password }))
+        }
+        Err(source) => Err(RedisConnectError::Credentials { address: config.address.to_string(), source }),
     }
 }
 
@@ -153,8 +179,10 @@ fn set_options(stream: &TcpStream, config: &Config) -> io::Result<()> {
 pub(crate) async fn handshake(
     io: Box<dyn ConnectionIo>,
     config: &Config,
+    credentials: Option<RedisCredentials>,
 ) -> Result<EstablishedConnection, RedisConnectError> {
-    let mut handshake = Handshake { io, input: BytesMut::new(), framer: Framer::new(config.limits), config };
+    let (input, framer) = (BytesMut::new(), Framer::new(config.limits));
+    let mut handshake = Handshake { io, input, framer, config, credentials };
     let version = match config.protocol {
         Protocol::Resp2 => RespVersion::Resp2,
         Protocol::Auto | Protocol::Resp3 => handshake.hello().await?,
@@ -179,6 +207,7 @@ struct Handshake<'c> {
     input: BytesMut,
     framer: Framer,
     config: &'c Config,
+    credentials: Option<RedisCredentials>,
 }
 
 impl Handshake<'_> {
@@ -186,8 +215,9 @@ impl Handshake<'_> {
     /// refuses `HELLO` alone. Returns the version that the server supports.
     async fn hello(&mut self) -> Result<RespVersion, RedisConnectError> {
         let mut hello = cmd("HELLO").arg(3);
-        if let Some((user, password)) = self.credentials() {
-            hello = hello.arg("AUTH").arg(user.unwrap_or("default")).arg(password);
+        if let Some(RedisCredentials { username, password }) = &self.credentials {
+            let user = username.as_deref().unwrap_or("default");
+            hello = hello.arg("AUTH").arg(user).arg(&password.0);
         }
         if let Some(name) = &self.config.client_name {
             hello = hello.arg("SETNAME").arg(name);
@@ -202,8 +232,8 @@ impl Handshake<'_> {
     }
 
     async fn login_resp2(&mut self) -> Result<(), RedisConnectError> {
-        if let Some((user, password)) = self.credentials() {
-            let auth = cmd("AUTH").arg(user).arg(password);
+        if let Some(RedisCredentials { username, password }) = &self.credentials {
+            let auth = cmd("AUTH").arg(username.as_deref()).arg(&password.0);
             self.call(auth).await?.map_err(|error| rejection_error("AUTH", error))?;
         }
         if let Some(name) = &self.config.client_name {
@@ -211,14 +241,6 @@ impl Handshake<'_> {
             self.call(set_name).await?.map_err(|error| rejection_error("CLIENT SETNAME", error))?;
         }
         Ok(())
-    }
-
-    /// Returns the credentials. A user without a password has an ACL that accepts any password.
-    fn credentials(&self) -> Option<(Option<&str>, &str)> {
-        match (self.config.username.as_deref(), &self.config.password) {
-            (None, None) => None,
-            (user, password) => Some((user, password.as_ref().map_or("", |password| &password.0))),
-        }
     }
 
     async fn call(&mut self, command: Cmd) -> Result<Result<(), RedisServerError>, RedisConnectError> {

@@ -14,7 +14,8 @@ use crate::reply::{FromReplies, FromReply};
 /// It has no response deadline: a blocking command waits as long as its own timeout says. Dropping
 /// a call ends the connection, so that the server does not send an item to a dropped call.
 /// The next call connects again. Connection state, such as watched keys, is lost with the
-/// connection.
+/// connection. After an [abort](RedisClient::abort) of its client, every call fails with
+/// `Cancelled`.
 #[derive(Debug)]
 pub struct DedicatedConnection {
     client: RedisClient,
@@ -46,7 +47,7 @@ impl RedisClient {
             dedicated: true,
             ..(**self.config()).clone()
         };
-        Ok(DedicatedConnection { client: RedisClient::connect(config).await?, abandoned: false })
+        Ok(DedicatedConnection { client: self.connect_dedicated(config).await?, abandoned: false })
     }
 }
 
@@ -74,7 +75,8 @@ impl DedicatedConnection {
 
     /// Reconnects if necessary. If that fails, the request returns the reason.
     async fn call(&mut self) -> DedicatedCall<'_> {
-        if self.abandoned || matches!(self.client.state(), State::Failed | State::Closing | State::Closed) {
+        let ended = matches!(self.client.state(), State::Failed | State::Closing | State::Closed);
+        if (self.abandoned || ended) && !self.client.shared().inbox.is_aborted() {
             self.client.close().await;
             let _reported_by_the_request = self.client.reopen().await;
             self.abandoned = false;

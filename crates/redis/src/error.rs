@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 pub use crate::core::frame::ProtocolError;
 pub use crate::core::refusal::ServerRefusal;
+use crate::credentials::CredentialsError;
 
 /// Error of [`RedisClient::exec`](crate::RedisClient::exec).
 #[derive(Debug, Clone, thiserror::Error)]
@@ -109,8 +110,12 @@ pub enum RequestError {
         /// What ended the link, unless `close` did.
         last_error: Option<ConnectionLoss>,
     },
-    /// The runtime of the connection has shut down. Requests in flight may have run.
-    #[error("the runtime that ran this connection is gone; connect again on a live one")]
+    /// The client was [aborted](crate::RedisClient::abort), or the runtime of the connection has
+    /// shut down. Requests in flight may have run.
+    #[error(
+        "cancelled: the client was aborted, or the runtime that ran its connection has shut down; the command \
+         may have run; connect again"
+    )]
     Cancelled,
 }
 
@@ -376,6 +381,14 @@ pub enum RedisConnectError {
         /// The reason.
         source: Arc<io::Error>,
     },
+    /// The [provider](crate::CredentialsProvider) of the credentials failed.
+    #[error("no credentials for {address}: {source}; the provider is called again at the next attempt")]
+    Credentials {
+        /// Address of the server.
+        address: String,
+        /// The provider's error.
+        source: CredentialsError,
+    },
     /// The server rejected the user name or the password.
     #[error("authentication failed: {0}; check the user name and the password")]
     Auth(#[source] RedisServerError),
@@ -413,8 +426,8 @@ pub enum RedisConnectError {
         /// How it ended.
         reason: String,
     },
-    /// The client was closed while it was connecting.
-    #[error("the client was closed while it was connecting")]
+    /// The client was closed or aborted while it was connecting.
+    #[error("the client was closed or aborted while it was connecting")]
     Cancelled,
 }
 

@@ -1,4 +1,4 @@
-//! Hooks for tracing and metrics.
+//! Hooks: the caller's own observation of requests and of the connection.
 
 use std::time::Duration;
 
@@ -44,4 +44,16 @@ pub enum RequestOutcome<'a> {
     Failed(&'a RequestError),
     /// The caller dropped the future first.
     Dropped,
+}
+
+impl RequestOutcome<'_> {
+    /// Returns the outcome's name in logs and metrics: `replied`, `dropped`, or the name of the
+    /// error.
+    pub fn as_str(&self) -> &'static str {
+        match self {
+            RequestOutcome::Replied => "replied",
+            RequestOutcome::Failed(error) => error.as_str(),
+            RequestOutcome::Dropped => "dropped",
+        }
+    }
 }

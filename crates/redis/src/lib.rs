@@ -29,14 +29,20 @@
 //! |---|---|---|
 //! | `tls` | yes | `rediss://`, with rustls on ring and the system's certificates |
 //! | `serde` | no | `Serde<T>` decodes maps and arrays into any `Deserialize` type |
+//! | `tracing` | no | a span for each request, with OpenTelemetry's names and no arguments |
+//! | `metrics` | no | requests by outcome, durations, open requests, reconnections |
+//!
+//! Spans have the level INFO and the target `forebay_redis::request`. Metrics use the facade of the
+//! crate `metrics`; install the recorder before the first client is created. Without these
+//! features, [`Config::hooks`] can do the same. State changes are logged in any case.
 //!
 //! # The path of a request
 //!
 //! ```text
 //!  caller's task                     worker task                          server
 //!  request_future.rs ─ submit ─▶ inbox.rs ─ take ─▶ worker.rs ─ write / read ─▶ socket
-//!     ▲   encodes into             one lock          │ owns
-//!     │   the send buffer                            ▼
+//!     ▲   encodes, then            one lock          │ owns
+//!     │   locks the inbox                            ▼
 //!  reply_slot.rs ◀── complete ──────────── core/connection.rs (link + pipeline + framer)
 //!     │                                              │ push messages
 //!     ▼                                              ▼
@@ -79,6 +85,7 @@
 //!   `each_tasks_requests_run_in_the_order_in_which_it_sent_them`,
 //!   `the_reply_to_a_dropped_request_reaches_no_later_caller` (loom),
 //!   `a_close_wakes_the_worker_and_every_accepted_request_is_taken_once` (loom),
+//!   `an_abort_wakes_the_worker_and_every_accepted_request_is_taken_once` (loom),
 //!   `a_server_killed_under_load_has_run_each_increment_at_most_once`
 //! - A request that expires or is dropped before its first byte is sent is never sent.
 //!   `a_request_that_expires_before_its_first_byte_is_sent_is_never_sent`,
@@ -93,10 +100,25 @@
 //! - With default settings no request waits forever.
 //!   `a_frozen_server_fails_1000_gets_at_their_deadline_and_goes_on_when_it_thaws`,
 //!   `between_attempts_a_request_is_rejected_at_once_with_the_reason_and_the_next_attempt`
-//! - No caller's code runs in the worker.
+//! - No caller's code runs in the worker, except wakers, or while a lock is held that the worker
+//!   takes.
 //!   `hooks_report_requests_in_the_task_that_awaits_them`,
 //!   `a_panic_while_decoding_affects_only_its_caller`,
-//!   `a_blocking_hook_does_not_stop_other_requests`
+//!   `a_blocking_hook_does_not_stop_other_requests`,
+//!   `an_argument_that_blocks_stops_no_other_request`,
+//!   `an_argument_may_send_a_request_of_the_same_client`,
+//!   `a_waker_may_use_the_client`,
+//!   `a_provider_that_blocks_does_not_stop_the_worker`
+//! - After an abort every request fails with `Cancelled`, and no queued one is sent.
+//!   `an_abort_cancels_requests_in_flight_and_queued_ones_are_not_sent`,
+//!   `an_abort_ends_dedicated_connections_for_good`,
+//!   `an_abort_ends_attempts_to_connect_and_every_caller_that_waits`
+//! - Each attempt to connect uses the current credentials, which no log contains.
+//!   `a_reconnection_uses_the_current_password`,
+//!   `a_password_file_that_is_rewritten_is_read_at_the_next_attempt`,
+//!   `logs_and_debug_output_hold_no_password_of_a_provider`
+//! - Spans contain no argument.
+//!   `the_span_of_a_request_that_fails_has_the_code_and_no_argument`
 //! - Every queue is bounded.
 //!   `dropped_requests_against_a_frozen_server_keep_memory_bounded`,
 //!   `unsent_bytes_are_bounded_too_and_the_error_says_so`
@@ -117,8 +139,11 @@
 //! | deadlines, losses, closing | `core/connection.rs`, random histories: `connection_tests.rs` |
 //! | sockets, timer, batching | `worker.rs` |
 //! | submitting requests, waking callers | `inbox.rs`, `reply_slot.rs`, `request_future.rs` |
+//! | memory in which requests are encoded | `encode_buffer.rs` |
+//! | hooks, spans, metrics | `request_observation.rs`, `request_span.rs`, `metrics.rs` |
 //! | locks that loom checks, and its tests | `sync.rs`, `loom_tests.rs`, `script/loom` |
 //! | dial, TLS, HELLO, RESP2 | `connect.rs`, `tls.rs`; URLs in `config.rs` |
+//! | passwords that change | `credentials.rs` |
 //! | commands and their arguments | `command.rs`, `args.rs` |
 //! | decoding of replies | `reply/`: `reader.rs`, `decode.rs`, `value.rs`, `results.rs` |
 //! | subscriptions, gaps, resubscribing | `topic_registry.rs`, `subscription.rs` |
@@ -132,8 +157,9 @@
 //!
 //! Performance:
 //!
-//! - Callers encode into one shared buffer under a short lock; the worker swaps the whole buffer.
-//!   The worker stores its waker under the same lock before it sleeps, so no request is missed.
+//! - Callers encode into a buffer of their thread, and copy it into one shared buffer under a short
+//!   lock; the worker swaps the whole buffer. The worker stores its waker under the same lock
+//!   before it sleeps, so no request is missed.
 //! - With several open requests, the worker yields once before it writes a small batch, so that the
 //!   batch can grow. With one open request, or with a kilobyte to send, it writes at once.
 //! - With several open requests, replies are dispatched in two halves. The callers of the first
@@ -143,7 +169,7 @@
 //!   caller's type.
 //! - A deadline that does not pass costs almost nothing. Each connection has one timer. The timer
 //!   is set again after it fires, or for an earlier deadline, but not for each request.
-//! - A GET into a `String` allocates once, for the string: reply slots are reused.
+//! - A GET into a `String` allocates once, for the string: reply slots and buffers are reused.
 //! - A `Bytes` reply below 1 KiB is copied, so that it does not keep a 64 KiB buffer alive.
 //!
 //! Behavior:
@@ -165,8 +191,9 @@
 //!
 //! [`RedisClient::close`] rejects new requests, waits for requests in flight up to `close_timeout`,
 //! fails the remaining ones with `Closed`, closes the socket and ends all streams. Dropping the
-//! last client does the same without waiting. A runtime that shuts down drops the worker, which
-//! fails every open request with `Cancelled`.
+//! last client does the same without waiting. [`RedisClient::abort`] waits for nothing: every
+//! request fails with `Cancelled`, and dedicated connections end, too. A runtime that shuts down
+//! drops the worker, which fails every open request with `Cancelled`.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
@@ -178,15 +205,22 @@ mod command_table;
 mod config;
 mod connect;
 mod core;
+mod credentials;
 mod dedicated_connection;
+mod encode_buffer;
 mod error;
 mod hooks;
 mod inbox;
 #[cfg(all(test, forebay_loom))]
 mod loom_tests;
+#[cfg(feature = "metrics")]
+pub mod metrics;
 mod reply;
 mod reply_slot;
 mod request_future;
+mod request_observation;
+#[cfg(feature = "tracing")]
+mod request_span;
 mod scan;
 mod script;
 mod status;
@@ -204,6 +238,9 @@ pub use config::{Address, Config, IntoConfig, Protocol, RedisPassword};
 pub use core::backoff::ReconnectBackoff;
 pub use core::frame::ReplyLimits;
 pub use core::link::State;
+pub use credentials::{
+    CredentialsError, CredentialsFuture, CredentialsProvider, RedisCredentials, RedisPasswordFile,
+};
 pub use dedicated_connection::DedicatedConnection;
 pub use error::{
     ConnectionLoss, ExecError, PathStep, ProtocolError, RedisConfigError, RedisConnectError,

@@ -23,13 +23,8 @@ fn open_inbox() -> Arc<Inbox> {
 
 /// Submits a request of one byte.
 fn submit(inbox: &Inbox, byte: u8, sink: SharedReplySlot) -> Result<(), RequestError> {
-    inbox.submit(
-        |out| {
-            out.push(byte);
-            Ok(ExpectedReplies::Replies(1))
-        },
-        |expect, bytes| PipelineRequest { sink, expect, bytes, timeout: None },
-    )
+    let request = PipelineRequest { sink, expect: ExpectedReplies::Replies(1), bytes: 1, timeout: None };
+    inbox.submit(&mut vec![byte], request)
 }
 
 /// Requests that a worker has taken.
@@ -47,7 +42,9 @@ impl TestWorker {
             let close = inbox.take(WorkerLoad::default(), &mut requests, &mut bytes, Some(cx.waker()));
             match (close, requests.is_empty()) {
                 (CloseRequest::None, true) => Poll::Pending,
-                (CloseRequest::None, false) | (CloseRequest::Requested, _) => Poll::Ready(close),
+                (CloseRequest::None, false) | (CloseRequest::Requested | CloseRequest::Aborted, _) => {
+                    Poll::Ready(close)
+                }
             }
         }));
         self.requests.append(&mut requests);
@@ -120,6 +117,32 @@ fn a_close_wakes_the_worker_and_every_accepted_request_is_taken_once() {
         inbox.take_remaining(&mut worker.requests, &mut worker.bytes);
         let accepted = usize::from(caller.join().unwrap().is_ok());
         closer.join().unwrap();
+        assert_eq!((worker.requests.len(), worker.bytes.len()), (accepted, accepted));
+    });
+}
+
+#[test]
+fn an_abort_wakes_the_worker_and_every_accepted_request_is_taken_once() {
+    loom::model(|| {
+        let inbox = open_inbox();
+        let (calling, aborting) = (Arc::clone(&inbox), Arc::clone(&inbox));
+        let caller = thread::spawn(move || submit(&calling, 1, ReplySlot::waiting(Waker::noop().clone())));
+        let aborter = thread::spawn(move || {
+            aborting.abort();
+            submit(&aborting, 2, ReplySlot::waiting(Waker::noop().clone()))
+        });
+        let mut worker = TestWorker::default();
+        loop {
+            match worker.take(&inbox) {
+                // The link opened meanwhile. That does not undo the abort.
+                CloseRequest::None => inbox.set_rejection(None),
+                CloseRequest::Requested => unreachable!("no close was requested"),
+                CloseRequest::Aborted => break,
+            }
+        }
+        inbox.take_remaining(&mut worker.requests, &mut worker.bytes);
+        let accepted = usize::from(caller.join().unwrap().is_ok());
+        assert!(matches!(aborter.join().unwrap(), Err(RequestError::Cancelled)));
         assert_eq!((worker.requests.len(), worker.bytes.len()), (accepted, accepted));
     });
 }

@@ -41,6 +41,15 @@ enum State {
     Done,
 }
 
+impl State {
+    fn take_result(&mut self) -> RequestResult {
+        match std::mem::replace(self, State::Done) {
+            State::Completed(result) => result,
+            State::Waiting(_) | State::Done => unreachable!("a completed request is not polled again"),
+        }
+    }
+}
+
 impl ReplySlot {
     pub(crate) fn waiting(waker: Waker) -> SharedReplySlot {
         // Thread-local storage is not accessible while a thread is ending.
@@ -76,16 +85,22 @@ impl ReplySlot {
 
     pub(crate) fn poll(&self, cx: &mut Context<'_>) -> Poll<RequestResult> {
         let mut state = self.0.lock();
+        match &*state {
+            State::Waiting(waker) if waker.will_wake(cx.waker()) => return Poll::Pending,
+            State::Waiting(_) => {}
+            State::Completed(_) | State::Done => return Poll::Ready(state.take_result()),
+        }
+        drop(state);
+        // Cloning and dropping a waker may run arbitrary code, so neither happens under the lock,
+        // for which the connection worker would wait.
+        let mut waker = cx.waker().clone();
+        let mut state = self.0.lock();
         match &mut *state {
-            State::Waiting(waker) => {
-                waker.clone_from(cx.waker());
+            State::Waiting(waiting) => {
+                std::mem::swap(waiting, &mut waker);
                 Poll::Pending
             }
-            State::Completed(_) => match std::mem::replace(&mut *state, State::Done) {
-                State::Completed(result) => Poll::Ready(result),
-                State::Waiting(_) | State::Done => unreachable!("matched above, under the same lock"),
-            },
-            State::Done => unreachable!("a completed request is not polled again"),
+            State::Completed(_) | State::Done => Poll::Ready(state.take_result()),
         }
     }
 

@@ -7,19 +7,19 @@ use std::fmt;
 use std::future::Future;
 use std::marker::PhantomData;
 use std::pin::Pin;
-use std::sync::Arc;
-use std::task::{Context, Poll};
-use std::time::{Duration, Instant};
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
 
 use crate::args::{ArgWriter, EncodedRequest};
 use crate::client::ClientShared;
 use crate::command::{CommandBatch, RedisCommand};
-use crate::command_guard::EncodedArgs;
+use crate::command_guard::CommandGuard;
 use crate::core::pipeline::{ExpectedReplies, PipelineRequest, Replies};
+use crate::encode_buffer::EncodeBuffer;
 use crate::error::{ExecError, ReplyError, RequestError};
-use crate::hooks::{Hooks, RequestOutcome, RequestReport};
 use crate::reply::{FromReplies, FromReply, ReplyCursor, ReplyToken, single};
 use crate::reply_slot::{ReplySlot, RequestResult, SharedReplySlot};
+use crate::request_observation::RequestObservation;
 
 /// What a request sends, and how its replies are decoded.
 #[doc(hidden)]
@@ -39,7 +39,15 @@ pub struct RequestFuture<'c, S: RequestSpec> {
     timeout: Option<Duration>,
     slot: Option<SharedReplySlot>,
     done: bool,
-    report: Option<Box<PendingReport>>,
+    observation: RequestObservation,
+}
+
+/// An encoded request that is not submitted yet.
+pub(crate) struct EncodedCall {
+    buffer: EncodeBuffer,
+    expect: ExpectedReplies,
+    /// State of the guard after the request's commands.
+    guard: Option<CommandGuard>,
 }
 
 impl<'c, S: RequestSpec> RequestFuture<'c, S> {
@@ -50,7 +58,7 @@ impl<'c, S: RequestSpec> RequestFuture<'c, S> {
             spec,
             slot: None,
             done: false,
-            report: None,
+            observation: RequestObservation::default(),
         }
     }
 
@@ -67,36 +75,36 @@ impl<'c, S: RequestSpec> RequestFuture<'c, S> {
         self
     }
 
-    /// Submits the request to the worker.
-    pub(crate) fn submit(&mut self, cx: &mut Context<'_>) -> Result<(), RequestError> {
-        let expect = self.spec.expect();
-        let (timeout, slot) = (self.timeout, ReplySlot::waiting(cx.waker().clone()));
-        if let Some(hooks) = &self.shared.config.hooks {
-            self.report = Some(Box::new(PendingReport::begin(hooks.clone(), expect)));
+    fn submit(&mut self, waker: &Waker) -> Result<(), RequestError> {
+        let encoded = self.encode()?;
+        self.send(encoded, waker)
+    }
+
+    /// Encodes the request. Fails if the connection does not accept a command.
+    ///
+    /// Runs the caller's `ToArgs` and the code that observes requests, so the calling function must
+    /// hold no lock.
+    #[inline]
+    pub(crate) fn encode(&mut self) -> Result<EncodedCall, RequestError> {
+        let (expect, mut buffer) = (self.spec.expect(), EncodeBuffer::take());
+        let mut writer = ArgWriter::guarded(&mut buffer, self.shared.guard());
+        self.spec.encode(&mut writer);
+        let encoded = writer.finish();
+        self.observation.begin(self.shared, expect, &buffer);
+        let EncodedRequest { probe, guard } = encoded?;
+        Ok(EncodedCall { buffer, expect: expect.verified_by(probe), guard })
+    }
+
+    /// Submits the encoded request to the worker. Runs no caller's code except `waker.clone()`.
+    #[inline]
+    pub(crate) fn send(&mut self, encoded: EncodedCall, waker: &Waker) -> Result<(), RequestError> {
+        let EncodedCall { mut buffer, expect, guard } = encoded;
+        let (slot, bytes) = (ReplySlot::waiting(waker.clone()), buffer.len());
+        let request = PipelineRequest { sink: slot.clone(), expect, bytes, timeout: self.timeout };
+        self.shared.inbox.submit(&mut buffer, request)?;
+        if let Some(guard) = guard {
+            self.shared.store_guard(guard);
         }
-        let submitted = self.shared.inbox.submit(
-            |out| {
-                let before = out.len();
-                let mut writer = ArgWriter::guarded(out, self.shared.guard());
-                self.spec.encode(&mut writer);
-                let encoded = writer.finish();
-                if let Ok(EncodedRequest { guard: Some(guard), .. }) = encoded {
-                    self.shared.store_guard(guard);
-                }
-                if let Some(report) = &mut self.report {
-                    report.command = first_command_name(&out[before..]);
-                }
-                encoded.map(|encoded| expect.verified_by(encoded.probe))
-            },
-            |expect, bytes| PipelineRequest { sink: slot.clone(), expect, bytes, timeout },
-        );
-        if let (Err(_), Some(report)) = (&submitted, &mut self.report) {
-            // A rejected request may not have been encoded. The report needs its command name.
-            let mut encoded = Vec::new();
-            self.spec.encode(&mut ArgWriter::new(&mut encoded));
-            report.command = first_command_name(&encoded);
-        }
-        submitted?;
         self.slot = Some(slot);
         Ok(())
     }
@@ -107,12 +115,7 @@ impl<'c, S: RequestSpec> RequestFuture<'c, S> {
         if let Some(slot) = self.slot.take() {
             ReplySlot::recycle(slot);
         }
-        if let Some(report) = self.report.take() {
-            report.end(match &result {
-                Ok(_) => RequestOutcome::Replied,
-                Err(error) => RequestOutcome::Failed(error),
-            });
-        }
+        self.observation.end(&result);
         self.spec.finish(result)
     }
 }
@@ -131,7 +134,7 @@ impl<S: RequestSpec> Future for RequestFuture<'_, S> {
             None if request.spec.expect() == ExpectedReplies::Replies(0) => {
                 Poll::Ready(request.finish(Ok(Replies::default())))
             }
-            None => match request.submit(cx) {
+            None => match request.submit(cx.waker()) {
                 Ok(()) => Poll::Pending,
                 Err(error) => Poll::Ready(request.finish(Err(error))),
             },
@@ -143,9 +146,7 @@ impl<S: RequestSpec> Drop for RequestFuture<'_, S> {
     fn drop(&mut self) {
         if let Some(slot) = &self.slot {
             slot.abandon();
-            if let Some(report) = self.report.take() {
-                report.end(RequestOutcome::Dropped);
-            }
+            self.observation.end_dropped();
         }
     }
 }
@@ -284,35 +285,4 @@ impl<C: RedisCommand> RequestSpec for SubscribeSpec<C> {
         let replies = result?;
         if replies.first.is_empty() { Ok(()) } else { Ok(single(&replies)?) }
     }
-}
-
-/// Data of a [`RequestReport`], kept until the request ends.
-struct PendingReport {
-    hooks: Arc<dyn Hooks>,
-    command: String,
-    commands: usize,
-    started: Instant,
-}
-
-impl PendingReport {
-    fn begin(hooks: Arc<dyn Hooks>, expect: ExpectedReplies) -> Self {
-        let commands = match expect {
-            ExpectedReplies::Replies(count)
-            | ExpectedReplies::Confirmations(count, _)
-            | ExpectedReplies::Verified(count, _) => count as usize,
-        };
-        PendingReport { hooks, command: String::new(), commands, started: Instant::now() }
-    }
-
-    fn end(self, outcome: RequestOutcome<'_>) {
-        let PendingReport { hooks, command, commands, started } = self;
-        hooks.request(&RequestReport { command: &command, commands, took: started.elapsed(), outcome });
-    }
-}
-
-/// Returns the name of the first command.
-fn first_command_name(encoded: &[u8]) -> String {
-    let arguments = memchr::memchr(b'\n', encoded).map_or(0, |end| end + 1);
-    let name = EncodedArgs(&encoded[arguments..]).next().unwrap_or_default();
-    String::from_utf8_lossy(name).into_owned()
 }

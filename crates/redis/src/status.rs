@@ -63,16 +63,22 @@ impl StatusJournal {
         self.0.lock().changes.back().expect("the journal is never empty").clone()
     }
 
+    /// Records a change and wakes the watchers.
     pub(crate) fn record(&self, status: Status) {
+        self.append(status).notify();
+    }
+
+    /// Records a change. The watchers are woken by [`RecordedChange::notify`], which the calling
+    /// function calls without a lock.
+    pub(crate) fn append(&self, status: Status) -> RecordedChange {
         let mut entries = self.0.lock();
+        let mut oldest = None;
         if entries.changes.len() == KEPT_CHANGES {
-            entries.changes.pop_front();
+            oldest = entries.changes.pop_front();
             entries.first += 1;
         }
         entries.changes.push_back(status);
-        let wakers = std::mem::take(&mut entries.wakers);
-        drop(entries);
-        wakers.into_values().for_each(Waker::wake);
+        RecordedChange { wakers: std::mem::take(&mut entries.wakers), _oldest: oldest }
     }
 
     /// Returns a stream that starts with the current status.
@@ -81,6 +87,21 @@ impl StatusJournal {
         entries.watchers += 1;
         let next = entries.first + entries.changes.len() as u64 - 1;
         StatusStream { journal: self.clone(), watcher: entries.watchers, next }
+    }
+}
+
+/// A recorded change whose watchers are not woken yet.
+#[must_use]
+pub(crate) struct RecordedChange {
+    wakers: HashMap<u64, Waker>,
+    /// The entry that this change replaced. Dropped here, because its error may hold one of the
+    /// caller's TLS verifier.
+    _oldest: Option<Status>,
+}
+
+impl RecordedChange {
+    pub(crate) fn notify(self) {
+        self.wakers.into_values().for_each(Waker::wake);
     }
 }
 
@@ -110,6 +131,9 @@ impl StatusStream {
     }
 
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Status> {
+        // Cloned before the lock, and dropped after it, because both may run arbitrary code.
+        let waker = cx.waker().clone();
+        let _previous;
         let mut entries = self.journal.0.lock();
         self.next = self.next.max(entries.first);
         let index = (self.next - entries.first) as usize;
@@ -117,14 +141,14 @@ impl StatusStream {
             self.next += 1;
             return Poll::Ready(status.clone());
         }
-        entries.wakers.insert(self.watcher, cx.waker().clone());
+        _previous = entries.wakers.insert(self.watcher, waker);
         Poll::Pending
     }
 }
 
 impl Drop for StatusStream {
     fn drop(&mut self) {
-        self.journal.0.lock().wakers.remove(&self.watcher);
+        let _dropped_after_the_lock = self.journal.0.lock().wakers.remove(&self.watcher);
     }
 }
 

@@ -137,17 +137,17 @@ impl RedisClient {
         let subscription = Subscription { client, topics, feed };
         let shared = subscription.client.shared();
         let mut request = RequestFuture::new(shared, subscribe_spec(kind.subscribe(), &subscription.topics));
-        let submitted = std::future::poll_fn(|cx| {
+        let submitted = request.encode().and_then(|encoded| {
             let mut feeds = shared.topics.lock();
             feeds.add(&subscription.topics, &subscription.feed);
-            let submitted = request.submit(cx);
+            // The first poll of the request stores the waker of this task, without the lock.
+            let submitted = request.send(encoded, Waker::noop());
             if submitted.is_err() {
                 // The server does not get the request, so there is nothing to unsubscribe.
                 feeds.remove(&subscription.topics, &subscription.feed);
             }
-            Poll::Ready(submitted)
-        })
-        .await;
+            submitted
+        });
         match submitted {
             Ok(()) => request.await?,
             Err(error) => {
@@ -211,16 +211,13 @@ impl Drop for Subscription {
             let topics: Vec<TopicKey> = unused.iter().filter(|(of, _)| *of == kind).cloned().collect();
             if !topics.is_empty() {
                 let spec = subscribe_spec(kind.unsubscribe(), &topics);
-                let sink = ReplySlot::waiting(Waker::noop().clone());
+                let mut encoded = Vec::new();
+                spec.encode(&mut ArgWriter::new(&mut encoded));
+                let (sink, bytes) = (ReplySlot::waiting(Waker::noop().clone()), encoded.len());
+                let request = PipelineRequest { sink, expect: spec.expect(), bytes, timeout: None };
                 // Submitted under the lock, so that the server sees a later subscription later. If
                 // the link is down, there is nothing to unsubscribe.
-                shared.inbox.submit_unbounded(
-                    |out| {
-                        spec.encode(&mut ArgWriter::new(out));
-                        spec.expect()
-                    },
-                    |expect, bytes| PipelineRequest { sink, expect, bytes, timeout: None },
-                );
+                shared.inbox.submit_unbounded(&mut encoded, request);
             }
         }
     }
@@ -241,27 +238,29 @@ pub(crate) async fn resubscribe(shared: Arc<ClientShared>) {
     let mut topics = VecDeque::from(shared.topics.lock().topics());
     let (mut requests, mut refused) = (VecDeque::new(), VecDeque::new());
     loop {
-        std::future::poll_fn(|cx| {
-            let feeds = shared.topics.lock();
-            while let Some(topic) = topics.pop_front() {
-                if !feeds.has_feeds(&topic) {
-                    continue;
-                }
-                let spec = subscribe_spec(topic.0.subscribe(), std::slice::from_ref(&topic));
-                let mut request = RequestFuture::new(&shared, spec).without_timeout();
-                match request.submit(cx) {
-                    Ok(()) => requests.push_back((topic, request)),
-                    Err(RequestError::QueueFull { .. }) => {
-                        topics.push_front(topic);
-                        break;
+        while let Some(topic) = topics.pop_front() {
+            let spec = subscribe_spec(topic.0.subscribe(), std::slice::from_ref(&topic));
+            let mut request = RequestFuture::new(&shared, spec).without_timeout();
+            let submitted = match request.encode() {
+                Ok(encoded) => {
+                    let feeds = shared.topics.lock();
+                    if !feeds.has_feeds(&topic) {
+                        continue;
                     }
-                    // The next connection resubscribes again after a loss.
-                    Err(_) => topics.clear(),
+                    request.send(encoded, Waker::noop())
                 }
+                Err(error) => Err(error),
+            };
+            match submitted {
+                Ok(()) => requests.push_back((topic, request)),
+                Err(RequestError::QueueFull { .. }) => {
+                    topics.push_front(topic);
+                    break;
+                }
+                // The next connection resubscribes again after a loss.
+                Err(_) => topics.clear(),
             }
-            Poll::Ready(())
-        })
-        .await;
+        }
         match requests.pop_front() {
             Some((topic, request)) => {
                 match request.await {
@@ -270,7 +269,7 @@ pub(crate) async fn resubscribe(shared: Arc<ClientShared>) {
                     Err(ExecError::Reply(error)) if error.retry() == Retry::Safe => refused.push_back(topic),
                     Err(ExecError::Reply(error)) => {
                         tracing::warn!(%error, "resubscription refused");
-                        shared.topics.lock().end_topic(&topic);
+                        shared.topics.end_topic(&topic);
                     }
                     Ok(()) | Err(ExecError::Request(_)) => {}
                 }

@@ -1,4 +1,4 @@
-//! Locks, counted references and thread-locals of the code that `loom` checks: those of
+//! Locks, atomics, counted references and thread-locals of the code that `loom` checks: those of
 //! `parking_lot` and the standard library, or of `loom` in its tests.
 //!
 //! `script/loom` builds the tests with `--cfg forebay_loom`. `loom` runs a test with every order of
@@ -6,10 +6,16 @@
 //! tokio has no network under that one.
 
 #[cfg(not(all(test, forebay_loom)))]
-pub(crate) use std::sync::Arc;
+pub(crate) use std::sync::{
+    Arc,
+    atomic::{AtomicBool, Ordering},
+};
 
 #[cfg(all(test, forebay_loom))]
-pub(crate) use loom::sync::Arc;
+pub(crate) use loom::sync::{
+    Arc,
+    atomic::{AtomicBool, Ordering},
+};
 #[cfg(not(all(test, forebay_loom)))]
 pub(crate) use parking_lot::{Mutex, MutexGuard};
 

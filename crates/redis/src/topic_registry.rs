@@ -6,6 +6,8 @@
 //! messages that do not fit, and queues the count in their position. When a new connection starts,
 //! the worker adds a gap to every feed before it delivers a message of that connection.
 //! Bounds: `max_queued_messages` and [`MAX_QUEUED_BYTES`] for each feed.
+//! Wakers are cloned, called and dropped while no lock is held: they are code of the caller's
+//! executor and may use the client.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -87,31 +89,74 @@ impl TopicRegistry {
         // Copied, because a queued message would otherwise keep the whole read buffer alive.
         let push = if push.len() < READ_BYTES { Bytes::copy_from_slice(&push) } else { push };
         let Some(kind_name) = push_kind(&push) else { return };
-        let feeds = self.lock();
-        match SubscriptionKind::from_message(kind_name) {
-            Some(kind) => {
-                let Some(name) = topic_name(&push) else { return };
-                if let Some(subscribers) = feeds.by_topic.get(&(kind, name)) {
-                    subscribers.iter().for_each(|feed| feed.push(push.clone()));
-                }
-            }
-            None if kind_name.ends_with(b"subscribe") => {}
-            None => feeds.push_feeds.iter().for_each(|feed| feed.push(push.clone())),
+        let kind = SubscriptionKind::from_message(kind_name);
+        if kind.is_none() && kind_name.ends_with(b"subscribe") {
+            return;
         }
+        let topic = match kind {
+            Some(kind) => match topic_name(&push) {
+                Some(name) => Some((kind, name)),
+                None => return,
+            },
+            None => None,
+        };
+        let mut wakers = WakeBatch::default();
+        {
+            let feeds = self.lock();
+            let subscribers = match &topic {
+                Some(topic) => feeds.by_topic.get(topic),
+                None => Some(&feeds.push_feeds),
+            };
+            subscribers.into_iter().flatten().for_each(|feed| wakers.add(feed.push(push.clone())));
+        }
+        wakers.wake();
     }
 
     /// Adds a gap to every feed, because a new connection has started. Returns the number of topics
     /// with subscriptions.
     pub(crate) fn push_gap_to_all(&self) -> usize {
-        let feeds = self.lock();
-        feeds.all().for_each(|feed| feed.push_gap());
-        feeds.by_topic.len()
+        let mut wakers = WakeBatch::default();
+        let topics = {
+            let feeds = self.lock();
+            feeds.all().for_each(|feed| wakers.add(feed.push_gap()));
+            feeds.by_topic.len()
+        };
+        wakers.wake();
+        topics
+    }
+
+    /// Ends the feeds of a topic that the server rejected.
+    pub(crate) fn end_topic(&self, topic: &TopicKey) {
+        let feeds = self.lock().by_topic.remove(topic);
+        feeds.into_iter().flatten().for_each(|feed| feed.end());
     }
 
     /// Ends all feeds, because the link has ended.
     pub(crate) fn end_all(&self) {
         let feeds = std::mem::take(&mut *self.lock());
         feeds.all().for_each(|feed| feed.end());
+    }
+}
+
+/// Tasks to wake after the locks are released.
+#[derive(Default)]
+struct WakeBatch {
+    /// Most messages have one subscriber, so that most batches allocate nothing.
+    first: Option<Waker>,
+    others: Vec<Waker>,
+}
+
+impl WakeBatch {
+    fn add(&mut self, waker: Option<Waker>) {
+        if self.first.is_none() {
+            self.first = waker;
+        } else {
+            self.others.extend(waker);
+        }
+    }
+
+    fn wake(self) {
+        self.first.into_iter().chain(self.others).for_each(Waker::wake);
     }
 }
 
@@ -148,13 +193,6 @@ impl FeedTable {
 
     pub(crate) fn topics(&self) -> Vec<TopicKey> {
         self.by_topic.keys().cloned().collect()
-    }
-
-    /// Ends the feeds of a topic that the server rejected.
-    pub(crate) fn end_topic(&mut self, topic: &TopicKey) {
-        for feed in self.by_topic.remove(topic).unwrap_or_default() {
-            feed.end();
-        }
     }
 
     fn all(&self) -> impl Iterator<Item = &Arc<SubscriberFeed>> {
@@ -204,62 +242,78 @@ impl SubscriberFeed {
         Arc::new(SubscriberFeed { max_messages: max_messages.max(1), queue: Mutex::default() })
     }
 
-    fn push(&self, push: Bytes) {
-        self.update(|queue| {
-            if queue.items.len() >= self.max_messages || queue.bytes >= MAX_QUEUED_BYTES {
-                queue.dropped += 1;
-                return;
-            }
-            if queue.dropped > 0 {
-                queue.items.push_back(FeedItem::Dropped(std::mem::take(&mut queue.dropped)));
-            }
+    /// Queues a message, or counts it as dropped. Returns the waker of the subscriber if it waits.
+    #[must_use]
+    fn push(&self, push: Bytes) -> Option<Waker> {
+        let mut queue = self.queue.lock();
+        if queue.items.len() >= self.max_messages || queue.bytes >= MAX_QUEUED_BYTES {
+            queue.dropped += 1;
+        } else {
+            queue.push_dropped();
             queue.bytes += push.len();
             queue.items.push_back(FeedItem::Push(push));
-        });
+        }
+        queue.waker.take()
     }
 
-    fn push_gap(&self) {
-        self.update(|queue| {
-            // Merges consecutive gaps, so that an unread feed does not grow with each reconnection.
-            if matches!(queue.items.back(), Some(FeedItem::Reconnected)) {
-                return;
-            }
-            if queue.dropped > 0 {
-                queue.items.push_back(FeedItem::Dropped(std::mem::take(&mut queue.dropped)));
-            }
+    #[must_use]
+    fn push_gap(&self) -> Option<Waker> {
+        let mut queue = self.queue.lock();
+        // Merges consecutive gaps, so that an unread feed does not grow with each reconnection.
+        if !matches!(queue.items.back(), Some(FeedItem::Reconnected)) {
+            queue.push_dropped();
             queue.items.push_back(FeedItem::Reconnected);
-        });
+        }
+        queue.waker.take()
     }
 
     pub(crate) fn end(&self) {
-        self.update(|queue| queue.ended = true);
+        let waker = {
+            let mut queue = self.queue.lock();
+            queue.ended = true;
+            queue.waker.take()
+        };
+        waker.into_iter().for_each(Waker::wake);
     }
 
     pub(crate) fn poll(&self, cx: &mut Context<'_>) -> Poll<Option<FeedItem>> {
         let mut queue = self.queue.lock();
-        if let Some(item) = queue.items.pop_front() {
+        if let Poll::Ready(item) = queue.next() {
+            return Poll::Ready(item);
+        }
+        if queue.waker.as_ref().is_some_and(|waker| waker.will_wake(cx.waker())) {
+            return Poll::Pending;
+        }
+        drop(queue);
+        let mut waker = Some(cx.waker().clone());
+        let mut queue = self.queue.lock();
+        let next = queue.next();
+        if next.is_pending() {
+            std::mem::swap(&mut queue.waker, &mut waker);
+        }
+        next
+    }
+}
+
+impl FeedQueue {
+    /// Queues the number of messages dropped since the last item.
+    fn push_dropped(&mut self) {
+        if self.dropped > 0 {
+            self.items.push_back(FeedItem::Dropped(std::mem::take(&mut self.dropped)));
+        }
+    }
+
+    /// Returns the next item, or `None` at the end.
+    fn next(&mut self) -> Poll<Option<FeedItem>> {
+        if let Some(item) = self.items.pop_front() {
             if let FeedItem::Push(push) = &item {
-                queue.bytes -= push.len();
+                self.bytes -= push.len();
             }
             return Poll::Ready(Some(item));
         }
-        if queue.dropped > 0 {
-            return Poll::Ready(Some(FeedItem::Dropped(std::mem::take(&mut queue.dropped))));
+        if self.dropped > 0 {
+            return Poll::Ready(Some(FeedItem::Dropped(std::mem::take(&mut self.dropped))));
         }
-        if queue.ended {
-            return Poll::Ready(None);
-        }
-        queue.waker = Some(cx.waker().clone());
-        Poll::Pending
-    }
-
-    fn update(&self, update: impl FnOnce(&mut FeedQueue)) {
-        let mut queue = self.queue.lock();
-        update(&mut queue);
-        let waker = queue.waker.take();
-        drop(queue);
-        if let Some(waker) = waker {
-            waker.wake();
-        }
+        if self.ended { Poll::Ready(None) } else { Poll::Pending }
     }
 }

@@ -2,8 +2,8 @@
 //!
 //! Invariant: the worker reads and writes concurrently, and runs no caller's code.
 //! Enforced by: [`ConnectionCore`] decides; the worker only polls the socket, the inbox and the
-//! timer, and performs the core's effects. Dropping the worker, as a runtime does on shutdown,
-//! fails every open request with `Cancelled`.
+//! timer, and performs the core's effects. An abort fails every open request with `Cancelled`, and
+//! so does dropping the worker, as a runtime does on shutdown.
 //! Out of scope: decoding of replies; see `reply/`.
 
 use std::future::Future;
@@ -65,7 +65,7 @@ struct WorkerShell {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum InboxContent {
     Empty,
-    /// Requests, a close request, or both.
+    /// Requests, a request to end the connection, or both.
     Taken,
 }
 
@@ -144,15 +144,17 @@ impl ConnectionWorker {
         let close = shared.inbox.take(load, &mut self.requests, &mut self.bytes, sleeper);
         let content = match (self.requests.is_empty(), close) {
             (true, CloseRequest::None) => InboxContent::Empty,
-            (false, _) | (true, CloseRequest::Requested) => InboxContent::Taken,
+            (false, _) | (true, CloseRequest::Requested | CloseRequest::Aborted) => InboxContent::Taken,
         };
         if !self.requests.is_empty() {
             self.has_new_requests = true;
             shared.counters.requests.add(self.requests.len() as u64);
             self.connection.accept(&mut self.requests, &mut self.bytes, now.into_std());
         }
-        if close == CloseRequest::Requested {
-            self.connection.close(now.into_std(), &mut self.shell);
+        match close {
+            CloseRequest::None => {}
+            CloseRequest::Requested => self.connection.close(now.into_std(), &mut self.shell),
+            CloseRequest::Aborted => self.connection.cancel(now.into_std(), &mut self.shell),
         }
         content
     }
@@ -248,6 +250,11 @@ impl Future for ConnectionWorker {
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
         let worker = &mut *self;
         let now = Instant::now();
+        if worker.shell.shared.inbox.is_aborted() {
+            // Before anything else is written or dispatched.
+            worker.connection.cancel(now.into_std(), &mut worker.shell);
+            return Poll::Ready(());
+        }
         if worker.connection.is_paused() {
             // Requests that callers of the first half submitted meanwhile.
             worker.take_submitted(None, now);
@@ -342,6 +349,10 @@ impl EffectHandler<SharedReplySlot> for WorkerShell {
                 tracing::warn!(%from, %to, attempt, reason, %error, "link changed state");
             }
             _ => tracing::info!(%from, %to, "link changed state"),
+        }
+        #[cfg(feature = "metrics")]
+        if (from, to) == (State::Reconnecting, State::Open) {
+            self.shared.metrics.reconnects.increment(1);
         }
         match to {
             State::Closed => self.shared.on_closed(status),

@@ -1,9 +1,10 @@
 //! Checked settings of `[redis]` and `[quota]`.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use forebay_quota::OutagePolicy;
-use forebay_redis::{Config as RedisConfig, IntoConfig as _};
+use forebay_redis::{Config as RedisConfig, IntoConfig as _, RedisPasswordFile};
 
 use super::sections::{QuotaSection, RedisSection};
 use super::setting_layers::SettingLayers;
@@ -32,14 +33,30 @@ impl QuotaConfig {
         quota: QuotaSection,
         layers: &SettingLayers,
     ) -> Result<QuotaConfig, ValueError> {
-        // The error contains neither the value nor a part of it, because it may contain a password.
-        let url = redis.url.as_ref().map(|url| url.reveal().into_config());
-        let url = url.transpose().map_err(|error| layers.error("redis.url", None, error))?;
+        let server = redis_config(&redis, layers)?;
         let QuotaSection { member, policy, beat_ms: beat, ttl_ms: ttl } = quota;
         if ttl < beat * 2 {
             let why = format!("must be at least twice quota.beat_ms ({} ms)", beat.as_millis());
             return Err(layers.error("quota.ttl_ms", ttl.as_millis().to_string(), why));
         }
-        Ok(QuotaConfig { redis: url, namespace: redis.namespace, member, policy, beat, ttl })
+        Ok(QuotaConfig { redis: server, namespace: redis.namespace, member, policy, beat, ttl })
     }
+}
+
+/// Checks the URL and the password file.
+fn redis_config(redis: &RedisSection, layers: &SettingLayers) -> Result<Option<RedisConfig>, ValueError> {
+    const FILE: &str = "redis.password_file";
+    // The error contains neither the value nor a part of it, because it may contain a password.
+    let config = redis.url.as_ref().map(|url| url.reveal().into_config());
+    let mut config = config.transpose().map_err(|error| layers.error("redis.url", None, error))?;
+    layers.read_file(FILE, redis.password_file.as_ref())?;
+    match (&mut config, &redis.password_file) {
+        (Some(config), Some(path)) => config.credentials = Some(Arc::new(RedisPasswordFile::new(path))),
+        (None, Some(path)) => {
+            let why = "has no effect without redis.url: set both, or neither";
+            return Err(layers.error(FILE, path.display().to_string(), why));
+        }
+        (Some(_) | None, None) => {}
+    }
+    Ok(config)
 }

@@ -203,6 +203,22 @@ fn a_redis_that_evicts_keys_fails_the_check() {
     report.assert_finding("redis", "eviction", "fail", &["allkeys-lru", "noeviction"]);
 }
 
+#[test]
+fn the_password_of_redis_may_be_in_a_file() {
+    let redis = Redis::builder().password("s3cr3t").start().unwrap();
+    let fixture = ServeFixture::new("");
+    let url = fixture.postgres.url(&fixture.database);
+    let file = folder_path("redis-password");
+    for (content, failed) in [("s3cr3t\n", vec![]), ("wrong", vec!["reachable"])] {
+        std::fs::write(&file, content).unwrap();
+        let path = file.to_str().unwrap();
+        let variables = [("FOREBAY_REDIS_URL", &*redis.url()), ("FOREBAY_REDIS_PASSWORD_FILE", path)];
+        let report = run_check("redis-file", &url, &variables);
+        assert_eq!(report.failed(), failed, "{}", report.text);
+    }
+    std::fs::remove_file(file).unwrap();
+}
+
 #[tokio::test]
 async fn the_slot_lock_and_addresses_of_a_running_instance_are_reported() {
     let fixture = ServeFixture::new("CREATE TABLE items (id int PRIMARY KEY)");

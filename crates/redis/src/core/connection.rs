@@ -221,8 +221,8 @@ impl<S: ReplySink> ConnectionCore<S> {
         self.link == LinkState::Closed
     }
 
-    /// Closes the link at once because its worker is dropped. Every open request fails with
-    /// `Cancelled`.
+    /// Closes the link at once, because the client is aborted or the worker is dropped. Every open
+    /// request fails with `Cancelled`.
     pub(crate) fn cancel(&mut self, now: Instant, handler: &mut impl EffectHandler<S>) {
         if !self.is_closed() {
             let before = std::mem::replace(&mut self.link, LinkState::Closed);

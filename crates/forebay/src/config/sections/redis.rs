@@ -1,5 +1,7 @@
 //! Settings of `[redis]`.
 
+use std::path::PathBuf;
+
 use crate::config::secret_text::SecretText;
 use crate::config::settings_macro::settings;
 
@@ -13,6 +15,12 @@ settings! {
             unset("none, the limits are for this instance alone, counted in memory"),
             example("redis://127.0.0.1:6379"),
             flag("--redis", "URL");
+
+        /// File with the password. It is read for each connection, so that the password can change.
+        /// The user is that of the URL.
+        password_file: Option<PathBuf>,
+            unset("the password in the URL"),
+            example("/run/secrets/redis-password");
 
         /// Prefix of all keys. Instances with the same namespace share their limits.
         namespace: String = "forebay", rule(check_namespace);

@@ -30,12 +30,13 @@ type MetricFacts = BTreeMap<String, BTreeSet<MetricFact>>;
 type DescribeFn = fn();
 
 /// Sections of the page, and the functions that describe their metrics.
-const SECTIONS: [(&str, &[DescribeFn]); 5] = [
+const SECTIONS: [(&str, &[DescribeFn]); 6] = [
     ("program", &[forebay_gate::metrics::describe, forebay::metrics::describe]),
     ("shapes", &[forebay_serve::metrics::describe]),
     ("postgres", &[forebay_replication::metrics::describe]),
     ("reservoir", &[forebay_replication::reservoir::metrics::describe]),
     ("admission", &[forebay_admission::metrics::describe]),
+    ("redis", &[forebay_redis::metrics::describe]),
 ];
 
 /// Recorder that keeps name, kind and help text of each description.
