@@ -358,6 +358,28 @@ fn a_rebuild_ends_after_half_a_ttl_once_all_members_of_before_have_reported() {
 }
 
 #[test]
+fn after_a_second_loss_the_rebuild_still_waits_for_all_members_of_before() {
+    let mut cluster = LocalCluster::new();
+    let (mut a, mut b) = (cluster.join("a", 1), cluster.join("b", 2));
+    cluster.take(&mut b, &ann()).unwrap();
+    cluster.advance(20);
+    cluster.serve(&mut a);
+    cluster.serve(&mut b);
+    for _ in 0..2 {
+        cluster.ledger = StoreLedger::default();
+        cluster.advance(20);
+        cluster.serve(&mut a);
+    }
+    for _ in 0..8 {
+        cluster.advance(10);
+        cluster.serve(&mut a);
+        assert_eq!(a.mode(cluster.now()), QuotaMode::Rebuilding, "b has yet to report");
+    }
+    cluster.serve(&mut b);
+    assert_eq!(b.mode(cluster.now()), QuotaMode::Normal);
+}
+
+#[test]
 fn a_budget_held_until_expiry_grants_nothing_new_during_a_rebuild() {
     for policy in [OutagePolicy::Closed, OutagePolicy::Share, OutagePolicy::Open] {
         let mut cluster = LocalCluster { ledger: StoreLedger::default(), ..LocalCluster::new() };
