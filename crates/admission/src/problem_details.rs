@@ -161,7 +161,7 @@ fn detail(rejection: &Rejection) -> String {
         RejectionReason::WaitFull => "All streams are in use, and too many wait already.",
         RejectionReason::Memory => "This server is short of memory and takes no new streams for now.",
         RejectionReason::Cpu => "This server is short of CPU and takes no new streams for now.",
-        RejectionReason::Rebuilding => "The counts are being rebuilt; nothing new is admitted until then.",
+        RejectionReason::Rebuilding => "The counts are being rebuilt; this server admits no more until then.",
         RejectionReason::StoreDown => "The counts can't be reached, and nothing is admitted without them.",
         RejectionReason::StoreBusy => "Too many wait for the counts.",
         RejectionReason::Draining => "This server is about to stop; another one will take the next try.",

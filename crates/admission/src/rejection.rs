@@ -33,7 +33,8 @@ pub enum RejectionReason {
     Memory,
     /// This process is short of CPU.
     Cpu,
-    /// The store lost its data, and the counts are being rebuilt.
+    /// The store is new or lost its data, and its counts are being rebuilt. The policy allows this
+    /// process no more until then.
     Rebuilding,
     /// The store is unreachable, and the policy is to refuse then.
     StoreDown,

@@ -131,10 +131,10 @@
 //! - **Own connection pool.** The future of a request polls its own connection, so dropping that
 //!   future closes the connection. The pool also records whether any byte of a response arrived,
 //!   which hyper's errors don't report.
-//! - **Readiness.** `/readyz` is 503 while the gate drains. It is also 503 after the start, if the
-//!   quota is being rebuilt because its store is new or was lost; the gate can't admit streams
-//!   until the rebuild ends. Later rebuilds and outages affect all gates at once, so they
-//!   don't change readiness.
+//! - **Readiness.** `/readyz` is 503 while the gate drains. With the quota's policy `closed`, it is
+//!   also 503 after the start if the quota is being rebuilt, because its store is new or was lost;
+//!   the gate can't admit streams until the rebuild ends. Later rebuilds and outages affect all
+//!   gates at once, so they don't change readiness.
 
 mod bad_request;
 mod chunked;

@@ -6,18 +6,13 @@
 
 #![allow(clippy::print_stdout, reason = "an example prints its result")]
 
-use std::time::Duration;
-
-use forebay_quota::{BudgetConfig, MemberConfig, Quota, QuotaMode, RateConfig, RedisStore};
+use forebay_quota::{BudgetConfig, MemberConfig, Quota, RateConfig, RedisStore};
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let url = std::env::var("REDIS_URL").map_err(|_| "set REDIS_URL, such as redis://127.0.0.1:6379")?;
     let store = RedisStore::open(&url, "chat")?;
     let quota = Quota::join(store, MemberConfig::new("instance-1")).await;
-    while quota.mode() == QuotaMode::Rebuilding {
-        tokio::time::sleep(Duration::from_millis(100)).await; // a new namespace grants nothing for 10 s
-    }
 
     let streams = quota.budget("streams", BudgetConfig::new(10_000)); // limit of all instances together
     let per_user = quota.keyed_limit("user", 3); // limit of each user in all instances

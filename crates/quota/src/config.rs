@@ -87,7 +87,7 @@ impl MemberConfig {
         self
     }
 
-    /// Sets the behaviour while the store is unavailable. `Share` by default.
+    /// Sets the behaviour while the store is unavailable or rebuilds. `Share` by default.
     pub fn policy(mut self, policy: OutagePolicy) -> Self {
         self.rules.policy = policy;
         self
@@ -114,18 +114,22 @@ impl MemberConfig {
     }
 }
 
-/// What a member grants while the store is unavailable.
-/// Budgets use it after the slice deadline, keyed limits at once.
+/// What a member grants while the store is unavailable, and while the store rebuilds.
+///
+/// Without the store, budgets use it after the slice deadline, keyed limits at once.
+/// In a rebuild the store is available, but members may have yet to report what they hold: in a new
+/// namespace, after data loss, and after an outage in which members expired. Reported units count.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum OutagePolicy {
-    /// Grants nothing. The limit always holds.
+    /// Grants nothing new. The limit always holds.
     Closed,
-    /// Of a budget, grants this member an equal part of the limit, by the last known number of
-    /// members. Of a keyed limit, grants up to the limit in each member.
+    /// Of a budget, grants this member up to an equal part of the limit, by the last known number
+    /// of members. Of a keyed limit, grants up to the limit in each member; in a rebuild, less what
+    /// other members have reported.
     Share,
-    /// Grants everything.
+    /// Grants everything without the store. In a rebuild, grants as if all members had reported.
     Open,
 }
 
@@ -173,6 +177,9 @@ impl BudgetConfig {
     /// Keeps the units of a replaced process until they expire.
     /// Use it for units that stand for something that may outlive its process, such as the server's
     /// end of a connection.
+    ///
+    /// While the store rebuilds, nothing new is granted, whatever the policy. After a loss of data,
+    /// the units of a replaced process count until the rebuild ends, for at least half a TTL.
     pub fn held_until_expiry(mut self) -> Self {
         self.allocation = Allocation::BlocksUntilExpiry;
         self

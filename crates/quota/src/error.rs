@@ -14,10 +14,14 @@ pub enum QuotaRefusal {
         /// The limit that was checked.
         limit: u32,
     },
-    /// The store may lack the shares of some members, so it grants nothing new until its members
-    /// have reported what they hold.
-    /// This happens after data loss, and after an outage in which members expired.
-    #[error("the quota store is being rebuilt from its members: nothing is granted for another {left:?}")]
+    /// The store may lack the shares of some members, until they have reported what they hold.
+    /// Meanwhile it grants this member no more than its [`OutagePolicy`](crate::OutagePolicy)
+    /// allows.
+    /// This happens in a new namespace, after data loss, and after an outage in which members
+    /// expired.
+    #[error(
+        "the quota store is being rebuilt from its members: no more is granted here for another {left:?}"
+    )]
     Rebuilding {
         /// Time until the rebuild ends.
         left: Duration,
@@ -38,6 +42,10 @@ pub enum QuotaRefusal {
 }
 
 impl QuotaRefusal {
+    pub(crate) fn left() -> Self {
+        QuotaRefusal::Unavailable { why: "this member has left".into() }
+    }
+
     /// Returns the name used in logs and metrics.
     pub fn as_str(&self) -> &'static str {
         match self {

@@ -17,10 +17,6 @@
 //! let quota = Quota::join(store, MemberConfig::new("instance-1")).await;
 //! let streams = quota.budget("streams", BudgetConfig::new(10_000)); // limit of all instances
 //! let per_user = quota.keyed_limit("user", 3); // limit of each user in all instances
-//! # quota.leave().await;
-//! # let quota = Quota::local(); // a new namespace in Redis grants nothing for its first TTL
-//! # let streams = quota.budget("streams", BudgetConfig::new(10_000));
-//! # let per_user = quota.keyed_limit("user", 3);
 //!
 //! let held = (streams.take().await?, per_user.take("ann").await?);
 //! assert_eq!(streams.usage().used, 1);
@@ -65,10 +61,11 @@
 //! - A refusal raises *pressure*. The store notifies all members, which return idle units. The
 //!   refused member retries for up to 50 ms while others have idle units. Under pressure, no extra
 //!   block is granted.
-//! - A *rebuild* follows data loss, and an outage in which members expired. The store grants
-//!   nothing new for one TTL, in which the members report what they hold. A new namespace looks
-//!   like one that lost its data, so it starts with a rebuild. [`Quota::status`] shows it, and
-//!   [`QuotaRefusal::Rebuilding`] has the time left.
+//! - A *rebuild* follows data loss, and an outage in which members expired. For up to one TTL, the
+//!   members report what they hold. Meanwhile the [`OutagePolicy`] limits what a member may hold;
+//!   the store grants it, so reported units count. A new namespace looks like one that lost its
+//!   data, so it starts with a rebuild. [`Quota::status`] shows it, [`Quota::ready`] waits for its
+//!   end, and [`QuotaRefusal::Rebuilding`] has the time left.
 //!
 //! # Invariants and their tests
 //!
@@ -83,7 +80,24 @@
 //!   `after_flushall_at_90_percent_the_limits_hold_and_all_units_are_known_again_soon`,
 //!   `random_faults_lend_no_more_than_each_members_limit_by_the_share_policy`,
 //!   `after_random_faults_the_limit_holds_by_the_open_policy`
-//! - Members that expired together never hold more than the limit.
+//! - During a rebuild, the excess is at most what members hold that have yet to report. With
+//!   `Share`, of a budget no member gets more than an equal part of the limit. With `Closed`, there
+//!   is no excess.
+//!   `leases_stay_within_the_limits_and_all_units_are_returned`,
+//!   `during_a_rebuild_a_member_holds_at_most_its_part_of_a_budget`,
+//!   `after_flushall_at_90_percent_a_member_lends_its_part_and_the_counts_are_right_again`,
+//!   `members_of_both_releases_keep_the_bound_of_a_rebuild`
+//! - A new namespace, and a store that lost its data, grant at once unless the policy is `Closed`.
+//!   `a_new_namespace_grants_at_once_unless_the_policy_is_closed`,
+//!   `after_a_restart_without_persistence_redis_grants_at_once`
+//! - A budget that is held until expiry grants nothing new during a rebuild.
+//!   `a_budget_held_until_expiry_grants_nothing_new_during_a_rebuild`,
+//!   `a_budget_held_until_expiry_grants_nothing_in_a_new_namespace`
+//! - A rebuild ends early only if all members have reported that the others knew of.
+//!   `leases_stay_within_the_limits_and_all_units_are_returned`,
+//!   `a_rebuild_ends_early_only_if_all_members_of_before_have_reported`,
+//!   `a_rebuild_ends_after_half_a_ttl_once_all_members_have_reported`
+//! - Members that expired together never hold more than the limit with `Closed`.
 //!   `members_that_all_expired_together_never_hold_more_than_the_limit`,
 //!   `when_all_members_expire_together_nothing_is_granted_until_they_have_reported`
 //! - A lease is never revoked: not by a lowered limit, a lost store, or an expired member.
@@ -120,7 +134,8 @@
 //!
 //! | topic | file |
 //! |---|---|
-//! | the rule that computes a share | `core/ledger.rs`, `grant` |
+//! | the rule that computes a share | `core/grant.rs` |
+//! | members of the store, and rebuilds | `core/ledger.rs` |
 //! | one account of a member: slice, floor, want | `core/account.rs` |
 //! | when a unit is lent, refused or requested; outage policies | `core/member/lending.rs` |
 //! | heartbeats, settlements, replies, outages | `core/member/calls.rs` |
@@ -130,6 +145,7 @@
 //! | Lua scripts and Redis keys | `redis/` |
 //! | liveness without a clock | `dynamo/liveness.rs` |
 //! | Redis and DynamoDB reply as the ledger does | `tests/it/store_conformance.rs` |
+//! | new namespaces, FLUSHALL and restarts | `tests/it/rebuild.rs` |
 //! | killed, stopped and failed-over processes | `tests/it/processes.rs`, `faults.rs` |
 //! | random faults | `tests/it/random_faults.rs` |
 //! | wrong clocks; a frozen store | `tests/it/clock.rs`, `frozen_store.rs` |
@@ -150,6 +166,17 @@
 //!   refused for two seconds while another has thousands of idle units.
 //! - A member that can't report to a rebuilding store within one TTL counts as expired. Its units
 //!   may exceed the limit.
+//! - A store without its data has no list of members, but each member has the number of members in
+//!   its last reply. Heartbeats during a rebuild carry that number. So the store can count how many
+//!   have yet to report, and a new process gets the number by which the limit is divided.
+//! - A rebuild ends early, after half a TTL, once as many members have reported as the latest reply
+//!   before it counted. A member that had joined after that reply isn't in the count; it sends a
+//!   heartbeat within a third of its TTL. A process that started after the loss doesn't count as a
+//!   member that has reported.
+//! - A rebuild that was interrupted, or in which members expired, doesn't end early. Nor does one
+//!   that expects a member of release 0.1, which doesn't say that it has reported.
+//! - During a rebuild, units are granted by the store and not by the member alone. So members that
+//!   start together in a new namespace stay within a limit, whatever their policy.
 //! - In Redis, all exact accounts are fields of one hash, so that one HMGET and one HSET serve many
 //!   of them. A heartbeat deletes a few accounts that only expired members hold.
 //! - In Redis, time advances only with heartbeats: they expire members and end rebuilds. A

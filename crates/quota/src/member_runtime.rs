@@ -36,7 +36,7 @@ pub(crate) struct MemberRuntime {
     tokio_handle: Handle,
     /// Wakes the timer task.
     timer: Arc<Notify>,
-    /// Notified after each reply or failure of the store.
+    /// Notified after each reply or failure of the store, and when the member leaves.
     pub(crate) reply_received: Notify,
     /// The task that listens for pressure.
     listener: OnceLock<AbortHandle>,
@@ -79,6 +79,19 @@ impl MemberRuntime {
                 return;
             }
             reply_received.await;
+        }
+    }
+
+    /// Waits until the mode is normal. Fails if this member has left.
+    pub(crate) async fn wait_until_ready(&self) -> Result<(), QuotaRefusal> {
+        loop {
+            let reply_received = self.reply_received.notified();
+            let state = self.read(|member, now| (member.has_left(), member.mode(now)));
+            match state {
+                (true, _) => return Err(QuotaRefusal::left()),
+                (false, QuotaMode::Normal) => return Ok(()),
+                (false, _) => reply_received.await,
+            }
         }
     }
 
@@ -211,6 +224,7 @@ impl MemberRuntime {
             member.leave();
             member.id().clone()
         });
+        self.reply_received.notify_waiters(); // callers that wait for a state that can't come
         self.with_timeout(self.store.leave(member)).await
     }
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use tokio::sync::Notify;
 use tokio::sync::futures::Notified;
 
-use crate::config::{BudgetConfig, MemberConfig, RateConfig};
+use crate::config::{BudgetConfig, MemberConfig, OutagePolicy, RateConfig};
 use crate::core::member::{AccountId, AccountKey, KeyPrefix, budget_account_name};
 use crate::error::QuotaRefusal;
 use crate::lease::{KeyedLease, Lease, UnitGuard};
@@ -34,6 +34,19 @@ impl Quota {
         // After the timeout the member continues as in any outage, which the log reports.
         let _ = tokio::time::timeout(join_timeout, runtime.wait_until_join_resolved()).await;
         Quota { runtime }
+    }
+
+    /// Waits until this member has joined and the store grants without restriction: the mode is
+    /// [`QuotaMode::Normal`].
+    ///
+    /// A member lends units before that, as its [`OutagePolicy`](crate::OutagePolicy) allows. With
+    /// `Closed` it lends none, so wait for this before you accept work. It doesn't resolve while
+    /// the store is unavailable; use a timeout. The mode may change again at any time afterwards.
+    ///
+    /// # Errors
+    /// Fails if this member has left, or leaves meanwhile.
+    pub async fn ready(&self) -> Result<(), QuotaRefusal> {
+        self.runtime.wait_until_ready().await
     }
 
     /// Creates a single member that counts in memory. Needs a tokio runtime.
@@ -69,6 +82,11 @@ impl Quota {
     /// Returns how this member decides now.
     pub fn mode(&self) -> QuotaMode {
         self.runtime.read(|member, now| member.mode(now))
+    }
+
+    /// Returns what this member grants while the store is unavailable or rebuilds.
+    pub fn policy(&self) -> OutagePolicy {
+        self.runtime.read(|member, _| member.policy())
     }
 
     /// Returns the number of live members in the store's last heartbeat reply.

@@ -7,6 +7,7 @@ use std::time::Instant;
 use tokio::sync::Notify;
 use tokio::task::AbortHandle;
 
+use crate::config::OutagePolicy;
 use crate::core::member::{MemberCall, QuotaMember, TakeVerdict};
 use crate::driven_call::{DrivenCall, InFlightCall};
 use crate::status::{MemberNotice, QuotaMode};
@@ -113,8 +114,13 @@ pub(crate) fn why(member: &QuotaMember<TakeSender>, mode: QuotaMode, now: Instan
     match mode {
         QuotaMode::Normal => None,
         QuotaMode::Rebuilding => {
-            let left = member.rebuild_left(now);
-            Some(format!("members tell the store what they hold; nothing new is granted for {left:?}"))
+            let (left, policy) = (member.rebuild_left(now).unwrap_or_default(), member.policy());
+            let grants = match policy {
+                OutagePolicy::Closed => "nothing new is granted",
+                OutagePolicy::Share => "this member lends its part",
+                OutagePolicy::Open => "the units reported so far count",
+            };
+            Some(format!("members report to the store what they hold; {grants} for up to {left:?}"))
         }
         QuotaMode::WithinSlices | QuotaMode::Degraded(_) => {
             Some(member.outage().unwrap_or("the store was not heard in time").to_string())

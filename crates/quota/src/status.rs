@@ -18,7 +18,8 @@ pub enum QuotaMode {
     WithinSlices,
     /// The store is unavailable and the slice deadline has passed. The outage policy decides.
     Degraded(OutagePolicy),
-    /// The store grants nothing new until its members have reported what they hold.
+    /// The store is available, but may lack the shares of members that have yet to report. The
+    /// outage policy decides what it grants.
     Rebuilding,
 }
 

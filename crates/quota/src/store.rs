@@ -2,7 +2,7 @@
 //!
 //! Invariant: a call is applied as a whole or not at all. A settlement with a lower sequence than
 //! one already applied is ignored.
-//! Grants follow one rule in all stores, `core::ledger::grant`. Redis has it in Lua;
+//! Grants follow one rule in all stores, `core::grant::grant`. Redis has it in Lua;
 //! `tests/it/store_conformance.rs` checks that the results are equal.
 //! Out of scope: timeouts and retries. Callers put a timeout around each call and handle failures.
 
@@ -107,6 +107,11 @@ pub struct Heartbeat {
     pub kind: HeartbeatKind,
     /// Random number of the generation that this heartbeat starts if the store has none.
     pub generation: u64,
+    /// Live members in the last reply to the sender before the rebuild began. Zero if the sender
+    /// was no member then.
+    pub members_before: u32,
+    /// Whether the store has recorded all that the sender holds.
+    pub has_reported: bool,
 }
 
 /// The kind of a heartbeat.
@@ -128,10 +133,14 @@ pub struct HeartbeatReply {
     pub membership: Membership,
     /// The store's generation. A change means that the store has lost its data.
     pub generation: u64,
-    /// Time in which nothing new is granted, because members still report what they hold.
+    /// Time until the rebuild ends, in which members report what they hold. Zero if the store
+    /// doesn't rebuild.
     pub rebuild_left: Duration,
     /// Live members, this one included.
     pub members: u32,
+    /// Members that were alive before the rebuild, as far as the store knows. Zero if the store
+    /// doesn't rebuild.
+    pub expected: u32,
 }
 
 /// State of a heartbeat's sender in the store.
@@ -161,6 +170,9 @@ pub struct Settlement {
     pub last_acknowledged: u64,
     /// How long pressure lasts once it is raised.
     pub pressure: Duration,
+    /// During a rebuild, the member may hold up to the limit divided by this of a budget, and up to
+    /// the limit of a key. Zero: no more than it holds.
+    pub rebuild_parts: u32,
     /// One request for each account.
     pub requests: Vec<ShareRequest>,
 }
@@ -193,7 +205,7 @@ pub enum Allocation {
     /// share at once.
     Blocks,
     /// Like `Blocks`, but keeps a replaced member's share until it expires, because its process may
-    /// still use the units.
+    /// still use the units. During a rebuild, grants nothing new.
     BlocksUntilExpiry,
 }
 

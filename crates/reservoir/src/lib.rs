@@ -124,6 +124,9 @@
 //!   cost more than a checkout.
 //! - While the budget's store is unavailable, the quota's policy applies (`Share`: equal parts). If
 //!   the budget is exceeded when the store returns, no dial begins until the excess is closed.
+//! - While the budget's store is rebuilt, because it is new or lost its data, a process opens no
+//!   more connections than it has a share for, whatever the policy. So a lost store doesn't put
+//!   more connections on the server than the budget. The first start waits for one TTL.
 //! - TLS is negotiated here: tokio-postgres supports neither `verify-*` nor the retry of `prefer`.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]

@@ -3,37 +3,63 @@
 use std::time::Duration;
 
 use forebay_admission::{Admission, RejectionReason, State};
-use forebay_quota::{MemberConfig, Quota, RedisStore};
+use forebay_quota::{MemberConfig, OutagePolicy, Quota, QuotaMode, RedisStore};
 use forebay_sandbox::Redis;
 use forebay_testkit::TEST_TIMEOUT;
 
-use crate::support::{RawHttpClient, by_header, eventually, refusal, serve, user, wait_until_released};
+use crate::support::{
+    RawHttpClient, by_header, eventually, refusal, serve, user, wait_until_released, within,
+};
 
-/// Heartbeats must not exceed it during the whole test. A new store grants nothing before one TTL
-/// has passed.
+/// Heartbeats must not exceed it during the whole test. The counts of a new store are rebuilt for
+/// one TTL.
 const TTL: Duration = Duration::from_secs(6);
 
-async fn instance(redis: &Redis, name: &str) -> Admission {
+async fn join(redis: &Redis, name: &str, policy: OutagePolicy) -> Quota {
     let store = RedisStore::open(&redis.url(), "cluster").unwrap();
     let member = MemberConfig::new(name)
         .ttl(TTL)
+        .policy(policy)
         .heartbeat_interval(Duration::from_millis(200))
         .call_timeout(TEST_TIMEOUT);
-    Admission::builder()
-        .total(8)
-        .per_user(3)
-        .build(Quota::join(store, member.join_timeout(TEST_TIMEOUT)).await)
+    Quota::join(store, member.join_timeout(TEST_TIMEOUT)).await
+}
+
+fn admission(quota: Quota) -> Admission {
+    Admission::builder().total(8).per_user(3).build(quota)
+}
+
+#[tokio::test]
+async fn the_first_instance_of_a_new_namespace_admits_at_once_unless_the_policy_is_closed() {
+    let redis = Redis::start().unwrap();
+    let closed = admission(join(&redis, "closed", OutagePolicy::Closed).await);
+    let rejection = closed.admit(user("ada")).await.unwrap_err();
+    assert_eq!(rejection.reason(), RejectionReason::Rebuilding);
+    assert!(rejection.retry_after_seconds().is_some_and(|seconds| u64::from(seconds) <= TTL.as_secs()));
+
+    let quota = join(&redis, "share", OutagePolicy::Share).await;
+    let open = admission(quota.clone());
+    let mut permits = Vec::new();
+    let rejection = loop {
+        match open.admit(user(&format!("user-{}", permits.len()))).await {
+            Ok(permit) => permits.push(permit),
+            Err(rejection) => break rejection,
+        }
+    };
+    assert_eq!((permits.len(), rejection.reason()), (4, RejectionReason::Rebuilding), "half of the limit");
+    assert_eq!(quota.mode(), QuotaMode::Rebuilding);
+    assert!(closed.admit(user("ada")).await.is_err());
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn limits_hold_across_instances_and_a_unit_released_by_one_is_granted_to_another() {
     let redis = Redis::start().unwrap();
-    let (one, two) = (instance(&redis, "one").await, instance(&redis, "two").await);
-    // A new store may grant nothing for one TTL.
-    for admission in [&one, &two] {
-        eventually("a first permit", true, async || admission.admit(user("first")).await.is_ok()).await;
-        wait_until_released(admission).await;
+    let quotas =
+        [join(&redis, "one", OutagePolicy::Share).await, join(&redis, "two", OutagePolicy::Share).await];
+    for quota in &quotas {
+        within("the counts are complete", quota.ready()).await.unwrap();
     }
+    let [one, two] = quotas.map(admission);
     let (first, second) = (serve(&one, by_header()).await, serve(&two, by_header()).await);
     let mut open = Vec::new();
     for server in [first, second, first] {

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 
 use forebay_admission::{Admission, MAX_LISTED};
 use forebay_gate::ReverseProxy;
-use forebay_quota::{Quota, QuotaMode};
+use forebay_quota::{OutagePolicy, Quota, QuotaMode};
 use forebay_stream::ServerStats;
 use serde_json::{Map, Value, json};
 use tokio::time::Instant;
@@ -13,8 +13,8 @@ use crate::admin::{Readiness, StatusReport};
 use crate::dashboard::DashboardSample;
 use crate::metrics;
 
-const REBUILDING: &str =
-    "the quota is rebuilding: its namespace is new or was lost, so streams are admitted after one TTL";
+const REBUILDING: &str = "the quota is rebuilding and its policy is closed: its namespace is new or was lost, \
+                          so streams are admitted after one TTL";
 
 /// Reads the state of a gate from its components.
 pub(crate) struct GateReport {
@@ -33,13 +33,14 @@ pub(crate) struct GateReport {
 impl StatusReport for GateReport {
     /// A gate is ready from the first time that it can admit streams until it drains.
     ///
-    /// It is not ready during a rebuild of the quota that began before its start. It would refuse
-    /// every stream for up to one TTL, while other gates may admit streams.
+    /// With the policy `closed`, it is not ready during a rebuild of the quota that began before
+    /// its start. It would refuse every stream for up to one TTL, while other gates may admit
+    /// streams. With other policies it admits streams during a rebuild.
     ///
     /// A later loss of the store affects all gates alike, so readiness doesn't change then. In a
-    /// later rebuild, open streams and plain requests continue, and new streams are refused with
-    /// the time to retry. While the store is unavailable, the gate admits streams by the configured
-    /// policy, which may be `closed`.
+    /// later rebuild, open streams and plain requests continue. New streams that the policy doesn't
+    /// allow are refused with the time to retry. While the store is unavailable, the gate admits
+    /// streams by the configured policy, which may be `closed`.
     fn readiness(&self) -> Readiness {
         if self.proxy.drain().is_draining() {
             return Readiness::NotReady("draining");
@@ -47,7 +48,10 @@ impl StatusReport for GateReport {
         let up_ms = self.started.elapsed().as_millis(); // read before the quota's status, see `started`
         let quota = self.quota.status();
         match quota.mode {
-            QuotaMode::Rebuilding if u128::from(quota.mode_since_ms) >= up_ms => {
+            QuotaMode::Rebuilding
+                if self.quota.policy() == OutagePolicy::Closed
+                    && u128::from(quota.mode_since_ms) >= up_ms =>
+            {
                 Readiness::NotReady(REBUILDING)
             }
             _ => Readiness::Ready,

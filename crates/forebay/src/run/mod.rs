@@ -10,7 +10,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use forebay_quota::{MemberConfig, Quota, QuotaMode, RedisStore};
+use forebay_quota::{MemberConfig, OutagePolicy, Quota, QuotaMode, RedisStore};
 use forebay_redis::RedisClient;
 use forebay_stream::ServerStats;
 use metrics_exporter_prometheus::PrometheusHandle;
@@ -136,9 +136,13 @@ pub(crate) async fn join_quota(config: &QuotaConfig, address: SocketAddr) -> Res
     let why = status.why.unwrap_or_default();
     match status.mode {
         QuotaMode::Normal => info!(redis = %at, members = status.members, "quota joined"),
-        QuotaMode::Rebuilding => {
+        QuotaMode::Rebuilding if config.policy == OutagePolicy::Closed => {
             let ttl = config.ttl;
             warn!(redis = %at, ?ttl, why, "quota rebuilding: streams are admitted after one TTL");
+        }
+        QuotaMode::Rebuilding => {
+            let policy = config.policy.as_str();
+            info!(redis = %at, policy, why, "quota joined: its counts are being rebuilt");
         }
         QuotaMode::WithinSlices | QuotaMode::Degraded(_) => {
             let policy = config.policy.as_str();

@@ -1,5 +1,6 @@
 //! Gates that share limits through one Redis.
 
+use std::cell::RefCell;
 use std::time::Duration;
 
 use forebay_sandbox::Redis;
@@ -31,22 +32,23 @@ impl GateCluster {
         GateCluster { origin: StreamingUpstream::start().await, url: redis.url(), namespace, ttl_ms, total }
     }
 
-    /// Starts a gate and waits until it admits streams. The first gate of a namespace rebuilds for
-    /// one TTL, because the store may have lost the data of other members.
+    /// Starts a gate and waits until its counts are complete. The first gate of a namespace
+    /// rebuilds for one TTL, because the store may have lost the data of other members.
     async fn gate(&self) -> ForebayProcess {
-        let gate = self.start();
+        let gate = self.start("share");
         until("the quota mode is normal", async || mode(&gate).await == "normal").await;
         gate
     }
 
     /// Starts a gate and waits only until it listens.
-    fn start(&self) -> ForebayProcess {
+    fn start(&self, policy: &str) -> ForebayProcess {
         let (total, beat, ttl) = (self.total.to_string(), BEAT_MS.to_string(), self.ttl_ms.to_string());
         let mut settings = vec![
             ("FOREBAY_REDIS_URL", self.url.as_str()),
             ("FOREBAY_REDIS_NAMESPACE", self.namespace),
             ("FOREBAY_QUOTA_BEAT_MS", &beat),
             ("FOREBAY_QUOTA_TTL_MS", &ttl),
+            ("FOREBAY_QUOTA_POLICY", policy),
             ("FOREBAY_ADMISSION_TOTAL", &total),
         ];
         settings.extend(USERS);
@@ -160,10 +162,33 @@ async fn streams_continue_without_redis_and_counts_reconcile_when_it_returns() {
 }
 
 #[tokio::test]
-async fn a_gate_is_ready_once_it_admits_and_stays_ready() {
+async fn the_first_gate_admits_at_once_and_so_it_does_after_redis_lost_its_data() {
+    let redis = Redis::start().unwrap();
+    let cluster = GateCluster::new(&redis, "first", 10, LONG_TTL_MS).await;
+    let gate = cluster.start("share");
+    assert_eq!(mode(&gate).await, "rebuilding");
+    assert_eq!(gate.admin("/readyz").await.head.status, 200);
+    let _streams = fill(&gate, 9).await;
+    redis.kill();
+    redis.revive().unwrap();
+    let last = RefCell::new(None);
+    // Within milliseconds after the restart, the gate may still find no connection to Redis.
+    until("the gate admits again", async || {
+        let stream = open_stream(&gate, "/", &["X-User-ID: last"]).await.ok();
+        last.replace(stream);
+        last.borrow().is_some()
+    })
+    .await;
+    let rejected = open_stream(&gate, "/", &["X-User-ID: late"]).await.unwrap_err();
+    assert_eq!((rejected.head.status, cluster.origin.open()), (503, 10));
+    assert_eq!(mode(&gate).await, "rebuilding", "all of this happened during the rebuild");
+}
+
+#[tokio::test]
+async fn a_closed_gate_is_ready_once_it_admits_and_stays_ready() {
     let redis = Redis::start().unwrap();
     let cluster = GateCluster::new(&redis, "ready", 10, 5_000).await;
-    let gate = cluster.start();
+    let gate = cluster.start("closed");
     let response = gate.admin("/readyz").await;
     let text = String::from_utf8(response.body).unwrap();
     assert_eq!(response.head.status, 503, "{text}");
@@ -172,7 +197,7 @@ async fn a_gate_is_ready_once_it_admits_and_stays_ready() {
     assert_eq!(gate.admin("/healthz").await.head.status, 200, "a restart would not help");
     until("the gate is ready", async || gate.admin("/readyz").await.head.status == 200).await;
     let _stream = open_stream(&gate, "/", &["X-User-ID: ada"]).await.unwrap();
-    let second = cluster.start();
+    let second = cluster.start("closed");
     assert_eq!(second.admin("/readyz").await.head.status, 200, "the second gate of a namespace doesn't wait");
 
     // All gates lose the store's data together, so they stay ready: otherwise no gate would get

@@ -2,7 +2,9 @@
 //!
 //! Invariant: while nothing is lost, the shares of live members never grow beyond an account's
 //! limit, except by what a member reports to hold already (its floor).
-//! Enforced by: [`grant`], the only function that computes a share.
+//! Enforced by: [`grant`], the only function that computes a share (`grant.rs`).
+//! During a rebuild, shares of members that have yet to report may be missing. So a member gets no
+//! more than its [`ceiling`].
 //! Time advances only with heartbeats: a heartbeat removes expired members and ends a rebuild. A
 //! settlement needs no clock.
 //! Members that expire while no heartbeat reaches the store may be alive and hold units. Their
@@ -17,6 +19,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::core::bucket::{self, BucketLevel};
+use crate::core::grant::{AccountView, Holding, ceiling, grant, lacks_room, saturating_sum, share_reply};
 use crate::store::{
     AccountShares, Heartbeat, HeartbeatKind, HeartbeatReply, Holdings, MemberId, MemberLiveness, Membership,
     Settlement, SettlementReply, Share, ShareReply, ShareRequest, TokenReply, TokenRequest,
@@ -36,8 +39,26 @@ pub(crate) struct StoreLedger {
 #[derive(Debug, Clone, Copy)]
 struct LedgerGeneration {
     number: u64,
-    /// When the rebuild ends. `None` once a heartbeat has ended it.
-    rebuild_ends_at: Option<Duration>,
+    /// `None` once a heartbeat has ended it.
+    rebuild: Option<LedgerRebuild>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct LedgerRebuild {
+    ends_at: Duration,
+    /// The rebuild ends at this time if all expected members have reported by then. `ends_at` if
+    /// it must not end early.
+    may_end_at: Duration,
+    /// Members that were alive before, as far as the store knew. Members may know of more.
+    expected: u32,
+}
+
+/// Members that expire with a heartbeat because no heartbeat could reach the store.
+struct OutageExpiry {
+    /// The longest of their TTLs; zero if there are none.
+    ttl: Duration,
+    /// Their number, and that of the members that are still alive.
+    members: u32,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -47,6 +68,9 @@ struct LedgerMember {
     ttl: Duration,
     replaced: bool,
     sequence: u64,
+    /// As in its last heartbeat of this rebuild.
+    members_before: u32,
+    has_reported: bool,
 }
 
 #[derive(Debug, Clone, Default)]
@@ -55,62 +79,14 @@ struct LedgerAccount {
     pressed_until: Duration,
 }
 
-/// Units that one member holds of an account.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct Holding {
-    pub(crate) count: u32,
-    pub(crate) used: u32,
-}
-
-/// An account as one requesting member sees it.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct AccountView {
-    /// Units that the other members hold.
-    pub(crate) others: u32,
-    /// Live members, the requesting one included.
-    pub(crate) members: u32,
-    /// During a rebuild, a member gets no more than it holds.
-    pub(crate) rebuilding: bool,
-    /// After a refusal, a member gets no more than it requests.
-    pub(crate) pressure: bool,
-}
-
-/// Returns the share that a request gets. This is the rule of all stores.
-pub(crate) fn grant(request: &ShareRequest, view: AccountView) -> u32 {
-    let room = request.limit.saturating_sub(view.others);
-    if view.rebuilding {
-        return request.floor;
-    }
-    let granted = request.want.min(room).max(request.floor);
-    let grows = granted == request.want && request.want > request.floor;
-    if request.allocation.in_blocks() && grows && !view.pressure {
-        // Half of an equal part of the rest: all members find some units, and blocks shrink with
-        // the rest.
-        granted + (room - granted) / (2 * view.members.max(1))
-    } else {
-        granted
-    }
-}
-
-/// Builds the reply to a request.
-pub(crate) fn share_reply(request: &ShareRequest, count: u32, others: Holding, pressure: bool) -> ShareReply {
-    let (total, used) = (others.count.saturating_add(count), others.used.saturating_add(request.used));
-    match (request.allocation.in_blocks(), count == request.want) {
-        (true, _) => ShareReply { count, total, used, pressure },
-        (false, true) => ShareReply { count, total: count, used: count, pressure: false },
-        (false, false) => ShareReply { count, total, used: total, pressure: false },
-    }
-}
-
-/// Counts come from other processes: a sum must not wrap.
-pub(crate) fn saturating_sum(counts: impl Iterator<Item = u32>) -> u32 {
-    counts.fold(0, u32::saturating_add)
-}
-
 impl LedgerMember {
     /// Returns when the member last sent a heartbeat.
     fn last_heartbeat(&self) -> Duration {
         self.expires.saturating_sub(self.ttl)
+    }
+
+    fn clear_report(&mut self) {
+        (self.members_before, self.has_reported) = (0, false);
     }
 }
 
@@ -118,38 +94,94 @@ impl StoreLedger {
     /// Creates a ledger that needs no rebuild, for stores that exist only as long as their members.
     pub(crate) fn established() -> Self {
         StoreLedger {
-            generation: Some(LedgerGeneration { number: 1, rebuild_ends_at: None }),
+            generation: Some(LedgerGeneration { number: 1, rebuild: None }),
             ..StoreLedger::default()
         }
     }
 
     pub(crate) fn heartbeat(&mut self, heartbeat: &Heartbeat, now: Duration) -> HeartbeatReply {
         self.clamp_expiries(now);
-        let (last_heartbeat, expired_in_outage) =
-            (self.last_heartbeat(), self.expired_in_outage(&heartbeat.member, now));
-        // A rebuild lasts at most the longest TTL. A later end was written while the clock was
-        // ahead.
+        // A rebuild lasts at most the longest TTL.
         let longest = self.members.values().map(|member| member.ttl).fold(heartbeat.ttl, Duration::max);
-        let was_rebuilding = self.generation.is_some_and(|generation| generation.rebuild_ends_at.is_some());
+        let number = self.generation.map_or(heartbeat.generation, |generation| generation.number);
+        let rebuild = self.advance_rebuild(heartbeat, longest, now);
+        let begins = self.generation.is_none_or(|generation| generation.rebuild.is_none());
         self.members.retain(|_, member| member.expires > now);
-        let first =
-            LedgerGeneration { number: heartbeat.generation, rebuild_ends_at: Some(now + heartbeat.ttl) };
-        let generation = self.generation.get_or_insert(first);
-        let left =
-            generation.rebuild_ends_at.map_or(Duration::ZERO, |at| at.saturating_sub(now).min(longest));
-        // During a rebuild, members report what they hold. Without heartbeats for half a TTL they
-        // couldn't: it starts again.
-        let cut_short = was_rebuilding && last_heartbeat.is_none_or(|at| at + heartbeat.ttl / 2 <= now);
-        let left = if cut_short { longest } else { left.max(expired_in_outage) };
-        generation.rebuild_ends_at = (!left.is_zero()).then_some(now + left);
-        let LedgerGeneration { number, rebuild_ends_at } = *generation;
+        if begins {
+            self.members.values_mut().for_each(LedgerMember::clear_report);
+        }
         let membership = self.renew_membership(heartbeat, now);
+        self.record_report(heartbeat, membership);
+        let rebuild_left = rebuild.map_or(Duration::ZERO, |rebuild| self.rebuild_left(rebuild, now));
+        let rebuild = rebuild.filter(|_| !rebuild_left.is_zero());
+        self.generation = Some(LedgerGeneration { number, rebuild });
         HeartbeatReply {
             membership,
             generation: number,
-            rebuild_left: rebuild_ends_at.map_or(Duration::ZERO, |rebuild_ends_at| rebuild_ends_at - now),
+            rebuild_left,
             members: self.live_members(),
+            expected: rebuild.map_or(0, |rebuild| self.expected(rebuild)),
         }
+    }
+
+    /// Begins, continues or ends the rebuild, before expired members are removed.
+    fn advance_rebuild(
+        &self,
+        heartbeat: &Heartbeat,
+        longest: Duration,
+        now: Duration,
+    ) -> Option<LedgerRebuild> {
+        let outage = self.expired_in_outage(&heartbeat.member, now);
+        let begin = |ttl: Duration, expected| LedgerRebuild {
+            ends_at: now + ttl,
+            may_end_at: now + longest / 2,
+            expected,
+        };
+        let Some(generation) = self.generation else { return Some(begin(heartbeat.ttl, 0)) };
+        let Some(rebuild) = generation.rebuild else {
+            return (!outage.ttl.is_zero()).then(|| begin(outage.ttl, outage.members));
+        };
+        let last_heartbeat = self.last_heartbeat();
+        // During a rebuild, members report what they hold. Without heartbeats for half a TTL they
+        // couldn't: it starts again.
+        let cut_short = last_heartbeat.is_some_and(|at| at + heartbeat.ttl / 2 <= now);
+        // A later end was written while the clock was ahead.
+        let left = rebuild.ends_at.saturating_sub(now).min(longest);
+        let left = if cut_short || last_heartbeat.is_none() { longest } else { left.max(outage.ttl) };
+        let ends_at = now + left;
+        // Members that joined during this rebuild may have expired: it doesn't end early.
+        let expired = cut_short || !outage.ttl.is_zero() || rebuild.may_end_at >= rebuild.ends_at;
+        let may_end_at = match last_heartbeat {
+            _ if expired => ends_at,
+            None => now + longest / 2,
+            Some(_) => rebuild.may_end_at,
+        };
+        (!left.is_zero()).then_some(LedgerRebuild { ends_at, may_end_at, expected: rebuild.expected })
+    }
+
+    /// Records what a live member reports of the time before the rebuild.
+    fn record_report(&mut self, heartbeat: &Heartbeat, membership: Membership) {
+        if let Membership::Alive { .. } | Membership::Joined = membership
+            && let Some(member) = self.members.get_mut(&heartbeat.member)
+        {
+            member.members_before = heartbeat.members_before;
+            member.has_reported = heartbeat.has_reported && heartbeat.members_before > 0;
+        }
+    }
+
+    /// Returns the number of members before the rebuild, by all that is known.
+    fn expected(&self, rebuild: LedgerRebuild) -> u32 {
+        let live_members = self.members.values().filter(|member| !member.replaced);
+        live_members.map(|member| member.members_before).fold(rebuild.expected, u32::max)
+    }
+
+    fn rebuild_left(&self, rebuild: LedgerRebuild, now: Duration) -> Duration {
+        let expected = self.expected(rebuild) as usize;
+        let has_reported = |member: &&LedgerMember| !member.replaced && member.has_reported;
+        let reported = self.members.values().filter(has_reported).count();
+        let all_reported = expected > 0 && reported >= expected;
+        let ends_at = if all_reported { rebuild.ends_at.min(rebuild.may_end_at) } else { rebuild.ends_at };
+        ends_at.saturating_sub(now)
     }
 
     /// Lowers expiries that were written while the clock was ahead.
@@ -164,29 +196,39 @@ impl StoreLedger {
         self.members.values().filter(|member| !member.replaced).map(LedgerMember::last_heartbeat).max()
     }
 
-    /// Returns how long to rebuild because members expire now that could not reach the store: the
-    /// longest of their TTLs. Zero if no member expires, or only members that missed heartbeats
-    /// while others didn't.
+    /// Returns the members that expire now because they could not reach the store. Members that
+    /// missed heartbeats while others didn't are no part of it.
     ///
     /// A member heartbeats at least three times in its TTL. So a member whose last heartbeat is
     /// within half a TTL of the newest one expired because the store was unreachable; it may be
     /// alive and hold units. Earlier incarnations of the sender don't count: the sender reports
     /// what its process holds, or has replaced them.
-    fn expired_in_outage(&self, sender: &MemberId, now: Duration) -> Duration {
+    fn expired_in_outage(&self, sender: &MemberId, now: Duration) -> OutageExpiry {
         let last_heartbeat = self.last_heartbeat().unwrap_or_default();
-        let expired_in_outage = self.members.iter().filter(|(id, member)| {
-            !member.replaced
-                && member.expires <= now
+        let mut expiry = OutageExpiry { ttl: Duration::ZERO, members: 0 };
+        for (id, member) in self.members.iter().filter(|(_, member)| !member.replaced) {
+            let silenced = member.expires <= now
                 && id.name() != sender.name()
-                && member.last_heartbeat() + member.ttl / 2 >= last_heartbeat
-        });
-        expired_in_outage.map(|(_, member)| member.ttl).max().unwrap_or_default()
+                && member.last_heartbeat() + member.ttl / 2 >= last_heartbeat;
+            if silenced {
+                expiry.ttl = expiry.ttl.max(member.ttl);
+            }
+            expiry.members += u32::from(silenced || member.expires > now);
+        }
+        expiry
     }
 
     fn renew_membership(&mut self, heartbeat: &Heartbeat, now: Duration) -> Membership {
         let expires = now + heartbeat.ttl;
         if heartbeat.kind == HeartbeatKind::Join {
-            let unknown = LedgerMember { expires, ttl: heartbeat.ttl, replaced: false, sequence: 0 };
+            let unknown = LedgerMember {
+                expires,
+                ttl: heartbeat.ttl,
+                replaced: false,
+                sequence: 0,
+                members_before: 0,
+                has_reported: false,
+            };
             let member = self.members.entry(heartbeat.member.clone()).or_insert(unknown);
             if member.replaced {
                 return Membership::Replaced;
@@ -238,11 +280,11 @@ impl StoreLedger {
             return SettlementReply::LostWrites;
         }
         member.sequence = settlement.sequence;
-        let rebuilding = generation.rebuild_ends_at.is_some();
+        let rebuild_parts = generation.rebuild.map(|_| settlement.rebuild_parts);
         let replies = settlement
             .requests
             .iter()
-            .map(|request| self.apply_request(settlement, request, rebuilding, now));
+            .map(|request| self.apply_request(settlement, request, rebuild_parts, now));
         SettlementReply::Applied(replies.collect())
     }
 
@@ -250,7 +292,7 @@ impl StoreLedger {
         &mut self,
         settlement: &Settlement,
         request: &ShareRequest,
-        rebuilding: bool,
+        rebuild_parts: Option<u32>,
         now: Duration,
     ) -> ShareReply {
         let (me, exact) = (&settlement.member, !request.allocation.in_blocks());
@@ -268,8 +310,9 @@ impl StoreLedger {
         let others_used = saturating_sum(account.shares.values().map(|held| held.used));
         account.pressed_until = account.pressed_until.min(now + settlement.pressure);
         let pressure = account.pressed_until > now;
-        let count = grant(request, AccountView { others, members, rebuilding, pressure });
-        if count < request.want && !exact && !rebuilding {
+        let ceiling = ceiling(request.allocation, request.limit, rebuild_parts);
+        let count = grant(request, AccountView { others, members, ceiling, pressure });
+        if !exact && lacks_room(request, count, ceiling) {
             self.pressure_count += u64::from(!pressure);
             account.pressed_until = now + settlement.pressure;
         }
@@ -346,7 +389,12 @@ impl StoreLedger {
     }
 
     pub(crate) fn is_rebuilding(&self) -> bool {
-        self.generation.is_none_or(|generation| generation.rebuild_ends_at.is_some())
+        self.generation.is_none_or(|generation| generation.rebuild.is_some())
+    }
+
+    /// Returns when the rebuild ends if not all members report.
+    pub(crate) fn rebuild_ends_at(&self) -> Option<Duration> {
+        self.generation?.rebuild.map(|rebuild| rebuild.ends_at)
     }
 
     /// Returns the recorded share of each member, expired ones included.

@@ -14,7 +14,17 @@ fn id(name: &str) -> MemberId {
 }
 
 fn heartbeat(ledger: &mut StoreLedger, name: &str, kind: HeartbeatKind, now: Duration) -> HeartbeatReply {
-    ledger.heartbeat(&Heartbeat { member: id(name), ttl: TTL, kind, generation: 1 }, now)
+    ledger.heartbeat(
+        &Heartbeat {
+            member: id(name),
+            ttl: TTL,
+            kind,
+            generation: 1,
+            members_before: 0,
+            has_reported: false,
+        },
+        now,
+    )
 }
 
 fn settle(
@@ -37,6 +47,7 @@ fn settle(
         sequence,
         last_acknowledged: 0,
         pressure: 2 * HEARTBEAT,
+        rebuild_parts: 0,
         requests: vec![request],
     };
     ledger.settle(&settlement, now)
@@ -101,8 +112,14 @@ fn a_member_that_expires_while_others_heartbeat_starts_no_rebuild() {
 fn a_restart_under_the_same_name_and_a_leave_start_no_rebuild() {
     let mut ledger = with_members(&["a", "b"], S(100));
     ledger.leave(&id("b"));
-    let again =
-        Heartbeat { member: MemberId::new("a", 2), ttl: TTL, kind: HeartbeatKind::Join, generation: 1 };
+    let again = Heartbeat {
+        member: MemberId::new("a", 2),
+        ttl: TTL,
+        kind: HeartbeatKind::Join,
+        generation: 1,
+        members_before: 0,
+        has_reported: false,
+    };
     assert_eq!(ledger.heartbeat(&again, S(1000)).rebuild_left, S(0));
     ledger.leave(&again.member);
     assert_eq!(
@@ -155,4 +172,61 @@ fn after_a_clock_jump_back_pressure_lasts_no_longer_than_its_duration() {
     settle(&mut ledger, "a", 2, (0, 0), S(0));
     assert_eq!(count(&settle(&mut ledger, "b", 2, (0, 1), S(1))), 1, "under pressure");
     assert!(count(&settle(&mut ledger, "b", 3, (1, 2), S(5))) > 2, "not for as long as the step");
+}
+
+/// Sends a heartbeat of a member that counted `members_before` before the rebuild.
+fn report(
+    ledger: &mut StoreLedger,
+    name: &str,
+    (members_before, has_reported): (u32, bool),
+    now: Duration,
+) -> HeartbeatReply {
+    let (member, kind) = (id(name), HeartbeatKind::Join);
+    ledger.heartbeat(&Heartbeat { member, ttl: TTL, kind, generation: 1, members_before, has_reported }, now)
+}
+
+#[test]
+fn a_rebuild_ends_early_only_if_all_members_of_before_have_reported() {
+    let mut ledger = StoreLedger::default();
+    let reply = report(&mut ledger, "a", (2, true), S(100));
+    assert_eq!((reply.rebuild_left, reply.expected), (TTL, 2));
+    // A member that wasn't there before is no proof that all have reported.
+    let reply = report(&mut ledger, "new", (0, true), S(102));
+    assert_eq!((reply.rebuild_left, reply.expected, reply.members), (S(8), 2, 2));
+    assert_eq!(report(&mut ledger, "b", (2, false), S(103)).rebuild_left, S(7), "it still pushes");
+    assert_eq!(report(&mut ledger, "b", (2, true), S(104)).rebuild_left, S(1), "half a TTL from the start");
+    // b knew of one more.
+    let reply = report(&mut ledger, "b", (3, true), S(104));
+    assert_eq!((reply.rebuild_left, reply.expected), (S(6), 3));
+    assert_eq!(report(&mut ledger, "c", (3, true), S(106)).rebuild_left, S(0));
+    assert!(!ledger.is_rebuilding());
+}
+
+#[test]
+fn a_member_that_left_during_a_rebuild_does_not_shorten_it() {
+    let mut ledger = StoreLedger::default();
+    report(&mut ledger, "a", (2, true), S(100));
+    report(&mut ledger, "b", (2, true), S(101));
+    ledger.leave(&id("a"));
+    assert_eq!(report(&mut ledger, "b", (2, true), S(104)).rebuild_left, S(6));
+}
+
+#[test]
+fn a_rebuild_that_started_again_does_not_end_early() {
+    let mut ledger = StoreLedger::default();
+    report(&mut ledger, "a", (1, true), S(100));
+    assert_eq!(report(&mut ledger, "a", (1, true), S(107)).rebuild_left, TTL, "no heartbeat for half a TTL");
+    for now in [110, 113, 116] {
+        assert_eq!(report(&mut ledger, "a", (1, true), S(now)).rebuild_left, S(117 - now));
+    }
+}
+
+#[test]
+fn after_an_outage_the_rebuild_ends_early_once_the_expired_members_have_reported() {
+    let (mut ledger, back) = (with_members(&["a", "b", "c"], S(100)), S(100) + 3 * TTL);
+    assert_eq!(heartbeat(&mut ledger, "a", HeartbeatKind::Renew, back).expected, 2, "b and c have expired");
+    assert_eq!(report(&mut ledger, "a", (3, true), back).rebuild_left, TTL);
+    assert_eq!(report(&mut ledger, "b", (3, true), back + S(1)).rebuild_left, S(9));
+    assert_eq!(report(&mut ledger, "c", (3, true), back + S(2)).rebuild_left, S(3));
+    assert_eq!(report(&mut ledger, "c", (3, true), back + S(5)).rebuild_left, S(0));
 }

@@ -2,5 +2,6 @@
 
 pub(crate) mod account;
 pub(crate) mod bucket;
+pub(crate) mod grant;
 pub(crate) mod ledger;
 pub(crate) mod member;

@@ -1,12 +1,12 @@
 //! Applies one request to one account, which was read and will be written as a whole.
 //!
-//! The rule is `core::ledger::grant`. `tests/it/dynamo.rs` checks that the result agrees with the
+//! The rule is `core::grant::grant`. `tests/it/dynamo.rs` checks that the result agrees with the
 //! ledger.
 
 use std::collections::BTreeMap;
 
 use super::items::{AccountItem, MemberItem, PressureMark};
-use crate::core::ledger::{AccountView, Holding, grant, saturating_sum, share_reply};
+use crate::core::grant::{AccountView, Holding, ceiling, grant, lacks_room, saturating_sum, share_reply};
 use crate::store::{MemberId, ShareReply, ShareRequest};
 
 /// The members that share an account, at the time of the request.
@@ -16,7 +16,8 @@ pub(super) struct MembershipView<'a> {
     pub(super) members: &'a BTreeMap<MemberId, MemberItem>,
     /// Members that are alive and weren't replaced.
     pub(super) live_members: u32,
-    pub(super) rebuilding: bool,
+    /// `None` if the store doesn't rebuild.
+    pub(super) rebuild_parts: Option<u32>,
 }
 
 /// Returns the new account and the reply.
@@ -34,9 +35,10 @@ pub(super) fn settle(
     account.shares.retain(|id, _| id != view.me && view.members.get(id).is_some_and(counts));
     let others = saturating_sum(account.shares.values().map(|held| held.count));
     let others_used = saturating_sum(account.shares.values().map(|held| held.used));
-    let MembershipView { live_members: members, rebuilding, .. } = view;
-    let count = grant(request, AccountView { others, members, rebuilding, pressure: pressed });
-    let refused = count < request.want && !exact && !rebuilding;
+    let ceiling = ceiling(request.allocation, request.limit, view.rebuild_parts);
+    let account_view = AccountView { others, members: view.live_members, ceiling, pressure: pressed };
+    let count = grant(request, account_view);
+    let refused = !exact && lacks_room(request, count, ceiling);
     if refused {
         account.pressed = refusal;
     } else if !pressed {

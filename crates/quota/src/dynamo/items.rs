@@ -9,7 +9,7 @@ use aws_sdk_dynamodb::types::AttributeValue;
 
 use super::AttributeMap;
 use crate::core::bucket::BucketLevel;
-use crate::core::ledger::Holding;
+use crate::core::grant::Holding;
 use crate::store::{MemberId, StoreError};
 
 /// DynamoDB may delete an item after this time without writes. Far longer than any member's TTL and
@@ -32,6 +32,11 @@ pub(super) struct MemberItem {
     pub(super) ttl: Duration,
     pub(super) replaced: bool,
     pub(super) sequence: u64,
+    /// Live members before the rebuild, by the member's last reply before it. Zero if it wasn't a
+    /// member then.
+    pub(super) members_before: u32,
+    /// Whether the member was alive before the rebuild and has reported all that it holds.
+    pub(super) has_reported: bool,
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -122,6 +127,8 @@ impl GenerationItem {
 impl MemberItem {
     pub(super) fn read(id: &str, item: &AttributeMap) -> Result<Self, StoreError> {
         let fields = ItemReader(item);
+        // Release 0.1 writes neither: such a member doesn't shorten a rebuild.
+        let reports = item.contains_key("reported");
         Ok(MemberItem {
             id: read_id(id)?,
             generation: fields.number("gen")?,
@@ -129,6 +136,8 @@ impl MemberItem {
             ttl: fields.millis("life_ms")?,
             replaced: fields.flag("replaced")?,
             sequence: fields.number("seq")?,
+            members_before: if reports { fields.small("members_before")? } else { 0 },
+            has_reported: reports && fields.flag("reported")?,
         })
     }
 
@@ -138,6 +147,8 @@ impl MemberItem {
         item.insert("life_ms".into(), millis(self.ttl));
         item.insert("replaced".into(), AttributeValue::Bool(self.replaced));
         item.insert("seq".into(), number(self.sequence));
+        item.insert("members_before".into(), number(self.members_before.into()));
+        item.insert("reported".into(), AttributeValue::Bool(self.has_reported));
         item.insert("ttl".into(), expiry_attribute());
     }
 }
@@ -256,11 +267,22 @@ mod tests {
 
         let id = MemberId::new("a:b", 7);
         let ttl = Duration::from_secs(10);
-        let member =
-            MemberItem { id: id.clone(), generation: 1, heartbeats: 2, ttl, replaced: true, sequence: 3 };
+        let member = MemberItem {
+            id: id.clone(),
+            generation: 1,
+            heartbeats: 2,
+            ttl,
+            replaced: true,
+            sequence: 3,
+            members_before: 4,
+            has_reported: true,
+        };
         let mut item = AttributeMap::new();
         member.write(&mut item);
         assert_eq!(MemberItem::read(id.as_str(), &item).unwrap(), member);
+        item.retain(|name, _| !["members_before", "reported"].contains(&name.as_str())); // release 0.1
+        let older = MemberItem { members_before: 0, has_reported: false, ..member };
+        assert_eq!(MemberItem::read(id.as_str(), &item).unwrap(), older);
 
         let pressed = Some(PressureMark { stamp: "p".into(), lasts: ttl });
         let account = AccountItem { shares: [(id, Holding { count: u32::MAX, used: 0 })].into(), pressed };

@@ -13,6 +13,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::items::{GenerationItem, MemberItem, PressureMark};
+use super::members::RebuildReports;
 use crate::store::MemberId;
 
 /// Maximum number of accounts, and of buckets, that are tracked. Beyond it, all are tracked from
@@ -67,13 +68,15 @@ impl LivenessTracker {
         member.ttl.saturating_sub(seen.map_or(Duration::ZERO, |seen| seen.still))
     }
 
-    /// Returns how long members may still take to report what they hold.
-    pub(super) fn rebuild_left(&self, generation: GenerationItem) -> Duration {
+    /// Returns how long members may still take to report what they hold: a TTL, or half a TTL if
+    /// all members that are known have reported.
+    pub(super) fn rebuild_left(&self, generation: GenerationItem, reports: RebuildReports) -> Duration {
         if !generation.rebuilding {
             return Duration::ZERO;
         }
+        let lasts = if reports.are_complete() { generation.ttl / 2 } else { generation.ttl };
         let seen = self.generation.filter(|seen| seen.number == generation.number);
-        generation.ttl.saturating_sub(seen.map_or(Duration::ZERO, |seen| seen.still))
+        lasts.saturating_sub(seen.map_or(Duration::ZERO, |seen| seen.still))
     }
 
     /// Returns whether a member was refused lately, measured from this handle's first sight of the
@@ -130,7 +133,16 @@ mod tests {
 
     fn member(heartbeats: u64) -> MemberItem {
         let id = MemberId::new("a", 1);
-        MemberItem { id, generation: 1, heartbeats, ttl: TTL, replaced: false, sequence: 0 }
+        MemberItem {
+            id,
+            generation: 1,
+            heartbeats,
+            ttl: TTL,
+            replaced: false,
+            sequence: 0,
+            members_before: 0,
+            has_reported: false,
+        }
     }
 
     fn observe(liveness: &mut LivenessTracker, heartbeats: u64, now: Instant) -> Duration {
@@ -175,9 +187,22 @@ mod tests {
         let generation = |number| GenerationItem { number, rebuilding: true, ttl: TTL };
         for (at, number, left) in [(0, 1, 10), (4, 1, 6), (8, 1, 2), (9, 2, 10), (14, 2, 5), (19, 2, 0)] {
             liveness.observe(Some(generation(number)), &[], origin + S(at));
-            assert_eq!(liveness.rebuild_left(generation(number)), S(left), "after {at} s");
+            let reports = RebuildReports { expected: 2, reported: 1 };
+            assert_eq!(liveness.rebuild_left(generation(number), reports), S(left), "after {at} s");
         }
-        assert_eq!(liveness.rebuild_left(GenerationItem { rebuilding: false, ..generation(3) }), S(0));
+        let ended = GenerationItem { rebuilding: false, ..generation(3) };
+        assert_eq!(liveness.rebuild_left(ended, RebuildReports::default()), S(0));
+    }
+
+    #[test]
+    fn a_rebuild_lasts_half_a_ttl_once_all_known_members_have_reported() {
+        let (mut liveness, origin) = (LivenessTracker::default(), Instant::now());
+        let generation = GenerationItem { number: 1, rebuilding: true, ttl: TTL };
+        for (at, expected, reported, left) in [(0, 2, 2, 5), (3, 2, 2, 2), (4, 3, 2, 6), (5, 3, 3, 0)] {
+            liveness.observe(Some(generation), &[], origin + S(at));
+            let reports = RebuildReports { expected, reported };
+            assert_eq!(liveness.rebuild_left(generation, reports), S(left), "after {at} s");
+        }
     }
 
     #[test]

@@ -78,7 +78,9 @@ impl DynamoStore {
     ) -> (Duration, Vec<MemberItem>) {
         let mut liveness = self.liveness.lock();
         liveness.observe(generation, members, Instant::now());
-        let rebuild_left = generation.map_or(Duration::ZERO, |generation| liveness.rebuild_left(generation));
+        let rebuild_left = generation.map_or(Duration::ZERO, |generation| {
+            liveness.rebuild_left(generation, RebuildReports::count(generation, members))
+        });
         let expired = members.iter().filter(|member| liveness.ttl_left(member).is_zero());
         (rebuild_left, expired.take(MAX_REMOVALS).cloned().collect())
     }
@@ -166,18 +168,27 @@ impl DynamoStore {
                     if let Some(membership) =
                         self.renew_membership(&heartbeat, generation, &mut snapshot).await?
                     {
-                        let (generation, rebuild_left) = (generation.number, snapshot.rebuild_left);
-                        return Ok(HeartbeatReply {
-                            membership,
-                            generation,
-                            rebuild_left,
-                            members: snapshot.live_members(),
-                        });
+                        let (rebuild_left, expected) = self.rebuild_after(generation, &snapshot);
+                        let (generation, members) = (generation.number, snapshot.live_members());
+                        let reply =
+                            HeartbeatReply { membership, generation, rebuild_left, members, expected };
+                        return Ok(reply);
                     }
                 }
             }
             backoff.wait().await?;
         }
+    }
+
+    /// Returns the time left of the rebuild, and the members expected to report, after a heartbeat
+    /// was applied. The next read ends the rebuild.
+    fn rebuild_after(&self, generation: GenerationItem, snapshot: &NamespaceSnapshot) -> (Duration, u32) {
+        if snapshot.rebuild_left.is_zero() {
+            return (Duration::ZERO, 0);
+        }
+        let reports = RebuildReports::count(generation, snapshot.members.values());
+        let left = self.liveness.lock().rebuild_left(generation, reports);
+        (left.max(Duration::from_millis(1)), reports.expected)
     }
 
     /// Starts a generation. If several members try, the first write wins, and the others find it at
@@ -200,6 +211,9 @@ impl DynamoStore {
     ) -> Result<Option<Membership>, StoreError> {
         let own = snapshot.members.get(&heartbeat.member).map(|own| (own.replaced, own.sequence));
         let others = snapshot.other_incarnations(&heartbeat.member);
+        if let Some(own) = snapshot.members.get_mut(&heartbeat.member) {
+            (own.members_before, own.has_reported) = (heartbeat.members_before, has_reported(heartbeat));
+        }
         let (outcome, membership) = match (heartbeat.kind, own) {
             (HeartbeatKind::Join | HeartbeatKind::TakeOver | HeartbeatKind::Renew, Some((true, _))) => {
                 (WriteOutcome::Done, Membership::Replaced)
@@ -252,7 +266,7 @@ impl DynamoStore {
     fn renewal(&self, heartbeat: &Heartbeat, generation: GenerationItem) -> ConditionalUpdate {
         ConditionalUpdate {
             key: self.member_key(&heartbeat.member),
-            set: "SET beats = beats + :one, life_ms = :life, #ttl = :ttl",
+            set: "SET beats = beats + :one, life_ms = :life, #ttl = :ttl, members_before = :before, reported = :reported",
             only_if: "gen = :gen AND replaced = :no",
             values: [
                 (":gen".into(), number(generation.number)),
@@ -260,6 +274,8 @@ impl DynamoStore {
                 (":one".into(), number(1)),
                 (":life".into(), millis(heartbeat.ttl)),
                 (":ttl".into(), expiry_attribute()),
+                (":before".into(), number(heartbeat.members_before.into())),
+                (":reported".into(), AttributeValue::Bool(has_reported(heartbeat))),
             ]
             .into(),
         }
@@ -353,6 +369,36 @@ fn new_member(heartbeat: &Heartbeat, generation: GenerationItem) -> MemberItem {
         ttl: heartbeat.ttl,
         replaced: false,
         sequence: 0,
+        members_before: heartbeat.members_before,
+        has_reported: has_reported(heartbeat),
+    }
+}
+
+/// Returns whether the sender was alive before the rebuild and has reported all that it holds.
+fn has_reported(heartbeat: &Heartbeat) -> bool {
+    heartbeat.has_reported && heartbeat.members_before > 0
+}
+
+/// How many members were alive before a rebuild, and how many of them have reported.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct RebuildReports {
+    pub(super) expected: u32,
+    pub(super) reported: u32,
+}
+
+impl RebuildReports {
+    fn count<'a>(generation: GenerationItem, members: impl IntoIterator<Item = &'a MemberItem>) -> Self {
+        let is_current = |member: &&MemberItem| !member.replaced && generation.number == member.generation;
+        let mut reports = RebuildReports::default();
+        for member in members.into_iter().filter(is_current) {
+            reports.expected = reports.expected.max(member.members_before);
+            reports.reported += u32::from(member.has_reported);
+        }
+        reports
+    }
+
+    pub(super) fn are_complete(self) -> bool {
+        self.expected > 0 && self.reported >= self.expected
     }
 }
 

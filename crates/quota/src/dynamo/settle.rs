@@ -97,7 +97,7 @@ impl DynamoStore {
             me: &settlement.member,
             members: &snapshot.members,
             live_members: snapshot.live_members(),
-            rebuilding: !snapshot.rebuild_left.is_zero(),
+            rebuild_parts: (!snapshot.rebuild_left.is_zero()).then_some(settlement.rebuild_parts),
         };
         let mut replies = Vec::with_capacity(requests.len());
         for (index, request) in part.iter().zip(requests) {
@@ -291,7 +291,19 @@ mod tests {
         let id = MemberId::new("a", 1);
         let known = |sequence| {
             let ttl = Duration::from_secs(1);
-            (id.clone(), MemberItem { id: id.clone(), generation: 1, heartbeats: 1, ttl, replaced, sequence })
+            let (id, generation, heartbeats) = (id.clone(), 1, 1);
+            let (members_before, has_reported) = (0, false);
+            let member = MemberItem {
+                id: id.clone(),
+                generation,
+                heartbeats,
+                ttl,
+                replaced,
+                sequence,
+                members_before,
+                has_reported,
+            };
+            (id, member)
         };
         let members: BTreeMap<_, _> = sequence.map(known).into_iter().collect();
         let snapshot = NamespaceSnapshot { generation: None, rebuild_left: Duration::ZERO, members };
@@ -300,6 +312,7 @@ mod tests {
             sequence: 5,
             last_acknowledged: 3,
             pressure: Duration::ZERO,
+            rebuild_parts: 0,
             requests: Vec::new(),
         };
         check_own_member(&snapshot, &settlement, sequence_written).err()

@@ -1,13 +1,16 @@
 -- Heartbeat of a member. Time advances only here: members expire and rebuilds end. Same rule as
 -- core/ledger.rs, `heartbeat`.
--- KEYS: exact accounts, members, replaced, TTLs.
+-- KEYS: exact accounts, members, replaced, TTLs, reports.
 -- ARGV: member, length of its name, kind, TTL in ms, new generation, number of exact accounts to
--- sweep.
+-- sweep, members before the rebuild, whether the member has reported to it (1 or 0).
 -- Members hash: member -> expiry, '!' -> generation:end of its rebuild, '?' -> cursor of the sweep.
 -- Exact accounts hash: '#member' -> sequence of a live member, '#' -> whether the store rebuilds (1
 -- or 0).
 -- TTLs hash: member -> TTL in ms, of live and replaced members. Members of release 0.1 have no
 -- entry: their expiries are left as they are, and their TTL is taken to be ARGV's.
+-- Reports hash, only during a rebuild: member -> members before:has reported, '!' ->
+-- generation:time from which the rebuild may end early:members that the store knew before.
+-- Members of release 0.1 have no entry, so the rebuild doesn't end early while one is expected.
 local id, name_length, kind, ttl = ARGV[1], tonumber(ARGV[2]), ARGV[3], tonumber(ARGV[4])
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
@@ -54,7 +57,7 @@ end
 -- Members that expired while no heartbeat reached the store may be alive: `silenced` is the longest
 -- of their TTLs.
 -- A rebuild without heartbeats for half a TTL starts again.
-local silenced, last_beat, longest = 0, nil, ttl
+local silenced, known_before, last_beat, longest = 0, living, nil, ttl
 local was_rebuilding = redis.call('HGET', KEYS[1], '#') == '1'
 if #dead > 0 or was_rebuilding then
   local lives, pairs_of_lives = {}, redis.call('HGETALL', KEYS[4])
@@ -68,7 +71,9 @@ if #dead > 0 or was_rebuilding then
   for _, each in ipairs(dead) do
     local other, at = each[1], each[2]
     local life = lives[other] or ttl
-    if not is_namesake(other) and at - life / 2 >= last_beat then silenced = math.max(silenced, life) end
+    if not is_namesake(other) and at - life / 2 >= last_beat then
+      silenced, known_before = math.max(silenced, life), known_before + 1
+    end
     redis.call('HDEL', KEYS[2], other)
     redis.call('HDEL', KEYS[1], '#' .. other)
     redis.call('HDEL', KEYS[4], other)
@@ -84,10 +89,9 @@ else
 end
 -- A rebuild lasts at most the longest TTL: a later end was written while the clock was ahead.
 local rebuild_left = math.max(silenced, math.min(longest, math.max(0, tonumber(rebuilt_at) - now)))
-if was_rebuilding and (not last_beat or last_beat + ttl / 2 <= now) then rebuild_left = longest end
+local cut_short, would_end_at = last_beat and last_beat + ttl / 2 <= now, tonumber(rebuilt_at)
+if was_rebuilding and (cut_short or not last_beat) then rebuild_left = longest end
 if rebuild_left > 0 then rebuilt_at = whole(now + rebuild_left) end
-if generation ~= number .. ':' .. rebuilt_at then redis.call('HSET', KEYS[2], '!', number .. ':' .. rebuilt_at) end
-redis.call('HSET', KEYS[1], '#', rebuild_left > 0 and 1 or 0)
 
 local replaced, replaced_count = redis.call('HGETALL', KEYS[3]), 0
 for i = 1, #replaced, 2 do
@@ -125,6 +129,44 @@ elseif #namesakes > 0 then
   standing = 'replaced'
 end
 
+-- The rebuild ends early if all members that are known to have been alive before have reported.
+local expected = 0
+if rebuild_left > 0 then
+  local marked = redis.call('HGET', KEYS[5], '!') or ''
+  local of, may_end_at, known = string.match(marked, '^(%d+):(%d+):(%d+)$')
+  if not was_rebuilding or of ~= number then
+    redis.call('DEL', KEYS[5])
+    may_end_at, known = whole(now + longest / 2), generation and not was_rebuilding and known_before or 0
+  end
+  -- Members that joined during this rebuild may have expired: it doesn't end early.
+  if was_rebuilding and (cut_short or silenced > 0 or tonumber(may_end_at) >= would_end_at) then
+    may_end_at = rebuilt_at
+  elseif was_rebuilding and not last_beat then
+    may_end_at = whole(now + longest / 2)
+  end
+  local mark = number .. ':' .. may_end_at .. ':' .. known
+  if mark ~= marked then redis.call('HSET', KEYS[5], '!', mark) end
+  if standing == 'alive' or standing == 'joined' then
+    redis.call('HSET', KEYS[5], id, ARGV[7] .. ':' .. ARGV[8])
+    members[id] = members[id] or expires
+  end
+  local reported, reports = 0, redis.call('HGETALL', KEYS[5])
+  expected = tonumber(known)
+  for i = 1, #reports, 2 do
+    if members[reports[i]] then
+      local before, has_reported = string.match(reports[i + 1], '^(%d+):(%d)$')
+      expected, reported = math.max(expected, tonumber(before)), reported + has_reported
+    end
+  end
+  if expected > 0 and reported >= expected and tonumber(may_end_at) - now < rebuild_left then
+    rebuild_left = math.max(0, tonumber(may_end_at) - now)
+    if rebuild_left == 0 then rebuilt_at, expected = whole(now), 0 end
+  end
+end
+if rebuild_left == 0 and was_rebuilding then redis.call('DEL', KEYS[5]) end
+if generation ~= number .. ':' .. rebuilt_at then redis.call('HSET', KEYS[2], '!', number .. ':' .. rebuilt_at) end
+redis.call('HSET', KEYS[1], '#', rebuild_left > 0 and 1 or 0)
+
 -- Deletes exact accounts that only expired members hold, a few with each heartbeat.
 if standing == 'alive' then
   local found = redis.call('HSCAN', KEYS[1], sweep, 'COUNT', ARGV[6])
@@ -145,4 +187,4 @@ if standing == 'alive' then
     end
   end
 end
-return {standing, sequence, number, rebuild_left, living}
+return {standing, sequence, number, rebuild_left, living, expected}

@@ -11,11 +11,13 @@
 //! | `:m` | expiries of the members, the generation, the cursor of the sweep |
 //! | `:x` | members whose name was taken over |
 //! | `:t` | TTLs of both |
+//! | `:w` | which members have reported to a rebuild; only during one |
 //! | `:b:…` | one budget |
 //! | `:r:…` | one token bucket |
 //! | `:p` | channel on which pressure is published |
 //!
-//! Members of release 0.1 use the same keys in the same way, except `:t` and a bucket's depth.
+//! Members of release 0.1 use the same keys in the same way, except `:t`, `:w` and the depth of a
+//! bucket.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -49,8 +51,9 @@ struct NamespaceKeys {
     tag: String,
     /// Exact accounts, members, replaced: the first keys of the scripts.
     common: [String; 3],
-    /// The TTLs of members.
+    /// The TTLs of members, and the reports to a rebuild.
     ttls: String,
+    reports: String,
     /// The channel on which pressure is published.
     pressure: String,
 }
@@ -70,8 +73,8 @@ impl RedisStore {
         // Braces would end the hash tag early.
         let tag = format!("{{{}}}", namespace.replace(['{', '}'], "_"));
         let key = |name| format!("{tag}:{name}");
-        let keys =
-            NamespaceKeys { common: ["k", "m", "x"].map(key), ttls: key("t"), pressure: key("p"), tag };
+        let (ttls, reports, pressure) = (key("t"), key("w"), key("p"));
+        let keys = NamespaceKeys { common: ["k", "m", "x"].map(key), ttls, reports, pressure, tag };
         let script = |source: &str| Arc::new(LuaScript::new(source));
         RedisStore {
             client,
@@ -118,12 +121,14 @@ impl RedisStore {
             HeartbeatKind::Renew => "stay",
         };
         let (member, ttl) = (&heartbeat.member, millis(heartbeat.ttl));
-        let args =
-            CommandArgs((member.as_str(), member.name().len(), kind, ttl, heartbeat.generation, SWEEP_BATCH));
-        let keys = CommandArgs((&self.keys.common, &self.keys.ttls));
-        let reply: (String, u64, u64, u64, u32) =
+        let (generation, before) = (heartbeat.generation, heartbeat.members_before);
+        let has_reported = u32::from(heartbeat.has_reported && before > 0);
+        let (name_length, report) = (member.name().len(), [before, has_reported]);
+        let args = CommandArgs((member.as_str(), name_length, kind, ttl, generation, SWEEP_BATCH, report));
+        let keys = CommandArgs((&self.keys.common, &self.keys.ttls, &self.keys.reports));
+        let reply: (String, u64, u64, u64, u32, u32) =
             self.heartbeat.run(&self.client, keys, args).await.map_err(failed)?;
-        let (membership, sequence, generation, rebuild_left, members) = reply;
+        let (membership, sequence, generation, rebuild_left, members, expected) = reply;
         let membership = match membership.as_str() {
             "alive" => Membership::Alive { sequence },
             "joined" => Membership::Joined,
@@ -136,18 +141,20 @@ impl RedisStore {
             generation,
             rebuild_left: Duration::from_millis(rebuild_left),
             members,
+            expected,
         })
     }
 
     async fn run_settle(&self, settlement: Settlement) -> Result<SettlementReply, StoreError> {
-        let Settlement { member, sequence, last_acknowledged, pressure, requests } = settlement;
+        let Settlement { member, sequence, last_acknowledged, pressure, rebuild_parts, requests } =
+            settlement;
         let own_field = ["#", member.as_str()].concat();
         let NamespaceKeys { tag, common, pressure: channel, .. } = &*self.keys;
         let blocks = in_blocks(&requests).next().is_some();
         let for_blocks = blocks.then_some((millis(pressure), channel.as_str()));
         let keys = SettleKeys { tag, common, requests: &requests };
-        let args =
-            SettleArgs { start: (sequence, last_acknowledged, &own_field), requests: &requests, for_blocks };
+        let start = (sequence, last_acknowledged, &*own_field);
+        let args = SettleArgs { start, requests: &requests, for_blocks, rebuild_parts };
         let reply: Vec<u32> = self.settle.run(&self.client, keys, args).await.map_err(failed)?;
         match reply.as_slice() {
             [1] => Ok(SettlementReply::UnknownMember),
@@ -290,12 +297,13 @@ struct SettleArgs<'a> {
     start: (u64, u64, &'a str),
     requests: &'a [ShareRequest],
     for_blocks: Option<(u64, &'a str)>,
+    rebuild_parts: u32,
 }
 
 impl ToArgs for SettleArgs<'_> {
     fn count(&self) -> usize {
         let (exact, blocks) = (exact(self.requests).count(), in_blocks(self.requests).count());
-        3 + 4 * exact + 5 * blocks + if blocks > 0 { 2 } else { 0 } + 1
+        3 + 4 * exact + 5 * blocks + if blocks > 0 { 2 } else { 0 } + 2
     }
 
     fn write(&self, out: &mut ArgWriter<'_>) {
@@ -307,6 +315,7 @@ impl ToArgs for SettleArgs<'_> {
             [request.limit, request.floor, request.want, request.used, keeps_replaced].write(out);
         }
         self.for_blocks.iter().for_each(|for_blocks| for_blocks.write(out));
+        self.rebuild_parts.write(out);
         exact(self.requests).count().write(out);
     }
 }

@@ -1,9 +1,10 @@
--- Sets what a member holds. Same rule as core/ledger.rs, `settle` and `grant`.
+-- Sets what a member holds. Same rule as core/ledger.rs, `settle`, and core/grant.rs.
 -- KEYS: exact accounts; with block accounts also: members, replaced, then the block accounts.
 -- ARGV: sequence, last acknowledged sequence, '#member'; names of the exact accounts; limit, floor,
 -- want of each exact account;
 -- limit, floor, want, used, and whether shares outlive replacement (1 or 0) of each block account;
--- with block accounts also: pressure in ms, its channel; last, the number of exact accounts.
+-- with block accounts also: pressure in ms, its channel; last, by what a limit is divided during a
+-- rebuild (0: nothing new is granted), and the number of exact accounts.
 -- Returns 0, the number n of exact accounts not fully granted, then n times index, count, total,
 -- then count, total, used, pressed of each block account.
 -- Or returns 1: unknown member, 2: stale settlement, 3: lost writes.
@@ -15,7 +16,7 @@
 local found
 -- Fast path: one exact account without other holders, and no settlement was lost. Conversions and
 -- calls dominate the cost of this script, so it has few.
-if #ARGV == 8 then
+if #ARGV == 9 then
   local want = ARGV[7]
   found = redis.call('HMGET', KEYS[1], '#', ARGV[3], ARGV[4])
   if found[1] == '0' and found[2] == ARGV[2] and want ~= '0' and tonumber(want) <= tonumber(ARGV[5]) then
@@ -33,7 +34,8 @@ if not found[1] or not found[2] then return {1} end
 local landed = tonumber(found[2])
 if tonumber(ARGV[1]) <= landed then return {2} end
 if landed < tonumber(ARGV[2]) then return {3} end
-local rebuilding = found[1] == '1'
+local rebuilding, parts = found[1] == '1', tonumber(ARGV[#ARGV - 1])
+local closed = rebuilding and parts == 0
 local id = string.sub(ARGV[3], 2)
 local me = id .. '='
 
@@ -65,7 +67,7 @@ for i = 1, exact do
     end
   end
   if want ~= floor then
-    local most = rebuilding and 0 or math.min(want, ARGV[arg] - others)
+    local most = closed and 0 or math.min(want, ARGV[arg] - others)
     if most == tonumber(want) then
       count = want
     else
@@ -91,7 +93,7 @@ if deletes > 0 then redis.call('HDEL', KEYS[1], unpack(delete)) end
 answers[2] = short
 if #KEYS == 1 then return answers end
 
-local pressure, channel = tonumber(ARGV[#ARGV - 2]), ARGV[#ARGV - 1]
+local pressure, channel = tonumber(ARGV[#ARGV - 3]), ARGV[#ARGV - 2]
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 -- Two fields of the members hash are not members.
@@ -121,17 +123,21 @@ for i = 4, #KEYS do
     pressed_until = now + pressure
     redis.call('HSET', key, '!', string.format('%.0f', pressed_until))
   end
-  local room, count = math.max(0, limit - others), floor
-  if not rebuilding then
-    count = math.max(floor, math.min(want, room))
-    if count == want and want > floor and pressed_until <= now then
-      count = count + math.floor((room - count) / (2 * living))
-    end
-    if count < want then
-      if pressed_until <= now then redis.call('PUBLISH', channel, '') end
-      pressed_until = now + pressure
-      redis.call('HSET', key, '!', string.format('%.0f', pressed_until))
-    end
+  local ceiling = math.huge
+  if closed or (rebuilding and outlives) then
+    ceiling = 0
+  elseif rebuilding then
+    ceiling = math.min(limit, math.max(1, math.floor(limit / parts)))
+  end
+  local most = math.min(ceiling, math.max(0, limit - others))
+  local count = math.max(floor, math.min(want, most))
+  if count == want and want > floor and pressed_until <= now then
+    count = count + math.floor((most - count) / (2 * living))
+  end
+  if count < math.min(want, ceiling) then
+    if pressed_until <= now then redis.call('PUBLISH', channel, '') end
+    pressed_until = now + pressure
+    redis.call('HSET', key, '!', string.format('%.0f', pressed_until))
   end
   if pressed_until > 0 and pressed_until <= now then redis.call('HDEL', key, '!') end
   if count > 0 then

@@ -30,7 +30,17 @@ async fn client() -> RedisClient {
 }
 
 async fn heartbeat(store: &RedisStore, member: &MemberId, kind: HeartbeatKind) -> HeartbeatReply {
-    store.heartbeat(Heartbeat { member: member.clone(), ttl: TTL, kind, generation: 1 }).await.unwrap()
+    store
+        .heartbeat(Heartbeat {
+            member: member.clone(),
+            ttl: TTL,
+            kind,
+            generation: 1,
+            members_before: 0,
+            has_reported: false,
+        })
+        .await
+        .unwrap()
 }
 
 #[tokio::test]

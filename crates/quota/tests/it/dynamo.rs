@@ -73,7 +73,7 @@ async fn delete(partition: String, sort: String) {
 }
 
 fn heartbeat(member: &MemberId, kind: HeartbeatKind, ttl: Duration) -> Heartbeat {
-    Heartbeat { member: member.clone(), ttl, kind, generation: 7 }
+    Heartbeat { member: member.clone(), ttl, kind, generation: 7, members_before: 0, has_reported: false }
 }
 
 fn exact(account: &str, limit: u32, floor: u32, want: u32) -> ShareRequest {
@@ -81,7 +81,14 @@ fn exact(account: &str, limit: u32, floor: u32, want: u32) -> ShareRequest {
 }
 
 fn settlement(member: &MemberId, sequence: u64, requests: Vec<ShareRequest>) -> Settlement {
-    Settlement { member: member.clone(), sequence, last_acknowledged: 0, pressure: Duration::ZERO, requests }
+    Settlement {
+        member: member.clone(),
+        sequence,
+        last_acknowledged: 0,
+        pressure: Duration::ZERO,
+        rebuild_parts: 0,
+        requests,
+    }
 }
 
 async fn settle(
@@ -109,6 +116,14 @@ fn dynamodb_replies_as_the_ledger_does() {
     crate::store_conformance::check(cases, async || {
         let namespace = namespace("agreement");
         [settled_handle(&namespace).await, settled_handle(&namespace).await]
+    });
+}
+
+#[test]
+fn dynamodb_replies_as_the_ledger_does_during_a_rebuild() {
+    crate::store_conformance::check_rebuild(8, async || {
+        let namespace = namespace("agreement-rebuild");
+        [handle(&namespace).await, handle(&namespace).await]
     });
 }
 

@@ -15,15 +15,31 @@ const LIMIT: u32 = 40;
 const TTL: Duration = Duration::from_secs(2);
 
 async fn heartbeat(store: &RedisStore, member: &MemberId, kind: HeartbeatKind) -> HeartbeatReply {
-    store.heartbeat(Heartbeat { member: member.clone(), ttl: TTL, kind, generation: 1 }).await.unwrap()
+    store
+        .heartbeat(Heartbeat {
+            member: member.clone(),
+            ttl: TTL,
+            kind,
+            generation: 1,
+            members_before: 0,
+            has_reported: false,
+        })
+        .await
+        .unwrap()
 }
 
 async fn settle(store: &RedisStore, member: &MemberId, sequence: u64, (floor, want): (u32, u32)) -> u32 {
     let allocation = Allocation::Blocks;
     let requests =
         vec![ShareRequest { account: "b:streams".into(), limit: LIMIT, floor, want, used: want, allocation }];
-    let settlement =
-        Settlement { member: member.clone(), sequence, last_acknowledged: 0, pressure: TTL, requests };
+    let settlement = Settlement {
+        member: member.clone(),
+        sequence,
+        last_acknowledged: 0,
+        pressure: TTL,
+        rebuild_parts: 0,
+        requests,
+    };
     match store.settle(settlement).await.unwrap() {
         SettlementReply::Applied(replies) => replies[0].count,
         settled => panic!("{member}: {settled:?}"),

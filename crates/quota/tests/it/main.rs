@@ -13,6 +13,7 @@ mod members;
 mod names;
 mod processes;
 mod random_faults;
+mod rebuild;
 mod redis_errors;
 mod release_0_1;
 mod rolling_upgrade;

@@ -133,9 +133,9 @@ async fn of_two_processes_with_one_name_the_first_continues_under_another() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_store_that_loses_its_data_is_rebuilt_and_grants_nothing_for_one_ttl() {
+async fn a_store_that_loses_its_data_grants_nothing_by_the_closed_policy_until_it_is_rebuilt() {
     let store = MemoryStore::new();
-    let quota = join(&store, "a").await;
+    let quota = Quota::join(store.clone(), MemberConfig::new("a").policy(OutagePolicy::Closed)).await;
     let (budget, users) = (quota.budget("streams", BudgetConfig::new(10)), quota.keyed_limit("user", 3));
     let _held = (budget.take().await.unwrap(), users.take("ann").await.unwrap());
     store.lose_everything();
@@ -150,6 +150,50 @@ async fn a_store_that_loses_its_data_is_rebuilt_and_grants_nothing_for_one_ttl()
     tokio::time::sleep(Duration::from_secs(10)).await;
     assert_eq!(quota.status().mode, QuotaMode::Normal);
     assert!(users.take("bob").await.is_ok());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_store_that_loses_its_data_grants_a_members_part_by_the_share_policy() {
+    let store = MemoryStore::new();
+    let (quota, other) = (join(&store, "a").await, join(&store, "b").await);
+    tokio::time::sleep(Duration::from_secs(3)).await; // one heartbeat: both count two members
+    let (ours, theirs) =
+        (quota.budget("streams", BudgetConfig::new(10)), other.budget("streams", BudgetConfig::new(10)));
+    let mut held = vec![ours.take().await.unwrap()];
+    for _ in 0..4 {
+        held.push(theirs.take().await.unwrap());
+    }
+    store.lose_everything();
+    let refusal = loop {
+        match ours.take().await {
+            Ok(lease) => held.push(lease),
+            Err(refusal) => break refusal,
+        }
+    };
+    assert!(matches!(refusal, QuotaRefusal::Rebuilding { .. }), "{refusal:?}");
+    assert_eq!((ours.usage().used_here, held.len()), (5, 9));
+    let why = quota.status().why.unwrap();
+    assert!(why.contains("this member lends its part"), "{why}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn ready_resolves_when_the_store_grants_without_restriction() {
+    let store = MemoryStore::new();
+    store.lose_everything();
+    let quota = Quota::join(store.clone(), MemberConfig::new("a").policy(OutagePolicy::Closed)).await;
+    assert_eq!(quota.ready().now_or_never(), None, "the store is new");
+    let started = tokio::time::Instant::now();
+    quota.ready().await.unwrap();
+    assert_eq!((started.elapsed(), quota.mode()), (Duration::from_secs(10), QuotaMode::Normal));
+    assert!(quota.budget("streams", BudgetConfig::new(10)).take().await.is_ok());
+    assert_eq!(quota.ready().now_or_never(), Some(Ok(())));
+
+    store.lose_everything();
+    tokio::time::sleep(Duration::from_millis(2100)).await; // one heartbeat
+    let (waited, ()) = tokio::join!(quota.ready(), quota.leave());
+    for outcome in [waited, quota.ready().await] {
+        assert!(matches!(outcome, Err(QuotaRefusal::Unavailable { .. })), "{outcome:?}");
+    }
 }
 
 #[tokio::test(start_paused = true)]

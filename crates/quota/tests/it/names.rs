@@ -68,8 +68,14 @@ async fn a_member_of_any_name_is_counted_in_an_exact_account() {
     let names = ["a b", "a=7 b", "", "!", "?", "#", "a:b", "ü"];
     let members: Vec<_> = names.iter().zip(1..).map(|(name, epoch)| MemberId::new(name, epoch)).collect();
     for member in &members {
-        let heartbeat =
-            Heartbeat { member: member.clone(), ttl: TEST_TIMEOUT, kind: HeartbeatKind::Join, generation: 1 };
+        let heartbeat = Heartbeat {
+            member: member.clone(),
+            ttl: TEST_TIMEOUT,
+            kind: HeartbeatKind::Join,
+            generation: 1,
+            members_before: 0,
+            has_reported: false,
+        };
         store.heartbeat(heartbeat).await.unwrap();
     }
     for (member, held) in members.iter().zip(1..) {
@@ -86,6 +92,7 @@ async fn a_member_of_any_name_is_counted_in_an_exact_account() {
             sequence: 1,
             last_acknowledged: 0,
             pressure: TEST_TIMEOUT,
+            rebuild_parts: 0,
             requests: vec![request],
         };
         let settled = store.settle(settlement).await.unwrap();

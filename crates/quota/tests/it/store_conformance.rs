@@ -6,9 +6,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use forebay_quota::{
-    Allocation, Heartbeat, HeartbeatKind, Holdings, MemberId, Membership, MemoryStore, RedisStore,
-    Settlement, SettlementReply, ShareRequest, Store, TokenReply, TokenRequest,
+    Allocation, Heartbeat, HeartbeatKind, HeartbeatReply, Holdings, MemberId, Membership, MemoryStore,
+    RedisStore, Settlement, SettlementReply, ShareRequest, Store, TokenReply, TokenRequest,
 };
+use forebay_redis::RedisClient;
 use forebay_sandbox::Redis;
 use forebay_testkit::within;
 use proptest::prelude::*;
@@ -21,8 +22,8 @@ const TTL: Duration = Duration::from_secs(3600);
 
 #[derive(Debug, Clone)]
 enum StoreOperation {
-    Heartbeat { member: usize, kind: HeartbeatKind },
-    Settle { member: usize, requests: Vec<ShareRequest>, stale: bool, lost: bool },
+    Heartbeat { member: usize, kind: HeartbeatKind, members_before: u32, has_reported: bool },
+    Settle { member: usize, requests: Vec<ShareRequest>, stale: bool, lost: bool, rebuild_parts: u32 },
     Leave { member: usize },
     DrawTokens(TokenRequest),
 }
@@ -53,9 +54,14 @@ fn steps(draw: impl Strategy<Value = TokenRequest>) -> impl Strategy<Value = Vec
     });
     let requests = requests.prop_shuffle();
     let step = prop_oneof![
-        2 => (0_usize..5, kind).prop_map(|(member, kind)| StoreOperation::Heartbeat { member, kind }),
-        6 => (0_usize..5, requests, prop::bool::weighted(0.1), prop::bool::weighted(0.05))
-            .prop_map(|(member, requests, stale, lost)| StoreOperation::Settle { member, requests, stale, lost }),
+        2 => (0_usize..5, kind, 0_u32..4, any::<bool>()).prop_map(|(member, kind, members_before, has_reported)| {
+            StoreOperation::Heartbeat { member, kind, members_before, has_reported }
+        }),
+        6 => (0_usize..5, requests, prop::bool::weighted(0.1), prop::bool::weighted(0.05), 0_u32..4).prop_map(
+            |(member, requests, stale, lost, rebuild_parts)| {
+                StoreOperation::Settle { member, requests, stale, lost, rebuild_parts }
+            }
+        ),
         1 => (0_usize..5).prop_map(|member| StoreOperation::Leave { member }),
     ];
     let step = prop_oneof![9 => step, 2 => draw.prop_map(StoreOperation::DrawTokens)];
@@ -85,39 +91,64 @@ pub(crate) fn check<S: Store>(cases: u32, handles: impl AsyncFn() -> [S; 2]) {
     check_with(draw(), cases, handles);
 }
 
+/// Like [`check`], in a new namespace: the store rebuilds during the whole test.
+pub(crate) fn check_rebuild<S: Store>(cases: u32, handles: impl AsyncFn() -> [S; 2]) {
+    check_against(draw(), cases, handles, || {
+        let ledger = MemoryStore::new();
+        ledger.lose_everything();
+        ledger
+    });
+}
+
 /// Like [`check`], with other draws.
 pub(crate) fn check_with<S: Store>(
     draw: impl Strategy<Value = TokenRequest>,
     cases: u32,
     handles: impl AsyncFn() -> [S; 2],
 ) {
+    check_against(draw, cases, handles, MemoryStore::new);
+}
+
+fn check_against<S: Store>(
+    draw: impl Strategy<Value = TokenRequest>,
+    cases: u32,
+    handles: impl AsyncFn() -> [S; 2],
+    ledger: impl Fn() -> MemoryStore,
+) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     TestRunner::new(ProptestConfig { cases, ..ProptestConfig::default() })
         .run(&steps(draw), |steps| {
-            runtime.block_on(async { compare(&handles().await, steps).await });
+            runtime.block_on(async { compare(&handles().await, ledger(), steps).await });
             Ok(())
         })
         .unwrap();
 }
 
-async fn compare<S: Store>(handles: &[S; 2], steps: Vec<StoreOperation>) {
-    let (ledger, mut members, mut seen) = (MemoryStore::new(), members(), BTreeSet::<Arc<str>>::new());
+async fn compare<S: Store>(handles: &[S; 2], ledger: MemoryStore, steps: Vec<StoreOperation>) {
+    let (mut members, mut seen) = (members(), BTreeSet::<Arc<str>>::new());
     for (step, number) in steps.into_iter().zip(1_u64..) {
         let store = &handles[(number % 2) as usize];
         match &step {
-            StoreOperation::Heartbeat { member, kind } => {
-                let heartbeat =
-                    Heartbeat { member: members[*member].clone(), ttl: TTL, kind: *kind, generation: 1 };
+            StoreOperation::Heartbeat { member, kind, members_before, has_reported } => {
+                let heartbeat = Heartbeat {
+                    member: members[*member].clone(),
+                    ttl: TTL,
+                    kind: *kind,
+                    generation: 1,
+                    members_before: *members_before,
+                    has_reported: *has_reported,
+                };
                 let (actual, expected) =
                     (store.heartbeat(heartbeat.clone()).await, ledger.heartbeat(heartbeat).await);
-                assert_eq!(actual.unwrap(), expected.unwrap(), "{step:?}");
+                assert_eq!(half_hourly(actual.unwrap()), half_hourly(expected.unwrap()), "{step:?}");
             }
-            StoreOperation::Settle { member, requests, stale, lost } => {
+            StoreOperation::Settle { member, requests, stale, lost, rebuild_parts } => {
                 let settlement = Settlement {
                     member: members[*member].clone(),
                     sequence: if *stale { number / 2 } else { number },
                     last_acknowledged: if *lost { number } else { 0 },
                     pressure: TTL,
+                    rebuild_parts: *rebuild_parts,
                     requests: requests.clone(),
                 };
                 let actual = store.settle(settlement.clone()).await.unwrap();
@@ -147,6 +178,14 @@ fn hourly(reply: TokenReply) -> (u32, u64) {
     (reply.tokens, (reply.wait.as_secs() + 1800) / 3600)
 }
 
+/// Rounds the time that is left of a rebuild, to ignore the time that the test takes. A rebuild
+/// lasts an hour, or half an hour once all members have reported.
+fn half_hourly(mut reply: HeartbeatReply) -> HeartbeatReply {
+    let half_hours = (reply.rebuild_left.as_secs() + 900) / 1800;
+    reply.rebuild_left = Duration::from_secs(half_hours * 1800);
+    reply
+}
+
 /// Removes the expiries and sorts the lists.
 fn timeless(mut holdings: Holdings) -> Holdings {
     holdings.members.iter_mut().for_each(|liveness| liveness.expires_in_ms = None);
@@ -164,6 +203,15 @@ fn redis_replies_as_the_ledger_does() {
     check(150, async || {
         let namespace = namespace("agreement");
         [settled_store(server, &namespace).await, settled_store(server, &namespace).await]
+    });
+}
+
+#[test]
+fn redis_replies_as_the_ledger_does_during_a_rebuild() {
+    let client = || async { RedisClient::connect(Redis::shared().url()).await.unwrap() };
+    check_rebuild(150, async || {
+        let namespace = namespace("agreement-rebuild");
+        [RedisStore::new(client().await, &namespace), RedisStore::new(client().await, &namespace)]
     });
 }
 
@@ -217,8 +265,14 @@ async fn a_new_redis_namespace_rebuilds_for_one_ttl() {
     };
     let member = MemberId::new("a", 1);
     let ttl = Duration::from_millis(300);
-    let heartbeat =
-        Heartbeat { member: member.clone(), ttl, kind: HeartbeatKind::Join, generation: u64::MAX };
+    let heartbeat = Heartbeat {
+        member: member.clone(),
+        ttl,
+        kind: HeartbeatKind::Join,
+        generation: u64::MAX,
+        members_before: 0,
+        has_reported: false,
+    };
     let reply = store.heartbeat(heartbeat.clone()).await.unwrap();
     assert_eq!((reply.membership, reply.generation, reply.members), (Membership::Joined, u64::MAX, 1));
     assert!(reply.rebuild_left > Duration::from_millis(200) && reply.rebuild_left <= ttl);
@@ -233,8 +287,14 @@ async fn a_new_redis_namespace_rebuilds_for_one_ttl() {
     };
     let settle = async |sequence| {
         let requests = vec![request.clone()];
-        let settlement =
-            Settlement { member: member.clone(), sequence, last_acknowledged: 0, pressure: ttl, requests };
+        let settlement = Settlement {
+            member: member.clone(),
+            sequence,
+            last_acknowledged: 0,
+            pressure: ttl,
+            rebuild_parts: 0,
+            requests,
+        };
         store.settle(settlement).await.unwrap()
     };
     let SettlementReply::Applied(replies) = settle(1).await else { panic!("it is a member") };

@@ -4,7 +4,8 @@
 //! input ends.
 
 use std::collections::BTreeMap;
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -257,6 +258,30 @@ async fn one_is_killed_and_started_again(store: &str) {
 async fn four_processes_share_a_budget_through_redis_while_one_is_killed() {
     let redis = Redis::start().unwrap();
     one_is_killed_and_started_again(&format!("redis|{}|budget", redis.url())).await;
+}
+
+#[tokio::test]
+async fn after_flushall_no_more_connections_are_open_than_the_budget() {
+    let (server, redis) = (server(), Redis::start().unwrap());
+    let mut backends = BackendCounter::start(&server).await;
+    let mut children = four(&server, &format!("redis|{}|flush", redis.url()), FAST);
+    backends.until_used(&mut children).await;
+    let (mut socket, mut reply) = (TcpStream::connect(redis.addr()).unwrap(), [0; 5]);
+    socket.write_all(b"FLUSHALL\r\n").unwrap();
+    socket.read_exact(&mut reply).unwrap();
+    assert_eq!(&reply, b"+OK\r\n");
+    eventually("the counts are rebuilt", true, async || {
+        backends.backends().await;
+        children.iter_mut().any(|child| child.status().mode == "rebuilding")
+    })
+    .await;
+    eventually("the counts are complete", true, async || {
+        backends.backends().await;
+        children.iter_mut().all(|child| child.status().mode == "normal")
+    })
+    .await;
+    backends.sample_for(Duration::from_secs(1)).await;
+    backends.until_used(&mut children).await;
 }
 
 #[tokio::test]

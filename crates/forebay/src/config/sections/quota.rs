@@ -19,8 +19,9 @@ settings! {
         /// name, the permits of the previous process are free at once.
         member: Option<String>, unset("host name and address"), example("server-1");
 
-        /// Behavior while Redis is unavailable: `share` (an equal part of the limit for each
-        /// instance), `closed` (no new streams) or `open` (no limit).
+        /// Behavior while Redis is unavailable, or has lost its counts or is new: `share` (an equal
+        /// part of the limit for each instance), `closed` (no new streams) or `open` (no limit; in
+        /// a new or emptied Redis, the streams count that instances have reported).
         policy: OutagePolicy = "share";
 
         /// Interval of the heartbeats to Redis.

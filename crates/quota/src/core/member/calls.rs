@@ -69,6 +69,8 @@ impl<W: TakeWaiter> QuotaMember<W> {
             ttl: self.rules.ttl,
             kind: self.next_heartbeat,
             generation: self.ids.next_id(),
+            members_before: self.rebuild_ends_at.map_or(0, |_| self.members_before),
+            has_reported: self.rebuild_ends_at.is_some() && self.has_reported_all(),
         })
     }
 
@@ -108,6 +110,7 @@ impl<W: TakeWaiter> QuotaMember<W> {
             sequence,
             last_acknowledged: self.last_acknowledged,
             pressure: self.rules.heartbeat_interval * 2,
+            rebuild_parts: self.rebuild_parts(),
             requests,
         })
     }
@@ -126,7 +129,8 @@ impl<W: TakeWaiter> QuotaMember<W> {
             return;
         }
         self.on_store_reply();
-        self.members = reply.members;
+        self.remember_members_before(&reply);
+        (self.members, self.expected) = (reply.members, reply.expected);
         // The next heartbeat updates it; the store's clock may have been wrong.
         let rebuild_left = reply.rebuild_left.min(self.rules.ttl);
         self.rebuild_ends_at = (!rebuild_left.is_zero()).then(|| now + rebuild_left);
@@ -170,6 +174,20 @@ impl<W: TakeWaiter> QuotaMember<W> {
         }
     }
 
+    /// When a rebuild begins, keeps the number of members of the time before it.
+    fn remember_members_before(&mut self, reply: &HeartbeatReply) {
+        let was_rebuilding = self.rebuild_ends_at.is_some();
+        let store_lost_data = self.generation.is_some_and(|before| before != reply.generation);
+        if reply.rebuild_left.is_zero() || (was_rebuilding && !store_lost_data) {
+            return;
+        }
+        self.members_before = match (self.generation, was_rebuilding) {
+            (None, _) => 0,
+            (Some(_), false) => self.members,
+            (Some(_), true) => self.sharing_members(),
+        };
+    }
+
     pub(super) fn extend_deadline(&mut self, sent: Instant) {
         self.slice_deadline = self.slice_deadline.max(sent + (self.rules.ttl - self.rules.margin));
     }
@@ -196,7 +214,11 @@ impl<W: TakeWaiter> QuotaMember<W> {
                     self.find_account(account_id).is_none_or(|account| !account.needs_push)
                 };
                 let pushed = pending.accounts.iter().filter(|account_id| is_pushed(account_id)).count();
+                let were_pending = self.pending_pushes > 0;
                 self.pending_pushes = self.pending_pushes.saturating_sub(pushed);
+                if were_pending && self.pending_pushes == 0 && self.rebuild_ends_at.is_some() {
+                    self.heartbeat_due = now; // it tells the store that this member has reported
+                }
             }
             Ok(SettlementReply::Stale) => self.mark_unacknowledged(pending.accounts),
             Ok(SettlementReply::UnknownMember) => {
@@ -249,17 +271,19 @@ impl<W: TakeWaiter> QuotaMember<W> {
         // the remaining callers.
         let all_here = account.used >= terms.limit && !account.waiters.is_empty();
         let short = short || all_here;
+        // During a rebuild, a request that lacks no room has reached its ceiling.
+        let at_ceiling = left.filter(|_| reply.total < terms.limit && !all_here);
         let waits = terms.allocation.in_blocks()
-            && left.is_none()
+            && at_ceiling.is_none()
             && short
             && !all_here
             && account.wait_for_idle_units(reply, terms.limit, now);
         if short && !was_push && !waits {
-            let refusal = match left {
+            let refusal = match at_ceiling {
                 None => QuotaRefusal::Full { used: reply.used.max(account.used), limit: terms.limit },
                 Some(left) => QuotaRefusal::Rebuilding { left },
             };
-            if terms.allocation.in_blocks() && left.is_none() {
+            if terms.allocation.in_blocks() && at_ceiling.is_none() {
                 account.cache_refusal(now + hold, reply.used.max(account.used));
             }
             let refused = std::mem::take(&mut account.waiters);

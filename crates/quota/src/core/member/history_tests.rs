@@ -6,7 +6,8 @@
 //! Checked after every step:
 //! - each member's accounts agree with the leases of its process;
 //! - while the store keeps its writes, it has recorded at least what each member may lend;
-//! - units lent without the store are within the policy;
+//! - units lent without the store, and units granted during a rebuild, are within the policy;
+//! - a rebuild ends early only if all members have reported that the others knew of;
 //! - the leases of an account exceed its limit by no more than `allowance.rs` permits.
 //!
 //! At the end the network works again. One heartbeat later, the store must have recorded all lent
@@ -24,6 +25,7 @@ use proptest::prelude::*;
 use self::allowance::{Allowance, Claim};
 use super::*;
 use crate::config::OutagePolicy;
+use crate::core::grant::ceiling;
 use crate::core::ledger::StoreLedger;
 use crate::status::QuotaMode;
 use crate::store::{HeartbeatReply, SettlementReply};
@@ -72,6 +74,9 @@ struct SimulatedProcess {
     paused: bool,
     /// Units lent by its outage policy.
     by_policy: u64,
+    /// The processes that the store counted in its last reply outside a rebuild, and the number of
+    /// that heartbeat.
+    counted_members: (u64, HashSet<u64>),
 }
 
 /// A call in flight. Its sender may have timed out; it can still be applied.
@@ -80,6 +85,8 @@ struct CallInTransit {
     call: MemberCall,
     reply: Option<TransitReply>,
     timed_out: bool,
+    /// The number of an applied heartbeat, and the processes alive after it.
+    alive_after: (u64, HashSet<u64>),
 }
 
 #[derive(Debug)]
@@ -109,6 +116,9 @@ struct SimulatedCluster {
     deadline_after_expiry: HashSet<u64>,
     /// Whether the store has kept its writes.
     keeps_writes: bool,
+    /// Whether the store has ever gone back to an earlier state.
+    rolled_back: bool,
+    applied: u64,
     coverage: Coverage,
     /// Printed when a check fails.
     history: Vec<String>,
@@ -133,6 +143,9 @@ struct Coverage {
     outages: u32,
     /// How often members expired together, which starts a rebuild.
     expired_together: u32,
+    /// Units granted during a rebuild, and rebuilds that ended early.
+    granted_in_rebuild: u32,
+    early_ends: u32,
 }
 
 impl SimulatedCluster {
@@ -151,6 +164,8 @@ impl SimulatedCluster {
             unreported: HashSet::new(),
             deadline_after_expiry: HashSet::new(),
             keeps_writes: true,
+            rolled_back: false,
+            applied: 0,
             coverage: Coverage::default(),
             history: Vec::new(),
         };
@@ -177,6 +192,7 @@ impl SimulatedCluster {
             callers: Vec::new(),
             paused: false,
             by_policy: 0,
+            counted_members: Default::default(),
         }
     }
 
@@ -264,7 +280,8 @@ impl SimulatedCluster {
             "every caller that still waits got a verdict"
         );
         assert!(process.leases.is_empty(), "nothing is lent by a member that has left");
-        self.network.push(CallInTransit { process: number, call, reply: None, timed_out: true });
+        let left = CallInTransit::new(number, call);
+        self.network.push(CallInTransit { timed_out: true, ..left });
         self.coverage.left += 1;
         self.replace_process(index, "leaves");
     }
@@ -318,6 +335,7 @@ impl SimulatedCluster {
     fn apply_at(&mut self, at: usize) {
         let time = self.time;
         let (was_rebuilding, alive) = (self.ledger.is_rebuilding(), self.alive());
+        let rebuild_ends_at = self.ledger.rebuild_ends_at();
         let reply = match &self.network[at].call {
             MemberCall::Heartbeat(heartbeat) => {
                 TransitReply::Heartbeat(self.ledger.heartbeat(heartbeat, time))
@@ -339,6 +357,14 @@ impl SimulatedCluster {
         }
         let CallInTransit { process, call, .. } = &self.network[at];
         self.history.push(format!("{time:?}: applied for {process}: {call:?}: {reply:?}"));
+        if was_rebuilding {
+            self.check_rebuild_grants(at, &reply);
+        }
+        if !self.ledger.is_rebuilding() && rebuild_ends_at.is_some_and(|at| at > time) {
+            self.check_early_end();
+        }
+        self.applied += 1;
+        self.network[at].alive_after = (self.applied, self.alive());
         self.network[at].reply = Some(reply);
         if self.network[at].timed_out {
             self.network.swap_remove(at);
@@ -352,7 +378,7 @@ impl SimulatedCluster {
             .filter(|at| self.network[*at].reply.is_some() && running(self.network[*at].process))
             .collect();
         let Some(&at) = replied.get(choice % replied.len().max(1)) else { return };
-        let CallInTransit { process, reply, .. } = self.network.swap_remove(at);
+        let CallInTransit { process, reply, alive_after, .. } = self.network.swap_remove(at);
         let now = self.now();
         let Some(process) = self.processes.iter_mut().find(|candidate| candidate.number == process) else {
             return;
@@ -360,7 +386,12 @@ impl SimulatedCluster {
         let reply = reply.expect("the call has a reply");
         self.history.push(format!("{:?}: {} receives {reply:?}", self.time, process.number));
         match reply {
-            TransitReply::Heartbeat(reply) => process.member.on_heartbeat_reply(Ok(reply), now),
+            TransitReply::Heartbeat(reply) => {
+                if reply.rebuild_left.is_zero() {
+                    process.counted_members = alive_after;
+                }
+                process.member.on_heartbeat_reply(Ok(reply), now);
+            }
             TransitReply::Settle(settled) => process.member.on_settlement_reply(Ok(settled), now),
             TransitReply::Leave => process.member.on_leave_reply(Ok(()), now),
         }
@@ -490,7 +521,7 @@ impl SimulatedCluster {
             }
         }
         self.history.push(format!("{:?}: the store loses its last writes", self.time));
-        self.keeps_writes = false;
+        (self.keeps_writes, self.rolled_back) = (false, true);
         self.ledger = old;
     }
 
@@ -511,7 +542,7 @@ impl SimulatedCluster {
         let now = self.now();
         let process = &mut self.processes[index];
         while let Some(call) = process.member.poll(now) {
-            self.network.push(CallInTransit { process: process.number, call, reply: None, timed_out: false });
+            self.network.push(CallInTransit::new(process.number, call));
         }
         for notice in process.member.take_notices() {
             if let MemberNotice::Rejoined { why, .. } = notice {
@@ -552,7 +583,7 @@ impl SimulatedCluster {
         let (limit, in_blocks) = (limit_of(process, account_id), matches!(account_id, AccountId::Budget(_)));
         let most = match process.member.policy() {
             OutagePolicy::Closed => 0,
-            OutagePolicy::Share if in_blocks => (limit / process.member.members().max(1)).clamp(1, limit),
+            OutagePolicy::Share if in_blocks => (limit / process.member.sharing_members()).clamp(1, limit),
             OutagePolicy::Share => limit,
             OutagePolicy::Open => u32::MAX,
         };
@@ -568,6 +599,48 @@ impl SimulatedCluster {
         *self.coverage.by_policy.entry(process.member.policy().as_str()).or_default() += 1;
         let claim = self.claim(process, account_id);
         self.allowance.excuse_one(process.number, account_id, claim);
+    }
+
+    /// Checks that units granted during a rebuild are within the ceiling of their member. They may
+    /// be units of processes that have yet to report.
+    fn check_rebuild_grants(&mut self, at: usize, reply: &TransitReply) {
+        let MemberCall::Settle(settlement) = &self.network[at].call else { return };
+        let TransitReply::Settle(SettlementReply::Applied(replies)) = reply else { return };
+        let mut granted = Vec::new();
+        for (request, reply) in settlement.requests.iter().zip(replies) {
+            if reply.count <= request.floor {
+                continue;
+            }
+            let most = ceiling(request.allocation, request.limit, Some(settlement.rebuild_parts));
+            assert!(reply.count <= most, "{} of {most}\n{}", reply.count, self.history.join("\n"));
+            assert!(reply.total <= request.limit, "reported units count\n{}", self.history.join("\n"));
+            granted.extend(Self::accounts().into_iter().find(|id| store_name(id) == request.account));
+        }
+        for account in granted {
+            self.coverage.granted_in_rebuild += 1;
+            for process in self.processes.iter().filter(|process| self.unreported.contains(&process.number)) {
+                let claim = self.claim(process, &account);
+                self.allowance.excuse(process.number, &account, claim);
+            }
+        }
+    }
+
+    /// Checks that no process has yet to report that the store counted in the latest reply which a
+    /// live process had before the rebuild.
+    fn check_early_end(&mut self) {
+        self.coverage.early_ends += 1;
+        let is_alive = |process: &&SimulatedProcess| self.ledger.is_alive(process.member.id());
+        let replies = self.processes.iter().filter(is_alive).map(|process| &process.counted_members);
+        let Some((_, counted)) = replies.max_by_key(|(number, _)| *number) else { return };
+        for process in self.processes.iter().filter(|process| counted.contains(&process.number)) {
+            let missing = self.unreported.contains(&process.number) && !self.has_pushed_all(process);
+            assert!(
+                !missing || self.rolled_back,
+                "{} has yet to report\n{}",
+                process.number,
+                self.history.join("\n")
+            );
+        }
     }
 
     /// Returns the processes whose members are alive in the store.
@@ -823,6 +896,12 @@ impl SimulatedCluster {
     }
 }
 
+impl CallInTransit {
+    fn new(process: u64, call: MemberCall) -> Self {
+        CallInTransit { process, call, reply: None, timed_out: false, alive_after: Default::default() }
+    }
+}
+
 impl SimulatedProcess {
     /// Returns the units lent by its policy since the last call.
     fn take_policy_grants(&mut self) -> u64 {
@@ -919,6 +998,8 @@ fn the_histories_reach_every_outcome() {
         all.left += coverage.left;
         all.outages += coverage.outages;
         all.expired_together += coverage.expired_together;
+        all.granted_in_rebuild += coverage.granted_in_rebuild;
+        all.early_ends += coverage.early_ends;
         coverage
             .by_policy
             .into_iter()
@@ -939,6 +1020,8 @@ fn the_histories_reach_every_outcome() {
         all.left,
         all.outages,
         all.expired_together,
+        all.granted_in_rebuild,
+        all.early_ends,
     ];
     assert!(numbers.iter().all(|count| *count > 0), "{all:?}");
     assert_eq!((all.rejoins.len(), all.by_policy.len()), (3, 2), "{all:?}");

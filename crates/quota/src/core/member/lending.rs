@@ -6,6 +6,7 @@ use std::time::Instant;
 use super::{AccountId, QuotaMember, TakeDecision};
 use crate::config::OutagePolicy;
 use crate::core::account::{MemberAccount, TakeWaiter};
+use crate::core::grant::{ceiling, equal_part};
 use crate::error::QuotaRefusal;
 
 impl<W: TakeWaiter> QuotaMember<W> {
@@ -52,8 +53,9 @@ impl<W: TakeWaiter> QuotaMember<W> {
     ) -> Option<Result<(), QuotaRefusal>> {
         let (terms, within_deadline, rebuild_left) =
             (self.terms(account_id), now < self.slice_deadline, self.rebuild_left(now));
+        let ceiling = ceiling(terms.allocation, terms.limit, rebuild_left.map(|_| self.rebuild_parts()));
         if self.has_left {
-            return Some(Err(QuotaRefusal::Unavailable { why: "this member has left".into() }));
+            return Some(Err(QuotaRefusal::left()));
         }
         if self.outage.is_some()
             && (!within_deadline
@@ -68,7 +70,7 @@ impl<W: TakeWaiter> QuotaMember<W> {
         }
         let refusal = if account.used >= terms.limit {
             QuotaRefusal::Full { used: account.used, limit: terms.limit }
-        } else if let Some(left) = rebuild_left {
+        } else if let Some(left) = rebuild_left.filter(|_| account.used >= ceiling) {
             QuotaRefusal::Rebuilding { left }
         } else {
             QuotaRefusal::Full { used: account.cached_refusal(now)?, limit: terms.limit }
@@ -83,7 +85,7 @@ impl<W: TakeWaiter> QuotaMember<W> {
         account_id: &AccountId,
         now: Instant,
     ) -> Result<(), QuotaRefusal> {
-        let (terms, policy, members) = (self.terms(account_id), self.rules.policy, self.members.max(1));
+        let (terms, policy, members) = (self.terms(account_id), self.rules.policy, self.sharing_members());
         let why = self.outage.clone().unwrap_or_default();
         let in_slices = terms.allocation.in_blocks() && now < self.slice_deadline;
         let used = self.find_account_mut(account_id).map_or(0, |account| account.used);
@@ -91,9 +93,7 @@ impl<W: TakeWaiter> QuotaMember<W> {
             _ if in_slices => 0,
             OutagePolicy::Closed => 0,
             OutagePolicy::Open => u32::MAX,
-            OutagePolicy::Share if terms.allocation.in_blocks() => {
-                (terms.limit / members).max(1).min(terms.limit)
-            }
+            OutagePolicy::Share if terms.allocation.in_blocks() => equal_part(terms.limit, members),
             OutagePolicy::Share => terms.limit,
         };
         if used < allowed {
@@ -171,8 +171,7 @@ impl<W: TakeWaiter> QuotaMember<W> {
         self.has_left = true;
         for account_id in self.accounts_with_waiters() {
             for waiter in self.drain_waiters(&account_id) {
-                let refusal = QuotaRefusal::Unavailable { why: "this member has left".into() };
-                self.verdicts.push((waiter, Err(refusal)));
+                self.verdicts.push((waiter, Err(QuotaRefusal::left())));
             }
         }
     }

@@ -31,7 +31,7 @@ pub(crate) use account_key::{AccountKey, KeyPrefix};
 pub(crate) use call_error::CallError;
 
 use super::account::{AccountTerms, MemberAccount, TakeWaiter};
-use crate::config::MemberRules;
+use crate::config::{MemberRules, OutagePolicy};
 use crate::error::QuotaRefusal;
 use crate::status::{MemberCounters, MemberNotice};
 use crate::store::{Allocation, Heartbeat, HeartbeatKind, MemberId, Settlement};
@@ -90,6 +90,11 @@ pub(crate) struct QuotaMember<W> {
     generation: Option<u64>,
     rebuild_ends_at: Option<Instant>,
     members: u32,
+    /// Members before the current rebuild, by this member's last reply before it. Zero if it wasn't
+    /// a member then.
+    members_before: u32,
+    /// Members before the current rebuild, as far as the store knows.
+    expected: u32,
     refresh_due: Instant,
     has_left: bool,
     budgets: Vec<BudgetEntry<W>>,
@@ -150,6 +155,8 @@ impl<W: TakeWaiter> QuotaMember<W> {
             generation: None,
             rebuild_ends_at: None,
             members: 1,
+            members_before: 0,
+            expected: 0,
             refresh_due: now + rules.key_refresh,
             has_left: false,
             budgets: Vec::new(),
@@ -255,6 +262,30 @@ impl<W: TakeWaiter> QuotaMember<W> {
     /// it.
     pub(crate) fn rebuild_left(&self, now: Instant) -> Option<Duration> {
         self.rebuild_ends_at.map(|at| at.saturating_duration_since(now))
+    }
+
+    /// Returns the number of members that share the limits, those included that have yet to report
+    /// to a rebuilding store.
+    pub(crate) fn sharing_members(&self) -> u32 {
+        let before = self.rebuild_ends_at.map_or(0, |_| self.members_before);
+        self.members.max(self.expected).max(before).max(1)
+    }
+
+    /// Returns by what a limit is divided during a rebuild; see [`Settlement::rebuild_parts`].
+    fn rebuild_parts(&self) -> u32 {
+        match self.rules.policy {
+            OutagePolicy::Closed => 0,
+            OutagePolicy::Share => self.sharing_members(),
+            OutagePolicy::Open => 1,
+        }
+    }
+
+    /// Returns whether the store has recorded all that this member holds. Visits every account.
+    fn has_reported_all(&self) -> bool {
+        let is_recorded = |account: &MemberAccount<W>| !account.needs_push && account.used <= account.slice;
+        self.next_heartbeat != HeartbeatKind::Join
+            && self.predecessor.is_none()
+            && self.all_accounts().all(|(_, account)| is_recorded(account))
     }
 }
 

@@ -53,12 +53,31 @@ impl LocalCluster {
     }
 
     fn join(&mut self, name: &str, seed: u64) -> QuotaMember<NamedCaller> {
-        let mut member = QuotaMember::new(name.into(), RULES, seed, self.now());
+        let member = self.join_with(name, seed, RULES.policy);
+        assert_eq!(member.mode(self.now()), QuotaMode::Normal);
+        member
+    }
+
+    fn join_with(&mut self, name: &str, seed: u64, policy: OutagePolicy) -> QuotaMember<NamedCaller> {
+        let mut member = QuotaMember::new(name.into(), MemberRules { policy, ..RULES }, seed, self.now());
         member.register_budget("streams", 10, Allocation::Blocks);
         member.register_keyed_limit("user", 2);
         self.serve(&mut member);
-        assert_eq!(member.mode(self.now()), QuotaMode::Normal);
         member
+    }
+
+    /// Takes units until one is refused. Returns the number taken, and the refusal.
+    fn take_all(
+        &mut self,
+        member: &mut QuotaMember<NamedCaller>,
+        account_id: &AccountId,
+    ) -> (u32, QuotaRefusal) {
+        for taken in 0.. {
+            if let Err(refusal) = self.take(member, account_id) {
+                return (taken, refusal);
+            }
+        }
+        unreachable!("some unit is refused")
     }
 
     /// Executes all calls at once.
@@ -247,6 +266,134 @@ fn a_rebuild_lasts_until_a_heartbeat_has_ended_it() {
     cluster.serve(&mut a);
     assert_eq!(a.mode(cluster.now()), QuotaMode::Normal);
     assert_eq!(cluster.take(&mut a, &ann()), Ok(()));
+}
+
+#[test]
+fn a_new_namespace_grants_at_once_unless_the_policy_is_closed() {
+    for (policy, streams_taken, keys_taken) in
+        [(OutagePolicy::Closed, 0, 0), (OutagePolicy::Share, 10, 2), (OutagePolicy::Open, 10, 2)]
+    {
+        let mut cluster = LocalCluster { ledger: StoreLedger::default(), ..LocalCluster::new() };
+        let mut first = cluster.join_with("a", 1, policy);
+        assert_eq!(first.mode(cluster.now()), QuotaMode::Rebuilding);
+        assert_eq!(cluster.take_all(&mut first, &ann()).0, keys_taken, "{policy:?}");
+        let (taken, refusal) = cluster.take_all(&mut first, &streams());
+        assert_eq!(taken, streams_taken, "{policy:?}");
+        match policy {
+            OutagePolicy::Closed => assert!(matches!(refusal, QuotaRefusal::Rebuilding { .. })),
+            OutagePolicy::Share | OutagePolicy::Open => {
+                assert_eq!(refusal, QuotaRefusal::Full { used: 10, limit: 10 });
+            }
+        }
+        // What the first member has reported counts for the next one.
+        cluster.advance(20);
+        cluster.serve(&mut first);
+        let mut second = cluster.join_with("b", 2, OutagePolicy::Open);
+        assert_eq!(cluster.take_all(&mut second, &streams()).0, 10 - streams_taken);
+        assert_eq!(cluster.take_all(&mut second, &ann()).0, 2 - keys_taken);
+    }
+}
+
+#[test]
+fn during_a_rebuild_a_member_holds_at_most_its_part_of_a_budget() {
+    let mut cluster = LocalCluster::new();
+    let mut a = cluster.join_with("a", 1, OutagePolicy::Share);
+    let mut b = cluster.join_with("b", 2, OutagePolicy::Share);
+    cluster.take(&mut a, &streams()).unwrap();
+    for _ in 0..6 {
+        cluster.take(&mut b, &streams()).unwrap();
+    }
+    cluster.take(&mut b, &ann()).unwrap();
+    cluster.advance(20);
+    cluster.serve(&mut a); // it counts two members
+    cluster.ledger = StoreLedger::default();
+    cluster.advance(20);
+    // b has yet to report: a may lend an equal part of the budget, and the limit of a key.
+    let (_, refusal) = cluster.take_all(&mut a, &streams());
+    assert!(matches!(refusal, QuotaRefusal::Rebuilding { .. }), "{refusal:?}");
+    assert_eq!(a.usage(0).used_here, 5);
+    assert_eq!(cluster.take_all(&mut a, &ann()).0, 2);
+    // A member that has just started learns from a that there were two.
+    let mut fresh = cluster.join_with("fresh", 3, OutagePolicy::Share);
+    assert_eq!(cluster.take_all(&mut fresh, &streams()).0, 5);
+    cluster.serve(&mut b);
+    let units = |name: &str| cluster.ledger.held(name).into_values().sum::<u32>();
+    assert_eq!((units("b:streams"), units("k:user:ann")), (16, 3), "the excess is what b held");
+    for member in [&mut a, &mut b, &mut fresh] {
+        assert!(cluster.take(member, &streams()).is_err() && cluster.take(member, &ann()).is_err());
+    }
+}
+
+#[test]
+fn a_rebuild_ends_after_half_a_ttl_once_all_members_of_before_have_reported() {
+    let mut cluster = LocalCluster::new();
+    let (mut a, mut b) = (cluster.join("a", 1), cluster.join("b", 2));
+    cluster.take(&mut a, &ann()).unwrap();
+    cluster.take(&mut b, &ann()).unwrap();
+    cluster.advance(20);
+    cluster.serve(&mut a);
+    cluster.serve(&mut b);
+    cluster.ledger = StoreLedger::default();
+    cluster.advance(20);
+    cluster.serve(&mut a);
+    let (began, mut fresh) = (cluster.time, cluster.join_with("fresh", 3, OutagePolicy::Closed));
+    for _ in 0..6 {
+        cluster.advance(10);
+        cluster.serve(&mut a);
+        cluster.serve(&mut fresh);
+    }
+    assert_eq!(
+        a.mode(cluster.now()),
+        QuotaMode::Rebuilding,
+        "b has yet to report; the new member is no proof"
+    );
+    cluster.serve(&mut b);
+    cluster.advance(20); // each member sends a heartbeat
+    for member in [&mut a, &mut b, &mut fresh] {
+        cluster.serve(member);
+        assert_eq!(member.mode(cluster.now()), QuotaMode::Normal);
+    }
+    assert!(cluster.time - began < RULES.ttl);
+    assert_eq!(cluster.take(&mut fresh, &ann()), Err(QuotaRefusal::Full { used: 2, limit: 2 }));
+}
+
+#[test]
+fn after_a_second_loss_the_rebuild_still_waits_for_all_members_of_before() {
+    let mut cluster = LocalCluster::new();
+    let (mut a, mut b) = (cluster.join("a", 1), cluster.join("b", 2));
+    cluster.take(&mut b, &ann()).unwrap();
+    cluster.advance(20);
+    cluster.serve(&mut a);
+    cluster.serve(&mut b);
+    for _ in 0..2 {
+        cluster.ledger = StoreLedger::default();
+        cluster.advance(20);
+        cluster.serve(&mut a);
+    }
+    for _ in 0..8 {
+        cluster.advance(10);
+        cluster.serve(&mut a);
+        assert_eq!(a.mode(cluster.now()), QuotaMode::Rebuilding, "b has yet to report");
+    }
+    cluster.serve(&mut b);
+    assert_eq!(b.mode(cluster.now()), QuotaMode::Normal);
+}
+
+#[test]
+fn a_budget_held_until_expiry_grants_nothing_new_during_a_rebuild() {
+    for policy in [OutagePolicy::Closed, OutagePolicy::Share, OutagePolicy::Open] {
+        let mut cluster = LocalCluster { ledger: StoreLedger::default(), ..LocalCluster::new() };
+        let mut member = cluster.join_with("a", 1, policy);
+        let index = member.register_budget("connections", 10, Allocation::BlocksUntilExpiry);
+        let connections = AccountId::Budget(index);
+        let refusal = cluster.take(&mut member, &connections).unwrap_err();
+        assert!(matches!(refusal, QuotaRefusal::Rebuilding { .. }), "{policy:?}: {refusal:?}");
+        while member.mode(cluster.now()) == QuotaMode::Rebuilding {
+            cluster.advance(10);
+            cluster.serve(&mut member);
+        }
+        assert_eq!(cluster.take(&mut member, &connections), Ok(()));
+    }
 }
 
 #[test]

@@ -114,11 +114,13 @@ impl Release01Store {
             generation,
             rebuild_left: Duration::from_millis(rebuild_left),
             members,
+            expected: 0,
         })
     }
 
     async fn run_settle(&self, settlement: Settlement) -> Result<SettlementReply, StoreError> {
-        let Settlement { member, sequence, last_acknowledged, pressure, requests } = settlement;
+        let Settlement { member, sequence, last_acknowledged, pressure, rebuild_parts: _, requests } =
+            settlement;
         let own_field = ["#", member.as_str()].concat();
         let Release01Keys { tag, common, pressure: channel } = &*self.keys;
         let blocks = in_blocks(&requests).next().is_some();
