@@ -13,7 +13,9 @@ use super::support::{ServeFixture, ShapeReader};
 use crate::admin::check_metrics;
 use crate::forebay_process::ForebayProcess;
 use crate::limits::{TRUSTED, USERS, open_stream};
+use crate::scripted_upstream::ScriptedUpstream;
 use crate::streaming_upstream::StreamingUpstream;
+use crate::upgraded_connections::open_upgraded;
 use crate::wire::{HttpConnection, until};
 
 /// Kind of a metric, and the names of its labels.
@@ -167,7 +169,16 @@ async fn scrape_gate() -> String {
     let origin = StreamingUpstream::start().await;
     let gate = ForebayProcess::start_gate_with(&origin.url(), &TRUSTED, &USERS);
     drop(open_stream(&gate, "/", &["X-User-ID: ada"]).await.unwrap());
-    HttpConnection::fetch(gate.addr, "GET", "/", &["Connection: Upgrade", "Upgrade: websocket"], "").await;
+    HttpConnection::fetch(gate.addr, "GET", "/", &["Host: another"], "").await; // refused: two hosts
+    gate.wait_until_empty().await;
+    gate.metrics().await
+}
+
+/// Returns `/metrics` of a gate that has had an upgraded connection.
+async fn scrape_gate_with_upgrade() -> String {
+    let origin = ScriptedUpstream::start().await;
+    let gate = ForebayProcess::start_gate(&origin.url(), &[]);
+    drop(open_upgraded(&origin, &gate).await);
     gate.wait_until_empty().await;
     gate.metrics().await
 }
@@ -178,7 +189,7 @@ async fn the_docs_list_every_metric_with_kind_labels_and_help_text_and_no_other(
     let mut facts = metrics_of_sources();
     let names = |facts: &MetricFacts| facts.keys().cloned().collect::<Vec<_>>();
     assert_eq!(documented.keys().cloned().collect::<Vec<_>>(), names(&facts));
-    for text in [scrape_serve().await, scrape_gate().await] {
+    for text in [scrape_serve().await, scrape_gate().await, scrape_gate_with_upgrade().await] {
         for (name, found) in metrics_of_process(&text, &documented) {
             facts.entry(name).or_default().extend(found);
         }
