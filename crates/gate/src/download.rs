@@ -76,8 +76,8 @@ impl Download {
         Download::Pooled(pooled)
     }
 
-    /// Returns the socket of a 101. `None` if part of the request isn't sent; the connection is then
-    /// closed.
+    /// Returns the socket of a 101. `None` if part of the request isn't sent; then the connection
+    /// is closed.
     pub(crate) fn into_upgraded(self) -> Option<DetachedSocket> {
         match self {
             Download::Pooled(PooledDownload { connection: Some(connection), .. })

@@ -99,8 +99,8 @@ impl Tunnel {
 
     /// Copies what is available. Resolves when the tunnel has ended.
     ///
-    /// If one side is lost, the other side's connection is reset when the tunnel is dropped, so that
-    /// it doesn't look complete.
+    /// If one side is lost, the other side's connection is reset when the tunnel is dropped, so
+    /// that it doesn't look complete.
     pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<TunnelEnd> {
         if self.client.is_none() {
             self.client = self.upgrade.take();

@@ -56,8 +56,8 @@
 //!   first request of another kind the connection stays with hyper.
 //! - **Live path** (`live/`): a response marked [`LiveBody`] over plain HTTP/1.1, if the request's
 //!   body has been read and the method isn't HEAD. The connection closes with the stream.
-//! - **Upgrade** (`connection_upgrade.rs`): a 101 with a [`ConnectionUpgrade`] over HTTP/1.1, plain or
-//!   with a handshake. The response body gets the connection as a stream of bytes.
+//! - **Upgrade** (`connection_upgrade.rs`): a 101 with a [`ConnectionUpgrade`] over HTTP/1.1, plain
+//!   or with a handshake. The response body gets the connection as a stream of bytes.
 //! - **hyper** (`hyper/`): everything else. A live response over HTTP/2 or TLS also ends when its
 //!   client disconnects, but it needs more memory.
 //!

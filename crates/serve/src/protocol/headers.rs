@@ -26,8 +26,8 @@ pub(super) const EXPOSED: &str = "electric-cursor, electric-handle, electric-has
 
 pub(super) const JSON: HeaderValue = HeaderValue::from_static("application/json; charset=utf-8");
 const EVENTS: HeaderValue = HeaderValue::from_static("text/event-stream");
-/// Whether nginx may buffer a response. With buffering, it holds back the head of a stream until its
-/// first event.
+/// Whether nginx may buffer a response. With buffering, it holds back the head of a stream until
+/// its first event.
 const ACCEL_BUFFERING: HeaderName = HeaderName::from_static("x-accel-buffering");
 const NO: HeaderValue = HeaderValue::from_static("no");
 const TRUE: HeaderValue = HeaderValue::from_static("true");

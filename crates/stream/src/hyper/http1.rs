@@ -4,8 +4,8 @@
 //! Enforced by: [`ClientDeadline`] bounds each wait for the client; `hyper_socket.rs` bounds each
 //! write.
 //!
-//! A live response or an upgrade ends hyper's part. The socket is taken out of hyper once all bytes of earlier
-//! responses are written.
+//! A live response or an upgrade ends hyper's part. The socket is taken out of hyper once all bytes
+//! of earlier responses are written.
 
 use std::future::poll_fn;
 use std::pin::{Pin, pin};

@@ -54,11 +54,12 @@ settings! {
 
         /// Routes whose requests take a permit, each `METHOD PATH` or `METHOD PATH CLASS`, such as
         /// `POST /api/v1/stream`. `*` is any method or any one segment, `**` at the end any number
-        /// of segments. GET includes HEAD, and case is ignored. The first match counts. A request to
-        /// upgrade the connection (WebSocket) takes a permit on every path. A class is refused above its share in `admission.class_percent`. A path that servers interpret
-        /// differently (`/a/../b`, `/a%2Fb`, `/a;b`) is matched in every interpretation, and the
-        /// class with the smallest share counts. Without routes, every request takes a permit while
-        /// it runs, because a missing limit would go unnoticed until an overload.
+        /// of segments. GET includes HEAD, and case is ignored. The first match counts. A request
+        /// to upgrade the connection (WebSocket) takes a permit on every path. A class is refused
+        /// above its share in `admission.class_percent`. A path that servers interpret differently
+        /// (`/a/../b`, `/a%2Fb`, `/a;b`) is matched in every interpretation, and the class with the
+        /// smallest share counts. Without routes, every request takes a permit while it runs,
+        /// because a missing limit would go unnoticed until an overload.
         stream_routes: Vec<StreamRoute> = EMPTY, flag("--stream-route", "ROUTE");
 
         /// `Host` header for the service: `preserve` (the client's, because applications build
