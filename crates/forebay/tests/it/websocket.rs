@@ -137,14 +137,14 @@ async fn a_browser_exchanges_messages_and_its_sudden_end_returns_the_permit() {
     let gate = ForebayProcess::start_gate(&app.url(), &ROUTES);
     let received = json!(["one", [0, 255, 128], "", "large"]);
     let browser = Chromium::open(&format!("http://{}/page", gate.addr), "websocket");
-    browser.wait_until("window.report !== null").await;
+    browser.wait_until("window.report.code > 0").await;
     let report = browser.evaluate("window.report");
     let expected = json!({"received": received, "code": 3001, "reason": "done", "wasClean": true});
     assert_eq!(report, expected);
     gate.wait_until_empty().await;
 
     browser.go(&format!("http://{}/page?stay", gate.addr));
-    browser.wait_until("window.report !== null").await;
+    browser.wait_until("location.search === '?stay' && window.report.received.length === 4").await;
     assert_eq!(browser.evaluate("window.report"), json!({"received": received}));
     assert_eq!(gate.status().await["gate"]["streams"], 1);
     drop(browser); // SIGKILL, during the WebSocket
