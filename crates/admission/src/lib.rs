@@ -86,9 +86,10 @@
 //!   `a_stream_is_logged_stage_by_stage`, `credentials_are_never_logged`
 //!
 //! Out of scope: counting across instances ([`forebay_quota`];
-//! [`Quota::local`](forebay_quota::Quota::local) counts in this process). An upgraded connection
-//! (101) holds no permit, because its body ends immediately. Hold a [`Permit`] from
-//! [`Admission::admit`] beside the socket instead.
+//! [`Quota::local`](forebay_quota::Quota::local) counts in this process). A permit ends
+//! with the response body. Servers such as hyper's own drop the body of a 101 at once: then hold a
+//! [`Permit`] from [`Admission::admit`] beside the socket. `forebay_stream` keeps that body until
+//! the upgraded connection ends.
 //!
 //! # Where to look
 //! | topic | file |

@@ -2,8 +2,8 @@
 //!
 //! Invariant: the permit is released when the body is dropped, ends or fails, whichever comes
 //! first.
-//! Out of scope: upgraded connections. The body of a 101 ends immediately, so it releases its
-//! permit then.
+//! Out of scope: upgraded connections. Whether the body of a 101 lives as long as its connection
+//! depends on the server; `forebay_stream` keeps it until then.
 
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};

@@ -233,6 +233,7 @@ impl AdminService {
         };
         let mut response = Response::new(AdminBody::Events(events));
         response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
+        response.headers_mut().insert("x-accel-buffering", HeaderValue::from_static("no")); // nginx
         add_security_headers(response.headers_mut());
         response.extensions_mut().insert(LiveBody);
         response

@@ -17,6 +17,7 @@ use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder, Promet
 
 const CONNECTIONS: &str = "forebay_http_connections";
 const LEAN_STREAMS: &str = "forebay_http_lean_streams";
+const UPGRADED: &str = "forebay_http_upgraded_connections";
 const HTTP_EVENTS: &str = "forebay_http_events_total";
 const BUILD: &str = "forebay_build_info";
 const UPTIME: &str = "forebay_uptime_seconds";
@@ -65,6 +66,7 @@ pub fn describe() {
     let gauges = [
         (CONNECTIONS, "Open client connections."),
         (LEAN_STREAMS, "Open live streams over plain HTTP/1.1, each written by its own small task."),
+        (UPGRADED, "Open client connections that were upgraded to another protocol, such as WebSocket."),
         (BUILD, "Always 1; the label has the version."),
         (OPEN_FDS, "Open file descriptors."),
         (MAX_FDS, "Maximum number of open file descriptors."),
@@ -81,6 +83,7 @@ pub fn describe() {
 pub(crate) fn measure_http(counts: &ServerCounts) {
     gauge!(CONNECTIONS).set(counts.open_connections as f64);
     gauge!(LEAN_STREAMS).set(counts.live_streams as f64);
+    gauge!(UPGRADED).set(counts.upgraded_connections as f64);
     for (event, count) in http_events(counts) {
         counter!(HTTP_EVENTS, "event" => event).absolute(count);
     }
@@ -88,7 +91,7 @@ pub(crate) fn measure_http(counts: &ServerCounts) {
 
 /// Returns the counts of events on client connections, with the names that metrics and status
 /// share.
-pub(crate) fn http_events(counts: &ServerCounts) -> [(&'static str, u64); 16] {
+pub(crate) fn http_events(counts: &ServerCounts) -> [(&'static str, u64); 17] {
     [
         ("accepted", counts.accepted),
         ("refused", counts.refused),
@@ -99,6 +102,7 @@ pub(crate) fn http_events(counts: &ServerCounts) -> [(&'static str, u64); 16] {
         ("bad_request", counts.bad_requests),
         ("oversized_head", counts.oversized_heads),
         ("slow_client", counts.slow_clients),
+        ("upgrade", counts.upgrades),
         ("lean_begun", counts.live_started),
         ("lean_complete", counts.live_completed),
         ("lean_broken", counts.live_failed),

@@ -4,10 +4,8 @@
 //! own, so gate and upstream never disagree about the end of a body.
 //! Out of scope: permits. A refused request takes none. This file is pure.
 
-use http::header::{CONNECTION, HOST, HeaderMap, HeaderValue, TRANSFER_ENCODING, UPGRADE};
+use http::header::{HOST, HeaderMap, HeaderValue, TRANSFER_ENCODING};
 use http::{Method, Request, Version};
-
-use super::headers::list_elements;
 
 /// Why a request is refused before the upstream is contacted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -16,8 +14,6 @@ pub(crate) enum BadRequest {
     Host,
     /// `CONNECT`: the gate is not a forward proxy.
     Connect,
-    /// `Upgrade`: WebSocket and other upgraded connections are not tunnelled.
-    Upgrade,
     /// The request-target has no path.
     Target,
     /// The body has a transfer coding other than `chunked`. The gate removes `Transfer-Encoding`,
@@ -37,9 +33,6 @@ pub(crate) fn check<B>(request: &Request<B>) -> Result<(), BadRequest> {
             (Some(host), None) if is_authority(host) => {}
             (None, None) if request.version() < Version::HTTP_11 => {}
             (None, None) | (Some(_), _) | (None, Some(_)) => return Err(BadRequest::Host),
-        }
-        if requests_upgrade(headers) {
-            return Err(BadRequest::Upgrade);
         }
     } else if request.uri().authority().is_none() && !headers.contains_key(HOST) {
         return Err(BadRequest::Host);
@@ -73,13 +66,6 @@ fn is_authority(host: &HeaderValue) -> bool {
     !bytes.iter().any(odd)
 }
 
-/// Returns whether a request requires an upgrade. `Upgrade: h2c` doesn't count: servers may ignore
-/// it, and clients such as curl continue without it.
-fn requests_upgrade(headers: &HeaderMap) -> bool {
-    let is_listed = list_elements(headers, &CONNECTION).any(|name| name.eq_ignore_ascii_case("upgrade"));
-    is_listed && list_elements(headers, &UPGRADE).any(|protocol| !protocol.eq_ignore_ascii_case("h2c"))
-}
-
 #[cfg(test)]
 mod tests {
     use http::Uri;
@@ -102,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_needs_exactly_one_host_and_no_upgrade() {
+    fn a_request_needs_exactly_one_host_and_a_method_other_than_connect() {
         let checked = |version, lines: &[_]| check(&request(version, lines));
         assert_eq!(checked(Version::HTTP_11, &[("host", "a")]), Ok(()));
         assert_eq!(checked(Version::HTTP_11, &[]), Err(BadRequest::Host));
@@ -111,14 +97,6 @@ mod tests {
         assert_eq!(checked(Version::HTTP_11, &[("host", "a, b")]), Err(BadRequest::Host));
         assert_eq!(checked(Version::HTTP_10, &[]), Ok(()));
         assert_eq!(checked(Version::HTTP_2, &[]), Err(BadRequest::Host));
-        let upgrade = |to| [("host", "a"), ("connection", "keep-alive, Upgrade"), ("upgrade", to)];
-        assert_eq!(checked(Version::HTTP_11, &upgrade("websocket")), Err(BadRequest::Upgrade));
-        assert_eq!(checked(Version::HTTP_11, &upgrade("h2c")), Ok(()), "servers may ignore the offer");
-        assert_eq!(
-            checked(Version::HTTP_11, &[("host", "a"), ("upgrade", "websocket")]),
-            Ok(()),
-            "`Connection` doesn't list it"
-        );
         let mut connect = request(Version::HTTP_11, &[("host", "a")]);
         *connect.method_mut() = Method::CONNECT;
         *connect.uri_mut() = Uri::from_static("a:443");

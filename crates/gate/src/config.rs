@@ -32,6 +32,8 @@ pub struct Config {
     pub forward_user_header: Option<HeaderName>,
     /// Maximum time that the gate waits for the next bytes of a request body.
     pub request_idle_timeout: Duration,
+    /// Maximum time without a byte in either direction of an upgraded connection.
+    pub upgrade_idle_timeout: Duration,
 }
 
 impl Config {
@@ -48,6 +50,7 @@ impl Config {
             user_headers: Vec::new(),
             forward_user_header: None,
             request_idle_timeout: Duration::from_secs(30),
+            upgrade_idle_timeout: Duration::from_secs(300),
         }
     }
 }

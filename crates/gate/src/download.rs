@@ -14,6 +14,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
+use http::StatusCode;
 use http::header::{CONTENT_LENGTH, HeaderMap, TRANSFER_ENCODING};
 use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
@@ -56,13 +57,16 @@ pub enum DownloadError {
 }
 
 impl Download {
+    /// Creates the body of a response with this status. The connection of a 101 doesn't return to
+    /// the pool.
     pub(crate) async fn new(
+        status: StatusCode,
         incoming: Incoming,
         connection: Box<UpstreamConnection>,
         pool: Arc<UpstreamPool>,
     ) -> Download {
         let mut pooled = PooledDownload { incoming, connection: Some(connection), pool };
-        if pooled.incoming.is_end_stream() {
+        if pooled.incoming.is_end_stream() && status != StatusCode::SWITCHING_PROTOCOLS {
             poll_fn(|cx| {
                 pooled.return_connection(cx);
                 Poll::Ready(())
@@ -70,6 +74,19 @@ impl Download {
             .await;
         }
         Download::Pooled(pooled)
+    }
+
+    /// Returns the socket of a 101. `None` if part of the request isn't sent; then the connection
+    /// is closed.
+    pub(crate) fn into_upgraded(self) -> Option<DetachedSocket> {
+        match self {
+            Download::Pooled(PooledDownload { connection: Some(connection), .. })
+                if connection.is_request_sent() =>
+            {
+                Some(connection.into_detached())
+            }
+            Download::Pooled(_) | Download::Direct(_) => None,
+        }
     }
 
     /// Detaches the socket from hyper, if the whole request is sent and the end of the body can be
@@ -83,15 +100,25 @@ impl Download {
         };
         match self {
             Download::Pooled(PooledDownload { connection: Some(connection), incoming, pool }) => {
-                if !connection.is_request_sent() || incoming.is_end_stream() {
+                if connection.is_ended() || !connection.is_request_sent() || incoming.is_end_stream() {
                     return Download::Pooled(PooledDownload { connection: Some(connection), incoming, pool });
                 }
-                let (socket, unread, permit) = connection.into_parts();
+                let DetachedSocket { socket, unread, permit } = connection.into_detached();
                 Download::Direct(DirectDownload { socket, unread, framing, _permit: permit, ended: false })
             }
             other @ (Download::Pooled(_) | Download::Direct(_)) => other,
         }
     }
+}
+
+/// Socket of an upstream connection without hyper.
+#[derive(Debug)]
+pub(crate) struct DetachedSocket {
+    pub(crate) socket: TcpStream,
+    /// Bytes behind the response head that were read.
+    pub(crate) unread: Bytes,
+    /// Permit of the connection pool.
+    pub(crate) permit: OwnedSemaphorePermit,
 }
 
 /// Returns how the end of a body without a length is detected. `None`: only hyper can read the

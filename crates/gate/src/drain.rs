@@ -16,7 +16,7 @@ pub(crate) enum RequestKind {
     /// Not a stream. It takes no permit.
     #[default]
     Plain,
-    /// A request on a configured stream route. It takes a permit.
+    /// A request on a configured stream route, or one that offers an upgrade. It takes a permit.
     Stream,
     /// Any request of a gate without stream routes. It takes a permit.
     Any,

@@ -16,8 +16,8 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use forebay_admission::{ForwardedHeader, Identifier, Network, UserId};
-use forebay_stream::{ClientAddr, Incoming, LiveBody};
-use http::header::{CONTENT_LENGTH, CONTENT_TYPE, HeaderName, HeaderValue, TRANSFER_ENCODING};
+use forebay_stream::{ClientAddr, ConnectionUpgrade, Incoming, LiveBody};
+use http::header::{CONTENT_LENGTH, CONTENT_TYPE, HeaderName, HeaderValue, TRANSFER_ENCODING, UPGRADE};
 use http::request::Parts;
 use http::{Method, Request, Response, StatusCode, Uri, Version};
 use http_body::Body as _;
@@ -34,6 +34,8 @@ use super::headers::{
     ClientOrigin, PeerTrust, remove_overridden_length, requested_host, rewrite_request, rewrite_response,
 };
 use super::metrics;
+use super::tunnel::Tunnel;
+use super::upgrade_offer::UpgradeOffer;
 use super::upload::Upload;
 use super::upstream::Upstream;
 use super::upstream_error::UpstreamError;
@@ -55,6 +57,7 @@ pub(crate) struct ForwarderState {
     pub(crate) forward_user_header: Option<HeaderName>,
     pub(crate) identify: Identifier,
     pub(crate) request_idle_timeout: Duration,
+    pub(crate) upgrade_idle_timeout: Duration,
     pub(crate) drain: Drain,
     /// Whether the upstream has failed since its last response. Only transitions are logged.
     pub(crate) failing: AtomicBool,
@@ -86,6 +89,7 @@ impl Forwarder {
         let kind = in_flight.kind();
         let (mut parts, body) = request.into_parts();
         let (version, method) = (parts.version, parts.method.clone());
+        let offer = UpgradeOffer::of(version, &parts.headers);
         let mut guard = HeadWaitGuard { kind, done: false };
         let started_at = Instant::now();
         let result = match self.rewrite(&mut parts, kind).await {
@@ -95,6 +99,9 @@ impl Forwarder {
                     // Without this header, hyper sends no body of unknown length with a GET or
                     // HEAD.
                     parts.headers.insert(TRANSFER_ENCODING, HeaderValue::from_static("chunked"));
+                }
+                if let Some(offer) = &offer {
+                    offer.write(&mut parts.headers);
                 }
                 self.0.upstream.send(Request::from_parts(parts, upload)).await
             }
@@ -107,8 +114,16 @@ impl Forwarder {
         self.log_transition(&result);
         match result {
             Ok(response) if response.status() == StatusCode::SWITCHING_PROTOCOLS => {
-                metrics::count_upstream_failure("upstream_switched");
-                GateRefusal::SwitchedProtocol.response(version)
+                match relay_upgrade(response, offer, in_flight, self.0.upgrade_idle_timeout) {
+                    Some(upgraded) => {
+                        metrics::count_response(kind, upgraded.status(), started_at.elapsed());
+                        upgraded
+                    }
+                    None => {
+                        metrics::count_upstream_failure("upstream_switched");
+                        GateRefusal::SwitchedProtocol.response(version)
+                    }
+                }
             }
             Ok(response) if has_unsupported_coding(response.headers()) => {
                 metrics::count_upstream_failure("upstream_bad_coding");
@@ -223,6 +238,25 @@ fn relay_response(
     }
     rewrite_response(&mut parts.headers);
     Response::from_parts(parts, GateBody::from_upstream(download, in_flight))
+}
+
+/// Relays a 101. Returns `None` if the client didn't offer its protocol, or if part of the request
+/// isn't sent.
+fn relay_upgrade(
+    response: Response<Download>,
+    offer: Option<UpgradeOffer>,
+    in_flight: InFlightRequest,
+    idle_timeout: Duration,
+) -> Option<Response<GateBody>> {
+    let (mut parts, download) = response.into_parts();
+    let protocol = offer?.accepted(&parts)?;
+    let (upstream, upgrade) = (download.into_upgraded()?, ConnectionUpgrade::new());
+    rewrite_response(&mut parts.headers);
+    parts.headers.insert(UPGRADE, protocol);
+    parts.extensions.clear();
+    parts.extensions.insert(upgrade.clone());
+    let tunnel = Tunnel::new(upgrade, upstream, idle_timeout);
+    Some(Response::from_parts(parts, GateBody::from_tunnel(tunnel, in_flight)))
 }
 
 /// Returns whether a response is a live stream: a successful response of unknown length to an

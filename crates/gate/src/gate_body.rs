@@ -1,15 +1,18 @@
-//! Response body of the gate: relayed from the upstream, or written by the gate itself.
+//! Response body of the gate: relayed from the upstream, written by the gate itself, or the tunnel
+//! of an upgraded connection.
 
 use std::pin::Pin;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
 use http::Response;
 use http_body::{Body, Frame, SizeHint};
+use tracing::debug;
 
 use super::download::{Download, DownloadError};
 use super::drain::InFlightRequest;
 use super::metrics;
+use super::tunnel::{Tunnel, TunnelEnd};
 
 /// Body of a response. Dropping it before its end cancels the request to the upstream.
 #[derive(Debug)]
@@ -21,6 +24,8 @@ enum BodySource {
     Gate(Option<Bytes>),
     /// A body that is relayed from the upstream.
     Upstream(RelayedBody),
+    /// The tunnel of a 101. It yields no data and ends with the upgraded connection.
+    Tunnel(Box<TunnelBody>),
 }
 
 /// The upstream's body. Its request counts as in flight until the body is dropped.
@@ -31,7 +36,20 @@ struct RelayedBody {
     ended: bool,
 }
 
+/// An upgraded connection. Its request counts as in flight until the body is dropped.
+#[derive(Debug)]
+struct TunnelBody {
+    tunnel: Tunnel,
+    /// How the tunnel ended, once it has.
+    end: Option<TunnelEnd>,
+    _in_flight: InFlightRequest,
+}
+
 impl GateBody {
+    pub(crate) fn from_tunnel(tunnel: Tunnel, in_flight: InFlightRequest) -> GateBody {
+        GateBody(BodySource::Tunnel(Box::new(TunnelBody { tunnel, end: None, _in_flight: in_flight })))
+    }
+
     pub(crate) fn from_gate(response: Response<Bytes>) -> Response<GateBody> {
         response.map(|bytes| GateBody(BodySource::Gate(Some(bytes).filter(|bytes| !bytes.is_empty()))))
     }
@@ -63,6 +81,7 @@ impl Body for GateBody {
                 }
                 polled
             }
+            BodySource::Tunnel(body) => body.poll_frame(cx),
         }
     }
 
@@ -70,6 +89,7 @@ impl Body for GateBody {
         match &self.0 {
             BodySource::Gate(bytes) => bytes.is_none(),
             BodySource::Upstream(relayed) => relayed.download.is_end_stream(),
+            BodySource::Tunnel(body) => body.end.is_some(),
         }
     }
 
@@ -77,7 +97,34 @@ impl Body for GateBody {
         match &self.0 {
             BodySource::Gate(bytes) => SizeHint::with_exact(bytes.as_ref().map_or(0, Bytes::len) as u64),
             BodySource::Upstream(relayed) => relayed.download.size_hint(),
+            BodySource::Tunnel(_) => SizeHint::default(),
         }
+    }
+}
+
+impl TunnelBody {
+    fn poll_frame(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, DownloadError>>> {
+        if self.end.is_some() {
+            return Poll::Ready(None);
+        }
+        let end = ready!(self.tunnel.poll(cx));
+        self.end = Some(end);
+        Poll::Ready(match end {
+            TunnelEnd::UpstreamLost => {
+                metrics::count_upstream_failure("upstream_broke_off");
+                Some(Err(DownloadError::Closed))
+            }
+            TunnelEnd::Closed | TunnelEnd::Idle | TunnelEnd::ClientLost | TunnelEnd::Aborted => None,
+        })
+    }
+}
+
+impl Drop for TunnelBody {
+    fn drop(&mut self) {
+        let end = self.end.unwrap_or(TunnelEnd::Aborted);
+        let (to_upstream, to_client) = self.tunnel.passed_bytes();
+        debug!(end = end.as_str(), to_upstream, to_client, "upgraded connection ended");
+        metrics::count_upgrade_end(end);
     }
 }
 

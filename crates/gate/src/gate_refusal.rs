@@ -23,7 +23,8 @@ pub(crate) enum GateRefusal {
     Draining,
     /// The request has no `ClientAddr`, so the gate can't write the forwarded headers.
     NoPeer,
-    /// The upstream switched protocols, although no client may request that.
+    /// The upstream switched to a protocol that the client didn't offer, or before it had the whole
+    /// request.
     SwitchedProtocol,
     /// The upstream's body has a transfer coding other than `chunked`.
     TransferCoding,
@@ -33,9 +34,7 @@ pub(crate) enum GateRefusal {
 impl GateRefusal {
     fn status(&self) -> StatusCode {
         match self {
-            GateRefusal::BadRequest(BadRequest::Connect | BadRequest::Upgrade | BadRequest::Coding) => {
-                StatusCode::NOT_IMPLEMENTED
-            }
+            GateRefusal::BadRequest(BadRequest::Connect | BadRequest::Coding) => StatusCode::NOT_IMPLEMENTED,
             GateRefusal::BadRequest(BadRequest::Host | BadRequest::Target) => StatusCode::BAD_REQUEST,
             GateRefusal::Draining => StatusCode::SERVICE_UNAVAILABLE,
             GateRefusal::NoPeer => StatusCode::INTERNAL_SERVER_ERROR,
@@ -48,7 +47,6 @@ impl GateRefusal {
     fn as_str(&self) -> &'static str {
         match self {
             GateRefusal::BadRequest(BadRequest::Connect) => "connect_refused",
-            GateRefusal::BadRequest(BadRequest::Upgrade) => "upgrade_refused",
             GateRefusal::BadRequest(BadRequest::Host) => "bad_host",
             GateRefusal::BadRequest(BadRequest::Target) => "bad_target",
             GateRefusal::BadRequest(BadRequest::Coding) => "coding_refused",
@@ -65,16 +63,13 @@ impl GateRefusal {
             GateRefusal::BadRequest(BadRequest::Connect) => {
                 "CONNECT is not supported: this gate forwards to one service only."
             }
-            GateRefusal::BadRequest(BadRequest::Upgrade) => {
-                "This gate passes on requests and streams, not upgraded connections such as WebSocket."
-            }
             GateRefusal::BadRequest(BadRequest::Host) => "A request must name its host exactly once.",
             GateRefusal::BadRequest(BadRequest::Target) => "The request-target has no path.",
             GateRefusal::BadRequest(BadRequest::Coding) => "The only supported transfer coding is `chunked`.",
             GateRefusal::Draining => "This server is shutting down. Please connect again.",
             GateRefusal::NoPeer => "The server could not determine the address of the client.",
             GateRefusal::SwitchedProtocol => {
-                "The service behind this gate switched protocols without a request to do so."
+                "The service behind this gate switched to a protocol that the client did not offer."
             }
             GateRefusal::TransferCoding => {
                 "The service behind this gate used a transfer coding other than `chunked`."

@@ -21,6 +21,7 @@ use super::drain::RequestKind;
 use super::forwarder::{Forwarder, RequestClassification};
 use super::gate_body::GateBody;
 use super::stream_routes::{StreamRoute, StreamRoutes};
+use super::upgrade_offer::UpgradeOffer;
 
 /// The tower service that each client connection calls. Cheap to clone.
 #[derive(Clone)]
@@ -59,6 +60,10 @@ impl GateService {
         } else {
             match self.routes.find(request.method(), request.uri().path()) {
                 Some(route) => (RequestKind::Stream, route.class().cloned()),
+                // An upgraded connection is open for long, whatever its path is.
+                None if UpgradeOffer::of(request.version(), request.headers()).is_some() => {
+                    (RequestKind::Stream, None)
+                }
                 None => (RequestKind::Plain, None),
             }
         };

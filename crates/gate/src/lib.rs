@@ -1,10 +1,10 @@
 //! Streaming reverse proxy with admission control in front of one upstream, as a tower service for
 //! [`forebay_stream::HttpServer`].
 //!
-//! A *stream* is a request on a configured route. For each stream, the gate takes a permit
-//! before the request is sent to the upstream. The permit is returned when the response body has
-//! ended. Other requests need no permit. If no route is configured, every request counts as a
-//! stream.
+//! A *stream* is a request on a configured route, or one that offers an upgrade such as WebSocket.
+//! For each stream, the gate takes a permit before the request is sent to the upstream. The permit
+//! is returned when the response body or the upgraded connection has ended. Other requests need no
+//! permit. If no route is configured, every request counts as a stream.
 //!
 //! ```
 //! use forebay_admission::{Admission, Identifier};
@@ -34,6 +34,7 @@
 //!
 //! request body   client ──▶ upload.rs ──▶ upstream_connection.rs ──▶ head_io.rs ──▶ app
 //! response body  client ◀── permit ◀── gate_body.rs ◀── download.rs ◀── hyper, or the socket
+//! after a 101    client ◀─▶ tunnel.rs, in gate_body.rs with the permit ◀─▶ the socket
 //! ```
 //!
 //! A *live stream* is a stream's response of unknown length to an HTTP/1.1 client. After its head,
@@ -54,6 +55,14 @@
 //!   gates that share one quota store.
 //!   `after_random_disconnects_no_permit_is_held`, `a_users_limit_is_exact_across_gates`,
 //!   `the_total_is_shared_and_a_killed_gates_permits_return`
+//! - An upgraded connection passes bytes in both directions, unchanged, and holds its permit until
+//!   both sides have ended, one is lost, or none has sent for `upgrade_idle_timeout`. The end of
+//!   one side is passed on as a half-close. No upgrade leads to HTTP inside the connection, which
+//!   would bypass the limits.
+//!   `an_upgraded_connection_holds_its_permit_until_both_sides_have_ended`,
+//!   `a_slow_reader_costs_no_memory_and_gets_every_byte`,
+//!   `a_reset_of_one_side_ends_the_other`, `an_idle_connection_is_closed_and_a_used_one_is_not`,
+//!   `protocols_that_carry_http_are_not_offered`, `a_protocol_that_was_not_offered_is_a_502`
 //! - Bodies pass in both directions as they arrive, unchanged.
 //!   `each_event_arrives_before_the_next_is_sent`,
 //!   `request_and_response_bodies_stream_at_the_same_time`, `many_megabytes_pass_unchanged`
@@ -70,7 +79,9 @@
 //!   `streams_beyond_the_total_get_a_503_and_a_freed_permit_is_reused`,
 //!   `streams_continue_without_redis_and_counts_reconcile_when_it_returns`,
 //!   `after_sigterm_open_streams_continue_new_ones_are_refused_and_the_process_ends_with_the_last`,
-//!   `at_the_drain_deadline_streams_are_cut_without_a_clean_end`
+//!   `at_the_drain_deadline_streams_are_cut_without_a_clean_end`,
+//!   `after_sigterm_upgraded_connections_continue_and_the_process_ends_with_the_last`,
+//!   `at_the_drain_deadline_upgraded_connections_are_closed`
 //! - After SIGTERM, a request that a connected client has already sent gets a complete response.
 //!   `every_client_connected_at_sigterm_gets_a_complete_response`
 //! - The gate sends a request at most twice. It retries only after a reused connection
@@ -89,7 +100,7 @@
 //!   `a_drain_waits_for_open_streams_and_refuses_new_ones`
 //!
 //! Out of scope: limits and identity (`forebay_admission`), the client's connection and its
-//! timeouts (`forebay_stream`), TLS to the upstream, upgraded connections such as WebSocket.
+//! timeouts (`forebay_stream`), TLS to the upstream, WebSocket over HTTP/2 (extended CONNECT).
 //! Settings, the admin address and the shutdown order are in `crates/forebay`.
 //!
 //! # Bounds
@@ -104,6 +115,8 @@
 //! | pause in a request body | `request_idle_timeout`, 30 s | 408 |
 //! | response head | 64 KiB, 256 headers | 502 |
 //! | chunk extensions and trailers of a live stream | 64 KiB | the stream is aborted |
+//! | idle time of an upgraded connection | `upgrade_idle_timeout`, 5 minutes | both sides are closed |
+//! | bytes of an upgraded connection that the receiver hasn't accepted, in each direction | 16 KiB | the sender waits |
 //! | buffered bytes of a body, in each direction | the bytes of one read (live stream: at most 16 KiB) | the sender waits |
 //!
 //! # Where to look
@@ -117,11 +130,12 @@
 //! | bodies, and what cancels a request | `upload.rs`; `download.rs`, `chunked.rs` (pure) |
 //! | connections to the upstream; when a request is sent again | `upstream.rs`, `idle_connections.rs` (pure), `upstream_connection.rs` |
 //! | how a socket is detached from hyper | `head_io.rs` |
+//! | upgrades: what may be offered; both directions after a 101 | `upgrade_offer.rs` (pure); `tunnel.rs` |
 //! | responses of the gate itself (400, 408, 500 to 504), and their texts | `gate_refusal.rs`, `upstream_error.rs` |
 //! | settings; the public handle | `config.rs`; `reverse_proxy.rs` |
 //! | drain | `drain.rs`; the shutdown order is in `run/gate.rs` of `crates/forebay` |
 //! | metrics | `metrics.rs`, and the methods of [`ReverseProxy`] |
-//! | tests over real sockets; random clients and upstreams; floods | `tests/it/` of `crates/forebay`: `bodies.rs`, `upstream.rs`, `drain.rs`; `random_load.rs`; `floods.rs` |
+//! | tests over real sockets; random clients and upstreams; floods | `tests/it/` of `crates/forebay`: `bodies.rs`, `upstream.rs`, `drain.rs`, `upgraded_connections.rs`, `websocket.rs`; `random_load.rs`; `floods.rs` |
 //!
 //! # Decisions
 //!
@@ -131,6 +145,10 @@
 //! - **Own connection pool.** The future of a request polls its own connection, so dropping that
 //!   future closes the connection. The pool also records whether any byte of a response arrived,
 //!   which hyper's errors don't report.
+//! - **Upgrades always take a permit.** An upgraded connection is open for long on any path. If it
+//!   took a permit on stream routes only, a forgotten route would bypass limits and drain.
+//! - **No h2c.** HTTP inside an upgraded connection is invisible to the gate. So an offer of h2c or
+//!   TLS is dropped, and the request is forwarded without it, as RFC 9110 allows.
 //! - **Readiness.** `/readyz` is 503 while the gate drains. With the quota's policy `closed`, it is
 //!   also 503 after the start if the quota is being rebuilt, because its store is new or was lost;
 //!   the gate can't admit streams until the rebuild ends. Later rebuilds and outages affect all
@@ -151,6 +169,8 @@ mod idle_connections;
 pub mod metrics;
 mod reverse_proxy;
 mod stream_routes;
+mod tunnel;
+mod upgrade_offer;
 mod upload;
 mod upstream;
 mod upstream_connection;

@@ -6,12 +6,14 @@ use http::StatusCode;
 use metrics::{Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram};
 
 use super::drain::{Drain, RequestKind};
+use super::tunnel::TunnelEnd;
 use super::upstream::UpstreamStats;
 
 const REQUESTS: &str = "forebay_gate_requests_total";
 const REFUSALS: &str = "forebay_gate_refusals_total";
 const FAILURES: &str = "forebay_gate_upstream_failures_total";
 const CANCELLED: &str = "forebay_gate_cancelled_total";
+const UPGRADES_ENDED: &str = "forebay_gate_upgrades_ended_total";
 const UNTRUSTED: &str = "forebay_gate_untrusted_headers_total";
 /// Histogram of the time from a request to the upstream's response head, in seconds.
 pub const HEAD_SECONDS: &str = "forebay_gate_upstream_head_seconds";
@@ -33,6 +35,7 @@ pub fn describe() {
         ),
         (FAILURES, "Failures of the upstream, by reason."),
         (CANCELLED, "Requests whose client left, before the head of the response or in its body."),
+        (UPGRADES_ENDED, "Upgraded connections that ended, such as WebSockets, by how they ended."),
         (UNTRUSTED, "Headers dropped because their sender isn't trusted to say whom it speaks for."),
         (UPSTREAM_DIALS, "Connections made to the upstream."),
         (UPSTREAM_REUSES, "Requests that found a connection waiting."),
@@ -89,6 +92,7 @@ impl CancelStage {
 
 pub(crate) fn count_response(kind: RequestKind, status: StatusCode, after: Duration) {
     let class = match status.as_u16() / 100 {
+        1 => "1xx",
         2 => "2xx",
         3 => "3xx",
         4 => "4xx",
@@ -109,6 +113,10 @@ pub(crate) fn count_upstream_failure(reason: &'static str) {
 
 pub(crate) fn count_cancelled(kind: RequestKind, stage: CancelStage) {
     counter!(CANCELLED, "kind" => kind.as_str(), "stage" => stage.as_str()).increment(1);
+}
+
+pub(crate) fn count_upgrade_end(end: TunnelEnd) {
+    counter!(UPGRADES_ENDED, "end" => end.as_str()).increment(1);
 }
 
 pub(crate) fn count_untrusted_headers(count: u32) {

@@ -38,6 +38,7 @@ impl ReverseProxy {
             forward_user_header: config.forward_user_header,
             identify: identify.clone(),
             request_idle_timeout: config.request_idle_timeout,
+            upgrade_idle_timeout: config.upgrade_idle_timeout,
             drain: Drain::default(),
             failing: AtomicBool::new(false),
             exhausted: AtomicBool::new(false),

@@ -16,7 +16,6 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use bytes::Bytes;
 use http::{Request, Response};
 use hyper::body::Incoming;
 use hyper::client::conn::{TrySendError, http1};
@@ -25,6 +24,7 @@ use tokio::sync::OwnedSemaphorePermit;
 use tokio::task::coop::has_budget_remaining;
 use tokio::time::{Instant, sleep_until};
 
+use super::download::DetachedSocket;
 use super::head_io::{HeadIo, HeadIoControl};
 use super::upload::{Upload, UploadProgress};
 
@@ -72,19 +72,24 @@ impl UpstreamConnection {
 
     /// Returns whether the kernel has accepted the whole request, so that nothing is left to write.
     pub(crate) fn is_request_sent(&self) -> bool {
-        !self.ended && self.uploaded && self.control.is_sent()
+        self.uploaded && self.control.is_sent()
     }
 
-    /// Returns the socket, the body bytes that were read, and the permit.
+    /// Returns whether the driver has finished. After a 101 it has, and the socket stays open.
+    pub(crate) fn is_ended(&self) -> bool {
+        self.ended
+    }
+
+    /// Detaches the socket from hyper.
     ///
     /// Call it after a response head and before `drive_body`. Later, hyper may have taken some of
     /// the bytes.
-    pub(crate) fn into_parts(self) -> (TcpStream, Bytes, OwnedSemaphorePermit) {
+    pub(crate) fn into_detached(self) -> DetachedSocket {
         let parts = self.driver.into_parts();
         let (socket, withheld) = parts.io.into_parts();
         let unread =
             if parts.read_buf.is_empty() { withheld } else { [parts.read_buf, withheld].concat().into() };
-        (socket, unread, self.permit)
+        DetachedSocket { socket, unread, permit: self.permit }
     }
 
     /// Sends a request and waits for the response head. `timeout` counts from the upload's last

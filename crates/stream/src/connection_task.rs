@@ -1,7 +1,8 @@
 //! Task of one connection, from accept to close.
 //!
 //! Invariant: a task is never larger than a live stream needs.
-//! Enforced by: all state before the stream is one boxed future, freed when the stream starts.
+//! Enforced by: all state before the stream is one boxed future, freed when the stream starts. An
+//! upgraded connection is one boxed future, too.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -12,6 +13,7 @@ use pin_project_lite::pin_project;
 use tokio::net::TcpStream;
 
 use crate::ClientAddr;
+use crate::connection_upgrade::{UpgradeParts, serve_upgraded};
 use crate::dispatch;
 use crate::live::stream::{LiveStream, LiveStreamParts};
 use crate::server::ServerContext;
@@ -39,11 +41,18 @@ pin_project! {
     enum ConnectionPhase<B> {
         Serving { serving: ServeFuture<B> },
         Live { #[pin] stream: LiveStream<B> },
+        Upgraded { connection: Pin<Box<dyn Future<Output = ()> + Send>> },
     }
 }
 
-/// Serves requests; returns the parts of a live stream that takes the socket.
-type ServeFuture<B> = Pin<Box<dyn Future<Output = Option<LiveStreamParts<B>>> + Send>>;
+/// Serves requests; returns the parts of a response that takes the connection.
+type ServeFuture<B> = Pin<Box<dyn Future<Output = Option<ConnectionHandoff<B>>> + Send>>;
+
+/// Parts of a response that takes the connection from HTTP.
+pub(crate) enum ConnectionHandoff<B> {
+    Live(LiveStreamParts<B>),
+    Upgrade(UpgradeParts<B>),
+}
 
 impl<B: ResponseBody + Send + 'static> ConnectionTask<B> {
     pub(crate) fn new<S>(
@@ -66,7 +75,7 @@ impl<B: ResponseBody + Send + 'static> ConnectionTask<B> {
     }
 }
 
-impl<B: ResponseBody> Future for ConnectionTask<B> {
+impl<B: ResponseBody + Send + 'static> Future for ConnectionTask<B> {
     type Output = ();
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
@@ -74,12 +83,20 @@ impl<B: ResponseBody> Future for ConnectionTask<B> {
         loop {
             match this.phase.as_mut().project() {
                 ConnectionPhaseProj::Serving { serving } => {
-                    let Some(parts) = ready!(serving.as_mut().poll(cx)) else { return Poll::Ready(()) };
-                    let context = &this.entry.context;
-                    let stream = LiveStream::new(parts, Arc::clone(&context.config), context.stats.clone());
-                    this.phase.set(ConnectionPhase::Live { stream });
+                    let Some(handoff) = ready!(serving.as_mut().poll(cx)) else { return Poll::Ready(()) };
+                    let (config, stats) =
+                        (Arc::clone(&this.entry.context.config), this.entry.context.stats.clone());
+                    this.phase.set(match handoff {
+                        ConnectionHandoff::Live(parts) => {
+                            ConnectionPhase::Live { stream: LiveStream::new(parts, config, stats) }
+                        }
+                        ConnectionHandoff::Upgrade(parts) => {
+                            ConnectionPhase::Upgraded { connection: Box::pin(serve_upgraded(parts, stats)) }
+                        }
+                    });
                 }
                 ConnectionPhaseProj::Live { stream } => return stream.poll(cx),
+                ConnectionPhaseProj::Upgraded { connection } => return connection.as_mut().poll(cx),
             }
         }
     }

@@ -9,34 +9,35 @@ use tokio::net::TcpStream;
 use tokio::time::{Instant, sleep_until};
 
 use crate::ClientAddr;
+use crate::connection_task::ConnectionHandoff;
 use crate::h1::connection::{self, H1Outcome};
 use crate::hyper::activity::ConnectionActivity;
 use crate::hyper::http1::serve_http1;
 use crate::hyper::http2::{Http2End, serve_http2};
 use crate::hyper::hyper_socket::HyperSocket;
-use crate::hyper::service_adapter::{Http1Handoff, LiveResponseSlot, ServiceAdapter};
+use crate::hyper::service_adapter::{HandoffSlot, Http1Handoff, ServiceAdapter};
 use crate::hyper::transport_connection::serve_transport;
-use crate::live::stream::LiveStreamParts;
 use crate::protocol::{ClientProtocol, FirstBytes, detect, is_http2_prefix};
 use crate::server::ServerContext;
 use crate::service::{HttpService, ResponseBody};
 use crate::socket::{REQUEST_TIMEOUT_RESPONSE, SHUTTING_DOWN_RESPONSE, linger, respond_and_linger};
 
-/// Serves a connection until it ends; returns the parts of a live stream that takes the socket.
+/// Serves a connection until it ends; returns the parts of a response that takes the connection.
 pub(crate) async fn serve<S, B>(
     stream: TcpStream,
     peer: ClientAddr,
     service: S,
     context: Arc<ServerContext>,
-) -> Option<LiveStreamParts<B>>
+) -> Option<ConnectionHandoff<B>>
 where
     S: HttpService<B>,
     B: ResponseBody + Send + 'static,
 {
     let head_deadline = Instant::now() + context.config.header_read_timeout;
     if let Some(handshake) = context.handshake.clone() {
-        serve_transport(handshake.handshake(stream), peer, service, head_deadline, &context).await;
-        return None;
+        let handshake = handshake.handshake(stream);
+        let upgrade = serve_transport(handshake, peer, service, head_deadline, &context).await;
+        return upgrade.map(ConnectionHandoff::Upgrade);
     }
     let (protocol, first) = detect_protocol(&stream, head_deadline, &context).await?;
     let mut service = service;
@@ -48,7 +49,7 @@ where
                     linger(&stream).await;
                     return None;
                 }
-                H1Outcome::Live(parts) => return Some(parts),
+                H1Outcome::Live(parts) => return Some(ConnectionHandoff::Live(parts)),
                 H1Outcome::Hyper { stream, received, since } => {
                     let head_deadline =
                         since.map_or(head_deadline, |since| since + context.config.header_read_timeout);
@@ -76,9 +77,9 @@ where
             None
         }
         ClientProtocol::Http1 | ClientProtocol::Undecided => {
-            let slot = LiveResponseSlot::new();
-            let service =
-                adapter(Some(Http1Handoff { slot: Arc::clone(&slot), stream: Arc::clone(io.stream()) }));
+            let slot = HandoffSlot::new();
+            let (slot_of_service, stream) = (Arc::clone(&slot), Some(Arc::clone(io.stream())));
+            let service = adapter(Some(Http1Handoff { slot: slot_of_service, stream }));
             let conn = context.http1.serve_connection(io, service);
             serve_http1(Box::new(conn), slot, &activity, head_deadline, &context).await
         }

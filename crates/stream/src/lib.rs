@@ -47,13 +47,17 @@
 //!                │                        │ any other request                the socket
 //!                │ HTTP/2, TLS            ▼                                   ▲
 //!                └─────────────────▶ hyper ── LiveBody, HTTP/1.1, ────────────┘
-//!                                             request body read
+//!                                      │      request body read
+//!                                      └───── ConnectionUpgrade, HTTP/1.1 ──▶ the response body
+//!                                                                             owns the connection
 //! ```
 //!
 //! - **Fast path** (`h1/`): GET and HEAD requests without a body over plain HTTP/1.1. After the
 //!   first request of another kind the connection stays with hyper.
 //! - **Live path** (`live/`): a response marked [`LiveBody`] over plain HTTP/1.1, if the request's
 //!   body has been read and the method isn't HEAD. The connection closes with the stream.
+//! - **Upgrade** (`connection_upgrade.rs`): a 101 with a [`ConnectionUpgrade`] over HTTP/1.1, plain
+//!   or with a handshake. The response body gets the connection as a stream of bytes.
 //! - **hyper** (`hyper/`): everything else. A live response over HTTP/2 or TLS also ends when its
 //!   client disconnects, but it needs more memory.
 //!
@@ -76,7 +80,11 @@
 //!   `half_a_head_and_then_nothing_gets_a_408`,
 //!   `a_client_that_accepts_no_bytes_loses_the_stream_and_not_the_connection`,
 //!   `a_silent_connection_is_closed`, `a_body_that_stops_arriving_ends_the_connection`,
-//!   `a_client_that_does_not_read_its_response_is_closed`
+//!   `a_client_that_does_not_read_its_response_is_closed`,
+//!   `a_client_that_accepts_no_bytes_loses_its_upgraded_connection`
+//! - The body of an upgrade lives as long as the upgraded connection, and so does what it owns.
+//!   `an_upgraded_connection_gets_the_bytes_behind_the_request_and_lives_as_long_as_its_body`,
+//!   `an_upgraded_connection_continues_in_a_drain_and_is_cut_at_its_deadline`
 //! - Every buffer has a bound.
 //!   `a_client_that_never_reads_is_closed_and_nothing_is_buffered_beyond_the_bound`,
 //!   `heads_beyond_the_limits_get_a_431`,
@@ -110,6 +118,7 @@
 //! | topics, and events written without waking tasks | `live/topic.rs`, `live/delivery.rs`, `live/direct_writes.rs` |
 //! | locks that loom checks, and its tests | `sync.rs`, `live/loom_tests.rs`, `script/loom` |
 //! | how a live response takes the socket from hyper | `hyper/service_adapter.rs`, `hyper/http1.rs` |
+//! | upgraded connections | `connection_upgrade.rs`, `upgraded_io.rs` |
 //! | deadlines of HTTP/2 requests | `hyper/h2_exchange.rs` |
 //! | TLS | `hyper/transport.rs`, `hyper/transport_connection.rs` |
 //! | limits, counters | `config.rs`, `stats.rs` |
@@ -138,6 +147,7 @@
 mod backlog;
 mod config;
 mod connection_task;
+mod connection_upgrade;
 mod dispatch;
 mod error;
 mod h1;
@@ -153,10 +163,12 @@ mod stall_timer;
 mod stats;
 mod sync;
 mod task_registry;
+mod upgraded_io;
 
 use std::net::SocketAddr;
 
 pub use config::HttpServerConfig;
+pub use connection_upgrade::ConnectionUpgrade;
 pub use h1::spare_headers::spare_headers;
 pub use incoming::Incoming;
 pub use live::direct_writes::DirectWrites;
@@ -165,6 +177,7 @@ pub use live::topic::Topic;
 pub use server::{DrainSummary, HttpServer};
 pub use service_fn::{ServiceFn, ServiceFnFuture, service_fn};
 pub use stats::{ServerCounts, ServerStats};
+pub use upgraded_io::UpgradedIo;
 
 pub use self::hyper::transport::{Handshake, HandshakeFuture, NegotiatedTransport, Transport};
 

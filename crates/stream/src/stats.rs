@@ -22,6 +22,8 @@ pub struct ServerCounts {
     pub open_connections: u64,
     /// Live streams open now.
     pub live_streams: u64,
+    /// Upgraded connections open now.
+    pub upgraded_connections: u64,
     /// Accepted connections, without refused ones.
     pub accepted: u64,
     /// Connections refused because of `max_connections`.
@@ -40,6 +42,8 @@ pub struct ServerCounts {
     pub oversized_heads: u64,
     /// Clients that accepted no bytes for `write_timeout`; over HTTP/2, such responses.
     pub slow_clients: u64,
+    /// Connections that were upgraded to another protocol.
+    pub upgrades: u64,
     /// Live streams started.
     pub live_started: u64,
     /// Live streams whose body ended normally.
@@ -61,6 +65,7 @@ pub struct ServerCounts {
 pub(crate) struct ServerCounters {
     pub(crate) open_connections: EventCounter,
     pub(crate) live_streams: EventCounter,
+    pub(crate) upgraded_connections: EventCounter,
     pub(crate) accepted: EventCounter,
     pub(crate) refused: EventCounter,
     pub(crate) accept_errors: EventCounter,
@@ -70,6 +75,7 @@ pub(crate) struct ServerCounters {
     pub(crate) bad_requests: EventCounter,
     pub(crate) oversized_heads: EventCounter,
     pub(crate) slow_clients: EventCounter,
+    pub(crate) upgrades: EventCounter,
     pub(crate) live_started: EventCounter,
     pub(crate) live_completed: EventCounter,
     pub(crate) live_failed: EventCounter,
@@ -86,6 +92,7 @@ impl ServerStats {
         ServerCounts {
             open_connections: counters.open_connections.get(),
             live_streams: counters.live_streams.get(),
+            upgraded_connections: counters.upgraded_connections.get(),
             accepted: counters.accepted.get(),
             refused: counters.refused.get(),
             accept_errors: counters.accept_errors.get(),
@@ -95,6 +102,7 @@ impl ServerStats {
             bad_requests: counters.bad_requests.get(),
             oversized_heads: counters.oversized_heads.get(),
             slow_clients: counters.slow_clients.get(),
+            upgrades: counters.upgrades.get(),
             live_started: counters.live_started.get(),
             live_completed: counters.live_completed.get(),
             live_failed: counters.live_failed.get(),

@@ -46,6 +46,8 @@ pub struct GateConfig {
     pub forward_user_header: Option<HeaderName>,
     /// Time without data from a client whose request body is incomplete.
     pub request_idle_timeout: Duration,
+    /// Time without a byte in either direction of an upgraded connection.
+    pub upgrade_idle_timeout: Duration,
     /// Time that streams may continue after the first signal.
     pub drain_timeout: Duration,
     /// Connections of clients.
@@ -95,6 +97,7 @@ fn check_all(settings: GateSettings, layers: &SettingLayers) -> Result<GateConfi
         preserve_host: gate.host == HostHeader::Preserve,
         forward_user_header: gate.forward_user_header,
         request_idle_timeout: gate.request_idle_timeout_ms,
+        upgrade_idle_timeout: gate.upgrade_idle_timeout_ms,
         drain_timeout: gate.drain_timeout_ms,
         // The gate enforces this timeout itself and answers 408. The HTTP server gets twice the
         // time, so that its own timeout never comes first.

@@ -19,7 +19,7 @@ use bytes::Bytes;
 use forebay_gate::GateService;
 use forebay_serve::ServeService;
 use forebay_serve::protocol::Route;
-use forebay_stream::{Incoming, LiveBody};
+use forebay_stream::{ConnectionUpgrade, Incoming, LiveBody};
 use http::header::CONTENT_TYPE;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, Version};
 use http_body::{Body, Frame, SizeHint};
@@ -243,11 +243,14 @@ impl Drop for RequestSpan {
     }
 }
 
-/// Returns whether a response is a stream. Over HTTP/1, a [`LiveBody`] marks it; over HTTP/2, the
-/// content type does.
+/// Returns whether a response is a stream. Over HTTP/1, a [`LiveBody`] or a [`ConnectionUpgrade`]
+/// marks it; over HTTP/2, the content type does.
 fn is_stream<B>(response: &Response<B>) -> bool {
     let kind = response.headers().get(CONTENT_TYPE).map(HeaderValue::as_bytes).unwrap_or_default();
-    response.extensions().get::<LiveBody>().is_some() || kind.starts_with(b"text/event-stream")
+    let extensions = response.extensions();
+    extensions.get::<LiveBody>().is_some()
+        || extensions.get::<ConnectionUpgrade>().is_some()
+        || kind.starts_with(b"text/event-stream")
 }
 
 /// Returns the method for the attribute and for the span name. An unknown method is the client's

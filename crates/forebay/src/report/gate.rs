@@ -88,6 +88,7 @@ impl GateReport {
         let mut http = Map::new();
         http.insert("open_connections".into(), counts.open_connections.into());
         http.insert("lean_streams".into(), counts.live_streams.into());
+        http.insert("upgraded_connections".into(), counts.upgraded_connections.into());
         http.extend(metrics::http_events(&counts).map(|(event, count)| (event.to_owned(), count.into())));
         let routes: Vec<String> = self.proxy.routes().map(ToString::to_string).collect();
         json!({

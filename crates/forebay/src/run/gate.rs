@@ -161,6 +161,7 @@ fn proxy_config(config: &GateConfig) -> Config {
     proxy.user_headers = config.identity.user_headers.clone();
     proxy.forward_user_header = config.forward_user_header.clone();
     proxy.request_idle_timeout = config.request_idle_timeout;
+    proxy.upgrade_idle_timeout = config.upgrade_idle_timeout;
     proxy
 }
 

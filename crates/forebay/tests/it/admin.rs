@@ -29,7 +29,7 @@ async fn the_metrics_pass_promtool() {
     let origin = StreamingUpstream::start().await;
     let gate = ForebayProcess::start_gate_with(&origin.url(), &TRUSTED, &USERS);
     let stream = open_stream(&gate, "/", &["X-User-ID: ada"]).await.unwrap();
-    HttpConnection::fetch(gate.addr, "GET", "/", &["Connection: Upgrade", "Upgrade: websocket"], "").await;
+    HttpConnection::fetch(gate.addr, "GET", "/", &["Host: another"], "").await; // refused: two hosts
     drop(stream);
     gate.wait_until_empty().await;
     let text = gate.metrics().await;

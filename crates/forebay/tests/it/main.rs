@@ -41,5 +41,7 @@ mod status;
 mod streaming_upstream;
 mod tail;
 mod tls;
+mod upgraded_connections;
 mod upstream;
+mod websocket;
 mod wire;

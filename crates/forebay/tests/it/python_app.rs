@@ -43,7 +43,6 @@ impl PythonApp {
         PythonApp { addr: SocketAddr::from(([127, 0, 0, 1], port.parse().unwrap())), child }
     }
 
-    #[cfg(feature = "otel")]
     pub(crate) fn addr(&self) -> SocketAddr {
         self.addr
     }

@@ -26,6 +26,10 @@ pub(super) const EXPOSED: &str = "electric-cursor, electric-handle, electric-has
 
 pub(super) const JSON: HeaderValue = HeaderValue::from_static("application/json; charset=utf-8");
 const EVENTS: HeaderValue = HeaderValue::from_static("text/event-stream");
+/// Whether nginx may buffer a response. With buffering, it holds back the head of a stream until
+/// its first event.
+const ACCEL_BUFFERING: HeaderName = HeaderName::from_static("x-accel-buffering");
+const NO: HeaderValue = HeaderValue::from_static("no");
 const TRUE: HeaderValue = HeaderValue::from_static("true");
 const FALSE: HeaderValue = HeaderValue::from_static("false");
 
@@ -85,7 +89,10 @@ impl ShapeResponseHead {
         }
         match self.body {
             BodyKind::Log => drop(headers.insert(CONTENT_TYPE, JSON)),
-            BodyKind::Events => drop(headers.insert(CONTENT_TYPE, EVENTS)),
+            BodyKind::Events => {
+                headers.insert(CONTENT_TYPE, EVENTS);
+                headers.insert(ACCEL_BUFFERING, NO);
+            }
             BodyKind::Subset => {
                 headers.insert(CONTENT_TYPE, JSON);
                 headers.insert(SNAPSHOT, TRUE);
@@ -160,7 +167,10 @@ mod tests {
             assert!(lines.contains(&line.to_owned()), "{line}");
         }
         let events = written(&ShapeResponseHead { body: BodyKind::Events, has_data: None, ..head });
-        assert!(events.contains(&"content-type: text/event-stream".to_owned()));
+        for line in ["content-type: text/event-stream", "x-accel-buffering: no"] {
+            assert!(events.contains(&line.to_owned()), "{line}");
+        }
+        assert!(!lines.iter().any(|line| line.starts_with("x-accel")), "long-polls may be buffered");
         assert!(!events.iter().any(|line| line.starts_with("electric-has-data")));
     }
 

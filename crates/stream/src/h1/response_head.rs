@@ -1,4 +1,4 @@
-//! Response heads of the fast path and of live streams.
+//! Response heads of the fast path, of live streams and of upgrades.
 //!
 //! Invariant: the head declares the framing and `connection: close` once and correctly, even if the
 //! service's headers differ; no header can break a line.
@@ -65,6 +65,14 @@ pub(crate) fn encode_live_head(parts: &response::Parts, date: &HttpDate) -> Byte
     let mut head = Vec::with_capacity(256);
     write_common(&mut head, parts, date, is_framing_header);
     head.extend_from_slice(b"transfer-encoding: chunked\r\nconnection: close\r\n\r\n");
+    head.into()
+}
+
+/// Encodes the head of an upgrade. Its `upgrade` header is the service's.
+pub(crate) fn encode_upgrade_head(parts: &response::Parts, date: &HttpDate) -> Bytes {
+    let mut head = Vec::with_capacity(256);
+    write_common(&mut head, parts, date, |name| is_framing_header(name) && *name != UPGRADE);
+    head.extend_from_slice(b"connection: upgrade\r\n\r\n");
     head.into()
 }
 
@@ -197,6 +205,23 @@ mod tests {
         assert_eq!(
             head(response.body(()).unwrap()),
             "HTTP/1.1 299 \r\ndate: today\r\ntransfer-encoding: chunked\r\nconnection: close\r\n\r\n"
+        );
+    }
+
+    #[test]
+    fn an_upgrade_head_has_no_framing_and_keeps_the_protocol() {
+        let response = Response::builder()
+            .status(101)
+            .header("upgrade", "websocket")
+            .header("connection", "close")
+            .header("content-length", "0")
+            .header("sec-websocket-accept", "x");
+        let head =
+            encode_upgrade_head(&response.body(()).unwrap().into_parts().0, b"Sun, 06 Nov 1994 08:49:37 GMT");
+        assert_eq!(
+            std::str::from_utf8(&head).unwrap(),
+            "HTTP/1.1 101 Switching Protocols\r\nupgrade: websocket\r\nsec-websocket-accept: x\r\n\
+             date: Sun, 06 Nov 1994 08:49:37 GMT\r\nconnection: upgrade\r\n\r\n"
         );
     }
 

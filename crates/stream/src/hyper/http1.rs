@@ -4,39 +4,46 @@
 //! Enforced by: [`ClientDeadline`] bounds each wait for the client; `hyper_socket.rs` bounds each
 //! write.
 //!
-//! A live response ends hyper's part. The socket is taken out of hyper once all bytes of earlier
-//! responses are written.
+//! A live response or an upgrade ends hyper's part. The socket is taken out of hyper once all bytes
+//! of earlier responses are written.
 
 use std::future::poll_fn;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::Poll;
 
+use bytes::Bytes;
+use http::Response;
 use hyper::server::conn::http1;
+use tokio::net::TcpStream;
 use tokio::time::{Instant, sleep_until};
 
+use crate::ConnectionUpgrade;
+use crate::connection_task::ConnectionHandoff;
+use crate::connection_upgrade::UpgradeParts;
 use crate::h1::response_head;
 use crate::hyper::activity::{ClientWait, ConnectionActivity};
 use crate::hyper::client_deadline::{ClientDeadline, ErrorResponse, count_error, count_timeout};
 use crate::hyper::http1_drain::{DrainDecision, Http1Drain};
 use crate::hyper::hyper_socket::HyperSocket;
-use crate::hyper::service_adapter::{LiveResponseSlot, ServiceAdapter};
+use crate::hyper::service_adapter::{HandoffSlot, ServiceAdapter};
 use crate::live::stream::LiveStreamParts;
 use crate::server::ServerContext;
 use crate::service::{HttpService, ResponseBody};
 use crate::socket::{REQUEST_TIMEOUT_RESPONSE, SHUTTING_DOWN_RESPONSE, linger, respond_and_linger};
+use crate::upgraded_io::{ClientSocket, UpgradedIo};
 
 /// Connection of hyper for HTTP/1.
 type Http1<S, B> = http1::Connection<HyperSocket, ServiceAdapter<S, B>>;
 
-/// Drives the connection until it ends, or until a live response can take its socket.
+/// Drives the connection until it ends, or until a response can take its socket.
 pub(crate) async fn serve_http1<S, B>(
     mut conn: Box<Http1<S, B>>,
-    slot: Arc<LiveResponseSlot<B>>,
+    slot: Arc<HandoffSlot<B>>,
     activity: &ConnectionActivity,
     head_deadline: Instant,
     context: &ServerContext,
-) -> Option<LiveStreamParts<B>>
+) -> Option<ConnectionHandoff<B>>
 where
     S: HttpService<B>,
     B: ResponseBody + Send + 'static,
@@ -50,7 +57,7 @@ where
             return Poll::Ready(Http1End::Done(done));
         }
         if !slot.is_empty() && !activity.unflushed.get() {
-            return Poll::Ready(Http1End::LiveResponse);
+            return Poll::Ready(Http1End::Handoff);
         }
         if let Poll::Ready(wait) = client_deadline.poll(activity, &context.config, deadline.as_mut(), cx) {
             return Poll::Ready(Http1End::TimedOut(wait));
@@ -71,20 +78,13 @@ where
     // The slot is emptied before hyper's state is dropped, because dropping a response runs the
     // service's code.
     let (response, parts) = (slot.take(), conn.into_parts());
-    let (discarded, stream) = (parts.read_buf.len(), parts.io.into_stream());
-    drop((parts.read_buf, parts.service));
+    let (stream, prefix) = parts.io.into_parts();
+    drop(parts.service);
     match end {
-        Http1End::LiveResponse => {
-            let (mut head, body) = response?.into_parts();
+        Http1End::Handoff => {
             // A body passed to hyper would hold the socket too, but this one was not passed on.
-            let stream = Arc::into_inner(stream)?;
-            Some(LiveStreamParts {
-                stream,
-                head: response_head::encode_live_head(&head, &response_head::date()),
-                body,
-                discarded,
-                writes: head.extensions.remove(),
-            })
+            let (response, stream) = (response?, Arc::into_inner(stream)?);
+            Some(hand_over(response, stream, join(parts.read_buf, prefix), context))
         }
         Http1End::TimedOut(wait) => {
             count_timeout(wait, context);
@@ -111,11 +111,47 @@ where
     }
 }
 
+/// Returns the parts of a live stream or of an upgrade. `unread` has the bytes behind the request.
+fn hand_over<B>(
+    response: Response<B>,
+    stream: TcpStream,
+    unread: Bytes,
+    context: &ServerContext,
+) -> ConnectionHandoff<B> {
+    let (mut head, body) = response.into_parts();
+    match head.extensions.remove::<ConnectionUpgrade>() {
+        Some(upgrade) => {
+            let socket = ClientSocket::Plain(stream);
+            ConnectionHandoff::Upgrade(UpgradeParts {
+                io: UpgradedIo::new(socket, unread, context.config.write_timeout),
+                head: response_head::encode_upgrade_head(&head, &response_head::date()),
+                body,
+                upgrade,
+            })
+        }
+        None => ConnectionHandoff::Live(LiveStreamParts {
+            stream,
+            head: response_head::encode_live_head(&head, &response_head::date()),
+            body,
+            discarded: unread.len(),
+            writes: head.extensions.remove(),
+        }),
+    }
+}
+
+fn join(first: Bytes, second: Bytes) -> Bytes {
+    match (first.is_empty(), second.is_empty()) {
+        (_, true) => first,
+        (true, false) => second,
+        (false, false) => [first, second].concat().into(),
+    }
+}
+
 /// How hyper's part of an HTTP/1 connection ended.
 pub(crate) enum Http1End {
     Done(hyper::Result<()>),
-    /// A live response is in the slot.
-    LiveResponse,
+    /// A response that takes the connection is in the slot.
+    Handoff,
     /// The client missed a deadline.
     TimedOut(ClientWait),
     /// The drain's grace ended in the middle of a head.

@@ -53,8 +53,9 @@ impl HyperSocket {
         &self.stream
     }
 
-    pub(crate) fn into_stream(self) -> Arc<TcpStream> {
-        self.stream
+    /// Returns the socket, and the bytes that hyper hasn't read.
+    pub(crate) fn into_parts(self) -> (Arc<TcpStream>, Bytes) {
+        (self.stream, self.prefix)
     }
 
     fn poll_write_with(

@@ -1,8 +1,8 @@
-//! Adapter between hyper and the service. It keeps live responses from hyper.
+//! Adapter between hyper and the service. It keeps live responses and upgrades from hyper.
 //!
-//! Invariant: a response goes either to hyper or to the [`LiveResponseSlot`], never both. It goes
-//! to the slot only if the socket can be taken: HTTP/1.1, a response with a body, and a request
-//! body that has been read.
+//! Invariant: a response goes either to hyper or to the [`HandoffSlot`], never both. It goes to the
+//! slot only if the connection can be taken: HTTP/1.1, a live response with a body or an upgrade,
+//! and a request body that has been read.
 //! Enforced by: [`AdapterFuture`] stays pending once the response is in the slot. The connection's
 //! task checks the slot after each poll (`http1.rs`).
 
@@ -14,7 +14,7 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use http::header::CONNECTION;
-use http::{HeaderMap, HeaderValue, Method, Request, Response, Version};
+use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Version};
 use http_body::{Body, Frame, SizeHint};
 use parking_lot::Mutex;
 use pin_project_lite::pin_project;
@@ -31,10 +31,11 @@ use crate::hyper::h2_exchange::{H2Exchange, TrackedBytes};
 use crate::incoming::{BodyReadFlag, Incoming};
 use crate::service::ResponseBody;
 use crate::stats::ServerStats;
-use crate::{ClientAddr, LiveBody};
+use crate::{ClientAddr, ConnectionUpgrade, LiveBody};
 
-/// Slot in which a live response waits until the connection's task takes it and the socket.
-pub(crate) struct LiveResponseSlot<B>(Mutex<Option<Response<B>>>);
+/// Slot in which a live response or an upgrade waits until the connection's task takes it and the
+/// socket.
+pub(crate) struct HandoffSlot<B>(Mutex<Option<Response<B>>>);
 
 /// Service that hyper calls for every request of a connection.
 pub(crate) struct ServiceAdapter<S, B> {
@@ -42,19 +43,21 @@ pub(crate) struct ServiceAdapter<S, B> {
     pub(crate) peer: ClientAddr,
     pub(crate) activity: Arc<ConnectionActivity>,
     pub(crate) stats: ServerStats,
-    /// None on HTTP/2 and TLS, where responses can't take the socket.
+    /// None on HTTP/2, where responses can't take the connection.
     pub(crate) handoff: Option<Http1Handoff<B>>,
 }
 
-/// Slot for a live response, and the socket, which a body watches for the client's disconnect.
+/// Slot for a response that takes the connection.
 pub(crate) struct Http1Handoff<B> {
-    pub(crate) slot: Arc<LiveResponseSlot<B>>,
-    pub(crate) stream: Arc<TcpStream>,
+    pub(crate) slot: Arc<HandoffSlot<B>>,
+    /// The socket, which a body watches for the client's disconnect. None with a handshake: then
+    /// only an upgrade takes the connection.
+    pub(crate) stream: Option<Arc<TcpStream>>,
 }
 
-impl<B> LiveResponseSlot<B> {
-    pub(crate) fn new() -> Arc<LiveResponseSlot<B>> {
-        Arc::new(LiveResponseSlot(Mutex::new(None)))
+impl<B> HandoffSlot<B> {
+    pub(crate) fn new() -> Arc<HandoffSlot<B>> {
+        Arc::new(HandoffSlot(Mutex::new(None)))
     }
 
     pub(crate) fn take(&self) -> Option<Response<B>> {
@@ -72,7 +75,21 @@ impl<B> LiveResponseSlot<B> {
 
 impl<B> Clone for Http1Handoff<B> {
     fn clone(&self) -> Self {
-        Http1Handoff { slot: Arc::clone(&self.slot), stream: Arc::clone(&self.stream) }
+        Http1Handoff { slot: Arc::clone(&self.slot), stream: self.stream.clone() }
+    }
+}
+
+impl<B> Http1Handoff<B> {
+    /// Returns whether a response takes the connection from hyper.
+    fn takes_connection(&self, response: &Response<B>, info: &RequestInfo) -> bool {
+        let (extensions, status) = (response.extensions(), response.status());
+        let is_upgrade = extensions.get::<ConnectionUpgrade>().is_some()
+            && status == StatusCode::SWITCHING_PROTOCOLS
+            && info.version == Version::HTTP_11;
+        let is_live = extensions.get::<LiveBody>().is_some()
+            && self.stream.is_some()
+            && response_head::may_stream(&info.method, info.version, status);
+        info.body_read.get() && (is_upgrade || is_live)
     }
 }
 
@@ -172,12 +189,9 @@ where
             }
         };
         this.state.set(AdapterState::Done);
-        let is_live = response.extensions().get::<LiveBody>().is_some();
         let info = this.info;
-        let can_detach =
-            info.body_read.get() && response_head::may_stream(&info.method, info.version, response.status());
         match this.handoff {
-            Some(handoff) if is_live && can_detach => {
+            Some(handoff) if handoff.takes_connection(&response, info) => {
                 handoff.slot.put(response);
                 Poll::Pending
             }
@@ -185,15 +199,15 @@ where
                 if this.active.as_ref().is_some_and(|active| active.activity().close_after_response.get()) {
                     response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
                 }
-                let client_closing = handoff
-                    .as_ref()
-                    .filter(|_| is_live)
-                    .map(|handoff| client_closing(Arc::clone(&handoff.stream)));
+                let stream = handoff.as_ref().and_then(|handoff| handoff.stream.as_ref());
+                let is_live = response.extensions().get::<LiveBody>().is_some();
+                let client_closing =
+                    stream.filter(|_| is_live).map(|stream| client_closing(Arc::clone(stream)));
                 let (active, exchange) = (this.active.take(), this.exchange.take());
-                if let (Some(handoff), Some(active)) = (handoff, &active)
+                if let (Some(stream), Some(active)) = (stream, &active)
                     && response_head::is_close_delimited(&info.method, info.version, &response)
                 {
-                    reset_unless_complete(&handoff.stream, active.activity());
+                    reset_unless_complete(stream, active.activity());
                 }
                 Poll::Ready(Ok(response.map(|body| HyperBody {
                     body: Some(body),

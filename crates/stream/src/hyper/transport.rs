@@ -71,22 +71,8 @@ impl TransportIo {
         self.io
     }
 
-    /// Fails with `TimedOut` if the client accepts no bytes for `write_timeout`.
-    fn with_write_timeout<T>(
-        &mut self,
-        cx: &mut Context<'_>,
-        outcome: Poll<io::Result<T>>,
-    ) -> Poll<io::Result<T>> {
-        match outcome {
-            Poll::Ready(done) => {
-                self.stall.progress();
-                Poll::Ready(done)
-            }
-            Poll::Pending => {
-                ready!(self.stall.poll(cx, self.write_timeout));
-                Poll::Ready(Err(io::ErrorKind::TimedOut.into()))
-            }
-        }
+    fn bound_write<T>(&mut self, cx: &mut Context<'_>, outcome: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
+        self.stall.bound_write(cx, outcome, self.write_timeout)
     }
 }
 
@@ -113,18 +99,18 @@ impl Write for TransportIo {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         self.activity.unflushed.set(true);
         let outcome = Pin::new(&mut self.io).poll_write(cx, bytes);
-        self.with_write_timeout(cx, outcome)
+        self.bound_write(cx, outcome)
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let outcome = Pin::new(&mut self.io).poll_flush(cx);
-        ready!(self.with_write_timeout(cx, outcome))?;
+        ready!(self.bound_write(cx, outcome))?;
         self.activity.unflushed.set(false);
         Poll::Ready(Ok(()))
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let outcome = Pin::new(&mut self.io).poll_shutdown(cx);
-        self.with_write_timeout(cx, outcome)
+        self.bound_write(cx, outcome)
     }
 }

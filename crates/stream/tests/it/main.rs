@@ -13,3 +13,4 @@ mod many_streams;
 mod requests;
 mod test_server;
 mod transport;
+mod upgrade;

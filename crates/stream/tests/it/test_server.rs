@@ -10,13 +10,14 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use forebay_stream::{
-    ClientAddr, DrainSummary, Handshake, HttpServer, HttpServerConfig, Incoming, LiveBody, ServerStats,
-    service_fn,
+    ClientAddr, ConnectionUpgrade, DrainSummary, Handshake, HttpServer, HttpServerConfig, Incoming, LiveBody,
+    ServerStats, service_fn,
 };
 use http::{Request, Response};
 use http_body::{Body, Frame};
 use http_body_util::combinators::UnsyncBoxBody;
 use http_body_util::{BodyExt, Full};
+use tokio::io::AsyncWriteExt as _;
 use tokio::net::TcpListener;
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
@@ -209,6 +210,12 @@ async fn respond(request: Request<Incoming>, announce: mpsc::Sender<StreamContro
             let _ended = feed.commands.recv().await;
             return Response::new(Full::default().map_err(Into::into).boxed_unsync());
         }
+        "/upgrade" => {
+            let floods = request.uri().query() == Some("flood");
+            control.request_body = request.into_body().collect().await.unwrap().to_bytes();
+            announce.send(control).await.ok().unwrap();
+            return upgrade(floods, feed);
+        }
         "/unread" | "/empty" => {}
         says if says.starts_with("/says/") => {}
         other => panic!("no route {other}"),
@@ -223,6 +230,38 @@ async fn respond(request: Request<Incoming>, announce: mpsc::Sender<StreamContro
     }
     announce.send(control).await.ok().unwrap();
     response.body(feed.boxed_unsync()).unwrap()
+}
+
+/// Upgrades the connection: it echoes its input, or is flooded with output.
+fn upgrade(floods: bool, feed: CommandedBody) -> BoxedResponse {
+    let upgrade = ConnectionUpgrade::new();
+    let response = Response::builder().status(101).header("upgrade", "echo").extension(upgrade.clone());
+    let connection = Box::pin(async move {
+        let (mut reader, mut writer) = tokio::io::split(upgrade.take().expect("the 101 is written"));
+        if floods {
+            while writer.write_all(&[0; 65_536]).await.is_ok() {}
+        } else {
+            let _ = tokio::io::copy(&mut reader, &mut writer).await;
+            let _ = writer.shutdown().await;
+        }
+        drop(feed);
+    });
+    response.body(UpgradedBody(connection).boxed_unsync()).unwrap()
+}
+
+/// Response body that runs an upgraded connection.
+struct UpgradedBody(Pin<Box<dyn Future<Output = ()> + Send>>);
+
+impl Body for UpgradedBody {
+    type Data = Bytes;
+    type Error = Box<dyn std::error::Error + Send + Sync>;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
+        self.0.as_mut().poll(cx).map(|()| None)
+    }
 }
 
 /// Response body that obeys commands.

@@ -16,7 +16,7 @@ use crate::test_server::{SOON, TestServer, on_both_runtimes, soon, until};
 
 /// Handshake that reads a four-byte password.
 #[derive(Debug)]
-struct PasswordHandshake;
+pub(crate) struct PasswordHandshake;
 
 impl Handshake for PasswordHandshake {
     fn handshake(&self, mut stream: TcpStream) -> HandshakeFuture {

@@ -54,11 +54,12 @@ settings! {
 
         /// Routes whose requests take a permit, each `METHOD PATH` or `METHOD PATH CLASS`, such as
         /// `POST /api/v1/stream`. `*` is any method or any one segment, `**` at the end any number
-        /// of segments. GET includes HEAD, and case is ignored. The first match counts. A class is
-        /// refused above its share in `admission.class_percent`. A path that servers interpret
-        /// differently (`/a/../b`, `/a%2Fb`, `/a;b`) is matched in every interpretation, and the
-        /// class with the smallest share counts. Without routes, every request takes a permit while
-        /// it runs, because a missing limit would go unnoticed until an overload.
+        /// of segments. GET includes HEAD, and case is ignored. The first match counts. A request
+        /// to upgrade the connection (WebSocket) takes a permit on every path. A class is refused
+        /// above its share in `admission.class_percent`. A path that servers interpret differently
+        /// (`/a/../b`, `/a%2Fb`, `/a;b`) is matched in every interpretation, and the class with the
+        /// smallest share counts. Without routes, every request takes a permit while it runs,
+        /// because a missing limit would go unnoticed until an overload.
         stream_routes: Vec<StreamRoute> = EMPTY, flag("--stream-route", "ROUTE");
 
         /// `Host` header for the service: `preserve` (the client's, because applications build
@@ -93,6 +94,11 @@ settings! {
 
         /// Time without data from a client whose request body is incomplete; then 408.
         request_idle_timeout_ms: Duration = 30_000;
+
+        /// Time without a byte in either direction of an upgraded connection, such as a WebSocket;
+        /// then both sides are closed. The default is far above the pings of common libraries,
+        /// 20 s.
+        upgrade_idle_timeout_ms: Duration = 300_000;
 
         /// Time after which an idle connection to the service is closed. The default is below the 5
         /// s of uvicorn and Node.js, so that few requests use a connection that the service closes.

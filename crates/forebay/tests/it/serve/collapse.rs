@@ -1,5 +1,6 @@
-//! A cache in front of the server that collapses equal concurrent requests. Any number of clients
-//! costs the server one request for each chunk and one for each long-poll.
+//! nginx in front of the server, with the configuration of docs/operations.md: it collapses equal
+//! concurrent requests, and passes event streams on. Any number of clients costs the server one
+//! request for each chunk and one for each long-poll.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -8,13 +9,16 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use forebay_sandbox::free_port;
 use serde_json::Value;
 use tokio::sync::Barrier;
 use tokio::task::JoinSet;
+use tokio::time::timeout;
 
-use super::support::{ServeFixture, ShapeReader, path, summarize};
+use super::operations::file;
+use super::support::{ServeFixture, ShapeReader, SseStream, path, summarize};
 use crate::wire::{HttpConnection, until};
 
 const PROGRAM: &str = "/usr/sbin/nginx";
@@ -73,12 +77,21 @@ impl Drop for Nginx {
     }
 }
 
-/// Returns the configuration: one process in the foreground, so that a kill ends it. The cache lock
-/// outlasts a long-poll.
+/// Returns the configuration of docs/operations.md, with the addresses and folders of the test.
+/// nginx is one process in the foreground, so that a kill ends it.
 fn configuration(folder: &str, address: SocketAddr, server: SocketAddr) -> String {
     let mut paths = String::new();
     for kind in ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"] {
         writeln!(paths, "{kind}_temp_path {folder}/{kind};").unwrap();
+    }
+    let mut documented = documented_configuration();
+    for (there, here) in [
+        ("/var/cache/forebay", format!("{folder}/cache")),
+        ("listen 80;", format!("listen {address} backlog=1024;")),
+        ("http://127.0.0.1:3000", format!("http://{server}")),
+    ] {
+        assert_eq!(documented.matches(there).count(), 1, "{there} in\n{documented}");
+        documented = documented.replace(there, &here);
     }
     format!(
         "daemon off; master_process off; pid {folder}/nginx.pid; error_log {folder}/error.log warn;
@@ -87,23 +100,18 @@ fn configuration(folder: &str, address: SocketAddr, server: SocketAddr) -> Strin
             {paths}
             log_format cached '$upstream_cache_status $request_uri';
             access_log {folder}/access.log cached;
-            proxy_cache_path {folder}/cache keys_zone=shapes:10m use_temp_path=off;
-            server {{
-                listen {address} backlog=1024;
-                location / {{
-                    proxy_pass http://{server};
-                    proxy_http_version 1.1;
-                    proxy_set_header Connection '';
-                    proxy_read_timeout 60s;
-                    proxy_cache shapes;
-                    proxy_cache_key $request_uri;
-                    proxy_cache_lock on;
-                    proxy_cache_lock_timeout 30s;
-                    proxy_cache_lock_age 30s;
-                }}
-            }}
+            {documented}
         }}"
     )
+}
+
+/// Returns the code block of the section "A cache in front".
+fn documented_configuration() -> String {
+    let text = file("docs/operations.md");
+    let section = text.split("\n## A cache in front\n").nth(1).expect("the section exists");
+    let section = section.split("\n## ").next().unwrap();
+    let lines: Vec<&str> = section.lines().filter_map(|line| line.strip_prefix("    ")).collect();
+    lines.join("\n")
 }
 
 const SHAPE: [(&str, &str); 2] = [("table", "items"), ("where", "id > 0")];
@@ -202,4 +210,44 @@ async fn two_hundred_clients_behind_a_cache_cost_one_request_for_a_poll_without_
     let live = requested.iter().filter(|(path, _)| path.contains("live=true"));
     let counts: Vec<_> = live.map(|(_, counts)| *counts).collect();
     assert_eq!(counts, [(CLIENTS, 1); 2], "(requests to nginx, to the server): {requested:?}");
+}
+
+const STREAMS: usize = 20;
+/// Time in which all streams must be open. With the cache lock, nginx would open two per second.
+const OPEN_WITHIN: Duration = Duration::from_secs(2);
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn equal_event_streams_behind_a_cache_open_at_once_and_get_each_event_as_it_is_sent() {
+    let fixture = ServeFixture::new("CREATE TABLE items (id int PRIMARY KEY, note text)");
+    let serve = fixture.serve_with(&[]).await;
+    let nginx = Nginx::start(serve.addr).await;
+    let reader = serve.reader(&SHAPE).await;
+    let direct = serve.events(&reader).await;
+    assert_eq!(direct.head.header("x-accel-buffering"), Some("no"), "{}", direct.head.text);
+    drop(direct);
+
+    let live = path(&[reader.params(), vec![("live", "true"), ("live_sse", "true")]].concat());
+    let mut clients = Vec::new();
+    for _ in 0..STREAMS {
+        clients.push(HttpConnection::get(nginx.address, &live, &[]).await);
+    }
+    let mut streams = Vec::new();
+    let opening = async {
+        for mut client in clients {
+            let head = client.head().await;
+            assert_eq!((head.status, head.header("content-type")), (200, Some("text/event-stream")));
+            streams.push(SseStream::new(client, head));
+        }
+    };
+    let opened = timeout(OPEN_WITHIN, opening).await;
+    assert!(opened.is_ok(), "{} of {STREAMS} streams are open after {OPEN_WITHIN:?}", streams.len());
+
+    // Each row is inserted only after all clients have the one before.
+    for id in 1..=3 {
+        fixture.sql(&format!("INSERT INTO items VALUES ({id}, 'new')"));
+        for stream in &mut streams {
+            let (messages, _) = stream.until_up_to_date().await;
+            assert_eq!(summarize(&messages), [format!("insert {id}")]);
+        }
+    }
 }

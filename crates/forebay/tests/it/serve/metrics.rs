@@ -17,7 +17,9 @@ use crate::admin::check_metrics;
 use crate::forebay_process::ForebayProcess;
 use crate::generated_page::assert_section;
 use crate::limits::{TRUSTED, USERS, open_stream};
+use crate::scripted_upstream::ScriptedUpstream;
 use crate::streaming_upstream::StreamingUpstream;
+use crate::upgraded_connections::open_upgraded;
 use crate::wire::{HttpConnection, until};
 
 /// Kind of a metric, and the names of its labels.
@@ -217,7 +219,16 @@ async fn scrape_gate() -> String {
     let origin = StreamingUpstream::start().await;
     let gate = ForebayProcess::start_gate_with(&origin.url(), &TRUSTED, &USERS);
     drop(open_stream(&gate, "/", &["X-User-ID: ada"]).await.unwrap());
-    HttpConnection::fetch(gate.addr, "GET", "/", &["Connection: Upgrade", "Upgrade: websocket"], "").await;
+    HttpConnection::fetch(gate.addr, "GET", "/", &["Host: another"], "").await; // refused: two hosts
+    gate.wait_until_empty().await;
+    gate.metrics().await
+}
+
+/// Returns `/metrics` of a gate that has had an upgraded connection.
+async fn scrape_gate_with_upgrade() -> String {
+    let origin = ScriptedUpstream::start().await;
+    let gate = ForebayProcess::start_gate(&origin.url(), &[]);
+    drop(open_upgraded(&origin, &gate).await);
     gate.wait_until_empty().await;
     gate.metrics().await
 }
@@ -225,7 +236,7 @@ async fn scrape_gate() -> String {
 #[tokio::test]
 async fn the_docs_list_every_metric_with_kind_labels_and_help_text_and_no_other() {
     let mut facts = metrics_of_sources();
-    for text in [scrape_serve().await, scrape_gate().await] {
+    for text in [scrape_serve().await, scrape_gate().await, scrape_gate_with_upgrade().await] {
         for (name, found) in metrics_of_process(&text) {
             facts.entry(name).or_default().extend(found);
         }
