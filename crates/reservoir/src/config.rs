@@ -27,6 +27,7 @@ pub struct ReservoirConfig {
     pub(crate) checkout_timeout: Duration,
     pub(crate) dial_timeout: Duration,
     pub(crate) reset_timeout: Duration,
+    pub(crate) hook_timeout: Duration,
     pub(crate) close_timeout: Duration,
 }
 
@@ -42,6 +43,9 @@ pub enum Reset {
     /// Prepared statements stay, because the client caches them.
     Standard,
     /// Runs these statements. They should begin with `ROLLBACK`.
+    ///
+    /// `DISCARD ALL` and `DEALLOCATE ALL` also drop the statements that tokio-postgres keeps to look
+    /// up types: later queries with further types of extensions or users fail.
     Custom(String),
 }
 
@@ -85,6 +89,7 @@ impl ReservoirConfig {
             checkout_timeout: Duration::from_millis(100),
             dial_timeout: Duration::from_secs(30),
             reset_timeout: Duration::from_secs(1),
+            hook_timeout: Duration::from_secs(1),
             close_timeout: Duration::from_secs(10 * 60),
         }
     }
@@ -193,6 +198,13 @@ impl ReservoirConfig {
     /// Default: 30 s.
     pub fn dial_timeout(mut self, timeout: Duration) -> Self {
         self.dial_timeout = timeout;
+        self
+    }
+
+    /// Sets how long each run of a hook may take; see [`ReservoirHooks`](crate::ReservoirHooks).
+    /// Default: 1 s.
+    pub fn hook_timeout(mut self, timeout: Duration) -> Self {
+        self.hook_timeout = timeout;
         self
     }
 
