@@ -117,7 +117,8 @@ impl ReservoirConfig {
     /// Sets the number of ready connections below which the refiller dials at full concurrency.
     ///
     /// [`initial_fill`](crate::Reservoir::initial_fill) waits for this number. Default: half of the
-    /// target. Maximum: the target.
+    /// target. With the whole target, one connection that can't be opened, as at a full server,
+    /// would delay each start until the timeout. Maximum: the target.
     pub fn low_watermark(mut self, low_watermark: u32) -> Self {
         self.low_watermark = Some(low_watermark);
         self
@@ -285,14 +286,6 @@ pub enum ReservoirConfigError {
         lifetime: Duration,
         /// The guard window.
         guard_window: Duration,
-    },
-    /// An environment variable has an invalid value.
-    #[error("{variable}: {problem}")]
-    Variable {
-        /// Name of the variable.
-        variable: String,
-        /// What is wrong, and which values are valid.
-        problem: String,
     },
 }
 

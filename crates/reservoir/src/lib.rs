@@ -53,7 +53,7 @@
 //! | waiting for the server's close | `retiring_slot.rs`, `postgres/starting_socket.rs` |
 //! | tokio-postgres, addresses, TLS modes, channel binding, statement cache | `postgres/` |
 //! | passwords and tokens | `credentials/` |
-//! | settings, from the program and from the environment | `config.rs`, `env.rs` |
+//! | settings | `config.rs` |
 //! | adapters for bb8 and deadpool | `adapters/` |
 //!
 //! # Invariants and their tests
@@ -143,7 +143,6 @@ mod connect;
 mod core;
 mod credentials;
 mod driver;
-mod env;
 mod error;
 mod guard;
 mod hooks;
@@ -166,7 +165,6 @@ pub use crate::credentials::{
     AuthSecret, AuthToken, PasswordCommand, PasswordEnv, PasswordFile, StaticPassword, TokenCache,
     TokenError, TokenFuture, TokenProvider,
 };
-pub use crate::env::{LeaseSettings, LeaseStore, ReservoirEnv};
 pub use crate::error::{CheckoutError, FillError, Shortage};
 pub use crate::guard::ConnectionGuard;
 pub use crate::hooks::{HookError, HookFuture, ReservoirHooks};

@@ -24,12 +24,29 @@ pub(super) fn check_database(
     let mut manager = ManagerConfig::new(connect("database.url", &section.url)?)
         .publish_partitions()
         .pool_size(section.pool_size)
+        .pool_lifetime(section.pool_lifetime_ms, section.pool_lifetime_jitter_ms)
+        .pool_guard_window(section.pool_guard_window_ms)
         .lock_timeouts(LockTimeouts {
             check_interval: section.lock_check_ms,
             silence_timeout: section.lock_silence_ms,
         })
         .slot(&section.slot)
         .publication(&section.publication);
+    if section.pool_guard_window_ms >= section.pool_lifetime_ms {
+        let lifetime = section.pool_lifetime_ms.as_millis();
+        let why = format!(
+            "must be less than database.pool_lifetime_ms ({lifetime}): otherwise no connection is ever lent"
+        );
+        let given = section.pool_guard_window_ms.as_millis().to_string();
+        return Err(layers.error("database.pool_guard_window_ms", given, why));
+    }
+    if let Some(low) = section.pool_low_watermark {
+        if low > section.pool_size {
+            let why = format!("must be at most database.pool_size ({})", section.pool_size);
+            return Err(layers.error("database.pool_low_watermark", low.to_string(), why));
+        }
+        manager = manager.pool_low_watermark(low);
+    }
     if let Some(url) = &section.pooled_url {
         manager = manager.pooled(connect("database.pooled_url", url)?);
     }

@@ -81,7 +81,8 @@ async fn the_after_connect_hook_runs_once_on_each_connection() {
     let mut lent: Vec<_> = lent.into_iter().map(|(pid, _)| pid).collect();
     drop(reservoir.checkout().await.unwrap());
     let mut seen = seen.all();
-    (lent.sort_unstable(), seen.sort_unstable());
+    lent.sort_unstable();
+    seen.sort_unstable();
     assert_eq!(seen, lent);
 }
 
