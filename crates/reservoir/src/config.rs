@@ -44,7 +44,7 @@ pub enum Reset {
     Standard,
     /// Runs these statements. They should begin with `ROLLBACK`.
     ///
-    /// `DISCARD ALL` and `DEALLOCATE ALL` also drop the statements that tokio-postgres keeps to look
+    /// `DISCARD ALL` and `DEALLOCATE ALL` also drop the statements with which tokio-postgres looks
     /// up types: later queries with further types of extensions or users fail.
     Custom(String),
 }

@@ -23,7 +23,8 @@ pub type HookFuture<'a> = Pin<Box<dyn Future<Output = Result<(), HookError>> + S
 
 type Hook<C> = Arc<dyn for<'a> Fn(&'a mut C) -> HookFuture<'a> + Send + Sync>;
 
-/// Callbacks of a reservoir, for [`Reservoir::start_with_hooks`](crate::Reservoir::start_with_hooks).
+/// Callbacks of a reservoir, for
+/// [`Reservoir::start_with_hooks`](crate::Reservoir::start_with_hooks).
 ///
 /// A connection whose hook returns an error, or takes longer than
 /// [`hook_timeout`](crate::ReservoirConfig::hook_timeout), is closed and replaced.
@@ -32,7 +33,8 @@ type Hook<C> = Arc<dyn for<'a> Fn(&'a mut C) -> HookFuture<'a> + Send + Sync>;
 /// # #[cfg(feature = "postgres")]
 /// # fn run() -> Result<(), Box<dyn std::error::Error>> {
 /// use forebay_reservoir::{
-///     ConnectionLimits, PostgresClient, PostgresConnect, Reservoir, ReservoirConfig, ReservoirHooks,
+///     ConnectionLimits, PostgresClient, PostgresConnect, Reservoir, ReservoirConfig,
+///     ReservoirHooks,
 /// };
 ///
 /// let hooks = ReservoirHooks::new()

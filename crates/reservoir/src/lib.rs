@@ -28,7 +28,7 @@
 //! | `dynamodb` | no | shared budgets and rates in DynamoDB |
 //! | `deadpool` | no | adapter for deadpool |
 //! | `bb8` | no | adapter for bb8 |
-//! | `dsql` | no | tokens for Aurora DSQL, with credentials from the AWS SDK |
+//! | `aws` | no | tokens for Aurora DSQL and RDS, with credentials from the AWS SDK |
 //!
 //! # Structure
 //!
@@ -159,12 +159,12 @@ mod status;
 
 pub use crate::config::{ConnectionLimits, DEFAULT_RATE, ReservoirConfig, ReservoirConfigError, Reset};
 pub use crate::connect::{Connect, ConnectionError, ConnectionErrorKind, DialSlot, ReservoirConnection};
-#[cfg(feature = "dsql")]
-pub use crate::credentials::DsqlToken;
 pub use crate::credentials::{
     AuthSecret, AuthToken, PasswordCommand, PasswordEnv, PasswordFile, StaticPassword, TokenCache,
     TokenError, TokenFuture, TokenProvider,
 };
+#[cfg(feature = "aws")]
+pub use crate::credentials::{DsqlToken, RdsToken};
 pub use crate::error::{CheckoutError, FillError, Shortage};
 pub use crate::guard::ConnectionGuard;
 pub use crate::hooks::{HookError, HookFuture, ReservoirHooks};

@@ -52,7 +52,7 @@ pub(super) fn lease_switch(text: &str, lookup: &VariableLookup<'_>) -> Result<Op
     Ok(is_on.then(|| DEFAULT_LIMIT.to_string()))
 }
 
-/// Returns the text if the shared limit is on.
+/// Returns the text, a limit or a table, if the shared limit is on.
 pub(super) fn lease_limit(text: &str, lookup: &VariableLookup<'_>) -> Result<Option<String>, String> {
     let enabled = lookup(LEASE_ENABLED).map(|enabled| switch(enabled, lookup)).transpose();
     // An invalid switch is reported with its own name.

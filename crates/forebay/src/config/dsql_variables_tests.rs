@@ -61,7 +61,10 @@ fn variables_without_effect_and_unknown_ones_are_reported() {
     let typo = notices(&[("DSQL_RESERVOIR_TARGET_REDY", "5")]);
     let why = typo[0].1.as_deref().unwrap();
     assert!(why.contains("DSQL plugin") && why.contains("`DSQL_RESERVOIR_TARGET_READY`"), "{why}");
-    assert_eq!(notices(&[("DSQL_RESERVOIR_TARGET_READY", "5")]), [("DSQL_RESERVOIR_TARGET_READY".into(), None)]);
+    assert_eq!(
+        notices(&[("DSQL_RESERVOIR_TARGET_READY", "5")]),
+        [("DSQL_RESERVOIR_TARGET_READY".into(), None)]
+    );
 }
 
 #[test]

@@ -9,11 +9,17 @@ use super::sections::{QuotaSection, RedisSection};
 use super::setting_layers::SettingLayers;
 use super::value_error::ValueError;
 
+/// Error of a build without the feature, and how to build one with it.
+pub(super) const WITHOUT_AWS: &str =
+    "was built without AWS; build it with `cargo install --path crates/forebay --features aws`";
+
 /// Membership of this instance in the cluster.
 #[derive(Debug, Clone)]
 pub struct QuotaConfig {
     /// Redis that instances share; `None`: counts are in memory and local to this instance.
     pub redis: Option<RedisConfig>,
+    /// DynamoDB table that instances share, instead of Redis.
+    pub table: Option<String>,
     /// Prefix of all keys.
     pub namespace: String,
     /// Name of this instance; `None`: derived from host name and address.
@@ -35,11 +41,21 @@ impl QuotaConfig {
         // The error contains neither the value nor a part of it, because it may contain a password.
         let url = redis.url.as_ref().map(|url| url.reveal().into_config());
         let url = url.transpose().map_err(|error| layers.error("redis.url", None, error))?;
-        let QuotaSection { member, policy, beat_ms: beat, ttl_ms: ttl } = quota;
+        let QuotaSection { member, table, policy, beat_ms: beat, ttl_ms: ttl } = quota;
+        if let Some(table) = &table {
+            let why = match url {
+                _ if !cfg!(feature = "aws") => format!("has no effect: this program {WITHOUT_AWS}"),
+                Some(_) => "conflicts with redis.url: set only one".to_owned(),
+                None => String::new(),
+            };
+            if !why.is_empty() {
+                return Err(layers.error("quota.table", table.clone(), why));
+            }
+        }
         if ttl < beat * 2 {
             let why = format!("must be at least twice quota.beat_ms ({} ms)", beat.as_millis());
             return Err(layers.error("quota.ttl_ms", ttl.as_millis().to_string(), why));
         }
-        Ok(QuotaConfig { redis: url, namespace: redis.namespace, member, policy, beat, ttl })
+        Ok(QuotaConfig { redis: url, table, namespace: redis.namespace, member, policy, beat, ttl })
     }
 }

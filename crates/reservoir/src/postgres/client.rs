@@ -56,8 +56,9 @@ impl PostgresClient {
     /// statements first: a transaction borrows the client.
     ///
     /// ```no_run
-    /// # async fn run(mut client: forebay_reservoir::ConnectionGuard<forebay_reservoir::PostgresClient>)
-    /// # -> Result<(), tokio_postgres::Error> {
+    /// # use forebay_reservoir::{ConnectionGuard, PostgresClient, tokio_postgres};
+    /// # type Lent = ConnectionGuard<PostgresClient>;
+    /// # async fn run(mut client: Lent) -> Result<(), tokio_postgres::Error> {
     /// let insert = client.prepare_cached("INSERT INTO items (name) VALUES ($1)").await?;
     /// let transaction = client.transaction().await?;
     /// transaction.execute(&insert, &[&"kettle"]).await?;

@@ -7,6 +7,7 @@ use crate::config::dsql_variables::{go_duration, lease_limit, lease_switch};
 use crate::config::electric_variables::{own_name, switch, time};
 use crate::config::imported_variables::{DATABASE_URL, text};
 use crate::config::secret_text::SecretText;
+use crate::config::setting_value::SettingChoice;
 use crate::config::settings_macro::settings;
 
 /// Maximum length of a name in Postgres, in bytes.
@@ -14,6 +15,22 @@ const MAX_NAME: usize = 63;
 const DAY_MS: u64 = 24 * 60 * 60 * 1000;
 /// Reason for the minimum interval of lock checks.
 const LOCK_REASON: &str = "at least 100, because shorter intervals would load the server";
+
+/// How the database user authenticates.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum DatabaseAuth {
+    Password,
+    RdsIam,
+    DsqlIam,
+}
+
+impl SettingChoice for DatabaseAuth {
+    const CHOICES: &'static [(&'static str, DatabaseAuth)] = &[
+        ("password", DatabaseAuth::Password),
+        ("rds-iam", DatabaseAuth::RdsIam),
+        ("dsql-iam", DatabaseAuth::DsqlIam),
+    ];
+}
 
 settings! {
     /// The Postgres database.
@@ -37,6 +54,16 @@ settings! {
             example("postgres://forebay@127.0.0.1:6432/app"),
             electric("ELECTRIC_QUERY_DATABASE_URL", text, "the older name of the next variable"),
             electric("ELECTRIC_POOLED_DATABASE_URL", text, "");
+
+        /// How the database user authenticates: `password`, `rds-iam` (RDS and Aurora PostgreSQL)
+        /// or `dsql-iam` (Aurora DSQL). The last two sign a token of 15 minutes with the
+        /// credentials that the AWS SDK finds. They need `sslmode=require` or stronger, and a
+        /// build with the feature `aws`. RDS needs `rds.iam_auth_for_replication = 1`. Aurora
+        /// DSQL has no logical replication yet, so `forebay serve` can't follow it.
+        auth: DatabaseAuth = "password";
+
+        /// AWS region of the database, for `rds-iam` and `dsql-iam`.
+        aws_region: Option<String>, unset("the region in the host name"), example("eu-central-1");
 
         /// File with the password. It is read for each connection, so that the password can change.
         password_file: Option<PathBuf>,
