@@ -107,6 +107,8 @@
 //! | how the file, the environment and the flags are read | `config/` |
 //! | start and shutdown order | `run/gate.rs`, `run/serve.rs` |
 //! | for both servers: listeners, quota, upkeep of metrics and heap | `run/mod.rs` |
+//! | DynamoDB instead of Redis, with the feature `aws` | `dynamo_table.rs` |
+//! | IAM tokens instead of a password, with the feature `aws` | `config/iam_auth.rs` |
 //! | readiness, `/v1/status`, dashboard samples, gauges | `report/` |
 //! | routes of the admin address; its secret | `admin.rs`, `secret_guard.rs` |
 //! | the dashboard and its events | `dashboard/` |
@@ -138,6 +140,8 @@ pub mod descriptors;
 pub mod dev;
 #[cfg(test)]
 mod documented;
+#[cfg(feature = "aws")]
+mod dynamo_table;
 mod html_page;
 pub mod logging;
 pub mod memory;

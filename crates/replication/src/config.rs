@@ -27,6 +27,10 @@ pub struct ManagerConfig {
     pub(crate) manual_publication: bool,
     pub(crate) publish_partitions: bool,
     pub(crate) pool_size: u32,
+    pub(crate) pool_low_watermark: Option<u32>,
+    pub(crate) pool_lifetime: Option<Duration>,
+    pub(crate) pool_lifetime_jitter: Option<Duration>,
+    pub(crate) pool_guard_window: Option<Duration>,
     pub(crate) limits: Option<ConnectionLimits>,
     pub(crate) idle_after: Option<Duration>,
     pub(crate) lock_timeouts: LockTimeouts,
@@ -104,6 +108,10 @@ impl ManagerConfig {
             manual_publication: false,
             publish_partitions: false,
             pool_size: DEFAULT_POOL_SIZE,
+            pool_low_watermark: None,
+            pool_lifetime: None,
+            pool_lifetime_jitter: None,
+            pool_guard_window: None,
             limits: None,
             idle_after: None,
             lock_timeouts: LockTimeouts::default(),
@@ -169,6 +177,29 @@ impl ManagerConfig {
     #[must_use]
     pub fn pool_size(mut self, size: u32) -> Self {
         self.pool_size = size;
+        self
+    }
+
+    /// Sets the number of ready connections below which connections are opened at full concurrency.
+    /// Default: half of the pool size; see [`ReservoirConfig::low_watermark`].
+    #[must_use]
+    pub fn pool_low_watermark(mut self, connections: u32) -> Self {
+        self.pool_low_watermark = Some(connections);
+        self
+    }
+
+    /// Sets the lifetime of pooled connections: `base`, plus a random part of `jitter`. Default: 11
+    /// and 2 minutes.
+    #[must_use]
+    pub fn pool_lifetime(mut self, base: Duration, jitter: Duration) -> Self {
+        (self.pool_lifetime, self.pool_lifetime_jitter) = (Some(base), Some(jitter));
+        self
+    }
+
+    /// Sets how long before its end a pooled connection is no longer lent. Default: 45 s.
+    #[must_use]
+    pub fn pool_guard_window(mut self, window: Duration) -> Self {
+        self.pool_guard_window = Some(window);
         self
     }
 
@@ -240,9 +271,18 @@ impl ManagerConfig {
     }
 
     pub(crate) fn reservoir(&self) -> ReservoirConfig {
-        let config = ReservoirConfig::new(self.pool_size)
-            .service("postgres")
-            .low_watermark(self.pool_size.div_ceil(2));
+        let low_watermark = self.pool_low_watermark.unwrap_or(self.pool_size.div_ceil(2));
+        let mut config =
+            ReservoirConfig::new(self.pool_size).service("postgres").low_watermark(low_watermark);
+        if let Some(base) = self.pool_lifetime {
+            config = config.base_lifetime(base);
+        }
+        if let Some(jitter) = self.pool_lifetime_jitter {
+            config = config.lifetime_jitter(jitter);
+        }
+        if let Some(window) = self.pool_guard_window {
+            config = config.guard_window(window);
+        }
         match self.pooled {
             // A pooler runs each transaction on any server connection: there is no state to reset.
             Some(_) => config.reset(Reset::Custom("ROLLBACK".into())),

@@ -37,6 +37,12 @@
 //!           ▶ core/progress ▶ status update
 //! ```
 //!
+//! # Features
+//!
+//! | feature | default | effect |
+//! |---|---|---|
+//! | `aws` | no | tokens for RDS and Aurora DSQL, with credentials from the AWS SDK |
+//!
 //! # Invariants and their tests
 //!
 //! Invariant: at most one replication connection is open, and at most one instance holds the lock.

@@ -27,6 +27,7 @@ pub struct ReservoirConfig {
     pub(crate) checkout_timeout: Duration,
     pub(crate) dial_timeout: Duration,
     pub(crate) reset_timeout: Duration,
+    pub(crate) hook_timeout: Duration,
     pub(crate) close_timeout: Duration,
 }
 
@@ -42,6 +43,9 @@ pub enum Reset {
     /// Prepared statements stay, because the client caches them.
     Standard,
     /// Runs these statements. They should begin with `ROLLBACK`.
+    ///
+    /// `DISCARD ALL` and `DEALLOCATE ALL` also drop the statements with which tokio-postgres looks
+    /// up types: later queries with further types of extensions or users fail.
     Custom(String),
 }
 
@@ -85,6 +89,7 @@ impl ReservoirConfig {
             checkout_timeout: Duration::from_millis(100),
             dial_timeout: Duration::from_secs(30),
             reset_timeout: Duration::from_secs(1),
+            hook_timeout: Duration::from_secs(1),
             close_timeout: Duration::from_secs(10 * 60),
         }
     }
@@ -112,7 +117,8 @@ impl ReservoirConfig {
     /// Sets the number of ready connections below which the refiller dials at full concurrency.
     ///
     /// [`initial_fill`](crate::Reservoir::initial_fill) waits for this number. Default: half of the
-    /// target. Maximum: the target.
+    /// target. With the whole target, one connection that can't be opened, as at a full server,
+    /// would delay each start until the timeout. Maximum: the target.
     pub fn low_watermark(mut self, low_watermark: u32) -> Self {
         self.low_watermark = Some(low_watermark);
         self
@@ -196,6 +202,13 @@ impl ReservoirConfig {
         self
     }
 
+    /// Sets how long each run of a hook may take; see [`ReservoirHooks`](crate::ReservoirHooks).
+    /// Default: 1 s.
+    pub fn hook_timeout(mut self, timeout: Duration) -> Self {
+        self.hook_timeout = timeout;
+        self
+    }
+
     /// Sets how long the server may take to close its end of a retired connection or of an
     /// abandoned dial. Default: 10 minutes.
     ///
@@ -273,14 +286,6 @@ pub enum ReservoirConfigError {
         lifetime: Duration,
         /// The guard window.
         guard_window: Duration,
-    },
-    /// An environment variable has an invalid value.
-    #[error("{variable}: {problem}")]
-    Variable {
-        /// Name of the variable.
-        variable: String,
-        /// What is wrong, and which values are valid.
-        problem: String,
     },
 }
 

@@ -125,6 +125,8 @@ pub enum ConnectionErrorKind {
     Full,
     /// The server did not respond, or not in time.
     Unreachable,
+    /// The connection was opened, but its after-connect hook failed.
+    Hook,
     /// Any other error.
     Other,
 }
@@ -137,6 +139,7 @@ impl ConnectionErrorKind {
             ConnectionErrorKind::Refused => "refused",
             ConnectionErrorKind::Full => "server_full",
             ConnectionErrorKind::Unreachable => "unreachable",
+            ConnectionErrorKind::Hook => "hook",
             ConnectionErrorKind::Other => "other",
         }
     }
@@ -167,6 +170,7 @@ impl fmt::Display for ConnectionError {
             ConnectionErrorKind::Refused => "the server refuses us",
             ConnectionErrorKind::Full => "the server has no room",
             ConnectionErrorKind::Unreachable => "the server can't be reached",
+            ConnectionErrorKind::Hook => "the after-connect hook failed",
             ConnectionErrorKind::Other => "no connection",
         };
         write!(f, "{what}: {}", self.source)

@@ -26,6 +26,7 @@ use crate::core::ledger_entry::{LedgerEntry, Liveness, ReturnState};
 use crate::core::retirements::LingeringConnections;
 use crate::error::{CheckoutError, Shortage};
 use crate::guard::ConnectionGuard;
+use crate::hooks::ReservoirHooks;
 use crate::metrics::ReservoirMetrics;
 use crate::pending_checkout::{PendingCheckout, WaitingCaller};
 use crate::status::{MAX_LISTED, Status, ViewStatus};
@@ -36,6 +37,7 @@ pub(crate) struct ReservoirDriver<C: ReservoirConnection> {
     pub(crate) state: Mutex<ReservoirState<C>>,
     pub(crate) config: ReservoirConfig,
     pub(crate) limits: EndpointLimits,
+    pub(crate) hooks: ReservoirHooks<C>,
     pub(crate) metrics: ReservoirMetrics,
     pub(crate) runtime: Handle,
     /// Wakes the refiller.
@@ -77,7 +79,11 @@ pub(crate) enum CheckoutAttempt<C: ReservoirConnection> {
 }
 
 impl<C: ReservoirConnection> ReservoirDriver<C> {
-    pub(crate) fn new(config: ReservoirConfig, limits: EndpointLimits) -> Arc<Self> {
+    pub(crate) fn new(
+        config: ReservoirConfig,
+        limits: EndpointLimits,
+        hooks: ReservoirHooks<C>,
+    ) -> Arc<Self> {
         let ledger = ConnectionLedger::new(config.rules(), fastrand::Rng::new(), now());
         let state =
             ReservoirState { ledger, view_names: Vec::new(), waiting_for_rate: 0, last_failure: None };
@@ -86,6 +92,7 @@ impl<C: ReservoirConnection> ReservoirDriver<C> {
             metrics: ReservoirMetrics::new(&config.service),
             config,
             limits,
+            hooks,
             runtime: Handle::current(),
             refiller: Notify::new(),
             changed: Notify::new(),
@@ -105,6 +112,9 @@ impl<C: ReservoirConnection> ReservoirDriver<C> {
         view: usize,
         location: Option<&'static Location<'static>>,
     ) -> Result<Option<ConnectionGuard<C>>, CheckoutError> {
+        if self.hooks.before_lend.is_some() {
+            return Err(CheckoutError::HookNeedsWait);
+        }
         let now = now();
         let mut state = self.state.lock();
         let outcome = state.ledger.checkout(view, now, location);

@@ -35,6 +35,17 @@ pub enum CheckoutError {
     /// The reservoir is closed or closing.
     #[error("the reservoir is closed")]
     Closed,
+    /// The before-lend hook failed on each connection that became free in time.
+    #[error("no connection within {waited:?}: the before-lend hook failed: {why}")]
+    Hook {
+        /// Error of the hook, the last time that it ran.
+        why: String,
+        /// How long the caller waited.
+        waited: Duration,
+    },
+    /// `try_checkout` can't run a before-lend hook.
+    #[error("try_checkout can't wait for the before-lend hook: use checkout_within")]
+    HookNeedsWait,
     /// A connection that another pool kept has expired or failed its reset. The pool takes another
     /// one.
     #[error("the connection is at its end")]

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use crate::connect::ReservoirConnection;
 use crate::core::ledger_entry::{LedgerEntry, ReturnState};
 use crate::driver::{LeasedConnection, ReservoirDriver};
+use crate::hooks::HookFailure;
 
 /// A lent connection. Dropping the guard returns the connection to the reservoir without waiting.
 #[must_use = "dropping the guard returns the connection to the reservoir"]
@@ -33,7 +34,8 @@ impl<C: ReservoirConnection> ConnectionGuard<C> {
     /// A pool that holds guards for long should drop one that isn't reusable.
     pub fn is_reusable(&self) -> bool {
         let entry = self.entry.as_ref().expect(HAS_ENTRY);
-        self.return_state != ReturnState::Bad && self.driver.is_reusable(entry)
+        let is_good = matches!(self.return_state, ReturnState::Used | ReturnState::Clean);
+        is_good && self.driver.is_reusable(entry)
     }
 
     /// Runs the configured reset.
@@ -42,6 +44,18 @@ impl<C: ReservoirConnection> ConnectionGuard<C> {
         let config = &self.driver.config;
         let entry = self.entry.as_mut().expect(HAS_ENTRY);
         crate::reset_task::reset(config, &mut entry.content_mut().connection).await
+    }
+
+    /// Runs the before-lend hook. After a failure the connection is closed instead of returned.
+    pub(crate) async fn run_before_lend(&mut self) -> Result<(), HookFailure> {
+        let (driver, entry) = (&self.driver, self.entry.as_mut().expect(HAS_ENTRY));
+        let connection = &mut entry.content_mut().connection;
+        let result = driver.hooks.run_before_lend(connection, driver.config.hook_timeout).await;
+        if let Err(error) = &result {
+            tracing::warn!(service = driver.config.service, %error, "before-lend hook failed");
+            self.return_state = ReturnState::HookFailed;
+        }
+        result
     }
 
     /// Marks the connection as bad: it is closed instead of returned.

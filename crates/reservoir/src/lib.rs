@@ -28,7 +28,7 @@
 //! | `dynamodb` | no | shared budgets and rates in DynamoDB |
 //! | `deadpool` | no | adapter for deadpool |
 //! | `bb8` | no | adapter for bb8 |
-//! | `dsql` | no | tokens for Aurora DSQL, with credentials from the AWS SDK |
+//! | `aws` | no | tokens for Aurora DSQL and RDS, with credentials from the AWS SDK |
 //!
 //! # Structure
 //!
@@ -48,11 +48,12 @@
 //! | order of waiting callers over all views | `core/checkout_queue.rs` |
 //! | lock, hand-over, reasons of a shortage | `driver.rs`, `pending_checkout.rs` |
 //! | reset between two callers | `reset_task.rs` |
+//! | callbacks after a dial and before a checkout | `hooks.rs` |
 //! | steps of a dial; release of slot and lease when one fails | `refill.rs`, `pending_dial.rs` |
 //! | waiting for the server's close | `retiring_slot.rs`, `postgres/starting_socket.rs` |
-//! | tokio-postgres, addresses, TLS modes, channel binding | `postgres/` |
+//! | tokio-postgres, addresses, TLS modes, channel binding, statement cache | `postgres/` |
 //! | passwords and tokens | `credentials/` |
-//! | settings, from the program and from the environment | `config.rs`, `env.rs` |
+//! | settings | `config.rs` |
 //! | adapters for bb8 and deadpool | `adapters/` |
 //!
 //! # Invariants and their tests
@@ -88,6 +89,13 @@
 //!   `connections_that_the_server_ends_are_replaced`
 //! - Session state doesn't pass from one caller to the next; prepared statements stay.
 //!   `session_state_of_one_caller_is_reset_for_the_next`
+//! - A connection whose hook fails is not lent. It keeps its slot until it is closed.
+//!   `a_connection_that_fails_the_after_connect_hook_is_closed_and_not_lent`,
+//!   `a_connection_that_fails_the_before_lend_hook_is_replaced_by_another`,
+//!   `a_connection_that_fails_its_hook_keeps_its_slot_until_it_is_closed`
+//! - A connection caches at most `statement_cache` statements, none that its reset has dropped.
+//!   `a_full_cache_closes_the_least_recently_used_statement_on_the_server`,
+//!   `a_reset_that_drops_prepared_statements_clears_the_cache`
 //! - A dropped checkout leaks no connection; a failed dial releases its slot and lease.
 //!   `a_dropped_checkout_leaks_no_connection`,
 //!   `a_dial_that_panics_hangs_or_fails_releases_its_slot_and_lease`
@@ -138,9 +146,9 @@ mod connect;
 mod core;
 mod credentials;
 mod driver;
-mod env;
 mod error;
 mod guard;
+mod hooks;
 pub mod metrics;
 mod pending_checkout;
 mod pending_dial;
@@ -154,15 +162,15 @@ mod status;
 
 pub use crate::config::{ConnectionLimits, DEFAULT_RATE, ReservoirConfig, ReservoirConfigError, Reset};
 pub use crate::connect::{Connect, ConnectionError, ConnectionErrorKind, DialSlot, ReservoirConnection};
-#[cfg(feature = "dsql")]
-pub use crate::credentials::DsqlToken;
 pub use crate::credentials::{
     AuthSecret, AuthToken, PasswordCommand, PasswordEnv, PasswordFile, StaticPassword, TokenCache,
     TokenError, TokenFuture, TokenProvider,
 };
-pub use crate::env::{LeaseSettings, LeaseStore, ReservoirEnv};
+#[cfg(feature = "aws")]
+pub use crate::credentials::{DsqlToken, RdsToken};
 pub use crate::error::{CheckoutError, FillError, Shortage};
 pub use crate::guard::ConnectionGuard;
+pub use crate::hooks::{HookError, HookFuture, ReservoirHooks};
 #[cfg(feature = "postgres")]
 pub use crate::postgres::{
     ChannelBinding, PostgresCancelToken, PostgresClient, PostgresConfigError, PostgresConnect,

@@ -128,12 +128,17 @@ async fn dial<K: Connect>(
     let slot = pending.slot();
     // The future is dropped before the end of the dial is reported. By then the sockets that it
     // abandoned hold clones of the slot.
-    let opened = with_timeout(timeout, connect.connect_in_slot(credentials, slot)).await;
-    match opened {
-        Ok(connection) => {
-            driver.metrics.dial_seconds.record((now() - began).as_secs_f64());
-            pending.succeeded(connection);
+    let opened = with_timeout(timeout, connect.connect_in_slot(credentials, slot.clone())).await;
+    let connection = match opened {
+        Ok(connection) => connection,
+        Err(error) => {
+            drop(slot);
+            return failed(&driver, pending, &error);
         }
+    };
+    driver.metrics.dial_seconds.record((now() - began).as_secs_f64());
+    match driver.hooks.run_after_connect(connection, slot, driver.config.hook_timeout).await {
+        Ok(connection) => pending.succeeded(connection),
         Err(error) => failed(&driver, pending, &error),
     }
 }

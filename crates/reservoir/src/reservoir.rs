@@ -11,6 +11,7 @@ use crate::connect::{Connect, ReservoirConnection};
 use crate::driver::{CheckoutAttempt, ReservoirDriver, now};
 use crate::error::{CheckoutError, FillError};
 use crate::guard::ConnectionGuard;
+use crate::hooks::ReservoirHooks;
 use crate::refill::Refiller;
 use crate::status::{FillProgress, Status};
 
@@ -67,8 +68,21 @@ impl<C: ReservoirConnection> Reservoir<C> {
         config: ReservoirConfig,
         limits: ConnectionLimits,
     ) -> Result<Self, ReservoirConfigError> {
+        Reservoir::start_with_hooks(connect, config, limits, ReservoirHooks::new())
+    }
+
+    /// Starts a reservoir as [`start`](Self::start) does, with callbacks on its connections.
+    ///
+    /// # Errors
+    /// As for [`start`](Self::start).
+    pub fn start_with_hooks(
+        connect: impl Connect<Connection = C>,
+        config: ReservoirConfig,
+        limits: ConnectionLimits,
+        hooks: ReservoirHooks<C>,
+    ) -> Result<Self, ReservoirConfigError> {
         config.check()?;
-        let driver = ReservoirDriver::new(config, limits.open(&connect.endpoint()));
+        let driver = ReservoirDriver::new(config, limits.open(&connect.endpoint()), hooks);
         let view = driver.add_view("default", u32::MAX);
         tokio::spawn(Refiller::new(connect, driver.clone()).run());
         Ok(Reservoir { whole: ReservoirView { owner: Arc::new(ReservoirOwner { driver }), view } })
@@ -231,6 +245,47 @@ impl<C: ReservoirConnection> ReservoirView<C> {
 
     /// `location` is reported if the connection is held for too long; `None` disables that.
     pub(crate) async fn checkout_at(
+        &self,
+        location: Option<&'static Location<'static>>,
+        timeout: Duration,
+    ) -> Result<ConnectionGuard<C>, CheckoutError> {
+        if self.owner.driver.hooks.before_lend.is_some() {
+            return Box::pin(self.checkout_with_hook(location, timeout)).await;
+        }
+        self.checkout_without_hook(location, timeout).await
+    }
+
+    /// Checks out connections until one passes the before-lend hook or `timeout` has passed.
+    async fn checkout_with_hook(
+        &self,
+        location: Option<&'static Location<'static>>,
+        timeout: Duration,
+    ) -> Result<ConnectionGuard<C>, CheckoutError> {
+        let (driver, began) = (&self.owner.driver, now());
+        let (mut left, mut failure) = (timeout, None);
+        loop {
+            let waited = || now().saturating_duration_since(began);
+            let mut guard = match (self.checkout_without_hook(location, left).await, failure.take()) {
+                (Ok(guard), _) => guard,
+                // The connections that were free have failed the hook, and no other came in time.
+                (Err(CheckoutError::Empty { .. } | CheckoutError::ViewFull { .. }), Some(why)) => {
+                    return Err(CheckoutError::Hook { why, waited: waited() });
+                }
+                (Err(error), _) => return Err(error),
+            };
+            let Err(error) = guard.run_before_lend().await else { return Ok(guard) };
+            drop(guard);
+            let (why, waited) = (error.to_string(), waited());
+            left = timeout.saturating_sub(waited);
+            if left.is_zero() {
+                driver.metrics.count_shortage("hook");
+                return Err(CheckoutError::Hook { why, waited });
+            }
+            failure = Some(why);
+        }
+    }
+
+    async fn checkout_without_hook(
         &self,
         location: Option<&'static Location<'static>>,
         timeout: Duration,

@@ -19,16 +19,19 @@ pub enum DiscardReason {
     Bad,
     /// Its reset failed or timed out.
     ResetFailed,
+    /// Its before-lend hook failed or timed out.
+    HookFailed,
     /// The reservoir closes.
     Closing,
 }
 
 impl DiscardReason {
-    pub(crate) const ALL: [DiscardReason; 5] = [
+    pub(crate) const ALL: [DiscardReason; 6] = [
         DiscardReason::Expired,
         DiscardReason::Replaced,
         DiscardReason::Bad,
         DiscardReason::ResetFailed,
+        DiscardReason::HookFailed,
         DiscardReason::Closing,
     ];
 
@@ -39,6 +42,7 @@ impl DiscardReason {
             DiscardReason::Replaced => "replaced",
             DiscardReason::Bad => "bad",
             DiscardReason::ResetFailed => "reset_failed",
+            DiscardReason::HookFailed => "hook_failed",
             DiscardReason::Closing => "closing",
         }
     }

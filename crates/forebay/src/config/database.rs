@@ -4,11 +4,17 @@
 
 use std::path::PathBuf;
 
+#[cfg(feature = "aws")]
+use forebay_replication::reservoir::{DsqlToken, RdsToken, TokenProvider};
 use forebay_replication::reservoir::{PasswordCommand, PasswordFile, PostgresConnect, PostgresTls};
 use forebay_replication::{LockTimeouts, ManagerConfig};
 
+#[cfg(feature = "aws")]
+use super::iam_auth::IamTarget;
+#[cfg(not(feature = "aws"))]
+use super::quota::WITHOUT_AWS;
 use super::secret_text::SecretText;
-use super::sections::DatabaseSection;
+use super::sections::{DatabaseAuth, DatabaseSection};
 use super::setting_layers::SettingLayers;
 use super::value_error::ValueError;
 
@@ -24,12 +30,29 @@ pub(super) fn check_database(
     let mut manager = ManagerConfig::new(connect("database.url", &section.url)?)
         .publish_partitions()
         .pool_size(section.pool_size)
+        .pool_lifetime(section.pool_lifetime_ms, section.pool_lifetime_jitter_ms)
+        .pool_guard_window(section.pool_guard_window_ms)
         .lock_timeouts(LockTimeouts {
             check_interval: section.lock_check_ms,
             silence_timeout: section.lock_silence_ms,
         })
         .slot(&section.slot)
         .publication(&section.publication);
+    if section.pool_guard_window_ms >= section.pool_lifetime_ms {
+        let lifetime = section.pool_lifetime_ms.as_millis();
+        let why = format!(
+            "must be less than database.pool_lifetime_ms ({lifetime}): otherwise no connection is ever lent"
+        );
+        let given = section.pool_guard_window_ms.as_millis().to_string();
+        return Err(layers.error("database.pool_guard_window_ms", given, why));
+    }
+    if let Some(low) = section.pool_low_watermark {
+        if low > section.pool_size {
+            let why = format!("must be at most database.pool_size ({})", section.pool_size);
+            return Err(layers.error("database.pool_low_watermark", low.to_string(), why));
+        }
+        manager = manager.pool_low_watermark(low);
+    }
     if let Some(url) = &section.pooled_url {
         manager = manager.pooled(connect("database.pooled_url", url)?);
     }
@@ -63,6 +86,9 @@ enum PasswordSource<'a> {
     Url,
     File(&'a PathBuf),
     Command(&'a str, &'a [String]),
+    /// IAM tokens, for this region or that of the host name.
+    #[cfg(feature = "aws")]
+    Iam(DatabaseAuth, Option<&'a str>),
 }
 
 impl<'a> PasswordSource<'a> {
@@ -70,6 +96,13 @@ impl<'a> PasswordSource<'a> {
         const FILE: &str = "database.password_file";
         const COMMAND: &str = "database.password_command";
         layers.read_file(FILE, section.password_file.as_ref())?;
+        if section.auth != DatabaseAuth::Password {
+            return PasswordSource::check_iam(section, layers);
+        }
+        if let Some(region) = &section.aws_region {
+            let why = "has no effect unless database.auth is \"rds-iam\" or \"dsql-iam\"";
+            return Err(layers.error("database.aws_region", region.clone(), why));
+        }
         match (&section.password_file, section.password_command.as_deref()) {
             (None, None | Some([])) => Ok(PasswordSource::Url),
             (Some(path), None | Some([])) => Ok(PasswordSource::File(path)),
@@ -79,6 +112,21 @@ impl<'a> PasswordSource<'a> {
                 Err(layers.error(COMMAND, None, why))
             }
         }
+    }
+
+    #[cfg(feature = "aws")]
+    fn check_iam(section: &'a DatabaseSection, layers: &SettingLayers) -> Result<Self, ValueError> {
+        let has_command = section.password_command.as_ref().is_some_and(|command| !command.is_empty());
+        if section.password_file.is_some() || has_command {
+            let why = "conflicts with password_file and password_command: set only one of the three";
+            return Err(layers.error("database.auth", None, why));
+        }
+        Ok(PasswordSource::Iam(section.auth, section.aws_region.as_deref()))
+    }
+
+    #[cfg(not(feature = "aws"))]
+    fn check_iam(_: &'a DatabaseSection, layers: &SettingLayers) -> Result<Self, ValueError> {
+        Err(layers.error("database.auth", None, format!("has no effect: this program {WITHOUT_AWS}")))
     }
 }
 
@@ -97,6 +145,16 @@ fn connect(
         PasswordSource::Command(program, args) => {
             builder.password_from(PasswordCommand::new(program).args(args.iter().cloned()))
         }
+        #[cfg(feature = "aws")]
+        PasswordSource::Iam(auth, region) => {
+            let mut plain = PostgresConnect::builder(url.reveal()).map_err(url_error)?;
+            if let Some(path) = ca_file {
+                plain = plain.tls(PostgresTls::new().ca_file(path));
+            }
+            let target = IamTarget::of(*auth, &plain.build().map_err(url_error)?, *region);
+            let target = target.map_err(|error| layers.error(key, None, error))?;
+            builder.password_from(iam_tokens(target))
+        }
     };
     if let Some(path) = ca_file {
         builder = builder.tls(PostgresTls::new().ca_file(path));
@@ -107,6 +165,17 @@ fn connect(
         }
         Some(_) | None => url_error(error),
     })
+}
+
+/// Returns the provider of tokens.
+#[cfg(feature = "aws")]
+fn iam_tokens(target: IamTarget) -> Box<dyn TokenProvider> {
+    let IamTarget { auth, host, port, region, user } = target;
+    match auth {
+        DatabaseAuth::DsqlIam if user == "admin" => Box::new(DsqlToken::new(host, region).admin()),
+        DatabaseAuth::DsqlIam => Box::new(DsqlToken::new(host, region)),
+        DatabaseAuth::RdsIam | DatabaseAuth::Password => Box::new(RdsToken::new(&host, port, region, user)),
+    }
 }
 
 #[cfg(test)]

@@ -235,8 +235,9 @@ fn variables_of_a_kubernetes_service_named_electric_are_ignored() {
 fn table() -> String {
     let mut table = String::from("| Electric | Forebay | remark |\n|---|---|---|\n");
     let variables = imported_variables(SERVE);
-    for ImportedVariable { name, settings } in
-        variables.iter().filter(|variable| !variable.name.starts_with("OTEL_"))
+    for ImportedVariable { name, settings } in variables
+        .iter()
+        .filter(|variable| !["OTEL_", "DSQL_"].iter().any(|other| variable.name.starts_with(other)))
     {
         let ours =
             settings.iter().map(|(setting, _)| format!("`{}`, `{}`", setting.path, setting.variable()));

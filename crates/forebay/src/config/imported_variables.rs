@@ -1,12 +1,13 @@
-//! Environment variables of other programs that Forebay accepts: those of Electric for
-//! `forebay serve`, and those of OpenTelemetry.
+//! Environment variables of other programs that Forebay accepts: those of Electric and of the DSQL
+//! plugin for `forebay serve`, and those of OpenTelemetry.
 //!
 //! Invariant: such a variable overrides the file, and a `FOREBAY_` variable overrides it. A
 //! variable without effect is reported with the reason. No value is ever printed.
-//! Enforced by: the declarations of the settings (`sections/`) and `electric_variables.rs` only
-//! list names; [`import`] alone applies them.
+//! Enforced by: the declarations of the settings (`sections/`), `electric_variables.rs` and
+//! `dsql_variables.rs` only list names; [`import`] alone applies them.
 
 use super::command_settings::CommandDeclaration;
+use super::dsql_variables::{DSQL, DSQL_WITHOUT_EFFECT, RESERVOIR_ENABLED};
 use super::electric_variables::{ELECTRIC, WITHOUT_EFFECT};
 use super::nearest::{Suggestion, nearest_typo};
 use super::otel_config::WITHOUT_OTEL;
@@ -18,8 +19,11 @@ const OPENTELEMETRY: &str = "OTEL_";
 /// OpenTelemetry's variables that have no effect, and why.
 const OPENTELEMETRY_WITHOUT_EFFECT: &[(&str, &str)] =
     &[("OTEL_EXPORTER_OTLP_PROTOCOL", "only `http/protobuf` is supported")];
-/// Why another variable with Electric's prefix has no effect.
-const UNKNOWN: &str = "it is not among the variables of Electric that Forebay maps";
+/// Prefixes of programs, and why another variable with the prefix has no effect.
+const PREFIXES: &[(&str, &str)] = &[
+    (ELECTRIC, "it is not among the variables of Electric that Forebay maps"),
+    (DSQL, "it is not among the variables of the DSQL plugin that Forebay maps"),
+];
 /// Values that request the behavior that Forebay always has. They need no notice.
 const FIXED_BEHAVIOR_VALUES: &[&str] = &["false", "0", "file", "fast_file", "http/protobuf"];
 
@@ -79,7 +83,7 @@ pub(super) fn imported_variables(command: CommandDeclaration) -> Vec<ImportedVar
     variables
 }
 
-/// Returns whether a command accepts the variables of Electric.
+/// Returns whether a command accepts the variables of Electric and of the DSQL plugin.
 fn accepts_electric(command: CommandDeclaration) -> bool {
     command.name == "serve"
 }
@@ -122,11 +126,11 @@ pub(super) fn import(
             notice(name, set, None);
         }
     }
-    let electric = if accepts_electric(command) { WITHOUT_EFFECT } else { &[] };
-    let without_effect = || OPENTELEMETRY_WITHOUT_EFFECT.iter().chain(electric);
+    let (electric, dsql) =
+        if accepts_electric(command) { (WITHOUT_EFFECT, DSQL_WITHOUT_EFFECT) } else { (&[][..], &[][..]) };
+    let without_effect = || OPENTELEMETRY_WITHOUT_EFFECT.iter().chain(electric).chain(dsql);
     for (name, why) in without_effect() {
-        let has_fixed_value = |text: &str| FIXED_BEHAVIOR_VALUES.contains(&text.to_lowercase().as_str());
-        if lookup(name).is_some_and(|text| !has_fixed_value(text)) {
+        if lookup(name).is_some_and(|text| !requests_fixed_behavior(name, text)) {
             notice(name, vec![], Some((*why).to_owned()));
         }
     }
@@ -135,12 +139,24 @@ pub(super) fn import(
         mapped.chain(without_effect().map(|(name, _)| *name))
     };
     for (name, text) in variables.iter().filter(|_| accepts_electric(command)) {
-        if name.starts_with(ELECTRIC) && !text.is_empty() && names().all(|known| known != name) {
+        let prefix = PREFIXES.iter().find(|(prefix, _)| name.starts_with(prefix));
+        if let Some((_, unknown)) = prefix
+            && !text.is_empty()
+            && names().all(|known| known != name)
+        {
             let suggestion = Suggestion(nearest_typo(name, names()));
-            notice(name, vec![], Some(format!("{UNKNOWN}{suggestion}")));
+            notice(name, vec![], Some(format!("{unknown}{suggestion}")));
         }
     }
     Ok((settings, notices))
+}
+
+/// Returns whether a value of a variable without effect requests what Forebay does anyway.
+fn requests_fixed_behavior(name: &str, text: &str) -> bool {
+    match name {
+        RESERVOIR_ENABLED => matches!(text.to_lowercase().as_str(), "true" | "1"),
+        _ => FIXED_BEHAVIOR_VALUES.contains(&text.to_lowercase().as_str()),
+    }
 }
 
 /// Returns the text unchanged.

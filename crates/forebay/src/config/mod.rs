@@ -18,7 +18,8 @@
 //! | what a declaration can have; its syntax | `setting.rs`; `settings_macro.rs` |
 //! | types of values | `setting_value.rs` |
 //! | file, environment and flags | `setting_layers.rs`, `config_file.rs`, `setting_flags.rs` |
-//! | variables of Electric and OpenTelemetry | `imported_variables.rs`, `electric_variables.rs` |
+//! | variables of other programs | `imported_variables.rs` |
+//! | those of Electric and of the DSQL plugin | `electric_variables.rs`, `dsql_variables.rs` |
 //! | checks of several settings together | `gate.rs`, `serve.rs` and the files that they use |
 //! | `forebay config`; `--example-config` | `effective_settings.rs`; `example_file.rs` |
 //! | pages of the documentation | `reference.rs` |
@@ -27,6 +28,9 @@ mod admission;
 mod command_settings;
 mod config_file;
 mod database;
+mod dsql_variables;
+#[cfg(test)]
+mod dsql_variables_tests;
 mod effective_settings;
 mod electric_variables;
 #[cfg(test)]
@@ -38,6 +42,8 @@ mod explicit_settings;
 mod gate;
 #[cfg(test)]
 mod generated_page;
+#[cfg(feature = "aws")]
+mod iam_auth;
 mod identity;
 mod imported_variables;
 mod nearest;

@@ -10,11 +10,17 @@ use super::sections::{QuotaSection, RedisSection};
 use super::setting_layers::SettingLayers;
 use super::value_error::ValueError;
 
+/// Error of a build without the feature, and how to build one with it.
+pub(super) const WITHOUT_AWS: &str =
+    "was built without AWS; build it with `cargo install --path crates/forebay --features aws`";
+
 /// Membership of this instance in the cluster.
 #[derive(Debug, Clone)]
 pub struct QuotaConfig {
     /// Redis that instances share; `None`: counts are in memory and local to this instance.
     pub redis: Option<RedisConfig>,
+    /// DynamoDB table that instances share, instead of Redis.
+    pub table: Option<String>,
     /// Prefix of all keys.
     pub namespace: String,
     /// Name of this instance; `None`: derived from host name and address.
@@ -34,12 +40,22 @@ impl QuotaConfig {
         layers: &SettingLayers,
     ) -> Result<QuotaConfig, ValueError> {
         let server = redis_config(&redis, layers)?;
-        let QuotaSection { member, policy, beat_ms: beat, ttl_ms: ttl } = quota;
+        let QuotaSection { member, table, policy, beat_ms: beat, ttl_ms: ttl } = quota;
+        if let Some(table) = &table {
+            let why = match server {
+                _ if !cfg!(feature = "aws") => format!("has no effect: this program {WITHOUT_AWS}"),
+                Some(_) => "conflicts with redis.url: set only one".to_owned(),
+                None => String::new(),
+            };
+            if !why.is_empty() {
+                return Err(layers.error("quota.table", table.clone(), why));
+            }
+        }
         if ttl < beat * 2 {
             let why = format!("must be at least twice quota.beat_ms ({} ms)", beat.as_millis());
             return Err(layers.error("quota.ttl_ms", ttl.as_millis().to_string(), why));
         }
-        Ok(QuotaConfig { redis: server, namespace: redis.namespace, member, policy, beat, ttl })
+        Ok(QuotaConfig { redis: server, table, namespace: redis.namespace, member, policy, beat, ttl })
     }
 }
 

@@ -144,11 +144,12 @@ fn help(arg: &Arg) -> String {
     }
 }
 
-/// Both sections are in one test, because both rewrite the same file.
+/// All sections are in one test, because they rewrite the same file.
 #[test]
 fn the_reference_of_settings_and_flags_is_up_to_date() {
     generated_page::assert_section(PAGE, "settings", &settings());
     generated_page::assert_section(PAGE, "commands", &commands());
+    generated_page::assert_section(PAGE, "dsql", &super::dsql_variables_tests::table());
 }
 
 #[test]

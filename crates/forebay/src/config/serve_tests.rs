@@ -128,6 +128,10 @@ const KEYS_WITH_LINES: &[(&str, &str, &str)] = &[
     ("database.manual_publication", "true", "manager.manual_publication: true"),
     ("database.unpublish_after_ms", "7000", "unpublish_after.7s"),
     ("database.pool_size", "8", "manager.pool_size: 8"),
+    ("database.pool_low_watermark", "7", "manager.pool_low_watermark.7"),
+    ("database.pool_lifetime_ms", "700000", "manager.pool_lifetime.700s"),
+    ("database.pool_lifetime_jitter_ms", "7000", "manager.pool_lifetime_jitter.7s"),
+    ("database.pool_guard_window_ms", "7000", "manager.pool_guard_window.7s"),
     ("database.max_connections", "40", "max_connections.40"),
     ("database.connections_per_second", "7", ".connections_per_second: 7"),
     ("database.idle_timeout_ms", "7000", "manager.idle_after.7s"),
@@ -186,6 +190,9 @@ const KEYS_WITH_LINES: &[(&str, &str, &str)] = &[
 
 /// Keys without a line of their own in the `Debug` output. Each has its own test.
 const KEYS_WITH_OWN_TESTS: &[&str] = &[
+    "database.auth",
+    "database.aws_region",
+    "quota.table",
     "database.password_file",
     "database.password_command",
     "database.ca_file",
@@ -513,4 +520,40 @@ fn variables_of_the_gate_are_ignored_and_its_section_is_unknown() {
     assert!(error.contains("`FOREBAY_DATABASE_URL`"), "{error}");
     let error = from_file("gate", "[gate]\nlisten = \"a\"\n", &[URL]).unwrap_err().to_string();
     assert!(error.contains("unknown field `gate`"), "{error}");
+}
+
+#[test]
+#[cfg(not(feature = "aws"))]
+fn without_the_aws_feature_its_settings_are_refused_with_its_name() {
+    for (key, value) in
+        [("database.auth", "rds-iam"), ("database.auth", "dsql-iam"), ("quota.table", "leases")]
+    {
+        assert_error(key, value, &[key, "--features aws"]);
+    }
+}
+
+#[test]
+#[cfg(feature = "aws")]
+fn iam_tokens_and_the_table_are_checked_with_the_settings_that_they_exclude() {
+    const HOST: &str = "postgres://app@shop.abc.eu-central-1.rds.amazonaws.com/shop";
+    let url = &format!("{HOST}?sslmode=require");
+    let (auth, table) = (("FOREBAY_DATABASE_AUTH", "rds-iam"), ("FOREBAY_QUOTA_TABLE", "leases"));
+    let on = |url: &str, variables: &[(&str, &str)]| with_flags(&["--database-url", url], variables);
+    let config = on(url, &[auth, table]).unwrap();
+    assert_eq!((config.quota.table.as_deref(), config.quota.redis.is_none()), (Some("leases"), true));
+    let leases =
+        [("DSQL_DISTRIBUTED_CONN_LEASE_ENABLED", "1"), ("DSQL_DISTRIBUTED_CONN_LEASE_TABLE", "others")];
+    assert_eq!(on(url, &leases).unwrap().quota.table.as_deref(), Some("others"));
+    assert_eq!(on(url, &leases[1..]).unwrap().quota.table, None, "the shared limit is off");
+    let command = ("FOREBAY_DATABASE_PASSWORD_COMMAND", "pass");
+    for (url, variables, part) in [
+        (url.as_str(), vec![auth, command], "set only one of the three"),
+        (HOST, vec![auth], "needs TLS"),
+        ("postgres://app@db.test/shop?sslmode=require", vec![auth], "database.aws_region"),
+        (url, vec![("FOREBAY_DATABASE_AWS_REGION", "eu-west-1")], "unless database.auth"),
+        (url, vec![table, ("FOREBAY_REDIS_URL", "redis://cache")], "conflicts with redis.url"),
+    ] {
+        let error = on(url, &variables).unwrap_err().to_string();
+        assert!(error.contains(part), "{error}");
+    }
 }

@@ -216,6 +216,16 @@ impl Setting {
         self
     }
 
+    /// Variable of the DSQL plugin that sets this setting.
+    pub(super) const fn dsql(
+        self,
+        name: &'static str,
+        parser: VariableParser,
+        remark: &'static str,
+    ) -> Setting {
+        self.electric(name, parser, remark)
+    }
+
     /// Variable of OpenTelemetry that sets this setting. Variables of Electric override it, because
     /// they are for this program only.
     pub(super) const fn opentelemetry(self, name: &'static str) -> Setting {

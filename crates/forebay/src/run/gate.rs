@@ -195,9 +195,9 @@ fn log_start(config: &GateConfig, address: SocketAddr, admin: Option<SocketAddr>
             continue;
         }
         // With a shared quota, this gate may be meant to hold only a part of the total.
-        match config.quota.redis {
-            None => warn!(key, most, total, "stream total unreachable: each stream takes a connection"),
-            Some(_) => info!(key, most, total, "connection limit below the shared stream total"),
+        match config.quota.redis.is_some() || config.quota.table.is_some() {
+            false => warn!(key, most, total, "stream total unreachable: each stream takes a connection"),
+            true => info!(key, most, total, "connection limit below the shared stream total"),
         }
     }
     info!(%address, %admin, upstream, identity, "gate listening");

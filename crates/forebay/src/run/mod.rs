@@ -30,6 +30,10 @@ const UPKEEP_INTERVAL: Duration = Duration::from_secs(1);
 /// Interval at which the heap is trimmed even if no connections have closed.
 const TRIM_INTERVAL: Duration = Duration::from_secs(60);
 
+/// Timeout of a call to a DynamoDB table.
+#[cfg(feature = "aws")]
+const TABLE_CALL_TIMEOUT: Duration = Duration::from_secs(2);
+
 /// Why a server can't start.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -47,6 +51,12 @@ pub enum StartError {
     /// The Redis client can't be created.
     #[error("redis.url: {0}")]
     Redis(#[from] forebay_redis::RedisConnectError),
+    /// No source of the AWS SDK has a region.
+    #[error("quota.table: no AWS region found for the table {table:?}; set AWS_REGION")]
+    AwsRegion {
+        /// The table.
+        table: String,
+    },
     /// The storage directory can't be opened.
     #[error("storage.dir {}: {source}", dir.display())]
     Store {
@@ -123,32 +133,46 @@ pub(crate) fn listen(key: &'static str, address: SocketAddr) -> Result<TcpListen
     open().map_err(|source| StartError::Listen { key, address, source })
 }
 
-/// Joins the quota that all instances at the same Redis share. Without Redis, the quota is local.
+/// Joins the quota that all instances at the same Redis or DynamoDB table share. Without both, the
+/// quota is local.
 pub(crate) async fn join_quota(config: &QuotaConfig, address: SocketAddr) -> Result<Quota, StartError> {
-    let Some(redis) = &config.redis else { return Ok(Quota::local()) };
-    let at = redis.address.to_string();
-    let store = RedisStore::new(RedisClient::open(redis.clone())?, &config.namespace);
     let name = config.member.clone().unwrap_or_else(|| member_name(address));
     let member =
         MemberConfig::new(name).heartbeat_interval(config.beat).ttl(config.ttl).policy(config.policy);
-    let quota = Quota::join(store, member).await;
+    let (quota, at) = match (&config.redis, &config.table) {
+        (None, None) => return Ok(Quota::local()),
+        (Some(redis), _) => {
+            let store = RedisStore::new(RedisClient::open(redis.clone())?, &config.namespace);
+            (Quota::join(store, member).await, redis.address.to_string())
+        }
+        #[cfg(feature = "aws")]
+        (None, Some(table)) => {
+            let store = crate::dynamo_table::open(table, &config.namespace).await?;
+            // A call retries conflicts with other members: it needs more time than one to Redis.
+            let member = member.call_timeout(TABLE_CALL_TIMEOUT);
+            (Quota::join(store, member).await, format!("DynamoDB table {table}"))
+        }
+        // A build without the feature refuses `quota.table` earlier.
+        #[cfg(not(feature = "aws"))]
+        (None, Some(_)) => return Ok(Quota::local()),
+    };
     let status = quota.status();
     let why = status.why.unwrap_or_default();
     match status.mode {
-        QuotaMode::Normal => info!(redis = %at, members = status.members, "quota joined"),
+        QuotaMode::Normal => info!(store = %at, members = status.members, "quota joined"),
         QuotaMode::Rebuilding if config.policy == OutagePolicy::Closed => {
             let ttl = config.ttl;
-            warn!(redis = %at, ?ttl, why, "quota rebuilding: streams are admitted after one TTL");
+            warn!(store = %at, ?ttl, why, "quota rebuilding: streams are admitted after one TTL");
         }
         QuotaMode::Rebuilding => {
             let policy = config.policy.as_str();
-            info!(redis = %at, policy, why, "quota joined: its counts are being rebuilt");
+            info!(store = %at, policy, why, "quota joined: its counts are being rebuilt");
         }
         QuotaMode::WithinSlices | QuotaMode::Degraded(_) => {
             let policy = config.policy.as_str();
-            warn!(redis = %at, policy, why, "quota degraded: Redis unavailable, retrying");
+            warn!(store = %at, policy, why, "quota degraded: store unavailable, retrying");
         }
-        mode => info!(redis = %at, %mode, why, "quota joined"),
+        mode => info!(store = %at, %mode, why, "quota joined"),
     }
     Ok(quota)
 }

@@ -6,6 +6,8 @@
 #![allow(clippy::unwrap_used, reason = "in tests and their helpers, unwrap is an assertion")]
 
 mod admin;
+#[cfg(feature = "aws")]
+mod aws;
 mod bodies;
 mod check;
 mod chromium;

@@ -214,7 +214,7 @@ async fn a_gate_starts_without_redis_and_logs_a_warning() {
     let origin = StreamingUpstream::start().await;
     let url = format!("redis://:s3cr3t@127.0.0.1:{}", forebay_sandbox::free_port());
     let gate = ForebayProcess::start_gate_with(&origin.url(), &["--redis", &url], &[]);
-    let warning = gate.wait_for_log("quota degraded: Redis unavailable, retrying");
+    let warning = gate.wait_for_log("quota degraded: store unavailable, retrying");
     assert_eq!(warning["policy"], "share");
     assert_eq!(gate.admin("/readyz").await.head.status, 200, "the gate serves by its outage policy");
     open_stream(&gate, "/", &[]).await.unwrap();

@@ -20,6 +20,7 @@ mod losses;
 mod metrics;
 mod operations;
 mod partitions;
+mod pool;
 mod protocol;
 mod publishing;
 mod rewrites;

@@ -23,13 +23,14 @@ impl<C: ReservoirConnection> ReservoirView<C> {
 }
 
 impl<C: ReservoirConnection> ConnectionGuard<C> {
-    /// Prepares a connection for the pool's next user: fails if it can't be lent again or reset.
+    /// Prepares a connection for the pool's next user: fails if it can't be lent again, or if its
+    /// reset or its before-lend hook fails.
     async fn clean(&mut self) -> Result<(), CheckoutError> {
         if !self.is_reusable() {
             return Err(CheckoutError::Ended);
         }
         match self.reset().await {
-            ResetOutcome::Clean => Ok(()),
+            ResetOutcome::Clean => self.run_before_lend().await.map_err(|_| CheckoutError::Ended),
             ResetOutcome::Failed => Err(CheckoutError::Ended),
         }
     }

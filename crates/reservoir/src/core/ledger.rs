@@ -204,10 +204,10 @@ impl<C: Liveness, W: CheckoutWaiter> ConnectionLedger<C, W> {
         self.counts.lent -= 1;
         self.queue.remove_lent(view);
         self.table.get(entry.record()).checkout = None;
-        let reason = if state == ReturnState::Bad {
-            Some(DiscardReason::Bad)
-        } else {
-            self.discard_reason(&entry, now)
+        let reason = match state {
+            ReturnState::Bad => Some(DiscardReason::Bad),
+            ReturnState::HookFailed => Some(DiscardReason::HookFailed),
+            ReturnState::Used | ReturnState::Clean => self.discard_reason(&entry, now),
         };
         match reason {
             Some(reason) => self.retire(entry, reason, now),

@@ -16,6 +16,8 @@ pub(crate) enum ReturnState {
     Clean,
     /// The connection must not be lent again.
     Bad,
+    /// The before-lend hook failed: the connection must not be lent.
+    HookFailed,
 }
 
 /// How a reset ended.

@@ -145,6 +145,7 @@ impl LedgerSimulation {
                 let return_state = match b % 8 {
                     0 => ReturnState::Bad,
                     1 | 2 => ReturnState::Clean,
+                    3 => ReturnState::HookFailed,
                     _ => ReturnState::Used,
                 };
                 self.ledger.check_in(view, entry, return_state, self.now);

@@ -5,11 +5,15 @@
 //! Invariant: every read and every request has a bound.
 //! Out of scope: when to request a token, and what to do without one; see `refill.rs`.
 
+#[cfg(feature = "aws")]
+mod aws_token_signer;
 mod command;
-#[cfg(feature = "dsql")]
+#[cfg(feature = "aws")]
 mod dsql;
 mod env;
 mod file;
+#[cfg(feature = "aws")]
+mod rds;
 mod static_password;
 mod token_cache;
 
@@ -20,10 +24,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub use command::PasswordCommand;
-#[cfg(feature = "dsql")]
+#[cfg(feature = "aws")]
 pub use dsql::DsqlToken;
 pub use env::PasswordEnv;
 pub use file::PasswordFile;
+#[cfg(feature = "aws")]
+pub use rds::RdsToken;
 pub use static_password::StaticPassword;
 pub use token_cache::TokenCache;
 

@@ -6,14 +6,16 @@ use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::task::{AbortHandle, JoinHandle};
-use tokio_postgres::{AsyncMessage, CancelToken, Client, SimpleQueryMessage};
+use tokio_postgres::{AsyncMessage, CancelToken, Client, SimpleQueryMessage, Statement};
 
 use super::dial::{ConnectPlan, ServerAddress, redial};
 use super::error::PostgresError;
 use super::settings::ChannelBinding;
 use super::socket::PostgresSocket;
 use super::startup::{PostgresStartup, PostgresStartupParams, SessionCheck};
+use super::statement_cache::{StatementCache, drops_statements};
 use super::stream::{HandshakeDone, PostgresStream};
 use crate::connect::{ConnectionError, ConnectionErrorKind, ReservoirConnection};
 
@@ -36,9 +38,55 @@ pub struct PostgresClient {
     task: JoinHandle<()>,
     socket: PostgresSocket,
     cancel: PostgresCancelToken,
+    /// Not locked across an await, nor while a statement is dropped.
+    statements: Mutex<StatementCache<Statement>>,
 }
 
 impl PostgresClient {
+    /// Returns a prepared statement, from the cache of this connection if it has one for `sql`.
+    ///
+    /// The statement stays prepared on the server, across callers, until the connection ends or the
+    /// cache drops it. The cache holds up to
+    /// [`statement_cache`](super::PostgresConnectBuilder::statement_cache) statements and drops
+    /// those that were not used for the longest time. It also drops all of them after a
+    /// [`Reset`](crate::Reset) with `DISCARD ALL` or `DEALLOCATE`.
+    ///
+    /// A caller that runs such a command itself, or alters a table of a cached statement, calls
+    /// [`clear_cached_statements`](Self::clear_cached_statements). Before a transaction, get the
+    /// statements first: a transaction borrows the client.
+    ///
+    /// ```no_run
+    /// # use forebay_reservoir::{ConnectionGuard, PostgresClient, tokio_postgres};
+    /// # type Lent = ConnectionGuard<PostgresClient>;
+    /// # async fn run(mut client: Lent) -> Result<(), tokio_postgres::Error> {
+    /// let insert = client.prepare_cached("INSERT INTO items (name) VALUES ($1)").await?;
+    /// let transaction = client.transaction().await?;
+    /// transaction.execute(&insert, &[&"kettle"]).await?;
+    /// transaction.commit().await
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// Fails as `prepare` does. A statement that can't be prepared is not cached.
+    pub async fn prepare_cached(&self, sql: &str) -> Result<Statement, tokio_postgres::Error> {
+        let cached = self.statements.lock().get(sql);
+        if let Some(statement) = cached {
+            return Ok(statement);
+        }
+        let statement = self.client.prepare(sql).await?;
+        let dropped = self.statements.lock().insert(sql, statement.clone());
+        drop(dropped);
+        Ok(statement)
+    }
+
+    /// Drops all statements that [`prepare_cached`](Self::prepare_cached) has cached.
+    ///
+    /// The server closes those that no caller holds.
+    pub fn clear_cached_statements(&self) {
+        let dropped = self.statements.lock().clear();
+        drop(dropped);
+    }
+
     /// Returns a token that cancels a query of this connection.
     ///
     /// Unlike the token of tokio-postgres, it includes the server's address and the TLS settings.
@@ -62,13 +110,17 @@ impl ReservoirConnection for PostgresClient {
     }
 
     async fn reset(&mut self, script: &str) -> Result<(), ConnectionError> {
-        self.client.batch_execute(script).await.map_err(|error| self.error(error))
+        self.client.batch_execute(script).await.map_err(|error| self.error(error))?;
+        if !self.statements.lock().is_empty() && drops_statements(script) {
+            self.clear_cached_statements();
+        }
+        Ok(())
     }
 
     /// Cancels a running query, repeatedly, until the server has closed its end. Dropping the
     /// future closes the socket.
     async fn close(self) {
-        let PostgresClient { client, task, socket, cancel } = self;
+        let PostgresClient { client, task, socket, cancel, statements: _ } = self;
         let mut task = AbortOnDrop(task);
         drop(client);
         let closing = async {
@@ -210,7 +262,8 @@ impl PostgresStartup for ClientStart {
         let cancel =
             PostgresCancelToken::new(Arc::clone(params.plan), params.server.clone(), encrypted, &client);
         let task = tokio::spawn(run(connection, Arc::clone(&cancel.0)));
-        let client = PostgresClient { client, task, socket, cancel };
+        let statements = Mutex::new(StatementCache::new(params.plan.settings.statement_cache));
+        let client = PostgresClient { client, task, socket, cancel, statements };
         let Some(check) = params.session_check() else { return Ok(client) };
         // If this future is dropped before the check has passed, only the dial may read the socket.
         let mut unchecked = AbortUnlessChecked(Some(client.task.abort_handle()));

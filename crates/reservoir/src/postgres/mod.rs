@@ -17,6 +17,7 @@ mod settings;
 mod socket;
 mod starting_socket;
 mod startup;
+mod statement_cache;
 mod stream;
 mod tls;
 
@@ -238,6 +239,14 @@ impl PostgresConnectBuilder {
     #[must_use]
     pub fn application_name(mut self, name: impl Into<String>) -> Self {
         self.settings.application_name = Some(name.into());
+        self
+    }
+
+    /// Sets how many statements each connection caches for
+    /// [`prepare_cached`](PostgresClient::prepare_cached). Default: 100. With 0, none is cached.
+    #[must_use]
+    pub fn statement_cache(mut self, capacity: usize) -> Self {
+        self.settings.statement_cache = capacity;
         self
     }
 

@@ -21,6 +21,7 @@ const KEYS: &str = "user, password, dbname, host, hostaddr, port, sslmode, sslro
     keepalives_count, tcp_user_timeout, target_session_attrs, application_name and options";
 const DEFAULT_PORT: u16 = 5432;
 const DEFAULT_CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+const DEFAULT_STATEMENT_CACHE: usize = 100;
 const A_DAY_SECS: u64 = 24 * 60 * 60;
 /// Upper limit of the timeout; short enough to be added to any `Instant`.
 pub(super) const MAX_CONNECT_TIMEOUT: Duration = Duration::from_secs(A_DAY_SECS);
@@ -50,6 +51,8 @@ pub(super) struct ConnectSettings {
     pub(super) connect_timeout: Duration,
     pub(super) tcp: TcpOptions,
     pub(super) session: TargetSession,
+    /// Maximum number of statements that a connection caches.
+    pub(super) statement_cache: usize,
 }
 
 /// A host to connect to.
@@ -110,6 +113,7 @@ impl ConnectSettings {
             connect_timeout: DEFAULT_CONNECT_TIMEOUT,
             tcp: DEFAULT_TCP,
             session: TargetSession::Any,
+            statement_cache: DEFAULT_STATEMENT_CACHE,
         };
         let pairs = conninfo::pairs(text)?;
         for (index, (key, value)) in pairs.iter().enumerate() {

@@ -7,8 +7,8 @@ use std::time::Duration;
 use forebay_quota::{Quota, RateConfig};
 use forebay_reservoir::{
     CheckoutError, Connect, ConnectionCounts, ConnectionError, ConnectionErrorKind, ConnectionGuard,
-    ConnectionLimits, DialSlot, FillProgress, Reservoir, ReservoirConfig, ReservoirConnection, Reset,
-    Shortage,
+    ConnectionLimits, DialSlot, FillProgress, Reservoir, ReservoirConfig, ReservoirConnection,
+    ReservoirHooks, Reset, Shortage,
 };
 use futures_util::FutureExt;
 use parking_lot::Mutex;
@@ -685,4 +685,27 @@ async fn a_panicking_connector_is_reported_to_waiting_callers() {
     server.will(Dial::Panics);
     let error = reservoir.checkout().await.unwrap_err();
     assert!(error.to_string().contains("has its connector panicked?"), "{error}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_connection_that_fails_its_hook_keeps_its_slot_until_it_is_closed() {
+    let server = Arc::new(FakeServer::default());
+    *server.close_takes.lock() = Duration::from_secs(5);
+    let hooks = ReservoirHooks::new().after_connect(|connection: &mut FakeConnection| {
+        let first = connection.number == 0;
+        Box::pin(async move { if first { Err("as the test wants".into()) } else { Ok(()) } })
+    });
+    let limits = ConnectionLimits::local().rate(RateConfig::per_second(1e6)).connections(1);
+    let config = config(1).max(1).checkout_timeout(Duration::from_secs(20));
+    let reservoir = Reservoir::start_with_hooks(Connector(server.clone()), config, limits, hooks).unwrap();
+    let began = Instant::now();
+    settle().await;
+    assert_eq!(reservoir.status().counts, ConnectionCounts { retiring: 1, ..ConnectionCounts::default() });
+    assert_eq!(
+        reservoir.status().last_failure.as_deref(),
+        Some("the after-connect hook failed: as the test wants")
+    );
+    let client = reservoir.checkout().await.unwrap();
+    assert_eq!((client.number, server.dials()), (1, 2));
+    assert!(began.elapsed() >= Duration::from_secs(5), "slot and lease were in use until then");
 }

@@ -8,6 +8,8 @@ mod adapters;
 mod backoff;
 #[cfg(all(feature = "postgres", feature = "redis"))]
 mod cluster;
+#[cfg(feature = "postgres")]
+mod hooks;
 mod lifecycle;
 #[cfg(all(feature = "postgres", feature = "deadpool", feature = "bb8"))]
 mod lingering;
@@ -19,4 +21,6 @@ mod postgres;
 mod servers;
 #[cfg(feature = "postgres")]
 mod soak;
+#[cfg(feature = "postgres")]
+mod statements;
 mod tokens;

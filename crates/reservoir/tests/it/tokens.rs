@@ -1,11 +1,13 @@
 //! Passwords and tokens from real files, programs and endpoints.
 
 mod command;
-#[cfg(feature = "dsql")]
+#[cfg(feature = "aws")]
 mod credentials_endpoint;
-#[cfg(feature = "dsql")]
+#[cfg(feature = "aws")]
 mod dsql;
 mod file;
+#[cfg(feature = "aws")]
+mod rds;
 mod token_cache;
 
 use std::fmt::Debug;

@@ -3,9 +3,11 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use crate::config::dsql_variables::{go_duration, lease_limit, lease_switch};
 use crate::config::electric_variables::{own_name, switch, time};
 use crate::config::imported_variables::{DATABASE_URL, text};
 use crate::config::secret_text::SecretText;
+use crate::config::setting_value::SettingChoice;
 use crate::config::settings_macro::settings;
 
 /// Maximum length of a name in Postgres, in bytes.
@@ -13,6 +15,22 @@ const MAX_NAME: usize = 63;
 const DAY_MS: u64 = 24 * 60 * 60 * 1000;
 /// Reason for the minimum interval of lock checks.
 const LOCK_REASON: &str = "at least 100, because shorter intervals would load the server";
+
+/// How the database user authenticates.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum DatabaseAuth {
+    Password,
+    RdsIam,
+    DsqlIam,
+}
+
+impl SettingChoice for DatabaseAuth {
+    const CHOICES: &'static [(&'static str, DatabaseAuth)] = &[
+        ("password", DatabaseAuth::Password),
+        ("rds-iam", DatabaseAuth::RdsIam),
+        ("dsql-iam", DatabaseAuth::DsqlIam),
+    ];
+}
 
 settings! {
     /// The Postgres database.
@@ -36,6 +54,16 @@ settings! {
             example("postgres://forebay@127.0.0.1:6432/app"),
             electric("ELECTRIC_QUERY_DATABASE_URL", text, "the older name of the next variable"),
             electric("ELECTRIC_POOLED_DATABASE_URL", text, "");
+
+        /// How the database user authenticates: `password`, `rds-iam` (RDS and Aurora PostgreSQL)
+        /// or `dsql-iam` (Aurora DSQL). The last two sign a token of 15 minutes with the
+        /// credentials that the AWS SDK finds. They need `sslmode=require` or stronger, and a
+        /// build with the feature `aws`. RDS needs `rds.iam_auth_for_replication = 1`. Aurora
+        /// DSQL has no logical replication yet, so `forebay serve` can't follow it.
+        auth: DatabaseAuth = "password";
+
+        /// AWS region of the database, for `rds-iam` and `dsql-iam`.
+        aws_region: Option<String>, unset("the region in the host name"), example("eu-central-1");
 
         /// File with the password. It is read for each connection, so that the password can change.
         password_file: Option<PathBuf>,
@@ -109,11 +137,40 @@ settings! {
         pool_size: u32 = 20,
             bounds(2, 10_000),
             reason("at least one connection for metadata and one for snapshots"),
-            electric("ELECTRIC_DB_POOL_SIZE", text, "at least 2");
+            electric("ELECTRIC_DB_POOL_SIZE", text, "at least 2"),
+            dsql("DSQL_RESERVOIR_TARGET_READY", text, "at least 2");
+
+        /// Number of free pool connections below which new ones are opened eight at a time. The
+        /// start also waits for this number. With the whole pool as the default, one connection
+        /// that can't be opened would delay each start.
+        pool_low_watermark: Option<u32>,
+            at_least(1),
+            unset("half of `pool_size`"),
+            example("10"),
+            dsql("DSQL_RESERVOIR_LOW_WATERMARK", text, "at most `database.pool_size`");
+
+        /// Time that a pool connection lives at least. It is replaced before its end.
+        pool_lifetime_ms: Duration = 660_000, dsql("DSQL_RESERVOIR_BASE_LIFETIME", go_duration, "");
+
+        /// Maximum random addition to the lifetime, so that connections don't end together.
+        pool_lifetime_jitter_ms: Duration = 120_000,
+            or_zero(),
+            dsql("DSQL_RESERVOIR_LIFETIME_JITTER", go_duration, "");
+
+        /// Time before its end in which a pool connection is no longer lent.
+        pool_guard_window_ms: Duration = 45_000,
+            or_zero(),
+            dsql("DSQL_RESERVOIR_GUARD_WINDOW", go_duration, "less than the lifetime");
 
         /// Maximum number of pool connections of all instances with the same Redis; 0: only the
         /// pool sizes limit them.
-        max_connections: u32 = 0;
+        max_connections: u32 = 0,
+            dsql("DSQL_DISTRIBUTED_CONN_LEASE_ENABLED", lease_switch, "`true` is a limit of 10,000"),
+            dsql(
+                "DSQL_DISTRIBUTED_CONN_LIMIT",
+                lease_limit,
+                "only with `DSQL_DISTRIBUTED_CONN_LEASE_ENABLED`",
+            );
 
         /// Maximum number of pool connections that all instances with the same Redis open in a
         /// second. The default is the limit of Aurora DSQL.

@@ -18,7 +18,7 @@ mod storage;
 
 pub(super) use admin::AdminSection;
 pub(super) use admission::AdmissionSection;
-pub(super) use database::DatabaseSection;
+pub(super) use database::{DatabaseAuth, DatabaseSection};
 pub(super) use gate::{GateSection, HostHeader};
 pub(super) use http::HttpSection;
 pub(super) use identity::IdentitySection;

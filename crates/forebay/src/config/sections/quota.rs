@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use forebay_quota::OutagePolicy;
 
+use crate::config::dsql_variables::lease_limit;
 use crate::config::setting_value::SettingChoice;
 use crate::config::settings_macro::settings;
 
@@ -18,6 +19,19 @@ settings! {
         /// Name of this instance, unique in the cluster and the same after a restart. With the same
         /// name, the permits of the previous process are free at once.
         member: Option<String>, unset("host name and address"), example("server-1");
+
+        /// DynamoDB table that instances share, instead of Redis. It must exist, with the string
+        /// keys `pk` and `sk`; `redis.namespace` applies to it, too. Region and credentials come
+        /// from the sources of the AWS SDK, such as `AWS_REGION`. Only in builds with the feature
+        /// `aws`.
+        table: Option<String>,
+            unset("none"),
+            example("forebay-quota"),
+            dsql(
+                "DSQL_DISTRIBUTED_CONN_LEASE_TABLE",
+                lease_limit,
+                "only with `DSQL_DISTRIBUTED_CONN_LEASE_ENABLED`; its keys are `pk` and `sk`, unlike those of the plugin",
+            );
 
         /// Behavior while Redis is unavailable, or has lost its counts or is new: `share` (an equal
         /// part of the limit for each instance), `closed` (no new streams) or `open` (no limit; in

@@ -41,13 +41,13 @@ fn documented() -> BTreeSet<String> {
 }
 
 #[test]
+fn promtool_accepts_the_recording_rules_for_the_dsql_plugin() {
+    check_rules("dsql-metrics.yml", "dsql-metrics.test.yml");
+}
+
+#[test]
 fn promtool_accepts_the_alerts_and_the_runbook_has_them_all() {
-    for (command, rules) in [("check", "alerts.yml"), ("test", "alerts.test.yml")] {
-        let mut promtool = Command::new("promtool");
-        promtool.args([command, "rules", rules]).current_dir(workspace().join("ops"));
-        let output = promtool.output().expect("promtool is installed (Debian: prometheus)");
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    }
+    check_rules("alerts.yml", "alerts.test.yml");
     let (alerts, runbook) = (file("ops/alerts.yml"), file("docs/operations.md"));
     let alerts: Vec<_> =
         alerts.lines().filter_map(|line| line.trim().strip_prefix("- alert: ")).map(str::to_owned).collect();
@@ -57,10 +57,28 @@ fn promtool_accepts_the_alerts_and_the_runbook_has_them_all() {
     assert!(!alerts.is_empty());
 }
 
+/// Checks rules and runs their tests with promtool.
+fn check_rules(rules: &str, tests: &str) {
+    for (command, file) in [("check", rules), ("test", tests)] {
+        let mut promtool = Command::new("promtool");
+        promtool.args([command, "rules", file]).current_dir(workspace().join("ops"));
+        let output = promtool.output().expect("promtool is installed (Debian: prometheus)");
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    }
+}
+
 #[test]
 fn alerts_dashboard_and_runbook_name_only_documented_metrics() {
     let documented = documented();
-    for source in ["ops/alerts.yml", "ops/alerts.test.yml", "ops/grafana.json", "docs/operations.md"] {
+    let sources = [
+        "ops/alerts.yml",
+        "ops/alerts.test.yml",
+        "ops/dsql-metrics.yml",
+        "ops/dsql-metrics.test.yml",
+        "ops/grafana.json",
+        "docs/operations.md",
+    ];
+    for source in sources {
         let used = metric_names(&file(source));
         let missing: Vec<_> = used.difference(&documented).collect();
         assert!(!used.is_empty() && missing.is_empty(), "{source} names {missing:?}");
