@@ -84,9 +84,10 @@
 //! - A recent transaction is read without delay.
 //!   `a_recent_transaction_is_read_without_delay`,
 //!   `a_backlog_is_read_in_large_parts_and_recent_changes_at_once`
-//! - A failure that needs an operator halts the manager at its first start, and is retried later.
-//!   Other failures are retried after at most 10 s.
+//! - A failure that needs an operator halts the manager at its first start. A halted manager
+//!   retries every 30 s. Other failures are retried after at most 10 s.
 //!   `a_wrong_wal_level_is_reported_with_the_statement_that_changes_it`,
+//!   `a_halted_manager_retries_every_30_seconds_and_at_once_on_request`,
 //!   `a_refusal_that_halts_the_first_start_is_retried_after_a_success`,
 //!   `unlisted_sqlstates_are_retried`,
 //!   `delays_double_up_to_ten_seconds_and_are_shortened_by_a_fifth_at_most`,
@@ -125,7 +126,8 @@
 //!   silence timeout.
 //! - **Failures.** After a failure the manager drops the replication connection, and keeps the
 //!   pools and the consumer. A failure that needs an operator halts the manager only before its
-//!   first success. Later the manager retries it, since the cause may be temporary, such as a
+//!   first success: it closes the pools, and retries every 30 s until the cause is fixed. Later the
+//!   manager keeps the pools and retries sooner, since the cause may be temporary, such as a
 //!   password rotation.
 //! - **Reset.** The consumer records each position before the manager acknowledges it. So if the
 //!   slot is ahead of the consumer, changes are lost. The consumer is also reset by a new slot,

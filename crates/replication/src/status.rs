@@ -31,13 +31,19 @@ pub struct ManagerStatus {
     pub admin_pool: PoolStatus,
     /// State of the pool for snapshots.
     pub snapshot_pool: PoolStatus,
-    /// Number of failures since the last success.
+    /// Number of failures since the last stable stream.
     pub retries: u32,
     /// When the first of these failures happened.
     #[serde(rename = "retrying_for_ms", serialize_with = "optional_age")]
     pub retrying_since: Option<Instant>,
+    /// When the next attempt starts, if the manager waits for that.
+    #[serde(rename = "retry_in_ms", serialize_with = "optional_time_left")]
+    pub next_attempt: Option<Instant>,
     /// The last failure: what happened, and what to do. `None` once the server streams again.
     pub trouble: Option<String>,
+    /// Reason of that failure if an operator must act, as in the label of the metric. It stays set
+    /// during the attempts that follow.
+    pub halted: Option<&'static str>,
 }
 
 /// Summary of the connection's state.
@@ -94,6 +100,10 @@ pub struct Positions {
     /// Age of a received transaction that isn't durable; zero if there is none. The difference of
     /// both machines' clocks is included.
     pub lag: Duration,
+    /// Transactions received on the current replication connection.
+    pub transactions: u64,
+    /// Time since the last of them was received.
+    pub last_commit_age: Option<Duration>,
     /// WAL that the server retains for the slot, in bytes.
     pub retained_bytes: u64,
     /// Process id of the replication connection's backend, if there is one.
@@ -135,7 +145,9 @@ impl ManagerStatus {
             snapshot_pool: machine.pools().snapshot,
             retries: machine.backoff().tries(),
             retrying_since: machine.backoff().since().map(Into::into),
+            next_attempt: machine.next_attempt().map(Into::into),
             trouble: machine.failure().map(|failure| failure.text.clone()),
+            halted: machine.halt_reason(),
         }
     }
 
@@ -161,6 +173,8 @@ impl Gauges {
             durable,
             lag_bytes: received.saturating_sub(durable),
             lag: self.lag(),
+            transactions: self.transactions.load(Relaxed),
+            last_commit_age: self.last_commit_age(),
             retained_bytes: self.retained.load(Relaxed),
             backend_pid: (pid != 0).then_some(pid),
         }
@@ -174,6 +188,16 @@ fn age<S: serde::Serializer>(since: &Instant, serializer: S) -> Result<S::Ok, S:
 fn optional_age<S: serde::Serializer>(since: &Option<Instant>, serializer: S) -> Result<S::Ok, S::Error> {
     match since {
         Some(since) => age(since, serializer),
+        None => serializer.serialize_none(),
+    }
+}
+
+fn optional_time_left<S: serde::Serializer>(at: &Option<Instant>, serializer: S) -> Result<S::Ok, S::Error> {
+    match at {
+        Some(at) => {
+            let left = at.saturating_duration_since(Instant::now());
+            serializer.serialize_u64(u64::try_from(left.as_millis()).unwrap_or(u64::MAX))
+        }
         None => serializer.serialize_none(),
     }
 }

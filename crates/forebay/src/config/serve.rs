@@ -88,11 +88,12 @@ pub struct ServeConfig {
     pub variable_notices: Vec<VariableNotice>,
     /// All explicit settings, to detect changes on reload.
     pub explicit_settings: ExplicitSettings,
+    /// Whether the process exits when an operator must act before the database can be followed.
+    pub exit_when_unfit: bool,
     /// HTML page at `/` of the clients' address; only `forebay dev` has one.
     pub(crate) home_page: Option<fn() -> Response<Bytes>>,
-    /// Whether the slot and the publication are dropped at shutdown, as `forebay dev` does with its
-    /// own.
-    pub(crate) drops_slot_on_exit: bool,
+    /// Whether the slot and the publication are dropped at shutdown. `forebay dev` always does.
+    pub drop_slot_on_shutdown: bool,
 }
 
 impl TryFrom<SettingLayers> for ServeConfig {
@@ -152,8 +153,9 @@ fn check_all(settings: ServeSettings, layers: &SettingLayers) -> Result<ServeCon
         otel: check_otel(&settings.otel, cfg!(feature = "otel"), layers)?,
         variable_notices: layers.notices().to_vec(),
         explicit_settings: layers.explicit_settings(),
+        exit_when_unfit: database.exit_when_unfit,
         home_page: None,
-        drops_slot_on_exit: false,
+        drop_slot_on_shutdown: database.drop_slot_on_shutdown,
     })
 }
 

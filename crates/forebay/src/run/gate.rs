@@ -14,7 +14,7 @@ use tokio::sync::oneshot;
 use tokio::time::{Instant, timeout, timeout_at};
 use tracing::{info, warn};
 
-use super::{StartError, join_quota, listen, log_mapped_variables, upkeep};
+use super::{ServerEnd, StartError, join_quota, listen, log_mapped_variables, upkeep};
 use crate::admin::{self, StatusReport};
 use crate::config::{ConfigError, GateConfig};
 use crate::otel::{Telemetry, TracedService};
@@ -116,11 +116,11 @@ impl GateServer {
     }
 
     /// Serves until a signal, then drains: refuses new streams, lets open ones continue until the
-    /// deadline, and closes the rest. Returns the name of a second signal, which ends it at once.
+    /// deadline, and closes the rest. A second signal ends it at once.
     ///
     /// The quota units are returned only after the last stream is closed, since other instances can
     /// use them at once.
-    pub async fn run(self, mut signals: Signals) -> Option<&'static str> {
+    pub async fn run(self, mut signals: Signals) -> ServerEnd {
         let GateServer {
             server,
             admin,
@@ -156,19 +156,19 @@ impl GateServer {
             let took = started.elapsed();
             let _ = tokio::join!(timeout(LEAVE_TIMEOUT, quota.leave()), telemetry.end());
             info!(cut, ?took, "gate stopped");
-            None
+            ServerEnd::Stopped
         };
-        let second = tokio::select! {
+        let ended = tokio::select! {
             second = signals.next() => {
                 warn!(signal = second, streams = drain.streams(), "gate aborted by a second signal");
-                Some(second)
+                ServerEnd::Aborted
             }
-            none = end => none,
+            ended = end => ended,
         };
         upkeep.abort();
         watch.inspect(tokio::task::JoinHandle::abort);
         admin.inspect(tokio::task::JoinHandle::abort);
-        second
+        ended
     }
 }
 

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use forebay_admission::Admission;
 use forebay_quota::Quota;
-use forebay_replication::NotReady;
 use forebay_replication::reservoir::ConnectionLimits;
+use forebay_replication::{Manager, ManagerStatus, ManagerStep, NotReady};
 use forebay_serve::protocol::{Access, DeletePolicy};
 use forebay_serve::{AccessControl, Config, ServeService, ShapeBackend};
 use forebay_shapes::Shapes;
@@ -19,7 +19,7 @@ use tokio::task::{JoinHandle, spawn_blocking};
 use tokio::time::{Instant, timeout};
 use tracing::{error, info, warn};
 
-use super::{StartError, join_quota, listen, log_mapped_variables, upkeep};
+use super::{ServerEnd, StartError, join_quota, listen, log_mapped_variables, upkeep};
 use crate::admin::{self, StatusReport};
 use crate::config::{ConfigError, ServeConfig};
 use crate::otel::{Telemetry, TracedService};
@@ -48,7 +48,8 @@ pub struct ShapeServer {
     metrics: PrometheusHandle,
     telemetry: Telemetry,
     /// Whether to drop slot and publication at shutdown.
-    drop_on_exit: bool,
+    drop_slot: bool,
+    exit_when_unfit: bool,
 }
 
 impl ShapeServer {
@@ -120,7 +121,6 @@ impl ShapeServer {
         .access(access)
         .tls(config.tls.clone());
         let admin = admin_listener.map(|listener| admin::server(listener, report, metrics.clone(), guard));
-        let drop_on_exit = config.drops_slot_on_exit;
         Ok(ShapeServer {
             server,
             admin,
@@ -131,7 +131,8 @@ impl ShapeServer {
             reload,
             metrics,
             telemetry,
-            drop_on_exit,
+            drop_slot: config.drop_slot_on_shutdown,
+            exit_when_unfit: config.exit_when_unfit,
         })
     }
 
@@ -158,14 +159,14 @@ impl ShapeServer {
         self.backend.manager().status().trouble
     }
 
-    /// Serves until a signal, then shuts down. Returns the name of a second signal, which ends it
-    /// at once.
+    /// Serves until a signal, then shuts down; a second signal ends it at once. SIGHUP reloads the
+    /// settings, and retries a connection to the database that has failed.
     ///
     /// New streams are refused. Received changes are made durable and acknowledged. From then on,
     /// open streams get no changes; they end at their own timeout or are aborted at the drain
     /// timeout. Their clients continue at their offset, at another instance or at this one after
     /// its restart. Last, the quota is returned, and the store is closed.
-    pub async fn run(self, mut signals: Signals) -> Option<&'static str> {
+    pub async fn run(self, mut signals: Signals) -> ServerEnd {
         let ShapeServer {
             server,
             admin,
@@ -176,14 +177,22 @@ impl ShapeServer {
             mut reload,
             metrics,
             telemetry,
-            drop_on_exit,
+            drop_slot,
+            exit_when_unfit,
         } = self;
         let upkeep = tokio::spawn(upkeep(metrics, server.stats()));
         let admin = admin.map(|admin| tokio::spawn(admin.run(std::future::pending())));
         let (stop, stopped) = oneshot::channel::<()>();
         let serving = tokio::spawn(server.run(async { drop(stopped.await) }));
 
-        let signal = signals.next_with_reload(async || reload.reload().await).await;
+        let reload_and_retry = async || {
+            reload.reload().await;
+            retry(backend.manager()).await;
+        };
+        let (ended, signal) = tokio::select! {
+            signal = signals.next_with_reload(reload_and_retry) => (ServerEnd::Stopped, signal),
+            () = unfit(backend.manager()), if exit_when_unfit => (ServerEnd::Unfit, "none"),
+        };
         let started = Instant::now();
         admission.close();
         info!(signal, "server stopping");
@@ -191,7 +200,7 @@ impl ShapeServer {
             let _ = stop.send(());
             backend.end_tasks();
             tasks.iter().for_each(JoinHandle::abort);
-            match drop_on_exit {
+            match drop_slot {
                 true => backend.manager().shutdown_and_drop().await,
                 false => backend.manager().shutdown().await,
             }
@@ -199,22 +208,22 @@ impl ShapeServer {
             let _ = tokio::join!(timeout(LEAVE_TIMEOUT, quota.leave()), telemetry.end());
             backend.end_writing().await;
             info!(cut, took = ?started.elapsed(), "server stopped");
-            None::<&'static str>
+            ended
         };
         let mut end = std::pin::pin!(end);
-        let second = tokio::select! {
-            second = signals.next() => Some(second),
-            none = &mut end => none,
-        };
-        if let Some(signal) = second {
-            warn!(signal, "server aborted by a second signal");
-            if drop_on_exit {
-                let _ = timeout(CLEANUP_TIMEOUT, end).await;
+        let ended = tokio::select! {
+            ended = &mut end => ended,
+            signal = signals.next() => {
+                warn!(signal, "server aborted by a second signal");
+                if drop_slot {
+                    let _ = timeout(CLEANUP_TIMEOUT, end).await;
+                }
+                ServerEnd::Aborted
             }
-        }
+        };
         upkeep.abort();
         admin.inspect(tokio::task::JoinHandle::abort);
-        second
+        ended
     }
 }
 
@@ -232,6 +241,27 @@ fn backend_config(config: &ServeConfig) -> Config {
     backend.tokens_claim = config.tokens.clone();
     backend.home = config.home_page;
     backend
+}
+
+/// Retries a failed connection to the database at once. The password is read again with it.
+async fn retry(manager: &Manager) {
+    if manager.status().trouble.is_some() {
+        info!("database connection retried");
+    }
+    // An error means that the manager has ended already.
+    let _ended = manager.retry().await;
+}
+
+/// Waits until the manager halts, because an operator must act, and logs the reason.
+async fn unfit(manager: &Manager) {
+    let halted = |status: &ManagerStatus| status.step == ManagerStep::Halted;
+    match manager.wait_until(halted).await {
+        Ok(status) => {
+            let (reason, why) = (status.halted, status.trouble);
+            error!(reason, why, "process exiting: database unfit");
+        }
+        Err(_) => std::future::pending().await, // the manager was shut down
+    }
 }
 
 /// Exits the process when a write to the store has failed. The state on disk is then unknown; the

@@ -74,11 +74,16 @@ settings! {
 
         /// Uses a temporary slot, which Postgres drops when the connection ends. No WAL is retained
         /// without a connection, and all shapes start over after each reconnection.
-        temporary_slot: bool = false,
+        temporary_slot: bool = false;
+
+        /// Drops the slot and the publication at shutdown, unless another instance holds the slot.
+        /// All shapes start over at the next start. A manual publication stays. A killed process
+        /// drops nothing.
+        drop_slot_on_shutdown: bool = false,
             electric(
                 "CLEANUP_REPLICATION_SLOTS_ON_SHUTDOWN",
                 switch,
-                "all shapes start over after each reconnection",
+                "drops the publication, too; the slot is an ordinary one and survives reconnections",
             );
 
         /// Creates the slot with `failover`: standbys synchronize it, and shapes survive a
@@ -103,6 +108,11 @@ settings! {
         /// `REPLICA IDENTITY` stays `FULL`. It has no effect on a manual publication, nor while the
         /// database has another slot with pgoutput.
         unpublish_after_ms: Duration = 600_000, or_zero();
+
+        /// Exits with status 1 if the database is unfit at the start: wrong password, missing role,
+        /// right or database, wrong `wal_level`. Without it, the process logs the reason, and tries
+        /// again every 30 s and on SIGHUP.
+        exit_when_unfit: bool = false, flag("--exit-when-unfit", "");
 
         /// Number of connections besides replication: a quarter, 1 to 4, for metadata, the rest for
         /// snapshots. The default is a fifth of the default `max_connections` of Postgres.

@@ -1,5 +1,7 @@
 //! Events that the machine receives, and effects that it returns.
 
+use std::time::Duration;
+
 use crate::core::continuity::ResetReason;
 use crate::core::step::{ManagerStep, StopStep};
 use crate::pools::PoolStatus;
@@ -9,8 +11,8 @@ use crate::publication::{TableChange, TableName};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum RecoveryAction {
-    /// An operator must act. Halts the manager at its first start; after the first success it is
-    /// retried.
+    /// An operator must act. Halts the manager at its first start, which is retried every 30 s.
+    /// After the first success it is retried like a temporary failure.
     Halt,
     /// The slot is unusable: drops it, creates a new one, and resets the consumer.
     RecreateSlot,
@@ -114,6 +116,13 @@ pub(crate) enum Effect {
     CloseSource(AttemptId),
     ClosePools,
     Stop(StopStep),
+    /// Logs and counts that the server streams again.
+    Recovered {
+        /// Time since the first failure.
+        retried_for: Duration,
+        /// Failures since the last stable stream.
+        tries: u32,
+    },
     /// Sends an event to the subscribers.
     Notify(ManagerEvent),
 }
@@ -142,8 +151,10 @@ pub enum ManagerEvent {
         /// What happened to it.
         change: TableChange,
     },
-    /// The manager halted: an operator must act.
+    /// The manager halted: an operator must act. It retries every 30 s.
     Halted {
+        /// Value of the `reason` label in metrics.
+        reason: &'static str,
         /// What happened, and what to do.
         why: String,
     },

@@ -141,13 +141,74 @@ fn events_of_an_earlier_connection_change_nothing() {
 }
 
 #[test]
-fn a_halt_failure_before_the_first_success_halts_until_an_operator_retries() {
+fn a_halted_manager_retries_every_30_seconds_and_at_once_on_request() {
     let mut harness = MachineHarness::new(None).up_to(ManagerStep::ReplicationClientConnecting);
-    let halted = harness.on(Event::SourceEnded(1, Some(failure(RecoveryAction::Halt)))).to_vec();
-    assert!(halted.contains(&Effect::Notify(ManagerEvent::Halted { why: "it broke".into() })));
-    assert_eq!(harness.machine.wake_at(), None);
+    let halt = || Some(failure(RecoveryAction::Halt));
+    for attempt in 1..=3 {
+        let halted = harness.on(Event::SourceEnded(attempt, halt())).to_vec();
+        let event = ManagerEvent::Halted { reason: "test", why: "it broke".into() };
+        assert!(halted.contains(&Effect::Notify(event)), "{halted:?}");
+        let next = harness.now + Duration::from_secs(30);
+        assert_eq!((harness.machine.wake_at(), harness.machine.next_attempt()), (Some(next), Some(next)));
+        assert_eq!(u64::from(harness.machine.backoff().tries()), attempt);
+        assert_eq!(harness.after(29), []);
+        let opened = harness.after(1);
+        assert!(opened.contains(&Effect::OpenSource { attempt: attempt + 1, recreate_slot: false }));
+        assert_eq!(harness.machine.halt_reason(), Some("test"), "during the next attempt, too");
+    }
+    harness.on(Event::SourceEnded(4, halt()));
     harness.on(Event::Retry);
     assert_eq!(harness.machine.step(), ManagerStep::ReplicationClientConnecting);
+    harness.set_up();
+    assert_eq!((harness.machine.step(), harness.machine.halt_reason()), (ManagerStep::Streaming, None));
+}
+
+#[test]
+fn a_retry_during_an_attempt_repeats_it_at_once_if_it_fails() {
+    for action in [RecoveryAction::Halt, RecoveryAction::Retry] {
+        let mut harness = MachineHarness::new(None).up_to(ManagerStep::ConfiguringConnection);
+        harness.on(Event::Retry);
+        harness.on(Event::SourceEnded(1, Some(failure(action))));
+        assert_eq!(harness.machine.wake_at(), Some(harness.now), "{action:?}");
+        assert!(harness.after(0).contains(&Effect::OpenSource { attempt: 2, recreate_slot: false }));
+        harness.on(Event::SourceEnded(2, Some(failure(action))));
+        assert!(harness.machine.wake_at() > Some(harness.now), "only once");
+    }
+}
+
+#[test]
+fn a_halt_ends_with_another_failure() {
+    let mut harness = MachineHarness::new(None).up_to(ManagerStep::ReplicationClientConnecting);
+    harness.on(Event::SourceEnded(1, Some(failure(RecoveryAction::Halt))));
+    harness.after(30);
+    harness.on(Event::SourceEnded(2, Some(failure(RecoveryAction::Retry))));
+    assert_eq!((harness.machine.step(), harness.machine.halt_reason()), (ManagerStep::BackingOff, None));
+}
+
+#[test]
+fn the_total_retry_time_is_reported_when_the_server_streams_again() {
+    let mut harness = MachineHarness::new(None).up_to(ManagerStep::WaitingForStreamingConfirmation);
+    let recovered = |effects: &[Effect]| {
+        effects.iter().find_map(|effect| match effect {
+            Effect::Recovered { retried_for, tries } => Some((retried_for.as_secs(), *tries)),
+            _ => None,
+        })
+    };
+    assert_eq!(recovered(harness.on(Event::Confirmed(1))), None, "nothing has failed");
+    for (round, tries) in [(0, 2), (1, 4)] {
+        for _ in 0..2 {
+            let attempt = harness.attempt();
+            harness.on(Event::SourceEnded(attempt, Some(failure(RecoveryAction::Retry))));
+            harness.after(10);
+        }
+        let attempt = harness.attempt();
+        for event in [Event::Connected as fn(u64) -> Event, Event::LockTaken, Event::Configured, |attempt| {
+            Event::ConsumerReady(attempt, None)
+        }] {
+            harness.on(event(attempt));
+        }
+        assert_eq!(recovered(harness.on(Event::Confirmed(attempt))), Some((20, tries)), "outage {round}");
+    }
 }
 
 #[test]
@@ -155,7 +216,7 @@ fn a_halted_manager_closes_its_pools_and_starts_new_ones_on_retry() {
     let mut harness = MachineHarness::new(None).up_to(ManagerStep::ConnectionPoolConnecting);
     let halted = harness.on(Event::PoolsFailed(failure(RecoveryAction::Halt))).to_vec();
     assert!(halted.contains(&Effect::ClosePools));
-    assert_eq!((harness.machine.step(), harness.machine.wake_at()), (ManagerStep::Halted, None));
+    assert_eq!(harness.machine.step(), ManagerStep::Halted);
     harness.on(Event::PoolsChanged(ready()));
     assert!(
         !harness.machine.conditions().holds(ReadyCondition::AdminConnectionPoolReady),
@@ -458,6 +519,7 @@ impl OpenConnections {
                 | Effect::MeasureSlot
                 | Effect::ClosePools
                 | Effect::Stop(_)
+                | Effect::Recovered { .. }
                 | Effect::Notify(_) => {}
             }
         }
@@ -471,11 +533,9 @@ fn can_leave_state(machine: &ManagerMachine) -> bool {
         | ManagerStep::ConnectionPoolConnecting
         | ManagerStep::StartShapes => machine.source().is_some(),
         // A caller's event leaves the state.
-        ManagerStep::Sleeping
-        | ManagerStep::Halted
-        | ManagerStep::Stopped
-        | ManagerStep::StartReplicationClient => true,
+        ManagerStep::Sleeping | ManagerStep::Stopped | ManagerStep::StartReplicationClient => true,
         ManagerStep::BackingOff
+        | ManagerStep::Halted
         | ManagerStep::AcquiringLock
         | ManagerStep::ConfiguringConnection
         | ManagerStep::StartConnectionPool
