@@ -239,10 +239,24 @@ impl ManagerConfig {
         self.pooled.as_ref().unwrap_or(&self.connect)
     }
 
-    pub(crate) fn reservoir(&self) -> ReservoirConfig {
-        let config = ReservoirConfig::new(self.pool_size)
-            .service("postgres")
-            .low_watermark(self.pool_size.div_ceil(2));
+    /// Returns the configuration of the metadata and of the snapshot pool. Together they may have
+    /// an eighth more connections than `pool_size`, and each at least one more, so that a
+    /// connection can be replaced before it expires.
+    pub(crate) fn reservoirs(&self) -> [ReservoirConfig; 2] {
+        let (admin, snapshot) = pool_sizes(self.pool_size);
+        let (both_max, admin_max) = (self.pool_size.saturating_add(self.pool_size / 8), admin + 1);
+        let snapshot_max = both_max.saturating_sub(admin_max).max(snapshot.saturating_add(1));
+        [
+            // The snapshot pool waits for this watermark, so it is the whole pool.
+            self.reservoir("postgres_admin", admin).low_watermark(admin).max(admin_max),
+            self.reservoir("postgres_snapshot", snapshot)
+                .low_watermark(snapshot.div_ceil(2))
+                .max(snapshot_max),
+        ]
+    }
+
+    fn reservoir(&self, service: &str, size: u32) -> ReservoirConfig {
+        let config = ReservoirConfig::new(size).service(service);
         match self.pooled {
             // A pooler runs each transaction on any server connection: there is no state to reset.
             Some(_) => config.reset(Reset::Custom("ROLLBACK".into())),

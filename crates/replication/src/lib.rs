@@ -28,7 +28,7 @@
 //!      │ events (64)          ▲ status: step, seven conditions, last failure
 //!      ▼                      │
 //!  worker.rs ── event ──▶ core/machine ── effects ──▶ source/           one replication connection
-//!      ▲                  pure, takes now             pools.rs          two views of one reservoir
+//!      ▲                  pure, takes now             pools.rs          two pools, two reservoirs
 //!      └───────────── results as events ◀──────────── manager_tasks.rs  SQL outside the stream
 //!
 //!  source/: connect ▶ inspect server ▶ lock ▶ publication, slot, settings
@@ -92,6 +92,8 @@
 //!   `unlisted_sqlstates_are_retried`,
 //!   `delays_double_up_to_ten_seconds_and_are_shortened_by_a_fifth_at_most`,
 //!   `five_panics_in_a_minute_halt_it_and_four_do_not`
+//! - Snapshots never take a connection of the metadata pool.
+//!   `snapshots_leave_the_metadata_connections_free_on_a_nearly_full_server`
 //! - A manually managed publication is never changed.
 //!   `a_manual_publication_is_not_changed_even_by_its_owner`,
 //!   `a_manual_publication_must_exist_and_have_all_operations`,

@@ -135,7 +135,7 @@ impl Manager {
         self.usage().admit()
     }
 
-    /// Returns the status of the reservoir behind both pools; `None` if it is closed.
+    /// Returns the status of both pools' reservoirs together; `None` if they are closed.
     pub fn pool_status(&self) -> Option<forebay_reservoir::Status> {
         self.inner.context.pools().ok().map(|pools| pools.status())
     }

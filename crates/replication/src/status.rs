@@ -46,16 +46,19 @@ pub struct ManagerStatus {
     pub halted: Option<&'static str>,
 }
 
-/// Summary of the connection's state.
+/// Summary of the connection's state, computed from the conditions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum ConnectionStatus {
-    /// Waits for the lock, which another instance may hold.
+    /// The server is reached, and another instance may hold the lock. An instance that can't reach
+    /// the server doesn't hold the lock either, but is `Starting`: a waiting instance counts as
+    /// ready in a rolling deploy.
     WaitingOnLock,
-    /// Connecting, for the first time or again.
+    /// Connecting, for the first time or again, or a pool lacks connections.
     Starting,
-    /// The server streams, or was sent `START_REPLICATION`.
+    /// The lock is held, replication is set up, both pools are ready, and the integrity checks have
+    /// passed.
     Up,
     /// The database is idle: no connection is open.
     Sleeping,
@@ -68,11 +71,21 @@ pub enum ConnectionStatus {
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum ShapeStatus {
-    /// The consumer has not loaded its state.
+    /// The consumer has not loaded its state, or has never been able to take changes.
     Starting,
-    /// The consumer's data can be read.
+    /// The consumer has loaded its state and took changes once. A lost connection doesn't change
+    /// that: its data can still be read.
     Up,
 }
+
+/// Conditions of [`ConnectionStatus::Up`].
+const CONNECTED: [ReadyCondition; 5] = [
+    ReadyCondition::PgLockAcquired,
+    ReadyCondition::ReplicationClientReady,
+    ReadyCondition::AdminConnectionPoolReady,
+    ReadyCondition::SnapshotConnectionPoolReady,
+    ReadyCondition::IntegrityChecksPassed,
+];
 
 /// State of one condition.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -116,11 +129,11 @@ impl ManagerStatus {
         let connection = match step.phase() {
             ManagerPhase::Sleeping => ConnectionStatus::Sleeping,
             ManagerPhase::Halted | ManagerPhase::Stopped => ConnectionStatus::Down,
-            ManagerPhase::ConnectionSetup if step == ManagerStep::AcquiringLock => {
-                ConnectionStatus::WaitingOnLock
-            }
-            ManagerPhase::ConnectionSetup => ConnectionStatus::Starting,
-            ManagerPhase::Running => ConnectionStatus::Up,
+            ManagerPhase::ConnectionSetup | ManagerPhase::Running => match step {
+                ManagerStep::AcquiringLock => ConnectionStatus::WaitingOnLock,
+                _ if CONNECTED.iter().all(|condition| conditions.holds(*condition)) => ConnectionStatus::Up,
+                _ => ConnectionStatus::Starting,
+            },
         };
         let condition = |condition: ReadyCondition| {
             let state = conditions.get(condition);
@@ -136,13 +149,13 @@ impl ManagerStatus {
             step,
             step_since: machine.step_since().into(),
             connection,
-            shapes: match conditions.holds(ReadyCondition::SupervisorProcessesReady) {
+            shapes: match machine.was_ready() && conditions.holds(ReadyCondition::SupervisorProcessesReady) {
                 true => ShapeStatus::Up,
                 false => ShapeStatus::Starting,
             },
             conditions: ReadyCondition::ALL.map(condition).to_vec(),
-            admin_pool: machine.pools().admin,
-            snapshot_pool: machine.pools().snapshot,
+            admin_pool: machine.pools().admin.status,
+            snapshot_pool: machine.pools().snapshot.status,
             retries: machine.backoff().tries(),
             retrying_since: machine.backoff().since().map(Into::into),
             next_attempt: machine.next_attempt().map(Into::into),

@@ -302,12 +302,7 @@ impl<C: Consumer> ManagerWorker<C> {
         // A late checkpoint must not continue without the lock.
         self.checkpointing.take().iter().for_each(AbortHandle::abort);
         match step {
-            StopStep::ClosingSnapshotPool => {
-                if let Ok(pools) = self.context.pools() {
-                    pools.close_snapshots();
-                }
-                self.tasks.send(Event::StopDone(step));
-            }
+            StopStep::ClosingSnapshotPool => self.tasks.close_snapshot_pool(self.context.pools().ok()),
             StopStep::Checkpointing => {
                 let (consumer, events) =
                     (self.source_context.consumer.clone(), self.source_context.events.clone());

@@ -63,7 +63,7 @@ pub enum ManagerStep {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum StopStep {
-    /// Refuses new snapshot connections.
+    /// Closes the snapshot pool: ready connections now, lent ones when they are returned.
     ClosingSnapshotPool,
     /// Drops the publication, if requested.
     DroppingPublication,

@@ -109,13 +109,15 @@ settings! {
         /// database has another slot with pgoutput.
         unpublish_after_ms: Duration = 600_000, or_zero();
 
-        /// Exits with status 1 if the database is unfit at the start: wrong password, missing role,
-        /// right or database, wrong `wal_level`. Without it, the process logs the reason, and tries
-        /// again every 30 s and on SIGHUP.
+        /// Exits with status 1 if an operator must act before the database can be followed: wrong
+        /// password, missing role, right or database, wrong `wal_level`. Without it, the process
+        /// logs the reason, and tries again every 30 s and on SIGHUP. After a first success,
+        /// failures are retried in any case.
         exit_when_unfit: bool = false, flag("--exit-when-unfit", "");
 
         /// Number of connections besides replication: a quarter, 1 to 4, for metadata, the rest for
-        /// snapshots. The default is a fifth of the default `max_connections` of Postgres.
+        /// snapshots. These are two pools: snapshots can't take connections for metadata. The
+        /// default is a fifth of the default `max_connections` of Postgres.
         pool_size: u32 = 20,
             bounds(2, 10_000),
             reason("at least one connection for metadata and one for snapshots"),

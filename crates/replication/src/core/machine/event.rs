@@ -80,12 +80,25 @@ pub(crate) enum Event {
 }
 
 /// State of both pools.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct PoolReport {
-    pub(crate) admin: PoolStatus,
-    pub(crate) snapshot: PoolStatus,
-    /// Why the pools aren't ready, if known.
+    pub(crate) admin: PoolState,
+    pub(crate) snapshot: PoolState,
+}
+
+/// State of one pool.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct PoolState {
+    pub(crate) status: PoolStatus,
+    /// Why the pool isn't ready, if known.
     pub(crate) why: Option<String>,
+}
+
+/// A pool that has not been filled yet.
+impl Default for PoolState {
+    fn default() -> Self {
+        PoolState { status: PoolStatus::Starting, why: None }
+    }
 }
 
 /// An action that the worker performs for the machine.

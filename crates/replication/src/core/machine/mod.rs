@@ -16,12 +16,11 @@ mod tests;
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-pub(crate) use self::event::{AttemptId, Effect, Event, FailureReport, PoolReport};
+pub(crate) use self::event::{AttemptId, Effect, Event, FailureReport, PoolReport, PoolState};
 pub use self::event::{ManagerEvent, RecoveryAction};
 use super::backoff::RestartBackoff;
 use super::conditions::{Conditions, ReadyCondition};
 use super::step::{ManagerPhase, ManagerStep, StopStep};
-use crate::pools::PoolStatus;
 
 /// Interval between two diagnoses of a setup that takes long.
 const SETUP_CHECK: Duration = Duration::from_secs(5);
@@ -126,7 +125,7 @@ impl ManagerMachine {
             recreate_slot: false,
             prepared: None,
             pools_started: false,
-            pools: PoolReport { admin: PoolStatus::Starting, snapshot: PoolStatus::Starting, why: None },
+            pools: PoolReport::default(),
             measure_at: None,
             backoff: RestartBackoff::new(seed),
             panics: VecDeque::new(),
@@ -360,6 +359,11 @@ impl ManagerMachine {
     /// Returns the last failure; `None` once the server has confirmed a stream after it.
     pub(crate) fn failure(&self) -> Option<&FailureReport> {
         self.failure.as_ref()
+    }
+
+    /// Returns whether the server has confirmed a stream since the start.
+    pub(crate) fn was_ready(&self) -> bool {
+        self.was_ready
     }
 
     /// Returns the reason of a halt. It stays set during the attempts that follow, until one has

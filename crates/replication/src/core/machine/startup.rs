@@ -4,7 +4,8 @@ use std::time::{Duration, Instant};
 
 use super::{
     AttemptId, Effect, FailureReport, HALT_RETRY, LIVENESS_CHECK, MAX_PANICS, MEASURE, ManagerEvent,
-    ManagerMachine, PANIC_WINDOW, PoolReport, RECONCILE, RecoveryAction, SETUP_CHECK, STABLE_AFTER, State,
+    ManagerMachine, PANIC_WINDOW, PoolReport, PoolState, RECONCILE, RecoveryAction, SETUP_CHECK,
+    STABLE_AFTER, State,
 };
 use crate::core::conditions::ReadyCondition;
 use crate::core::continuity::ResetReason;
@@ -67,8 +68,7 @@ impl ManagerMachine {
         if !self.pools_started {
             self.pools_started = true;
             self.measure_at = Some(now + MEASURE);
-            self.pools =
-                PoolReport { admin: PoolStatus::Starting, snapshot: PoolStatus::Starting, why: None };
+            self.pools = PoolReport::default();
             out.push(Effect::StartPools);
         }
         self.enter(State::FillingPools, now, out);
@@ -82,17 +82,13 @@ impl ManagerMachine {
             return;
         }
         self.pools = report;
-        let why = self.pools.why.clone();
         let pools = [
-            (ReadyCondition::AdminConnectionPoolReady, self.pools.admin),
-            (ReadyCondition::SnapshotConnectionPoolReady, self.pools.snapshot),
+            (ReadyCondition::AdminConnectionPoolReady, &self.pools.admin),
+            (ReadyCondition::SnapshotConnectionPoolReady, &self.pools.snapshot),
         ];
-        for (condition, status) in pools {
-            let why = match status {
-                PoolStatus::Ready => status.as_str(),
-                PoolStatus::Starting | PoolStatus::Repopulating => why.as_deref().unwrap_or(status.as_str()),
-            };
-            self.conditions.set(condition, status == PoolStatus::Ready, why, now);
+        for (condition, PoolState { status, why }) in pools {
+            let why = why.as_deref().unwrap_or(status.as_str());
+            self.conditions.set(condition, *status == PoolStatus::Ready, why, now);
         }
         if matches!(self.state, State::FillingPools) && self.has_filled_pools() {
             self.prepare_consumer(now, out);
@@ -102,7 +98,7 @@ impl ManagerMachine {
     /// Returns whether both pools were filled once. Repopulating pools suffice: the next steps need
     /// one or two connections.
     fn has_filled_pools(&self) -> bool {
-        self.pools.admin != PoolStatus::Starting && self.pools.snapshot != PoolStatus::Starting
+        [&self.pools.admin, &self.pools.snapshot].iter().all(|pool| pool.status != PoolStatus::Starting)
     }
 
     fn prepare_consumer(&mut self, now: Instant, out: &mut Vec<Effect>) {
@@ -302,6 +298,8 @@ impl ManagerMachine {
         let lost = [
             ReadyCondition::PgLockAcquired,
             ReadyCondition::ReplicationClientReady,
+            // Each connection compares the server with the consumer again.
+            ReadyCondition::IntegrityChecksPassed,
             ReadyCondition::ShapeLogCollectorReady,
         ];
         for condition in lost {

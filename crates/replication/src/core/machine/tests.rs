@@ -8,7 +8,9 @@ use proptest::prelude::*;
 use super::super::conditions::ReadyCondition;
 use super::super::continuity::ResetReason;
 use super::super::step::{ManagerPhase, ManagerStep, StopStep};
-use super::{Effect, Event, FailureReport, ManagerEvent, ManagerMachine, PoolReport, RecoveryAction};
+use super::{
+    Effect, Event, FailureReport, ManagerEvent, ManagerMachine, PoolReport, PoolState, RecoveryAction,
+};
 use crate::pools::PoolStatus;
 
 struct MachineHarness {
@@ -75,7 +77,11 @@ impl MachineHarness {
 }
 
 fn ready() -> PoolReport {
-    PoolReport { admin: PoolStatus::Ready, snapshot: PoolStatus::Ready, why: None }
+    PoolReport { admin: pool(PoolStatus::Ready), snapshot: pool(PoolStatus::Ready) }
+}
+
+fn pool(status: PoolStatus) -> PoolState {
+    PoolState { status, why: None }
 }
 
 fn failure(action: RecoveryAction) -> FailureReport {
@@ -442,6 +448,51 @@ fn without_the_lock_no_checkpoint_is_saved_and_no_publication_is_dropped() {
     }
 }
 
+#[test]
+fn connection_and_shape_status_follow_the_conditions() {
+    use crate::status::{ConnectionStatus as Connection, ManagerStatus, ShapeStatus as Shapes};
+    let status = |harness: &MachineHarness| {
+        let status = ManagerStatus::of(&harness.machine);
+        (status.connection, status.shapes)
+    };
+    for (step, expected) in [
+        (ManagerStep::ReplicationClientConnecting, (Connection::Starting, Shapes::Starting)),
+        (ManagerStep::AcquiringLock, (Connection::WaitingOnLock, Shapes::Starting)),
+        (ManagerStep::ConfiguringConnection, (Connection::Starting, Shapes::Starting)),
+        (ManagerStep::ConnectionPoolConnecting, (Connection::Starting, Shapes::Starting)),
+        (ManagerStep::StartShapes, (Connection::Starting, Shapes::Starting)),
+        (ManagerStep::WaitingForStreamingConfirmation, (Connection::Up, Shapes::Starting)),
+        (ManagerStep::Streaming, (Connection::Up, Shapes::Up)),
+    ] {
+        assert_eq!(status(&MachineHarness::new(None).up_to(step)), expected, "{step}");
+    }
+    let mut harness = MachineHarness::new(Some(Duration::from_secs(60))).up_to(ManagerStep::Streaming);
+    let lacks_snapshots = PoolReport { snapshot: pool(PoolStatus::Repopulating), ..ready() };
+    harness.on(Event::PoolsChanged(lacks_snapshots));
+    assert_eq!(status(&harness), (Connection::Starting, Shapes::Up), "a pool lacks connections");
+    let conditions = harness.machine.conditions();
+    assert!(conditions.holds(ReadyCondition::AdminConnectionPoolReady));
+    assert!(!conditions.holds(ReadyCondition::SnapshotConnectionPoolReady));
+    harness.on(Event::PoolsChanged(ready()));
+    assert_eq!(status(&harness), (Connection::Up, Shapes::Up));
+    harness.on(Event::SourceEnded(1, Some(failure(RecoveryAction::Retry))));
+    assert_eq!(status(&harness), (Connection::Starting, Shapes::Up), "shapes survive a lost connection");
+    harness.after(1);
+    for event in [Event::Connected, Event::LockTaken, Event::Configured] {
+        harness.on(event(2));
+    }
+    assert_eq!(harness.machine.step(), ManagerStep::StartShapes);
+    assert_eq!(status(&harness), (Connection::Starting, Shapes::Up), "the checks are repeated");
+    harness.on(Event::ConsumerReady(2, None));
+    harness.on(Event::Confirmed(2));
+    assert_eq!(status(&harness), (Connection::Up, Shapes::Up));
+    harness.after(61);
+    assert_eq!(status(&harness).0, Connection::Sleeping);
+    let mut halted = MachineHarness::new(None).up_to(ManagerStep::ReplicationClientConnecting);
+    halted.on(Event::SourceEnded(1, Some(failure(RecoveryAction::Halt))));
+    assert_eq!(status(&halted).0, Connection::Down);
+}
+
 fn any_event() -> impl Strategy<Value = (u8, u8, u8)> {
     (0..23_u8, any::<u8>(), 0..15_u8)
 }
@@ -459,7 +510,7 @@ fn event_of(kind: u8, detail: u8, attempt: u64) -> Event {
         1 => PoolStatus::Repopulating,
         _ => PoolStatus::Ready,
     };
-    let report = PoolReport { admin: status(detail), snapshot: status(detail >> 2), why: None };
+    let report = PoolReport { admin: pool(status(detail)), snapshot: pool(status(detail >> 2)) };
     let stop = StopStep::ALL[usize::from(detail) % StopStep::ALL.len()];
     match kind {
         0 => Event::Start,
