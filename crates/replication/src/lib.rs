@@ -88,6 +88,7 @@
 //!   retries every 30 s. Other failures are retried after at most 10 s.
 //!   `a_wrong_wal_level_is_reported_with_the_statement_that_changes_it`,
 //!   `a_halted_manager_retries_every_30_seconds_and_at_once_on_request`,
+//!   `a_halted_manager_recovers_within_30_seconds_after_the_cause_was_fixed`,
 //!   `a_refusal_that_halts_the_first_start_is_retried_after_a_success`,
 //!   `unlisted_sqlstates_are_retried`,
 //!   `delays_double_up_to_ten_seconds_and_are_shortened_by_a_fifth_at_most`,
