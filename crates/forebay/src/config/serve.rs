@@ -13,7 +13,7 @@ use http::Response;
 
 use super::ConfigError;
 use super::admission::AdmissionConfig;
-use super::database::{check_database, max_snapshots};
+use super::database::{check_database, max_snapshots, pool_size};
 use super::explicit_settings::ExplicitSettings;
 use super::identity::{IdentityConfig, TrustedProxies};
 use super::imported_variables::VariableNotice;
@@ -142,7 +142,7 @@ fn check_all(settings: ServeSettings, layers: &SettingLayers) -> Result<ServeCon
         max_connections: Some(database.max_connections).filter(|most| *most > 0),
         connections_per_second: database.connections_per_second,
         unpublish_after: Some(database.unpublish_after_ms).filter(|time| !time.is_zero()),
-        snapshots: check_snapshots(serve.snapshots, database.pool_size, layers)?,
+        snapshots: check_snapshots(serve.snapshots, pool_size(&database, layers)?, layers)?,
         secret: serve.secret,
         drain_timeout: http.drain_timeout,
         http,
@@ -210,7 +210,8 @@ fn check_snapshots(given: Option<u32>, pool_size: u32, layers: &SettingLayers) -
     match given {
         Some(given) if given > most => {
             let why = format!(
-                "is more than the {most} that database.pool_size has connections for: increase that, too"
+                "is more than the {most} that database.pool_size and max_connections have connections for: \
+                 increase that, too"
             );
             Err(layers.error("serve.snapshots", given.to_string(), why))
         }

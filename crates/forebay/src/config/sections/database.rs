@@ -123,8 +123,8 @@ settings! {
             reason("at least one connection for metadata and one for snapshots"),
             electric("ELECTRIC_DB_POOL_SIZE", text, "at least 2");
 
-        /// Maximum number of pool connections of all instances with the same Redis; 0: only the
-        /// pool sizes limit them.
+        /// Maximum number of pool connections of all instances with the same Redis, at least 2; 0:
+        /// only the pool sizes limit them.
         max_connections: u32 = 0;
 
         /// Maximum number of pool connections that all instances with the same Redis open in a
