@@ -104,7 +104,8 @@ or into the file. --example-config prints a file with all keys, their defaults a
 
 SIGTERM or SIGINT: new streams are refused, open streams end, and all received changes are made durable. A second \
 signal ends the process at once. SIGHUP: limits, secrets, keys, the certificate and the log filter are reloaded; \
-the log lists the changed settings that need a restart. The admin address has a dashboard at /, and /healthz, \
+the log lists the changed settings that need a restart. A connection to the database that has failed is retried at \
+once, with the password that its file has now. The admin address has a dashboard at /, and /healthz, \
 /readyz, /metrics and /v1/status.";
 
 /// Flags of `forebay serve`.

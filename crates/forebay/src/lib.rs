@@ -158,4 +158,4 @@ pub mod tail;
 pub mod terminal;
 pub mod tls;
 
-pub use run::{GateServer, ShapeServer, StartError};
+pub use run::{GateServer, ServerEnd, ShapeServer, StartError};

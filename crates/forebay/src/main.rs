@@ -15,7 +15,9 @@ use forebay::signals::Signals;
 use forebay::status::StatusFormat;
 use forebay::tail::TailShape;
 use forebay::terminal::Paint;
-use forebay::{GateServer, ShapeServer, check, config, descriptors, logging, memory, metrics, status, tail};
+use forebay::{
+    GateServer, ServerEnd, ShapeServer, check, config, descriptors, logging, memory, metrics, status, tail,
+};
 use metrics_exporter_prometheus::PrometheusHandle;
 
 /// Exit code for invalid settings, as shells use it for wrong usage.
@@ -162,25 +164,25 @@ fn run_dev(args: forebay::cli::DevArgs) -> anyhow::Result<ExitCode> {
     })
 }
 
-/// Runs a server until a signal has ended it. A second signal ends it at once, with a failure code.
+/// Runs a server to its end. The exit code is 0 only if a first signal has ended it.
 fn run_server<F>(log: &LogConfig, command: F) -> anyhow::Result<ExitCode>
 where
-    F: AsyncFnOnce(PrometheusHandle, Option<u64>, Signals) -> anyhow::Result<Option<&'static str>>,
+    F: AsyncFnOnce(PrometheusHandle, Option<u64>, Signals) -> anyhow::Result<ServerEnd>,
 {
     logging::init(log).context("can't log")?;
     let descriptors = descriptors::raise_limit();
     let recorder = metrics::install().context("can't collect metrics")?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
     let runtime = runtime.context("can't start threads")?;
-    let second_signal = runtime.block_on(async {
+    let ended = runtime.block_on(async {
         let signals = Signals::catch().context("can't catch signals")?;
         command(recorder, descriptors, signals).await
     })?;
     // Remaining tasks are dropped with their sockets, without waiting.
     runtime.shutdown_background();
-    Ok(match second_signal {
-        None => ExitCode::SUCCESS,
-        Some(_) => ExitCode::FAILURE,
+    Ok(match ended {
+        ServerEnd::Stopped => ExitCode::SUCCESS,
+        _ => ExitCode::FAILURE,
     })
 }
 

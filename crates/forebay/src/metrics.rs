@@ -9,6 +9,7 @@ use std::time::Duration;
 use forebay_admission::metrics as admission;
 use forebay_gate::metrics as gate;
 use forebay_redis::metrics as redis;
+use forebay_replication::metrics as replication;
 use forebay_replication::reservoir::metrics as reservoir;
 use forebay_serve::metrics as serve;
 use forebay_stream::ServerCounts;
@@ -45,6 +46,7 @@ pub fn install() -> Result<PrometheusHandle, BuildError> {
         (admission::WAIT_SECONDS, &HEAD_BUCKETS),
         (admission::STREAM_SECONDS, &STREAM_BUCKETS),
         (serve::SNAPSHOT_SECONDS, &serve::SNAPSHOT_BUCKETS),
+        (replication::RECOVERY_SECONDS, &STREAM_BUCKETS),
         (reservoir::DIAL_SECONDS, &HEAD_BUCKETS),
         (reservoir::WAIT_SECONDS, &HEAD_BUCKETS),
         (reservoir::RETIREMENT_AGE_SECONDS, &STREAM_BUCKETS),

@@ -181,7 +181,8 @@ impl ManagerConfig {
     }
 
     /// Sets the number of ready connections below which connections are opened at full concurrency.
-    /// Default: half of the pool size; see [`ReservoirConfig::low_watermark`].
+    /// The connections for metadata always count. Default: they, and half of those for snapshots.
+    /// See [`ReservoirConfig::low_watermark`].
     #[must_use]
     pub fn pool_low_watermark(mut self, connections: u32) -> Self {
         self.pool_low_watermark = Some(connections);
@@ -270,10 +271,26 @@ impl ManagerConfig {
         self.pooled.as_ref().unwrap_or(&self.connect)
     }
 
-    pub(crate) fn reservoir(&self) -> ReservoirConfig {
-        let low_watermark = self.pool_low_watermark.unwrap_or(self.pool_size.div_ceil(2));
-        let mut config =
-            ReservoirConfig::new(self.pool_size).service("postgres").low_watermark(low_watermark);
+    /// Returns the configuration of the metadata and of the snapshot pool. Together they may have
+    /// an eighth more connections than `pool_size`, and each at least one more, so that a
+    /// connection can be replaced before it expires.
+    pub(crate) fn reservoirs(&self) -> [ReservoirConfig; 2] {
+        let (admin, snapshot) = pool_sizes(self.pool_size);
+        let (both_max, admin_max) = (self.pool_size.saturating_add(self.pool_size / 8), admin + 1);
+        let snapshot_watermark = match self.pool_low_watermark {
+            Some(both) => both.saturating_sub(admin).clamp(1, snapshot),
+            None => snapshot.div_ceil(2),
+        };
+        let snapshot_max = both_max.saturating_sub(admin_max).max(snapshot.saturating_add(1));
+        [
+            // The snapshot pool waits for this watermark, so it is the whole pool.
+            self.reservoir("postgres_admin", admin).low_watermark(admin).max(admin_max),
+            self.reservoir("postgres_snapshot", snapshot).low_watermark(snapshot_watermark).max(snapshot_max),
+        ]
+    }
+
+    fn reservoir(&self, service: &str, size: u32) -> ReservoirConfig {
+        let mut config = ReservoirConfig::new(size).service(service);
         if let Some(base) = self.pool_lifetime {
             config = config.base_lifetime(base);
         }

@@ -28,7 +28,7 @@
 //!      │ events (64)          ▲ status: step, seven conditions, last failure
 //!      ▼                      │
 //!  worker.rs ── event ──▶ core/machine ── effects ──▶ source/           one replication connection
-//!      ▲                  pure, takes now             pools.rs          two views of one reservoir
+//!      ▲                  pure, takes now             pools.rs          two pools, two reservoirs
 //!      └───────────── results as events ◀──────────── manager_tasks.rs  SQL outside the stream
 //!
 //!  source/: connect ▶ inspect server ▶ lock ▶ publication, slot, settings
@@ -90,13 +90,17 @@
 //! - A recent transaction is read without delay.
 //!   `a_recent_transaction_is_read_without_delay`,
 //!   `a_backlog_is_read_in_large_parts_and_recent_changes_at_once`
-//! - A failure that needs an operator halts the manager at its first start, and is retried later.
-//!   Other failures are retried after at most 10 s.
+//! - A failure that needs an operator halts the manager at its first start. A halted manager
+//!   retries every 30 s. Other failures are retried after at most 10 s.
 //!   `a_wrong_wal_level_is_reported_with_the_statement_that_changes_it`,
+//!   `a_halted_manager_retries_every_30_seconds_and_at_once_on_request`,
+//!   `a_halted_manager_recovers_within_30_seconds_after_the_cause_was_fixed`,
 //!   `a_refusal_that_halts_the_first_start_is_retried_after_a_success`,
 //!   `unlisted_sqlstates_are_retried`,
 //!   `delays_double_up_to_ten_seconds_and_are_shortened_by_a_fifth_at_most`,
 //!   `five_panics_in_a_minute_halt_it_and_four_do_not`
+//! - Snapshots never take a connection of the metadata pool.
+//!   `snapshots_leave_the_metadata_connections_free_on_a_nearly_full_server`
 //! - A manually managed publication is never changed.
 //!   `a_manual_publication_is_not_changed_even_by_its_owner`,
 //!   `a_manual_publication_must_exist_and_have_all_operations`,
@@ -131,7 +135,8 @@
 //!   silence timeout.
 //! - **Failures.** After a failure the manager drops the replication connection, and keeps the
 //!   pools and the consumer. A failure that needs an operator halts the manager only before its
-//!   first success. Later the manager retries it, since the cause may be temporary, such as a
+//!   first success: it closes the pools, and retries every 30 s until the cause is fixed. Later the
+//!   manager keeps the pools and retries sooner, since the cause may be temporary, such as a
 //!   password rotation.
 //! - **Reset.** The consumer records each position before the manager acknowledges it. So if the
 //!   slot is ahead of the consumer, changes are lost. The consumer is also reset by a new slot,

@@ -33,11 +33,11 @@ struct ManagerInner {
     _alive: oneshot::Sender<()>,
 }
 
-/// Why the manager will not become ready.
+/// Why the manager is not ready.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum NotReady {
-    /// The manager halted.
+    /// The manager halted: an operator must act. It retries every 30 s.
     #[error("{why}")]
     Halted {
         /// What happened, and what to do.
@@ -135,7 +135,7 @@ impl Manager {
         self.usage().admit()
     }
 
-    /// Returns the status of the reservoir behind both pools; `None` if it is closed.
+    /// Returns the status of both pools' reservoirs together; `None` if they are closed.
     pub fn pool_status(&self) -> Option<forebay_reservoir::Status> {
         self.inner.context.pools().ok().map(|pools| pools.status())
     }
@@ -227,8 +227,8 @@ impl Manager {
         manager_tasks::reconcile(&self.inner.context, &self.inner.gauges).await
     }
 
-    /// Retries at once, without waiting for the backoff. Call it after the cause of a halt was
-    /// fixed.
+    /// Retries at once, without waiting for the backoff or for the 30 s of a halt. Call it after
+    /// the cause was fixed. If an attempt is in progress and fails, the next one starts at once.
     ///
     /// # Errors
     /// Fails if the manager is shut down.

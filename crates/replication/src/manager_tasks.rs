@@ -144,6 +144,14 @@ impl ManagerTasks {
         });
     }
 
+    pub(crate) fn close_snapshot_pool(&mut self, pools: Option<Pools>) {
+        self.stop_step(StopStep::ClosingSnapshotPool, async move {
+            if let Some(pools) = pools {
+                pools.close_snapshots().await;
+            }
+        });
+    }
+
     pub(crate) fn close_last_pool(&mut self, pools: Option<Pools>) {
         self.stop_step(StopStep::ClosingAdminPool, async move { close(pools).await });
     }

@@ -1,6 +1,8 @@
 //! Names of the metrics.
 
-use ::metrics::{Unit, counter, describe_counter, describe_gauge, gauge};
+use std::time::Duration;
+
+use ::metrics::{Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram};
 
 /// 1 for the manager's current step, 0 for the previous one; by `step`.
 pub const STEP: &str = "forebay_postgres_step";
@@ -8,6 +10,11 @@ pub const STEP: &str = "forebay_postgres_step";
 pub const CONDITION: &str = "forebay_postgres_condition";
 /// Restarts of the replication connection, by `reason`.
 pub const RESTARTS: &str = "forebay_postgres_restarts_total";
+/// 1 while a failure that needs an operator has halted the manager, by `reason`. It stays 1 during
+/// the attempts that follow.
+pub const HALTED: &str = "forebay_postgres_halted";
+/// Time from the first failure until the server streams again.
+pub const RECOVERY_SECONDS: &str = "forebay_postgres_recovery_seconds";
 /// Resets of the consumer, by `reason`.
 pub const RESETS: &str = "forebay_postgres_resets_total";
 /// The last WAL position that the server sent.
@@ -30,6 +37,15 @@ pub fn describe() {
     describe_gauge!(STEP, "1 for the manager's current step.");
     describe_gauge!(CONDITION, "1 for each condition of readiness that holds.");
     describe_counter!(RESTARTS, "Restarts of the replication connection, by reason.");
+    describe_gauge!(
+        HALTED,
+        "1 while a failure that needs an operator has halted the manager, by reason; also during retries."
+    );
+    describe_histogram!(
+        RECOVERY_SECONDS,
+        Unit::Seconds,
+        "Total retry time of an outage: from the first failure until the server streams again."
+    );
     describe_counter!(RESETS, "Resets of the consumer, by reason.");
     describe_gauge!(RECEIVED, Unit::Bytes, "The last WAL position that the server sent.");
     describe_gauge!(DURABLE, Unit::Bytes, "The consumer's durable WAL position.");
@@ -55,6 +71,20 @@ pub(crate) fn entered(from: &'static str, to: &'static str) {
 
 pub(crate) fn restarted(reason: &'static str) {
     counter!(RESTARTS, "reason" => reason).increment(1);
+}
+
+/// Sets the reason of a halt, or of none.
+pub(crate) fn halted(last: Option<&'static str>, reason: Option<&'static str>) {
+    if let Some(last) = last.filter(|last| Some(*last) != reason) {
+        gauge!(HALTED, "reason" => last).set(0.0);
+    }
+    if let Some(reason) = reason {
+        gauge!(HALTED, "reason" => reason).set(1.0);
+    }
+}
+
+pub(crate) fn recovered(retried_for: Duration) {
+    histogram!(RECOVERY_SECONDS).record(retried_for.as_secs_f64());
 }
 
 pub(crate) fn reset(reason: &'static str) {

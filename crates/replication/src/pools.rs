@@ -1,19 +1,22 @@
-//! Connection pools: two views of one reservoir. A few connections are for metadata, the rest for
-//! snapshots.
+//! Connection pools: one reservoir for metadata, one for snapshots.
+//!
+//! Invariant: snapshots never take a connection of the metadata pool.
+//! Enforced by: each pool has its own reservoir. The snapshot pool starts to dial after the first
+//! fill of the metadata pool, so a nearly full server gives its free connections to metadata first.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use forebay_reservoir::{
-    CheckoutError, ConnectionGuard, ConnectionLimits, PostgresClient, Reservoir, ReservoirConfigError,
-    ReservoirView, Shortage, Status,
+    CheckoutError, ConnectionCounts, ConnectionGuard, ConnectionLimits, FillError, MAX_LISTED,
+    PostgresClient, PostgresConnect, Reservoir, ReservoirConfig, ReservoirConfigError, ReservoirView,
+    Shortage, Status,
 };
 use serde::Serialize;
 use tokio::sync::mpsc;
 
-use crate::config::{ManagerConfig, pool_sizes};
-use crate::core::machine::{Event, PoolReport};
+use crate::config::ManagerConfig;
+use crate::core::machine::{Event, PoolReport, PoolState};
 use crate::error::{RecoveryAction, ReplicationError};
 
 /// Time limit for checking out a snapshot connection.
@@ -30,11 +33,11 @@ const CHECK_INTERVAL: Duration = Duration::from_millis(500);
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum PoolStatus {
-    /// The pool has not reached its low watermark yet.
+    /// The pool has not opened its first connections yet.
     Starting,
-    /// The pool is at or above its low watermark.
+    /// The pool has at least half of its connections.
     Ready,
-    /// The pool was ready and has lost connections.
+    /// The pool has fewer.
     Repopulating,
 }
 
@@ -64,70 +67,104 @@ pub enum PoolError {
 /// The open pools. Cheap to clone.
 #[derive(Clone)]
 pub(crate) struct Pools {
+    admin: ConnectionPool,
+    /// Empty until the metadata pool is filled.
+    snapshot: Arc<OnceLock<ConnectionPool>>,
+    snapshot_start: Arc<PoolStart>,
+}
+
+/// A pool that isn't started yet.
+struct PoolStart {
+    name: &'static str,
+    connect: PostgresConnect,
+    config: ReservoirConfig,
+    limits: ConnectionLimits,
+}
+
+/// A reservoir, and a view that lends at most the pool's size. The reservoir may have more
+/// connections for a moment, to replace one before it expires.
+#[derive(Clone)]
+struct ConnectionPool {
     reservoir: Reservoir<PostgresClient>,
-    admin: ReservoirView<PostgresClient>,
-    snapshot: ReservoirView<PostgresClient>,
-    allows_snapshots: Arc<AtomicBool>,
+    view: ReservoirView<PostgresClient>,
 }
 
 impl Pools {
     pub(crate) fn start(config: &ManagerConfig) -> Result<Self, ReservoirConfigError> {
         let limits = config.limits.clone().unwrap_or_else(ConnectionLimits::local);
-        let reservoir = Reservoir::start(config.pool_connect().clone(), config.reservoir(), limits)?;
-        let (admin, snapshot) = pool_sizes(config.pool_size);
+        let [admin, snapshot] = config.reservoirs();
+        let pool = |name, config_of_pool| PoolStart {
+            name,
+            connect: config.pool_connect().clone(),
+            config: config_of_pool,
+            limits: limits.clone(),
+        };
         Ok(Pools {
-            admin: reservoir.view("admin", admin),
-            snapshot: reservoir.view("snapshot", snapshot),
-            reservoir,
-            allows_snapshots: Arc::new(AtomicBool::new(true)),
+            admin: pool("admin", admin).start()?,
+            snapshot: Arc::default(),
+            snapshot_start: Arc::new(pool("snapshot", snapshot)),
         })
     }
 
     /// Checks out a connection for metadata and DDL.
     pub(crate) async fn admin(&self) -> Result<ConnectionGuard<PostgresClient>, PoolError> {
-        Ok(self.admin.checkout_within(ADMIN_CHECKOUT_TIMEOUT).await?)
+        Ok(self.admin.view.checkout_within(ADMIN_CHECKOUT_TIMEOUT).await?)
     }
 
     /// Checks out a connection for a snapshot.
     pub(crate) async fn snapshot(&self) -> Result<ConnectionGuard<PostgresClient>, PoolError> {
-        if !self.allows_snapshots.load(Ordering::Acquire) {
-            return Err(PoolError::Closed);
+        let pool = self.snapshot.get().filter(|pool| !pool.is_closing()).ok_or(PoolError::Closed)?;
+        Ok(pool.view.checkout_within(SNAPSHOT_CHECKOUT_TIMEOUT).await?)
+    }
+
+    /// Closes the snapshot pool without waiting. Lent connections are closed when they are
+    /// returned.
+    pub(crate) async fn close_snapshots(&self) {
+        if let Some(pool) = self.snapshot.get() {
+            let _still_lent = pool.reservoir.close(Duration::ZERO).await;
         }
-        Ok(self.snapshot.checkout_within(SNAPSHOT_CHECKOUT_TIMEOUT).await?)
     }
 
-    pub(crate) fn close_snapshots(&self) {
-        self.allows_snapshots.store(false, Ordering::Release);
-    }
-
+    /// Closes both pools.
     pub(crate) async fn close(&self, timeout: Duration) {
-        self.close_snapshots();
-        let left = self.reservoir.close(timeout).await;
+        let closing_snapshots = async {
+            match self.snapshot.get() {
+                Some(pool) => pool.reservoir.close(timeout).await,
+                None => 0,
+            }
+        };
+        let (admin, snapshot) = tokio::join!(self.admin.reservoir.close(timeout), closing_snapshots);
+        let left = admin + snapshot;
         if left > 0 {
             tracing::warn!(left, "pools closed: connections still in use");
         }
     }
 
+    /// Returns the status of both pools together, with one view for each.
     pub(crate) fn status(&self) -> Status {
-        self.reservoir.status()
+        let mut both = self.admin.status();
+        if let Some(pool) = self.snapshot.get() {
+            add_status(&mut both, pool.status());
+        }
+        "postgres".clone_into(&mut both.service);
+        both
     }
 
     /// Reports the pools' state to the machine until they close.
     pub(crate) async fn watch(self, events: mpsc::Sender<Event>) {
-        if !self.first_fill(&events).await {
+        let starting = |why: String| PoolState { status: PoolStatus::Starting, why: Some(why) };
+        let report = |why| PoolReport { admin: starting(why), ..PoolReport::default() };
+        if !self.admin.first_fill(&events, report).await {
+            return;
+        }
+        let Ok(snapshot) = self.start_snapshots() else { return };
+        let report = |why| PoolReport { admin: self.admin.state(), snapshot: starting(why) };
+        if !snapshot.first_fill(&events, report).await {
             return;
         }
         let mut last = None;
-        loop {
-            let status = self.reservoir.status();
-            if status.closing {
-                return;
-            }
-            let counts = &status.counts;
-            let is_full = counts.ready + counts.lent + counts.resetting >= status.low_watermark;
-            let now = if is_full { PoolStatus::Ready } else { PoolStatus::Repopulating };
-            let report =
-                PoolReport { admin: now, snapshot: now, why: status.last_failure.filter(|_| !is_full) };
+        while !self.admin.is_closing() && !snapshot.is_closing() {
+            let report = PoolReport { admin: self.admin.state(), snapshot: snapshot.state() };
             if last.as_ref() != Some(&report) {
                 last = Some(report.clone());
                 if events.send(Event::PoolsChanged(report)).await.is_err() {
@@ -138,29 +175,93 @@ impl Pools {
         }
     }
 
-    /// Waits for the first connections. Returns `false` if the pools or the manager closed
-    /// meanwhile.
-    async fn first_fill(&self, events: &mpsc::Sender<Event>) -> bool {
+    /// Starts the snapshot pool. If the pools were closed meanwhile, closes it again.
+    fn start_snapshots(&self) -> Result<&ConnectionPool, PoolError> {
+        // The same lifetimes as those of the metadata pool, which is started already.
+        let pool = self.snapshot_start.start().map_err(|_| PoolError::Closed)?;
+        match self.admin.is_closing() {
+            true => Err(PoolError::Closed), // drops the only handle, which closes the pool
+            false => Ok(self.snapshot.get_or_init(|| pool)),
+        }
+    }
+}
+
+impl PoolStart {
+    fn start(&self) -> Result<ConnectionPool, ReservoirConfigError> {
+        let reservoir = Reservoir::start(self.connect.clone(), self.config.clone(), self.limits.clone())?;
+        let view = reservoir.view(self.name, reservoir.status().target);
+        Ok(ConnectionPool { reservoir, view })
+    }
+}
+
+impl ConnectionPool {
+    /// Returns the state of a pool that was filled once.
+    fn state(&self) -> PoolState {
+        let status = self.reservoir.status();
+        let ConnectionCounts { ready, lent, resetting, .. } = status.counts;
+        match ready + lent + resetting >= status.target.div_ceil(2) {
+            true => PoolState { status: PoolStatus::Ready, why: None },
+            false => PoolState { status: PoolStatus::Repopulating, why: status.last_failure },
+        }
+    }
+
+    /// Returns the status without the view of the whole reservoir, which isn't used.
+    fn status(&self) -> Status {
+        let mut status = self.reservoir.status();
+        status.views.retain(|view| view.name != "default");
+        status
+    }
+
+    fn is_closing(&self) -> bool {
+        self.reservoir.status().closing
+    }
+
+    /// Waits until the pool is filled, or has connections after [`FILL_TIMEOUT`]. Sends what
+    /// `report` makes of a failure. Returns `false` if the pool or the manager closed meanwhile.
+    async fn first_fill(&self, events: &mpsc::Sender<Event>, report: impl Fn(String) -> PoolReport) -> bool {
         loop {
             let Err(error) = self.reservoir.initial_fill(FILL_TIMEOUT).await else { return true };
-            if self.reservoir.status().closing {
-                return false;
-            }
-            let kind = match &error.why {
-                Shortage::Connect { kind, .. } => Some(*kind),
-                _ => None,
-            };
-            let failure = ReplicationError::Pools { why: error.to_string(), kind };
-            let event = match failure.action() {
-                RecoveryAction::Halt => Event::PoolsFailed(failure.into()),
-                RecoveryAction::Retry | RecoveryAction::RecreateSlot => {
-                    let (admin, snapshot) = (PoolStatus::Starting, PoolStatus::Starting);
-                    Event::PoolsChanged(PoolReport { admin, snapshot, why: Some(error.why.to_string()) })
-                }
-            };
-            if events.send(event).await.is_err() {
+            if self.is_closing() || events.send(fill_event(&error, &report)).await.is_err() {
                 return false;
             }
         }
     }
+}
+
+/// Returns the event of a pool that has no connection.
+fn fill_event(error: &FillError, report: impl Fn(String) -> PoolReport) -> Event {
+    let kind = match &error.why {
+        Shortage::Connect { kind, .. } => Some(*kind),
+        _ => None,
+    };
+    let failure = ReplicationError::Pools { why: error.to_string(), kind };
+    match failure.action() {
+        RecoveryAction::Halt => Event::PoolsFailed(failure.into()),
+        RecoveryAction::Retry | RecoveryAction::RecreateSlot => {
+            Event::PoolsChanged(report(error.why.to_string()))
+        }
+    }
+}
+
+/// Adds the figures of another pool.
+fn add_status(sum: &mut Status, other: Status) {
+    let (counts, added) = (&mut sum.counts, other.counts);
+    counts.ready += added.ready;
+    counts.dialing += added.dialing;
+    counts.lent += added.lent;
+    counts.resetting += added.resetting;
+    counts.retiring += added.retiring;
+    sum.target += other.target;
+    sum.low_watermark += other.low_watermark;
+    sum.max += other.max;
+    sum.lingering += other.lingering;
+    sum.longest_lingering = sum.longest_lingering.max(other.longest_lingering);
+    sum.waiting += other.waiting;
+    sum.last_failure = sum.last_failure.take().or(other.last_failure);
+    sum.next_dial_in = sum.next_dial_in.into_iter().chain(other.next_dial_in).min();
+    sum.closing |= other.closing;
+    sum.views.extend(other.views);
+    sum.connections.extend(other.connections);
+    sum.connections.sort_by_key(|connection| std::cmp::Reverse(connection.age_ms));
+    sum.connections.truncate(MAX_LISTED);
 }

@@ -31,25 +31,34 @@ pub struct ManagerStatus {
     pub admin_pool: PoolStatus,
     /// State of the pool for snapshots.
     pub snapshot_pool: PoolStatus,
-    /// Number of failures since the last success.
+    /// Number of failures since the last stable stream.
     pub retries: u32,
     /// When the first of these failures happened.
     #[serde(rename = "retrying_for_ms", serialize_with = "optional_age")]
     pub retrying_since: Option<Instant>,
+    /// When the next attempt starts, if the manager waits for that.
+    #[serde(rename = "retry_in_ms", serialize_with = "optional_time_left")]
+    pub next_attempt: Option<Instant>,
     /// The last failure: what happened, and what to do. `None` once the server streams again.
     pub trouble: Option<String>,
+    /// Reason of that failure if an operator must act, as in the label of the metric. It stays set
+    /// during the attempts that follow.
+    pub halted: Option<&'static str>,
 }
 
-/// Summary of the connection's state.
+/// Summary of the connection's state, computed from the conditions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum ConnectionStatus {
-    /// Waits for the lock, which another instance may hold.
+    /// The server is reached, and another instance may hold the lock. An instance that can't reach
+    /// the server doesn't hold the lock either, but is `Starting`: a waiting instance counts as
+    /// ready in a rolling deploy.
     WaitingOnLock,
-    /// Connecting, for the first time or again.
+    /// Connecting, for the first time or again, or a pool lacks connections.
     Starting,
-    /// The server streams, or was sent `START_REPLICATION`.
+    /// The lock is held, replication is set up, both pools are ready, and the integrity checks have
+    /// passed.
     Up,
     /// The database is idle: no connection is open.
     Sleeping,
@@ -62,11 +71,21 @@ pub enum ConnectionStatus {
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum ShapeStatus {
-    /// The consumer has not loaded its state.
+    /// The consumer has not loaded its state, or has never been able to take changes.
     Starting,
-    /// The consumer's data can be read.
+    /// The consumer has loaded its state and took changes once. A lost connection doesn't change
+    /// that: its data can still be read.
     Up,
 }
+
+/// Conditions of [`ConnectionStatus::Up`].
+const CONNECTED: [ReadyCondition; 5] = [
+    ReadyCondition::PgLockAcquired,
+    ReadyCondition::ReplicationClientReady,
+    ReadyCondition::AdminConnectionPoolReady,
+    ReadyCondition::SnapshotConnectionPoolReady,
+    ReadyCondition::IntegrityChecksPassed,
+];
 
 /// State of one condition.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -94,6 +113,10 @@ pub struct Positions {
     /// Age of a received transaction that isn't durable; zero if there is none. The difference of
     /// both machines' clocks is included.
     pub lag: Duration,
+    /// Transactions received on the current replication connection.
+    pub transactions: u64,
+    /// Time since the last of them was received.
+    pub last_commit_age: Option<Duration>,
     /// WAL that the server retains for the slot, in bytes.
     pub retained_bytes: u64,
     /// Process id of the replication connection's backend, if there is one.
@@ -106,11 +129,11 @@ impl ManagerStatus {
         let connection = match step.phase() {
             ManagerPhase::Sleeping => ConnectionStatus::Sleeping,
             ManagerPhase::Halted | ManagerPhase::Stopped => ConnectionStatus::Down,
-            ManagerPhase::ConnectionSetup if step == ManagerStep::AcquiringLock => {
-                ConnectionStatus::WaitingOnLock
-            }
-            ManagerPhase::ConnectionSetup => ConnectionStatus::Starting,
-            ManagerPhase::Running => ConnectionStatus::Up,
+            ManagerPhase::ConnectionSetup | ManagerPhase::Running => match step {
+                ManagerStep::AcquiringLock => ConnectionStatus::WaitingOnLock,
+                _ if CONNECTED.iter().all(|condition| conditions.holds(*condition)) => ConnectionStatus::Up,
+                _ => ConnectionStatus::Starting,
+            },
         };
         let condition = |condition: ReadyCondition| {
             let state = conditions.get(condition);
@@ -126,16 +149,18 @@ impl ManagerStatus {
             step,
             step_since: machine.step_since().into(),
             connection,
-            shapes: match conditions.holds(ReadyCondition::SupervisorProcessesReady) {
+            shapes: match machine.was_ready() && conditions.holds(ReadyCondition::SupervisorProcessesReady) {
                 true => ShapeStatus::Up,
                 false => ShapeStatus::Starting,
             },
             conditions: ReadyCondition::ALL.map(condition).to_vec(),
-            admin_pool: machine.pools().admin,
-            snapshot_pool: machine.pools().snapshot,
+            admin_pool: machine.pools().admin.status,
+            snapshot_pool: machine.pools().snapshot.status,
             retries: machine.backoff().tries(),
             retrying_since: machine.backoff().since().map(Into::into),
+            next_attempt: machine.next_attempt().map(Into::into),
             trouble: machine.failure().map(|failure| failure.text.clone()),
+            halted: machine.halt_reason(),
         }
     }
 
@@ -161,6 +186,8 @@ impl Gauges {
             durable,
             lag_bytes: received.saturating_sub(durable),
             lag: self.lag(),
+            transactions: self.transactions.load(Relaxed),
+            last_commit_age: self.last_commit_age(),
             retained_bytes: self.retained.load(Relaxed),
             backend_pid: (pid != 0).then_some(pid),
         }
@@ -174,6 +201,16 @@ fn age<S: serde::Serializer>(since: &Instant, serializer: S) -> Result<S::Ok, S:
 fn optional_age<S: serde::Serializer>(since: &Option<Instant>, serializer: S) -> Result<S::Ok, S::Error> {
     match since {
         Some(since) => age(since, serializer),
+        None => serializer.serialize_none(),
+    }
+}
+
+fn optional_time_left<S: serde::Serializer>(at: &Option<Instant>, serializer: S) -> Result<S::Ok, S::Error> {
+    match at {
+        Some(at) => {
+            let left = at.saturating_duration_since(Instant::now());
+            serializer.serialize_u64(u64::try_from(left.as_millis()).unwrap_or(u64::MAX))
+        }
         None => serializer.serialize_none(),
     }
 }

@@ -190,6 +190,7 @@ impl<C: Consumer> ManagerWorker<C> {
             let holds = f64::from(u8::from(self.machine.conditions().holds(condition)));
             ::metrics::gauge!(metrics::CONDITION, "condition" => condition.as_str()).set(holds);
         }
+        metrics::halted(self.status.borrow().halted, status.halted);
         self.status.send_if_modified(|last| {
             let is_changed = *last != status;
             *last = status;
@@ -217,6 +218,10 @@ impl<C: Consumer> ManagerWorker<C> {
             Effect::StartPools => self.start_pools(),
             Effect::ClosePools => self.tasks.close_pools(self.context.pools.lock().take()),
             Effect::Stop(step) => self.stop(step),
+            Effect::Recovered { retried_for, tries } => {
+                metrics::recovered(retried_for);
+                tracing::info!(?retried_for, tries, "replication recovered");
+            }
             Effect::Notify(event) => self.notify(event),
         }
     }
@@ -229,7 +234,11 @@ impl<C: Consumer> ManagerWorker<C> {
         }
         match (step, self.machine.failure()) {
             (ManagerStep::Halted, Some(FailureReport { reason, text, .. })) => {
-                tracing::error!(%from, to = %step, reason, why = text, "manager halted");
+                let tries = self.machine.backoff().tries();
+                let since = self.machine.step_since();
+                let retry_in = self.machine.next_attempt().map(|at| at.saturating_duration_since(since));
+                let retry_in = retry_in.unwrap_or_default();
+                tracing::error!(%from, to = %step, reason, why = text, tries, ?retry_in, "manager halted");
             }
             (ManagerStep::BackingOff, Some(FailureReport { reason, text, action, .. })) => {
                 let (tries, slot_is_dropped) =
@@ -254,8 +263,7 @@ impl<C: Consumer> ManagerWorker<C> {
         let gauges = self.source_context.gauges.clone();
         self.ending = Some(tokio::spawn(async move {
             let failure = failure_of(running.await);
-            // An instance that waits for the lock has no lag.
-            gauges.clear_lag();
+            gauges.end_stream();
             ::metrics::gauge!(metrics::LAG_SECONDS).set(0.0);
             // In its own task, so that a panic of the consumer doesn't lose the event.
             let stopping = tokio::spawn(async move { consumer.lock().await.stop().await });
@@ -294,12 +302,7 @@ impl<C: Consumer> ManagerWorker<C> {
         // A late checkpoint must not continue without the lock.
         self.checkpointing.take().iter().for_each(AbortHandle::abort);
         match step {
-            StopStep::ClosingSnapshotPool => {
-                if let Ok(pools) = self.context.pools() {
-                    pools.close_snapshots();
-                }
-                self.tasks.send(Event::StopDone(step));
-            }
+            StopStep::ClosingSnapshotPool => self.tasks.close_snapshot_pool(self.context.pools().ok()),
             StopStep::Checkpointing => {
                 let (consumer, events) =
                     (self.source_context.consumer.clone(), self.source_context.events.clone());

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use forebay_replication::{AwakeGuard, Manager, ManagerPhase, ManagerStep};
+use forebay_replication::{AwakeGuard, ConnectionStatus, Manager, ShapeStatus};
 use forebay_shapes::{LogPage, Offset, Shape, ShapeGone, Shapes, SnapshotChunk, StartOffset};
 use forebay_stream::{DirectWrites, LiveBody};
 use http::request::Parts;
@@ -80,11 +80,12 @@ impl ShapeHandler {
     /// Returns whether shapes can be served.
     pub(crate) fn health(&self) -> Health {
         let status = self.manager.status();
-        match status.step {
+        match (status.connection, status.shapes) {
             _ if self.shapes.unusable().is_some() => Health::Starting,
-            ManagerStep::Sleeping | ManagerStep::FallingAsleep => Health::Active,
-            ManagerStep::AcquiringLock => Health::Waiting,
-            _ if status.phase == ManagerPhase::Running && status.is_ready() => Health::Active,
+            (ConnectionStatus::Sleeping, _) => Health::Active,
+            (ConnectionStatus::WaitingOnLock, _) => Health::Waiting,
+            // Before the server confirms the stream, a condition is missing.
+            (ConnectionStatus::Up, ShapeStatus::Up) if status.is_ready() => Health::Active,
             _ => Health::Starting,
         }
     }

@@ -29,7 +29,7 @@ pub(super) fn check_database(
     let connect = |key, url: &SecretText| connect(key, url, &password, section.ca_file.as_ref(), layers);
     let mut manager = ManagerConfig::new(connect("database.url", &section.url)?)
         .publish_partitions()
-        .pool_size(section.pool_size)
+        .pool_size(pool_size(section, layers)?)
         .pool_lifetime(section.pool_lifetime_ms, section.pool_lifetime_jitter_ms)
         .pool_guard_window(section.pool_guard_window_ms)
         .lock_timeouts(LockTimeouts {
@@ -74,6 +74,20 @@ pub(super) fn check_database(
         manager = manager.idle_after(section.idle_timeout_ms);
     }
     Ok(manager)
+}
+
+/// Returns the number of pool connections. The budget of all instances limits it, because only one
+/// instance has pools at a time, and the pool for metadata is filled first.
+pub(super) fn pool_size(section: &DatabaseSection, layers: &SettingLayers) -> Result<u32, ValueError> {
+    match section.max_connections {
+        0 => Ok(section.pool_size),
+        1 => {
+            let why = "is too small: at least 2 connections are needed, one for metadata and one for snapshots; \
+                       0 sets no limit";
+            Err(layers.error("database.max_connections", "1".to_owned(), why))
+        }
+        most => Ok(section.pool_size.min(most)),
+    }
 }
 
 /// Returns the number of pool connections for snapshots: all but the quarter (1 to 4) for metadata.
@@ -257,6 +271,18 @@ c1ttTMLmlg7kn+o1nJQF04N4X8fArw==
         let error = connect_with(&section).unwrap_err();
         assert_eq!((error.key, error.value), ("database.ca_file", Some(file.display().to_string())));
         std::fs::remove_file(file).unwrap();
+    }
+
+    #[test]
+    fn the_pool_has_at_most_the_connections_of_the_budget() {
+        let mut section = section();
+        for (max_connections, expected) in [(0, 20), (2, 2), (4, 4), (40, 20)] {
+            section.max_connections = max_connections;
+            assert_eq!(pool_size(&section, &layers()).unwrap(), expected);
+        }
+        section.max_connections = 1;
+        let error = pool_size(&section, &layers()).unwrap_err();
+        assert_eq!((error.key, error.value.as_deref()), ("database.max_connections", Some("1")));
     }
 
     #[test]

@@ -49,7 +49,7 @@ fn each_variable_of_electric_sets_its_counterpart() {
         ("ELECTRIC_REPLICATION_IDLE_TIMEOUT", "5min", "database.idle_timeout_ms", "300000"),
         ("ELECTRIC_REPLICATION_IDLE_TIMEOUT", "0", "database.idle_timeout_ms", "0"),
         ("ELECTRIC_MANUAL_TABLE_PUBLISHING", "true", "database.manual_publication", "true"),
-        ("CLEANUP_REPLICATION_SLOTS_ON_SHUTDOWN", "TRUE", "database.temporary_slot", "true"),
+        ("CLEANUP_REPLICATION_SLOTS_ON_SHUTDOWN", "TRUE", "database.drop_slot_on_shutdown", "true"),
         ("ELECTRIC_SECRET", "1234", "serve.secret", "\"1234\""),
         ("ELECTRIC_INSECURE", "0", "serve.insecure", "false"),
         ("ELECTRIC_PORT", "8080", "serve.listen", "\"0.0.0.0:8080\""),

@@ -13,7 +13,7 @@ use http::Response;
 
 use super::ConfigError;
 use super::admission::AdmissionConfig;
-use super::database::{check_database, max_snapshots};
+use super::database::{check_database, max_snapshots, pool_size};
 use super::explicit_settings::ExplicitSettings;
 use super::identity::{IdentityConfig, TrustedProxies};
 use super::imported_variables::VariableNotice;
@@ -88,11 +88,12 @@ pub struct ServeConfig {
     pub variable_notices: Vec<VariableNotice>,
     /// All explicit settings, to detect changes on reload.
     pub explicit_settings: ExplicitSettings,
+    /// Whether the process exits when an operator must act before the database can be followed.
+    pub exit_when_unfit: bool,
     /// HTML page at `/` of the clients' address; only `forebay dev` has one.
     pub(crate) home_page: Option<fn() -> Response<Bytes>>,
-    /// Whether the slot and the publication are dropped at shutdown, as `forebay dev` does with its
-    /// own.
-    pub(crate) drops_slot_on_exit: bool,
+    /// Whether the slot and the publication are dropped at shutdown. `forebay dev` always does.
+    pub drop_slot_on_shutdown: bool,
 }
 
 impl TryFrom<SettingLayers> for ServeConfig {
@@ -141,7 +142,7 @@ fn check_all(settings: ServeSettings, layers: &SettingLayers) -> Result<ServeCon
         max_connections: Some(database.max_connections).filter(|most| *most > 0),
         connections_per_second: database.connections_per_second,
         unpublish_after: Some(database.unpublish_after_ms).filter(|time| !time.is_zero()),
-        snapshots: check_snapshots(serve.snapshots, database.pool_size, layers)?,
+        snapshots: check_snapshots(serve.snapshots, pool_size(&database, layers)?, layers)?,
         secret: serve.secret,
         drain_timeout: http.drain_timeout,
         http,
@@ -152,8 +153,9 @@ fn check_all(settings: ServeSettings, layers: &SettingLayers) -> Result<ServeCon
         otel: check_otel(&settings.otel, cfg!(feature = "otel"), layers)?,
         variable_notices: layers.notices().to_vec(),
         explicit_settings: layers.explicit_settings(),
+        exit_when_unfit: database.exit_when_unfit,
         home_page: None,
-        drops_slot_on_exit: false,
+        drop_slot_on_shutdown: database.drop_slot_on_shutdown,
     })
 }
 
@@ -208,7 +210,8 @@ fn check_snapshots(given: Option<u32>, pool_size: u32, layers: &SettingLayers) -
     match given {
         Some(given) if given > most => {
             let why = format!(
-                "is more than the {most} that database.pool_size has connections for: increase that, too"
+                "is more than the {most} that database.pool_size and max_connections have connections for: \
+                 increase that, too"
             );
             Err(layers.error("serve.snapshots", given.to_string(), why))
         }

@@ -69,7 +69,8 @@ function database({ database }) {
   const here = STEPS.findIndex(([name]) => name === step);
   setText($("step"), here < 0 || PHASES[phase] === words(step) ? words(step) : `${PHASES[phase]}: ${words(step).toLowerCase()}`);
   const tries = retries ? ` · ${plural(retries, "failure", "failures")} in ${duration(database.retrying_for_ms ?? 0)}` : "";
-  setText($("step-for"), `for ${duration(database.step_for_ms)}${tries}`);
+  const next = database.retry_in_ms === null ? "" : ` · next attempt in ${duration(database.retry_in_ms)}`;
+  setText($("step-for"), `for ${duration(database.step_for_ms)}${tries}${next}`);
   set(way, "data-arrived", String(step === "streaming"));
   list(way, STEPS, () => make("li"), (li, [name, text], at) => {
     setText(li, text);
@@ -178,15 +179,24 @@ for (const button of document.querySelectorAll("[data-sort]")) {
   });
 }
 
+const ms = ({ secs, nanos }) => secs * 1000 + nanos / 1e6;
+function positions({ positions: { transactions, last_commit_age: age, lag, backend_pid }, database }) {
+  if (database.phase !== "running" || backend_pid === null) return "no replication connection";
+  const behind = ms(lag);
+  return [
+    age === null ? "no commit on this connection yet" : `${plural(transactions, "commit", "commits")}, the last ${duration(ms(age))} ago`,
+    behind === 0 ? null : `${behind < 10 ? behind.toFixed(1) : Math.round(behind)}\u00a0ms behind`,
+    `backend\u00a0${backend_pid}`,
+  ].filter(Boolean).join(" · ");
+}
+
 function serve(status) {
   const { quota, process } = common(status);
   facts(status, quota, process);
-  pill($("health"), status.shapes.disk_full ? "Disk full" : words(status.health), status.shapes.disk_full ? "bad" : TONES[status.health]);
+  const bad = status.shapes.disk_full ? "Disk full" : status.database.halted ? "Database unfit" : null;
+  pill($("health"), bad ?? words(status.health), bad ? "bad" : TONES[status.health]);
   set($("health"), "title", status.why_not_ready ?? "ready");
-  const { lag, backend_pid } = status.positions, follows = status.database.phase === "running";
-  const ms = lag.secs * 1000 + lag.nanos / 1e6;
-  const last = ms === 0 ? "no commit has arrived yet" : `last commit arrived after ${ms < 10 ? ms.toFixed(1) : Math.round(ms)}\u00a0ms`;
-  setText($("positions"), !follows || backend_pid === null ? "no replication connection" : `${last} · backend\u00a0${backend_pid}`);
+  setText($("positions"), positions(status));
   database(status);
   reservoir(status);
   shapes(status);

@@ -33,7 +33,7 @@ use self::order_generator::OrderGenerator;
 use self::startup_banner::StartupBanner;
 use crate::cli::DevArgs;
 use crate::config::{self, ConfigError};
-use crate::run::{ShapeServer, StartError};
+use crate::run::{ServerEnd, ShapeServer, StartError};
 use crate::signals::Signals;
 
 /// Timeout for the replication to start before the banner is printed anyway.
@@ -78,8 +78,7 @@ struct DevResources {
     storage: TempFolder,
 }
 
-/// Runs until a signal. A second signal ends it at once, and is returned. All resources are removed
-/// in both cases.
+/// Runs until a signal. A second signal ends it at once. All resources are removed in both cases.
 ///
 /// # Errors
 /// Fails if something can't be started. Then, too, all resources are removed.
@@ -88,7 +87,7 @@ pub async fn run(
     metrics: PrometheusHandle,
     descriptors: Option<u64>,
     mut signals: Signals,
-) -> Result<Option<&'static str>, DevError> {
+) -> Result<ServerEnd, DevError> {
     signals.end_on_hangup();
     let has_own_database = args.database_url.is_some();
     let mut starting = spawn_blocking(move || DevResources::start(has_own_database));
@@ -99,7 +98,7 @@ pub async fn run(
     let Some(started) = early else {
         // Postgres may just be starting: wait for its handle and drop it.
         drop(starting.await);
-        return Ok(None);
+        return Ok(ServerEnd::Stopped);
     };
     let resources = started.map_err(|error| DevError::Print(std::io::Error::other(error)))??;
     let ended = serve(args, &resources, metrics, descriptors, signals).await;
@@ -114,7 +113,7 @@ async fn serve(
     metrics: PrometheusHandle,
     descriptors: Option<u64>,
     mut signals: Signals,
-) -> Result<Option<&'static str>, DevError> {
+) -> Result<ServerEnd, DevError> {
     let sample = match &resources.postgres {
         None => None,
         Some(postgres) => Some(OrderGenerator::create(postgres.addr(), DATABASE).await?),
@@ -124,7 +123,7 @@ async fn serve(
     let (args, environment) = serve_args(&args, &addresses, url, resources.storage.path());
     let mut config = config::load_serve(args, environment)?;
     config.home_page = Some(startup_banner::home_page);
-    config.drops_slot_on_exit = true;
+    config.drop_slot_on_shutdown = true;
     let serve = ShapeServer::start(config, metrics, descriptors).await?;
     let is_ready = tokio::select! {
         ready = timeout(READY_TIMEOUT, serve.ready()) => Ok(matches!(ready, Ok(Ok(())))),
@@ -141,9 +140,9 @@ async fn serve(
         Err(signal) => signals.requeue(signal),
     }
     let generator = sample.map(|sample| GeneratorTask(tokio::spawn(sample.run())));
-    let second = serve.run(signals).await;
+    let ended = serve.run(signals).await;
     drop(generator);
-    Ok(second)
+    Ok(ended)
 }
 
 /// Task that is aborted on drop.

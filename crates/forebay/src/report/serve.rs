@@ -43,7 +43,11 @@ impl StatusReport for ServeReport {
         match self.backend.health() {
             Health::Active => Readiness::Ready,
             Health::Waiting => Readiness::Waiting,
-            _ => Readiness::NotReady("the database isn't followed yet"), // starting
+            // starting
+            _ if self.backend.manager().status().halted.is_some() => Readiness::NotReady(
+                "the database is unfit and an operator must act: see `trouble` in /v1/status",
+            ),
+            _ => Readiness::NotReady("the database isn't followed yet"),
         }
     }
 

@@ -12,7 +12,7 @@ use tokio::time::{Instant, timeout_at};
 use tracing::{info, warn};
 
 use super::listening_server::ListeningServer;
-use super::{StartError, join_quota, listen, log_mapped_variables};
+use super::{ServerEnd, StartError, join_quota, listen, log_mapped_variables};
 use crate::admin::{self, StatusReport};
 use crate::config::{ConfigError, GateConfig};
 use crate::otel::{Telemetry, TracedService};
@@ -94,11 +94,11 @@ impl GateServer {
     }
 
     /// Serves until a signal, then drains: refuses new streams, lets open ones continue until the
-    /// deadline, and closes the rest. Returns the name of a second signal, which ends it at once.
+    /// deadline, and closes the rest. A second signal ends it at once.
     ///
     /// The quota units are returned only after the last stream is closed, since other instances can
     /// use them at once.
-    pub async fn run(self, mut signals: Signals) -> Option<&'static str> {
+    pub async fn run(self, mut signals: Signals) -> ServerEnd {
         let GateServer { listening, proxy, drain_timeout, tls } = self;
         let drain = proxy.drain();
         let (mut running, mut background) = listening.spawn();
@@ -106,7 +106,7 @@ impl GateServer {
             background.spawn(tls.watch());
         }
 
-        let signal = running.next_signal(&mut signals).await;
+        let signal = running.next_signal(&mut signals, async || {}).await;
         let (started, streams) = (Instant::now(), drain.streams());
         drain.begin();
         running.admission.close();
@@ -122,14 +122,14 @@ impl GateServer {
             let took = started.elapsed();
             running.leave().await;
             info!(cut, ?took, "gate stopped");
-            None
+            ServerEnd::Stopped
         };
         tokio::select! {
             second = signals.next() => {
                 warn!(signal = second, streams = drain.streams(), "gate aborted by a second signal");
-                Some(second)
+                ServerEnd::Aborted
             }
-            none = end => none,
+            ended = end => ended,
         }
     }
 }

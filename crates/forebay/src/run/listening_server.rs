@@ -73,9 +73,18 @@ pub(super) struct RunningServer {
 }
 
 impl RunningServer {
-    /// Waits for a signal that ends the program, and returns its name. SIGHUP reloads the settings.
-    pub(super) async fn next_signal(&mut self, signals: &mut Signals) -> &'static str {
-        signals.next_with_reload(async || self.reload.reload().await).await
+    /// Waits for a signal that ends the program, and returns its name. SIGHUP reloads the settings,
+    /// and then calls `after_reload`.
+    pub(super) async fn next_signal(
+        &mut self,
+        signals: &mut Signals,
+        mut after_reload: impl AsyncFnMut(),
+    ) -> &'static str {
+        let reload = async || {
+            self.reload.reload().await;
+            after_reload().await;
+        };
+        signals.next_with_reload(reload).await
     }
 
     /// Makes the HTTP server drain.

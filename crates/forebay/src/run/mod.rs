@@ -70,6 +70,19 @@ pub enum StartError {
     Database(#[from] forebay_replication::ManagerConfigError),
 }
 
+/// How a server ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ServerEnd {
+    /// A signal ended it in order.
+    Stopped,
+    /// A second signal ended it at once.
+    Aborted,
+    /// An operator must act before the database can be followed, and `database.exit_when_unfit` is
+    /// set.
+    Unfit,
+}
+
 /// What to do about an address that can't be bound.
 struct ListenAdvice<'a> {
     key: &'a str,

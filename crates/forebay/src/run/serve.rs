@@ -5,8 +5,8 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use forebay_replication::NotReady;
 use forebay_replication::reservoir::ConnectionLimits;
+use forebay_replication::{Manager, ManagerStatus, ManagerStep, NotReady};
 use forebay_serve::protocol::{Access, DeletePolicy};
 use forebay_serve::{AccessControl, Config, ServeService, ShapeBackend};
 use forebay_shapes::Shapes;
@@ -17,7 +17,7 @@ use tokio::time::{Instant, timeout};
 use tracing::{error, info, warn};
 
 use super::listening_server::ListeningServer;
-use super::{StartError, join_quota, listen, log_mapped_variables};
+use super::{ServerEnd, StartError, join_quota, listen, log_mapped_variables};
 use crate::admin::{self, StatusReport};
 use crate::config::{ConfigError, ServeConfig};
 use crate::otel::{Telemetry, TracedService};
@@ -38,7 +38,8 @@ pub struct ShapeServer {
     /// Background tasks, aborted at shutdown.
     tasks: Vec<JoinHandle<()>>,
     /// Whether to drop slot and publication at shutdown.
-    drop_on_exit: bool,
+    drop_slot: bool,
+    exit_when_unfit: bool,
 }
 
 impl ShapeServer {
@@ -111,7 +112,13 @@ impl ShapeServer {
         .tls(config.tls.clone());
         let admin = admin_listener.map(|listener| admin::server(listener, report, metrics.clone(), guard));
         let listening = ListeningServer { server, admin, admission, quota, reload, metrics, telemetry };
-        Ok(ShapeServer { listening, backend, tasks, drop_on_exit: config.drops_slot_on_exit })
+        Ok(ShapeServer {
+            listening,
+            backend,
+            tasks,
+            drop_slot: config.drop_slot_on_shutdown,
+            exit_when_unfit: config.exit_when_unfit,
+        })
     }
 
     /// Sets the function that reads the settings again on SIGHUP. Without it, only the certificate
@@ -137,18 +144,22 @@ impl ShapeServer {
         self.backend.manager().status().trouble
     }
 
-    /// Serves until a signal, then shuts down. Returns the name of a second signal, which ends it
-    /// at once.
+    /// Serves until a signal, then shuts down; a second signal ends it at once. SIGHUP reloads the
+    /// settings, and retries a connection to the database that has failed.
     ///
     /// New streams are refused. Received changes are made durable and acknowledged. From then on,
     /// open streams get no changes; they end at their own timeout or are aborted at the drain
     /// timeout. Their clients continue at their offset, at another instance or at this one after
     /// its restart. Last, the quota is returned, and the store is closed.
-    pub async fn run(self, mut signals: Signals) -> Option<&'static str> {
-        let ShapeServer { listening, backend, tasks, drop_on_exit } = self;
+    pub async fn run(self, mut signals: Signals) -> ServerEnd {
+        let ShapeServer { listening, backend, tasks, drop_slot, exit_when_unfit } = self;
         let (mut running, _background) = listening.spawn();
 
-        let signal = running.next_signal(&mut signals).await;
+        let retry_database = async || retry(backend.manager()).await;
+        let (ended, signal) = tokio::select! {
+            signal = running.next_signal(&mut signals, retry_database) => (ServerEnd::Stopped, signal),
+            () = unfit(backend.manager()), if exit_when_unfit => (ServerEnd::Unfit, "none"),
+        };
         let started = Instant::now();
         running.admission.close();
         info!(signal, "server stopping");
@@ -156,7 +167,7 @@ impl ShapeServer {
             running.stop();
             backend.end_tasks();
             tasks.iter().for_each(JoinHandle::abort);
-            match drop_on_exit {
+            match drop_slot {
                 true => backend.manager().shutdown_and_drop().await,
                 false => backend.manager().shutdown().await,
             }
@@ -164,20 +175,19 @@ impl ShapeServer {
             running.leave().await;
             backend.end_writing().await;
             info!(cut, took = ?started.elapsed(), "server stopped");
-            None::<&'static str>
+            ended
         };
         let mut end = std::pin::pin!(end);
-        let second = tokio::select! {
-            second = signals.next() => Some(second),
-            none = &mut end => none,
-        };
-        if let Some(signal) = second {
-            warn!(signal, "server aborted by a second signal");
-            if drop_on_exit {
-                let _ = timeout(CLEANUP_TIMEOUT, end).await;
+        tokio::select! {
+            ended = &mut end => ended,
+            signal = signals.next() => {
+                warn!(signal, "server aborted by a second signal");
+                if drop_slot {
+                    let _ = timeout(CLEANUP_TIMEOUT, end).await;
+                }
+                ServerEnd::Aborted
             }
         }
-        second
     }
 }
 
@@ -195,6 +205,27 @@ fn backend_config(config: &ServeConfig) -> Config {
     backend.tokens_claim = config.tokens.clone();
     backend.home = config.home_page;
     backend
+}
+
+/// Retries a failed connection to the database at once. The password is read again with it.
+async fn retry(manager: &Manager) {
+    if manager.status().trouble.is_some() {
+        info!("database connection retried");
+    }
+    // An error means that the manager has ended already.
+    let _ended = manager.retry().await;
+}
+
+/// Waits until the manager halts, because an operator must act, and logs the reason.
+async fn unfit(manager: &Manager) {
+    let halted = |status: &ManagerStatus| status.step == ManagerStep::Halted;
+    match manager.wait_until(halted).await {
+        Ok(status) => {
+            let (reason, why) = (status.halted, status.trouble);
+            error!(reason, why, "process exiting: database unfit");
+        }
+        Err(_) => std::future::pending().await, // the manager was shut down
+    }
 }
 
 /// Exits the process when a write to the store has failed. The state on disk is then unknown; the

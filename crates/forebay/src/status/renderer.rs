@@ -77,7 +77,9 @@ impl StatusRenderer {
         if let Some(trouble) = database["trouble"].as_str() {
             let trouble = self.paint.tone(Tone::Bad, &escape_controls(trouble));
             let tries = number(&database["retries"]).unwrap_or(0);
-            self.line("trouble", &format!("{trouble} (tried {tries} times)"));
+            let next = number(&database["retry_in_ms"])
+                .map(|ms| format!(", next attempt in {} s", ms.div_ceil(1000)));
+            self.line("trouble", &format!("{trouble} (tried {tries} times{})", next.unwrap_or_default()));
         }
         for condition in database["conditions"].as_array().into_iter().flatten() {
             let holds = condition["holds"] == true;
@@ -250,7 +252,7 @@ mod tests {
             "command": "serve", "listen": "127.0.0.1:3000", "uptime_ms": 3_661_000, "ready": false,
             "why_not_ready": "the database isn't followed yet",
             "database": {
-                "phase": "connection_setup", "step": "acquiring_lock", "step_for_ms": 1500, "retries": 3,
+                "phase": "connection_setup", "step": "acquiring_lock", "step_for_ms": 1500, "retries": 3, "retry_in_ms": 29_001,
                 "trouble": "can't \u{1b}[31mconnect", "admin_pool": "starting", "snapshot_pool": "ready",
                 "conditions": [
                     {"condition": "pg_lock_acquired", "holds": false, "for_ms": 61_000, "why": "another has it"},
@@ -270,7 +272,7 @@ mod tests {
 forebay serve at 127.0.0.1:3000, up for 1h 1m
 state      not ready: the database isn't followed yet
 phase      connection_setup, acquiring_lock for 1s
-trouble    can't \\u{1b}[31mconnect (tried 3 times)
+trouble    can't \\u{1b}[31mconnect (tried 3 times, next attempt in 30 s)
   no  pg_lock_acquired                   1m 1s  another has it
   yes replication_client_ready             5ms  connected
 lag        1500 ms, 2.0 KiB not durable yet, 1.0 MiB of WAL retained for the slot

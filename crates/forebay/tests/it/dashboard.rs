@@ -64,6 +64,45 @@ async fn conditions_fail_when_postgres_stops_and_hold_again_when_it_returns() {
 }
 
 #[tokio::test]
+async fn the_page_shows_how_many_commits_arrived_and_when_the_last_one_did() {
+    let fixture = ServeFixture::new(ITEMS);
+    let serve = fixture.serve().await;
+    serve.reader(&[("table", "items")]).await;
+    let browser = Chromium::open(&page(serve.admin), "dashboard-commits");
+    browser.wait_until(ALL_HOLD).await;
+    let positions = "document.querySelector('#positions').innerText";
+    browser.wait_until(&format!("{positions}.startsWith('no commit on this connection yet')")).await;
+    for (commits, text) in [(1, "1 commit"), (2, "2 commits"), (3, "3 commits")] {
+        fixture.sql(&format!("INSERT INTO items VALUES (10 + {commits}, 'new')"));
+        let shown = format!("/^{text}, the last \\d+.(s|min) ago/.test({positions})");
+        browser.wait_until(&shown).await;
+    }
+    // Everything is durable: lag is zero, and the last commit is still shown.
+    until("everything is durable", async || {
+        let lag = serve.status().await["positions"]["lag"].clone();
+        lag["secs"] == 0 && lag["nanos"] == 0
+    })
+    .await;
+    browser.wait_until(&format!("!{positions}.includes('behind')")).await;
+    assert!(browser.text("#positions").starts_with("3 commits, the last "), "{}", browser.text("#positions"));
+    assert_no_errors_or_foreign_requests(&browser, serve.admin);
+}
+
+#[tokio::test]
+async fn the_page_shows_why_the_database_is_unfit_and_when_it_is_retried() {
+    let fixture = ServeFixture::new(ITEMS);
+    let serve = fixture.spawn(&[("DATABASE_URL", &fixture.postgres.url("nowhere"))]);
+    serve.wait_for_log("manager halted");
+    let browser = Chromium::open(&page(serve.admin), "dashboard-unfit");
+    browser.wait_until("document.querySelector('#step').innerText === 'Halted'").await;
+    assert_eq!(browser.text("#health"), "Database unfit");
+    assert!(browser.text("#step-for").contains("next attempt in "), "{}", browser.text("#step-for"));
+    let trouble = browser.text("#trouble");
+    assert!(trouble.contains("database \"nowhere\" does not exist"), "{trouble}");
+    assert_no_errors_or_foreign_requests(&browser, serve.admin);
+}
+
+#[tokio::test]
 async fn the_page_reports_a_lost_server_and_resumes_when_it_returns() {
     let origin = StreamingUpstream::start().await;
     let gate = ForebayProcess::start_gate(&origin.url(), &["--stream-route", "GET /stream", "--total", "50"]);

@@ -7,6 +7,7 @@ mod oracle;
 pub(crate) mod support;
 
 mod catching_up;
+mod cleanup;
 mod collapse;
 mod crowd;
 mod ddl;
@@ -30,4 +31,5 @@ mod shapes;
 mod subsets;
 mod tls;
 mod tokens;
+mod unfit;
 mod upgrades;

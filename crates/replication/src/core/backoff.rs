@@ -12,36 +12,50 @@ pub(crate) struct RestartBackoff {
     next: Duration,
     tries: u32,
     since: Option<Instant>,
+    /// The first failure since the last confirmed stream.
+    outage_since: Option<Instant>,
     rng: fastrand::Rng,
 }
 
 impl RestartBackoff {
     pub(crate) fn new(seed: u64) -> Self {
-        RestartBackoff { next: MIN_DELAY, tries: 0, since: None, rng: fastrand::Rng::with_seed(seed) }
+        RestartBackoff {
+            next: MIN_DELAY,
+            tries: 0,
+            since: None,
+            outage_since: None,
+            rng: fastrand::Rng::with_seed(seed),
+        }
     }
 
     /// Records a failure and returns the delay before the next attempt.
     pub(crate) fn fail(&mut self, now: Instant) -> Duration {
         self.since.get_or_insert(now);
+        self.outage_since.get_or_insert(now);
         self.tries += 1;
         let wait = self.next;
         self.next = (self.next * 2).min(MAX_DELAY);
         wait.mul_f64(1.0 - 0.2 * self.rng.f64())
     }
 
-    /// Resets the backoff. Returns the time since the first failure, if there was one.
-    pub(crate) fn succeed(&mut self, now: Instant) -> Option<Duration> {
-        self.next = MIN_DELAY;
-        self.tries = 0;
-        self.since.take().map(|since| now.saturating_duration_since(since))
+    /// Records that the server streams again. Returns the total retry time: the time since the
+    /// first failure of this outage, if there was one. The delays keep growing until
+    /// [`reset`](Self::reset).
+    pub(crate) fn recover(&mut self, now: Instant) -> Option<Duration> {
+        self.outage_since.take().map(|since| now.saturating_duration_since(since))
     }
 
-    /// Returns the number of failures since the last success.
+    /// Resets delays and counts: the stream is stable.
+    pub(crate) fn reset(&mut self) {
+        (self.next, self.tries, self.since) = (MIN_DELAY, 0, None);
+    }
+
+    /// Returns the number of failures since the last stable stream.
     pub(crate) fn tries(&self) -> u32 {
         self.tries
     }
 
-    /// Returns the time of the first failure since the last success.
+    /// Returns the time of the first failure since the last stable stream.
     pub(crate) fn since(&self) -> Option<Instant> {
         self.since
     }
@@ -63,12 +77,18 @@ mod tests {
     }
 
     #[test]
-    fn a_success_returns_the_time_since_the_first_failure_and_resets_the_delay() {
+    fn a_recovery_returns_the_time_since_the_first_failure_of_its_outage() {
         let (now, mut backoff) = (Instant::now(), RestartBackoff::new(7));
-        assert_eq!(backoff.succeed(now), None);
+        let after = |secs| now + Duration::from_secs(secs);
+        assert_eq!(backoff.recover(now), None);
         backoff.fail(now);
-        backoff.fail(now + Duration::from_secs(1));
-        assert_eq!(backoff.succeed(now + Duration::from_secs(3)), Some(Duration::from_secs(3)));
-        assert!(backoff.fail(now) <= MIN_DELAY);
+        backoff.fail(after(1));
+        assert_eq!(backoff.recover(after(3)), Some(Duration::from_secs(3)));
+        assert_eq!((backoff.recover(after(4)), backoff.tries()), (None, 2));
+        assert!(backoff.fail(after(10)) > MIN_DELAY, "a recovery alone doesn't reset the delay");
+        assert_eq!(backoff.recover(after(12)), Some(Duration::from_secs(2)));
+        backoff.reset();
+        assert_eq!((backoff.tries(), backoff.since()), (0, None));
+        assert!(backoff.fail(after(20)) <= MIN_DELAY);
     }
 }

@@ -15,7 +15,7 @@ pub enum ManagerPhase {
     Running,
     /// The database is idle: no connection is open.
     Sleeping,
-    /// Waits for an operator's retry.
+    /// An operator must act. The next attempt starts within 30 s.
     Halted,
     /// Shutting down, or shut down.
     Stopped,
@@ -51,7 +51,7 @@ pub enum ManagerStep {
     FallingAsleep,
     /// All connections are closed.
     Sleeping,
-    /// Waits for an operator after a failure that retrying can't fix.
+    /// Waits for an operator, or for the next attempt: it starts 30 s after the last failure.
     Halted,
     /// Shutting down; see [`StopStep`].
     Stopping(StopStep),
@@ -63,7 +63,7 @@ pub enum ManagerStep {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum StopStep {
-    /// Refuses new snapshot connections.
+    /// Closes the snapshot pool: ready connections now, lent ones when they are returned.
     ClosingSnapshotPool,
     /// Drops the publication, if requested.
     DroppingPublication,

@@ -18,6 +18,7 @@ use std::time::Duration;
 use forebay_pgoutput::{Lsn, PgTime};
 use forebay_reservoir::PostgresError;
 use tokio::sync::{Mutex, mpsc};
+use tokio::time::Instant;
 
 pub use self::batch::MessageBatch;
 pub use self::setup::DISPLAY_SETTINGS;
@@ -74,9 +75,29 @@ impl Gauges {
         self.set_behind(Some(since));
     }
 
-    /// Sets the lag to zero: all received changes are durable, or there is no connection.
-    pub(crate) fn clear_lag(&self) {
+    /// Sets the lag to zero: all received changes are durable.
+    fn clear_lag(&self) {
         self.set_behind(None);
+    }
+
+    /// Resets the figures of a stream that has ended. An instance that waits for the lock has no
+    /// lag.
+    pub(crate) fn end_stream(&self) {
+        self.clear_lag();
+        self.transactions.store(0, Ordering::Relaxed);
+        *self.last_commit.lock() = None;
+    }
+
+    /// Records how many transactions the stream has received.
+    fn set_transactions(&self, transactions: u64) {
+        if self.transactions.swap(transactions, Ordering::Relaxed) != transactions {
+            *self.last_commit.lock() = Some(Instant::now());
+        }
+    }
+
+    /// Returns the time since the last commit was received on the current connection.
+    pub(crate) fn last_commit_age(&self) -> Option<Duration> {
+        self.last_commit.lock().map(|at| at.elapsed())
     }
 
     fn set_behind(&self, since: Option<PgTime>) {
@@ -101,6 +122,7 @@ pub(crate) struct Gauges {
     pub(crate) publication: AtomicU64,
     pub(crate) received: AtomicU64,
     pub(crate) durable: AtomicU64,
+    /// Transactions received on the current connection.
     pub(crate) transactions: AtomicU64,
     /// Bytes of WAL that the server retains for the slot.
     pub(crate) retained: AtomicU64,
@@ -108,6 +130,8 @@ pub(crate) struct Gauges {
     /// Commit time of a received change that isn't durable. Stored instead of the lag, so that the
     /// lag grows without updates.
     behind_since: parking_lot::Mutex<Option<PgTime>>,
+    /// When the last commit was received on the current connection.
+    last_commit: parking_lot::Mutex<Option<Instant>>,
 }
 
 /// Why a connection ended.

@@ -155,7 +155,7 @@ impl StreamDriver {
         let durable = self.feedback.durable();
         gauges.received.store(self.decoding.progress.received.0, Ordering::Relaxed);
         gauges.durable.store(durable.0, Ordering::Relaxed);
-        gauges.transactions.store(self.decoding.transactions, Ordering::Relaxed);
+        gauges.set_transactions(self.decoding.transactions);
         match self.decoding.progress.behind_since(durable) {
             Some(since) => gauges.set_lag_start(since),
             None => gauges.clear_lag(),

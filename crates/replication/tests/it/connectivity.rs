@@ -46,7 +46,7 @@ async fn query_value(client: &PostgresClient, sql: &str) -> Option<String> {
 }
 
 /// Advances the clock of a single-threaded test.
-async fn advance_clock(by: Duration) {
+pub(crate) async fn advance_clock(by: Duration) {
     tokio::time::pause();
     tokio::time::advance(by).await;
     tokio::time::resume();

@@ -6,6 +6,7 @@
 mod publication;
 
 use std::path::Path;
+use std::time::Duration;
 
 use forebay_replication::reservoir::tokio_postgres::SimpleQueryMessage;
 use forebay_replication::reservoir::{PasswordFile, PostgresConnect};
@@ -16,6 +17,7 @@ use forebay_replication::{
 use forebay_sandbox::Postgres;
 use forebay_testkit::{eventually, within};
 
+use crate::connectivity::advance_clock;
 use crate::followed_database::{FollowedDatabase, insert};
 
 /// Waits until the manager is halted, checks its status, and returns the reason.
@@ -285,6 +287,72 @@ async fn a_rotated_password_is_read_again() {
     assert_eq!(reasons.first(), Some(&"server"), "the end of the backend");
     assert!(reasons.len() > 1 && reasons[1..].iter().all(|reason| *reason == "refused"), "{reasons:?}");
     manager.shutdown().await;
+}
+
+/// Waits until the manager is halted with this reason. Then fixes the cause, and advances the clock
+/// by the time between two attempts.
+async fn recovers_without_a_request(manager: Manager, why: &str, fix: impl FnOnce()) {
+    halts(&manager, &[why]).await;
+    assert_eq!(manager.status().retries, 1);
+    fix();
+    advance_clock(Duration::from_secs(30)).await;
+    let mut status = manager.watch();
+    let ready =
+        within("the manager is ready", status.wait_for(ManagerStatus::is_ready)).await.unwrap().clone();
+    assert_eq!((ready.trouble, ready.halted, ready.next_attempt), (None, None, None));
+    manager.shutdown_and_drop().await;
+}
+
+/// Single-threaded, so that its clock can be advanced.
+#[tokio::test]
+async fn a_halted_manager_recovers_within_30_seconds_after_the_cause_was_fixed() {
+    let followed = FollowedDatabase::new(Postgres::shared());
+    let (role, database) = (format!("late_{}", followed.database), &followed.database);
+    let manager = followed.start_with(config_as(&followed, &role));
+    recovers_without_a_request(manager, "does not exist [28000]", || {
+        let create =
+            format!("CREATE ROLE {role} LOGIN REPLICATION; GRANT ALL ON DATABASE {database} TO {role}");
+        followed.sql(&create);
+    })
+    .await;
+
+    followed.sql(&format!("ALTER ROLE {role} NOREPLICATION"));
+    let manager = followed.start_with(config_as(&followed, &role));
+    recovers_without_a_request(manager, "may not replicate", || {
+        followed.sql(&format!("ALTER ROLE {role} REPLICATION"));
+    })
+    .await;
+
+    let later = format!("{database}_later");
+    let manager = followed.start_with(followed.config_at(&followed.server.url(&later)));
+    recovers_without_a_request(manager, "does not exist [3D000]", || {
+        followed.sql(&format!("CREATE DATABASE {later}"));
+    })
+    .await;
+}
+
+/// Single-threaded, so that its clock can be advanced.
+#[tokio::test]
+async fn a_halted_manager_recovers_within_30_seconds_after_the_server_or_the_password_was_fixed() {
+    let server = Postgres::builder().config("wal_level", "replica").password("right").start().unwrap();
+    let followed = FollowedDatabase::new(&server);
+    recovers_without_a_request(followed.start(), "wal_level is replica", || {
+        server.set_config("wal_level", "logical").unwrap();
+        server.restart_fast().unwrap();
+    })
+    .await;
+
+    let file = followed.journal().with_extension("password");
+    write_password(&file, "wrong");
+    let url = server.url_as("postgres", "", &followed.database);
+    let connect =
+        PostgresConnect::builder(&url).unwrap().password_from(PasswordFile::new(&file)).build().unwrap();
+    let config = ManagerConfig::new(connect).slot(&followed.slot).pool_size(2);
+    let manager = followed.start_with(config);
+    recovers_without_a_request(manager, "password authentication failed", || {
+        write_password(&file, "right");
+    })
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -45,7 +45,7 @@ async fn an_unused_database_has_no_connections_and_keeps_its_slot() {
     assert_eq!((status.trouble.as_deref(), status.retries, manager.positions().backend_pid), (None, 0, None));
     let held: Vec<_> =
         ReadyCondition::ALL.into_iter().filter(|condition| status.condition(*condition).holds).collect();
-    assert_eq!(held, [ReadyCondition::SupervisorProcessesReady, ReadyCondition::IntegrityChecksPassed]);
+    assert_eq!(held, [ReadyCondition::SupervisorProcessesReady]);
     for expected in [ManagerEvent::Reset(ResetReason::First), ManagerEvent::Ready, ManagerEvent::ScaledDown] {
         assert_eq!(events.recv().await.unwrap(), expected);
     }

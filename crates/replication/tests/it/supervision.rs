@@ -210,7 +210,7 @@ async fn five_panics_within_a_minute_halt_the_manager_until_an_operator_retries(
         manager.retry().await.unwrap();
         assert_eq!(next(&mut events).await, ManagerEvent::Ready);
     }
-    let ManagerEvent::Halted { why } = next(&mut events).await else {
+    let ManagerEvent::Halted { reason: "panic", why } = next(&mut events).await else {
         panic!("the fifth panic halts the manager")
     };
     assert!(why.contains("a bug") && why.contains("requested by the test"), "{why}");

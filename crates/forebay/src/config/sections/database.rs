@@ -102,11 +102,16 @@ settings! {
 
         /// Uses a temporary slot, which Postgres drops when the connection ends. No WAL is retained
         /// without a connection, and all shapes start over after each reconnection.
-        temporary_slot: bool = false,
+        temporary_slot: bool = false;
+
+        /// Drops the slot and the publication at shutdown, unless another instance holds the slot.
+        /// All shapes start over at the next start. A manual publication stays. A killed process
+        /// drops nothing.
+        drop_slot_on_shutdown: bool = false,
             electric(
                 "CLEANUP_REPLICATION_SLOTS_ON_SHUTDOWN",
                 switch,
-                "all shapes start over after each reconnection",
+                "drops the publication, too; the slot is an ordinary one and survives reconnections",
             );
 
         /// Creates the slot with `failover`: standbys synchronize it, and shapes survive a
@@ -132,8 +137,15 @@ settings! {
         /// database has another slot with pgoutput.
         unpublish_after_ms: Duration = 600_000, or_zero();
 
+        /// Exits with status 1 if an operator must act before the database can be followed: wrong
+        /// password, missing role, right or database, wrong `wal_level`. Without it, the process
+        /// logs the reason, and tries again every 30 s and on SIGHUP. After a first success,
+        /// failures are retried in any case.
+        exit_when_unfit: bool = false, flag("--exit-when-unfit", "");
+
         /// Number of connections besides replication: a quarter, 1 to 4, for metadata, the rest for
-        /// snapshots. The default is a fifth of the default `max_connections` of Postgres.
+        /// snapshots. These are two pools: snapshots can't take connections for metadata. The
+        /// default is a fifth of the default `max_connections` of Postgres.
         pool_size: u32 = 20,
             bounds(2, 10_000),
             reason("at least one connection for metadata and one for snapshots"),
@@ -142,10 +154,10 @@ settings! {
 
         /// Number of free pool connections below which new ones are opened eight at a time. The
         /// start also waits for this number. With the whole pool as the default, one connection
-        /// that can't be opened would delay each start.
+        /// that can't be opened would delay each start. Those for metadata always count.
         pool_low_watermark: Option<u32>,
             at_least(1),
-            unset("half of `pool_size`"),
+            unset("those for metadata, and half of those for snapshots"),
             example("10"),
             dsql("DSQL_RESERVOIR_LOW_WATERMARK", text, "at most `database.pool_size`");
 
@@ -162,8 +174,8 @@ settings! {
             or_zero(),
             dsql("DSQL_RESERVOIR_GUARD_WINDOW", go_duration, "less than the lifetime");
 
-        /// Maximum number of pool connections of all instances with the same Redis; 0: only the
-        /// pool sizes limit them.
+        /// Maximum number of pool connections of all instances with the same Redis, at least 2; 0:
+        /// only the pool sizes limit them.
         max_connections: u32 = 0,
             dsql("DSQL_DISTRIBUTED_CONN_LEASE_ENABLED", lease_switch, "`true` is a limit of 10,000"),
             dsql(

@@ -80,6 +80,18 @@ async fn a_wrong_password_is_logged_without_the_password() {
 }
 
 #[tokio::test]
+async fn a_budget_below_the_pool_size_leaves_a_connection_for_snapshots() {
+    let fixture = ServeFixture::new(CREATE_ITEMS);
+    // A pool of 8 would have 2 connections for metadata, which is the whole budget.
+    let settings = [("FOREBAY_DATABASE_POOL_SIZE", "8"), ("FOREBAY_DATABASE_MAX_CONNECTIONS", "2")];
+    let serve = fixture.serve_with(&settings).await;
+    serve.reader(&ITEMS_SHAPE).await;
+    let status = serve.status().await;
+    let quota = |view: usize| status["reservoir"]["views"][view]["quota"].clone();
+    assert_eq!((quota(0), quota(1)), (1.into(), 1.into()), "{status:#}");
+}
+
+#[tokio::test]
 async fn shapes_survive_a_restart_and_a_kill() {
     let fixture = ServeFixture::new(CREATE_ITEMS);
     let mut serve = fixture.serve_with(&SHORT_INTERVALS).await;

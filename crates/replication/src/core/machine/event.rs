@@ -1,5 +1,7 @@
 //! Events that the machine receives, and effects that it returns.
 
+use std::time::Duration;
+
 use crate::core::continuity::ResetReason;
 use crate::core::step::{ManagerStep, StopStep};
 use crate::pools::PoolStatus;
@@ -9,8 +11,8 @@ use crate::publication::{TableChange, TableName};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum RecoveryAction {
-    /// An operator must act. Halts the manager at its first start; after the first success it is
-    /// retried.
+    /// An operator must act. Halts the manager at its first start, which is retried every 30 s.
+    /// After the first success it is retried like a temporary failure.
     Halt,
     /// The slot is unusable: drops it, creates a new one, and resets the consumer.
     RecreateSlot,
@@ -78,12 +80,25 @@ pub(crate) enum Event {
 }
 
 /// State of both pools.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct PoolReport {
-    pub(crate) admin: PoolStatus,
-    pub(crate) snapshot: PoolStatus,
-    /// Why the pools aren't ready, if known.
+    pub(crate) admin: PoolState,
+    pub(crate) snapshot: PoolState,
+}
+
+/// State of one pool.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct PoolState {
+    pub(crate) status: PoolStatus,
+    /// Why the pool isn't ready, if known.
     pub(crate) why: Option<String>,
+}
+
+/// A pool that has not been filled yet.
+impl Default for PoolState {
+    fn default() -> Self {
+        PoolState { status: PoolStatus::Starting, why: None }
+    }
 }
 
 /// An action that the worker performs for the machine.
@@ -114,6 +129,13 @@ pub(crate) enum Effect {
     CloseSource(AttemptId),
     ClosePools,
     Stop(StopStep),
+    /// Logs and counts that the server streams again.
+    Recovered {
+        /// Time since the first failure.
+        retried_for: Duration,
+        /// Failures since the last stable stream.
+        tries: u32,
+    },
     /// Sends an event to the subscribers.
     Notify(ManagerEvent),
 }
@@ -142,8 +164,10 @@ pub enum ManagerEvent {
         /// What happened to it.
         change: TableChange,
     },
-    /// The manager halted: an operator must act.
+    /// The manager halted: an operator must act. It retries every 30 s.
     Halted {
+        /// Value of the `reason` label in metrics.
+        reason: &'static str,
         /// What happened, and what to do.
         why: String,
     },

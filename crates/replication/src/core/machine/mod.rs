@@ -16,12 +16,11 @@ mod tests;
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-pub(crate) use self::event::{AttemptId, Effect, Event, FailureReport, PoolReport};
+pub(crate) use self::event::{AttemptId, Effect, Event, FailureReport, PoolReport, PoolState};
 pub use self::event::{ManagerEvent, RecoveryAction};
 use super::backoff::RestartBackoff;
 use super::conditions::{Conditions, ReadyCondition};
 use super::step::{ManagerPhase, ManagerStep, StopStep};
-use crate::pools::PoolStatus;
 
 /// Interval between two diagnoses of a setup that takes long.
 const SETUP_CHECK: Duration = Duration::from_secs(5);
@@ -40,6 +39,8 @@ const SLEEP_TIMEOUT: Duration = Duration::from_secs(5);
 /// This many panics within [`PANIC_WINDOW`] halt the manager.
 const MAX_PANICS: usize = 5;
 const PANIC_WINDOW: Duration = Duration::from_secs(60);
+/// Interval between two attempts of a halted manager: an operator may have fixed the cause.
+const HALT_RETRY: Duration = Duration::from_secs(30);
 
 #[derive(Debug)]
 enum State {
@@ -72,7 +73,9 @@ enum State {
         wake: bool,
     },
     Sleeping,
-    Halted,
+    Halted {
+        until: Instant,
+    },
     Stopping {
         step: StopStep,
         deadline: Instant,
@@ -97,6 +100,9 @@ pub(crate) struct ManagerMachine {
     backoff: RestartBackoff,
     panics: VecDeque<Instant>,
     was_ready: bool,
+    /// Whether an operator requested a retry during the current attempt. If that attempt fails, the
+    /// next one starts at once.
+    retry_requested: bool,
     drop_slot: bool,
     idle_after: Option<Duration>,
     /// Interval between two checks of the lock's holder.
@@ -104,6 +110,8 @@ pub(crate) struct ManagerMachine {
     /// When the database was last used, and whether it is in use now.
     used: (Instant, bool),
     failure: Option<FailureReport>,
+    /// Whether `failure` halted the machine. It stays set during the attempts that follow.
+    failure_halts: bool,
     conditions: Conditions,
 }
 
@@ -117,16 +125,18 @@ impl ManagerMachine {
             recreate_slot: false,
             prepared: None,
             pools_started: false,
-            pools: PoolReport { admin: PoolStatus::Starting, snapshot: PoolStatus::Starting, why: None },
+            pools: PoolReport::default(),
             measure_at: None,
             backoff: RestartBackoff::new(seed),
             panics: VecDeque::new(),
             was_ready: false,
+            retry_requested: false,
             drop_slot: false,
             idle_after,
             lock_check,
             used: (now, false),
             failure: None,
+            failure_halts: false,
             conditions: Conditions::new(now),
         }
     }
@@ -154,7 +164,7 @@ impl ManagerMachine {
                 }
             }
             Event::Confirmed(attempt) => self.on_confirmed(attempt, now, out),
-            Event::DurableAdvanced(attempt) => self.on_durable_advanced(attempt, now),
+            Event::DurableAdvanced(attempt) => self.on_durable_advanced(attempt),
             Event::BackendChecked(attempt, exists) => self.on_backend_checked(attempt, exists, now, out),
             Event::SourceEnded(attempt, failure) => self.on_source_ended(attempt, failure, now, out),
             Event::PoolsChanged(report) => self.on_pools(report, now, out),
@@ -172,10 +182,7 @@ impl ManagerMachine {
                 }
             }
             Event::UseRequested => self.on_use_requested(now, out),
-            Event::Retry => match self.state {
-                State::Halted | State::BackingOff { .. } => self.open_source(now, out),
-                _ => {}
-            },
+            Event::Retry => self.on_retry(now, out),
             Event::Shutdown { drop_slot } => self.on_shutdown(drop_slot, now, out),
             Event::StopDone(done) => {
                 if matches!(self.state, State::Stopping { step, .. } if step == done) {
@@ -188,7 +195,7 @@ impl ManagerMachine {
     /// Returns when the next [`Event::Tick`] is due.
     pub(crate) fn wake_at(&self) -> Option<Instant> {
         let timer = match self.state {
-            State::BackingOff { until } => Some(until),
+            State::BackingOff { until } | State::Halted { until } => Some(until),
             State::AcquiringLock { check_at }
             | State::Configuring { check_at }
             | State::WaitingForConfirmation { check_at } => Some(check_at),
@@ -201,7 +208,6 @@ impl ManagerMachine {
             | State::FillingPools
             | State::PreparingConsumer
             | State::Sleeping
-            | State::Halted
             | State::Stopped => None,
         };
         timer.into_iter().chain(self.measure_at).min()
@@ -225,7 +231,9 @@ impl ManagerMachine {
         }
         let attempt = self.source;
         match &mut self.state {
-            State::BackingOff { until } if *until <= now => self.open_source(now, out),
+            State::BackingOff { until } | State::Halted { until } if *until <= now => {
+                self.open_source(now, out);
+            }
             State::AcquiringLock { check_at } if *check_at <= now => {
                 *check_at = now + self.lock_check;
                 out.extend(attempt.map(Effect::CheckLock));
@@ -245,7 +253,7 @@ impl ManagerMachine {
                 }
                 if stable_at.is_some_and(|at| at <= now) {
                     *stable_at = None;
-                    self.backoff.succeed(now);
+                    self.backoff.reset();
                 }
                 if self.sleep_at().is_some_and(|at| at <= now) {
                     self.start_sleep(now, out);
@@ -273,7 +281,7 @@ impl ManagerMachine {
             | State::WaitingForConfirmation { .. }
             | State::FallingAsleep { .. }
             | State::Sleeping
-            | State::Halted
+            | State::Halted { .. }
             | State::Stopping { .. }
             | State::Stopped => {}
         }
@@ -330,7 +338,7 @@ impl ManagerMachine {
             State::Streaming { .. } => ManagerStep::Streaming,
             State::FallingAsleep { .. } => ManagerStep::FallingAsleep,
             State::Sleeping => ManagerStep::Sleeping,
-            State::Halted => ManagerStep::Halted,
+            State::Halted { .. } => ManagerStep::Halted,
             State::Stopping { step, .. } => ManagerStep::Stopping(step),
             State::Stopped => ManagerStep::Stopped,
         }
@@ -351,6 +359,25 @@ impl ManagerMachine {
     /// Returns the last failure; `None` once the server has confirmed a stream after it.
     pub(crate) fn failure(&self) -> Option<&FailureReport> {
         self.failure.as_ref()
+    }
+
+    /// Returns whether the server has confirmed a stream since the start.
+    pub(crate) fn was_ready(&self) -> bool {
+        self.was_ready
+    }
+
+    /// Returns the reason of a halt. It stays set during the attempts that follow, until one has
+    /// another result.
+    pub(crate) fn halt_reason(&self) -> Option<&'static str> {
+        self.failure.as_ref().filter(|_| self.failure_halts).map(|failure| failure.reason)
+    }
+
+    /// Returns when the next attempt starts, if the machine waits for that.
+    pub(crate) fn next_attempt(&self) -> Option<Instant> {
+        match self.state {
+            State::BackingOff { until } | State::Halted { until } => Some(until),
+            _ => None,
+        }
     }
 
     pub(crate) fn backoff(&self) -> &RestartBackoff {

@@ -1,10 +1,11 @@
 //! Transitions from connecting to streaming, and back after a failure.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::{
-    AttemptId, Effect, FailureReport, LIVENESS_CHECK, MAX_PANICS, MEASURE, ManagerEvent, ManagerMachine,
-    PANIC_WINDOW, PoolReport, RECONCILE, RecoveryAction, SETUP_CHECK, STABLE_AFTER, State,
+    AttemptId, Effect, FailureReport, HALT_RETRY, LIVENESS_CHECK, MAX_PANICS, MEASURE, ManagerEvent,
+    ManagerMachine, PANIC_WINDOW, PoolReport, PoolState, RECONCILE, RecoveryAction, SETUP_CHECK,
+    STABLE_AFTER, State,
 };
 use crate::core::conditions::ReadyCondition;
 use crate::core::continuity::ResetReason;
@@ -19,6 +20,26 @@ impl ManagerMachine {
         self.source = Some(self.attempts);
         out.push(Effect::OpenSource { attempt: self.attempts, recreate_slot: self.recreate_slot });
         self.enter(State::Connecting, now, out);
+    }
+
+    /// Opens the next connection now. An attempt in progress may have begun before the operator's
+    /// change, so it is repeated at once if it fails.
+    pub(super) fn on_retry(&mut self, now: Instant, out: &mut Vec<Effect>) {
+        match self.state {
+            State::Halted { .. } | State::BackingOff { .. } => self.open_source(now, out),
+            State::Connecting
+            | State::AcquiringLock { .. }
+            | State::Configuring { .. }
+            | State::FillingPools
+            | State::PreparingConsumer
+            | State::WaitingForConfirmation { .. } => self.retry_requested = true,
+            State::New
+            | State::Streaming { .. }
+            | State::FallingAsleep { .. }
+            | State::Sleeping
+            | State::Stopping { .. }
+            | State::Stopped => {}
+        }
     }
 
     pub(super) fn on_connected(&mut self, attempt: AttemptId, now: Instant, out: &mut Vec<Effect>) {
@@ -47,8 +68,7 @@ impl ManagerMachine {
         if !self.pools_started {
             self.pools_started = true;
             self.measure_at = Some(now + MEASURE);
-            self.pools =
-                PoolReport { admin: PoolStatus::Starting, snapshot: PoolStatus::Starting, why: None };
+            self.pools = PoolReport::default();
             out.push(Effect::StartPools);
         }
         self.enter(State::FillingPools, now, out);
@@ -62,17 +82,13 @@ impl ManagerMachine {
             return;
         }
         self.pools = report;
-        let why = self.pools.why.clone();
         let pools = [
-            (ReadyCondition::AdminConnectionPoolReady, self.pools.admin),
-            (ReadyCondition::SnapshotConnectionPoolReady, self.pools.snapshot),
+            (ReadyCondition::AdminConnectionPoolReady, &self.pools.admin),
+            (ReadyCondition::SnapshotConnectionPoolReady, &self.pools.snapshot),
         ];
-        for (condition, status) in pools {
-            let why = match status {
-                PoolStatus::Ready => status.as_str(),
-                PoolStatus::Starting | PoolStatus::Repopulating => why.as_deref().unwrap_or(status.as_str()),
-            };
-            self.conditions.set(condition, status == PoolStatus::Ready, why, now);
+        for (condition, PoolState { status, why }) in pools {
+            let why = why.as_deref().unwrap_or(status.as_str());
+            self.conditions.set(condition, *status == PoolStatus::Ready, why, now);
         }
         if matches!(self.state, State::FillingPools) && self.has_filled_pools() {
             self.prepare_consumer(now, out);
@@ -82,7 +98,7 @@ impl ManagerMachine {
     /// Returns whether both pools were filled once. Repopulating pools suffice: the next steps need
     /// one or two connections.
     fn has_filled_pools(&self) -> bool {
-        self.pools.admin != PoolStatus::Starting && self.pools.snapshot != PoolStatus::Starting
+        [&self.pools.admin, &self.pools.snapshot].iter().all(|pool| pool.status != PoolStatus::Starting)
     }
 
     fn prepare_consumer(&mut self, now: Instant, out: &mut Vec<Effect>) {
@@ -149,7 +165,10 @@ impl ManagerMachine {
             return;
         }
         self.satisfy(ReadyCondition::ShapeLogCollectorReady, "the consumer takes changes", now);
-        (self.was_ready, self.failure) = (true, None);
+        (self.was_ready, self.failure, self.retry_requested) = (true, None, false);
+        if let Some(retried_for) = self.backoff.recover(now) {
+            out.push(Effect::Recovered { retried_for, tries: self.backoff.tries() });
+        }
         // Without waiting for the first interval: the publication may be new, or was changed while
         // no manager ran.
         out.push(Effect::Reconcile);
@@ -161,12 +180,12 @@ impl ManagerMachine {
         out.push(Effect::Notify(ManagerEvent::Ready));
     }
 
-    pub(super) fn on_durable_advanced(&mut self, attempt: AttemptId, now: Instant) {
+    pub(super) fn on_durable_advanced(&mut self, attempt: AttemptId) {
         if self.source == Some(attempt)
             && let State::Streaming { stable_at, .. } = &mut self.state
         {
             *stable_at = None;
-            self.backoff.succeed(now);
+            self.backoff.reset();
         }
     }
 
@@ -205,28 +224,37 @@ impl ManagerMachine {
                     self.stop_next(step, now, out);
                 }
             }
-            State::New | State::BackingOff { .. } | State::Sleeping | State::Halted | State::Stopped => {}
+            State::New
+            | State::BackingOff { .. }
+            | State::Sleeping
+            | State::Halted { .. }
+            | State::Stopped => {}
         }
     }
 
-    /// Abandons the connection, then backs off or halts.
+    /// Abandons the connection, then backs off or halts. Both end with the next attempt.
     pub(super) fn fail(&mut self, failure: FailureReport, now: Instant, out: &mut Vec<Effect>) {
         self.abandon_source(out);
         self.mark_source_lost(&failure.text, now);
         self.recreate_slot |= failure.action == RecoveryAction::RecreateSlot;
         let halts = self.is_panic_limit_reached(&failure, now)
-            // After the first success, retrying heals as soon as an operator has fixed the cause,
-            // and the consumer can be read meanwhile.
+            // After the first success the cause may be temporary, so the pools stay open and the
+            // backoff is short.
             || (failure.action == RecoveryAction::Halt && !self.was_ready);
-        let reason = failure.reason;
-        let why = failure.text.clone();
-        self.failure = Some(failure);
+        let (reason, why) = (failure.reason, failure.text.clone());
+        (self.failure, self.failure_halts) = (Some(failure), halts);
+        let backoff = self.backoff.fail(now);
+        let delay = match std::mem::take(&mut self.retry_requested) {
+            true => Duration::ZERO,
+            false if halts => HALT_RETRY,
+            false => backoff,
+        };
+        let until = now + delay;
         if halts {
             self.close_pools(now, out);
-            self.enter(State::Halted, now, out);
-            out.push(Effect::Notify(ManagerEvent::Halted { why }));
+            self.enter(State::Halted { until }, now, out);
+            out.push(Effect::Notify(ManagerEvent::Halted { reason, why }));
         } else {
-            let until = now + self.backoff.fail(now);
             self.enter(State::BackingOff { until }, now, out);
             out.push(Effect::Notify(ManagerEvent::Restarting { reason }));
         }
@@ -270,6 +298,8 @@ impl ManagerMachine {
         let lost = [
             ReadyCondition::PgLockAcquired,
             ReadyCondition::ReplicationClientReady,
+            // Each connection compares the server with the consumer again.
+            ReadyCondition::IntegrityChecksPassed,
             ReadyCondition::ShapeLogCollectorReady,
         ];
         for condition in lost {

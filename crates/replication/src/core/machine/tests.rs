@@ -8,7 +8,9 @@ use proptest::prelude::*;
 use super::super::conditions::ReadyCondition;
 use super::super::continuity::ResetReason;
 use super::super::step::{ManagerPhase, ManagerStep, StopStep};
-use super::{Effect, Event, FailureReport, ManagerEvent, ManagerMachine, PoolReport, RecoveryAction};
+use super::{
+    Effect, Event, FailureReport, ManagerEvent, ManagerMachine, PoolReport, PoolState, RecoveryAction,
+};
 use crate::pools::PoolStatus;
 
 struct MachineHarness {
@@ -75,7 +77,11 @@ impl MachineHarness {
 }
 
 fn ready() -> PoolReport {
-    PoolReport { admin: PoolStatus::Ready, snapshot: PoolStatus::Ready, why: None }
+    PoolReport { admin: pool(PoolStatus::Ready), snapshot: pool(PoolStatus::Ready) }
+}
+
+fn pool(status: PoolStatus) -> PoolState {
+    PoolState { status, why: None }
 }
 
 fn failure(action: RecoveryAction) -> FailureReport {
@@ -141,13 +147,74 @@ fn events_of_an_earlier_connection_change_nothing() {
 }
 
 #[test]
-fn a_halt_failure_before_the_first_success_halts_until_an_operator_retries() {
+fn a_halted_manager_retries_every_30_seconds_and_at_once_on_request() {
     let mut harness = MachineHarness::new(None).up_to(ManagerStep::ReplicationClientConnecting);
-    let halted = harness.on(Event::SourceEnded(1, Some(failure(RecoveryAction::Halt)))).to_vec();
-    assert!(halted.contains(&Effect::Notify(ManagerEvent::Halted { why: "it broke".into() })));
-    assert_eq!(harness.machine.wake_at(), None);
+    let halt = || Some(failure(RecoveryAction::Halt));
+    for attempt in 1..=3 {
+        let halted = harness.on(Event::SourceEnded(attempt, halt())).to_vec();
+        let event = ManagerEvent::Halted { reason: "test", why: "it broke".into() };
+        assert!(halted.contains(&Effect::Notify(event)), "{halted:?}");
+        let next = harness.now + Duration::from_secs(30);
+        assert_eq!((harness.machine.wake_at(), harness.machine.next_attempt()), (Some(next), Some(next)));
+        assert_eq!(u64::from(harness.machine.backoff().tries()), attempt);
+        assert_eq!(harness.after(29), []);
+        let opened = harness.after(1);
+        assert!(opened.contains(&Effect::OpenSource { attempt: attempt + 1, recreate_slot: false }));
+        assert_eq!(harness.machine.halt_reason(), Some("test"), "during the next attempt, too");
+    }
+    harness.on(Event::SourceEnded(4, halt()));
     harness.on(Event::Retry);
     assert_eq!(harness.machine.step(), ManagerStep::ReplicationClientConnecting);
+    harness.set_up();
+    assert_eq!((harness.machine.step(), harness.machine.halt_reason()), (ManagerStep::Streaming, None));
+}
+
+#[test]
+fn a_retry_during_an_attempt_repeats_it_at_once_if_it_fails() {
+    for action in [RecoveryAction::Halt, RecoveryAction::Retry] {
+        let mut harness = MachineHarness::new(None).up_to(ManagerStep::ConfiguringConnection);
+        harness.on(Event::Retry);
+        harness.on(Event::SourceEnded(1, Some(failure(action))));
+        assert_eq!(harness.machine.wake_at(), Some(harness.now), "{action:?}");
+        assert!(harness.after(0).contains(&Effect::OpenSource { attempt: 2, recreate_slot: false }));
+        harness.on(Event::SourceEnded(2, Some(failure(action))));
+        assert!(harness.machine.wake_at() > Some(harness.now), "only once");
+    }
+}
+
+#[test]
+fn a_halt_ends_with_another_failure() {
+    let mut harness = MachineHarness::new(None).up_to(ManagerStep::ReplicationClientConnecting);
+    harness.on(Event::SourceEnded(1, Some(failure(RecoveryAction::Halt))));
+    harness.after(30);
+    harness.on(Event::SourceEnded(2, Some(failure(RecoveryAction::Retry))));
+    assert_eq!((harness.machine.step(), harness.machine.halt_reason()), (ManagerStep::BackingOff, None));
+}
+
+#[test]
+fn the_total_retry_time_is_reported_when_the_server_streams_again() {
+    let mut harness = MachineHarness::new(None).up_to(ManagerStep::WaitingForStreamingConfirmation);
+    let recovered = |effects: &[Effect]| {
+        effects.iter().find_map(|effect| match effect {
+            Effect::Recovered { retried_for, tries } => Some((retried_for.as_secs(), *tries)),
+            _ => None,
+        })
+    };
+    assert_eq!(recovered(harness.on(Event::Confirmed(1))), None, "nothing has failed");
+    for (round, tries) in [(0, 2), (1, 4)] {
+        for _ in 0..2 {
+            let attempt = harness.attempt();
+            harness.on(Event::SourceEnded(attempt, Some(failure(RecoveryAction::Retry))));
+            harness.after(10);
+        }
+        let attempt = harness.attempt();
+        for event in [Event::Connected as fn(u64) -> Event, Event::LockTaken, Event::Configured, |attempt| {
+            Event::ConsumerReady(attempt, None)
+        }] {
+            harness.on(event(attempt));
+        }
+        assert_eq!(recovered(harness.on(Event::Confirmed(attempt))), Some((20, tries)), "outage {round}");
+    }
 }
 
 #[test]
@@ -155,7 +222,7 @@ fn a_halted_manager_closes_its_pools_and_starts_new_ones_on_retry() {
     let mut harness = MachineHarness::new(None).up_to(ManagerStep::ConnectionPoolConnecting);
     let halted = harness.on(Event::PoolsFailed(failure(RecoveryAction::Halt))).to_vec();
     assert!(halted.contains(&Effect::ClosePools));
-    assert_eq!((harness.machine.step(), harness.machine.wake_at()), (ManagerStep::Halted, None));
+    assert_eq!(harness.machine.step(), ManagerStep::Halted);
     harness.on(Event::PoolsChanged(ready()));
     assert!(
         !harness.machine.conditions().holds(ReadyCondition::AdminConnectionPoolReady),
@@ -381,6 +448,51 @@ fn without_the_lock_no_checkpoint_is_saved_and_no_publication_is_dropped() {
     }
 }
 
+#[test]
+fn connection_and_shape_status_follow_the_conditions() {
+    use crate::status::{ConnectionStatus as Connection, ManagerStatus, ShapeStatus as Shapes};
+    let status = |harness: &MachineHarness| {
+        let status = ManagerStatus::of(&harness.machine);
+        (status.connection, status.shapes)
+    };
+    for (step, expected) in [
+        (ManagerStep::ReplicationClientConnecting, (Connection::Starting, Shapes::Starting)),
+        (ManagerStep::AcquiringLock, (Connection::WaitingOnLock, Shapes::Starting)),
+        (ManagerStep::ConfiguringConnection, (Connection::Starting, Shapes::Starting)),
+        (ManagerStep::ConnectionPoolConnecting, (Connection::Starting, Shapes::Starting)),
+        (ManagerStep::StartShapes, (Connection::Starting, Shapes::Starting)),
+        (ManagerStep::WaitingForStreamingConfirmation, (Connection::Up, Shapes::Starting)),
+        (ManagerStep::Streaming, (Connection::Up, Shapes::Up)),
+    ] {
+        assert_eq!(status(&MachineHarness::new(None).up_to(step)), expected, "{step}");
+    }
+    let mut harness = MachineHarness::new(Some(Duration::from_secs(60))).up_to(ManagerStep::Streaming);
+    let lacks_snapshots = PoolReport { snapshot: pool(PoolStatus::Repopulating), ..ready() };
+    harness.on(Event::PoolsChanged(lacks_snapshots));
+    assert_eq!(status(&harness), (Connection::Starting, Shapes::Up), "a pool lacks connections");
+    let conditions = harness.machine.conditions();
+    assert!(conditions.holds(ReadyCondition::AdminConnectionPoolReady));
+    assert!(!conditions.holds(ReadyCondition::SnapshotConnectionPoolReady));
+    harness.on(Event::PoolsChanged(ready()));
+    assert_eq!(status(&harness), (Connection::Up, Shapes::Up));
+    harness.on(Event::SourceEnded(1, Some(failure(RecoveryAction::Retry))));
+    assert_eq!(status(&harness), (Connection::Starting, Shapes::Up), "shapes survive a lost connection");
+    harness.after(1);
+    for event in [Event::Connected, Event::LockTaken, Event::Configured] {
+        harness.on(event(2));
+    }
+    assert_eq!(harness.machine.step(), ManagerStep::StartShapes);
+    assert_eq!(status(&harness), (Connection::Starting, Shapes::Up), "the checks are repeated");
+    harness.on(Event::ConsumerReady(2, None));
+    harness.on(Event::Confirmed(2));
+    assert_eq!(status(&harness), (Connection::Up, Shapes::Up));
+    harness.after(61);
+    assert_eq!(status(&harness).0, Connection::Sleeping);
+    let mut halted = MachineHarness::new(None).up_to(ManagerStep::ReplicationClientConnecting);
+    halted.on(Event::SourceEnded(1, Some(failure(RecoveryAction::Halt))));
+    assert_eq!(status(&halted).0, Connection::Down);
+}
+
 fn any_event() -> impl Strategy<Value = (u8, u8, u8)> {
     (0..23_u8, any::<u8>(), 0..15_u8)
 }
@@ -398,7 +510,7 @@ fn event_of(kind: u8, detail: u8, attempt: u64) -> Event {
         1 => PoolStatus::Repopulating,
         _ => PoolStatus::Ready,
     };
-    let report = PoolReport { admin: status(detail), snapshot: status(detail >> 2), why: None };
+    let report = PoolReport { admin: pool(status(detail)), snapshot: pool(status(detail >> 2)) };
     let stop = StopStep::ALL[usize::from(detail) % StopStep::ALL.len()];
     match kind {
         0 => Event::Start,
@@ -458,6 +570,7 @@ impl OpenConnections {
                 | Effect::MeasureSlot
                 | Effect::ClosePools
                 | Effect::Stop(_)
+                | Effect::Recovered { .. }
                 | Effect::Notify(_) => {}
             }
         }
@@ -471,11 +584,9 @@ fn can_leave_state(machine: &ManagerMachine) -> bool {
         | ManagerStep::ConnectionPoolConnecting
         | ManagerStep::StartShapes => machine.source().is_some(),
         // A caller's event leaves the state.
-        ManagerStep::Sleeping
-        | ManagerStep::Halted
-        | ManagerStep::Stopped
-        | ManagerStep::StartReplicationClient => true,
+        ManagerStep::Sleeping | ManagerStep::Stopped | ManagerStep::StartReplicationClient => true,
         ManagerStep::BackingOff
+        | ManagerStep::Halted
         | ManagerStep::AcquiringLock
         | ManagerStep::ConfiguringConnection
         | ManagerStep::StartConnectionPool

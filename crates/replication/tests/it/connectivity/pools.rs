@@ -5,7 +5,9 @@ use std::time::Duration;
 
 use forebay_replication::reservoir::tokio_postgres::types::Type;
 use forebay_replication::reservoir::{PasswordFile, PostgresConnect};
-use forebay_replication::{ManagerPhase, ManagerStatus, ManagerStep, PoolStatus, ReadyCondition};
+use forebay_replication::{
+    ConnectionStatus, ManagerPhase, ManagerStatus, ManagerStep, PoolStatus, ReadyCondition,
+};
 use forebay_sandbox::{PgBouncer, Postgres};
 use forebay_testkit::{Proxy, eventually, within};
 
@@ -174,5 +176,45 @@ async fn the_status_shows_starting_ready_and_repopulating_pools() {
     proxy.accept();
     until("they are ready again", ManagerStep::Streaming, PoolStatus::Ready).await;
     assert!(manager.status().is_ready() && manager.status().retries == 0);
+    manager.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn snapshots_leave_the_metadata_connections_free_on_a_nearly_full_server() {
+    let followed = FollowedDatabase::new(Postgres::shared());
+    // The pools want 2 and 6 connections, and the server gives them 3.
+    let role = format!("pools_{}", followed.database);
+    followed.sql(&format!("CREATE ROLE {role} LOGIN CONNECTION LIMIT 3"));
+    let pooled = PostgresConnect::new(&followed.server.url_as(&role, "", &followed.database)).unwrap();
+    let manager = followed.start_with(followed.config().pool_size(8).pooled(pooled));
+    let wanted = manager.wait_until(|status| {
+        status.step == ManagerStep::Streaming
+            && (status.admin_pool, status.snapshot_pool) == (PoolStatus::Ready, PoolStatus::Repopulating)
+    });
+    let status = within("it streams, and snapshots lack connections", wanted).await.unwrap();
+    assert!(status.condition(ReadyCondition::AdminConnectionPoolReady).holds);
+    let snapshots = status.condition(ReadyCondition::SnapshotConnectionPoolReady);
+    assert!(!snapshots.holds, "{snapshots:?}");
+    assert_eq!(status.connection, ConnectionStatus::Starting);
+    let wanted = manager.wait_until(|status| {
+        let condition = status.condition(ReadyCondition::SnapshotConnectionPoolReady);
+        condition.why.contains("too many connections for role")
+    });
+    within("the condition has the reason", wanted).await.unwrap();
+
+    let first = within("one snapshot connection", manager.snapshot()).await.unwrap();
+    let admins = async { [manager.admin().await, manager.admin().await] };
+    let (second, admins) = tokio::join!(manager.snapshot(), admins);
+    assert!(second.is_err(), "the snapshot pool has one connection");
+    for admin in &admins {
+        let client = admin.as_ref().expect("snapshots don't take the connections for metadata");
+        assert_eq!(query_value(client, "SELECT current_user").await.as_deref(), Some(role.as_str()));
+    }
+    let pools = manager.pool_status().unwrap();
+    let lent: Vec<_> = pools.views.iter().map(|view| (view.name.as_str(), view.quota, view.lent)).collect();
+    assert_eq!(lent, [("admin", 2, 2), ("snapshot", 6, 1)]);
+    assert_eq!((pools.counts.lent, pools.target), (3, 8));
+    drop((first, admins));
+    followed.sql(&format!("ALTER ROLE {role} CONNECTION LIMIT -1"));
     manager.shutdown().await;
 }
