@@ -142,10 +142,10 @@ impl LedgerSimulation {
             0..=2 => self.checkout(a % 3),
             3 | 4 if !self.lent.is_empty() => {
                 let (view, entry) = self.lent.swap_remove(a % self.lent.len());
-                let return_state = match b % 8 {
+                let return_state = match b % 16 {
                     0 => ReturnState::Bad,
-                    1 | 2 => ReturnState::Clean,
-                    3 => ReturnState::HookFailed,
+                    8 => ReturnState::HookFailed,
+                    1 | 2 | 9 | 10 => ReturnState::Clean,
                     _ => ReturnState::Used,
                 };
                 self.ledger.check_in(view, entry, return_state, self.now);
