@@ -121,7 +121,9 @@ impl TunnelBody {
 
 impl Drop for TunnelBody {
     fn drop(&mut self) {
-        let end = self.end.unwrap_or(TunnelEnd::Aborted);
+        // Without a client, it left before its 101 was written.
+        let unfinished = if self.tunnel.has_client() { TunnelEnd::Aborted } else { TunnelEnd::ClientLost };
+        let end = self.end.unwrap_or(unfinished);
         let (to_upstream, to_client) = self.tunnel.passed_bytes();
         debug!(end = end.as_str(), to_upstream, to_client, "upgraded connection ended");
         metrics::count_upgrade_end(end);

@@ -69,7 +69,7 @@ impl GateRefusal {
             GateRefusal::Draining => "This server is shutting down. Please connect again.",
             GateRefusal::NoPeer => "The server could not determine the address of the client.",
             GateRefusal::SwitchedProtocol => {
-                "The service behind this gate switched to a protocol that the client did not offer."
+                "The service behind this gate switched protocols too early, or to one that the client did not offer."
             }
             GateRefusal::TransferCoding => {
                 "The service behind this gate used a transfer coding other than `chunked`."

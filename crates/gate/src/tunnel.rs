@@ -28,6 +28,9 @@ use super::download::DetachedSocket;
 /// Maximum bytes per read. The buffer is on the stack.
 const READ_BYTES: usize = 16 * 1024;
 
+/// Maximum reads of one direction per poll, so that the other direction gets its turn.
+const READS_PER_POLL: usize = 16;
+
 /// Both sides of an upgraded connection.
 #[derive(Debug)]
 pub(crate) struct Tunnel {
@@ -39,6 +42,8 @@ pub(crate) struct Tunnel {
     _permit: OwnedSemaphorePermit,
     to_upstream: Flow,
     to_client: Flow,
+    /// A write to the upstream failed. What the upstream sent before is still passed on.
+    upstream_write_failed: bool,
     idle_timeout: Duration,
     idle_timer: Pin<Box<Sleep>>,
     last_progress: Instant,
@@ -55,7 +60,7 @@ pub(crate) enum TunnelEnd {
     ClientLost,
     /// The upstream's connection failed.
     UpstreamLost,
-    /// The gate ended the tunnel: it drains, or it ended.
+    /// The gate aborted the tunnel at the drain deadline, or at its exit.
     Aborted,
 }
 
@@ -86,10 +91,16 @@ impl Tunnel {
             _permit: permit,
             to_upstream: Flow::default(),
             to_client: Flow { unsent: unread, ..Flow::default() },
+            upstream_write_failed: false,
             idle_timeout,
             idle_timer: Box::pin(sleep(idle_timeout)),
             last_progress: Instant::now(),
         }
+    }
+
+    /// Returns whether the tunnel got the client's connection.
+    pub(crate) fn has_client(&self) -> bool {
+        self.client.is_some()
     }
 
     /// Returns the bytes that were written to the upstream, and to the client.
@@ -107,9 +118,18 @@ impl Tunnel {
         }
         let Some(client) = &mut self.client else { return Poll::Ready(TunnelEnd::ClientLost) };
         let before = (self.to_upstream.passed, self.to_client.passed);
-        // Bytes that the upstream sent before it closed are read before a write to it fails.
         let to_client = self.to_client.poll(&mut self.upstream, client, cx);
-        let to_upstream = self.to_upstream.poll(client, &mut self.upstream, cx);
+        let to_upstream = match self.upstream_write_failed {
+            true => Poll::Ready(Err(FlowFailure::Sink)),
+            false => self.to_upstream.poll(client, &mut self.upstream, cx),
+        };
+        // Bytes that the upstream sent before it closed are passed on before the tunnel ends.
+        let is_upstream_closed = matches!(to_upstream, Poll::Ready(Err(FlowFailure::Sink)));
+        if is_upstream_closed && to_client.is_pending() && self.to_client.has_yielded {
+            self.upstream_write_failed = true;
+            self.last_progress = Instant::now();
+            return Poll::Pending;
+        }
         let end = match (to_upstream, to_client) {
             (Poll::Ready(Err(FlowFailure::Sink)), _) if self.to_client.is_ended() => TunnelEnd::Closed,
             (_, Poll::Ready(Err(FlowFailure::Sink))) if self.to_upstream.is_ended() => TunnelEnd::Closed,
@@ -155,6 +175,8 @@ struct Flow {
     state: FlowState,
     /// Bytes that were written.
     passed: u64,
+    /// The last poll ended after [`READS_PER_POLL`] reads, and the task is woken to continue.
+    has_yielded: bool,
 }
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -185,17 +207,27 @@ impl Flow {
         sink: &mut (impl AsyncWrite + Unpin),
         cx: &mut Context<'_>,
     ) -> Poll<Result<(), FlowFailure>> {
+        self.has_yielded = false;
+        let mut reads = 0;
         loop {
             while !self.unsent.is_empty() {
                 let written = ready!(Pin::new(&mut *sink).poll_write(cx, &self.unsent));
                 let count = written.map_err(|_failed| FlowFailure::Sink)?;
+                if count == 0 {
+                    return Poll::Ready(Err(FlowFailure::Sink));
+                }
                 self.unsent.advance(count);
                 self.passed += count as u64;
             }
             self.unsent = Bytes::new(); // an empty view would keep its allocation alive
             match self.state {
+                FlowState::Open if reads == READS_PER_POLL => {
+                    self.has_yielded = true;
+                    cx.waker().wake_by_ref();
+                    return Poll::Pending;
+                }
                 FlowState::Open => match self.poll_read(source, cx) {
-                    Poll::Ready(Ok(())) => {}
+                    Poll::Ready(Ok(())) => reads += 1,
                     Poll::Ready(Err(_failed)) => return Poll::Ready(Err(FlowFailure::Source)),
                     Poll::Pending => {
                         // TLS may hold written bytes back until a flush.
@@ -254,6 +286,17 @@ mod tests {
         receiver.read_exact(&mut received).await.unwrap();
         assert!(flow.poll(&mut source, &mut sink, &mut cx).is_pending());
         assert_eq!((flow.passed, flow.unsent.len()), (200, READ_BYTES - 200));
+    }
+
+    #[tokio::test]
+    async fn a_source_that_never_pauses_yields_to_the_other_direction() {
+        let (mut source, mut sink) = (tokio::io::repeat(7), tokio::io::sink());
+        let (mut flow, mut cx) = (Flow::default(), Context::from_waker(Waker::noop()));
+        for turn in 1..=3 {
+            assert!(flow.poll(&mut source, &mut sink, &mut cx).is_pending());
+            assert!(flow.has_yielded);
+            assert_eq!(flow.passed, (turn * READS_PER_POLL * READ_BYTES) as u64);
+        }
     }
 
     #[tokio::test]

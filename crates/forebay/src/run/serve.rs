@@ -177,10 +177,17 @@ impl ShapeServer {
             info!(cut, took = ?started.elapsed(), "server stopped");
             ended
         };
+        let abort = async {
+            if ended == ServerEnd::Unfit {
+                // This shutdown began without a signal.
+                signals.next().await;
+            }
+            signals.next().await
+        };
         let mut end = std::pin::pin!(end);
         tokio::select! {
             ended = &mut end => ended,
-            signal = signals.next() => {
+            signal = abort => {
                 warn!(signal, "server aborted by a second signal");
                 if drop_slot {
                     let _ = timeout(CLEANUP_TIMEOUT, end).await;

@@ -108,7 +108,13 @@ where
         Poll::Pending
     });
     match end.await {
-        Http1End::Done(Ok(())) => {}
+        Http1End::Done(Ok(())) => {
+            // hyper doesn't shut down a connection on which a client asked for an upgrade. Without
+            // TLS's end message, the response to that client looks truncated.
+            let mut io = conn.into_parts().io.into_transport();
+            // Fails if the client has disconnected.
+            let _ = timeout(LINGER_TIMEOUT, io.shutdown()).await;
+        }
         Http1End::Done(Err(error)) => {
             count_error(&error, context);
         }
