@@ -238,7 +238,7 @@ mod tests {
     #[tokio::test]
     async fn attempts_during_a_hung_read_fail_without_another_read() {
         let file = RedisPasswordFile::new("password");
-        let (release, released) = mpsc::channel::<()>();
+        let (release, released) = mpsc::sync_channel::<()>(1);
         let hung = file.read_with(move |_| {
             let _closed = released.recv();
             Ok("late".into())
@@ -258,7 +258,7 @@ mod tests {
     #[tokio::test]
     async fn reads_of_simultaneous_attempts_do_not_hinder_each_other() {
         let file = RedisPasswordFile::new("password");
-        let (first_runs, second_runs) = mpsc::channel::<()>();
+        let (first_runs, second_runs) = mpsc::sync_channel::<()>(1);
         let first = file.read_with(move |_| {
             second_runs.recv().unwrap();
             Ok("first".into())
