@@ -11,7 +11,8 @@ use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::sync::Arc;
 
-use tokio::task::JoinSet;
+use parking_lot::Mutex;
+use tokio::task::{AbortHandle, JoinHandle, JoinSet, spawn_blocking};
 
 use crate::config::RedisPassword;
 
@@ -24,6 +25,9 @@ const MAX_FILE_BYTES: usize = 64 << 10;
 /// that is open keeps its login. An error fails the attempt, and the next attempt follows
 /// [`Config::reconnect`](crate::Config::reconnect). The call is part of the attempt, so
 /// [`Config::connect_timeout`](crate::Config::connect_timeout) limits it; then it is dropped.
+///
+/// The future must not block its thread: it runs on the client's runtime, and a blocked call can't
+/// be dropped. Put blocking work on a blocking thread, and limit how many of them wait.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -119,6 +123,9 @@ pub(crate) async fn requested_credentials(
 /// Replace the file by renaming a new one over it: a file that is written in place can be read
 /// while it is incomplete. An empty file is an error.
 ///
+/// A read can hang, for example on a network file system. Until it ends, further attempts fail
+/// without another read, so that hung reads don't occupy more and more threads.
+///
 /// ```
 /// # use std::sync::Arc;
 /// use forebay_redis::{IntoConfig, RedisPasswordFile};
@@ -132,23 +139,48 @@ pub(crate) async fn requested_credentials(
 #[derive(Debug, Clone)]
 pub struct RedisPasswordFile {
     path: PathBuf,
+    /// The last read whose attempt ended first.
+    left_read: Arc<Mutex<Option<AbortHandle>>>,
 }
 
 impl RedisPasswordFile {
     /// Creates a provider that reads this path. The file is opened only at an attempt to connect.
     pub fn new(path: impl Into<PathBuf>) -> Self {
-        RedisPasswordFile { path: path.into() }
+        RedisPasswordFile { path: path.into(), left_read: Arc::default() }
+    }
+
+    /// Runs `read` on a blocking thread, unless a read that an attempt has left still runs.
+    async fn read_with(
+        &self,
+        read: impl FnOnce(&Path) -> Result<RedisPassword, RedisPasswordFileError> + Send + 'static,
+    ) -> Result<RedisPassword, RedisPasswordFileError> {
+        if self.left_read.lock().as_ref().is_some_and(|left| !left.is_finished()) {
+            return Err(RedisPasswordFileError::StillReading);
+        }
+        let path = self.path.clone();
+        let mut running = RunningRead { file: self, task: spawn_blocking(move || read(&path)) };
+        (&mut running.task).await.unwrap_or(Err(RedisPasswordFileError::Cancelled))
+    }
+}
+
+/// A read in progress. If it is dropped before its end, the file remembers it.
+struct RunningRead<'a> {
+    file: &'a RedisPasswordFile,
+    task: JoinHandle<Result<RedisPassword, RedisPasswordFileError>>,
+}
+
+impl Drop for RunningRead<'_> {
+    fn drop(&mut self) {
+        if !self.task.is_finished() {
+            *self.file.left_read.lock() = Some(self.task.abort_handle());
+        }
     }
 }
 
 impl CredentialsProvider for RedisPasswordFile {
     fn credentials(&self) -> CredentialsFuture<'_> {
         Box::pin(async {
-            let path = self.path.clone();
-            // Reads may block, for example on a network file system, so they run on a blocking
-            // thread.
-            let read = tokio::task::spawn_blocking(move || read_password(&path)).await;
-            let password = read.unwrap_or(Err(RedisPasswordFileError::BrokeOff)).map_err(|error| {
+            let password = self.read_with(read_password).await.map_err(|error| {
                 let path = self.path.display();
                 CredentialsError::new(format!("the password file {path} can't be used: {error}"))
             })?;
@@ -169,8 +201,10 @@ enum RedisPasswordFileError {
     TooLong,
     #[error("it isn't UTF-8")]
     NotText,
-    #[error("reading it broke off")]
-    BrokeOff,
+    #[error("the read was cancelled")]
+    Cancelled,
+    #[error("the previous read has not ended")]
+    StillReading,
 }
 
 fn read_password(path: &Path) -> Result<RedisPassword, RedisPasswordFileError> {
@@ -191,4 +225,49 @@ fn read_password(path: &Path) -> Result<RedisPassword, RedisPasswordFileError> {
         }
     }
     if text.is_empty() { Err(RedisPasswordFileError::Empty) } else { Ok(text.into()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use futures_util::FutureExt;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn attempts_during_a_hung_read_fail_without_another_read() {
+        let file = RedisPasswordFile::new("password");
+        let (release, released) = mpsc::sync_channel::<()>(1);
+        let hung = file.read_with(move |_| {
+            let _closed = released.recv();
+            Ok("late".into())
+        });
+        assert!(hung.now_or_never().is_none(), "the attempt ends before the read");
+        let error = file.credentials().await.unwrap_err();
+        assert!(error.to_string().ends_with("can't be used: the previous read has not ended"), "{error}");
+        let second = file.clone().read_with(|_| unreachable!("a second read started")).await;
+        assert!(matches!(second, Err(RedisPasswordFileError::StillReading)));
+        drop(release);
+        while matches!(file.credentials().await, Err(error) if error.to_string().contains("not ended")) {
+            tokio::task::yield_now().await;
+        }
+        assert_eq!(file.read_with(|_| Ok("new".into())).await.unwrap(), "new".into());
+    }
+
+    #[tokio::test]
+    async fn reads_of_simultaneous_attempts_do_not_hinder_each_other() {
+        let file = RedisPasswordFile::new("password");
+        let (first_runs, second_runs) = mpsc::sync_channel::<()>(1);
+        let first = file.read_with(move |_| {
+            second_runs.recv().unwrap();
+            Ok("first".into())
+        });
+        let second = file.read_with(move |_| {
+            first_runs.send(()).unwrap();
+            Ok("second".into())
+        });
+        let (first, second) = tokio::join!(first, second);
+        assert_eq!((first.unwrap(), second.unwrap()), ("first".into(), "second".into()));
+    }
 }

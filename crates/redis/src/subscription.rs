@@ -253,12 +253,16 @@ pub(crate) async fn resubscribe(shared: Arc<ClientShared>) {
             };
             match submitted {
                 Ok(()) => requests.push_back((topic, request)),
-                Err(RequestError::QueueFull { .. }) => {
-                    topics.push_front(topic);
+                Err(error) => {
+                    match error {
+                        RequestError::QueueFull { .. } => topics.push_front(topic),
+                        // The next connection resubscribes again after a loss.
+                        _ => topics.clear(),
+                    }
+                    // Ends the span of the request with its error.
+                    let _unsent = request.finish(Err(error));
                     break;
                 }
-                // The next connection resubscribes again after a loss.
-                Err(_) => topics.clear(),
             }
         }
         match requests.pop_front() {

@@ -90,8 +90,9 @@
 //! - A recent transaction is read without delay.
 //!   `a_recent_transaction_is_read_without_delay`,
 //!   `a_backlog_is_read_in_large_parts_and_recent_changes_at_once`
-//! - A failure that needs an operator halts the manager at its first start. A halted manager
-//!   retries every 30 s. Other failures are retried after at most 10 s.
+//! - A failure that needs an operator halts the manager at its first start, and five panics in a
+//!   minute halt it at any time. A halted manager retries every 30 s. Other failures are retried
+//!   after at most 10 s.
 //!   `a_wrong_wal_level_is_reported_with_the_statement_that_changes_it`,
 //!   `a_halted_manager_retries_every_30_seconds_and_at_once_on_request`,
 //!   `a_halted_manager_recovers_within_30_seconds_after_the_cause_was_fixed`,

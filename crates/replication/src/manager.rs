@@ -37,7 +37,7 @@ struct ManagerInner {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum NotReady {
-    /// The manager halted: an operator must act. It retries every 30 s.
+    /// The manager halted: an operator must act, or it panicked too often. It retries every 30 s.
     #[error("{why}")]
     Halted {
         /// What happened, and what to do.

@@ -42,7 +42,7 @@ pub struct ManagerStatus {
     /// The last failure: what happened, and what to do. `None` once the server streams again.
     pub trouble: Option<String>,
     /// Reason of that failure if an operator must act, as in the label of the metric. It stays set
-    /// during the attempts that follow.
+    /// during the attempts that follow. A manager that halted after too many panics has none.
     pub halted: Option<&'static str>,
 }
 

@@ -82,6 +82,11 @@ impl<C> ReservoirHooks<C> {
     /// take its timeout plus one hook timeout. A checkout that is dropped during the hook returns
     /// the connection.
     ///
+    /// A connection whose hook failed is closed. Such failures don't delay dials, unlike those of
+    /// [`after_connect`](Self::after_connect). So while the hook fails on each connection, each
+    /// checkout closes the ready connections one after another, and replacements are dialed at the
+    /// full rate. Let the hook fail only if the connection itself is at fault.
+    ///
     /// `try_checkout` fails with [`HookNeedsWait`](crate::CheckoutError::HookNeedsWait).
     #[must_use]
     pub fn before_lend(

@@ -52,21 +52,26 @@ impl IamTarget {
     }
 }
 
-/// Returns the region in the host name of a service: the label before `rds`, or after `dsql`.
+/// Returns the region in the host name of a service. It stands before `rds`, but after `dsql`, and
+/// after `rds` in China. The endpoint of a global database names no region.
 fn region_in(auth: DatabaseAuth, host: &str) -> Option<&str> {
     let labels: Vec<&str> = host.split('.').collect();
     let is_dsql = |label: &&str| *label == "dsql" || label.starts_with("dsql-");
-    match auth {
+    let region = match auth {
         DatabaseAuth::Password => None,
         DatabaseAuth::RdsIam => {
-            let service = labels.iter().position(|label| *label == "rds")?;
-            labels.get(service.checked_sub(1)?).copied()
+            let service = labels.iter().rposition(|label| *label == "rds")?;
+            let is_china = host.ends_with(".amazonaws.com.cn");
+            if is_china { labels.get(service + 1) } else { labels.get(service.checked_sub(1)?) }
         }
-        DatabaseAuth::DsqlIam => {
-            let service = labels.iter().position(is_dsql)?;
-            labels.get(service + 1).copied()
-        }
-    }
+        DatabaseAuth::DsqlIam => labels.get(labels.iter().position(is_dsql)? + 1),
+    };
+    region.copied().filter(|label| is_region(label))
+}
+
+/// Returns whether a label has the form of a region, such as `eu-central-1`.
+fn is_region(label: &str) -> bool {
+    label.contains('-') && label.ends_with(|letter: char| letter.is_ascii_digit())
 }
 
 #[cfg(test)]
@@ -90,7 +95,7 @@ mod tests {
             (
                 rds,
                 "postgres://app@shop.abc.rds.cn-north-1.amazonaws.com.cn:6000/shop?sslmode=require",
-                Some("cn-north-1"),
+                None,
                 ("shop.abc.rds.cn-north-1.amazonaws.com.cn", 6000, "cn-north-1", "app"),
             ),
             (
@@ -114,6 +119,28 @@ mod tests {
         ] {
             let IamTarget { host, port, region, user, .. } = target(auth, url, region).unwrap();
             assert_eq!((host.as_str(), port, region.as_str(), user.as_str()), expected);
+        }
+    }
+
+    #[test]
+    fn the_region_is_read_from_each_form_of_endpoint() {
+        let (rds, dsql) = (DatabaseAuth::RdsIam, DatabaseAuth::DsqlIam);
+        for (auth, host, expected) in [
+            (rds, "shop.abc.eu-central-1.rds.amazonaws.com", Some("eu-central-1")),
+            (rds, "shop.cluster-ro-abc.us-gov-west-1.rds.amazonaws.com", Some("us-gov-west-1")),
+            (rds, "shop.proxy-abc.us-east-1.rds.amazonaws.com", Some("us-east-1")),
+            (rds, "rds.abc.us-east-1.rds.amazonaws.com", Some("us-east-1")),
+            (rds, "shop.abc.rds.cn-north-1.amazonaws.com.cn", Some("cn-north-1")),
+            (rds, "shop.proxy-abc.rds.cn-northwest-1.amazonaws.com.cn", Some("cn-northwest-1")),
+            (rds, "shop.global-abc.global.rds.amazonaws.com", None),
+            (rds, "global.rds.amazonaws.com", None),
+            (rds, "rds.amazonaws.com", None),
+            (rds, "db.example", None),
+            (dsql, "foo.dsql.us-east-1.on.aws", Some("us-east-1")),
+            (dsql, "foo.dsql.on.aws", None),
+            (dsql, "foo.dsql", None),
+        ] {
+            assert_eq!(region_in(auth, host), expected, "{host}");
         }
     }
 

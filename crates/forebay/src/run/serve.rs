@@ -224,15 +224,21 @@ async fn retry(manager: &Manager) {
 }
 
 /// Waits until the manager halts, because an operator must act, and logs the reason.
+///
+/// `Manager::wait_until` would fail at a halt after too many panics, which is retried.
 async fn unfit(manager: &Manager) {
-    let halted = |status: &ManagerStatus| status.step == ManagerStep::Halted;
-    match manager.wait_until(halted).await {
-        Ok(status) => {
-            let (reason, why) = (status.halted, status.trouble);
-            error!(reason, why, "process exiting: database unfit");
+    let mut status = manager.watch();
+    let unfit = status.wait_for(is_unfit).await.map(|status| status.clone());
+    match unfit {
+        Ok(ManagerStatus { halted, trouble, .. }) => {
+            error!(reason = halted, why = trouble, "process exiting: database unfit");
         }
         Err(_) => std::future::pending().await, // the manager was shut down
     }
+}
+
+fn is_unfit(status: &ManagerStatus) -> bool {
+    status.step == ManagerStep::Halted && status.halted.is_some()
 }
 
 /// Exits the process when a write to the store has failed. The state on disk is then unknown; the

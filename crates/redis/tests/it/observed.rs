@@ -244,3 +244,27 @@ async fn metrics_count_reconnections() {
         assert_eq!(sample(&handle, metrics::RECONNECTS), f64::from(count));
     }
 }
+
+#[tokio::test]
+async fn the_span_of_a_resubscription_that_finds_the_queue_full_has_the_error() {
+    let (spans, _guard) = collect_spans();
+    let redis = start();
+    let admin = connect(redis.url()).await;
+    let client = connect(with(fast_reconnect(redis.url()), |config| config.max_requests = 1)).await;
+    let _news = client.subscribe("news").await.unwrap();
+    let _weather = client.subscribe("weather").await.unwrap();
+    spans.take();
+    let mut changes = status_from_now(&client).await;
+    kill_connection(&admin, client_id(&client).await).await;
+    wait_for_reconnect(&mut changes).await;
+    let mut closed = Vec::new();
+    let is_confirmed = |span: &&SpanFields| span.get("otel.status_code").is_none();
+    let is_subscribe = |span: &SpanFields| span.get("db.operation.name") == Some("SUBSCRIBE");
+    while closed.iter().filter(is_confirmed).count() < 2 {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+        closed.extend(spans.take().into_iter().filter(is_subscribe));
+    }
+    let errors: Vec<_> = closed.iter().filter_map(|span| span.get("error.type")).collect();
+    assert!(errors.contains(&"queue_full"), "{closed:?}");
+    assert_eq!(errors.len() + 2, closed.len(), "each span has an outcome: {closed:?}");
+}

@@ -70,11 +70,14 @@ impl<S: Clone> StatementCache<S> {
 /// Returns whether a script may drop prepared statements: it contains `DISCARD ALL` or
 /// `DEALLOCATE`.
 ///
-/// Quoted texts count, too: an empty cache costs only time. Comments between the words don't hide
-/// them.
+/// Quoted texts and comments count, too: an empty cache costs only time. Comments between the words
+/// don't hide them, nor do the signs of a comment within quotes.
 pub(super) fn drops_statements(script: &str) -> bool {
+    names_drop(script) || names_drop(&without_comments(script))
+}
+
+fn names_drop(script: &str) -> bool {
     let mut previous_is_discard = false;
-    let script = without_comments(script);
     let is_separator = |letter: char| !letter.is_alphanumeric() && letter != '_';
     script.split(is_separator).filter(|word| !word.is_empty()).any(|word| {
         let follows_discard =
@@ -83,7 +86,8 @@ pub(super) fn drops_statements(script: &str) -> bool {
     })
 }
 
-/// Replaces comments of SQL, `--` to the end of the line and nested `/* */`, by spaces.
+/// Replaces comments of SQL, `--` to the end of the line and nested `/* */`, by spaces. It doesn't
+/// recognise quotes, so that it also replaces what looks like a comment in them.
 fn without_comments(script: &str) -> String {
     let (mut text, mut rest, mut depth) = (String::with_capacity(script.len()), script, 0_usize);
     while let Some(letter) = rest.chars().next() {
@@ -139,6 +143,10 @@ mod tests {
             "deallocate prepare s1",
             "DISCARD /* a /* nested */ comment */ ALL",
             "DISCARD -- everything\n ALL",
+            "SET x = 'a--b'; DEALLOCATE ALL",
+            "SET x = 'a/*b'; DISCARD ALL",
+            "-- DISCARD ALL",
+            "/* DEALLOCATE ALL */ ROLLBACK",
         ];
         for script in dropping {
             assert!(drops_statements(script), "{script}");
@@ -149,9 +157,8 @@ mod tests {
             "ROLLBACK; CLOSE ALL; RESET ALL; DISCARD TEMP; DISCARD SEQUENCES",
             "DISCARD PLANS; RESET ALL",
             "SELECT discard_all()",
-            "-- DISCARD ALL",
-            "/* DEALLOCATE ALL */ ROLLBACK",
-            "/* DISCARD ALL",
+            "-- DISCARD TEMP\nRESET ALL",
+            "/* DISCARD */ ROLLBACK",
         ];
         for script in keeping {
             assert!(!drops_statements(script), "{script}");

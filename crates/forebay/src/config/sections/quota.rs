@@ -30,7 +30,7 @@ settings! {
             dsql(
                 "DSQL_DISTRIBUTED_CONN_LEASE_TABLE",
                 lease_limit,
-                "only with `DSQL_DISTRIBUTED_CONN_LEASE_ENABLED`; its keys are `pk` and `sk`, unlike those of the plugin",
+                "only with `DSQL_DISTRIBUTED_CONN_LEASE_ENABLED`; its keys are `pk` and `sk`, unlike those of the plugin; with `redis.url`, or in a build without the feature `aws`, the process refuses to start",
             );
 
         /// Behavior while Redis is unavailable, or has lost its counts or is new: `share` (an equal

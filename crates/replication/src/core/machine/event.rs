@@ -164,7 +164,7 @@ pub enum ManagerEvent {
         /// What happened to it.
         change: TableChange,
     },
-    /// The manager halted: an operator must act. It retries every 30 s.
+    /// The manager halted: an operator must act, or it panicked too often. It retries every 30 s.
     Halted {
         /// Value of the `reason` label in metrics.
         reason: &'static str,

@@ -110,8 +110,8 @@ pub(crate) struct ManagerMachine {
     /// When the database was last used, and whether it is in use now.
     used: (Instant, bool),
     failure: Option<FailureReport>,
-    /// Whether `failure` halted the machine. It stays set during the attempts that follow.
-    failure_halts: bool,
+    /// Whether an operator must act after `failure`. It stays set during the attempts that follow.
+    needs_operator: bool,
     conditions: Conditions,
 }
 
@@ -136,7 +136,7 @@ impl ManagerMachine {
             lock_check,
             used: (now, false),
             failure: None,
-            failure_halts: false,
+            needs_operator: false,
             conditions: Conditions::new(now),
         }
     }
@@ -366,10 +366,10 @@ impl ManagerMachine {
         self.was_ready
     }
 
-    /// Returns the reason of a halt. It stays set during the attempts that follow, until one has
-    /// another result.
+    /// Returns the reason of a halt if an operator must act; `None` after too many panics. It stays
+    /// set during the attempts that follow, until one has another result.
     pub(crate) fn halt_reason(&self) -> Option<&'static str> {
-        self.failure.as_ref().filter(|_| self.failure_halts).map(|failure| failure.reason)
+        self.failure.as_ref().filter(|_| self.needs_operator).map(|failure| failure.reason)
     }
 
     /// Returns when the next attempt starts, if the machine waits for that.

@@ -237,12 +237,12 @@ impl ManagerMachine {
         self.abandon_source(out);
         self.mark_source_lost(&failure.text, now);
         self.recreate_slot |= failure.action == RecoveryAction::RecreateSlot;
-        let halts = self.is_panic_limit_reached(&failure, now)
-            // After the first success the cause may be temporary, so the pools stay open and the
-            // backoff is short.
-            || (failure.action == RecoveryAction::Halt && !self.was_ready);
+        // After the first success the cause may be temporary, so the pools stay open and the
+        // backoff is short.
+        let needs_operator = failure.action == RecoveryAction::Halt && !self.was_ready;
+        let halts = self.is_panic_limit_reached(&failure, now) || needs_operator;
         let (reason, why) = (failure.reason, failure.text.clone());
-        (self.failure, self.failure_halts) = (Some(failure), halts);
+        (self.failure, self.needs_operator) = (Some(failure), needs_operator);
         let backoff = self.backoff.fail(now);
         let delay = match std::mem::take(&mut self.retry_requested) {
             true => Duration::ZERO,

@@ -342,6 +342,7 @@ fn five_panics_in_a_minute_halt_it_and_four_do_not() {
     let attempt = harness.attempt();
     harness.on(Event::SourceEnded(attempt, Some(panic())));
     assert_eq!(harness.machine.step(), ManagerStep::Halted);
+    assert_eq!(harness.machine.halt_reason(), None, "the database isn't the cause");
 }
 
 #[test]
