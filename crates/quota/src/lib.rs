@@ -96,6 +96,8 @@
 //! - A rebuild ends early only if all members have reported that the others knew of.
 //!   `leases_stay_within_the_limits_and_all_units_are_returned`,
 //!   `a_rebuild_ends_early_only_if_all_members_of_before_have_reported`,
+//!   `a_member_that_had_expired_before_a_loss_does_not_replace_a_report`,
+//!   `after_a_second_loss_the_rebuild_still_waits_for_all_members_of_before`,
 //!   `a_rebuild_ends_after_half_a_ttl_once_all_members_have_reported`
 //! - Members that expired together never hold more than the limit with `Closed`.
 //!   `members_that_all_expired_together_never_hold_more_than_the_limit`,
@@ -171,8 +173,9 @@
 //!   have yet to report, and a new process gets the number by which the limit is divided.
 //! - A rebuild ends early, after half a TTL, once as many members have reported as the latest reply
 //!   before it counted. A member that had joined after that reply isn't in the count; it sends a
-//!   heartbeat within a third of its TTL. A process that started after the loss doesn't count as a
-//!   member that has reported.
+//!   heartbeat within a third of its TTL. The store compares numbers, not names. So only the report
+//!   of a member counts that was surely counted before: its last reply was within its deadline, and
+//!   the store wasn't being rebuilt.
 //! - A rebuild that was interrupted, or in which members expired, doesn't end early. Nor does one
 //!   that expects a member of release 0.1, which doesn't say that it has reported.
 //! - During a rebuild, units are granted by the store and not by the member alone. So members that

@@ -70,7 +70,7 @@ impl<W: TakeWaiter> QuotaMember<W> {
             kind: self.next_heartbeat,
             generation: self.ids.next_id(),
             members_before: self.rebuild_ends_at.map_or(0, |_| self.members_before),
-            has_reported: self.rebuild_ends_at.is_some() && self.has_reported_all(),
+            has_reported: self.rebuild_ends_at.is_some() && self.counted_before && self.has_reported_all(),
         })
     }
 
@@ -129,7 +129,7 @@ impl<W: TakeWaiter> QuotaMember<W> {
             return;
         }
         self.on_store_reply();
-        self.remember_members_before(&reply);
+        self.remember_members_before(&reply, now);
         (self.members, self.expected) = (reply.members, reply.expected);
         // The next heartbeat updates it; the store's clock may have been wrong.
         let rebuild_left = reply.rebuild_left.min(self.rules.ttl);
@@ -174,8 +174,9 @@ impl<W: TakeWaiter> QuotaMember<W> {
         }
     }
 
-    /// When a rebuild begins, keeps the number of members of the time before it.
-    fn remember_members_before(&mut self, reply: &HeartbeatReply) {
+    /// When a rebuild begins, keeps the number of members of the time before it, and whether this
+    /// member was surely one of them.
+    fn remember_members_before(&mut self, reply: &HeartbeatReply, now: Instant) {
         let was_rebuilding = self.rebuild_ends_at.is_some();
         let store_lost_data = self.generation.is_some_and(|before| before != reply.generation);
         if reply.rebuild_left.is_zero() || (was_rebuilding && !store_lost_data) {
@@ -186,6 +187,9 @@ impl<W: TakeWaiter> QuotaMember<W> {
             (Some(_), false) => self.members,
             (Some(_), true) => self.sharing_members(),
         };
+        // After its deadline, others may have counted without it. In a second rebuild, it can't
+        // know whether it was counted before the first.
+        self.counted_before = !was_rebuilding && now < self.slice_deadline;
     }
 
     pub(super) fn extend_deadline(&mut self, sent: Instant) {
