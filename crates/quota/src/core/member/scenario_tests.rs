@@ -3,7 +3,7 @@
 use super::*;
 use crate::config::OutagePolicy;
 use crate::core::ledger::StoreLedger;
-use crate::status::QuotaMode;
+use crate::status::{QuotaMode, RejoinReason};
 use crate::store::{SettlementReply, StoreError};
 
 const RULES: MemberRules = MemberRules {
@@ -406,6 +406,31 @@ fn a_member_that_had_expired_before_a_loss_does_not_replace_a_report() {
         cluster.serve(&mut b);
     }
     assert_eq!(b.mode(cluster.now()), QuotaMode::Rebuilding, "d has yet to report");
+}
+
+#[test]
+fn an_incarnation_that_replaces_one_with_lost_writes_does_not_report_again() {
+    let mut cluster = LocalCluster::new();
+    let (mut a, mut b) = (cluster.join("a", 1), cluster.join("b", 2));
+    cluster.take(&mut a, &ann()).unwrap();
+    cluster.take(&mut b, &ann()).unwrap();
+    cluster.advance(20);
+    cluster.serve(&mut a);
+    assert_eq!(a.members(), 2);
+    cluster.ledger = StoreLedger::default();
+    cluster.advance(20);
+    cluster.serve(&mut a);
+    let reported = a.id().clone();
+    // The second one forgets the incarnation that has reported, so that it doesn't leave.
+    a.rejoin(RejoinReason::StoreLostWrites, cluster.now());
+    a.rejoin(RejoinReason::StoreLostWrites, cluster.now());
+    for _ in 0..7 {
+        cluster.serve(&mut a);
+        cluster.advance(10);
+    }
+    cluster.serve(&mut a);
+    assert!(cluster.ledger.is_alive(&reported));
+    assert_eq!(a.mode(cluster.now()), QuotaMode::Rebuilding, "b has yet to report");
 }
 
 #[test]
