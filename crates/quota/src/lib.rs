@@ -81,8 +81,9 @@
 //!   `random_faults_lend_no_more_than_each_members_limit_by_the_share_policy`,
 //!   `after_random_faults_the_limit_holds_by_the_open_policy`
 //! - During a rebuild, the excess is at most what members hold that have yet to report. With
-//!   `Share`, of a budget no member gets more than an equal part of the limit. With `Closed`, there
-//!   is no excess.
+//!   `Share`, a member of before gets at most an equal part of a budget. A process that has just
+//!   started divides the limit by the members in the store's last reply, so the first one in an
+//!   emptied store may get all that isn't reported. With `Closed`, there is no excess.
 //!   `leases_stay_within_the_limits_and_all_units_are_returned`,
 //!   `during_a_rebuild_a_member_holds_at_most_its_part_of_a_budget`,
 //!   `after_flushall_at_90_percent_a_member_lends_its_part_and_the_counts_are_right_again`,
