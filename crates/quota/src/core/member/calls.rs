@@ -221,7 +221,7 @@ impl<W: TakeWaiter> QuotaMember<W> {
                 let were_pending = self.pending_pushes > 0;
                 self.pending_pushes = self.pending_pushes.saturating_sub(pushed);
                 if were_pending && self.pending_pushes == 0 && self.rebuild_ends_at.is_some() {
-                    self.heartbeat_due = now; // it tells the store that this member has reported
+                    self.heartbeat_due = now; // The next heartbeat reports it.
                 }
             }
             Ok(SettlementReply::Stale) => self.mark_unacknowledged(pending.accounts),
