@@ -69,9 +69,20 @@ impl<W: TakeWaiter> QuotaMember<W> {
             ttl: self.rules.ttl,
             kind: self.next_heartbeat,
             generation: self.ids.next_id(),
-            members_before: self.rebuild_ends_at.map_or(0, |_| self.members_before),
+            members_before: self.known_members_before(),
             has_reported: self.rebuild_ends_at.is_some() && self.counted_before && self.has_reported_all(),
         })
+    }
+
+    /// Returns the number of members before the rebuild. A member that joins again may not know yet
+    /// that there is one.
+    fn known_members_before(&self) -> u32 {
+        let joins_again = self.next_heartbeat == HeartbeatKind::Join && self.generation.is_some();
+        match self.rebuild_ends_at {
+            Some(_) => self.members_before,
+            None if joins_again => self.members,
+            None => 0,
+        }
     }
 
     pub(super) fn begin_settlement(&mut self) -> Option<Settlement> {
