@@ -42,7 +42,7 @@ pub enum QuotaRefusal {
 }
 
 impl QuotaRefusal {
-    pub(crate) fn left() -> Self {
+    pub(crate) fn member_has_left() -> Self {
         QuotaRefusal::Unavailable { why: "this member has left".into() }
     }
 

@@ -81,8 +81,9 @@
 //!   `random_faults_lend_no_more_than_each_members_limit_by_the_share_policy`,
 //!   `after_random_faults_the_limit_holds_by_the_open_policy`
 //! - During a rebuild, the excess is at most what members hold that have yet to report. With
-//!   `Share`, of a budget no member gets more than an equal part of the limit. With `Closed`, there
-//!   is no excess.
+//!   `Share`, a member of before gets at most an equal part of a budget. A process that has just
+//!   started divides the limit by the members in the store's last reply, so the first one in an
+//!   emptied store may get all that isn't reported. With `Closed`, there is no excess.
 //!   `leases_stay_within_the_limits_and_all_units_are_returned`,
 //!   `during_a_rebuild_a_member_holds_at_most_its_part_of_a_budget`,
 //!   `after_flushall_at_90_percent_a_member_lends_its_part_and_the_counts_are_right_again`,
@@ -96,6 +97,8 @@
 //! - A rebuild ends early only if all members have reported that the others knew of.
 //!   `leases_stay_within_the_limits_and_all_units_are_returned`,
 //!   `a_rebuild_ends_early_only_if_all_members_of_before_have_reported`,
+//!   `a_member_that_had_expired_before_a_loss_does_not_replace_a_report`,
+//!   `after_a_second_loss_the_rebuild_still_waits_for_all_members_of_before`,
 //!   `a_rebuild_ends_after_half_a_ttl_once_all_members_have_reported`
 //! - Members that expired together never hold more than the limit with `Closed`.
 //!   `members_that_all_expired_together_never_hold_more_than_the_limit`,
@@ -171,8 +174,9 @@
 //!   have yet to report, and a new process gets the number by which the limit is divided.
 //! - A rebuild ends early, after half a TTL, once as many members have reported as the latest reply
 //!   before it counted. A member that had joined after that reply isn't in the count; it sends a
-//!   heartbeat within a third of its TTL. A process that started after the loss doesn't count as a
-//!   member that has reported.
+//!   heartbeat within a third of its TTL. The store compares numbers, not names. So only the report
+//!   of a member counts that was surely counted before: its last reply was within its deadline, and
+//!   the store wasn't being rebuilt.
 //! - A rebuild that was interrupted, or in which members expired, doesn't end early. Nor does one
 //!   that expects a member of release 0.1, which doesn't say that it has reported.
 //! - During a rebuild, units are granted by the store and not by the member alone. So members that

@@ -88,7 +88,7 @@ impl MemberRuntime {
             let reply_received = self.reply_received.notified();
             let state = self.read(|member, now| (member.has_left(), member.mode(now)));
             match state {
-                (true, _) => return Err(QuotaRefusal::left()),
+                (true, _) => return Err(QuotaRefusal::member_has_left()),
                 (false, QuotaMode::Normal) => return Ok(()),
                 (false, _) => reply_received.await,
             }

@@ -110,7 +110,8 @@ pub struct Heartbeat {
     /// Live members in the last reply to the sender before the rebuild began. Zero if the sender
     /// was no member then.
     pub members_before: u32,
-    /// Whether the store has recorded all that the sender holds.
+    /// Whether the store has recorded all that the sender holds, and the members of before the
+    /// rebuild had counted the sender.
     pub has_reported: bool,
 }
 

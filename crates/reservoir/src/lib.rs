@@ -134,7 +134,9 @@
 //!   the budget is exceeded when the store returns, no dial begins until the excess is closed.
 //! - While the budget's store is rebuilt, because it is new or lost its data, a process opens no
 //!   more connections than it has a share for, whatever the policy. So a lost store doesn't put
-//!   more connections on the server than the budget. The first start waits for one TTL.
+//!   more connections on the server than the budget, except those of a process that was replaced
+//!   within the last TTL: they count only until the rebuild ends. The first start waits for one
+//!   TTL.
 //! - TLS is negotiated here: tokio-postgres supports neither `verify-*` nor the retry of `prefer`.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]

@@ -34,12 +34,20 @@ pub(super) struct LivenessTracker {
 struct ObservedCounter {
     number: u64,
     still: Duration,
+    /// Whether the handle read nothing for half a TTL meanwhile.
+    interrupted: bool,
 }
 
 impl ObservedCounter {
     fn wait(before: Option<ObservedCounter>, number: u64, gap: Duration, ttl: Duration) -> ObservedCounter {
-        let before = before.filter(|seen| seen.number == number);
-        ObservedCounter { number, still: before.map_or(Duration::ZERO, |seen| seen.still + gap.min(ttl / 2)) }
+        match before.filter(|seen| seen.number == number) {
+            Some(seen) => ObservedCounter {
+                number,
+                still: seen.still + gap.min(ttl / 2),
+                interrupted: seen.interrupted || gap >= ttl / 2,
+            },
+            None => ObservedCounter { number, still: Duration::ZERO, interrupted: false },
+        }
     }
 }
 
@@ -69,13 +77,15 @@ impl LivenessTracker {
     }
 
     /// Returns how long members may still take to report what they hold: a TTL, or half a TTL if
-    /// all members that are known have reported.
+    /// all members that are known have reported and the rebuild wasn't interrupted.
     pub(super) fn rebuild_left(&self, generation: GenerationItem, reports: RebuildReports) -> Duration {
         if !generation.rebuilding {
             return Duration::ZERO;
         }
-        let lasts = if reports.are_complete() { generation.ttl / 2 } else { generation.ttl };
         let seen = self.generation.filter(|seen| seen.number == generation.number);
+        let interrupted = seen.is_some_and(|seen| seen.interrupted);
+        let ends_early = reports.are_complete() && !interrupted;
+        let lasts = if ends_early { generation.ttl / 2 } else { generation.ttl };
         lasts.saturating_sub(seen.map_or(Duration::ZERO, |seen| seen.still))
     }
 
@@ -202,6 +212,17 @@ mod tests {
             liveness.observe(Some(generation), &[], origin + S(at));
             let reports = RebuildReports { expected, reported };
             assert_eq!(liveness.rebuild_left(generation, reports), S(left), "after {at} s");
+        }
+    }
+
+    #[test]
+    fn an_interrupted_rebuild_does_not_end_early() {
+        let (mut liveness, origin) = (LivenessTracker::default(), Instant::now());
+        let generation = |number| GenerationItem { number, rebuilding: true, ttl: TTL };
+        for (at, number, left) in [(0, 1, 5), (60, 1, 5), (62, 1, 3), (65, 1, 0), (70, 2, 5), (74, 2, 1)] {
+            liveness.observe(Some(generation(number)), &[], origin + S(at));
+            let reports = RebuildReports { expected: 2, reported: 2 };
+            assert_eq!(liveness.rebuild_left(generation(number), reports), S(left), "after {at} s");
         }
     }
 

@@ -8,8 +8,9 @@
 -- or 0).
 -- TTLs hash: member -> TTL in ms, of live and replaced members. Members of release 0.1 have no
 -- entry: their expiries are left as they are, and their TTL is taken to be ARGV's.
--- Reports hash, only during a rebuild: member -> members before:has reported, '!' ->
--- generation:time from which the rebuild may end early:members that the store knew before.
+-- Reports hash of a rebuild: member -> members before:has reported, '!' -> generation:time from
+-- which the rebuild may end early:members that the store knew before. If a heartbeat of release 0.1
+-- ends the rebuild, the hash stays until the next one begins.
 -- Members of release 0.1 have no entry, so the rebuild doesn't end early while one is expected.
 local id, name_length, kind, ttl = ARGV[1], tonumber(ARGV[2]), ARGV[3], tonumber(ARGV[4])
 local time = redis.call('TIME')
@@ -155,7 +156,8 @@ if rebuild_left > 0 then
   for i = 1, #reports, 2 do
     if members[reports[i]] then
       local before, has_reported = string.match(reports[i + 1], '^(%d+):(%d)$')
-      expected, reported = math.max(expected, tonumber(before)), reported + has_reported
+      expected = math.max(expected, tonumber(before) or 0)
+      reported = reported + (tonumber(has_reported) or 0)
     end
   end
   if expected > 0 and reported >= expected and tonumber(may_end_at) - now < rebuild_left then

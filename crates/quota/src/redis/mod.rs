@@ -11,7 +11,7 @@
 //! | `:m` | expiries of the members, the generation, the cursor of the sweep |
 //! | `:x` | members whose name was taken over |
 //! | `:t` | TTLs of both |
-//! | `:w` | which members have reported to a rebuild; only during one |
+//! | `:w` | which members have reported to a rebuild; see `heartbeat.lua` for its end |
 //! | `:b:…` | one budget |
 //! | `:r:…` | one token bucket |
 //! | `:p` | channel on which pressure is published |

@@ -214,3 +214,20 @@ async fn a_rebuild_ends_after_half_a_ttl_once_all_members_have_reported() {
     assert!(!client.exec::<bool>(("EXISTS", format!("{{{namespace}}}:w"))).await.unwrap());
     assert_eq!(report(&store, "a", LONG, true).await.expected, 0);
 }
+
+#[tokio::test]
+async fn a_malformed_report_counts_as_none() {
+    const LONG: Duration = Duration::from_secs(3600);
+    let (server, namespace) = (Redis::shared(), namespace("malformed"));
+    let store = new_namespace(server, &namespace).await;
+    report(&store, "a", LONG, true).await;
+    report(&store, "b", LONG, true).await;
+    let client = RedisClient::connect(server.url()).await.unwrap();
+    let (key, field) = (format!("{{{namespace}}}:w"), MemberId::new("b", 1).to_string());
+    assert!(client.exec::<bool>(("HEXISTS", &key, &field)).await.unwrap());
+    client.exec::<()>(("HSET", &key, &field, "malformed")).await.unwrap();
+    let reply = report(&store, "a", LONG, true).await;
+    assert!(reply.rebuild_left > LONG / 2 && reply.expected == 2, "{reply:?}");
+    let reply = report(&store, "b", LONG, true).await;
+    assert!(reply.rebuild_left <= LONG / 2, "b replaces its report: {reply:?}");
+}

@@ -12,7 +12,8 @@ settings! {
     AdminSection: "admin" {
         /// Address for operators, or `off`: the dashboard (`/`), `/healthz`, `/readyz`, `/metrics`
         /// and `/v1/status`. The default is the port after the one for clients. `/readyz` of a gate
-        /// is 503 while the gate drains, and at its start while the counts are rebuilt.
+        /// is 503 while the gate drains. With the policy `closed`, it is also 503 at its start
+        /// while the counts are rebuilt.
         listen: OptionalAddress = "127.0.0.1:3001",
             gate_default(|| "127.0.0.1:8081".into()),
             flag("--admin", "IP:PORT"),

@@ -69,9 +69,20 @@ impl<W: TakeWaiter> QuotaMember<W> {
             ttl: self.rules.ttl,
             kind: self.next_heartbeat,
             generation: self.ids.next_id(),
-            members_before: self.rebuild_ends_at.map_or(0, |_| self.members_before),
-            has_reported: self.rebuild_ends_at.is_some() && self.has_reported_all(),
+            members_before: self.known_members_before(),
+            has_reported: self.rebuild_ends_at.is_some() && self.counted_before && self.has_reported_all(),
         })
+    }
+
+    /// Returns the number of members before the rebuild. A member that joins again may not know yet
+    /// that there is one.
+    fn known_members_before(&self) -> u32 {
+        let joins_again = self.next_heartbeat == HeartbeatKind::Join && self.generation.is_some();
+        match self.rebuild_ends_at {
+            Some(_) => self.members_before,
+            None if joins_again => self.members,
+            None => 0,
+        }
     }
 
     pub(super) fn begin_settlement(&mut self) -> Option<Settlement> {
@@ -129,7 +140,7 @@ impl<W: TakeWaiter> QuotaMember<W> {
             return;
         }
         self.on_store_reply();
-        self.remember_members_before(&reply);
+        self.remember_members_before(&reply, now);
         (self.members, self.expected) = (reply.members, reply.expected);
         // The next heartbeat updates it; the store's clock may have been wrong.
         let rebuild_left = reply.rebuild_left.min(self.rules.ttl);
@@ -174,8 +185,9 @@ impl<W: TakeWaiter> QuotaMember<W> {
         }
     }
 
-    /// When a rebuild begins, keeps the number of members of the time before it.
-    fn remember_members_before(&mut self, reply: &HeartbeatReply) {
+    /// When a rebuild begins, keeps the number of members of the time before it, and whether this
+    /// member was surely one of them.
+    fn remember_members_before(&mut self, reply: &HeartbeatReply, now: Instant) {
         let was_rebuilding = self.rebuild_ends_at.is_some();
         let store_lost_data = self.generation.is_some_and(|before| before != reply.generation);
         if reply.rebuild_left.is_zero() || (was_rebuilding && !store_lost_data) {
@@ -186,6 +198,9 @@ impl<W: TakeWaiter> QuotaMember<W> {
             (Some(_), false) => self.members,
             (Some(_), true) => self.sharing_members(),
         };
+        // After its deadline, others may have counted without it. In a second rebuild, it can't
+        // know whether it was counted before the first.
+        self.counted_before = !was_rebuilding && now < self.slice_deadline;
     }
 
     pub(super) fn extend_deadline(&mut self, sent: Instant) {
@@ -217,7 +232,7 @@ impl<W: TakeWaiter> QuotaMember<W> {
                 let were_pending = self.pending_pushes > 0;
                 self.pending_pushes = self.pending_pushes.saturating_sub(pushed);
                 if were_pending && self.pending_pushes == 0 && self.rebuild_ends_at.is_some() {
-                    self.heartbeat_due = now; // it tells the store that this member has reported
+                    self.heartbeat_due = now; // The next heartbeat reports it.
                 }
             }
             Ok(SettlementReply::Stale) => self.mark_unacknowledged(pending.accounts),

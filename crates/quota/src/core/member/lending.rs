@@ -55,7 +55,7 @@ impl<W: TakeWaiter> QuotaMember<W> {
             (self.terms(account_id), now < self.slice_deadline, self.rebuild_left(now));
         let ceiling = ceiling(terms.allocation, terms.limit, rebuild_left.map(|_| self.rebuild_parts()));
         if self.has_left {
-            return Some(Err(QuotaRefusal::left()));
+            return Some(Err(QuotaRefusal::member_has_left()));
         }
         if self.outage.is_some()
             && (!within_deadline
@@ -171,7 +171,7 @@ impl<W: TakeWaiter> QuotaMember<W> {
         self.has_left = true;
         for account_id in self.accounts_with_waiters() {
             for waiter in self.drain_waiters(&account_id) {
-                self.verdicts.push((waiter, Err(QuotaRefusal::left())));
+                self.verdicts.push((waiter, Err(QuotaRefusal::member_has_left())));
             }
         }
     }

@@ -93,6 +93,9 @@ pub(crate) struct QuotaMember<W> {
     /// Members before the current rebuild, by this member's last reply before it. Zero if it wasn't
     /// a member then.
     members_before: u32,
+    /// Whether the members of before the current rebuild counted this process. Only then does its
+    /// report count: the store compares the number of reports with the number of members.
+    counted_before: bool,
     /// Members before the current rebuild, as far as the store knows.
     expected: u32,
     refresh_due: Instant,
@@ -156,6 +159,7 @@ impl<W: TakeWaiter> QuotaMember<W> {
             rebuild_ends_at: None,
             members: 1,
             members_before: 0,
+            counted_before: false,
             expected: 0,
             refresh_due: now + rules.key_refresh,
             has_left: false,

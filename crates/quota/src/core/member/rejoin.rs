@@ -18,6 +18,10 @@ impl<W: TakeWaiter> QuotaMember<W> {
         }
         let old = std::mem::replace(&mut self.id, MemberId::new(&self.name, self.ids.next_id()));
         self.predecessor = (why == RejoinReason::StoreLostWrites).then_some(old);
+        if why == RejoinReason::StoreLostWrites {
+            // The old incarnation may have reported, and may stay until it expires.
+            self.counted_before = false;
+        }
         self.next_heartbeat = HeartbeatKind::Join;
         (self.heartbeat_due, self.sequence, self.last_acknowledged, self.pending_pushes) = (now, 0, 0, 0);
         self.request_queue.clear();

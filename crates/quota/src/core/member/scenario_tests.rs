@@ -3,7 +3,7 @@
 use super::*;
 use crate::config::OutagePolicy;
 use crate::core::ledger::StoreLedger;
-use crate::status::QuotaMode;
+use crate::status::{QuotaMode, RejoinReason};
 use crate::store::{SettlementReply, StoreError};
 
 const RULES: MemberRules = MemberRules {
@@ -376,7 +376,61 @@ fn after_a_second_loss_the_rebuild_still_waits_for_all_members_of_before() {
         assert_eq!(a.mode(cluster.now()), QuotaMode::Rebuilding, "b has yet to report");
     }
     cluster.serve(&mut b);
-    assert_eq!(b.mode(cluster.now()), QuotaMode::Normal);
+    assert_eq!(b.mode(cluster.now()), QuotaMode::Rebuilding, "nothing shows which members a counted");
+    cluster.advance(20);
+    cluster.serve(&mut b);
+    assert_eq!(b.mode(cluster.now()), QuotaMode::Normal, "a TTL after the second loss");
+}
+
+#[test]
+fn a_member_that_had_expired_before_a_loss_does_not_replace_a_report() {
+    let mut cluster = LocalCluster::new();
+    let (mut a, mut b) = (cluster.join("a", 1), cluster.join("b", 2));
+    cluster.advance(20);
+    cluster.serve(&mut a);
+    for _ in 0..6 {
+        cluster.serve(&mut b);
+        cluster.advance(20);
+    }
+    cluster.serve(&mut b);
+    assert!(!cluster.ledger.is_alive(a.id()));
+    let mut d = cluster.join("d", 4);
+    cluster.take(&mut d, &ann()).unwrap();
+    cluster.advance(20);
+    cluster.serve(&mut b);
+    assert_eq!((a.members(), b.members()), (2, 2));
+    cluster.ledger = StoreLedger::default();
+    for _ in 0..7 {
+        cluster.advance(10);
+        cluster.serve(&mut a);
+        cluster.serve(&mut b);
+    }
+    assert_eq!(b.mode(cluster.now()), QuotaMode::Rebuilding, "d has yet to report");
+}
+
+#[test]
+fn an_incarnation_that_replaces_one_with_lost_writes_does_not_report_again() {
+    let mut cluster = LocalCluster::new();
+    let (mut a, mut b) = (cluster.join("a", 1), cluster.join("b", 2));
+    cluster.take(&mut a, &ann()).unwrap();
+    cluster.take(&mut b, &ann()).unwrap();
+    cluster.advance(20);
+    cluster.serve(&mut a);
+    assert_eq!(a.members(), 2);
+    cluster.ledger = StoreLedger::default();
+    cluster.advance(20);
+    cluster.serve(&mut a);
+    let reported = a.id().clone();
+    // The second one forgets the incarnation that has reported, so that it doesn't leave.
+    a.rejoin(RejoinReason::StoreLostWrites, cluster.now());
+    a.rejoin(RejoinReason::StoreLostWrites, cluster.now());
+    for _ in 0..7 {
+        cluster.serve(&mut a);
+        cluster.advance(10);
+    }
+    cluster.serve(&mut a);
+    assert!(cluster.ledger.is_alive(&reported));
+    assert_eq!(a.mode(cluster.now()), QuotaMode::Rebuilding, "b has yet to report");
 }
 
 #[test]
