@@ -52,6 +52,8 @@ pub struct DatabaseSettings<'a> {
     pub manual_publication: bool,
     /// Number of pooled connections, not counting replication's.
     pub pool_size: u32,
+    /// Maximum number of pooled connections, with those that replace others before they expire.
+    pub max_pool_connections: u32,
 }
 
 /// Why a configuration is invalid.
@@ -236,6 +238,7 @@ impl ManagerConfig {
             publication: &self.publication,
             manual_publication: self.manual_publication,
             pool_size: self.pool_size,
+            max_pool_connections: self.pool_maxima().into_iter().fold(0, u32::saturating_add),
         }
     }
 
@@ -271,22 +274,28 @@ impl ManagerConfig {
         self.pooled.as_ref().unwrap_or(&self.connect)
     }
 
-    /// Returns the configuration of the metadata and of the snapshot pool. Together they may have
-    /// an eighth more connections than `pool_size`, and each at least one more, so that a
-    /// connection can be replaced before it expires.
+    /// Returns the configuration of the metadata and of the snapshot pool.
     pub(crate) fn reservoirs(&self) -> [ReservoirConfig; 2] {
         let (admin, snapshot) = pool_sizes(self.pool_size);
-        let (both_max, admin_max) = (self.pool_size.saturating_add(self.pool_size / 8), admin + 1);
+        let [admin_max, snapshot_max] = self.pool_maxima();
         let snapshot_watermark = match self.pool_low_watermark {
             Some(both) => both.saturating_sub(admin).clamp(1, snapshot),
             None => snapshot.div_ceil(2),
         };
-        let snapshot_max = both_max.saturating_sub(admin_max).max(snapshot.saturating_add(1));
         [
             // The snapshot pool waits for this watermark, so it is the whole pool.
             self.reservoir("postgres_admin", admin).low_watermark(admin).max(admin_max),
             self.reservoir("postgres_snapshot", snapshot).low_watermark(snapshot_watermark).max(snapshot_max),
         ]
+    }
+
+    /// Returns the maximum number of connections of the metadata and of the snapshot pool. Together
+    /// they may have an eighth more than `pool_size`, and each at least one more, so that a
+    /// connection can be replaced before it expires.
+    fn pool_maxima(&self) -> [u32; 2] {
+        let (admin, snapshot) = pool_sizes(self.pool_size);
+        let (both_max, admin_max) = (self.pool_size.saturating_add(self.pool_size / 8), admin + 1);
+        [admin_max, both_max.saturating_sub(admin_max).max(snapshot.saturating_add(1))]
     }
 
     fn reservoir(&self, service: &str, size: u32) -> ReservoirConfig {
@@ -322,6 +331,13 @@ mod tests {
     fn a_quarter_of_the_connections_is_for_metadata_between_one_and_four() {
         let sizes = [2, 4, 8, 20, 100].map(pool_sizes);
         assert_eq!(sizes, [(1, 1), (1, 3), (2, 6), (4, 16), (4, 96)]);
+    }
+
+    #[test]
+    fn each_pool_may_have_one_more_connection_and_both_an_eighth() {
+        let connect = PostgresConnect::new("postgres://app@localhost/shop").unwrap();
+        let max = |size| ManagerConfig::new(connect.clone()).pool_size(size).outline().max_pool_connections;
+        assert_eq!([2, 8, 12, 20, 100].map(max), [4, 10, 14, 22, 112]);
     }
 
     #[test]

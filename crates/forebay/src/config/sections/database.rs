@@ -154,7 +154,8 @@ settings! {
 
         /// Number of free pool connections below which new ones are opened eight at a time. The
         /// start also waits for this number. With the whole pool as the default, one connection
-        /// that can't be opened would delay each start. Those for metadata always count.
+        /// that can't be opened would delay each start. The metadata connections are always
+        /// included: a lower value has no effect on them.
         pool_low_watermark: Option<u32>,
             at_least(1),
             unset("those for metadata, and half of those for snapshots"),
