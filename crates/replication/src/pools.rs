@@ -3,6 +3,8 @@
 //! Invariant: snapshots never take a connection of the metadata pool.
 //! Enforced by: each pool has its own reservoir. The snapshot pool starts to dial after the first
 //! fill of the metadata pool, so a nearly full server gives its free connections to metadata first.
+//! A budget of connections is split between the two. Without a budget, other clients of a full
+//! server, and also the snapshot pool, can take the place of a metadata connection that was lost.
 
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;

@@ -176,7 +176,8 @@ settings! {
             dsql("DSQL_RESERVOIR_GUARD_WINDOW", go_duration, "less than the lifetime");
 
         /// Maximum number of pool connections of all instances with the same Redis, at least 2; 0:
-        /// only the pool sizes limit them.
+        /// only the pool sizes limit them. Snapshots leave room in it for the metadata connections
+        /// and for one that replaces another.
         max_connections: u32 = 0,
             dsql("DSQL_DISTRIBUTED_CONN_LEASE_ENABLED", lease_switch, "`true` is a limit of 10,000"),
             dsql(
