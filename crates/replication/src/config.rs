@@ -52,6 +52,8 @@ pub struct DatabaseSettings<'a> {
     pub manual_publication: bool,
     /// Number of pooled connections, not counting replication's.
     pub pool_size: u32,
+    /// Maximum number of pooled connections, with those that replace others before they expire.
+    pub max_pool_connections: u32,
 }
 
 /// Why a configuration is invalid.
@@ -236,6 +238,7 @@ impl ManagerConfig {
             publication: &self.publication,
             manual_publication: self.manual_publication,
             pool_size: self.pool_size,
+            max_pool_connections: self.pool_maxima().into_iter().fold(0, u32::saturating_add),
         }
     }
 
@@ -271,22 +274,24 @@ impl ManagerConfig {
         self.pooled.as_ref().unwrap_or(&self.connect)
     }
 
-    /// Returns the configuration of the metadata and of the snapshot pool. Together they may have
-    /// an eighth more connections than `pool_size`, and each at least one more, so that a
-    /// connection can be replaced before it expires.
+    /// Returns the configuration of the metadata and of the snapshot pool.
     pub(crate) fn reservoirs(&self) -> [ReservoirConfig; 2] {
+        let [admin_max, snapshot_max] = self.pool_maxima();
         let (admin, snapshot) = pool_sizes(self.pool_size);
-        let (both_max, admin_max) = (self.pool_size.saturating_add(self.pool_size / 8), admin + 1);
+        let (admin, snapshot) = (admin.min(admin_max), snapshot.min(snapshot_max));
         let snapshot_watermark = match self.pool_low_watermark {
             Some(both) => both.saturating_sub(admin).clamp(1, snapshot),
             None => snapshot.div_ceil(2),
         };
-        let snapshot_max = both_max.saturating_sub(admin_max).max(snapshot.saturating_add(1));
         [
             // The snapshot pool waits for this watermark, so it is the whole pool.
             self.reservoir("postgres_admin", admin).low_watermark(admin).max(admin_max),
             self.reservoir("postgres_snapshot", snapshot).low_watermark(snapshot_watermark).max(snapshot_max),
         ]
+    }
+
+    fn pool_maxima(&self) -> [u32; 2] {
+        pool_maxima(self.pool_size, self.limits.as_ref().and_then(ConnectionLimits::budget))
     }
 
     fn reservoir(&self, service: &str, size: u32) -> ReservoirConfig {
@@ -314,6 +319,24 @@ pub(crate) fn pool_sizes(total: u32) -> (u32, u32) {
     (admin, total.saturating_sub(admin).max(admin))
 }
 
+/// Returns the maximum number of connections of the metadata and of the snapshot pool. Together
+/// they may have an eighth more than `total`, and each at least one more, so that a connection can
+/// be replaced before it expires. The snapshot pool leaves metadata its part of the budget.
+fn pool_maxima(total: u32, budget: Option<u32>) -> [u32; 2] {
+    let ((admin, snapshot), budget) = (pool_sizes(total), budget.unwrap_or(u32::MAX));
+    let admin_max = (admin + 1).min(budget.saturating_sub(1)).max(1);
+    let eighth_more = total.saturating_add(total / 8).saturating_sub(admin + 1);
+    let snapshot_max = eighth_more.max(snapshot.saturating_add(1));
+    [admin_max, snapshot_max.min(budget.saturating_sub(admin_max)).max(1)]
+}
+
+/// Returns the number of snapshot connections of a pool of this size, under a budget for the
+/// connections of both pools. More concurrent snapshots would wait for a connection.
+pub fn max_snapshots(pool_size: u32, budget: Option<u32>) -> u32 {
+    let [_, snapshot_max] = pool_maxima(pool_size, budget);
+    pool_sizes(pool_size).1.min(snapshot_max)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -322,6 +345,28 @@ mod tests {
     fn a_quarter_of_the_connections_is_for_metadata_between_one_and_four() {
         let sizes = [2, 4, 8, 20, 100].map(pool_sizes);
         assert_eq!(sizes, [(1, 1), (1, 3), (2, 6), (4, 16), (4, 96)]);
+    }
+
+    #[test]
+    fn each_pool_may_have_one_more_connection_and_both_an_eighth() {
+        let connect = PostgresConnect::new("postgres://app@localhost/shop").unwrap();
+        let max = |size| ManagerConfig::new(connect.clone()).pool_size(size).outline().max_pool_connections;
+        assert_eq!([2, 8, 12, 20, 100].map(max), [4, 10, 14, 22, 112]);
+    }
+
+    #[test]
+    fn snapshots_leave_metadata_its_part_of_the_budget() {
+        for budget in 2..=130 {
+            for size in 2..=120 {
+                let [admin, snapshot] = pool_maxima(size, Some(budget));
+                assert!(admin + snapshot <= budget, "{size} under {budget}: {admin} and {snapshot}");
+            }
+        }
+        let maxima = [2, 3, 4, 8, 20, 100].map(|size| pool_maxima(size, Some(size)));
+        assert_eq!(maxima, [[1, 1], [2, 1], [2, 2], [3, 5], [5, 15], [5, 95]]);
+        assert_eq!(pool_maxima(20, Some(22)), pool_maxima(20, None), "a large budget has no effect");
+        let snapshots = [None, Some(40), Some(20), Some(2)].map(|budget| max_snapshots(20, budget));
+        assert_eq!(snapshots, [16, 16, 15, 1]);
     }
 
     #[test]

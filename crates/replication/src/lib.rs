@@ -101,7 +101,8 @@
 //!   `delays_double_up_to_ten_seconds_and_are_shortened_by_a_fifth_at_most`,
 //!   `five_panics_in_a_minute_halt_it_and_four_do_not`
 //! - Snapshots never take a connection of the metadata pool.
-//!   `snapshots_leave_the_metadata_connections_free_on_a_nearly_full_server`
+//!   `snapshots_leave_the_metadata_connections_free_on_a_nearly_full_server`,
+//!   `a_budget_of_connections_is_split_between_the_pools`
 //! - A manually managed publication is never changed.
 //!   `a_manual_publication_is_not_changed_even_by_its_owner`,
 //!   `a_manual_publication_must_exist_and_have_all_operations`,
@@ -185,7 +186,7 @@ mod worker;
 pub use forebay_pgoutput as pgoutput;
 pub use forebay_reservoir as reservoir;
 
-pub use crate::config::{DatabaseSettings, ManagerConfig, ManagerConfigError};
+pub use crate::config::{DatabaseSettings, ManagerConfig, ManagerConfigError, max_snapshots};
 pub use crate::consumer::{Consumer, ConsumerError, DurablePosition};
 pub use crate::core::continuity::{Bookmark, ResetReason, Timeline};
 pub use crate::core::lock_breaker::LockTimeouts;

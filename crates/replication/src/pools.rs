@@ -3,6 +3,8 @@
 //! Invariant: snapshots never take a connection of the metadata pool.
 //! Enforced by: each pool has its own reservoir. The snapshot pool starts to dial after the first
 //! fill of the metadata pool, so a nearly full server gives its free connections to metadata first.
+//! A budget of connections is split between the two. Without a budget, other clients of a full
+//! server, and also the snapshot pool, can take the place of a metadata connection that was lost.
 
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -152,14 +154,18 @@ impl Pools {
 
     /// Reports the pools' state to the machine until they close.
     pub(crate) async fn watch(self, events: mpsc::Sender<Event>) {
-        let starting = |why: String| PoolState { status: PoolStatus::Starting, why: Some(why) };
-        let report = |why| PoolReport { admin: starting(why), ..PoolReport::default() };
-        if !self.admin.first_fill(&events, report).await {
+        if !self.admin.first_fill(&events, fill_event).await {
             return;
         }
-        let Ok(snapshot) = self.start_snapshots() else { return };
-        let report = |why| PoolReport { admin: self.admin.state(), snapshot: starting(why) };
-        if !snapshot.first_fill(&events, report).await {
+        let Ok(snapshot) = self.start_snapshots().await else { return };
+        // The stream needs no snapshot connection, so it doesn't wait for them.
+        let starting = |why| {
+            let snapshot = PoolState { status: PoolStatus::Starting, why };
+            Event::PoolsChanged(PoolReport { admin: self.admin.state(), snapshot })
+        };
+        if events.send(starting(None)).await.is_err()
+            || !snapshot.first_fill(&events, |error| starting(Some(error.why.to_string()))).await
+        {
             return;
         }
         let mut last = None;
@@ -176,13 +182,16 @@ impl Pools {
     }
 
     /// Starts the snapshot pool. If the pools were closed meanwhile, closes it again.
-    fn start_snapshots(&self) -> Result<&ConnectionPool, PoolError> {
+    async fn start_snapshots(&self) -> Result<&ConnectionPool, PoolError> {
         // The same lifetimes as those of the metadata pool, which is started already.
         let pool = self.snapshot_start.start().map_err(|_| PoolError::Closed)?;
-        match self.admin.is_closing() {
-            true => Err(PoolError::Closed), // drops the only handle, which closes the pool
-            false => Ok(self.snapshot.get_or_init(|| pool)),
+        let pool = self.snapshot.get_or_init(|| pool);
+        // After the initialization: `close` either finds the pool, or its mark is seen here.
+        if self.admin.is_closing() {
+            self.close_snapshots().await;
+            return Err(PoolError::Closed);
         }
+        Ok(pool)
     }
 }
 
@@ -213,23 +222,23 @@ impl ConnectionPool {
     }
 
     fn is_closing(&self) -> bool {
-        self.reservoir.status().closing
+        self.reservoir.is_closing()
     }
 
     /// Waits until the pool is filled, or has connections after [`FILL_TIMEOUT`]. Sends what
     /// `report` makes of a failure. Returns `false` if the pool or the manager closed meanwhile.
-    async fn first_fill(&self, events: &mpsc::Sender<Event>, report: impl Fn(String) -> PoolReport) -> bool {
+    async fn first_fill(&self, events: &mpsc::Sender<Event>, report: impl Fn(&FillError) -> Event) -> bool {
         loop {
             let Err(error) = self.reservoir.initial_fill(FILL_TIMEOUT).await else { return true };
-            if self.is_closing() || events.send(fill_event(&error, &report)).await.is_err() {
+            if self.is_closing() || events.send(report(&error)).await.is_err() {
                 return false;
             }
         }
     }
 }
 
-/// Returns the event of a pool that has no connection.
-fn fill_event(error: &FillError, report: impl Fn(String) -> PoolReport) -> Event {
+/// Returns the event of a metadata pool that has no connection.
+fn fill_event(error: &FillError) -> Event {
     let kind = match &error.why {
         Shortage::Connect { kind, .. } => Some(*kind),
         _ => None,
@@ -238,7 +247,8 @@ fn fill_event(error: &FillError, report: impl Fn(String) -> PoolReport) -> Event
     match failure.action() {
         RecoveryAction::Halt => Event::PoolsFailed(failure.into()),
         RecoveryAction::Retry | RecoveryAction::RecreateSlot => {
-            Event::PoolsChanged(report(error.why.to_string()))
+            let admin = PoolState { status: PoolStatus::Starting, why: Some(error.why.to_string()) };
+            Event::PoolsChanged(PoolReport { admin, ..PoolReport::default() })
         }
     }
 }
@@ -264,4 +274,20 @@ fn add_status(sum: &mut Status, other: Status) {
     sum.connections.extend(other.connections);
     sum.connections.sort_by_key(|connection| std::cmp::Reverse(connection.age_ms));
     sum.connections.truncate(MAX_LISTED);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_snapshot_pool_that_starts_after_the_close_is_closed_again() {
+        // Nothing listens there, and no dial has to succeed.
+        let connect = PostgresConnect::new("postgres://app@127.0.0.1:1/shop").unwrap();
+        let pools = Pools::start(&ManagerConfig::new(connect)).unwrap();
+        pools.close(Duration::ZERO).await;
+        assert!(matches!(pools.start_snapshots().await, Err(PoolError::Closed)));
+        assert!(pools.snapshot.get().is_some_and(ConnectionPool::is_closing));
+        assert!(matches!(pools.snapshot().await, Err(PoolError::Closed)));
+    }
 }

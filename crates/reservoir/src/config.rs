@@ -342,6 +342,11 @@ impl ConnectionLimits {
         self
     }
 
+    /// Returns the maximum number of open connections; `None` if there is no budget.
+    pub fn budget(&self) -> Option<u32> {
+        self.connections
+    }
+
     /// Returns the quota.
     pub fn quota(&self) -> &Quota {
         &self.quota

@@ -39,8 +39,8 @@ impl<C: ReservoirConnection> WeakReservoir<C> {
     /// Returns `None` if the reservoir is closed or closing.
     pub(crate) fn upgrade(&self) -> Option<Reservoir<C>> {
         let whole = ReservoirView { owner: self.owner.upgrade()?, view: self.view };
-        let is_open = !whole.owner.driver.with_ledger(|ledger| ledger.is_closing());
-        is_open.then_some(Reservoir { whole })
+        let reservoir = Reservoir { whole };
+        (!reservoir.is_closing()).then_some(reservoir)
     }
 }
 
@@ -86,6 +86,11 @@ impl<C: ReservoirConnection> Reservoir<C> {
         let view = driver.add_view("default", u32::MAX);
         tokio::spawn(Refiller::new(connect, driver.clone()).run());
         Ok(Reservoir { whole: ReservoirView { owner: Arc::new(ReservoirOwner { driver }), view } })
+    }
+
+    /// Returns whether [`close`](Self::close) was called.
+    pub fn is_closing(&self) -> bool {
+        self.driver().with_ledger(|ledger| ledger.is_closing())
     }
 
     /// Creates a view that may hold at most `quota` connections at once.

@@ -23,8 +23,8 @@ pub(super) fn check(config: &ServeConfig) -> Vec<Finding> {
 /// Checks the limit of file descriptors. The soft limit is raised to the hard limit at the start.
 fn descriptors(config: &ServeConfig) -> Finding {
     let (limit, most) = (getrlimit(Resource::Nofile), config.http.max_connections as u64);
-    let others =
-        config.store.open_files as u64 + u64::from(config.manager.outline().pool_size) + OTHER_DESCRIPTORS;
+    let pools = config.manager.outline().max_pool_connections;
+    let others = config.store.open_files as u64 + u64::from(pools) + OTHER_DESCRIPTORS;
     compare_limits([limit.current, limit.maximum], most, others)
 }
 

@@ -29,6 +29,7 @@ pub(super) async fn check(config: &ServeConfig) -> Vec<Finding> {
         publication: outline.publication,
         manual_publication: outline.manual_publication,
         pool_size: outline.pool_size,
+        max_pool_connections: outline.max_pool_connections,
         most_connections: config.max_connections,
         is_pooled: outline.pooled.is_some(),
     };

@@ -8,6 +8,7 @@ pub(super) const REQUIREMENTS: DatabaseRequirements<'_> = DatabaseRequirements {
     publication: "forebay",
     manual_publication: false,
     pool_size: 20,
+    max_pool_connections: 22,
     most_connections: None,
     is_pooled: false,
 };

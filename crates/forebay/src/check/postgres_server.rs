@@ -17,6 +17,8 @@ pub(super) struct DatabaseRequirements<'a> {
     pub(super) publication: &'a str,
     pub(super) manual_publication: bool,
     pub(super) pool_size: u32,
+    /// Maximum number of connections of that size, with those that replace others.
+    pub(super) max_pool_connections: u32,
     /// Setting `database.max_connections`.
     pub(super) most_connections: Option<u32>,
     /// Whether the pool connects through a pooler.
@@ -146,10 +148,8 @@ fn free_of_limit(
 /// Compares the connections that the pool needs with those that the server and the user allow.
 fn connections(about: &CatalogRow, required: &DatabaseRequirements<'_>) -> Finding {
     const CHECK: &str = "connections";
-    // A reservoir may exceed the pool size by an eighth, to replace a connection before it is
-    // closed.
-    let pool = required.pool_size + (required.pool_size / 8).max(1);
-    let needed = i64::from(required.most_connections.map_or(pool, |most| most.min(pool)));
+    let pools = required.max_pool_connections;
+    let needed = i64::from(required.most_connections.map_or(pools, |most| most.min(pools)));
     if required.is_pooled {
         return Finding::ok(
             AREA,

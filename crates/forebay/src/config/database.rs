@@ -78,7 +78,7 @@ pub(super) fn check_database(
 
 /// Returns the number of pool connections. The budget of all instances limits it, because only one
 /// instance has pools at a time, and the pool for metadata is filled first.
-pub(super) fn pool_size(section: &DatabaseSection, layers: &SettingLayers) -> Result<u32, ValueError> {
+fn pool_size(section: &DatabaseSection, layers: &SettingLayers) -> Result<u32, ValueError> {
     match section.max_connections {
         0 => Ok(section.pool_size),
         1 => {
@@ -88,11 +88,6 @@ pub(super) fn pool_size(section: &DatabaseSection, layers: &SettingLayers) -> Re
         }
         most => Ok(section.pool_size.min(most)),
     }
-}
-
-/// Returns the number of pool connections for snapshots: all but the quarter (1 to 4) for metadata.
-pub(super) fn max_snapshots(pool_size: u32) -> u32 {
-    pool_size - (pool_size / 4).clamp(1, 4)
 }
 
 /// Source of the database password.
@@ -283,11 +278,5 @@ c1ttTMLmlg7kn+o1nJQF04N4X8fArw==
         section.max_connections = 1;
         let error = pool_size(&section, &layers()).unwrap_err();
         assert_eq!((error.key, error.value.as_deref()), ("database.max_connections", Some("1")));
-    }
-
-    #[test]
-    fn a_quarter_of_the_pool_is_reserved_for_metadata() {
-        // The same split as in forebay_replication.
-        assert_eq!([2, 4, 8, 20, 100].map(max_snapshots), [1, 3, 6, 16, 96]);
     }
 }

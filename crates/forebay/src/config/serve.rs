@@ -6,14 +6,14 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use forebay_admission::Secret;
-use forebay_replication::ManagerConfig;
+use forebay_replication::{ManagerConfig, max_snapshots};
 use forebay_shapes::StoreConfig;
 use forebay_stream::HttpServerConfig;
 use http::Response;
 
 use super::ConfigError;
 use super::admission::AdmissionConfig;
-use super::database::{check_database, max_snapshots, pool_size};
+use super::database::check_database;
 use super::explicit_settings::ExplicitSettings;
 use super::identity::{IdentityConfig, TrustedProxies};
 use super::imported_variables::VariableNotice;
@@ -107,6 +107,8 @@ impl TryFrom<SettingLayers> for ServeConfig {
 fn check_all(settings: ServeSettings, layers: &SettingLayers) -> Result<ServeConfig, ValueError> {
     let ServeSettings { database, serve, http, admin, .. } = settings;
     let manager = check_database(&database, layers)?;
+    let max_connections = Some(database.max_connections).filter(|most| *most > 0);
+    let most_snapshots = max_snapshots(manager.outline().pool_size, max_connections);
     let proxies = TrustedProxies {
         key: "serve.trusted_proxies",
         networks: &serve.trusted_proxies,
@@ -139,10 +141,10 @@ fn check_all(settings: ServeSettings, layers: &SettingLayers) -> Result<ServeCon
         sse_timeout: serve.sse_timeout_ms,
         max_age_s: serve.max_age_s,
         stale_age_s: serve.stale_age_s,
-        max_connections: Some(database.max_connections).filter(|most| *most > 0),
+        max_connections,
         connections_per_second: database.connections_per_second,
         unpublish_after: Some(database.unpublish_after_ms).filter(|time| !time.is_zero()),
-        snapshots: check_snapshots(serve.snapshots, pool_size(&database, layers)?, layers)?,
+        snapshots: check_snapshots(serve.snapshots, most_snapshots, layers)?,
         secret: serve.secret,
         drain_timeout: http.drain_timeout,
         http,
@@ -205,8 +207,7 @@ fn check_listen(
 
 /// Checks the number of concurrent snapshots. If it exceeded the connections for them, snapshots
 /// would time out waiting for one.
-fn check_snapshots(given: Option<u32>, pool_size: u32, layers: &SettingLayers) -> Result<usize, ValueError> {
-    let most = max_snapshots(pool_size);
+fn check_snapshots(given: Option<u32>, most: u32, layers: &SettingLayers) -> Result<usize, ValueError> {
     match given {
         Some(given) if given > most => {
             let why = format!(

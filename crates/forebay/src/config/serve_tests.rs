@@ -340,6 +340,13 @@ fn an_error_names_the_variable_of_a_value_with_the_wrong_type() {
 }
 
 #[test]
+fn snapshots_have_the_connections_that_the_budget_leaves_them() {
+    for (budget, snapshots) in [("0", 16), ("40", 16), ("20", 15), ("4", 2), ("2", 1)] {
+        assert_eq!(with(&[("FOREBAY_DATABASE_MAX_CONNECTIONS", budget)]).unwrap().snapshots, snapshots);
+    }
+}
+
+#[test]
 fn a_slot_can_not_be_both_temporary_and_a_failover_slot() {
     let both = [("FOREBAY_DATABASE_TEMPORARY_SLOT", "true"), ("FOREBAY_DATABASE_FAILOVER_SLOT", "true")];
     let error = with(&both).unwrap_err().to_string();

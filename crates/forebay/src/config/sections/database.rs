@@ -154,7 +154,8 @@ settings! {
 
         /// Number of free pool connections below which new ones are opened eight at a time. The
         /// start also waits for this number. With the whole pool as the default, one connection
-        /// that can't be opened would delay each start. Those for metadata always count.
+        /// that can't be opened would delay each start. The metadata connections are always
+        /// included: a lower value has no effect on them.
         pool_low_watermark: Option<u32>,
             at_least(1),
             unset("those for metadata, and half of those for snapshots"),
@@ -175,7 +176,8 @@ settings! {
             dsql("DSQL_RESERVOIR_GUARD_WINDOW", go_duration, "less than the lifetime");
 
         /// Maximum number of pool connections of all instances with the same Redis, at least 2; 0:
-        /// only the pool sizes limit them.
+        /// only the pool sizes limit them. Snapshots leave room in it for the metadata connections
+        /// and for one that replaces another.
         max_connections: u32 = 0,
             dsql("DSQL_DISTRIBUTED_CONN_LEASE_ENABLED", lease_switch, "`true` is a limit of 10,000"),
             dsql(

@@ -100,7 +100,7 @@ settings! {
 
         /// Maximum number of concurrent snapshots; further ones wait.
         snapshots: Option<u32>,
-            unset("the number of snapshot connections of `database.pool_size`"),
+            unset("the number of snapshot connections of `database.pool_size` and `max_connections`"),
             example("16"),
             at_least(1);
 

@@ -72,7 +72,7 @@ impl ManagerMachine {
             out.push(Effect::StartPools);
         }
         self.enter(State::FillingPools, now, out);
-        if self.has_filled_pools() {
+        if self.has_filled_admin_pool() {
             self.prepare_consumer(now, out);
         }
     }
@@ -90,15 +90,15 @@ impl ManagerMachine {
             let why = why.as_deref().unwrap_or(status.as_str());
             self.conditions.set(condition, *status == PoolStatus::Ready, why, now);
         }
-        if matches!(self.state, State::FillingPools) && self.has_filled_pools() {
+        if matches!(self.state, State::FillingPools) && self.has_filled_admin_pool() {
             self.prepare_consumer(now, out);
         }
     }
 
-    /// Returns whether both pools were filled once. Repopulating pools suffice: the next steps need
-    /// one or two connections.
-    fn has_filled_pools(&self) -> bool {
-        [&self.pools.admin, &self.pools.snapshot].iter().all(|pool| pool.status != PoolStatus::Starting)
+    /// Returns whether the metadata pool was filled once. A repopulating pool suffices: the next
+    /// steps need one or two connections, and none for snapshots.
+    fn has_filled_admin_pool(&self) -> bool {
+        self.pools.admin.status != PoolStatus::Starting
     }
 
     fn prepare_consumer(&mut self, now: Instant, out: &mut Vec<Effect>) {

@@ -115,6 +115,21 @@ fn the_steps_up_to_streaming_are_entered_in_order() {
 }
 
 #[test]
+fn the_stream_starts_without_snapshot_connections() {
+    let mut harness = MachineHarness::new(None).up_to(ManagerStep::ConnectionPoolConnecting);
+    harness.on(Event::PoolsChanged(PoolReport { admin: pool(PoolStatus::Starting), ..ready() }));
+    assert_eq!(harness.machine.step(), ManagerStep::ConnectionPoolConnecting);
+    let full = PoolReport { admin: pool(PoolStatus::Ready), ..PoolReport::default() };
+    assert!(harness.on(Event::PoolsChanged(full)).contains(&Effect::PrepareConsumer(1)));
+    harness.on(Event::ConsumerReady(1, None));
+    harness.on(Event::Confirmed(1));
+    assert_eq!(harness.machine.step(), ManagerStep::Streaming);
+    assert!(!harness.machine.conditions().holds(ReadyCondition::SnapshotConnectionPoolReady));
+    harness.on(Event::PoolsChanged(ready()));
+    assert!(harness.machine.conditions().all_hold());
+}
+
+#[test]
 fn the_pools_are_kept_when_the_stream_is_lost() {
     let mut harness = MachineHarness::new(None).up_to(ManagerStep::Streaming);
     harness.on(Event::SourceEnded(1, Some(failure(RecoveryAction::Retry))));

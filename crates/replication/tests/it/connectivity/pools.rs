@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use forebay_replication::reservoir::tokio_postgres::types::Type;
-use forebay_replication::reservoir::{PasswordFile, PostgresConnect};
+use forebay_replication::reservoir::{ConnectionLimits, PasswordFile, PostgresConnect};
 use forebay_replication::{
     ConnectionStatus, ManagerPhase, ManagerStatus, ManagerStep, PoolStatus, ReadyCondition,
 };
@@ -217,4 +217,67 @@ async fn snapshots_leave_the_metadata_connections_free_on_a_nearly_full_server()
     drop((first, admins));
     followed.sql(&format!("ALTER ROLE {role} CONNECTION LIMIT -1"));
     manager.shutdown().await;
+}
+
+/// Single-threaded, so that its clock can be advanced.
+#[tokio::test]
+async fn the_stream_starts_on_a_server_with_room_for_metadata_connections_only() {
+    let followed = FollowedDatabase::new(Postgres::shared());
+    // The pools want 4 and 16 connections, and the server gives them 4.
+    let role = format!("pools_{}", followed.database);
+    followed.sql(&format!("CREATE ROLE {role} LOGIN CONNECTION LIMIT 4 IN ROLE postgres"));
+    let pooled = PostgresConnect::new(&followed.server.url_as(&role, "", &followed.database)).unwrap();
+    let manager = followed.start_with(followed.config().pool_size(20).pooled(pooled));
+    let wanted = manager.wait_until(|status| status.step == ManagerStep::Streaming);
+    let status = within("it streams", wanted).await.unwrap();
+    assert_eq!((status.admin_pool, status.snapshot_pool), (PoolStatus::Ready, PoolStatus::Starting));
+    assert!(!status.is_ready() && status.connection == ConnectionStatus::Starting, "{status:?}");
+    followed.table(&manager, "orders").await;
+    followed.sql("INSERT INTO orders VALUES (1, 'seen')");
+    assert_eq!(followed.eventually_changes(1).await, [insert("orders", 1, "seen")]);
+
+    eventually("a dial is refused", true, async || {
+        manager.pool_status().unwrap().last_failure.is_some_and(|why| why.contains("too many connections"))
+    })
+    .await;
+    advance_clock(FILL_TIMEOUT).await;
+    let refused = manager.wait_until(|status| {
+        let condition = status.condition(ReadyCondition::SnapshotConnectionPoolReady);
+        condition.why.contains("too many connections for role")
+    });
+    within("the condition has the reason", refused).await.unwrap();
+    followed.sql(&format!("ALTER ROLE {role} CONNECTION LIMIT -1"));
+    advance_clock(MAX_DIAL_DELAY).await;
+    within("it is ready", manager.ready()).await.unwrap();
+    manager.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_budget_of_connections_is_split_between_the_pools() {
+    let followed = FollowedDatabase::new(Postgres::shared());
+    for (budget, quotas) in [(2, [1, 1]), (4, [1, 2]), (8, [2, 5])] {
+        let limits = ConnectionLimits::local().connections(budget);
+        let manager = started(&followed, followed.config().pool_size(budget).limits(limits)).await;
+        let pools = manager.pool_status().unwrap();
+        let [admin, snapshot] = quotas;
+        let views: Vec<_> = pools.views.iter().map(|view| (view.name.as_str(), view.quota)).collect();
+        assert_eq!(views, [("admin", admin), ("snapshot", snapshot)]);
+        assert_eq!(pools.max, budget, "both pools together stay within the budget");
+        let mut snapshots = Vec::new();
+        for _ in 0..snapshot {
+            snapshots.push(within("a snapshot connection", manager.snapshot()).await.unwrap());
+        }
+        // While snapshots hold all that they may have, a lost metadata connection is replaced.
+        let admin = manager.admin().await.unwrap();
+        let pid = query_value(&admin, "SELECT pg_backend_pid()").await.unwrap();
+        followed.sql(&format!("SELECT pg_terminate_backend({pid}, 10000)"));
+        drop(admin);
+        let another = async || {
+            let admin = manager.admin().await.ok()?;
+            query_value(&admin, "SELECT pg_backend_pid()").await.filter(|found| *found != pid)
+        };
+        eventually("another one", true, async || another().await.is_some()).await;
+        drop(snapshots);
+        manager.shutdown().await;
+    }
 }
