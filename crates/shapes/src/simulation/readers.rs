@@ -63,6 +63,11 @@ impl Disk for KillableDisk {
         self.disk.open(path).map(|file| self.file(file))
     }
 
+    fn open_or_create(&self, path: &str) -> io::Result<Arc<dyn DiskFile>> {
+        self.spend()?;
+        self.disk.open_or_create(path).map(|file| self.file(file))
+    }
+
     fn rename(&self, from: &str, to: &str) -> io::Result<()> {
         self.spend()?;
         self.disk.rename(from, to)

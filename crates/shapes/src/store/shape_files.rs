@@ -102,6 +102,24 @@ impl ShapeFiles {
 
     /// Opens an existing file, or returns it from the cache.
     pub(crate) fn open(&self, shape: u64, kind: FileKind) -> io::Result<Arc<dyn DiskFile>> {
+        self.cached_or(shape, kind, |path| self.disk.open(path))
+    }
+
+    /// Opens a file for writing. Creates it if it is missing.
+    ///
+    /// The writer thread and a checkpoint may write the same new file at once. They write the same
+    /// bytes, so neither may empty the file.
+    pub(crate) fn open_or_create(&self, shape: u64, kind: FileKind) -> io::Result<Arc<dyn DiskFile>> {
+        self.cached_or(shape, kind, |path| self.disk.open_or_create(path))
+    }
+
+    /// Returns a file from the cache, or opens it.
+    fn cached_or(
+        &self,
+        shape: u64,
+        kind: FileKind,
+        open_file: impl FnOnce(&str) -> io::Result<Arc<dyn DiskFile>>,
+    ) -> io::Result<Arc<dyn DiskFile>> {
         {
             let mut open = self.open.lock();
             open.clock += 1;
@@ -111,17 +129,9 @@ impl ShapeFiles {
                 return Ok(Arc::clone(file));
             }
         }
-        let file = self.disk.open(&file_path(shape, kind))?;
+        let file = open_file(&file_path(shape, kind))?;
         self.cache((shape, kind), &file);
         Ok(file)
-    }
-
-    /// Opens a file for writing. Creates it if it is missing.
-    pub(crate) fn open_or_create(&self, shape: u64, kind: FileKind) -> io::Result<Arc<dyn DiskFile>> {
-        match self.open(shape, kind) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => self.create(shape, kind),
-            done => done,
-        }
     }
 
     /// Closes all files of a shape.

@@ -28,10 +28,7 @@ pub(crate) struct WriterHead {
 impl WriterHead {
     /// Opens the head file. Creates it if it is missing.
     pub(crate) fn open_or_create(disk: &dyn Disk) -> io::Result<Arc<dyn DiskFile>> {
-        match disk.open(FILE_NAME) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => disk.create(FILE_NAME),
-            done => done,
-        }
+        disk.open_or_create(FILE_NAME)
     }
 
     /// Writes the head, without a sync.

@@ -79,6 +79,12 @@ impl Disk for RealDisk {
         Ok(Arc::new(RealFile(file)))
     }
 
+    fn open_or_create(&self, path: &str) -> io::Result<Arc<dyn DiskFile>> {
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).create(true).truncate(false).mode(FILE_MODE);
+        Ok(Arc::new(RealFile(options.open(self.writable_name(path)?)?)))
+    }
+
     fn rename(&self, from: &str, to: &str) -> io::Result<()> {
         fs::rename(self.writable_name(from)?, self.writable_name(to)?)
     }

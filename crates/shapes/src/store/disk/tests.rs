@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 use std::io::{ErrorKind, IoSlice};
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::{env, fs, process};
+use std::sync::{Arc, Barrier};
+use std::{env, fs, process, thread};
 
 use proptest::prelude::*;
 
@@ -67,6 +67,25 @@ fn tree(disk: &dyn Disk, dir: &str, found: &mut BTreeMap<String, Vec<u8>>) {
 
 fn kind<T>(result: io::Result<T>) -> ErrorKind {
     result.err().expect("an error").kind()
+}
+
+#[test]
+fn a_file_that_two_threads_open_or_create_keeps_the_bytes_of_both() {
+    on_both(|disk| {
+        for round in 0..200 {
+            let (path, start) = (format!("file-{round}"), Barrier::new(2));
+            thread::scope(|scope| {
+                for (at, byte) in [(0, b"a"), (1, b"b")] {
+                    let (path, start) = (&path, &start);
+                    scope.spawn(move || {
+                        start.wait();
+                        disk.open_or_create(path).unwrap().write_all_at(byte, at).unwrap();
+                    });
+                }
+            });
+            assert_eq!(contents(&*disk.open(&path).unwrap()), b"ab");
+        }
+    });
 }
 
 #[test]

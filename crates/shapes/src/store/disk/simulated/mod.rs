@@ -193,6 +193,14 @@ impl Disk for SimulatedDisk {
         Ok(self.handle(file))
     }
 
+    fn open_or_create(&self, path: &str) -> io::Result<Arc<dyn DiskFile>> {
+        let file = self.mutate(|state| match state.tree.find_file(path) {
+            Err(error) if error.kind() == ErrorKind::NotFound => state.create(path),
+            found => found,
+        })?;
+        Ok(self.handle(file))
+    }
+
     fn rename(&self, from: &str, to: &str) -> io::Result<()> {
         self.mutate(|state| {
             if let Some(DirectoryEntry::File(replaced)) = state.tree.rename(from, to)? {
