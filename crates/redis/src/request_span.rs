@@ -89,7 +89,9 @@ fn batch_size(expect: ExpectedReplies, encoded: &[u8]) -> Option<u32> {
     let (ExpectedReplies::Replies(replies) | ExpectedReplies::Verified(replies, _)) = expect else {
         return None;
     };
-    let commands = if operation(expect, encoded) == "MULTI" { replies - 2 } else { replies };
+    // A `MULTI` of its own, on a dedicated connection, has one reply.
+    let is_transaction = operation(expect, encoded) == "MULTI";
+    let commands = if is_transaction { replies.saturating_sub(2) } else { replies };
     (commands > 1).then_some(commands)
 }
 
