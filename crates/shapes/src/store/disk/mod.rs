@@ -40,8 +40,8 @@ pub(crate) trait Disk: Send + Sync + fmt::Debug {
     /// Opens an existing file to read and write, or only to read if the disk is read-only.
     fn open(&self, path: &str) -> io::Result<Arc<dyn DiskFile>>;
 
-    /// Opens a file to read and write. Creates it if it is missing, in one step, so that a file that
-    /// another thread creates at the same time isn't emptied. Its directory must exist.
+    /// Opens a file to read and write. Creates it if it is missing, in one step, so that a file
+    /// that another thread creates at the same time isn't emptied. Its directory must exist.
     fn open_or_create(&self, path: &str) -> io::Result<Arc<dyn DiskFile>>;
 
     /// Renames a file or a directory, and replaces a file that has the new name. After a crash it
