@@ -75,6 +75,10 @@ pub struct Config {
     pub tcp_user_timeout: Option<Duration>,
     /// Callbacks for every request and every state change.
     pub hooks: Option<Arc<dyn Hooks>>,
+    /// Whether requests are measured; see [`metrics`](crate::metrics). Measuring reads the clock
+    /// twice per request. Default true.
+    #[cfg(feature = "metrics")]
+    pub measure_requests: bool,
     /// True for a RESP2 connection that only subscribes: every array is a push message.
     pub(crate) subscriber_only: bool,
     /// True for a [`DedicatedConnection`](crate::DedicatedConnection), which has one caller at a
@@ -107,6 +111,8 @@ impl Default for Config {
             tcp_keepalive: Some(Duration::from_secs(15)),
             tcp_user_timeout: Some(Duration::from_secs(10)),
             hooks: None,
+            #[cfg(feature = "metrics")]
+            measure_requests: true,
             subscriber_only: false,
             dedicated: false,
         }

@@ -34,7 +34,7 @@ impl RequestObservation {
             self.span = Some(crate::request_span::RequestSpan::begin(&shared.config, expect, encoded));
         }
         #[cfg(feature = "metrics")]
-        {
+        if shared.config.measure_requests {
             self.measured = Some(crate::metrics::MeasuredRequest::begin(&shared.metrics));
         }
     }

@@ -232,6 +232,16 @@ async fn metrics_count_requests_by_outcome_their_duration_and_the_open_ones() {
 }
 
 #[tokio::test]
+async fn requests_of_a_client_that_measures_none_are_not_counted() {
+    let redis = start();
+    let (client, handle) =
+        measured(with(config(redis.url()), |config| config.measure_requests = false)).await;
+    client.exec::<()>(("PING",)).await.unwrap();
+    assert_eq!(outcomes(&handle), []);
+    assert_eq!(sample(&handle, metrics::OPEN_REQUESTS), 0.0);
+}
+
+#[tokio::test]
 async fn metrics_count_reconnections() {
     let redis = start();
     let (proxy, url) = proxied(&redis);
