@@ -217,7 +217,7 @@ async fn run(scenario: OracleScenario) {
         faults = async {
             let faults = run_scenario(scenario, &mut server_under_test, &mut rng, Duration::from_secs(seconds)).await;
             if has_rows {
-                context.wait_for_enough_events().await;
+                context.wait_for_enough_events(&writers).await;
             }
             faults
         } => Ok(faults),

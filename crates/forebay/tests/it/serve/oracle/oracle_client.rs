@@ -23,12 +23,15 @@ use super::client_view::{ClientView, MessageCounts, ObservedState};
 use super::history::{OracleRow, OracleSnapshot};
 use super::oracle_connection::{OracleConnection, OracleResponseHead};
 use super::oracle_request::OracleRequest;
+use super::row_writers::RowWriters;
 use super::schema_journal::{SchemaJournal, ShapeSelection};
 use super::tables::{self, MessageRules, OracleTable};
 use crate::wire::DEADLINE;
 
 /// A run ends only after more than this number of up-to-dates of each table.
 const MIN_UP_TO_DATES: u64 = 20;
+/// How long to wait for enough events before the writers slow down, and slow down again.
+const SLOW_DOWN_INTERVAL: Duration = Duration::from_secs(3);
 /// Pause before a retry.
 const RETRY: Duration = Duration::from_millis(40);
 /// Maximum number of pauses in one stream. The server closes a stream whose client doesn't read for
@@ -105,9 +108,11 @@ impl OracleContext {
         }
     }
 
-    /// Waits until enough has happened for a verdict, at most [`DEADLINE`].
-    pub(crate) async fn wait_for_enough_events(&self) {
+    /// Waits until enough has happened for a verdict, at most [`DEADLINE`]. Slows the writers down
+    /// until clients catch up often enough.
+    pub(crate) async fn wait_for_enough_events(&self, writers: &RowWriters) {
         let started = Instant::now();
+        let mut slowed_down = started;
         let is_enough = || {
             let records = self.records.lock();
             let is_seen = |table: &&OracleTable| records.up_to_dates.get(table.name) > Some(&MIN_UP_TO_DATES);
@@ -117,6 +122,10 @@ impl OracleContext {
         };
         while !is_enough() && started.elapsed() < DEADLINE {
             sleep(RETRY).await;
+            if slowed_down.elapsed() > SLOW_DOWN_INTERVAL {
+                writers.slow_down();
+                slowed_down = Instant::now();
+            }
         }
     }
 

@@ -1,7 +1,7 @@
 //! Row writers: tasks that commit random transactions on the tables with a fixed definition.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use forebay_replication::reservoir::{
@@ -17,10 +17,14 @@ use super::super::support::ServeFixture;
 const KEYS: usize = 120;
 /// Longest pause between two transactions, in ms.
 const PAUSE_MS: usize = 25;
+/// Upper bound of the pauses of writers that were slowed down.
+const MAX_PAUSE_MS: usize = 2000;
 
 /// The running writer tasks.
 pub(crate) struct RowWriters {
     stop: Arc<AtomicBool>,
+    /// Upper bound of the pause after a transaction, in milliseconds.
+    pause_ms: Arc<AtomicUsize>,
     tasks: Vec<JoinHandle<u64>>,
 }
 
@@ -34,12 +38,20 @@ impl RowWriters {
         let config = config.checkout_timeout(Duration::from_secs(20));
         let reservoir = Reservoir::start(connect, config, ConnectionLimits::local()).unwrap();
         let stop = Arc::new(AtomicBool::new(false));
+        let pause_ms = Arc::new(AtomicUsize::new(PAUSE_MS));
         let task = |number| {
             let writer =
                 RowWriter { rng: TestRng::of(seed, "writer", number), version: 0, is_heavy: number == count };
-            tokio::spawn(writer.run(reservoir.clone(), Arc::clone(&stop)))
+            tokio::spawn(writer.run(reservoir.clone(), Arc::clone(&stop), Arc::clone(&pause_ms)))
         };
-        RowWriters { tasks: (0..all).map(task).collect(), stop }
+        RowWriters { tasks: (0..all).map(task).collect(), stop, pause_ms }
+    }
+
+    /// Doubles the pauses, up to [`MAX_PAUSE_MS`]. On a busy machine, clients of large rows would
+    /// otherwise never catch up.
+    pub(crate) fn slow_down(&self) {
+        let pause_ms = self.pause_ms.load(Ordering::Relaxed);
+        self.pause_ms.store((2 * pause_ms).min(MAX_PAUSE_MS), Ordering::Relaxed);
     }
 
     /// Stops all writers. Returns the number of transactions whose commit Postgres confirmed.
@@ -62,7 +74,12 @@ struct RowWriter {
 }
 
 impl RowWriter {
-    async fn run(mut self, reservoir: Reservoir<PostgresClient>, stop: Arc<AtomicBool>) -> u64 {
+    async fn run(
+        mut self,
+        reservoir: Reservoir<PostgresClient>,
+        stop: Arc<AtomicBool>,
+        pause_ms: Arc<AtomicUsize>,
+    ) -> u64 {
         let mut committed = 0;
         while !stop.load(Ordering::Relaxed) {
             let script = self.transaction();
@@ -76,7 +93,8 @@ impl RowWriter {
                     Err(_) => drop(client.batch_execute("ROLLBACK").await),
                 }
             }
-            sleep(Duration::from_millis(self.rng.below(PAUSE_MS) as u64)).await;
+            let pause_ms = self.rng.below(pause_ms.load(Ordering::Relaxed));
+            sleep(Duration::from_millis(pause_ms as u64)).await;
         }
         committed
     }
