@@ -17,7 +17,7 @@ use crate::permit::Permit;
 use crate::rejection::Rejection;
 use crate::sampler;
 use crate::statistics::{self, AdmissionStatistics, MAX_LISTED, MAX_USERS, OpenStream, Status, StreamLimits};
-use crate::stream_log::{code, log_stream};
+use crate::stream_log::{StageLevel, code, log_stage};
 use crate::thread_id::ThreadId;
 
 /// Admits streams under a total limit and a per-user limit. Cheap to clone.
@@ -49,7 +49,7 @@ impl Admission {
         let ClientIdentity { user, thread, .. } = client;
         let thread = thread.unwrap_or_else(ThreadId::random);
         let hash = user.as_ref().map(|user| controller.hasher.hash(user));
-        log_stream!(debug, code::REQUESTED, thread, hash, "stream requested");
+        log_stage!(controller.stage_level, code::REQUESTED, thread, hash, "stream requested");
         let decision = controller.admit(user.as_ref(), class, &thread, hash).await;
         decision.inspect_err(|rejection| controller.record_rejection(rejection, &thread, hash))
     }
@@ -117,6 +117,11 @@ impl Admission {
             per_user = limits.per_user,
             "admission limits changed"
         );
+    }
+
+    /// Changes the level of the log lines about the stages of a stream, from the next line on.
+    pub fn set_stage_level(&self, level: StageLevel) {
+        self.controller.stage_level.set(level);
     }
 
     /// Returns the number of streams open in this process.

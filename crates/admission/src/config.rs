@@ -8,6 +8,7 @@ use forebay_quota::Quota;
 use crate::admission::Admission;
 use crate::client_identity::Class;
 use crate::core::health::Thresholds;
+use crate::stream_log::StageLevel;
 
 /// Configuration of an [`Admission`]; created by [`Admission::builder`].
 #[derive(Clone)]
@@ -25,6 +26,7 @@ pub struct Builder {
     pub(crate) cpu: Option<f64>,
     pub(crate) cpu_window: Duration,
     pub(crate) salt: Option<Vec<u8>>,
+    pub(crate) stage_level: StageLevel,
 }
 
 /// Memory use above which this process refuses new streams.
@@ -54,6 +56,7 @@ impl Default for Builder {
             cpu: None,
             cpu_window: Duration::from_secs(5),
             salt: None,
+            stage_level: StageLevel::Debug,
         }
     }
 }
@@ -134,6 +137,12 @@ impl Builder {
         self
     }
 
+    /// Sets the level of the log lines about the stages of a stream. Default: debug.
+    pub fn stage_level(mut self, level: StageLevel) -> Self {
+        self.stage_level = level;
+        self
+    }
+
     /// Creates the admission. Its limits hold across all members of the quota. Metrics go to the
     /// recorder that is installed at this point.
     ///
@@ -161,6 +170,7 @@ impl fmt::Debug for Builder {
             cpu,
             cpu_window,
             salt,
+            stage_level,
         } = self;
         f.debug_struct("Builder")
             .field("name", name)
@@ -175,6 +185,7 @@ impl fmt::Debug for Builder {
             .field("cpu", cpu)
             .field("cpu_window", cpu_window)
             .field("salted", &salt.is_some())
+            .field("stage_level", stage_level)
             .finish()
     }
 }

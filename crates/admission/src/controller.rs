@@ -30,7 +30,7 @@ use crate::open_stream_registry::{OpenStreamEntry, OpenStreamRegistry};
 use crate::permit::Permit;
 use crate::rejection::{Rejection, RejectionReason};
 use crate::statistics::ProcessUsage;
-use crate::stream_log::{LogRateLimiter, code, log_stream};
+use crate::stream_log::{LogRateLimiter, StageLevelCell, code, log_stage, log_stream};
 use crate::thread_id::ThreadId;
 use crate::user_hash::{UserHash, UserHasher};
 
@@ -73,6 +73,7 @@ pub(crate) struct AdmissionController {
     pub(crate) emptied: Notify,
     pub(crate) hasher: UserHasher,
     rejection_log_limit: LogRateLimiter,
+    pub(crate) stage_level: StageLevelCell,
 }
 
 impl AdmissionController {
@@ -110,6 +111,7 @@ impl AdmissionController {
             emptied: Notify::new(),
             hasher: config.salt.as_deref().map_or_else(UserHasher::random, UserHasher::with_salt),
             rejection_log_limit: LogRateLimiter::default(),
+            stage_level: StageLevelCell::new(config.stage_level),
         }
     }
 
@@ -212,8 +214,8 @@ impl AdmissionController {
             }
             return None;
         }
-        log_stream!(
-            debug,
+        log_stage!(
+            self.stage_level,
             code::COUNTED,
             thread,
             hash,
@@ -221,7 +223,7 @@ impl AdmissionController {
             limit = usage.limit,
             "stream counted"
         );
-        log_stream!(debug, code::ADMITTED, thread, hash, "stream admitted");
+        log_stage!(self.stage_level, code::ADMITTED, thread, hash, "stream admitted");
         self.metrics.active.set(open as f64);
         self.metrics.admitted(class);
         self.approx_used.store(i64::from(usage.used), Ordering::Relaxed);
@@ -254,6 +256,7 @@ impl AdmissionController {
         {
             self.health.observe(used, limit, &self.metrics);
         }
+        self.log_refused_counts(rejection, thread, hash);
         let Some(withheld) = self.rejection_log_limit.allow(self.started_at.elapsed()) else { return };
         let (why, stage) =
             (reason.as_str(), if reason.is_server_side() { code::EXHAUSTED } else { code::USER_LIMIT });
@@ -282,6 +285,31 @@ impl AdmissionController {
                 withheld,
                 "stream rejected"
             ),
+        }
+    }
+
+    /// Logs the counts that led to a rejection. A client that wasn't identified has none.
+    fn log_refused_counts(&self, rejection: &Rejection, thread: &ThreadId, hash: Option<UserHash>) {
+        let level = &self.stage_level;
+        match (rejection.reason, rejection.count) {
+            (_, None) => {}
+            (RejectionReason::UserLimit, Some((user_used, user_limit))) => {
+                let usage = || self.budget.usage(); // read only if the line is written
+                log_stage!(
+                    level,
+                    code::COUNTED,
+                    thread,
+                    hash,
+                    used = usage().used,
+                    limit = usage().limit,
+                    user_used,
+                    user_limit,
+                    "stream counted"
+                );
+            }
+            (_, Some((used, limit))) => {
+                log_stage!(level, code::COUNTED, thread, hash, used, limit, "stream counted");
+            }
         }
     }
 

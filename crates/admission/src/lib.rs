@@ -163,4 +163,5 @@ pub use statistics::{
     AdmissionStatistics, MAX_LISTED, MAX_USERS, OpenStream, ProcessUsage, Status, StreamLimits, UserStreams,
 };
 pub use stream_body::StreamBody;
+pub use stream_log::StageLevel;
 pub use thread_id::{ThreadId, X_THREAD_ID};

@@ -13,7 +13,7 @@ use forebay_quota::{KeyedLease, Lease};
 
 use crate::controller::AdmissionController;
 use crate::open_stream_registry::Registration;
-use crate::stream_log::{code, log_stream};
+use crate::stream_log::{code, log_stage};
 
 /// Right to hold one stream. Dropping it releases the stream's units immediately.
 #[must_use = "dropping a permit releases its stream"]
@@ -40,8 +40,8 @@ impl Drop for Permit {
         let left = controller.registry.remove(&mut self.registration);
         if let Some((entry, open)) = &left {
             let lasted = entry.since.elapsed();
-            log_stream!(
-                debug,
+            log_stage!(
+                controller.stage_level,
                 code::RELEASING,
                 entry.thread,
                 entry.user,
@@ -56,8 +56,8 @@ impl Drop for Permit {
         controller.metrics.released.increment(1);
         let approx_used = controller.after_release();
         if let Some((entry, open)) = left {
-            log_stream!(
-                debug,
+            log_stage!(
+                controller.stage_level,
                 code::RELEASED,
                 entry.thread,
                 entry.user,

@@ -45,6 +45,14 @@ impl<B> StreamBody<B> {
         StreamBody { content: Content::Stream { body }, permit: None }
     }
 
+    /// Returns the body of the inner service. `None`: the request was rejected.
+    pub fn stream_mut(&mut self) -> Option<&mut B> {
+        match &mut self.content {
+            Content::Stream { body } => Some(body),
+            Content::Rejection { .. } => None,
+        }
+    }
+
     /// Creates the body of a rejection.
     pub(crate) fn rejection(bytes: Bytes) -> Self {
         StreamBody { content: Content::Rejection { bytes }, permit: None }

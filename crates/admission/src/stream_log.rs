@@ -2,11 +2,13 @@
 //!
 //! Invariant: every line about a stream has the fields `stage`, `thread_id` and `user`; `user` is a
 //! hash, never the id.
-//! Enforced by: all lines are written by the macro [`log_stream`], which takes a [`UserHash`].
-//! Bound: at most [`LINES_PER_SECOND`] rejections are logged per second.
+//! Enforced by: all lines are written by the macros [`log_stream`] and [`log_stage`], which take a
+//! [`UserHash`].
+//! Bound: at most [`LINES_PER_SECOND`] rejections are logged per second. Stage lines have no bound;
+//! by default, their level is debug.
 
 use std::fmt;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use crate::user_hash::UserHash;
@@ -17,7 +19,7 @@ pub(crate) mod code {
     pub(crate) const BUILT: &str = "CP.0";
     /// A client requests a stream.
     pub(crate) const REQUESTED: &str = "CP.1";
-    /// Usage after the units were acquired.
+    /// Usage after the units were acquired or refused.
     pub(crate) const COUNTED: &str = "CP.1.1";
     /// Rejected by the server side: the total limit, this process or the store.
     pub(crate) const EXHAUSTED: &str = "CP.1.2";
@@ -34,6 +36,36 @@ pub(crate) mod code {
 }
 
 const LINES_PER_SECOND: u64 = 10;
+
+/// Level of the stage lines: those that every stream has.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum StageLevel {
+    /// Several lines for each stream, for debugging.
+    #[default]
+    Debug,
+    /// The same lines at info.
+    Info,
+}
+
+/// Current [`StageLevel`]. It can change while streams are open.
+#[derive(Debug)]
+pub(crate) struct StageLevelCell(AtomicBool);
+
+impl StageLevelCell {
+    pub(crate) fn new(level: StageLevel) -> Self {
+        StageLevelCell(AtomicBool::new(level == StageLevel::Info))
+    }
+
+    pub(crate) fn set(&self, level: StageLevel) {
+        self.0.store(level == StageLevel::Info, Ordering::Relaxed);
+    }
+
+    #[inline]
+    pub(crate) fn get(&self) -> StageLevel {
+        if self.0.load(Ordering::Relaxed) { StageLevel::Info } else { StageLevel::Debug }
+    }
+}
 
 /// The field `user`: a hash, or `-` for anonymous clients.
 pub(crate) struct UserField(pub(crate) Option<UserHash>);
@@ -84,6 +116,17 @@ macro_rules! log_stream {
     };
 }
 pub(crate) use log_stream;
+
+/// Logs one stage of a stream, at the level of a [`StageLevelCell`].
+macro_rules! log_stage {
+    ($level:expr, $($line:tt)+) => {
+        match $level.get() {
+            $crate::stream_log::StageLevel::Debug => $crate::stream_log::log_stream!(debug, $($line)+),
+            $crate::stream_log::StageLevel::Info => $crate::stream_log::log_stream!(info, $($line)+),
+        }
+    };
+}
+pub(crate) use log_stage;
 
 #[cfg(test)]
 mod tests {

@@ -7,6 +7,7 @@
 use std::io::{IsTerminal, stderr};
 use std::sync::OnceLock;
 
+use forebay_admission::StageLevel;
 use tracing::{Level, Subscriber, info};
 use tracing_subscriber::layer::{Layer, SubscriberExt as _};
 use tracing_subscriber::registry::LookupSpan;
@@ -39,6 +40,8 @@ pub struct LogConfig {
     pub format: LogFormat,
     /// Filter directives, as [`EnvFilter`] parses them.
     pub filter: String,
+    /// Level of the lines about the stages of each stream.
+    pub stages: StageLevel,
 }
 
 /// Installs the global subscriber.

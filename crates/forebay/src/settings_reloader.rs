@@ -1,5 +1,5 @@
-//! Reloads settings on SIGHUP, without a restart: limits, secrets, keys, the certificate and the
-//! log filter.
+//! Reloads settings on SIGHUP, without a restart: limits, secrets, keys, the certificate, the log
+//! filter and the level of stage lines.
 //!
 //! Invariant: invalid settings change nothing. A setting that needs a restart keeps its value, and
 //! its key is logged. A secret can be changed or added, but not removed, so no reload makes an
@@ -11,7 +11,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use forebay_admission::{Admission, Identifier, Secret, StreamLimits};
+use forebay_admission::{Admission, Identifier, Secret, StageLevel, StreamLimits};
 use forebay_serve::AccessControl;
 use http::HeaderName;
 use tracing::{error, info, warn};
@@ -29,6 +29,7 @@ pub(crate) struct ReloadableSettings {
     secret: Option<Secret>,
     admin_secret: Option<Secret>,
     filter: String,
+    stages: StageLevel,
 }
 
 impl From<ServeConfig> for ReloadableSettings {
@@ -41,6 +42,7 @@ impl From<ServeConfig> for ReloadableSettings {
             secret,
             admin_secret,
             filter: log.filter,
+            stages: log.stages,
         }
     }
 }
@@ -55,6 +57,7 @@ impl From<GateConfig> for ReloadableSettings {
             secret: None,
             admin_secret,
             filter: log.filter,
+            stages: log.stages,
         }
     }
 }
@@ -131,7 +134,7 @@ impl SettingsReloader {
 
     /// Applies the settings, and logs which keys took effect and which need a restart.
     fn apply(&mut self, settings: ReloadableSettings) {
-        let ReloadableSettings { explicit_settings, limits, identity, secret, admin_secret, filter } =
+        let ReloadableSettings { explicit_settings, limits, identity, secret, admin_secret, filter, stages } =
             settings;
         let changed = |key: &str| self.last.changed_keys(&explicit_settings).contains(&key);
         // Other components use these keys, too, and read them only at the start.
@@ -143,6 +146,7 @@ impl SettingsReloader {
         if changed("admission.total") || changed("admission.per_user") {
             self.admission.set_limits(limits);
         }
+        self.admission.set_stage_level(stages);
         match same_methods {
             true => self.identify.replace(&identity.identify),
             // A revoked key must stop working even if another change needs a restart.

@@ -5,6 +5,7 @@ use std::time::Duration;
 use forebay_admission::{ForwardedHeader, Network};
 use http::header::HeaderName;
 
+use super::metric_label::MetricLabel;
 use super::stream_routes::StreamRoute;
 use super::upstream::UpstreamConfig;
 
@@ -30,6 +31,9 @@ pub struct Config {
     pub user_headers: Vec<HeaderName>,
     /// Header in which the upstream receives the id of the verified user.
     pub forward_user_header: Option<HeaderName>,
+    /// Labels of the metric `forebay_gate_outcomes_total` that are read from request headers. Labels
+    /// beyond [`MAX_METRIC_LABELS`](crate::MAX_METRIC_LABELS) are ignored.
+    pub metric_labels: Vec<MetricLabel>,
     /// Maximum time that the gate waits for the next bytes of a request body.
     pub request_idle_timeout: Duration,
     /// Maximum time without a byte in either direction of an upgraded connection.
@@ -49,6 +53,7 @@ impl Config {
             forwarded_by: ForwardedHeader::default(),
             user_headers: Vec::new(),
             forward_user_header: None,
+            metric_labels: Vec::new(),
             request_idle_timeout: Duration::from_secs(30),
             upgrade_idle_timeout: Duration::from_secs(300),
         }

@@ -5,13 +5,15 @@ use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
-use http::Response;
+use http::{Response, StatusCode};
 use http_body::{Body, Frame, SizeHint};
 use tracing::debug;
 
 use super::download::{Download, DownloadError};
 use super::drain::InFlightRequest;
 use super::metrics;
+use super::outcome_counters::{GateOutcome, OutcomeGuard};
+use super::request_failure::{FailureStage, FailureType, RequestFailure};
 use super::tunnel::{Tunnel, TunnelEnd};
 
 /// Body of a response. Dropping it before its end cancels the request to the upstream.
@@ -34,6 +36,8 @@ struct RelayedBody {
     download: Download,
     in_flight: InFlightRequest,
     ended: bool,
+    /// Counts the request, and its outcome if the body is complete.
+    outcome: Option<(OutcomeGuard, GateOutcome)>,
 }
 
 /// An upgraded connection. Its request counts as in flight until the body is dropped.
@@ -43,11 +47,14 @@ struct TunnelBody {
     /// How the tunnel ended, once it has.
     end: Option<TunnelEnd>,
     _in_flight: InFlightRequest,
+    /// Counts the request.
+    outcome: Option<OutcomeGuard>,
 }
 
 impl GateBody {
     pub(crate) fn from_tunnel(tunnel: Tunnel, in_flight: InFlightRequest) -> GateBody {
-        GateBody(BodySource::Tunnel(Box::new(TunnelBody { tunnel, end: None, _in_flight: in_flight })))
+        let body = TunnelBody { tunnel, end: None, _in_flight: in_flight, outcome: None };
+        GateBody(BodySource::Tunnel(Box::new(body)))
     }
 
     pub(crate) fn from_gate(response: Response<Bytes>) -> Response<GateBody> {
@@ -55,7 +62,18 @@ impl GateBody {
     }
 
     pub(crate) fn from_upstream(download: Download, in_flight: InFlightRequest) -> GateBody {
-        GateBody(BodySource::Upstream(RelayedBody { download, in_flight, ended: false }))
+        GateBody(BodySource::Upstream(RelayedBody { download, in_flight, ended: false, outcome: None }))
+    }
+
+    /// Makes the body count its request when it ends. `status` is that of the response.
+    pub(crate) fn count_outcome(&mut self, mut guard: OutcomeGuard, status: StatusCode) {
+        match &mut self.0 {
+            BodySource::Gate(_) => guard.set(GateOutcome::of_refusal(status)),
+            BodySource::Upstream(relayed) => {
+                relayed.outcome = Some((guard, GateOutcome::of_upstream(status)));
+            }
+            BodySource::Tunnel(body) => body.outcome = Some(guard),
+        }
     }
 }
 
@@ -72,11 +90,11 @@ impl Body for GateBody {
             BodySource::Upstream(relayed) => {
                 let polled = Pin::new(&mut relayed.download).poll_frame(cx);
                 match &polled {
-                    Poll::Ready(Some(Err(_))) => {
-                        relayed.ended = true;
-                        metrics::count_upstream_failure("upstream_broke_off");
+                    Poll::Ready(Some(Err(error))) => {
+                        relayed.end(Some(GateOutcome::UpstreamError));
+                        count_broken_stream(FailureType::of_download(error));
                     }
-                    Poll::Ready(None) => relayed.ended = true,
+                    Poll::Ready(None) => relayed.end(None),
                     Poll::Ready(Some(Ok(_))) | Poll::Pending => {}
                 }
                 polled
@@ -111,7 +129,7 @@ impl TunnelBody {
         self.end = Some(end);
         Poll::Ready(match end {
             TunnelEnd::UpstreamLost => {
-                metrics::count_upstream_failure("upstream_broke_off");
+                count_broken_stream(FailureType::Reset);
                 Some(Err(DownloadError::Closed))
             }
             TunnelEnd::Closed | TunnelEnd::Idle | TunnelEnd::ClientLost | TunnelEnd::Aborted => None,
@@ -127,13 +145,40 @@ impl Drop for TunnelBody {
         let (to_upstream, to_client) = self.tunnel.passed_bytes();
         debug!(end = end.as_str(), to_upstream, to_client, "upgraded connection ended");
         metrics::count_upgrade_end(end);
+        if let Some(guard) = &mut self.outcome {
+            guard.set(match end {
+                TunnelEnd::Closed | TunnelEnd::Idle => GateOutcome::Success,
+                TunnelEnd::UpstreamLost => GateOutcome::UpstreamError,
+                TunnelEnd::ClientLost | TunnelEnd::Aborted => GateOutcome::Cancelled,
+            });
+        }
+    }
+}
+
+impl RelayedBody {
+    /// Sets the outcome: that of the status, or of a failure.
+    fn end(&mut self, failed: Option<GateOutcome>) {
+        self.ended = true;
+        if let Some((guard, complete)) = &mut self.outcome {
+            guard.set(failed.unwrap_or(*complete));
+        }
     }
 }
 
 impl Drop for RelayedBody {
     fn drop(&mut self) {
-        if !self.ended && !self.download.is_end_stream() {
+        if self.ended {
+            return;
+        }
+        if self.download.is_end_stream() {
+            self.end(None);
+        } else {
             metrics::count_cancelled(self.in_flight.kind(), metrics::CancelStage::Body);
         }
     }
+}
+
+fn count_broken_stream(kind: FailureType) {
+    metrics::count_upstream_failure("upstream_broke_off");
+    metrics::count_failure(RequestFailure::new(FailureStage::Stream, kind));
 }

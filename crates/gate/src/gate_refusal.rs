@@ -8,6 +8,7 @@ use http::{Response, StatusCode, Version};
 use super::bad_request::BadRequest;
 use super::gate_body::GateBody;
 use super::metrics;
+use super::request_failure::{FailureStage, FailureType, RequestFailure};
 use super::upstream_error::{UploadFault, UpstreamError};
 
 /// `retry-after` while the gate drains. A client that retries at once would reach this gate again.
@@ -56,6 +57,20 @@ impl GateRefusal {
             GateRefusal::TransferCoding => "upstream_bad_coding",
             GateRefusal::Upstream(error) => error.as_str(),
         }
+    }
+
+    /// Returns stage and type of the failure, for the metrics. A drain is none.
+    fn failure(&self) -> Option<RequestFailure> {
+        let (stage, kind) = match self {
+            GateRefusal::BadRequest(_) => (FailureStage::Request, FailureType::BadRequest),
+            GateRefusal::Draining => return None,
+            GateRefusal::NoPeer => (FailureStage::Request, FailureType::Internal),
+            GateRefusal::SwitchedProtocol | GateRefusal::TransferCoding => {
+                (FailureStage::FirstByte, FailureType::BadResponse)
+            }
+            GateRefusal::Upstream(error) => return Some(error.failure()),
+        };
+        Some(RequestFailure::new(stage, kind))
     }
 
     fn message(&self) -> String {
@@ -112,6 +127,9 @@ impl GateRefusal {
     /// Returns the response. Admission's layer adds `X-Thread-ID` to it, as to every response.
     pub(crate) fn response(self, version: Version) -> Response<GateBody> {
         metrics::count_refusal(self.as_str());
+        if let Some(failure) = self.failure() {
+            metrics::count_failure(failure);
+        }
         let mut response = GateBody::from_gate(problem(self.status(), self.as_str(), &self.message()));
         if let Some(seconds) = self.retry_after_seconds() {
             response.headers_mut().insert(RETRY_AFTER, HeaderValue::from(seconds));

@@ -8,7 +8,7 @@ use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 
 use forebay_admission::{AdmissionLayer, AdmissionService, Class, StreamBody};
 use forebay_stream::{ClientAddr, Incoming};
@@ -20,6 +20,7 @@ use super::bad_request;
 use super::drain::RequestKind;
 use super::forwarder::{Forwarder, RequestClassification};
 use super::gate_body::GateBody;
+use super::outcome_counters::{GateOutcome, OutcomeCounters, OutcomeGuard};
 use super::stream_routes::{StreamRoute, StreamRoutes};
 use super::upgrade_offer::UpgradeOffer;
 
@@ -28,10 +29,16 @@ use super::upgrade_offer::UpgradeOffer;
 pub struct GateService {
     admission: AdmissionService<Forwarder>,
     routes: Arc<StreamRoutes>,
+    outcomes: Arc<OutcomeCounters>,
 }
 
 impl GateService {
-    pub(crate) fn new(layer: AdmissionLayer, forwarder: Forwarder, routes: Arc<StreamRoutes>) -> GateService {
+    pub(crate) fn new(
+        layer: AdmissionLayer,
+        forwarder: Forwarder,
+        routes: Arc<StreamRoutes>,
+        outcomes: Arc<OutcomeCounters>,
+    ) -> GateService {
         let layer = layer
             .streams(|parts| {
                 parts
@@ -41,7 +48,7 @@ impl GateService {
             })
             .class(|parts| parts.extensions.get().cloned())
             .peer(|extensions| extensions.get::<ClientAddr>().map(|peer| peer.0));
-        GateService { admission: layer.layer(forwarder), routes }
+        GateService { admission: layer.layer(forwarder), routes, outcomes }
     }
 
     /// Returns the configured stream route that a request matches.
@@ -74,19 +81,49 @@ impl GateService {
 impl Service<Request<Incoming>> for GateService {
     type Response = Response<StreamBody<GateBody>>;
     type Error = Infallible;
-    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Infallible>> + Send>>;
+    type Future = GateFuture;
 
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
         self.admission.poll_ready(cx)
     }
 
-    fn call(&mut self, mut request: Request<Incoming>) -> Self::Future {
+    fn call(&mut self, mut request: Request<Incoming>) -> GateFuture {
         let (classification, class) = self.classify(&request);
+        let guard = self.outcomes.guard(classification.kind, request.headers());
         request.extensions_mut().insert(classification);
         if let Some(class) = class {
             request.extensions_mut().insert(class);
         }
-        self.admission.call(request)
+        GateFuture { response: self.admission.call(request), guard: Some(guard) }
+    }
+}
+
+/// Future of a response. Counts the request as cancelled if it is dropped before the response.
+pub struct GateFuture {
+    response: <AdmissionService<Forwarder> as Service<Request<Incoming>>>::Future,
+    /// `None` once the response has it.
+    guard: Option<OutcomeGuard>,
+}
+
+impl Future for GateFuture {
+    type Output = Result<Response<StreamBody<GateBody>>, Infallible>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let Ok(mut response) = ready!(self.response.as_mut().poll(cx));
+        if let Some(mut guard) = self.guard.take() {
+            let status = response.status();
+            match response.body_mut().stream_mut() {
+                Some(body) => body.count_outcome(guard, status),
+                None => guard.set(GateOutcome::of_refusal(status)),
+            }
+        }
+        Poll::Ready(Ok(response))
+    }
+}
+
+impl fmt::Debug for GateFuture {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("GateFuture").field("guard", &self.guard).finish_non_exhaustive()
     }
 }
 

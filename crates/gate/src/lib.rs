@@ -98,6 +98,10 @@
 //!   `the_connection_header_cannot_remove_headers_that_the_gate_writes`
 //! - Once the gate drains, no stream begins, and the drain waits for all open streams.
 //!   `a_drain_waits_for_open_streams_and_refuses_new_ones`
+//! - Each request is counted once by its outcome, when it ends. Labels from headers have a bounded
+//!   number of values, whatever clients send.
+//!   `every_request_is_counted_once_by_its_outcome`, `no_history_of_values_exceeds_the_bounds`,
+//!   `labels_from_headers_are_bounded`
 //!
 //! Out of scope: limits and identity (`forebay_admission`), the client's connection and its
 //! timeouts (`forebay_stream`), TLS to the upstream, WebSocket over HTTP/2 (extended CONNECT).
@@ -117,6 +121,8 @@
 //! | chunk extensions and trailers of a live stream | 64 KiB | the stream is aborted |
 //! | idle time of an upgraded connection | `upgrade_idle_timeout`, 5 minutes | both sides are closed |
 //! | bytes of an upgraded connection that the receiver hasn't accepted, in each direction | 16 KiB | the sender waits |
+//! | labels from request headers (`metric_labels`) | 4; 50 values of at most 128 bytes each | counted as `other` |
+//! | combinations of their values, with the kind of request | 500, each with five outcomes | counted as `other` in every label |
 //! | buffered bytes of a body, in each direction | the bytes of one read (live stream: at most 16 KiB) | the sender waits |
 //!
 //! # Where to look
@@ -135,6 +141,8 @@
 //! | settings; the public handle | `config.rs`; `reverse_proxy.rs` |
 //! | drain | `drain.rs`; the shutdown order is in `run/gate.rs` of `crates/forebay` |
 //! | metrics | `metrics.rs`, and the methods of [`ReverseProxy`] |
+//! | outcomes by labels from headers | `metric_label.rs`, `series_table.rs` (pure), `outcome_counters.rs` |
+//! | stages and types of failures | `request_failure.rs`, pure |
 //! | tests over real sockets; random clients and upstreams; floods | `tests/it/` of `crates/forebay`: `bodies.rs`, `upstream.rs`, `drain.rs`, `upgraded_connections.rs`, `websocket.rs`; `random_load.rs`; `floods.rs` |
 //!
 //! # Decisions
@@ -166,8 +174,12 @@ mod gate_service;
 mod head_io;
 mod headers;
 mod idle_connections;
+mod metric_label;
 pub mod metrics;
+mod outcome_counters;
+mod request_failure;
 mod reverse_proxy;
+mod series_table;
 mod stream_routes;
 mod tunnel;
 mod upgrade_offer;
@@ -181,7 +193,8 @@ pub use config::Config;
 pub use download::DownloadError;
 pub use drain::Drain;
 pub use gate_body::GateBody;
-pub use gate_service::GateService;
+pub use gate_service::{GateFuture, GateService};
+pub use metric_label::{MAX_METRIC_LABELS, MetricLabel, MetricLabelError};
 pub use reverse_proxy::ReverseProxy;
 pub use stream_routes::{StreamRoute, StreamRouteError};
 pub use upstream::{UpstreamConfig, UpstreamStats};

@@ -3,13 +3,19 @@
 use std::time::Duration;
 
 use http::StatusCode;
-use metrics::{Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram};
+use metrics::{
+    Counter, Label, Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram,
+};
 
 use super::drain::{Drain, RequestKind};
+use super::outcome_counters::GateOutcome;
+use super::request_failure::{FailureStage, FailureType, RequestFailure};
 use super::tunnel::TunnelEnd;
 use super::upstream::UpstreamStats;
 
 const REQUESTS: &str = "forebay_gate_requests_total";
+const OUTCOMES: &str = "forebay_gate_outcomes_total";
+const ERRORS: &str = "forebay_gate_errors_total";
 const REFUSALS: &str = "forebay_gate_refusals_total";
 const FAILURES: &str = "forebay_gate_upstream_failures_total";
 const CANCELLED: &str = "forebay_gate_cancelled_total";
@@ -29,6 +35,11 @@ const UPSTREAM_RETRIES: &str = "forebay_gate_upstream_retries_total";
 pub fn describe() {
     let counters = [
         (REQUESTS, "Responses of the upstream that were passed on, by kind of route and class of status."),
+        (
+            OUTCOMES,
+            "Requests that have ended, by kind of route, by outcome, and by the labels of `gate.metric_labels`.",
+        ),
+        (ERRORS, "Requests that failed, by stage and type, including the upstream's 5xx responses."),
         (
             REFUSALS,
             "Requests that the gate itself answered, by reason; admission's own refusals are not in here.",
@@ -100,7 +111,31 @@ pub(crate) fn count_response(kind: RequestKind, status: StatusCode, after: Durat
         _ => "other",
     };
     counter!(REQUESTS, "kind" => kind.as_str(), "status" => class).increment(1);
+    if status.is_server_error() {
+        count_failure(RequestFailure::new(FailureStage::FirstByte, FailureType::Upstream5xx));
+    }
     histogram!(HEAD_SECONDS).record(after.as_secs_f64());
+}
+
+/// Returns the counter of an outcome. `labels` are the configured ones, with their values.
+pub(crate) fn outcome_counter<'a>(
+    kind: RequestKind,
+    outcome: GateOutcome,
+    labels: impl Iterator<Item = (&'a str, &'a str)>,
+) -> Counter {
+    let own = [("kind", kind.as_str()), ("outcome", outcome.as_str())];
+    let own = own.into_iter().map(|(name, value)| Label::from_static_parts(name, value));
+    let labels: Vec<Label> =
+        own.chain(labels.map(|(name, value)| Label::new(name.to_owned(), value.to_owned()))).collect();
+    register_counter(OUTCOMES, labels)
+}
+
+fn register_counter(name: &'static str, labels: Vec<Label>) -> Counter {
+    counter!(name, labels)
+}
+
+pub(crate) fn count_failure(failure: RequestFailure) {
+    counter!(ERRORS, "stage" => failure.stage.as_str(), "type" => failure.kind.as_str()).increment(1);
 }
 
 pub(crate) fn count_refusal(reason: &'static str) {

@@ -10,7 +10,9 @@ use super::config::Config;
 use super::drain::{Drain, RequestKind};
 use super::forwarder::{Forwarder, ForwarderState};
 use super::gate_service::GateService;
+use super::metric_label::MAX_METRIC_LABELS;
 use super::metrics;
+use super::outcome_counters::OutcomeCounters;
 use super::stream_routes::{StreamRoute, StreamRoutes};
 use super::upstream::{Upstream, UpstreamStats};
 
@@ -19,12 +21,13 @@ use super::upstream::{Upstream, UpstreamStats};
 pub struct ReverseProxy {
     forwarder: Forwarder,
     routes: Arc<StreamRoutes>,
+    outcomes: Arc<OutcomeCounters>,
     identify: Identifier,
 }
 
 impl ReverseProxy {
     /// Creates the proxy, and spawns a task that closes expired idle connections. Doesn't dial.
-    /// Must be called inside a tokio runtime.
+    /// Must be called inside a tokio runtime. Metrics go to the recorder that is installed by then.
     pub fn new(config: Config, identify: Identifier) -> ReverseProxy {
         let mut user_headers = config.user_headers;
         user_headers.extend(config.forward_user_header.clone());
@@ -43,14 +46,18 @@ impl ReverseProxy {
             failing: AtomicBool::new(false),
             exhausted: AtomicBool::new(false),
         });
-        ReverseProxy { forwarder, routes: Arc::new(StreamRoutes::new(config.stream_routes)), identify }
+        let routes = StreamRoutes::new(config.stream_routes);
+        let mut labels = config.metric_labels;
+        labels.truncate(MAX_METRIC_LABELS);
+        let outcomes = OutcomeCounters::new(labels, stream_kind(&routes));
+        ReverseProxy { forwarder, routes: Arc::new(routes), outcomes: Arc::new(outcomes), identify }
     }
 
     /// Returns the service for [`forebay_stream::HttpServer`]. Streams take a permit from
     /// `admission`.
     pub fn service(&self, admission: Admission) -> GateService {
         let layer = AdmissionLayer::new(admission, self.identify.clone());
-        GateService::new(layer, self.forwarder.clone(), Arc::clone(&self.routes))
+        GateService::new(layer, self.forwarder.clone(), Arc::clone(&self.routes), Arc::clone(&self.outcomes))
     }
 
     /// Returns the drain. It counts the requests in flight. After `begin`, it refuses new streams.
@@ -76,9 +83,13 @@ impl ReverseProxy {
     /// Sets the gauges, and the counters of the connection pool. Call it before metrics are
     /// collected.
     pub fn measure(&self) {
-        let stream = if self.routes.is_empty() { RequestKind::Any } else { RequestKind::Stream };
-        metrics::set_gauges(self.upstream_stats(), stream, self.drain());
+        metrics::set_gauges(self.upstream_stats(), stream_kind(&self.routes), self.drain());
     }
+}
+
+/// Returns the kind of requests that take a permit.
+fn stream_kind(routes: &StreamRoutes) -> RequestKind {
+    if routes.is_empty() { RequestKind::Any } else { RequestKind::Stream }
 }
 
 impl fmt::Debug for ReverseProxy {

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use http::StatusCode;
 
+use super::request_failure::{FailureStage, FailureType, RequestFailure};
 use super::upload::UploadError;
 use super::upstream_connection::ExchangeError;
 
@@ -26,6 +27,8 @@ pub(crate) enum UpstreamError {
     Exhausted(#[source] io::Error),
     #[error("the upstream closed the connection before it responded")]
     Closed,
+    #[error("the upstream reset the connection before it responded")]
+    Reset,
     #[error("the upstream sent no response head in time")]
     ResponseTimeout,
     #[error("the upstream's response is not valid HTTP: {0}")]
@@ -69,7 +72,7 @@ impl UpstreamError {
             UpstreamError::ConnectTimeout => "upstream_connect_timeout",
             UpstreamError::Busy { .. } => "upstream_busy",
             UpstreamError::Exhausted(_) => "gate_exhausted",
-            UpstreamError::Closed => "upstream_closed",
+            UpstreamError::Closed | UpstreamError::Reset => "upstream_closed",
             UpstreamError::ResponseTimeout => "upstream_response_timeout",
             UpstreamError::Response(_) => "upstream_bad_response",
             UpstreamError::Upload(UploadFault::Stalled(_)) => "request_stalled",
@@ -86,9 +89,28 @@ impl UpstreamError {
             | UpstreamError::Connect(_)
             | UpstreamError::ConnectTimeout
             | UpstreamError::Closed
+            | UpstreamError::Reset
             | UpstreamError::ResponseTimeout
             | UpstreamError::Response(_) => true,
         }
+    }
+
+    /// Returns stage and type of the failure, for the metrics.
+    pub(crate) fn failure(&self) -> RequestFailure {
+        let (stage, kind) = match self {
+            UpstreamError::Resolve(_) => (FailureStage::Connect, FailureType::Unresolved),
+            UpstreamError::Connect(error) => (FailureStage::Connect, FailureType::of_dial(error)),
+            UpstreamError::ConnectTimeout => (FailureStage::Connect, FailureType::Timeout),
+            UpstreamError::Busy { .. } => (FailureStage::Connect, FailureType::Busy),
+            UpstreamError::Exhausted(_) => (FailureStage::Connect, FailureType::Exhausted),
+            UpstreamError::Closed => (FailureStage::FirstByte, FailureType::Closed),
+            UpstreamError::Reset => (FailureStage::FirstByte, FailureType::Reset),
+            UpstreamError::ResponseTimeout => (FailureStage::FirstByte, FailureType::Timeout),
+            UpstreamError::Response(_) => (FailureStage::FirstByte, FailureType::BadResponse),
+            UpstreamError::Upload(UploadFault::Stalled(_)) => (FailureStage::Request, FailureType::Timeout),
+            UpstreamError::Upload(UploadFault::Broken) => (FailureStage::Request, FailureType::Incomplete),
+        };
+        RequestFailure::new(stage, kind)
     }
 
     pub(crate) fn status(&self) -> StatusCode {
@@ -96,6 +118,7 @@ impl UpstreamError {
             UpstreamError::Resolve(_)
             | UpstreamError::Connect(_)
             | UpstreamError::Closed
+            | UpstreamError::Reset
             | UpstreamError::Response(_) => StatusCode::BAD_GATEWAY,
             UpstreamError::ConnectTimeout | UpstreamError::ResponseTimeout => StatusCode::GATEWAY_TIMEOUT,
             UpstreamError::Busy { .. } | UpstreamError::Exhausted(_) => StatusCode::SERVICE_UNAVAILABLE,
@@ -116,7 +139,7 @@ impl UpstreamError {
             UpstreamError::Busy { .. } | UpstreamError::Exhausted(_) => {
                 "This gate has no free connection to the service behind it."
             }
-            UpstreamError::Closed => {
+            UpstreamError::Closed | UpstreamError::Reset => {
                 "The service behind this gate closed the connection before it responded."
             }
             UpstreamError::ResponseTimeout => "The service behind this gate sent no response in time.",
@@ -136,12 +159,13 @@ impl UpstreamError {
 
 impl From<ExchangeError> for UpstreamError {
     fn from(error: ExchangeError) -> UpstreamError {
-        let closed = error.is_closed();
+        let (closed, reset) = (error.is_closed(), error.is_reset());
         match error {
             ExchangeError::Timeout => UpstreamError::ResponseTimeout,
             ExchangeError::Unsent(_) => UpstreamError::Closed,
             ExchangeError::Failed { error, .. } => match upload_fault(&error) {
                 Some(fault) => UpstreamError::Upload(fault),
+                None if reset => UpstreamError::Reset,
                 None if closed => UpstreamError::Closed,
                 None => UpstreamError::Response(error),
             },

@@ -3,7 +3,7 @@
 use std::io::{self, Write};
 use std::sync::Arc;
 
-use forebay_admission::{Admission, AdmissionLayer, ThreadId};
+use forebay_admission::{Admission, AdmissionLayer, StageLevel, ThreadId};
 use forebay_quota::Quota;
 use http::{Request, Response};
 use parking_lot::Mutex;
@@ -81,9 +81,9 @@ async fn a_stream_is_logged_stage_by_stage() {
 
     let expected = [
         "CP.0", "CP.1", "CP.1.1", "CP.1.4", // alice is admitted
-        "CP.1", "CP.1.3", // alice exceeds her limit
+        "CP.1", "CP.1.1", "CP.1.3", // alice exceeds her limit
         "CP.1", "CP.1.1", "CP.1.4", "CP.5", // bob reaches the total
-        "CP.1", "CP.1.2", // carol is rejected
+        "CP.1", "CP.1.1", "CP.1.2", // carol is rejected
         "CP.4", "CP.4.1", "CP.4", "CP.4.1",
     ];
     let without_health =
@@ -105,9 +105,67 @@ async fn a_stream_is_logged_stage_by_stage() {
     let refused: Vec<_> = lines.iter().filter(|line| line["reason"].is_string()).collect();
     assert_eq!((&refused[0]["reason"], &refused[0]["level"]), (&"user_limit".into(), &"WARN".into()));
     assert_eq!((&refused[1]["reason"], &refused[1]["level"]), (&"exhausted".into(), &"WARN".into()));
+    let counted = lines.iter().filter(|line| line["stage"] == "CP.1.1");
+    let counts =
+        counted.map(|line| ["used", "limit", "user_used", "user_limit"].map(|name| line[name].as_u64()));
+    let expected = [
+        [Some(1), Some(2), None, None],
+        // Her refused request held a unit while her own limit was checked, and returned it.
+        [Some(1), Some(2), Some(1), Some(1)],
+        [Some(2), Some(2), None, None],
+        [Some(2), Some(2), None, None],
+    ];
+    assert_eq!(counts.collect::<Vec<_>>(), expected);
     for name in ["alice", "bob", "carol"] {
         assert!(!log.text().contains(name), "{name} is in the log");
     }
+}
+
+#[tokio::test]
+async fn stage_lines_have_the_chosen_level_and_the_same_text() {
+    let (log, _guard) = capture();
+    let admission = Admission::builder().total(1).stage_level(StageLevel::Info).build(Quota::local());
+    let run = async || {
+        let permit = admission.admit(user("ada")).await.unwrap();
+        admission.admit(user("bob")).await.unwrap_err();
+        drop(permit);
+    };
+    run().await;
+    admission.set_stage_level(StageLevel::Debug);
+    run().await;
+    let of_streams = |line: &Value| !["CP.0", "CP.5"].contains(&line["stage"].as_str().unwrap());
+    let lines: Vec<_> = log.staged().into_iter().filter(of_streams).collect();
+    let (first, second) = lines.split_at(lines.len() / 2);
+    let texts = |lines: &[Value]| lines.iter().map(|line| line["message"].clone()).collect::<Vec<_>>();
+    assert_eq!(texts(first), texts(second));
+    assert_eq!(
+        texts(first),
+        [
+            "stream requested",
+            "stream counted",
+            "stream admitted",
+            "stream requested",
+            "stream counted",
+            "stream rejected",
+            "stream ended",
+            "permit released"
+        ]
+    );
+    let levels = |lines: &[Value]| lines.iter().map(|line| line["level"].clone()).collect::<Vec<_>>();
+    let expected = |level| [level, level, level, level, level, "WARN", level, level];
+    assert_eq!(levels(first), expected("INFO"));
+    assert_eq!(levels(second), expected("DEBUG"));
+}
+
+#[tokio::test]
+async fn a_client_without_an_identity_has_no_counts() {
+    let (log, _guard) = capture();
+    let admission = Admission::builder().build(Quota::local());
+    let service = AdmissionLayer::new(admission, by_key(&["ada"]))
+        .layer(service_fn(async |_| Ok::<_, io::Error>(Response::new(String::new()))));
+    let request = Request::get("/").header("x-api-key", "key-of-eve").body(String::new()).unwrap();
+    drop(service.oneshot(request).await.unwrap());
+    assert_eq!(log.stages(), ["CP.0", "CP.1"]);
 }
 
 #[tokio::test]

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use forebay_admission::{Builder, Class, ForwardedHeader, Network, Secret};
-use forebay_gate::{StreamRoute, UpstreamConfig};
+use forebay_gate::{MAX_METRIC_LABELS, MetricLabel, MetricLabelError, StreamRoute, UpstreamConfig};
 use forebay_stream::HttpServerConfig;
 use http::header::HeaderName;
 use http::uri::{Authority, Scheme, Uri};
@@ -44,6 +44,8 @@ pub struct GateConfig {
     pub forwarded_by: ForwardedHeader,
     /// Header that passes the verified user to the upstream.
     pub forward_user_header: Option<HeaderName>,
+    /// Labels of the outcomes of requests, and the request headers with their values.
+    pub metric_labels: Vec<MetricLabel>,
     /// Time without data from a client whose request body is incomplete.
     pub request_idle_timeout: Duration,
     /// Time without a byte in either direction of an upgraded connection.
@@ -90,7 +92,12 @@ fn check_all(settings: GateSettings, layers: &SettingLayers) -> Result<GateConfi
     let identity = IdentityConfig::check(&settings.identity, &proxies, layers)?;
     let admission = AdmissionConfig::check(settings.admission, !identity.methods.is_empty(), layers)?;
     check_routes(&gate.stream_routes, &admission.builder, layers)?;
+    let private =
+        [&settings.identity.user_header, &settings.identity.api_key_header, &gate.forward_user_header];
+    let private: Vec<&HeaderName> = private.into_iter().flatten().collect();
+    let metric_labels = check_metric_labels(&gate.metric_labels, &private, layers)?;
     Ok(GateConfig {
+        metric_labels,
         listen: gate.listen,
         upstream: check_upstream(&gate, layers)?,
         stream_routes: gate.stream_routes,
@@ -112,7 +119,11 @@ fn check_all(settings: GateSettings, layers: &SettingLayers) -> Result<GateConfi
         )?,
         admin: check_admin(&admin, layers)?,
         admin_secret: admin.secret,
-        log: LogConfig { format: settings.log.format, filter: settings.log.filter },
+        log: LogConfig {
+            format: settings.log.format,
+            filter: settings.log.filter,
+            stages: settings.log.stages,
+        },
         otel: check_otel(&settings.otel, cfg!(feature = "otel"), layers)?,
         variable_notices: layers.notices().to_vec(),
         explicit_settings: layers.explicit_settings(),
@@ -142,6 +153,32 @@ fn check_routes(
         return Err(layers.error("gate.stream_routes", route.to_string(), why));
     }
     Ok(())
+}
+
+/// Checks the labels of metrics. `private` headers have a user id or a key.
+fn check_metric_labels(
+    texts: &[String],
+    private: &[&HeaderName],
+    layers: &SettingLayers,
+) -> Result<Vec<MetricLabel>, ValueError> {
+    const KEY: &str = "gate.metric_labels";
+    let mut labels: Vec<MetricLabel> = Vec::new();
+    for text in texts {
+        let error = |why: String| layers.error(KEY, text.clone(), why);
+        let label: MetricLabel = text.parse().map_err(|why: MetricLabelError| error(why.to_string()))?;
+        if private.contains(&label.header()) {
+            return Err(error("has a header with a user or a key, which don't belong in metrics".to_owned()));
+        }
+        if labels.iter().any(|other| other.name() == label.name()) {
+            return Err(error(format!("is the second label with the name `{}`", label.name())));
+        }
+        labels.push(label);
+    }
+    if labels.len() > MAX_METRIC_LABELS {
+        let why = format!("has {} labels: at most {MAX_METRIC_LABELS} are allowed", labels.len());
+        return Err(layers.error(KEY, None, why));
+    }
+    Ok(labels)
 }
 
 fn check_upstream(gate: &GateSection, layers: &SettingLayers) -> Result<UpstreamConfig, ValueError> {
@@ -251,6 +288,32 @@ mod tests {
         {
             assert!(error.contains(part), "{part:?} is not in {error:?}");
         }
+    }
+
+    #[test]
+    fn labels_of_metrics_are_checked() {
+        let labels = |text| with(&[("FOREBAY_GATE_METRIC_LABELS", text)]);
+        assert!(with(&[]).unwrap().metric_labels.is_empty());
+        let two = labels("model=X-Model, provider=x-provider").unwrap().metric_labels;
+        assert_eq!(
+            two.iter().map(ToString::to_string).collect::<Vec<_>>(),
+            ["model=x-model", "provider=x-provider"]
+        );
+        labels("a=x-a, b=x-b, c=x-c, d=x-a").expect("four labels, two of them from one header");
+        for (text, part) in [
+            ("x-model", "LABEL=HEADER"),
+            ("my-model=x-model", "not a label name"),
+            ("outcome=x-model", "in use"),
+            ("model=a b", "not a valid header name"),
+            ("user=x-user-id", "don't belong in metrics"),
+            ("model=x-a, model=x-b", "second label with the name `model`"),
+            ("a=x-a, b=x-b, c=x-c, d=x-d, e=x-e", "5 labels: at most 4"),
+        ] {
+            assert_error("FOREBAY_GATE_METRIC_LABELS", text, &["gate.metric_labels", part]);
+        }
+        let user = ("FOREBAY_GATE_FORWARD_USER_HEADER", "X-Verified");
+        let error = with(&[user, ("FOREBAY_GATE_METRIC_LABELS", "who=x-verified")]).unwrap_err().to_string();
+        assert!(error.contains("don't belong in metrics"), "{error}");
     }
 
     #[test]

@@ -151,7 +151,11 @@ fn check_all(settings: ServeSettings, layers: &SettingLayers) -> Result<ServeCon
         admission,
         quota: QuotaConfig::check(settings.redis, settings.quota, layers)?,
         identity,
-        log: LogConfig { format: settings.log.format, filter: settings.log.filter },
+        log: LogConfig {
+            format: settings.log.format,
+            filter: settings.log.filter,
+            stages: settings.log.stages,
+        },
         otel: check_otel(&settings.otel, cfg!(feature = "otel"), layers)?,
         variable_notices: layers.notices().to_vec(),
         explicit_settings: layers.explicit_settings(),

@@ -186,6 +186,7 @@ const KEYS_WITH_LINES: &[(&str, &str, &str)] = &[
     ("admin.secret", "s3cr3t", "admin_secret.Secret(…)"),
     ("log.format", "json", "log.format: Json"),
     ("log.filter", "debug", "log.filter: \"debug\""),
+    ("log.stages", "info", "log.stages: Info"),
 ];
 
 /// Keys without a line of their own in the `Debug` output. Each has its own test.

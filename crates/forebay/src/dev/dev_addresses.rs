@@ -4,6 +4,8 @@ use std::io;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::path::Path;
 
+use forebay_admission::StageLevel;
+
 use crate::cli::{DevArgs, ServeArgs};
 use crate::config::{self, ConfigError};
 use crate::logging::{LogConfig, LogFormat};
@@ -60,6 +62,7 @@ pub fn log(args: &DevArgs) -> LogConfig {
     LogConfig {
         format: LogFormat::Text,
         filter: args.log.clone().unwrap_or_else(|| DEFAULT_FILTER.to_owned()),
+        stages: StageLevel::Debug,
     }
 }
 

@@ -47,7 +47,7 @@ impl GateServer {
         let admin_address = admin_listener.as_ref().and_then(|listener| listener.local_addr().ok());
         let quota = join_quota(&config.quota, address).await?;
 
-        let admission = config.admission.builder.clone().build(quota.clone());
+        let admission = config.admission.builder.clone().stage_level(config.log.stages).build(quota.clone());
         let proxy = ReverseProxy::new(proxy_config(&config), config.identity.identify.clone());
         let service = proxy.service(admission.clone());
         let mut http = config.http.clone();
@@ -160,6 +160,7 @@ fn proxy_config(config: &GateConfig) -> Config {
     proxy.forwarded_by = config.forwarded_by;
     proxy.user_headers = config.identity.user_headers.clone();
     proxy.forward_user_header = config.forward_user_header.clone();
+    proxy.metric_labels = config.metric_labels.clone();
     proxy.request_idle_timeout = config.request_idle_timeout;
     proxy.upgrade_idle_timeout = config.upgrade_idle_timeout;
     proxy

@@ -70,7 +70,7 @@ impl ShapeServer {
         }
         let manager_config = config.manager.clone().limits(limits);
         let backend = ShapeBackend::start(shapes, manager_config, backend_config(&config))?;
-        let admission = config.admission.builder.clone().build(quota.clone());
+        let admission = config.admission.builder.clone().stage_level(config.log.stages).build(quota.clone());
         let access = Access {
             secret: config.secret.clone(),
             tokens: config.tokens.is_some(),

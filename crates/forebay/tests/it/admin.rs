@@ -25,6 +25,25 @@ pub(crate) fn check_metrics(text: &str) {
 }
 
 #[tokio::test]
+async fn the_health_metric_follows_the_configured_thresholds() {
+    let origin = StreamingUpstream::start().await;
+    let thresholds =
+        [("FOREBAY_ADMISSION_DEGRADED_PERCENT", "25"), ("FOREBAY_ADMISSION_CRITICAL_PERCENT", "50")];
+    let gate = ForebayProcess::start_gate_with(&origin.url(), &["--total", "4"], &thresholds);
+    let mut streams = Vec::new();
+    for expected in ["healthy", "degraded", "critical", "critical", "exhausted"] {
+        for state in ["healthy", "degraded", "critical", "exhausted"] {
+            let is_set =
+                gate.metric("forebay_admission_health_state", &[&format!("state=\"{state}\"")]).await;
+            assert_eq!(is_set == 1.0, state == expected, "{state} with {} streams", streams.len());
+        }
+        if expected != "exhausted" {
+            streams.push(open_stream(&gate, "/", &[]).await.unwrap());
+        }
+    }
+}
+
+#[tokio::test]
 async fn the_metrics_pass_promtool() {
     let origin = StreamingUpstream::start().await;
     let gate = ForebayProcess::start_gate_with(&origin.url(), &TRUSTED, &USERS);

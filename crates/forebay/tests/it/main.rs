@@ -29,6 +29,7 @@ mod limits;
 mod many_streams;
 #[cfg(feature = "otel")]
 mod otel;
+mod outcomes;
 mod python_app;
 mod random_load;
 mod readme;

@@ -2,6 +2,7 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use forebay_sandbox::free_port;
 use forebay_testkit::{Direction, Proxy};
 use rustix::process::Signal;
 use serde_json::{Value, json};
@@ -246,6 +247,23 @@ async fn counters_histograms_and_gauges_keep_their_types() {
     for name in names {
         collector.metric(name, |_| true).await;
     }
+}
+
+#[tokio::test]
+async fn metric_labels_from_headers_reach_the_collector() {
+    let collector = OtelCollector::start();
+    let url = collector.0.url();
+    let labels = [("FOREBAY_GATE_METRIC_LABELS", "model=x-model")];
+    let environment = [&settings(&url)[..], &labels].concat();
+    let closed = format!("http://127.0.0.1:{}", free_port()); // each request gets a 502
+    let gate = ForebayProcess::start_gate_with(&closed, &[], &environment);
+    HttpConnection::fetch(gate.addr, "GET", "/", &[r#"X-Model: a "b" \c"#], "").await;
+    let expected = json!({"kind": "any", "outcome": "upstream_error", "model": r#"a "b" \c"#});
+    let counted = |metric: &Value| {
+        let mut points = metric["points"].as_array().unwrap().iter();
+        points.any(|point| point["attributes"] == expected && point["value"] == 1)
+    };
+    collector.metric("forebay_gate_outcomes_total", counted).await;
 }
 
 #[tokio::test]

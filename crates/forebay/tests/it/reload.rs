@@ -96,6 +96,48 @@ async fn limits_secrets_and_keys_are_reloaded_and_other_changes_are_logged() {
 }
 
 #[tokio::test]
+async fn stage_lines_appear_at_info_after_a_reload() {
+    let (origin, folder) = (StreamingUpstream::start().await, ConfigFolder::new("stages"));
+    let settings = |level: &str| {
+        folder.write("gate.toml", &format!("[admission]\ntotal = 1\n[log]\nstages = {level:?}\n"))
+    };
+    let gate = ForebayProcess::start_gate(&origin.url(), &["--config", &settings("debug")]);
+    let visit = async |thread: &str| {
+        let line = format!("X-Thread-ID: {thread}");
+        let stream = open_stream(&gate, "/", &[&line]).await.unwrap();
+        assert_eq!(open_stream(&gate, "/", &[&format!("{line}-2")]).await.unwrap_err().head.status, 503);
+        drop(stream);
+        gate.wait_until_empty().await;
+    };
+    // Returns level, stage and `used` of each line about a stream.
+    let lines = |thread: &str| -> Vec<(String, String, Option<u64>)> {
+        let log = gate.log();
+        let events = log.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
+        let text = |value: &serde_json::Value| value.as_str().unwrap().to_owned();
+        let of_thread = events.filter(|event| event["thread_id"] == thread);
+        of_thread
+            .map(|event| (text(&event["level"]), text(&event["stage"]), event["used"].as_u64()))
+            .collect()
+    };
+    let stages = |thread: &str| lines(thread).into_iter().map(|(_, stage, _)| stage).collect::<Vec<_>>();
+    visit("before").await;
+    assert_eq!((stages("before"), stages("before-2")), (vec![], vec!["CP.1.2".to_owned()]));
+
+    settings("info");
+    gate.signal(Signal::HUP);
+    assert_eq!(gate.wait_for_log("settings reloaded")["changed"], "log.stages");
+    visit("after").await;
+    until("the last stage is logged", async || lines("after").len() == 5).await;
+    assert_eq!(stages("after"), ["CP.1", "CP.1.1", "CP.1.4", "CP.4", "CP.4.1"]);
+    assert!(lines("after").iter().all(|(level, ..)| level == "INFO"), "{:?}", lines("after"));
+    let refused: Vec<_> = lines("after-2")
+        .into_iter()
+        .map(|(level, stage, used)| format!("{level} {stage} {used:?}"))
+        .collect();
+    assert_eq!(refused, ["INFO CP.1 None", "INFO CP.1.1 Some(1)", "WARN CP.1.2 None"]);
+}
+
+#[tokio::test]
 async fn keys_are_reloaded_even_if_other_changes_need_a_restart() {
     let (origin, folder) = (StreamingUpstream::start().await, ConfigFolder::new("rotation"));
     let settings = |key: &str, identity: &str, gate: &str| {

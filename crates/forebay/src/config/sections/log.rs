@@ -1,5 +1,7 @@
 //! Settings of `[log]`.
 
+use forebay_admission::StageLevel;
+
 use crate::config::electric_variables::level;
 use crate::config::setting::Reload;
 use crate::config::setting_value::SettingChoice;
@@ -9,6 +11,11 @@ use crate::logging::{LogFormat, check_filter};
 impl SettingChoice for LogFormat {
     const CHOICES: &'static [(&'static str, LogFormat)] =
         &[("text", LogFormat::Text), ("json", LogFormat::Json)];
+}
+
+impl SettingChoice for StageLevel {
+    const CHOICES: &'static [(&'static str, StageLevel)] =
+        &[("debug", StageLevel::Debug), ("info", StageLevel::Info)];
 }
 
 settings! {
@@ -24,5 +31,10 @@ settings! {
             reload(Reload::Applied("with the next line")),
             flag("--log", "FILTER"),
             electric("ELECTRIC_LOG_LEVEL", level, "`warning` is `warn`; a filter may also name modules");
+
+        /// Level of the lines about the stages of each stream, which have the codes `CP.1` to
+        /// `CP.4.1`: `debug` or `info`. With `info`, each stream has five lines, and each refused
+        /// one has up to three.
+        stages: StageLevel = "debug", reload(Reload::Applied("with the next line"));
     }
 }

@@ -5,6 +5,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use forebay_admission::{RejectionReason, State};
+
 /// Returns the root of the repository.
 pub(super) fn workspace() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
@@ -55,6 +57,36 @@ fn promtool_accepts_the_alerts_and_the_runbook_has_them_all() {
         runbook.lines().filter_map(|line| line.strip_prefix("### ")).map(str::to_owned).collect();
     assert_eq!(alerts, sections, "alerts and sections have the same order");
     assert!(!alerts.is_empty());
+}
+
+#[test]
+fn each_alert_is_tested_to_fire_and_to_stay_quiet() {
+    let (alerts, tests) = (file("ops/alerts.yml"), file("ops/alerts.test.yml"));
+    for alert in alerts.lines().filter_map(|line| line.trim().strip_prefix("- alert: ")) {
+        let fires = format!("        alertname: {alert}\n        exp_alerts:\n          - exp_labels:");
+        assert!(tests.contains(&fires), "{alert} has no test in which it fires");
+        let quiet = format!("alertname: {alert}, exp_alerts: []");
+        assert!(tests.contains(&quiet), "{alert} has no test in which it stays quiet");
+    }
+}
+
+#[test]
+fn alerts_name_states_and_reasons_that_exist() {
+    let alerts = file("ops/alerts.yml");
+    let named = |metric: &str| -> BTreeSet<String> {
+        let start = format!("{metric}{{");
+        let selectors = alerts.split(start.as_str()).skip(1);
+        let values = selectors.map(|rest| rest.split('"').nth(1).unwrap());
+        values.flat_map(|values| values.split('|')).map(str::to_owned).collect()
+    };
+    let states: BTreeSet<_> = State::ALL.map(|state| state.as_str().to_owned()).into();
+    let reasons: BTreeSet<_> = RejectionReason::ALL.map(|reason| reason.as_str().to_owned()).into();
+    for (metric, known) in
+        [("forebay_admission_health_state", states), ("forebay_admission_rejected_total", reasons)]
+    {
+        let named = named(metric);
+        assert!(!named.is_empty() && named.is_subset(&known), "{metric}: {named:?} of {known:?}");
+    }
 }
 
 /// Checks rules and runs their tests with promtool.
