@@ -1,8 +1,8 @@
 //! Settings of `[log]`.
 
+use forebay_settings::{Reload, SettingChoice};
+
 use crate::config::electric_variables::level;
-use crate::config::setting::Reload;
-use crate::config::setting_value::SettingChoice;
 use crate::config::settings_macro::settings;
 use crate::logging::{LogFormat, check_filter};
 
