@@ -5,10 +5,10 @@
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
-use toml::Value;
+use forebay_settings::{SettingFlags, Value};
 
 use crate::client::Endpoint;
-use crate::config::{GateSettings, SecretText, ServeSettings, SettingFlags};
+use crate::config::{GateSettings, SecretText, ServeSettings};
 use crate::tail::TailStart;
 
 /// Serves live Postgres tables over HTTP, or limits the streams of an HTTP service.

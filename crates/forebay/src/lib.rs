@@ -2,7 +2,7 @@
 //! streaming reverse proxy with admission control.
 //!
 //! The protocols are in libraries: `forebay-serve` has the shape protocol, `forebay-gate` the
-//! reverse proxy. This crate reads the settings, opens the listeners, starts the servers, shows
+//! reverse proxy. This crate declares the settings, opens the listeners, starts the servers, shows
 //! their state to operators, and shuts them down in order.
 //!
 //! | command | what it does |
@@ -104,7 +104,8 @@
 //! |---|---|
 //! | commands and help texts | `cli.rs` |
 //! | every setting: key, flag, default, bounds, description | `config/sections/` |
-//! | how the file, the environment and the flags are read | `config/` |
+//! | how settings fit together | `config/` |
+//! | how the file, the environment and the flags are read | the crate `forebay-settings` |
 //! | start and shutdown order | `run/gate.rs`, `run/serve.rs` |
 //! | for both servers: listeners, quota, upkeep of metrics and heap | `run/mod.rs` |
 //! | DynamoDB instead of Redis, with the feature `aws` | `dynamo_table.rs` |

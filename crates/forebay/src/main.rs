@@ -138,16 +138,16 @@ fn run_check(args: CheckArgs) -> anyhow::Result<ExitCode> {
 }
 
 fn run_config(args: ConfigArgs) -> anyhow::Result<ExitCode> {
-    let settings = match args.target.unwrap_or(ConfigTarget::Serve(args.serve)) {
+    let config = match args.target.unwrap_or(ConfigTarget::Serve(args.serve)) {
         ConfigTarget::Gate(args) if args.example_config => return print(&config::gate_example()),
         ConfigTarget::Serve(args) if args.example_config => return print(&config::serve_example()),
         ConfigTarget::Gate(args) => config::effective_gate(args, environment()),
         ConfigTarget::Serve(args) => config::effective_serve(args, environment()),
     };
-    match settings {
-        Ok(settings) => {
-            print(&settings.to_string())?;
-            Ok(settings.error.as_ref().map_or(ExitCode::SUCCESS, config_failure))
+    match config {
+        Ok(config) => {
+            print(&config.settings.to_string())?;
+            Ok(config.error.as_ref().map_or(ExitCode::SUCCESS, config_failure))
         }
         Err(error) => Ok(config_failure(&error)),
     }

@@ -13,10 +13,13 @@ use std::sync::Arc;
 
 use forebay_admission::{Admission, Identifier, Secret, StageLevel, StreamLimits};
 use forebay_serve::AccessControl;
+use forebay_settings::Reload;
 use http::HeaderName;
 use tracing::{error, info, warn};
 
-use crate::config::{self, ConfigError, ExplicitSettings, GateConfig, IdentityConfig, Reload, ServeConfig};
+use crate::config::{
+    self, ConfigError, ExplicitSettings, GateConfig, IdentityConfig, SAME_METHODS, ServeConfig,
+};
 use crate::logging;
 use crate::secret_guard::SecretGuard;
 use crate::tls::TlsCertificate;
@@ -163,8 +166,8 @@ impl SettingsReloader {
         let is_applied = |key: &&str| match config::setting(key).map(|setting| setting.reload) {
             Some(Reload::Applied(_)) => true,
             Some(Reload::AppliedUnlessRemoved) => explicit_settings.contains(key),
-            Some(Reload::AppliedWithMethod(method)) => same_methods || keys_renewed(method),
-            Some(Reload::AppliedWithSameMethods) => same_methods,
+            Some(Reload::AppliedIf(SAME_METHODS)) => same_methods,
+            Some(Reload::AppliedIf(method)) => same_methods || keys_renewed(method),
             Some(Reload::NeedsRestart) | None => false,
         };
         let applied: Vec<&str> =

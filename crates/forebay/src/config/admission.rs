@@ -3,10 +3,9 @@
 use std::collections::BTreeMap;
 
 use forebay_admission::{Admission, Builder, Class, MemoryBound, StreamLimits};
+use forebay_settings::{SettingLayers, ValueError};
 
 use super::sections::AdmissionSection;
-use super::setting_layers::SettingLayers;
-use super::value_error::ValueError;
 
 /// Limits for streams.
 #[derive(Debug, Clone)]

@@ -8,15 +8,13 @@ use std::path::PathBuf;
 use forebay_replication::reservoir::{DsqlToken, RdsToken, TokenProvider};
 use forebay_replication::reservoir::{PasswordCommand, PasswordFile, PostgresConnect, PostgresTls};
 use forebay_replication::{LockTimeouts, ManagerConfig};
+use forebay_settings::{SecretText, SettingLayers, ValueError};
 
 #[cfg(feature = "aws")]
 use super::iam_auth::IamTarget;
 #[cfg(not(feature = "aws"))]
 use super::quota::WITHOUT_AWS;
-use super::secret_text::SecretText;
 use super::sections::{DatabaseAuth, DatabaseSection};
-use super::setting_layers::SettingLayers;
-use super::value_error::ValueError;
 
 /// Checks the section and builds the settings of the replication manager.
 pub(super) fn check_database(
@@ -192,9 +190,9 @@ mod tests {
     use std::path::Path;
 
     use forebay_replication::reservoir::{Connect as _, SslMode};
+    use forebay_settings::CommandDeclaration;
 
     use super::*;
-    use crate::config::command_settings::CommandDeclaration;
     use crate::config::sections::ServeSettings;
 
     const AUTHORITY: &str = "\

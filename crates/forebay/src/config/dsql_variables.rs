@@ -4,8 +4,9 @@
 //!
 //! `docs/config.md` has a table that is generated from them.
 
+use forebay_settings::VariableLookup;
+
 use super::electric_variables::switch;
-use super::imported_variables::VariableLookup;
 
 /// Prefix of the variables.
 pub(super) const DSQL: &str = "DSQL_";

@@ -1,9 +1,9 @@
 //! Tests of the DSQL plugin's variables, and the rows of their table in `docs/config.md`.
 
+use forebay_settings::{CommandDeclaration, SettingLayers};
+
 use super::dsql_variables::{DSQL, DSQL_WITHOUT_EFFECT};
-use super::imported_variables::imported_variables;
-use super::setting_layers::SettingLayers;
-use super::{CommandDeclaration, ServeSettings, load_serve};
+use super::{ServeSettings, load_serve};
 use crate::cli::ServeArgs;
 use crate::config::ServeConfig;
 
@@ -88,9 +88,8 @@ fn an_invalid_value_is_reported_with_its_variable() {
 /// Returns the table of the page.
 pub(super) fn table() -> String {
     let mut table = String::from("| variable | setting | remark |\n|---|---|---|\n");
-    for variable in imported_variables(SERVE).iter().filter(|variable| variable.name.starts_with(DSQL)) {
-        for (setting, _) in &variable.settings {
-            let import = setting.imports().find(|import| import.name == variable.name).unwrap();
+    for variable in SERVE.imported_variables().iter().filter(|variable| variable.name.starts_with(DSQL)) {
+        for (setting, import) in &variable.settings {
             table += &format!("| `{}` | `{}` | {} |\n", variable.name, setting.path, import.remark);
         }
     }

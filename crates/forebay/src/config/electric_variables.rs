@@ -4,7 +4,7 @@
 //! The variables are those of Electric 1.7, and some of older versions. Any other variable with its
 //! prefix is reported, too. `docs/from-electric.md` is generated from them.
 
-use super::imported_variables::VariableLookup;
+use forebay_settings::VariableLookup;
 
 /// Prefix of Electric's variables.
 pub(super) const ELECTRIC: &str = "ELECTRIC_";

@@ -2,11 +2,10 @@
 
 use std::collections::BTreeSet;
 
+use forebay_settings::{CommandDeclaration, SettingLayers, SettingOrigin, to_toml};
+
 use super::electric_variables::WITHOUT_EFFECT;
-use super::imported_variables::{ImportedVariable, imported_variables};
-use super::setting_layers::SettingLayers;
-use super::setting_origin::SettingOrigin;
-use super::{CommandDeclaration, ServeConfig, ServeSettings, load_serve};
+use super::{ServeConfig, ServeSettings, load_serve};
 use crate::cli::ServeArgs;
 
 const SERVE: CommandDeclaration = CommandDeclaration::of::<ServeSettings>();
@@ -33,7 +32,7 @@ fn imported(name: &str, text: &str, path: &str) -> String {
     let layers = layered(&[(name, text)]);
     let (value, origin) = layers.get(path).unwrap_or_else(|| panic!("{name} does not set {path}"));
     assert_eq!(*origin, SettingOrigin::Variable(name.to_owned()));
-    super::effective_settings::to_toml(value)
+    to_toml(value)
 }
 
 #[test]
@@ -123,7 +122,7 @@ const ELECTRIC_1_7: &str = "
 
 #[test]
 fn every_runtime_variable_of_electric_is_mapped_or_has_a_reason() {
-    let mapped = imported_variables(SERVE);
+    let mapped = SERVE.imported_variables();
     let mapped = mapped.iter().map(|variable| variable.name);
     let (mut names, mut reasons) = (BTreeSet::new(), String::new());
     for name in mapped.chain(WITHOUT_EFFECT.iter().map(|(name, _)| *name)) {
@@ -234,15 +233,15 @@ fn variables_of_a_kubernetes_service_named_electric_are_ignored() {
 /// Returns the table of the page.
 fn table() -> String {
     let mut table = String::from("| Electric | Forebay | remark |\n|---|---|---|\n");
-    let variables = imported_variables(SERVE);
-    for ImportedVariable { name, settings } in variables
+    let variables = SERVE.imported_variables();
+    for variable in variables
         .iter()
         .filter(|variable| !["OTEL_", "DSQL_"].iter().any(|other| variable.name.starts_with(other)))
     {
+        let (name, settings) = (variable.name, &variable.settings);
         let ours =
-            settings.iter().map(|(setting, _)| format!("`{}`, `{}`", setting.path, setting.variable()));
-        let imports = settings.iter().flat_map(|(setting, _)| setting.imports());
-        let remark = imports.filter(|import| import.name == *name).map(|import| import.remark).next();
+            settings.iter().map(|(setting, _)| format!("`{}`, `{}`", setting.path, SERVE.variable(setting)));
+        let remark = settings.first().map(|(_, import)| import.remark);
         table += &format!(
             "| `{name}` | {} | {} |\n",
             ours.collect::<Vec<_>>().join("; "),

@@ -3,9 +3,9 @@
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 
-use super::{
-    CommandDeclaration, GateSettings, ServeSettings, gate_example, load_gate, load_serve, serve_example,
-};
+use forebay_settings::CommandDeclaration;
+
+use super::{GateSettings, ServeSettings, gate_example, load_gate, load_serve, serve_example};
 use crate::cli::{GateArgs, ServeArgs};
 
 /// Returns the example with the commented keys uncommented.

@@ -6,22 +6,18 @@ use std::time::Duration;
 
 use forebay_admission::{Builder, Class, ForwardedHeader, Network, Secret};
 use forebay_gate::{MAX_METRIC_LABELS, MetricLabel, MetricLabelError, StreamRoute, UpstreamConfig};
+use forebay_settings::{ExplicitSettings, SettingLayers, Suggestion, ValueError, VariableNotice, nearest};
 use forebay_stream::HttpServerConfig;
 use http::header::HeaderName;
 use http::uri::{Authority, Scheme, Uri};
 
 use super::ConfigError;
 use super::admission::AdmissionConfig;
-use super::explicit_settings::ExplicitSettings;
 use super::identity::{IdentityConfig, TrustedProxies};
-use super::imported_variables::VariableNotice;
-use super::nearest::{Suggestion, nearest};
 use super::otel_config::{OtelConfig, check_otel};
 use super::quota::QuotaConfig;
 use super::sections::{GateSection, GateSettings, HostHeader};
 use super::server_settings::{check_admin, check_tls, http_config};
-use super::setting_layers::SettingLayers;
-use super::value_error::ValueError;
 use crate::logging::LogConfig;
 use crate::tls::TlsCertificate;
 

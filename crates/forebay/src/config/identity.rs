@@ -3,11 +3,14 @@
 use std::fmt;
 
 use forebay_admission::{ApiKeys, Class, ForwardedHeader, Identifier, Jwt, KeyError, Network};
+use forebay_settings::{SettingLayers, ValueError};
 use http::header::HeaderName;
 
 use super::sections::IdentitySection;
-use super::setting_layers::SettingLayers;
-use super::value_error::ValueError;
+
+/// Condition of a reload: all identity methods stay the same. Any other condition is the name of a
+/// method.
+pub(crate) const SAME_METHODS: &str = "same methods";
 
 /// Identity methods.
 pub struct IdentityConfig {

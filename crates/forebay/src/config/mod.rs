@@ -12,33 +12,30 @@
 //! It reads all sections, which check each value, and then checks how values fit together. A value
 //! that may contain a password is a [`SecretText`] or a `Secret`.
 //!
+//! The crate `forebay-settings` reads the layers and derives everything from the declarations. Here
+//! are the declarations, and how the values fit together.
+//!
 //! | topic | file |
 //! |---|---|
-//! | declarations | `sections/` |
-//! | what a declaration can have; its syntax | `setting.rs`; `settings_macro.rs` |
-//! | types of values | `setting_value.rs` |
-//! | file, environment and flags | `setting_layers.rs`, `config_file.rs`, `setting_flags.rs` |
+//! | declarations; their words | `sections/`; `settings_macro.rs` |
+//! | types of values that other crates define | `setting_types.rs` |
 //! | variables of other programs | `imported_variables.rs` |
 //! | those of Electric and of the DSQL plugin | `electric_variables.rs`, `dsql_variables.rs` |
 //! | checks of several settings together | `gate.rs`, `serve.rs` and the files that they use |
-//! | `forebay config`; `--example-config` | `effective_settings.rs`; `example_file.rs` |
+//! | `forebay config` | `effective_config.rs` |
 //! | pages of the documentation | `reference.rs` |
 
 mod admission;
-mod command_settings;
-mod config_file;
 mod database;
 mod dsql_variables;
 #[cfg(test)]
 mod dsql_variables_tests;
-mod effective_settings;
+mod effective_config;
 mod electric_variables;
 #[cfg(test)]
 mod electric_variables_tests;
-mod example_file;
 #[cfg(test)]
 mod example_tests;
-mod explicit_settings;
 mod gate;
 #[cfg(test)]
 mod generated_page;
@@ -46,45 +43,35 @@ mod generated_page;
 mod iam_auth;
 mod identity;
 mod imported_variables;
-mod nearest;
 mod otel_config;
 mod quota;
 #[cfg(test)]
 mod reference;
-mod secret_text;
 mod sections;
 mod serve;
 #[cfg(test)]
 mod serve_tests;
 mod server_settings;
-mod setting;
-mod setting_flags;
-mod setting_layers;
-mod setting_origin;
-mod setting_value;
+mod setting_types;
 mod settings_macro;
 mod storage;
-mod value_error;
 
 pub use admission::AdmissionConfig;
-pub(crate) use command_settings::{CommandDeclaration, CommandSettings};
-pub use effective_settings::EffectiveSettings;
-pub use explicit_settings::ExplicitSettings;
+pub use effective_config::EffectiveConfig;
+pub use forebay_settings::{ExplicitSettings, LayerError, SecretText, ValueError, VariableNotice};
 pub use gate::GateConfig;
 pub use identity::IdentityConfig;
-pub use imported_variables::VariableNotice;
+pub(crate) use identity::SAME_METHODS;
 pub use otel_config::OtelConfig;
 pub use quota::QuotaConfig;
-pub use secret_text::SecretText;
 pub(crate) use sections::{GateSettings, ServeSettings};
 pub use serve::ServeConfig;
-pub(crate) use setting::{Reload, Setting};
-pub(crate) use setting_flags::SettingFlags;
-pub use setting_layers::LayerError;
-pub(crate) use setting_layers::SettingLayers;
-pub use value_error::ValueError;
 
 use std::path::PathBuf;
+
+use forebay_settings::{
+    CommandDeclaration, CommandSettings, Setting, SettingFlags, SettingLayers, example_file,
+};
 
 use crate::cli::{GateArgs, ServeArgs};
 
@@ -102,12 +89,12 @@ pub enum ConfigError {
 
 /// Returns a config file of `forebay gate` with every key, its description and its default.
 pub fn gate_example() -> String {
-    example_file::example_file(CommandDeclaration::of::<GateSettings>())
+    example_file(CommandDeclaration::of::<GateSettings>())
 }
 
 /// Returns a config file of `forebay serve` with every key, its description and its default.
 pub fn serve_example() -> String {
-    example_file::example_file(CommandDeclaration::of::<ServeSettings>())
+    example_file(CommandDeclaration::of::<ServeSettings>())
 }
 
 /// Returns the declaration of a setting of any command.
@@ -145,8 +132,8 @@ pub fn load_serve(
 pub fn effective_gate(
     args: GateArgs,
     environment: impl IntoIterator<Item = (String, String)>,
-) -> Result<EffectiveSettings, ConfigError> {
-    Ok(EffectiveSettings::of_gate(&gate_layers(args, environment)?))
+) -> Result<EffectiveConfig, ConfigError> {
+    Ok(EffectiveConfig::of_gate(&gate_layers(args, environment)?))
 }
 
 /// Returns all effective settings of `forebay serve`, to be printed.
@@ -156,8 +143,8 @@ pub fn effective_gate(
 pub fn effective_serve(
     args: ServeArgs,
     environment: impl IntoIterator<Item = (String, String)>,
-) -> Result<EffectiveSettings, ConfigError> {
-    Ok(EffectiveSettings::of_serve(&serve_layers(args, environment)?))
+) -> Result<EffectiveConfig, ConfigError> {
+    Ok(EffectiveConfig::of_serve(&serve_layers(args, environment)?))
 }
 
 fn gate_layers(

@@ -3,11 +3,10 @@
 use std::time::Duration;
 
 use forebay_serve::protocol::decode_hex_pair;
+use forebay_settings::{SettingLayers, ValueError};
 use http::{HeaderName, HeaderValue};
 
 use super::sections::OtelSection;
-use super::setting_layers::SettingLayers;
-use super::value_error::ValueError;
 use crate::client::Endpoint;
 
 /// Error of a build without the feature, and how to build one with it.
@@ -84,8 +83,9 @@ fn percent_decoded(text: &str) -> Vec<u8> {
 mod tests {
     use std::path::Path;
 
+    use forebay_settings::CommandDeclaration;
+
     use super::*;
-    use crate::config::command_settings::CommandDeclaration;
     use crate::config::sections::GateSettings;
 
     fn check(text: &str, is_built_in: bool) -> Result<Option<OtelConfig>, ValueError> {

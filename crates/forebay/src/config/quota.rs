@@ -5,10 +5,9 @@ use std::time::Duration;
 
 use forebay_quota::OutagePolicy;
 use forebay_redis::{Config as RedisConfig, IntoConfig as _, RedisPasswordFile};
+use forebay_settings::{SettingLayers, ValueError};
 
 use super::sections::{QuotaSection, RedisSection};
-use super::setting_layers::SettingLayers;
-use super::value_error::ValueError;
 
 /// Error of a build without the feature, and how to build one with it.
 pub(super) const WITHOUT_AWS: &str =

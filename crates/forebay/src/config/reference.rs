@@ -3,11 +3,10 @@
 //! clap.
 
 use clap::{Arg, Command, CommandFactory as _};
+use forebay_settings::{CommandDeclaration, Reload, Section, reference_table};
 
-use super::effective_settings::to_toml;
 use super::generated_page;
-use super::setting::{Section, SettingDefault};
-use super::{CommandDeclaration, GateSettings, Reload, ServeSettings, Setting};
+use super::{GateSettings, SAME_METHODS, ServeSettings};
 use crate::cli::Cli;
 
 const PAGE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/config.md");
@@ -34,35 +33,10 @@ fn sections() -> Vec<(&'static Section, &'static str)> {
 fn settings() -> String {
     let mut out = String::new();
     for (section, whose) in sections() {
-        out += &format!(
-            "### [{}]\nFor {whose}. {}\n\n| key, variable, flag | kind | default | meaning |\n|---|---|---|---|\n",
-            section.name,
-            section.description()
-        );
-        for setting in section.settings {
-            let flag = setting.flag.map(|(flag, _)| format!("<br>`{flag}`")).unwrap_or_default();
-            out += &format!(
-                "| `{}`<br>`{}`{flag} | {} | {} | {} |\n",
-                setting.key(),
-                setting.variable(),
-                setting.kind,
-                default_text(setting).replace('|', "\\|"),
-                setting.description().replace('|', "\\|"),
-            );
-        }
-        out.push('\n');
+        let table = reference_table(section, &[SERVE, GATE]);
+        out += &format!("### [{}]\nFor {whose}. {}\n\n{table}\n", section.name, section.description());
     }
     out
-}
-
-fn default_text(setting: &Setting) -> String {
-    let value = |command| setting.default_of(command).as_ref().map(to_toml).unwrap_or_default();
-    match setting.default {
-        SettingDefault::Required(_) => "required".to_owned(),
-        SettingDefault::Unset(what) => what.to_owned(),
-        SettingDefault::Value(_) if value("serve") == value("gate") => format!("`{}`", value("serve")),
-        SettingDefault::Value(_) => format!("`{}`; gate `{}`", value("serve"), value("gate")),
-    }
 }
 
 /// Returns the rows of settings that SIGHUP applies.
@@ -73,13 +47,13 @@ fn reloads() -> String {
             Reload::NeedsRestart => continue,
             Reload::Applied(when) => when.to_owned(),
             Reload::AppliedUnlessRemoved => "with the next request; to remove it, restart".to_owned(),
-            Reload::AppliedWithMethod(_) => {
-                "with the next request, with the content of the files, unless the \
-                                             method is added or removed"
-                    .to_owned()
-            }
-            Reload::AppliedWithSameMethods => {
+            Reload::AppliedIf(SAME_METHODS) => {
                 "with the next request, unless a method of identification is added or removed".to_owned()
+            }
+            Reload::AppliedIf(_) => {
+                "with the next request, with the content of the files, unless the method is \
+                                     added or removed"
+                    .to_owned()
             }
         };
         let path = format!("`{}`", setting.path);
@@ -162,7 +136,7 @@ fn every_setting_has_a_description_and_an_example_or_a_default() {
     for setting in sections().iter().flat_map(|(section, _)| section.settings) {
         let description = setting.description();
         assert!(description.ends_with('.') && description.len() > 20, "{}: {description}", setting.path);
-        let has_value = matches!(setting.default, SettingDefault::Value(_));
+        let has_value = setting.default_of("serve").is_some();
         assert_ne!(has_value, setting.example_toml().is_some(), "{}", setting.path);
     }
 }

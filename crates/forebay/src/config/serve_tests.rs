@@ -4,10 +4,10 @@
 use std::collections::BTreeSet;
 
 use clap::Parser as _;
+use forebay_settings::{CommandDeclaration, Setting, SettingKind};
 use http::{HeaderMap, HeaderValue};
 
-use super::setting::SettingKind;
-use super::{CommandDeclaration, ConfigError, GateSettings, ServeConfig, ServeSettings, Setting, load_serve};
+use super::{ConfigError, GateSettings, ServeConfig, ServeSettings, load_serve};
 use crate::cli::{Cli, Command, ServeArgs};
 
 const SERVE: CommandDeclaration = CommandDeclaration::of::<ServeSettings>();
@@ -230,7 +230,7 @@ fn every_key_sets_its_field() {
     };
     for setting in SERVE.settings().filter(|setting| !tested(setting.path)) {
         let value = other_value(setting);
-        let after = lines(&with(&[(&setting.variable(), &value)]).unwrap());
+        let after = lines(&with(&[(&SERVE.variable(setting), &value)]).unwrap());
         assert_ne!(after, before, "{} = {value} has no effect", setting.path);
     }
     for (key, ..) in KEYS_WITH_LINES {
@@ -520,9 +520,9 @@ fn an_unknown_key_or_variable_is_reported_with_a_suggestion() {
 
 #[test]
 fn variables_of_the_gate_are_ignored_and_its_section_is_unknown() {
-    let gate = CommandDeclaration::of::<GateSettings>().settings();
-    for setting in gate.filter(|setting| setting.path.starts_with("gate.")) {
-        with(&[(&setting.variable(), "x")]).expect("a gate may run in the same environment");
+    let gate = CommandDeclaration::of::<GateSettings>();
+    for setting in gate.settings().filter(|setting| setting.path.starts_with("gate.")) {
+        with(&[(&gate.variable(setting), "x")]).expect("a gate may run in the same environment");
     }
     let error = with(&[("FOREBAY_DATABSE_URL", "x")]).unwrap_err().to_string();
     assert!(error.contains("`FOREBAY_DATABASE_URL`"), "{error}");

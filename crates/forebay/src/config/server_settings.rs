@@ -5,12 +5,10 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use forebay_settings::{OptionalAddress, SettingLayers, ValueError};
 use forebay_stream::HttpServerConfig;
 
 use super::sections::{AdminSection, HttpSection};
-use super::setting_layers::SettingLayers;
-use super::setting_value::OptionalAddress;
-use super::value_error::ValueError;
 use crate::tls::TlsCertificate;
 
 /// Returns the settings of the HTTP server. `body` is the time without data from a client whose

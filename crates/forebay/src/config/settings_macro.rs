@@ -1,89 +1,59 @@
-//! Macros for declarations: [`settings!`] for a section, [`command_settings!`] for a command.
+//! Macro for declarations of settings, with Forebay's own words.
 
-/// Declares the settings of a section.
+/// Declares the settings of a section, as [`forebay_settings::settings!`] describes.
 ///
-/// ```text
-/// settings! {
-///     /// Description of the section.
-///     NameOfTheStruct: "section" {
-///         /// Description of the setting. The first sentence is the help of its flag.
-///         key: Type = default, method(argument), method(argument);
-///     }
-/// }
-/// ```
+/// Besides the words there, these are allowed:
 ///
-/// This defines a struct with a field for each setting, and two items of it. `SECTION` has the
-/// declarations. `read` returns the checked values. An `Option` is for a setting without a
-/// default. `setting_value.rs` lists the types, and [`Setting`](super::setting::Setting) the
-/// methods. The compiler warns of a setting that the program does not use.
+/// | word | purpose |
+/// |---|---|
+/// | `gate_default(\|\| value)` | default of `forebay gate`, if it differs |
+/// | `electric(name, parser, remark)` | variable of Electric that sets this setting |
+/// | `dsql(name, parser, remark)` | variable of the DSQL plugin that sets this setting |
+/// | `opentelemetry(name)` | variable of OpenTelemetry that sets this setting |
+///
+/// If several variables are set, the last one applies. Those of Electric come after those of
+/// OpenTelemetry, because they are for this program only.
 macro_rules! settings {
-    (
-        $(#[doc = $about:literal])+
-        $name:ident: $section:literal {
-            $(
-                $(#[doc = $doc:literal])+
-                $key:ident: $type:ty $(= $default:expr)? $(, $method:ident($($argument:expr),* $(,)?))*;
-            )+
-        }
-    ) => {
-        $(#[doc = $about])+
-        #[derive(Debug, Clone)]
-        pub(crate) struct $name {
-            $($(#[doc = $doc])+ pub(crate) $key: $type,)+
-        }
-
-        impl $name {
-            pub(crate) const SECTION: crate::config::setting::Section = crate::config::setting::Section {
-                name: $section,
-                doc: &[$($about),+],
-                settings: &[$(
-                    crate::config::setting::Setting::new::<$type>(
-                        concat!($section, ".", stringify!($key)),
-                        &[$($doc),+],
-                    )
-                    $(.default(|| toml::Value::from($default)))?
-                    $(.$method($($argument),*))*
-                ),+],
-            };
-
-            /// Returns the checked values.
-            pub(crate) fn read(
-                layers: &crate::config::SettingLayers,
-            ) -> Result<$name, crate::config::ValueError> {
-                Ok($name { $($key: layers.read(concat!($section, ".", stringify!($key)))?,)+ })
-            }
+    ($($section:tt)+) => {
+        forebay_settings::settings! {
+            words [crate::config::settings_macro::forebay_words];
+            $($section)+
         }
     };
 }
 
-/// Declares the sections of a command, in the order of its config file.
-macro_rules! command_settings {
-    (
-        $(#[doc = $about:literal])+
-        $name:ident: $command:literal {
-            $($field:ident: $section:ident,)+
-        }
-    ) => {
-        $(#[doc = $about])+
-        #[derive(Debug, Clone)]
-        pub(crate) struct $name {
-            $(pub(crate) $field: $section,)+
-        }
-
-        impl crate::config::CommandSettings for $name {
-            const NAME: &'static str = $command;
-            const SECTIONS: &'static [crate::config::setting::Section] = &[$($section::SECTION),+];
-        }
-
-        impl $name {
-            /// Returns the checked values of all sections.
-            pub(crate) fn read(
-                layers: &crate::config::SettingLayers,
-            ) -> Result<$name, crate::config::ValueError> {
-                Ok($name { $($field: $section::read(layers)?,)+ })
-            }
-        }
+/// Applies the words of a declaration to its setting, one after another.
+macro_rules! forebay_words {
+    ($setting:expr;) => { $setting };
+    ($setting:expr; gate_default($value:expr) $($rest:tt)*) => {
+        crate::config::settings_macro::forebay_words!($setting.default_for("gate", $value); $($rest)*)
+    };
+    ($setting:expr; electric($name:expr, $parser:expr, $remark:expr) $($rest:tt)*) => {
+        crate::config::settings_macro::forebay_words!(
+            $setting.import(&crate::config::imported_variables::ELECTRIC_VARIABLES, $name, $parser, $remark);
+            $($rest)*
+        )
+    };
+    ($setting:expr; dsql($name:expr, $parser:expr, $remark:expr) $($rest:tt)*) => {
+        crate::config::settings_macro::forebay_words!(
+            $setting.import(&crate::config::imported_variables::DSQL_VARIABLES, $name, $parser, $remark);
+            $($rest)*
+        )
+    };
+    ($setting:expr; opentelemetry($name:expr) $($rest:tt)*) => {
+        crate::config::settings_macro::forebay_words!(
+            $setting.import(
+                &crate::config::imported_variables::OPENTELEMETRY_VARIABLES,
+                $name,
+                crate::config::imported_variables::text,
+                "",
+            );
+            $($rest)*
+        )
+    };
+    ($setting:expr; $word:ident $arguments:tt $($rest:tt)*) => {
+        crate::config::settings_macro::forebay_words!($setting.$word $arguments; $($rest)*)
     };
 }
 
-pub(super) use {command_settings, settings};
+pub(super) use {forebay_words, settings};

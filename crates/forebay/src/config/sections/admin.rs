@@ -1,10 +1,9 @@
 //! Settings of `[admin]`.
 
 use forebay_admission::Secret;
+use forebay_settings::{OptionalAddress, Reload};
 
 use crate::config::electric_variables::loopback_address;
-use crate::config::setting::Reload;
-use crate::config::setting_value::OptionalAddress;
 use crate::config::settings_macro::settings;
 
 settings! {

@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use crate::config::setting::Reload;
+use forebay_settings::Reload;
+
 use crate::config::settings_macro::settings;
 
 /// When a new limit takes effect.

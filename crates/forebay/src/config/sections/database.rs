@@ -3,11 +3,11 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use forebay_settings::{SecretText, SettingChoice};
+
 use crate::config::dsql_variables::{go_duration, lease_limit, lease_switch};
 use crate::config::electric_variables::{own_name, switch, time};
 use crate::config::imported_variables::{DATABASE_URL, text};
-use crate::config::secret_text::SecretText;
-use crate::config::setting_value::SettingChoice;
 use crate::config::settings_macro::settings;
 
 /// Maximum length of a name in Postgres, in bytes.

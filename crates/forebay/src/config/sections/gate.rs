@@ -6,10 +6,11 @@ use std::time::Duration;
 
 use forebay_admission::{ForwardedHeader, Network};
 use forebay_gate::StreamRoute;
+use forebay_settings::SettingChoice;
 use http::HeaderName;
 
 use super::EMPTY;
-use crate::config::setting_value::SettingChoice;
+use crate::config::setting_types::Forebay;
 use crate::config::settings_macro::settings;
 
 /// `Host` header for the service behind the gate.
@@ -26,7 +27,7 @@ impl SettingChoice for HostHeader {
         &[("preserve", HostHeader::Preserve), ("upstream", HostHeader::Upstream)];
 }
 
-impl SettingChoice for ForwardedHeader {
+impl SettingChoice<Forebay> for ForwardedHeader {
     const CHOICES: &'static [(&'static str, ForwardedHeader)] =
         &[("x-forwarded-for", ForwardedHeader::XForwardedFor), ("forwarded", ForwardedHeader::Forwarded)];
 }

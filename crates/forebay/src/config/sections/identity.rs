@@ -2,13 +2,17 @@
 
 use std::path::PathBuf;
 
+use forebay_settings::Reload;
 use http::HeaderName;
 
-use crate::config::setting::Reload;
+use crate::config::identity::SAME_METHODS;
 use crate::config::settings_macro::settings;
 
-const WITH_JWT: Reload = Reload::AppliedWithMethod("jwt");
-const WITH_API_KEYS: Reload = Reload::AppliedWithMethod("api_key");
+/// Applied if this identity method is configured before and after the change.
+const WITH_JWT: Reload = Reload::AppliedIf("jwt");
+const WITH_API_KEYS: Reload = Reload::AppliedIf("api_key");
+/// Applied if all identity methods stay the same.
+const WITH_SAME_METHODS: Reload = Reload::AppliedIf(SAME_METHODS);
 
 settings! {
     /// Identification of users, for the limits. Each method is off by default: a signed token in
@@ -59,15 +63,15 @@ settings! {
         /// `trusted_proxies`.
         user_header: Option<HeaderName>,
             example("X-User-ID"),
-            reload(Reload::AppliedWithSameMethods);
+            reload(WITH_SAME_METHODS);
 
         /// Header in which trusted proxies send the class of the user. It needs `user_header`.
         class_header: Option<HeaderName>,
             example("X-User-Class"),
-            reload(Reload::AppliedWithSameMethods);
+            reload(WITH_SAME_METHODS);
 
         /// Identifies all other clients by their IP address (IPv6: the /64 network). Many users may
         /// share an address.
-        by_address: bool = false, reload(Reload::AppliedWithSameMethods);
+        by_address: bool = false, reload(WITH_SAME_METHODS);
     }
 }

@@ -1,10 +1,10 @@
 //! Settings of `[log]`.
 
 use forebay_admission::StageLevel;
+use forebay_settings::{Reload, SettingChoice};
 
 use crate::config::electric_variables::level;
-use crate::config::setting::Reload;
-use crate::config::setting_value::SettingChoice;
+use crate::config::setting_types::Forebay;
 use crate::config::settings_macro::settings;
 use crate::logging::{LogFormat, check_filter};
 
@@ -13,7 +13,7 @@ impl SettingChoice for LogFormat {
         &[("text", LogFormat::Text), ("json", LogFormat::Json)];
 }
 
-impl SettingChoice for StageLevel {
+impl SettingChoice<Forebay> for StageLevel {
     const CHOICES: &'static [(&'static str, StageLevel)] =
         &[("debug", StageLevel::Debug), ("info", StageLevel::Info)];
 }

@@ -29,14 +29,17 @@ pub(super) use redis::RedisSection;
 pub(super) use serve::{ServeSection, TokenMode};
 pub(super) use storage::StorageSection;
 
-use super::settings_macro::command_settings;
+use forebay_settings::command_settings;
+
+use super::imported_variables::{DSQL_VARIABLES, ELECTRIC_VARIABLES, OPENTELEMETRY_VARIABLES};
 
 /// Default of a list.
 const EMPTY: Vec<String> = Vec::new();
 
 command_settings! {
     /// Checked values of `forebay serve`.
-    ServeSettings: "serve" {
+    ServeSettings: "forebay" "serve",
+    imports(&OPENTELEMETRY_VARIABLES, &ELECTRIC_VARIABLES, &DSQL_VARIABLES) {
         database: DatabaseSection,
         serve: ServeSection,
         storage: StorageSection,
@@ -53,7 +56,7 @@ command_settings! {
 
 command_settings! {
     /// Checked values of `forebay gate`.
-    GateSettings: "gate" {
+    GateSettings: "forebay" "gate", imports(&OPENTELEMETRY_VARIABLES) {
         gate: GateSection,
         http: HttpSection,
         admission: AdmissionSection,

@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
+use forebay_settings::SecretText;
+
 use crate::config::electric_variables::{percent, time};
 use crate::config::imported_variables::text;
-use crate::config::secret_text::SecretText;
 use crate::config::settings_macro::settings;
 
 settings! {

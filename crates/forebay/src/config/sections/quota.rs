@@ -3,12 +3,13 @@
 use std::time::Duration;
 
 use forebay_quota::OutagePolicy;
+use forebay_settings::SettingChoice;
 
 use crate::config::dsql_variables::lease_limit;
-use crate::config::setting_value::SettingChoice;
+use crate::config::setting_types::Forebay;
 use crate::config::settings_macro::settings;
 
-impl SettingChoice for OutagePolicy {
+impl SettingChoice<Forebay> for OutagePolicy {
     const CHOICES: &'static [(&'static str, OutagePolicy)] =
         &[("share", OutagePolicy::Share), ("closed", OutagePolicy::Closed), ("open", OutagePolicy::Open)];
 }

@@ -2,7 +2,8 @@
 
 use std::path::PathBuf;
 
-use crate::config::secret_text::SecretText;
+use forebay_settings::SecretText;
+
 use crate::config::settings_macro::settings;
 
 settings! {

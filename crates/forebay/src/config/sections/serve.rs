@@ -5,12 +5,11 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use forebay_admission::{ForwardedHeader, Network, Secret};
+use forebay_settings::{Reload, SettingChoice};
 
 use super::EMPTY;
 use crate::config::electric_variables::{any_ipv4_address, any_ipv6_address, switch, time};
 use crate::config::imported_variables::text;
-use crate::config::setting::Reload;
-use crate::config::setting_value::SettingChoice;
 use crate::config::settings_macro::settings;
 
 const YEAR_S: u64 = 365 * 24 * 60 * 60;

@@ -8,20 +8,20 @@ use std::ops::Range;
 use toml::de::DeTable;
 use toml::{Table, Value};
 
-use super::command_settings::CommandDeclaration;
-use super::nearest::nearest;
-use super::setting::Setting;
+use crate::command_settings::CommandDeclaration;
+use crate::nearest::nearest;
+use crate::setting::Setting;
 
 /// Why a file is invalid.
-pub(super) struct FileProblem {
+pub(crate) struct FileProblem {
     /// Line, column and the problem.
-    pub(super) what: String,
+    pub(crate) what: String,
     /// Most similar known key.
-    pub(super) suggestion: Option<&'static str>,
+    pub(crate) suggestion: Option<&'static str>,
 }
 
 /// Returns the settings of a file. Each value has the type of its setting.
-pub(super) fn parse(
+pub(crate) fn parse(
     text: &str,
     command: CommandDeclaration,
 ) -> Result<Vec<(&'static Setting, Value)>, FileProblem> {

@@ -13,7 +13,7 @@ pub struct SecretText(String);
 
 impl SecretText {
     /// Returns the text.
-    pub(crate) fn reveal(&self) -> &str {
+    pub fn reveal(&self) -> &str {
         &self.0
     }
 }

@@ -19,13 +19,13 @@ impl FromIterator<(&'static str, Value)> for ExplicitSettings {
 
 impl ExplicitSettings {
     /// Returns the keys whose values differ, in order.
-    pub(crate) fn changed_keys(&self, other: &ExplicitSettings) -> Vec<&'static str> {
+    pub fn changed_keys(&self, other: &ExplicitSettings) -> Vec<&'static str> {
         let all: BTreeSet<&'static str> = self.0.keys().chain(other.0.keys()).copied().collect();
         all.into_iter().filter(|key| self.0.get(key) != other.0.get(key)).collect()
     }
 
     /// Returns whether a key is set.
-    pub(crate) fn contains(&self, key: &str) -> bool {
+    pub fn contains(&self, key: &str) -> bool {
         self.0.contains_key(key)
     }
 }

@@ -7,13 +7,14 @@ use std::marker::PhantomData;
 use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches};
 use toml::Value;
 
-use super::command_settings::{CommandDeclaration, CommandSettings};
-use super::effective_settings::to_toml;
-use super::setting::{Setting, SettingDefault, SettingKind};
-use super::setting_layers::SettingLayers;
+use crate::command_settings::{CommandDeclaration, CommandSettings};
+use crate::effective_settings::to_toml;
+use crate::setting::{Setting, SettingDefault, SettingKind};
+use crate::setting_layers::{SettingLayers, parse_text};
 
-/// Values of the flags of a command.
-pub(crate) struct SettingFlags<C> {
+/// Values of the flags of a command. It implements [`clap::Args`]: flatten it into the arguments of
+/// the command.
+pub struct SettingFlags<C> {
     /// By `section.key`.
     values: BTreeMap<&'static str, (&'static Setting, Value)>,
     command: PhantomData<fn() -> C>,
@@ -24,14 +25,14 @@ impl<C: CommandSettings> SettingFlags<C> {
     ///
     /// # Panics
     /// Panics if no setting of the command has this flag.
-    pub(crate) fn set(&mut self, flag: &str, value: impl Into<Value>) {
+    pub fn set(&mut self, flag: &str, value: impl Into<Value>) {
         let found = flags::<C>().find(|(_, name, _)| *name == flag);
         let (setting, ..) = found.unwrap_or_else(|| panic!("{flag} is no flag of a setting"));
         self.values.insert(setting.path, (setting, value.into()));
     }
 
     /// Adds the flags to the layers, on top of the file and the environment.
-    pub(crate) fn apply(self, layers: &mut SettingLayers) {
+    pub fn apply(self, layers: &mut SettingLayers) {
         for (setting, value) in self.values.into_values() {
             layers.flag(setting, value);
         }
@@ -96,7 +97,7 @@ fn parse(setting: &Setting, text: &str) -> Result<Value, String> {
     let literal = Value::String(text.to_owned());
     match (setting.check_type)(&literal) {
         Ok(()) => Ok(literal),
-        Err(_) => super::setting_layers::parse_text(setting, text),
+        Err(_) => parse_text(setting, text),
     }
 }
 
@@ -146,5 +147,67 @@ impl<C> fmt::Debug for SettingFlags<C> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let names = self.values.values().filter_map(|(setting, _)| Some(setting.flag?.0));
         f.debug_list().entries(names).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+    use crate::setting_origin::SettingOrigin;
+    use crate::test_program::GateSettings;
+
+    #[derive(Debug, Parser)]
+    struct GateCommand {
+        #[command(flatten)]
+        flags: SettingFlags<GateSettings>,
+    }
+
+    fn layered(flags: &[&str]) -> Result<SettingLayers, String> {
+        let parsed = GateCommand::try_parse_from(["gate"].iter().chain(flags));
+        let mut layers = SettingLayers::new(CommandDeclaration::of::<GateSettings>());
+        parsed.map_err(|error| error.to_string())?.flags.apply(&mut layers);
+        Ok(layers)
+    }
+
+    #[test]
+    fn a_flag_has_the_type_of_its_setting() {
+        let flags =
+            ["--listen", "127.0.0.1:1", "--total", "7", "--insecure-admin", "--redis", "1", "--stream-route"];
+        let layers = layered(&[&flags[..], &["a,b", "--stream-route", "c"]].concat()).unwrap();
+        let get = |path| layers.get(path).unwrap().0.clone();
+        assert_eq!(get("admission.total"), 7.into());
+        assert_eq!(get("admin.insecure"), true.into());
+        assert_eq!(get("redis.url"), "1".into(), "a text is taken as it is");
+        assert_eq!(get("gate.stream_routes"), vec!["a,b", "c"].into());
+        assert_eq!(layers.get("gate.listen").unwrap().1, &SettingOrigin::Flag("--listen".into()));
+        assert!(layered(&["--total", "many"]).unwrap_err().contains("u32"));
+        assert!(layered(&[]).unwrap().get("admin.insecure").is_none());
+    }
+
+    #[test]
+    fn the_help_is_the_description_with_the_default() {
+        let command = SettingFlags::<GateSettings>::augment_args(Command::new("gate"));
+        let help = |path: &str| {
+            let arg = command.get_arguments().find(|arg| arg.get_id() == path).unwrap();
+            [arg.get_help(), arg.get_long_help()].map(|text| text.unwrap().to_string())
+        };
+        assert_eq!(
+            help("gate.listen"),
+            [
+                "Address for clients [default: 127.0.0.1:8080]",
+                "Address for clients. Others can't connect. [default: 127.0.0.1:8080]"
+            ]
+        );
+        assert_eq!(help("gate.stream_routes")[0], "Routes of streams; may be repeated [default: none]");
+        assert_eq!(help("admin.insecure")[0], "Allows any address");
+    }
+
+    #[test]
+    fn values_of_flags_are_not_printed() {
+        let mut flags = SettingFlags::<GateSettings>::default();
+        flags.set("--redis", "redis://:s3cr3t@h");
+        assert_eq!(format!("{flags:?}"), r#"["--redis"]"#);
     }
 }

@@ -9,21 +9,19 @@ use std::path::{Path, PathBuf};
 
 use toml::{Table, Value};
 
-use super::command_settings::CommandDeclaration;
-use super::config_file::{self, FileProblem};
-use super::explicit_settings::ExplicitSettings;
-use super::imported_variables::{self, VariableNotice};
-use super::nearest::{Suggestion, nearest, nearest_typo};
-use super::setting::{Setting, SettingDefault, variable};
-use super::setting_origin::SettingOrigin;
-use super::setting_value::{SettingField, SettingValue as _};
-use super::value_error::ValueError;
-
-const PREFIX: &str = "FOREBAY_";
+use crate::command_settings::CommandDeclaration;
+use crate::config_file::{self, FileProblem};
+use crate::explicit_settings::ExplicitSettings;
+use crate::imported_variables::{self, VariableNotice};
+use crate::nearest::{Suggestion, nearest, nearest_typo};
+use crate::setting::{Setting, SettingDefault};
+use crate::setting_origin::SettingOrigin;
+use crate::setting_value::SettingField;
+use crate::value_error::ValueError;
 
 /// The merged settings of a command.
 #[derive(Clone)]
-pub(crate) struct SettingLayers {
+pub struct SettingLayers {
     command: CommandDeclaration,
     /// Explicit values and their origins, by `section.key`.
     values: BTreeMap<&'static str, (Value, SettingOrigin)>,
@@ -43,7 +41,7 @@ impl fmt::Debug for SettingLayers {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LayerError {
-    /// The file does not exist or can't be read.
+    /// The file does not exist or can't be read. The flag with its path should be `--config`.
     #[error("can't read the config file {}: {source}; check the path after --config", path.display())]
     Unreadable {
         /// The file.
@@ -82,19 +80,26 @@ pub enum LayerError {
 /// Adding layers.
 impl SettingLayers {
     /// Returns layers without any explicit value.
-    pub(crate) fn new(command: CommandDeclaration) -> SettingLayers {
+    pub fn new(command: CommandDeclaration) -> SettingLayers {
         SettingLayers { command, values: BTreeMap::new(), notices: Vec::new() }
     }
 
     /// Adds a config file.
-    pub(crate) fn file(&mut self, path: &Path) -> Result<(), LayerError> {
+    ///
+    /// # Errors
+    /// Fails if the file can't be read, is no TOML, has an unknown key, or a value of the wrong
+    /// type.
+    pub fn file(&mut self, path: &Path) -> Result<(), LayerError> {
         let unreadable = |source| LayerError::Unreadable { path: path.to_owned(), source };
         let text = std::fs::read_to_string(path).map_err(unreadable)?;
         self.text(&text, path)
     }
 
-    /// Adds the text of a config file.
-    pub(super) fn text(&mut self, text: &str, path: &Path) -> Result<(), LayerError> {
+    /// Adds the text of a config file. `path` is only for errors and origins.
+    ///
+    /// # Errors
+    /// Fails if the text is no TOML, has an unknown key or a value of the wrong type.
+    pub fn text(&mut self, text: &str, path: &Path) -> Result<(), LayerError> {
         let settings =
             config_file::parse(text, self.command).map_err(|FileProblem { what, suggestion }| {
                 LayerError::File { path: path.to_owned(), what, suggestion: suggestion.map(str::to_owned) }
@@ -105,13 +110,17 @@ impl SettingLayers {
         Ok(())
     }
 
-    /// Adds the `FOREBAY_` variables of this command, and those of other programs.
-    pub(crate) fn environment(
+    /// Adds the environment variables of this command, and those of other programs.
+    ///
+    /// # Errors
+    /// Fails if a variable with the prefix of a section names no setting, or has a value of the
+    /// wrong type.
+    pub fn environment(
         &mut self,
         variables: impl IntoIterator<Item = (String, String)>,
     ) -> Result<(), LayerError> {
         let known: Vec<(String, &Setting)> =
-            self.command.settings().map(|setting| (setting.variable(), setting)).collect();
+            self.command.settings().map(|setting| (self.command.variable(setting), setting)).collect();
         let variables: Vec<(String, String)> = variables.into_iter().collect();
         let services: Vec<String> = variables.iter().filter_map(|(name, _)| service_prefix(name)).collect();
         let is_setting = |name: &str| !services.iter().any(|service| is_service_variable(service, name));
@@ -127,7 +136,7 @@ impl SettingLayers {
         for (name, text) in &variables {
             let is_ours = || {
                 let mut sections = self.command.sections.iter();
-                sections.any(|section| name.starts_with(&variable(section.name, "")))
+                sections.any(|section| name.starts_with(&self.command.section_prefix(section.name)))
             };
             let suggestion = match known.iter().find(|(own, _)| own == name) {
                 Some((_, setting)) => {
@@ -138,7 +147,7 @@ impl SettingLayers {
                 // another program.
                 None if is_ours() => nearest(name, names()),
                 // Its section may be misspelt.
-                None if name.starts_with(PREFIX) => match nearest_typo(name, names()) {
+                None if name.starts_with(&self.command.prefix()) => match nearest_typo(name, names()) {
                     None => continue,
                     near => near,
                 },
@@ -158,7 +167,7 @@ impl SettingLayers {
     }
 
     /// Adds a setting from a flag.
-    pub(crate) fn flag(&mut self, setting: &'static Setting, value: Value) {
+    pub fn flag(&mut self, setting: &'static Setting, value: Value) {
         let flag = setting.flag.map_or("", |(flag, _)| flag);
         self.set(setting, value, SettingOrigin::Flag(flag.to_owned()));
     }
@@ -170,21 +179,27 @@ impl SettingLayers {
 
 /// Reading the merged settings.
 impl SettingLayers {
-    pub(crate) fn command(&self) -> CommandDeclaration {
+    /// Returns the declaration of the command.
+    pub fn command(&self) -> CommandDeclaration {
         self.command
     }
 
-    /// Returns the checked value of a setting, or its default.
-    pub(crate) fn read<F: SettingField>(&self, path: &'static str) -> Result<F, ValueError> {
+    /// Returns the checked value of a setting, or its default. `M` is inferred.
+    ///
+    /// # Errors
+    /// Fails if the value is invalid, or required and absent.
+    ///
+    /// # Panics
+    /// Panics if the command has no such setting.
+    pub fn read<F: SettingField<M>, M>(&self, path: &'static str) -> Result<F, ValueError> {
         let setting = self.command.setting(path).expect("only declared settings are read");
         let setting = setting.of_command(self.command.name);
         let default = || setting.default_of(self.command.name);
         let value = self.get(path).map(|(value, _)| value.clone()).or_else(default);
-        let checked = value.map(|value| F::Value::from_toml(&value, &setting)).transpose();
-        let checked = checked.map_err(|invalid| {
+        let checked = F::from_toml(value.as_ref(), &setting).map_err(|invalid| {
             self.error(path, Some(invalid.value).filter(|_| !setting.is_secret()), invalid.why)
         })?;
-        F::from_value(checked).ok_or_else(|| {
+        checked.ok_or_else(|| {
             let how = match setting.default {
                 SettingDefault::Required(how) => how,
                 SettingDefault::Value(_) | SettingDefault::Unset(_) => "it is required",
@@ -194,12 +209,12 @@ impl SettingLayers {
     }
 
     /// Returns an explicit value and its origin.
-    pub(crate) fn get(&self, path: &str) -> Option<(&Value, &SettingOrigin)> {
+    pub fn get(&self, path: &str) -> Option<(&Value, &SettingOrigin)> {
         self.values.get(path).map(|(value, origin)| (value, origin))
     }
 
     /// Returns an error for a setting, with its origin.
-    pub(super) fn error(
+    pub fn error(
         &self,
         path: &'static str,
         value: impl Into<Option<String>>,
@@ -209,8 +224,11 @@ impl SettingLayers {
         ValueError { key: path, value: value.into(), origin, why: why.to_string() }
     }
 
-    /// Returns the content of a file with a key or a secret. Fails if the file is empty.
-    pub(super) fn read_file(
+    /// Returns the content of a file with a key or a secret. `path` is the setting with its name.
+    ///
+    /// # Errors
+    /// Fails if the file can't be read or is empty.
+    pub fn read_file(
         &self,
         path: &'static str,
         file: Option<&PathBuf>,
@@ -226,12 +244,12 @@ impl SettingLayers {
     }
 
     /// Returns the notices about variables of other programs.
-    pub(crate) fn notices(&self) -> &[VariableNotice] {
+    pub fn notices(&self) -> &[VariableNotice] {
         &self.notices
     }
 
     /// Returns all explicit settings.
-    pub(crate) fn explicit_settings(&self) -> ExplicitSettings {
+    pub fn explicit_settings(&self) -> ExplicitSettings {
         self.values.iter().map(|(path, (value, _))| (*path, value.clone())).collect()
     }
 }
@@ -252,7 +270,7 @@ fn is_service_variable(service: &str, name: &str) -> bool {
 
 /// Parses the text of a variable as the type of its setting: a number or a bool, a string, or a
 /// list separated by commas.
-pub(super) fn parse_text(setting: &Setting, text: &str) -> Result<Value, String> {
+pub(crate) fn parse_text(setting: &Setting, text: &str) -> Result<Value, String> {
     let list = text.split(',').map(str::trim).filter(|item| !item.is_empty());
     let plain = toml::from_str::<Table>(&format!("value = {text}")).ok();
     let plain = plain.and_then(|mut table| table.remove("value"));
@@ -273,7 +291,7 @@ pub(super) fn parse_text(setting: &Setting, text: &str) -> Result<Value, String>
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::GateSettings;
+    use crate::test_program::GateSettings;
 
     fn layered(file: &str, variables: &[(&str, &str)]) -> Result<SettingLayers, LayerError> {
         let mut layers = SettingLayers::new(CommandDeclaration::of::<GateSettings>());
@@ -286,12 +304,11 @@ mod tests {
     #[test]
     fn variables_override_the_file_and_flags_override_variables() {
         let file = "[gate]\nlisten = \"a\"\nupstream = \"b\"\ndrain_timeout_ms = 5\n";
-        let variables =
-            [("FOREBAY_GATE_UPSTREAM", "e"), ("FOREBAY_GATE_DRAIN_TIMEOUT_MS", "6"), ("HOME", "/")];
+        let variables = [("SHOP_GATE_UPSTREAM", "e"), ("SHOP_GATE_DRAIN_TIMEOUT_MS", "6"), ("HOME", "/")];
         let mut layers = layered(file, &variables).unwrap();
         layers.flag(layers.command.setting("gate.drain_timeout_ms").unwrap(), 7.into());
         let get = |path| layers.get(path).map(|(value, origin)| (value.clone(), origin.clone())).unwrap();
-        let variable = SettingOrigin::Variable("FOREBAY_GATE_UPSTREAM".into());
+        let variable = SettingOrigin::Variable("SHOP_GATE_UPSTREAM".into());
         assert_eq!(get("gate.listen"), ("a".into(), SettingOrigin::File("gate.toml".into())));
         assert_eq!(get("gate.upstream"), ("e".into(), variable));
         assert_eq!(
@@ -303,10 +320,10 @@ mod tests {
     #[test]
     fn a_variable_is_parsed_as_the_type_of_its_setting() {
         let variables = [
-            ("FOREBAY_ADMISSION_TOTAL", "12"),
-            ("FOREBAY_GATE_STREAM_ROUTES", "POST /a, GET /b/**"),
-            ("FOREBAY_GATE_FORWARD_USER_HEADER", "1"),
-            ("FOREBAY_ADMIN_INSECURE", "true"),
+            ("SHOP_ADMISSION_TOTAL", "12"),
+            ("SHOP_GATE_STREAM_ROUTES", "POST /a, GET /b/**"),
+            ("SHOP_GATE_FORWARD_USER_HEADER", "1"),
+            ("SHOP_ADMIN_INSECURE", "true"),
         ];
         let layers = layered("", &variables).unwrap();
         let get = |path| layers.get(path).unwrap().0.clone();
@@ -350,34 +367,34 @@ mod tests {
     #[test]
     fn variables_of_kubernetes_services_are_ignored() {
         let ours = [
-            ("FOREBAY_GATE_SERVICE_HOST", "10.0.0.1"),
-            ("FOREBAY_GATE_SERVICE_PORT", "80"),
-            ("FOREBAY_GATE_SERVICE_PORT_HTTP", "80"),
-            ("FOREBAY_GATE_PORT", "tcp://10.0.0.1:80"),
-            ("FOREBAY_GATE_PORT_80_TCP", "tcp://10.0.0.1:80"),
-            ("FOREBAY_GATE_PORT_80_TCP_ADDR", "10.0.0.1"),
-            ("FOREBAY_REDIS_CACHE_PORT_6379_TCP_PROTO", "tcp"),
-            ("FOREBAY_REDIS_CACHE_SERVICE_HOST", "10.0.0.2"),
-            ("FOREBAY_GATE_LISTEN", "a"),
+            ("SHOP_GATE_SERVICE_HOST", "10.0.0.1"),
+            ("SHOP_GATE_SERVICE_PORT", "80"),
+            ("SHOP_GATE_SERVICE_PORT_HTTP", "80"),
+            ("SHOP_GATE_PORT", "tcp://10.0.0.1:80"),
+            ("SHOP_GATE_PORT_80_TCP", "tcp://10.0.0.1:80"),
+            ("SHOP_GATE_PORT_80_TCP_ADDR", "10.0.0.1"),
+            ("SHOP_REDIS_CACHE_PORT_6379_TCP_PROTO", "tcp"),
+            ("SHOP_REDIS_CACHE_SERVICE_HOST", "10.0.0.2"),
+            ("SHOP_GATE_LISTEN", "a"),
         ];
         assert_eq!(layered("", &ours).unwrap().get("gate.listen").unwrap().0.as_str(), Some("a"));
-        for (name, value) in [("FOREBAY_GATE_PORT", "8080"), ("FOREBAY_GATE_PORTS", "1")] {
+        for (name, value) in [("SHOP_GATE_PORT", "8080"), ("SHOP_GATE_PORTS", "1")] {
             let alone = layered("", &[(name, value)]).unwrap_err().to_string();
             assert!(alone.contains(name), "{alone}");
         }
-        let beside = [ours[0], ("FOREBAY_GATE_LISEN", "a")];
+        let beside = [ours[0], ("SHOP_GATE_LISEN", "a")];
         assert!(layered("", &beside).is_err(), "a typo is still an error");
     }
 
     #[test]
     fn an_unknown_variable_is_reported_with_a_suggestion() {
-        let error = layered("", &[("FOREBAY_GATE_LISEN", "a")]).unwrap_err().to_string();
-        assert!(error.contains("FOREBAY_GATE_LISEN") && error.contains("`FOREBAY_GATE_LISTEN`"), "{error}");
-        let error = layered("", &[("FOREBAY_ADMISSION_TOTAL", "many")]).unwrap_err().to_string();
-        assert!(error.contains("FOREBAY_ADMISSION_TOTAL") && error.contains("u32"), "{error}");
-        layered("", &[("FOREBAY_VENV", "x")]).expect("variables of other programs are ignored");
-        let error = layered("", &[("FOREBAY_GTAE_LISTEN", "a")]).unwrap_err().to_string();
-        assert!(error.contains("FOREBAY_GTAE_LISTEN") && error.contains("`FOREBAY_GATE_LISTEN`"), "{error}");
-        layered("", &[("FOREBAY_SERVE_LISTEN", "x")]).expect("variables of other commands are ignored");
+        let error = layered("", &[("SHOP_GATE_LISEN", "a")]).unwrap_err().to_string();
+        assert!(error.contains("SHOP_GATE_LISEN") && error.contains("`SHOP_GATE_LISTEN`"), "{error}");
+        let error = layered("", &[("SHOP_ADMISSION_TOTAL", "many")]).unwrap_err().to_string();
+        assert!(error.contains("SHOP_ADMISSION_TOTAL") && error.contains("u32"), "{error}");
+        layered("", &[("SHOP_VENV", "x")]).expect("variables of other programs are ignored");
+        let error = layered("", &[("SHOP_GTAE_LISTEN", "a")]).unwrap_err().to_string();
+        assert!(error.contains("SHOP_GTAE_LISTEN") && error.contains("`SHOP_GATE_LISTEN`"), "{error}");
+        layered("", &[("SHOP_SERVE_LISTEN", "x")]).expect("variables of other commands are ignored");
     }
 }

@@ -3,7 +3,8 @@
 use std::fmt;
 
 /// A suggestion in brackets; empty if there is none.
-pub(super) struct Suggestion<'a>(pub(super) Option<&'a str>);
+#[derive(Debug, Clone, Copy)]
+pub struct Suggestion<'a>(pub Option<&'a str>);
 
 impl fmt::Display for Suggestion<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -13,13 +14,13 @@ impl fmt::Display for Suggestion<'_> {
 
 /// Returns the candidate that is most similar to `word`, if at most N letters differ. N is a third
 /// of the letters of `word`, plus one.
-pub(super) fn nearest<'a>(word: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+pub fn nearest<'a>(word: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     nearest_within(word.chars().count() / 3 + 1, word, candidates)
 }
 
 /// Returns the candidate that is probably meant: at most two letters differ. The variables of two
 /// programs or commands differ by more.
-pub(super) fn nearest_typo<'a>(word: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+pub(crate) fn nearest_typo<'a>(word: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     nearest_within(2, word, candidates)
 }
 

@@ -1,11 +1,12 @@
-//! Origin of a setting, for errors and `forebay config`.
+//! Origin of a setting, for errors and for the list of effective settings.
 
 use std::fmt;
 use std::path::PathBuf;
 
 /// Origin of an explicit setting. A default has none.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum SettingOrigin {
+#[non_exhaustive]
+pub enum SettingOrigin {
     /// The config file.
     File(PathBuf),
     /// An environment variable.

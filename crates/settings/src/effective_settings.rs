@@ -1,33 +1,31 @@
-//! Effective settings with their origins, for `forebay config`.
+//! Effective settings with their origins, to be printed.
 //!
-//! Invariant: the value of a secret is never printed, only the server that a URL points to. Every
+//! Invariant: the value of a secret is never printed, only what the program returns about it. Every
 //! key of the command is listed.
 //! Enforced by: the declarations of the settings.
 
 use std::fmt;
 
-use forebay_redis::IntoConfig as _;
-use forebay_replication::reservoir::PostgresConnect;
 use toml::Value;
 
-use super::setting::Setting;
-use super::setting_layers::SettingLayers;
-use super::setting_origin::SettingOrigin;
-use super::{ConfigError, GateConfig, ServeConfig, VariableNotice};
+use crate::imported_variables::VariableNotice;
+use crate::setting::Setting;
+use crate::setting_layers::SettingLayers;
+use crate::setting_origin::SettingOrigin;
 
 /// Column at which origins are printed, unless the setting is longer.
 const COLUMN: usize = 56;
 /// Placeholder of a secret.
 const REDACTED: &str = "(hidden)";
 
-/// Effective settings of a command.
+/// Effective settings of a command. Its `Display` output is a config file with the origin of each
+/// value.
 #[derive(Debug)]
 pub struct EffectiveSettings {
-    command: &'static str,
+    /// The program and the command.
+    command: String,
     sections: Vec<(&'static str, Vec<SettingLine>)>,
     notices: Vec<VariableNotice>,
-    /// Why the command can't start with these settings; `None` if it can.
-    pub error: Option<ConfigError>,
 }
 
 /// A setting and its origin.
@@ -39,31 +37,22 @@ struct SettingLine {
     origin: Option<SettingOrigin>,
 }
 
-/// Defaults that depend on other settings, by `section.key`.
-type DerivedDefaults = Vec<(&'static str, Value)>;
-
 impl EffectiveSettings {
-    pub(super) fn of_gate(layers: &SettingLayers) -> EffectiveSettings {
-        let checked = GateConfig::try_from(layers.clone());
-        let derived = |config: &GateConfig| vec![shares(config.admission.shares())];
-        EffectiveSettings::of(layers, &checked.as_ref().map(derived).unwrap_or_default(), checked.err())
-    }
-
-    pub(super) fn of_serve(layers: &SettingLayers) -> EffectiveSettings {
-        let checked = ServeConfig::try_from(layers.clone());
-        let derived = |config: &ServeConfig| {
-            let snapshots = i64::try_from(config.snapshots).unwrap_or(i64::MAX);
-            vec![shares(config.admission.shares()), ("serve.snapshots", Value::Integer(snapshots))]
-        };
-        EffectiveSettings::of(layers, &checked.as_ref().map(derived).unwrap_or_default(), checked.err())
-    }
-
-    fn of(
+    /// Lists all settings of a command.
+    ///
+    /// `derived` has defaults that depend on other settings, by `section.key`. `describe_secret`
+    /// returns what may be shown of a secret, such as the server of a URL.
+    pub fn new(
         layers: &SettingLayers,
-        derived: &DerivedDefaults,
-        error: Option<ConfigError>,
+        derived: &[(&'static str, Value)],
+        describe_secret: impl Fn(&Setting, &str) -> Option<String>,
     ) -> EffectiveSettings {
         let command = layers.command();
+        let redacted = |setting: &Setting, value: &Value| {
+            let shown = describe_secret(setting, value.as_str().unwrap_or_default());
+            let shown = shown.map(|shown| format!(": {shown}")).unwrap_or_default();
+            to_toml(&Value::String(format!("{REDACTED}{shown}")))
+        };
         let line = |setting: &Setting| match layers.get(setting.path) {
             Some((value, origin)) => {
                 let value = if setting.is_secret() { redacted(setting, value) } else { to_toml(value) };
@@ -79,13 +68,13 @@ impl EffectiveSettings {
         let sections = command.sections.iter();
         let sections =
             sections.map(|section| (section.name, section.settings.iter().map(line).collect())).collect();
-        EffectiveSettings { command: command.name, sections, notices: layers.notices().to_vec(), error }
+        EffectiveSettings { command: command.command_line(), sections, notices: layers.notices().to_vec() }
     }
 }
 
 impl fmt::Display for EffectiveSettings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "# forebay {}: effective settings and their origins", self.command)?;
+        writeln!(f, "# {}: effective settings and their origins", self.command)?;
         for (section, lines) in &self.sections {
             writeln!(f, "\n[{section}]")?;
             for SettingLine { key, value, origin } in lines {
@@ -113,27 +102,8 @@ impl fmt::Display for EffectiveSettings {
     }
 }
 
-/// Returns the class shares as a setting.
-fn shares<'a>(shares: impl Iterator<Item = (&'a str, u8)>) -> (&'static str, Value) {
-    let shares = shares.map(|(class, share)| (class.to_owned(), Value::Integer(share.into())));
-    ("admission.class_percent", Value::Table(shares.collect()))
-}
-
-/// Returns the placeholder of a secret. For a valid URL, it includes the server.
-fn redacted(setting: &Setting, value: &Value) -> String {
-    let url = value.as_str().unwrap_or_default();
-    let server = match setting.section_and_key().0 {
-        "database" => PostgresConnect::new(url).ok().map(|connect| {
-            format!(": {} at {}, database {}", connect.user(), connect.endpoint(), connect.database())
-        }),
-        "redis" => url.into_config().ok().map(|config| format!(": {}", config.address)),
-        _ => None,
-    };
-    to_toml(&Value::String(format!("{REDACTED}{}", server.unwrap_or_default())))
-}
-
 /// Formats a value as TOML.
-pub(super) fn to_toml(value: &Value) -> String {
+pub fn to_toml(value: &Value) -> String {
     match value {
         Value::String(text) => format!("{text:?}"),
         Value::Array(items) => format!("[{}]", items.iter().map(to_toml).collect::<Vec<_>>().join(", ")),
@@ -146,5 +116,46 @@ pub(super) fn to_toml(value: &Value) -> String {
         Value::Float(number) => number.to_string(),
         Value::Boolean(value) => value.to_string(),
         Value::Datetime(time) => time.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+    use crate::command_settings::CommandDeclaration;
+    use crate::test_program::GateSettings;
+
+    #[test]
+    fn every_key_is_listed_with_its_origin_and_secrets_are_hidden() {
+        let mut layers = SettingLayers::new(CommandDeclaration::of::<GateSettings>());
+        layers.text("[gate]\nlisten = \"127.0.0.1:1\"\n", Path::new("gate.toml")).unwrap();
+        let variables = [("SHOP_REDIS_URL", "redis://:s3cr3t@h"), ("STALL_THREADS", "4")];
+        layers.environment(variables.map(|(name, value)| (name.to_owned(), value.to_owned()))).unwrap();
+        let derived = [(
+            "admission.class_percent",
+            Value::Table([("user".to_owned(), 90.into())].into_iter().collect()),
+        )];
+        let server = |setting: &Setting, url: &str| {
+            assert_eq!(setting.path, "redis.url");
+            url.rsplit('@').next().map(str::to_owned)
+        };
+        let printed = EffectiveSettings::new(&layers, &derived, server).to_string();
+        let lines: Vec<&str> = printed.lines().map(str::trim_end).collect();
+        for line in [
+            "# shop gate: effective settings and their origins",
+            "listen = \"127.0.0.1:1\"                                   # file gate.toml",
+            "# upstream                                               # not set",
+            "class_percent = { user = 90 }                            # default",
+            "url = \"(hidden): h\"                                      # variable SHOP_REDIS_URL",
+            "# STALL_THREADS has no effect: the number of threads is fixed",
+        ] {
+            assert!(lines.contains(&line), "{line:?} is not in\n{printed}");
+        }
+        assert!(!printed.contains("s3cr3t"));
+        for setting in layers.command().settings() {
+            assert!(printed.contains(setting.key()), "{}", setting.path);
+        }
     }
 }

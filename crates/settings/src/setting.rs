@@ -2,67 +2,83 @@
 //! file, the environment variable, the flag, the default and the check of its value, the example
 //! file, the pages of the documentation, and the variables of other programs.
 //!
-//! `sections/` has all declarations, in the form that [`settings!`](super::settings_macro)
-//! describes. A word after the comma there is a method of [`Setting`].
+//! Declarations have the form that [`settings!`](crate::settings!) describes. A word after the
+//! comma there is a method of [`Setting`].
 
 use std::fmt;
 
 use toml::Value;
 
-use super::imported_variables::{Import, VariableParser, text};
-use super::setting_value::{SettingField, SettingValue as _};
+use crate::imported_variables::{Import, ImportSource, VariableParser};
+use crate::setting_value::SettingField;
 
 /// Maximum number of variables of other programs that set one setting.
 const MAX_IMPORTS: usize = 3;
 
 /// Check of a text. Its error completes the sentence that begins with the key.
-pub(super) type TextRule = fn(&str) -> Result<(), String>;
+pub type TextRule = fn(&str) -> Result<(), String>;
+
+/// Returns a default. It is a function, because a constant can't hold a string or a list of TOML.
+pub type DefaultValue = fn() -> Value;
 
 /// Section of the config file.
-#[derive(Clone, Copy)]
-pub(crate) struct Section {
-    pub(crate) name: &'static str,
+#[derive(Debug, Clone, Copy)]
+pub struct Section {
+    /// Name, as in the config file.
+    pub name: &'static str,
     /// Lines of its doc comment.
-    pub(super) doc: &'static [&'static str],
-    pub(crate) settings: &'static [Setting],
+    doc: &'static [&'static str],
+    /// Settings, in the order of the config file.
+    pub settings: &'static [Setting],
 }
 
 impl Section {
+    /// Declares a section by its name, the lines of its doc comment, and its settings.
+    pub const fn new(
+        name: &'static str,
+        doc: &'static [&'static str],
+        settings: &'static [Setting],
+    ) -> Section {
+        Section { name, doc, settings }
+    }
+
     /// Returns the description as one line.
-    pub(super) fn description(&self) -> String {
+    pub fn description(&self) -> String {
         joined(self.doc)
     }
 }
 
 /// Declaration of a setting.
 #[derive(Clone, Copy)]
-pub(crate) struct Setting {
+pub struct Setting {
     /// `section.key`.
-    pub(crate) path: &'static str,
+    pub path: &'static str,
     /// Lines of its doc comment.
     doc: &'static [&'static str],
-    pub(crate) kind: SettingKind,
+    /// Kind of its value.
+    pub kind: SettingKind,
     /// Returns an error if a value has the wrong type.
-    pub(super) check_type: fn(&Value) -> Result<(), String>,
-    pub(super) default: SettingDefault,
-    /// Default of `forebay gate`, if it differs.
-    gate_default: Option<fn() -> Value>,
+    pub(crate) check_type: fn(&Value) -> Result<(), String>,
+    pub(crate) default: SettingDefault,
+    /// Default of one command, if it differs: the command and the value.
+    command_default: Option<(&'static str, DefaultValue)>,
     example: Option<&'static str>,
-    pub(super) bounds: SettingBounds,
+    pub(crate) bounds: SettingBounds,
     /// Reason for the bounds, for errors.
-    pub(super) reason: Option<&'static str>,
+    pub(crate) reason: Option<&'static str>,
     /// Check of a text.
-    pub(super) rule: Option<TextRule>,
+    pub(crate) rule: Option<TextRule>,
     /// Flag, such as `--listen`, and the name of its value in `--help`.
-    pub(crate) flag: Option<(&'static str, &'static str)>,
-    pub(crate) reload: Reload,
+    pub flag: Option<(&'static str, &'static str)>,
+    /// What SIGHUP does with a change.
+    pub reload: Reload,
     imports: [Option<Import>; MAX_IMPORTS],
 }
 
 /// Value that applies if a setting is absent.
 #[derive(Clone, Copy)]
-pub(super) enum SettingDefault {
-    Value(fn() -> Value),
+pub(crate) enum SettingDefault {
+    Value(DefaultValue),
     /// No value. The text says what applies instead.
     Unset(&'static str),
     /// The setting is required. The text says how to set it.
@@ -71,54 +87,61 @@ pub(super) enum SettingDefault {
 
 /// Numbers that are allowed.
 #[derive(Clone, Copy)]
-pub(super) struct SettingBounds {
-    pub(super) min: u64,
+pub(crate) struct SettingBounds {
+    pub(crate) min: u64,
     /// `u64::MAX`: no maximum.
-    pub(super) max: u64,
+    pub(crate) max: u64,
     /// Whether 0 is allowed, too.
-    pub(super) or_zero: bool,
+    pub(crate) or_zero: bool,
     /// Whether the declaration has them; otherwise they are those of the type.
     is_declared: bool,
 }
 
-/// What SIGHUP does with a change.
+/// What SIGHUP does with a change. The program applies it; the description of the setting says so.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Reload {
+pub enum Reload {
     /// The change takes effect after a restart.
     NeedsRestart,
     /// The change is applied. The text says when it takes effect.
     Applied(&'static str),
     /// A new value is applied. A removed value needs a restart.
     AppliedUnlessRemoved,
-    /// Applied if this identity method is configured before and after the change.
-    AppliedWithMethod(&'static str),
-    /// Applied if all identity methods stay the same.
-    AppliedWithSameMethods,
+    /// Applied if a condition of the program holds, which the text names.
+    AppliedIf(&'static str),
 }
 
 /// Kind of a value, for `--help` and the documentation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum SettingKind {
+#[non_exhaustive]
+pub enum SettingKind {
+    /// A string.
     Text,
+    /// A string that is never printed.
     Secret,
+    /// A path of the file system.
     Path,
+    /// `true` or `false`. Its flag has no value.
     Switch,
+    /// A number.
     Number,
+    /// A list of strings. Its flag may be repeated.
     List,
+    /// Numbers by name.
     Table,
 }
 
 /// Methods for declarations.
 impl Setting {
-    pub(super) const fn new<F: SettingField>(path: &'static str, doc: &'static [&'static str]) -> Setting {
-        let (min, max) = F::Value::BOUNDS;
+    /// Declares a setting by its `section.key` and the lines of its doc comment. `M` is inferred.
+    pub const fn new<F: SettingField<M>, M>(path: &'static str, doc: &'static [&'static str]) -> Setting {
+        let (min, max) = F::BOUNDS;
         Setting {
             path,
             doc,
-            kind: F::Value::KIND,
-            check_type: F::Value::check_type,
+            kind: F::KIND,
+            check_type: F::check_type,
             default: SettingDefault::Unset("none"),
-            gate_default: None,
+            command_default: None,
             example: None,
             bounds: SettingBounds { min, max, or_zero: false, is_declared: false },
             reason: None,
@@ -130,80 +153,82 @@ impl Setting {
     }
 
     /// Default. In a declaration it is written as `= VALUE`.
-    pub(super) const fn default(mut self, value: fn() -> Value) -> Setting {
+    pub const fn default(mut self, value: DefaultValue) -> Setting {
         self.default = SettingDefault::Value(value);
         self
     }
 
-    /// Default of `forebay gate`, if it differs.
-    pub(super) const fn gate_default(mut self, value: fn() -> Value) -> Setting {
-        self.gate_default = Some(value);
+    /// Default of one command, if it differs.
+    pub const fn default_for(mut self, command: &'static str, value: DefaultValue) -> Setting {
+        self.command_default = Some((command, value));
         self
     }
 
     /// What applies if the setting is absent and has no default; `none` if this is not declared.
-    pub(super) const fn unset(mut self, what: &'static str) -> Setting {
+    pub const fn unset(mut self, what: &'static str) -> Setting {
         self.default = SettingDefault::Unset(what);
         self
     }
 
     /// The setting is required; `how` says how to set it.
-    pub(super) const fn required(mut self, how: &'static str) -> Setting {
+    pub const fn required(mut self, how: &'static str) -> Setting {
         self.default = SettingDefault::Required(how);
         self
     }
 
     /// Value in the example file, if there is no default: a text without quotes, or TOML.
-    pub(super) const fn example(mut self, value: &'static str) -> Setting {
+    pub const fn example(mut self, value: &'static str) -> Setting {
         self.example = Some(value);
         self
     }
 
     /// Smallest and largest number.
-    pub(super) const fn bounds(mut self, min: u64, max: u64) -> Setting {
+    pub const fn bounds(mut self, min: u64, max: u64) -> Setting {
         (self.bounds.min, self.bounds.max, self.bounds.is_declared) = (min, max, true);
         self
     }
 
     /// Smallest number; there is no largest.
-    pub(super) const fn at_least(self, min: u64) -> Setting {
+    pub const fn at_least(self, min: u64) -> Setting {
         self.bounds(min, u64::MAX)
     }
 
     /// 0 is allowed besides the bounds.
-    pub(super) const fn or_zero(mut self) -> Setting {
+    pub const fn or_zero(mut self) -> Setting {
         self.bounds.or_zero = true;
         self
     }
 
     /// Reason for the bounds, for errors.
-    pub(super) const fn reason(mut self, reason: &'static str) -> Setting {
+    pub const fn reason(mut self, reason: &'static str) -> Setting {
         self.reason = Some(reason);
         self
     }
 
     /// Check of a text.
-    pub(super) const fn rule(mut self, rule: TextRule) -> Setting {
+    pub const fn rule(mut self, rule: TextRule) -> Setting {
         self.rule = Some(rule);
         self
     }
 
     /// Flag, and the name of its value in `--help`. The help is the doc comment: its first sentence
     /// for `-h`, all of it for `--help`.
-    pub(super) const fn flag(mut self, flag: &'static str, value_name: &'static str) -> Setting {
+    pub const fn flag(mut self, flag: &'static str, value_name: &'static str) -> Setting {
         self.flag = Some((flag, value_name));
         self
     }
 
     /// What SIGHUP does with a change. Without this, a change needs a restart.
-    pub(super) const fn reload(mut self, reload: Reload) -> Setting {
+    pub const fn reload(mut self, reload: Reload) -> Setting {
         self.reload = reload;
         self
     }
 
-    /// Variable of Electric that sets this setting. If several are set, the last one applies.
-    pub(super) const fn electric(
+    /// Variable of another program that sets this setting. If several are set, the last one
+    /// applies. The remark is for the documentation; it may be empty. At most three.
+    pub const fn import(
         mut self,
+        source: &'static ImportSource,
         name: &'static str,
         parser: VariableParser,
         remark: &'static str,
@@ -212,46 +237,25 @@ impl Setting {
         while self.imports[free].is_some() {
             free += 1;
         }
-        self.imports[free] = Some(Import { name, parser, remark });
+        self.imports[free] = Some(Import { source, name, parser, remark });
         self
-    }
-
-    /// Variable of the DSQL plugin that sets this setting.
-    pub(super) const fn dsql(
-        self,
-        name: &'static str,
-        parser: VariableParser,
-        remark: &'static str,
-    ) -> Setting {
-        self.electric(name, parser, remark)
-    }
-
-    /// Variable of OpenTelemetry that sets this setting. Variables of Electric override it, because
-    /// they are for this program only.
-    pub(super) const fn opentelemetry(self, name: &'static str) -> Setting {
-        self.electric(name, text, "")
     }
 }
 
 /// What is derived from a declaration.
 impl Setting {
     /// Returns the section and the key.
-    pub(super) fn section_and_key(&self) -> (&'static str, &'static str) {
+    pub fn section_and_key(&self) -> (&'static str, &'static str) {
         self.path.split_once('.').expect("the path is made of a section and a key")
     }
 
-    pub(crate) fn key(&self) -> &'static str {
+    /// Returns the key, without the section.
+    pub fn key(&self) -> &'static str {
         self.section_and_key().1
     }
 
-    /// Returns the environment variable.
-    pub(crate) fn variable(&self) -> String {
-        let (section, key) = self.section_and_key();
-        variable(section, key)
-    }
-
     /// Returns the doc comment as one line, with the declared bounds and what SIGHUP does.
-    pub(super) fn description(&self) -> String {
+    pub fn description(&self) -> String {
         let mut description = joined(self.doc);
         if self.bounds.is_declared {
             description += &format!(" Allowed: {}.", self.allowed_numbers());
@@ -259,33 +263,32 @@ impl Setting {
         description += match self.reload {
             Reload::NeedsRestart => "",
             Reload::AppliedUnlessRemoved => " SIGHUP applies a new value.",
-            Reload::Applied(_) | Reload::AppliedWithMethod(_) | Reload::AppliedWithSameMethods => {
-                " SIGHUP applies a change."
-            }
+            Reload::Applied(_) | Reload::AppliedIf(_) => " SIGHUP applies a change.",
         };
         description
     }
 
     /// Returns the allowed numbers with their unit.
-    pub(super) fn allowed_numbers(&self) -> String {
+    pub(crate) fn allowed_numbers(&self) -> String {
         let or_zero = if self.bounds.or_zero { ", or 0" } else { "" };
         format!("{}{}{or_zero}", self.bounds, self.unit())
     }
 
-    pub(crate) fn is_secret(&self) -> bool {
+    /// Returns whether its value must never be printed.
+    pub fn is_secret(&self) -> bool {
         self.kind == SettingKind::Secret
     }
 
     /// Returns the declaration with the default of a command.
-    pub(super) fn of_command(mut self, command: &str) -> Setting {
-        if let Some(value) = self.gate_default.filter(|_| command == "gate") {
+    pub(crate) fn of_command(mut self, command: &str) -> Setting {
+        if let Some((_, value)) = self.command_default.filter(|(of, _)| *of == command) {
             self.default = SettingDefault::Value(value);
         }
         self
     }
 
     /// Returns the default of a command.
-    pub(super) fn default_of(&self, command: &str) -> Option<Value> {
+    pub fn default_of(&self, command: &str) -> Option<Value> {
         match self.of_command(command).default {
             SettingDefault::Value(value) => Some(value()),
             SettingDefault::Unset(_) | SettingDefault::Required(_) => None,
@@ -293,7 +296,7 @@ impl Setting {
     }
 
     /// Returns the example as TOML.
-    pub(super) fn example_toml(&self) -> Option<String> {
+    pub fn example_toml(&self) -> Option<String> {
         let example = self.example?;
         Some(match self.kind {
             SettingKind::Text | SettingKind::Secret | SettingKind::Path => format!("{example:?}"),
@@ -315,7 +318,7 @@ impl Setting {
     }
 
     /// Returns the variables of other programs, weakest first.
-    pub(super) fn imports(&self) -> impl Iterator<Item = &Import> {
+    pub(crate) fn imports(&self) -> impl Iterator<Item = &Import> {
         self.imports.iter().flatten()
     }
 }
@@ -349,11 +352,6 @@ impl fmt::Display for SettingKind {
             SettingKind::Table => "table of numbers",
         })
     }
-}
-
-/// Returns the environment variable of a key.
-pub(super) fn variable(section: &str, key: &str) -> String {
-    format!("FOREBAY_{}_{}", section.to_uppercase(), key.to_uppercase())
 }
 
 fn joined(lines: &[&str]) -> String {
