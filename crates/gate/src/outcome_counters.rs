@@ -90,8 +90,8 @@ impl OutcomeSeries {
 #[derive(Debug)]
 pub(crate) struct OutcomeCounters {
     labels: Vec<MetricLabel>,
-    /// Series of requests that take no permit, and of those that do. Every label is `other`. Without
-    /// configured labels, these are all series.
+    /// Series of requests that take no permit, and of those that do. Every label is `other`.
+    /// Without configured labels, these are all series.
     fallback: [Arc<OutcomeSeries>; 2],
     table: RwLock<SeriesTable<Arc<OutcomeSeries>>>,
 }
