@@ -11,7 +11,9 @@
 /// their number has stopped falling. Pure.
 #[derive(Debug, Default)]
 pub(crate) struct TrimPolicy {
+    /// Largest number of open connections since the last trim.
     peak: u64,
+    /// Number of open connections at the last call.
     last: u64,
     /// Whether the last trim was made while connections were closing. More memory may have been
     /// freed since.
@@ -22,10 +24,10 @@ pub(crate) struct TrimPolicy {
 const MIN_CLOSED: u64 = 500;
 
 impl TrimPolicy {
-    /// Takes the current number of open connections, about once a second, and returns whether to
-    /// trim the heap.
-    pub(crate) fn should_trim(&mut self, open: u64) -> bool {
-        self.peak = self.peak.max(open);
+    /// Takes the current number of open connections, and the largest number since the last call.
+    /// Returns whether to trim the heap. Called about once a second.
+    pub(crate) fn should_trim(&mut self, open: u64, peak: u64) -> bool {
+        self.peak = self.peak.max(open).max(peak);
         let halved = self.peak - open >= MIN_CLOSED && open <= self.peak / 2;
         let settled = self.trimmed_while_falling && open >= self.last;
         self.last = open;
@@ -87,14 +89,20 @@ mod tests {
 
     #[test]
     fn the_heap_is_trimmed_when_half_have_closed_and_once_more_when_the_number_settles() {
-        let mut trim_policy = TrimPolicy::default();
         let open = [0, 10, 0, 5_000, 3_000, 2_500, 450, 100, 0, 0, 0, 400, 0];
-        let trimmed: Vec<u64> = open
-            .iter()
-            .enumerate()
-            .filter(|(_, open)| trim_policy.should_trim(**open))
-            .map(|(at, _)| at as u64)
-            .collect();
-        assert_eq!(trimmed, [5, 6, 9], "at 2,500, at 450, and when settled");
+        assert_eq!(trims(open.map(|open| (open, open))), [5, 6, 9], "at 2,500, at 450, and when settled");
+    }
+
+    #[test]
+    fn connections_that_open_and_close_between_two_samples_are_noticed() {
+        let samples = [(0, 0), (0, 5_000), (0, 0), (0, 0), (0, 400), (600, 600), (600, 900), (600, 600)];
+        assert_eq!(trims(samples), [1, 2], "when all have closed, and when settled");
+    }
+
+    /// Returns at which samples the heap is trimmed.
+    fn trims(samples: impl IntoIterator<Item = (u64, u64)>) -> Vec<usize> {
+        let mut trim_policy = TrimPolicy::default();
+        let trims = samples.into_iter().enumerate();
+        trims.filter(|(_, (open, peak))| trim_policy.should_trim(*open, *peak)).map(|(at, _)| at).collect()
     }
 }

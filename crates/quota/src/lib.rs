@@ -99,6 +99,8 @@
 //!   `a_rebuild_ends_early_only_if_all_members_of_before_have_reported`,
 //!   `a_member_that_had_expired_before_a_loss_does_not_replace_a_report`,
 //!   `after_a_second_loss_the_rebuild_still_waits_for_all_members_of_before`,
+//!   `after_an_outage_a_rebuild_expects_the_members_that_the_store_knew`,
+//!   `a_rebuild_that_expects_a_member_of_release_0_1_does_not_end_early`,
 //!   `a_rebuild_ends_after_half_a_ttl_once_all_members_have_reported`
 //! - Members that expired together never hold more than the limit with `Closed`.
 //!   `members_that_all_expired_together_never_hold_more_than_the_limit`,

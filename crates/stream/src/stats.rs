@@ -63,7 +63,7 @@ pub struct ServerCounts {
 /// Counters behind [`ServerCounts`].
 #[derive(Debug, Default)]
 pub(crate) struct ServerCounters {
-    pub(crate) open_connections: EventCounter,
+    pub(crate) open_connections: PeakGauge,
     pub(crate) live_streams: EventCounter,
     pub(crate) upgraded_connections: EventCounter,
     pub(crate) accepted: EventCounter,
@@ -113,6 +113,12 @@ impl ServerStats {
         }
     }
 
+    /// Returns the largest number of connections that were open at once since the last call, and
+    /// starts over with the present number. For one caller: each call resets the peak for all.
+    pub fn take_peak_connections(&self) -> u64 {
+        self.0.open_connections.take_peak()
+    }
+
     pub(crate) fn counters(&self) -> &ServerCounters {
         &self.0
     }
@@ -133,5 +139,48 @@ impl EventCounter {
 
     pub(crate) fn get(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// Gauge that also keeps its largest value since the last [`PeakGauge::take_peak`].
+#[derive(Debug, Default)]
+pub(crate) struct PeakGauge {
+    value: AtomicU64,
+    peak: AtomicU64,
+}
+
+impl PeakGauge {
+    pub(crate) fn increment(&self) {
+        let value = self.value.fetch_add(1, Ordering::Relaxed) + 1;
+        self.peak.fetch_max(value, Ordering::Relaxed);
+    }
+
+    pub(crate) fn decrement(&self) {
+        self.value.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn get(&self) -> u64 {
+        self.value.load(Ordering::Relaxed)
+    }
+
+    fn take_peak(&self) -> u64 {
+        self.peak.swap(self.get(), Ordering::Relaxed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_peak_is_the_largest_value_since_the_last_call() {
+        let gauge = PeakGauge::default();
+        assert_eq!(gauge.take_peak(), 0);
+        (0..5).for_each(|_| gauge.increment());
+        (0..3).for_each(|_| gauge.decrement());
+        assert_eq!((gauge.get(), gauge.take_peak()), (2, 5));
+        gauge.decrement();
+        assert_eq!((gauge.get(), gauge.take_peak()), (1, 2), "it starts over with the value of the call");
+        assert_eq!(gauge.take_peak(), 1);
     }
 }

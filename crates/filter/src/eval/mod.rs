@@ -10,6 +10,7 @@
 mod arithmetic;
 mod cast;
 mod datetime;
+pub(crate) mod function;
 
 use std::borrow::Cow;
 use std::cmp::Ordering;
@@ -326,22 +327,7 @@ fn apply_unary(unary: Unary, value: SqlValue<'_>) -> EvalResult<'_> {
             other => unreachable!("it is an integer by type: {other:?}"),
         },
         Unary::SquareRoot => arithmetic::square_root(value).map(Some),
-        Unary::Case(casing, case) => Ok(Some(SqlValue::Text(casing.apply(as_text(value), case)?))),
-        Unary::Dimensions => {
-            let dimensions = as_array(value).dimensions.len();
-            Ok((dimensions > 0).then_some(SqlValue::Int(dimensions as i64)))
-        }
-        Unary::JustifyHours | Unary::JustifyDays | Unary::JustifyInterval => match value {
-            SqlValue::Interval(interval) => {
-                let justified = match unary {
-                    Unary::JustifyHours => interval.justify_hours(),
-                    Unary::JustifyDays => interval.justify_days(),
-                    _ => interval.justify(),
-                };
-                Ok(Some(SqlValue::Interval(justified?)))
-            }
-            other => unreachable!("it is an interval by type: {other:?}"),
-        },
+        Unary::Function(function) => function.apply(value),
         Unary::Cast { from, to, modern } => cast::cast(value, from, to, modern),
         Unary::Fit(fit) => cast::fit(value, fit).map(Some),
         Unary::Shift(micros) => datetime::shift(value, micros).map(Some),
@@ -369,7 +355,7 @@ fn apply<'v>(binary: Binary, left: SqlValue<'v>, right: SqlValue<'v>) -> Result<
             }
             SqlValue::Bool(like::matches(&text, &pattern)? != negated)
         }
-        Binary::LikeEscape => SqlValue::Text(Cow::Owned(like::with_escape(&as_text(left), &as_text(right))?)),
+        Binary::Function(function) => return function.apply(left, right),
         Binary::Contains { ignore_blanks, swapped } => {
             let (left, right) = (as_array(left), as_array(right));
             let (whole, part) = if swapped { (right, left) } else { (left, right) };

@@ -5,6 +5,7 @@ use super::expr::{Binary, Comparison, Expr, Unary};
 use super::sql_type::{Category, Scalar, SqlType};
 use super::{TypedExpr, Typer};
 use crate::error::FilterError;
+use crate::eval::function::UnaryFunction;
 use crate::syntax::{Subscript, SyntaxKind, SyntaxTree};
 use crate::value::array::ArrayEnd;
 
@@ -271,7 +272,7 @@ impl Typer<'_> {
     ) -> Result<Option<TypedExpr>, FilterError> {
         match array.kind {
             SqlType::Array(_) => Ok(Some(TypedExpr::new(
-                Expr::unary(Unary::Dimensions, array.expr),
+                Expr::unary(Unary::Function(UnaryFunction::ArrayDimensions), array.expr),
                 SqlType::Scalar(Scalar::Int4),
             ))),
             SqlType::Unknown => {

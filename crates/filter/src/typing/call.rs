@@ -4,6 +4,7 @@ use super::expr::{Binary, Expr, Unary};
 use super::sql_type::{Scalar, SqlType};
 use super::{TypedExpr, Typer};
 use crate::error::FilterError;
+use crate::eval::function::{BinaryFunction, UnaryFunction};
 use crate::syntax::{ChoiceFunction, SyntaxTree};
 use crate::value::SqlValue;
 use crate::value::array::ArrayEnd;
@@ -64,9 +65,9 @@ impl Typer<'_> {
                 self.array_push(array, item, ArrayEnd::Front, at)
             }
             ("array_ndims", 1) => self.array_dimensions(next(), at),
-            ("justify_hours", 1) => self.justify(Unary::JustifyHours, next(), at),
-            ("justify_days", 1) => self.justify(Unary::JustifyDays, next(), at),
-            ("justify_interval", 1) => self.justify(Unary::JustifyInterval, next(), at),
+            ("justify_hours", 1) => self.justify(UnaryFunction::JustifyHours, next(), at),
+            ("justify_days", 1) => self.justify(UnaryFunction::JustifyDays, next(), at),
+            ("justify_interval", 1) => self.justify(UnaryFunction::JustifyInterval, next(), at),
             ("timezone", 2) => self.zone(next(), next(), at),
             (
                 "lower" | "upper" | "like" | "ilike" | "concat" | "array_cat" | "array_append"
@@ -90,7 +91,8 @@ impl Typer<'_> {
         let what = if case == LetterCase::Lower { "lower" } else { "upper" };
         let casing = self.casing(self.collation(collation), what, at)?;
         let argument = self.coerce(argument, SqlType::TEXT, at)?;
-        Ok(Some(TypedExpr { expr: Expr::unary(Unary::Case(casing, case), argument.expr), ..argument }))
+        let function = UnaryFunction::Case(casing, case);
+        Ok(Some(TypedExpr { expr: Expr::unary(Unary::Function(function), argument.expr), ..argument }))
     }
 
     fn like_call(
@@ -121,7 +123,8 @@ impl Typer<'_> {
         let collation = self.merge([&pattern, &escape], at)?;
         let (pattern, escape) =
             (self.coerce(pattern, SqlType::TEXT, at)?, self.coerce(escape, SqlType::TEXT, at)?);
-        let expr = Expr::Binary(Binary::LikeEscape, Box::new([pattern.expr, escape.expr]));
+        let expr =
+            Expr::Binary(Binary::Function(BinaryFunction::LikeEscape), Box::new([pattern.expr, escape.expr]));
         Ok(Some(TypedExpr { expr, kind: SqlType::TEXT, collation }))
     }
 
@@ -141,7 +144,7 @@ impl Typer<'_> {
 
     fn justify(
         &self,
-        unary: Unary,
+        function: UnaryFunction,
         argument: TypedExpr,
         at: usize,
     ) -> Result<Option<TypedExpr>, FilterError> {
@@ -150,7 +153,7 @@ impl Typer<'_> {
             return Ok(None);
         }
         let argument = self.coerce(argument, INTERVAL, at)?;
-        Ok(Some(TypedExpr { expr: Expr::unary(unary, argument.expr), ..argument }))
+        Ok(Some(TypedExpr { expr: Expr::unary(Unary::Function(function), argument.expr), ..argument }))
     }
 
     /// Types `timezone(zone, moment)`, also written `moment AT TIME ZONE zone`.

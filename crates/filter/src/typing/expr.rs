@@ -1,10 +1,11 @@
 //! Typed expressions, which `eval/` evaluates.
 
 use super::sql_type::{Scalar, SqlType};
+use crate::eval::function::{BinaryFunction, UnaryFunction};
 use crate::syntax::IsTest;
 use crate::value::SqlValue;
 use crate::value::array::ArrayEnd;
-use crate::value::letter_case::{Casing, LetterCase};
+use crate::value::letter_case::Casing;
 
 /// A typed expression. Operands have the operator's types: implicit casts are separate nodes.
 #[derive(Clone, Debug, PartialEq)]
@@ -74,11 +75,7 @@ pub(crate) enum Unary {
     Abs(Scalar),
     BitNot,
     SquareRoot,
-    Case(Casing, LetterCase),
-    Dimensions,
-    JustifyHours,
-    JustifyDays,
-    JustifyInterval,
+    Function(UnaryFunction),
     /// Cast. `modern`: parse texts as Postgres 16 and newer.
     Cast {
         from: SqlType,
@@ -144,7 +141,7 @@ pub(crate) enum Binary {
         negated: bool,
         casing: Option<Casing>,
     },
-    LikeEscape,
+    Function(BinaryFunction),
     /// `@>`. With `swapped`: `<@`.
     Contains {
         ignore_blanks: bool,

@@ -128,7 +128,8 @@ pub(crate) async fn upkeep(metrics: PrometheusHandle, http: ServerStats) {
     loop {
         let now = ticks.tick().await;
         metrics.run_upkeep();
-        if trim_policy.should_trim(http.counts().open_connections) || now - trimmed >= TRIM_INTERVAL {
+        let (open, peak) = (http.counts().open_connections, http.take_peak_connections());
+        if trim_policy.should_trim(open, peak) || now - trimmed >= TRIM_INTERVAL {
             trimmed = now;
             let _ = tokio::task::spawn_blocking(memory::trim_heap).await;
         }

@@ -1,11 +1,18 @@
-//! TLS of the client address, tested with curl.
+//! TLS of the client address, tested with curl and rustls.
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
+use std::sync::Arc;
 
 use rustix::process::Signal;
-use tokio::io::AsyncReadExt as _;
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject as _;
+use rustls::{ClientConfig, RootCertStore};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
 use tokio::process::Command;
+use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
 
 use crate::forebay_process::ForebayProcess;
 use crate::scripted_upstream::ScriptedUpstream;
@@ -76,6 +83,16 @@ pub(crate) async fn run_curl(mut command: Command) -> Result<String, String> {
     }
 }
 
+/// Opens a TLS connection that trusts the certificate. Reading its end fails without close_notify.
+async fn connect_tls(pair: &CertificateFiles, gate: &ForebayProcess) -> TlsStream<TcpStream> {
+    let mut roots = RootCertStore::empty();
+    roots.add(CertificateDer::from_pem_file(pair.certificate()).unwrap()).unwrap();
+    let config = ClientConfig::builder().with_root_certificates(roots).with_no_client_auth();
+    let socket = TcpStream::connect(gate.addr).await.unwrap();
+    let connecting = TlsConnector::from(Arc::new(config)).connect("localhost".try_into().unwrap(), socket);
+    within("the handshake", connecting).await.unwrap()
+}
+
 fn gate(pair: &CertificateFiles, origin: &str, more: &[(&str, &str)]) -> ForebayProcess {
     let (certificate, key) = (pair.certificate(), pair.key());
     let files = [
@@ -111,6 +128,27 @@ async fn x_forwarded_proto_is_https_for_tls_clients() {
     let head = origin.accept().await.head().await;
     assert_eq!(head.header("x-forwarded-proto"), Some("https"), "{}", head.text);
     client.kill().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_refused_upgrade_over_tls_ends_with_close_notify() {
+    let (origin, pair) = (ScriptedUpstream::start().await, CertificateFiles::new("refused-upgrade"));
+    let gate = gate(&pair, &origin.url(), &[]);
+    let mut client = connect_tls(&pair, &gate).await;
+    let request =
+        b"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: close, Upgrade\r\nUpgrade: websocket\r\n\r\n";
+    client.write_all(request).await.unwrap();
+    let mut upstream = origin.accept().await;
+    assert_eq!(upstream.head().await.header("upgrade"), Some("websocket"));
+    upstream.send("HTTP/1.1 426 X\r\nContent-Length: 2\r\n\r\nok").await;
+    let mut response = Vec::new();
+    let end = within("the end", client.read_to_end(&mut response)).await;
+    assert!(
+        response.starts_with(b"HTTP/1.1 426 ") && response.ends_with(b"ok"),
+        "{}",
+        response.escape_ascii()
+    );
+    end.expect("the connection ends with close_notify");
 }
 
 #[tokio::test]

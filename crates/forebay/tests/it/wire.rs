@@ -9,10 +9,8 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::{Instant, sleep, timeout};
 
-/// Longest wait of a test. Far longer than any step takes on a busy machine, and than the program's
-/// longest interval, 60 s: a crowd that comes and goes within a second is freed by the next trim of
-/// the heap.
-pub(crate) const DEADLINE: Duration = Duration::from_secs(120);
+/// Longest wait of a test. Far longer than any step takes on a busy machine.
+pub(crate) const DEADLINE: Duration = Duration::from_secs(60);
 
 /// Awaits a future. Fails after [`DEADLINE`], naming `what` and the caller.
 #[track_caller]

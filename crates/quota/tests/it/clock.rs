@@ -9,38 +9,18 @@ use std::time::{Duration, Instant};
 
 use forebay_quota::{
     Heartbeat, HeartbeatKind, HeartbeatReply, Holdings, MemberConfig, MemberId, Membership, MemoryStore,
-    Quota, RateConfig, RedisStore, Settlement, SettlementReply, Store, StoreFuture, TokenReply, TokenRequest,
+    Quota, RateConfig, Settlement, SettlementReply, Store, StoreFuture, TokenReply, TokenRequest,
 };
 use forebay_redis::RedisClient;
 use forebay_sandbox::Redis;
 
-use crate::support::{TEST_TIMEOUT, namespace, settled_store, until};
+use crate::support::{TEST_TIMEOUT, heartbeat, namespace, redis_now, settled_store, until};
 
 const STEP_MS: u64 = 600_000;
 const TTL: Duration = Duration::from_secs(2);
 
-/// Returns Redis's time in ms.
-async fn redis_now(client: &RedisClient) -> u64 {
-    let (seconds, micros): (String, String) = client.exec(("TIME",)).await.unwrap();
-    seconds.parse::<u64>().unwrap() * 1000 + micros.parse::<u64>().unwrap() / 1000
-}
-
 async fn client() -> RedisClient {
     RedisClient::connect(Redis::shared().url()).await.unwrap()
-}
-
-async fn heartbeat(store: &RedisStore, member: &MemberId, kind: HeartbeatKind) -> HeartbeatReply {
-    store
-        .heartbeat(Heartbeat {
-            member: member.clone(),
-            ttl: TTL,
-            kind,
-            generation: 1,
-            members_before: 0,
-            has_reported: false,
-        })
-        .await
-        .unwrap()
 }
 
 #[tokio::test]
@@ -83,10 +63,10 @@ async fn a_rebuild_started_under_a_clock_ahead_lasts_one_ttl_at_most() {
     let ahead = redis_now(&client).await + STEP_MS;
     client.exec::<u64>(("HSET", format!("{{{namespace}}}:m"), "!", format!("1:{ahead}"))).await.unwrap();
     let started = Instant::now();
-    let reply = heartbeat(&store, &member, HeartbeatKind::Join).await;
+    let reply = heartbeat(&store, &member, HeartbeatKind::Join, TTL).await;
     assert_eq!(reply.rebuild_left, TTL);
     until("it ends", TEST_TIMEOUT, async || {
-        heartbeat(&store, &member, HeartbeatKind::Renew).await.rebuild_left.is_zero()
+        heartbeat(&store, &member, HeartbeatKind::Renew, TTL).await.rebuild_left.is_zero()
     })
     .await;
     assert!(started.elapsed() >= TTL, "members have one TTL to report");
@@ -99,9 +79,9 @@ async fn a_member_that_died_under_a_clock_ahead_expires_one_ttl_after_the_clock_
     let [witness, dead, old, new] =
         [("w", 1), ("dead", 1), ("same", 1), ("same", 2)].map(|(name, epoch)| MemberId::new(name, epoch));
     for member in [&witness, &dead, &old, &new] {
-        heartbeat(&store, member, HeartbeatKind::Join).await;
+        heartbeat(&store, member, HeartbeatKind::Join, TTL).await;
     }
-    heartbeat(&store, &new, HeartbeatKind::TakeOver).await;
+    heartbeat(&store, &new, HeartbeatKind::TakeOver, TTL).await;
     let ahead = (redis_now(&client).await + STEP_MS).to_string();
     for (key, member) in [("m", &dead), ("m", &new), ("x", &old)] {
         let key = format!("{{{namespace}}}:{key}");
@@ -113,7 +93,7 @@ async fn a_member_that_died_under_a_clock_ahead_expires_one_ttl_after_the_clock_
     }
     until("only the witness is alive", TEST_TIMEOUT, async || {
         assert!(matches!(
-            heartbeat(&store, &witness, HeartbeatKind::Renew).await.membership,
+            heartbeat(&store, &witness, HeartbeatKind::Renew, TTL).await.membership,
             Membership::Alive { .. }
         ));
         let members = store.query_holdings(Vec::new()).await.unwrap().members;
@@ -122,7 +102,7 @@ async fn a_member_that_died_under_a_clock_ahead_expires_one_ttl_after_the_clock_
     .await;
     // Members that expired after the last heartbeat are no longer listed; the next heartbeat
     // removes them.
-    heartbeat(&store, &witness, HeartbeatKind::Renew).await;
+    heartbeat(&store, &witness, HeartbeatKind::Renew, TTL).await;
     let ttls: Vec<String> = client.exec(("HKEYS", format!("{{{namespace}}}:t"))).await.unwrap();
     assert_eq!(ttls, [witness.as_str()], "nothing is left of the others");
 }

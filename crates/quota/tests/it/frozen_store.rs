@@ -4,29 +4,15 @@
 use std::time::Duration;
 
 use forebay_quota::{
-    Allocation, BudgetConfig, Heartbeat, HeartbeatKind, HeartbeatReply, MemberId, Membership, OutagePolicy,
-    Quota, QuotaMode, RedisStore, Settlement, SettlementReply, ShareRequest, Store,
+    Allocation, BudgetConfig, HeartbeatKind, MemberId, Membership, OutagePolicy, Quota, QuotaMode,
+    RedisStore, Settlement, SettlementReply, ShareRequest, Store,
 };
 use forebay_sandbox::Redis;
 
-use crate::support::{TEST_TIMEOUT, namespace, quick, settled_store, until};
+use crate::support::{TEST_TIMEOUT, heartbeat, namespace, quick, settled_store, until};
 
 const LIMIT: u32 = 40;
 const TTL: Duration = Duration::from_secs(2);
-
-async fn heartbeat(store: &RedisStore, member: &MemberId, kind: HeartbeatKind) -> HeartbeatReply {
-    store
-        .heartbeat(Heartbeat {
-            member: member.clone(),
-            ttl: TTL,
-            kind,
-            generation: 1,
-            members_before: 0,
-            has_reported: false,
-        })
-        .await
-        .unwrap()
-}
 
 async fn settle(store: &RedisStore, member: &MemberId, sequence: u64, (floor, want): (u32, u32)) -> u32 {
     let allocation = Allocation::Blocks;
@@ -52,23 +38,23 @@ async fn the_first_member_after_an_outage_gets_nothing_before_the_others_have_re
     let store = settled_store(&server, "frozen").await;
     let (holder, first) = (MemberId::new("holder", 1), MemberId::new("first", 1));
     for member in [&holder, &first] {
-        heartbeat(&store, member, HeartbeatKind::Join).await;
+        heartbeat(&store, member, HeartbeatKind::Join, TTL).await;
     }
     assert_eq!(settle(&store, &holder, 1, (30, 30)).await, 30);
     server.freeze();
     tokio::time::sleep(TTL + TTL / 2).await; // the outage must last longer than the TTL
     server.thaw();
-    let reply = heartbeat(&store, &first, HeartbeatKind::Renew).await;
+    let reply = heartbeat(&store, &first, HeartbeatKind::Renew, TTL).await;
     assert_eq!((reply.membership, reply.rebuild_left), (Membership::Unknown, TTL));
-    heartbeat(&store, &first, HeartbeatKind::Join).await;
+    heartbeat(&store, &first, HeartbeatKind::Join, TTL).await;
     assert_eq!(settle(&store, &first, 1, (0, LIMIT)).await, 0);
     let rejoined = MemberId::new("holder", 2);
-    heartbeat(&store, &rejoined, HeartbeatKind::Join).await;
+    heartbeat(&store, &rejoined, HeartbeatKind::Join, TTL).await;
     assert_eq!(settle(&store, &rejoined, 1, (30, 30)).await, 30);
     let mut sequence = 1;
     until("the rebuild ends", TEST_TIMEOUT, async || {
-        heartbeat(&store, &rejoined, HeartbeatKind::Renew).await;
-        heartbeat(&store, &first, HeartbeatKind::Renew).await.rebuild_left.is_zero()
+        heartbeat(&store, &rejoined, HeartbeatKind::Renew, TTL).await;
+        heartbeat(&store, &first, HeartbeatKind::Renew, TTL).await.rebuild_left.is_zero()
     })
     .await;
     sequence += 1;
@@ -79,10 +65,10 @@ async fn the_first_member_after_an_outage_gets_nothing_before_the_others_have_re
 async fn a_single_instance_is_not_refused_because_of_its_predecessor() {
     let server = Redis::shared();
     let store = settled_store(server, &namespace("alone")).await;
-    heartbeat(&store, &MemberId::new("only", 1), HeartbeatKind::Join).await;
+    heartbeat(&store, &MemberId::new("only", 1), HeartbeatKind::Join, TTL).await;
     tokio::time::sleep(2 * TTL).await; // it was killed, and is restarted long after its TTL
     let again = MemberId::new("only", 2);
-    assert_eq!(heartbeat(&store, &again, HeartbeatKind::Join).await.rebuild_left, Duration::ZERO);
+    assert_eq!(heartbeat(&store, &again, HeartbeatKind::Join, TTL).await.rebuild_left, Duration::ZERO);
     assert!(settle(&store, &again, 1, (0, LIMIT)).await >= LIMIT);
 }
 

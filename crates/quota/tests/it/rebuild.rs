@@ -13,7 +13,7 @@ use forebay_testkit::{Direction, Proxy};
 
 use crate::release_0_1::Release01Store;
 use crate::rolling_upgrade::AnyRelease;
-use crate::support::{TEST_TIMEOUT, namespace, settled_store, steady, until};
+use crate::support::{TEST_TIMEOUT, heartbeat, namespace, redis_now, settled_store, steady, until};
 
 const LIMIT: u32 = 100;
 /// Longer than a member needs to lend its part, on a busy machine.
@@ -185,6 +185,7 @@ async fn after_a_restart_without_persistence_redis_grants_at_once() {
     assert_eq!(users.holders("ann").await.unwrap()[0].count, 2);
 }
 
+/// Sends the first heartbeat of a member that had counted two members.
 async fn report(store: &RedisStore, name: &str, ttl: Duration, has_reported: bool) -> HeartbeatReply {
     let (member, kind) = (MemberId::new(name, 1), HeartbeatKind::Join);
     let heartbeat = Heartbeat { member, ttl, kind, generation: 1, members_before: 2, has_reported };
@@ -213,6 +214,53 @@ async fn a_rebuild_ends_after_half_a_ttl_once_all_members_have_reported() {
     let client = RedisClient::connect(server.url()).await.unwrap();
     assert!(!client.exec::<bool>(("EXISTS", format!("{{{namespace}}}:w"))).await.unwrap());
     assert_eq!(report(&store, "a", LONG, true).await.expected, 0);
+}
+
+/// Redis's clock can't be advanced, so the test writes the expiries that members have after an
+/// outage.
+#[tokio::test]
+async fn after_an_outage_a_rebuild_expects_the_members_that_the_store_knew() {
+    const LONG: Duration = Duration::from_secs(3600);
+    let (server, namespace) = (Redis::shared(), namespace("outage"));
+    let store = settled_store(server, &namespace).await;
+    let members = ["a", "b", "c"].map(|name| MemberId::new(name, 1));
+    for member in &members {
+        heartbeat(&store, member, HeartbeatKind::Join, LONG).await;
+    }
+    // No heartbeat has arrived for most of the TTL: a and b have just expired, and c will soon.
+    let client = RedisClient::connect(server.url()).await.unwrap();
+    let now = redis_now(&client).await;
+    let soon = now + LONG.as_millis() as u64 / 4;
+    for (member, expires) in members.iter().zip([now, now, soon]) {
+        let key = format!("{{{namespace}}}:m");
+        client.exec::<u64>(("HSET", key, member.as_str(), expires.to_string())).await.unwrap();
+    }
+    let reply = heartbeat(&store, &MemberId::new("new", 1), HeartbeatKind::Join, LONG).await;
+    assert_eq!((reply.rebuild_left, reply.expected), (LONG, 3));
+    for name in ["a", "b"] {
+        let reply = report(&store, name, LONG, true).await;
+        assert!(reply.rebuild_left > LONG / 2 && reply.expected == 3, "c has yet to report: {reply:?}");
+    }
+    let reply = report(&store, "c", LONG, true).await;
+    assert!(reply.rebuild_left <= LONG / 2 && !reply.rebuild_left.is_zero(), "{reply:?}");
+}
+
+#[tokio::test]
+async fn a_rebuild_that_expects_a_member_of_release_0_1_does_not_end_early() {
+    const LONG: Duration = Duration::from_secs(3600);
+    let (server, namespace) = (Redis::shared(), namespace("early-rolling"));
+    let store = new_namespace(server, &namespace).await;
+    report(&store, "new", LONG, true).await;
+    let client = RedisClient::connect(server.url()).await.unwrap();
+    let (old_store, member) = (Release01Store::new(client, &namespace), MemberId::new("old", 1));
+    for kind in [HeartbeatKind::Join, HeartbeatKind::Renew] {
+        let (member, ttl) = (member.clone(), LONG);
+        let heartbeat = Heartbeat { member, ttl, kind, generation: 1, members_before: 2, has_reported: true };
+        old_store.heartbeat(heartbeat).await.unwrap();
+        let reply = report(&store, "new", LONG, true).await;
+        assert!(reply.rebuild_left > LONG / 2 && reply.expected == 2, "{reply:?}");
+        assert_eq!(reply.members, 2);
+    }
 }
 
 #[tokio::test]

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use forebay_quota::{MemberConfig, RedisStore};
+use forebay_quota::{Heartbeat, HeartbeatKind, HeartbeatReply, MemberConfig, MemberId, RedisStore, Store};
 use forebay_redis::RedisClient;
 use forebay_sandbox::Redis;
 pub(crate) use forebay_testkit::TEST_TIMEOUT;
@@ -35,6 +35,24 @@ pub(crate) async fn settled_store(server: &Redis, namespace: &str) -> RedisStore
     client.exec::<u64>(("HSETNX", format!("{{{namespace}}}:m"), "!", "1:0")).await.unwrap();
     client.exec::<u64>(("HSETNX", format!("{{{namespace}}}:m"), "?", "0")).await.unwrap();
     RedisStore::new(client, namespace)
+}
+
+/// Returns Redis's time in ms.
+pub(crate) async fn redis_now(client: &RedisClient) -> u64 {
+    let (seconds, micros): (String, String) = client.exec(("TIME",)).await.unwrap();
+    seconds.parse::<u64>().unwrap() * 1000 + micros.parse::<u64>().unwrap() / 1000
+}
+
+/// Sends the heartbeat of a member that has counted no other members.
+pub(crate) async fn heartbeat(
+    store: &RedisStore,
+    member: &MemberId,
+    kind: HeartbeatKind,
+    ttl: Duration,
+) -> HeartbeatReply {
+    let member = member.clone();
+    let heartbeat = Heartbeat { member, ttl, kind, generation: 1, members_before: 0, has_reported: false };
+    store.heartbeat(heartbeat).await.unwrap()
 }
 
 /// Polls until `condition` holds; fails after `within`. Events in other processes send no

@@ -10,6 +10,7 @@ use forebay_sandbox::Redis;
 use tokio::runtime::Builder;
 
 use super::counter_pool::CounterPool;
+use super::finish_rebuild;
 use super::lease_script::LeaseScript;
 use crate::harness::{Better, Contest, Entrant, Scoreboard, Spread, interleave};
 use crate::machine::CpuPin;
@@ -203,11 +204,10 @@ async fn per_core<F: Future<Output = Result<()>> + Send>(
     Ok(decisions as f64 / (busy_ns as f64 / 1e9))
 }
 
-/// Joins a namespace, and takes a first unit. The rebuild of the namespace is marked as finished
-/// beforehand, so that it isn't measured.
+/// Joins a namespace whose rebuild is finished, and takes a first unit.
 async fn join(url: &str) -> Result<(Quota, Budget, KeyedLimit)> {
     let client = RedisClient::connect(url).await?;
-    client.exec::<u64>(("HSET", "{race}:m", ["!", "1:0", "?", "0"])).await?;
+    finish_rebuild(&client, "race").await?;
     let quota = Quota::join(RedisStore::new(client, "race"), MemberConfig::new("racer")).await;
     anyhow::ensure!(quota.status().mode == QuotaMode::Normal, "the member is {}", quota.status().mode);
     let budget = quota.budget("streams", BudgetConfig::new(10_000));

@@ -1,5 +1,6 @@
 //! Admission decisions: the time of a local one, the latency of an exact one in Redis, and the CPU
-//! time that Redis spends on it.
+//! time that Redis spends on it. And a crowd of streams: whether its last streams wait longer than
+//! its first ones.
 //!
 //! A decision takes a unit. All contestants that use Redis share one server and use our client, so
 //! only the commands differ.
@@ -8,20 +9,22 @@
 //! is the same without reading the utilization.
 
 mod counter_pool;
+mod crowd;
 mod decision;
 mod lease_script;
 mod local;
 
 use anyhow::Result;
+use forebay_redis::RedisClient;
 
-use crate::harness::{Race, Scoreboard, no_child};
+use crate::harness::{Race, Scoreboard};
 
 pub(crate) const RACE: Race = Race {
     name: "admission",
-    about: "admission decisions: local, and exact per user in Redis (PING, plain counters, a lease script)",
-    cases: &["local", "keyed", "seed", "seed_drawn", "redis_cpu"],
+    about: "admission decisions: local, and exact per user in Redis (PING, plain counters, a lease script); 10,000 streams (the first hundred)",
+    cases: &["local", "keyed", "seed", "seed_drawn", "redis_cpu", "crowd_layer", "crowd_gate"],
     run,
-    child: no_child,
+    child: crowd::child,
 };
 
 fn run(board: &mut Scoreboard) -> Result<()> {
@@ -34,5 +37,17 @@ fn run(board: &mut Scoreboard) -> Result<()> {
     if board.is_selected("redis_cpu") {
         decision::redis_cpu(board)?;
     }
+    if board.is_selected("crowd_layer") {
+        crowd::run_layer(board)?;
+    }
+    if board.is_selected("crowd_gate") {
+        crowd::run_gate(board)?;
+    }
+    Ok(())
+}
+
+/// Marks the rebuild of a namespace as finished, so that it isn't measured.
+async fn finish_rebuild(client: &RedisClient, namespace: &str) -> Result<()> {
+    client.exec::<u64>(("HSET", format!("{{{namespace}}}:m"), ["!", "1:0", "?", "0"])).await?;
     Ok(())
 }

@@ -2,13 +2,14 @@
 //! change. With `--exit-when-unfit` it exits.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use forebay_sandbox::Postgres;
 use rustix::process::Signal;
 
 use super::support::{ServeFixture, ServeProcess};
 use crate::forebay_process::ForebayProcess;
-use crate::wire::until;
+use crate::wire::{HttpConnection, until};
 
 const ITEMS: &str = "CREATE TABLE items (id int PRIMARY KEY)";
 
@@ -154,6 +155,30 @@ async fn with_exit_when_unfit_the_process_exits_with_status_1_and_says_why() {
     let mut serve = fixture.serve_with(&[("FOREBAY_DATABASE_EXIT_WHEN_UNFIT", "true")]).await;
     serve.signal(Signal::TERM);
     assert_eq!(serve.end().await.code(), Some(0), "a fit database");
+}
+
+#[tokio::test]
+async fn a_signal_after_the_server_stopped_because_it_is_unfit_counts_as_the_first() {
+    let postgres: &Postgres =
+        Box::leak(Box::new(Postgres::builder().config("wal_level", "replica").start().unwrap()));
+    let fixture = ServeFixture::on_postgres(postgres, ITEMS);
+    postgres.stop().unwrap();
+    let mut serve = fixture.spawn(&[("FOREBAY_DATABASE_EXIT_WHEN_UNFIT", "true")]);
+    // The drain waits for this request, whose body is incomplete.
+    let mut client = HttpConnection::connect(serve.addr).await;
+    client
+        .send("POST /v1/shape?table=items&offset=-1 HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\n{")
+        .await;
+    until("the request has arrived", async || serve.status().await["http"]["requests"] == 1).await;
+    postgres.revive().unwrap();
+    serve.wait_for_log("process exiting: database unfit");
+    serve.wait_for_log("server stopping");
+    serve.signal(Signal::TERM);
+    tokio::time::sleep(Duration::from_millis(500)).await; // an abort takes less
+    assert_eq!(serve.has_ended(), None, "one signal aborted the shutdown");
+    serve.signal(Signal::INT);
+    assert_eq!(serve.end().await.code(), Some(1));
+    serve.wait_for_log("server aborted by a second signal");
 }
 
 #[tokio::test]

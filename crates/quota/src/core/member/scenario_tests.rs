@@ -87,6 +87,18 @@ impl LocalCluster {
         }
     }
 
+    /// Lets time pass, then executes all calls of each member in turn.
+    fn serve_after<'m>(
+        &mut self,
+        ms: u64,
+        members: impl IntoIterator<Item = &'m mut QuotaMember<NamedCaller>>,
+    ) {
+        self.advance(ms);
+        for member in members {
+            self.serve(member);
+        }
+    }
+
     fn execute(&mut self, member: &mut QuotaMember<NamedCaller>, call: MemberCall) {
         let now = self.now();
         match call {
@@ -220,8 +232,7 @@ fn units_that_the_store_does_not_know_are_not_lent_again() {
     cluster.take(&mut a, &ann()).unwrap();
     // a is disconnected until it expires, and both units are granted to b.
     for _ in 0..6 {
-        cluster.advance(20);
-        cluster.serve(&mut b);
+        cluster.serve_after(20, [&mut b]);
     }
     cluster.take(&mut b, &ann()).unwrap();
     cluster.take(&mut b, &ann()).unwrap();
@@ -240,8 +251,7 @@ fn units_that_the_store_does_not_know_are_not_lent_again() {
     assert!(a.try_take(&ann(), cluster.now()).is_err());
     a.on_settlement_reply(Err(CallError::Dropped), cluster.now());
     assert!(a.try_take(&ann(), cluster.now()).is_err());
-    cluster.advance(5);
-    cluster.serve(&mut a);
+    cluster.serve_after(5, [&mut a]);
     assert!(matches!(cluster.take(&mut a, &ann()), Err(QuotaRefusal::Full { used: 2, limit: 2 })));
     assert_eq!(cluster.ledger.held(ann_key().account()).into_values().collect::<Vec<_>>(), [2]);
 }
@@ -252,12 +262,10 @@ fn a_rebuild_lasts_until_a_heartbeat_has_ended_it() {
     let mut a = cluster.join("a", 1);
     cluster.ledger = StoreLedger::default(); // it has lost all data
     while a.mode(cluster.now()) != QuotaMode::Rebuilding {
-        cluster.advance(1);
-        cluster.serve(&mut a);
+        cluster.serve_after(1, [&mut a]);
     }
     while a.rebuild_left(cluster.now()).is_some_and(|left| left > Duration::from_millis(1)) {
-        cluster.advance(1);
-        cluster.serve(&mut a);
+        cluster.serve_after(1, [&mut a]);
     }
     cluster.advance(1);
     // The store would refuse: no heartbeat has ended the rebuild yet.
@@ -286,8 +294,7 @@ fn a_new_namespace_grants_at_once_unless_the_policy_is_closed() {
             }
         }
         // What the first member has reported counts for the next one.
-        cluster.advance(20);
-        cluster.serve(&mut first);
+        cluster.serve_after(20, [&mut first]);
         let mut second = cluster.join_with("b", 2, OutagePolicy::Open);
         assert_eq!(cluster.take_all(&mut second, &streams()).0, 10 - streams_taken);
         assert_eq!(cluster.take_all(&mut second, &ann()).0, 2 - keys_taken);
@@ -330,17 +337,12 @@ fn a_rebuild_ends_after_half_a_ttl_once_all_members_of_before_have_reported() {
     let (mut a, mut b) = (cluster.join("a", 1), cluster.join("b", 2));
     cluster.take(&mut a, &ann()).unwrap();
     cluster.take(&mut b, &ann()).unwrap();
-    cluster.advance(20);
-    cluster.serve(&mut a);
-    cluster.serve(&mut b);
+    cluster.serve_after(20, [&mut a, &mut b]);
     cluster.ledger = StoreLedger::default();
-    cluster.advance(20);
-    cluster.serve(&mut a);
+    cluster.serve_after(20, [&mut a]);
     let (began, mut fresh) = (cluster.time, cluster.join_with("fresh", 3, OutagePolicy::Closed));
     for _ in 0..6 {
-        cluster.advance(10);
-        cluster.serve(&mut a);
-        cluster.serve(&mut fresh);
+        cluster.serve_after(10, [&mut a, &mut fresh]);
     }
     assert_eq!(
         a.mode(cluster.now()),
@@ -362,23 +364,18 @@ fn after_a_second_loss_the_rebuild_still_waits_for_all_members_of_before() {
     let mut cluster = LocalCluster::new();
     let (mut a, mut b) = (cluster.join("a", 1), cluster.join("b", 2));
     cluster.take(&mut b, &ann()).unwrap();
-    cluster.advance(20);
-    cluster.serve(&mut a);
-    cluster.serve(&mut b);
+    cluster.serve_after(20, [&mut a, &mut b]);
     for _ in 0..2 {
         cluster.ledger = StoreLedger::default();
-        cluster.advance(20);
-        cluster.serve(&mut a);
+        cluster.serve_after(20, [&mut a]);
     }
     for _ in 0..8 {
-        cluster.advance(10);
-        cluster.serve(&mut a);
+        cluster.serve_after(10, [&mut a]);
         assert_eq!(a.mode(cluster.now()), QuotaMode::Rebuilding, "b has yet to report");
     }
     cluster.serve(&mut b);
     assert_eq!(b.mode(cluster.now()), QuotaMode::Rebuilding, "nothing shows which members a counted");
-    cluster.advance(20);
-    cluster.serve(&mut b);
+    cluster.serve_after(20, [&mut b]);
     assert_eq!(b.mode(cluster.now()), QuotaMode::Normal, "a TTL after the second loss");
 }
 
@@ -386,8 +383,7 @@ fn after_a_second_loss_the_rebuild_still_waits_for_all_members_of_before() {
 fn a_member_that_had_expired_before_a_loss_does_not_replace_a_report() {
     let mut cluster = LocalCluster::new();
     let (mut a, mut b) = (cluster.join("a", 1), cluster.join("b", 2));
-    cluster.advance(20);
-    cluster.serve(&mut a);
+    cluster.serve_after(20, [&mut a]);
     for _ in 0..6 {
         cluster.serve(&mut b);
         cluster.advance(20);
@@ -396,14 +392,11 @@ fn a_member_that_had_expired_before_a_loss_does_not_replace_a_report() {
     assert!(!cluster.ledger.is_alive(a.id()));
     let mut d = cluster.join("d", 4);
     cluster.take(&mut d, &ann()).unwrap();
-    cluster.advance(20);
-    cluster.serve(&mut b);
+    cluster.serve_after(20, [&mut b]);
     assert_eq!((a.members(), b.members()), (2, 2));
     cluster.ledger = StoreLedger::default();
     for _ in 0..7 {
-        cluster.advance(10);
-        cluster.serve(&mut a);
-        cluster.serve(&mut b);
+        cluster.serve_after(10, [&mut a, &mut b]);
     }
     assert_eq!(b.mode(cluster.now()), QuotaMode::Rebuilding, "d has yet to report");
 }
@@ -414,12 +407,10 @@ fn an_incarnation_that_replaces_one_with_lost_writes_does_not_report_again() {
     let (mut a, mut b) = (cluster.join("a", 1), cluster.join("b", 2));
     cluster.take(&mut a, &ann()).unwrap();
     cluster.take(&mut b, &ann()).unwrap();
-    cluster.advance(20);
-    cluster.serve(&mut a);
+    cluster.serve_after(20, [&mut a]);
     assert_eq!(a.members(), 2);
     cluster.ledger = StoreLedger::default();
-    cluster.advance(20);
-    cluster.serve(&mut a);
+    cluster.serve_after(20, [&mut a]);
     let reported = a.id().clone();
     // The second one forgets the incarnation that has reported, so that it doesn't leave.
     a.rejoin(RejoinReason::StoreLostWrites, cluster.now());
@@ -443,8 +434,7 @@ fn a_budget_held_until_expiry_grants_nothing_new_during_a_rebuild() {
         let refusal = cluster.take(&mut member, &connections).unwrap_err();
         assert!(matches!(refusal, QuotaRefusal::Rebuilding { .. }), "{policy:?}: {refusal:?}");
         while member.mode(cluster.now()) == QuotaMode::Rebuilding {
-            cluster.advance(10);
-            cluster.serve(&mut member);
+            cluster.serve_after(10, [&mut member]);
         }
         assert_eq!(cluster.take(&mut member, &connections), Ok(()));
     }
@@ -462,12 +452,10 @@ fn a_join_applied_after_its_member_expired_restores_no_units() {
         a.register_keyed_limit("user", 2);
         let Some(MemberCall::Heartbeat(late)) = a.poll(cluster.now()) else { panic!("it joins") };
         a.on_heartbeat_reply(Err(CallError::Dropped), cluster.now());
-        cluster.advance(5);
-        cluster.serve(&mut a);
+        cluster.serve_after(5, [&mut a]);
         assert!(matches!(a.take(&ann(), cluster.now(), || NamedCaller("a")), TakeDecision::Waiting));
         let grant = cluster.settlement(&mut a);
-        cluster.advance(60);
-        cluster.serve(&mut c);
+        cluster.serve_after(60, [&mut c]);
         let sent_early = a.poll(cluster.now()).expect("a heartbeat is due");
         cluster.execute(&mut a, MemberCall::Settle(grant));
         assert!(matches!(a.take_verdicts()[..], [(_, Ok(_))]));
@@ -475,8 +463,7 @@ fn a_join_applied_after_its_member_expired_restores_no_units() {
             sent_early
         } else {
             cluster.execute(&mut a, sent_early);
-            cluster.advance(60);
-            cluster.serve(&mut c);
+            cluster.serve_after(60, [&mut c]);
             a.poll(cluster.now()).expect("a heartbeat is due")
         };
         // The store expires a, and grants both units to b. Then the first join is applied.
@@ -557,8 +544,7 @@ fn after_a_lost_request_the_store_has_at_least_what_is_lent() {
         [(NamedCaller("second"), Err(QuotaRefusal::Unavailable { .. }))]
     ));
     member.release(&ann(), cluster.now());
-    cluster.advance(5);
-    cluster.serve(&mut member);
+    cluster.serve_after(5, [&mut member]);
     assert_eq!(cluster.ledger.held("k:user:ann").len(), 0, "the store has the report");
     // Now the lost request is applied after all.
     assert_eq!(cluster.ledger.settle(&lost, cluster.time), SettlementReply::Stale);
@@ -752,8 +738,7 @@ fn keys_used_only_during_an_outage_are_removed() {
     assert_eq!(keys(&member), 0);
     // A unit that is still held is reported when the store is available again.
     assert!(matches!(member.take(&ann(), cluster.now(), || NamedCaller("stays")), TakeDecision::Granted));
-    cluster.advance(20);
-    cluster.serve(&mut member);
+    cluster.serve_after(20, [&mut member]);
     assert_eq!((keys(&member), cluster.ledger.held(ann_key().account()).len()), (1, 1));
 }
 
@@ -778,16 +763,13 @@ fn retries_that_succeeded_do_not_count_for_the_next_shortage() {
         cluster.serve(&mut a);
         b.on_pressure();
         cluster.serve(&mut b);
-        cluster.advance(30);
-        cluster.serve(&mut a);
+        cluster.serve_after(30, [&mut a]);
         let verdicts = a.take_verdicts();
         assert!(matches!(&verdicts[..], [(_, Ok(_))]), "{verdicts:?}");
         (0..=taken).for_each(|_| a.release(&streams(), cluster.now()));
         // Waits until pressure has ended and idle units are returned.
         for _ in 0..4 {
-            cluster.advance(25);
-            cluster.serve(&mut a);
-            cluster.serve(&mut b);
+            cluster.serve_after(25, [&mut a, &mut b]);
         }
     }
 }
@@ -818,8 +800,7 @@ fn settlements_that_fail_while_heartbeats_succeed_are_one_outage() {
     }
     assert!(failed > 2, "it keeps trying");
     assert!(matches!(&member.take_notices()[..], [MemberNotice::StoreUnavailable { .. }]));
-    cluster.advance(20);
-    cluster.serve(&mut member);
+    cluster.serve_after(20, [&mut member]);
     assert_eq!(
         (member.mode(cluster.now()), &member.take_notices()[..]),
         (QuotaMode::Normal, &[MemberNotice::StoreAvailable][..])
