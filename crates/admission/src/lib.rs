@@ -174,7 +174,8 @@ pub use problem_json::problem;
 pub use rejection::{Rejection, RejectionReason};
 pub use secret::Secret;
 pub use statistics::{
-    AdaptiveDecrease, AdaptiveStatus, AdmissionStatistics, MAX_LISTED, MAX_USERS, OpenStream, ProcessUsage, Status, StreamLimits, UserStreams,
+    AdaptiveDecrease, AdaptiveStatus, AdmissionStatistics, MAX_LISTED, MAX_USERS, OpenStream, ProcessUsage,
+    Status, StreamLimits, UserStreams,
 };
 pub use stream_body::StreamBody;
 pub use thread_id::{ThreadId, X_THREAD_ID};

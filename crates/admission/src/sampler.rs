@@ -1,5 +1,5 @@
-//! Sampler task: once per second it updates load shedding, the adaptive limit, the release rate, the
-//! health state and the metrics.
+//! Sampler task: once per second it updates load shedding, the adaptive limit, the release rate,
+//! the health state and the metrics.
 //!
 //! Invariant: no stream waits for the sampler. Files are read on a blocking thread. Results go to
 //! atomics, and to locks that are held only to copy a value.

@@ -72,14 +72,15 @@ impl Simulation {
                 let (started_at, open_at_start) = (stream.started_at, stream.open_at_start);
                 let took = now - started_at;
                 let result = if fails { StartResult::Failed } else { StartResult::Answered(took) };
-                self.adaptive.record_start(StartSample { started_at, result, open_at_start, open, has_refused }, now);
+                self.adaptive
+                    .record_start(StartSample { started_at, result, open_at_start, open, has_refused }, now);
             }
         }
         let ended = self
             .streams
             .extract_if(.., |stream| stream.work >= stream.total || (fails && stream.is_answered));
-        let good = ended
-            .filter(|stream| stream.work >= stream.total && now - stream.started_at < stream.total * 2);
+        let good =
+            ended.filter(|stream| stream.work >= stream.total && now - stream.started_at < stream.total * 2);
         self.good += good.count() as u32;
         let wanted = self.demand.saturating_sub(self.open());
         let free = self.adaptive.limit().saturating_sub(self.open());
@@ -236,13 +237,7 @@ fn without_evidence_the_limit_does_not_change() {
     for second in 0..100_000 {
         // Streams are open, and none is refused. Or some are refused while others start.
         let (starting, has_refused) = if second % 2 == 0 { (0, false) } else { (3, true) };
-        let sample = ProcessSample {
-            memory: Some(0.5),
-            cpu: Some(0.5),
-            open: 64,
-            starting,
-            has_refused,
-        };
+        let sample = ProcessSample { memory: Some(0.5), cpu: Some(0.5), open: 64, starting, has_refused };
         adaptive.record_process(sample, Duration::from_secs(second));
     }
     assert_eq!(adaptive.limit(), 64);

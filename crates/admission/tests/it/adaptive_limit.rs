@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use forebay_admission::{
-    AdaptiveSignals, AdaptiveStatus, Admission, AdmissionLayer, Builder, Class, ClientIdentity, DecreaseCause,
-    Identifier, RejectionReason, StreamBody, StreamLimits, StreamStart,
+    AdaptiveSignals, AdaptiveStatus, Admission, AdmissionLayer, Builder, Class, ClientIdentity,
+    DecreaseCause, Identifier, RejectionReason, StreamBody, StreamLimits, StreamStart,
 };
 use forebay_quota::Quota;
 use http::{Request, Response, StatusCode};
