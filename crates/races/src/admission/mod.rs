@@ -1,5 +1,5 @@
 //! Admission decisions: the time of a local one, the latency of an exact one in Redis, and the CPU
-//! time that Redis spends on it.
+//! time that Redis spends on it. Also the goodput under an adaptive limit; see `adaptive.rs`.
 //!
 //! A decision takes a unit. All contestants that use Redis share one server and use our client, so
 //! only the commands differ.
@@ -7,10 +7,12 @@
 //! The peer `seed` counts with plain counters, and sends one command after the other. `seed-drawn`
 //! is the same without reading the utilization.
 
+mod adaptive;
 mod counter_pool;
 mod decision;
 mod lease_script;
 mod local;
+mod slowing_upstream;
 
 use anyhow::Result;
 
@@ -18,8 +20,18 @@ use crate::harness::{Race, Scoreboard, no_child};
 
 pub(crate) const RACE: Race = Race {
     name: "admission",
-    about: "admission decisions: local, and exact per user in Redis (PING, plain counters, a lease script)",
-    cases: &["local", "keyed", "seed", "seed_drawn", "redis_cpu"],
+    about: "admission decisions: local, and exact per user in Redis (PING, plain counters, a lease script); \
+            goodput under an adaptive limit (fixed limits)",
+    cases: &[
+        "local",
+        "keyed",
+        "seed",
+        "seed_drawn",
+        "redis_cpu",
+        "adaptive",
+        "adaptive_half",
+        "adaptive_double",
+    ],
     run,
     child: no_child,
 };
@@ -33,6 +45,9 @@ fn run(board: &mut Scoreboard) -> Result<()> {
     }
     if board.is_selected("redis_cpu") {
         decision::redis_cpu(board)?;
+    }
+    if adaptive::PHASES.iter().any(|(case, _)| board.is_selected(case)) {
+        adaptive::run(board)?;
     }
     Ok(())
 }
