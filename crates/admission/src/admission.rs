@@ -87,6 +87,7 @@ impl Admission {
             statistics: self.statistics(),
             health: controller.health.status(),
             limits: self.limits(),
+            adaptive: controller.adaptive.as_ref().map(|adaptive| adaptive.status()),
             waiting: controller.queue.len(),
             shedding: controller.shed_cause(),
             draining: controller.is_closed(),
@@ -110,6 +111,9 @@ impl Admission {
         controller.budget.set_limit(limits.total);
         controller.keyed.set_limit(limits.per_user);
         controller.total.store(limits.total, Ordering::Relaxed);
+        if let Some(adaptive) = &controller.adaptive {
+            adaptive.set_total(limits.total);
+        }
         controller.health.recheck(controller.budget.usage().used, limits.total, &controller.metrics);
         info!(
             stage = code::HEALTH,

@@ -25,6 +25,7 @@ pub struct Builder {
     pub(crate) memory: MemoryBound,
     pub(crate) cpu: Option<f64>,
     pub(crate) cpu_window: Duration,
+    pub(crate) adaptive: Option<(u32, AdaptiveSignals)>,
     pub(crate) salt: Option<Vec<u8>>,
     pub(crate) stage_level: StageLevel,
 }
@@ -41,6 +42,27 @@ pub enum MemoryBound {
     Fraction(f64),
 }
 
+/// What lowers the adaptive limit of a process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum AdaptiveSignals {
+    /// Time to the first byte and failures of new streams, and memory and CPU use of this process.
+    /// The limit begins at the floor, because the time without overload must be measured first.
+    StartsAndProcess,
+    /// Memory and CPU use of this process only, for services whose time to the first byte doesn't
+    /// depend on their load, such as long-polls. The limit begins at the total.
+    Process,
+}
+
+impl AdaptiveSignals {
+    pub(crate) fn initial_limit(self, floor: u32, total: u32) -> u32 {
+        match self {
+            AdaptiveSignals::StartsAndProcess => floor,
+            AdaptiveSignals::Process => total,
+        }
+    }
+}
+
 impl Default for Builder {
     fn default() -> Self {
         Builder {
@@ -55,6 +77,7 @@ impl Default for Builder {
             memory: MemoryBound::Fraction(0.95),
             cpu: None,
             cpu_window: Duration::from_secs(5),
+            adaptive: None,
             salt: None,
             stage_level: StageLevel::Debug,
         }
@@ -130,6 +153,17 @@ impl Builder {
         self
     }
 
+    /// Bounds the open streams of this process by a limit that follows what it and the service
+    /// behind it can carry, between `floor` and the total. Off by default. Open streams survive a
+    /// lower limit.
+    ///
+    /// [`AdmissionLayer`](crate::AdmissionLayer) measures the starts of streams. With
+    /// [`Admission::admit`] alone, use [`AdaptiveSignals::Process`].
+    pub fn adaptive(mut self, floor: u32, signals: AdaptiveSignals) -> Self {
+        self.adaptive = Some((floor.max(1), signals));
+        self
+    }
+
     /// Sets the salt of user hashes in logs and status. With the same salt, all processes log the
     /// same hash for a user. Default: random per process.
     pub fn log_salt(mut self, salt: &[u8]) -> Self {
@@ -169,6 +203,7 @@ impl fmt::Debug for Builder {
             memory,
             cpu,
             cpu_window,
+            adaptive,
             salt,
             stage_level,
         } = self;
@@ -184,6 +219,7 @@ impl fmt::Debug for Builder {
             .field("memory", memory)
             .field("cpu", cpu)
             .field("cpu_window", cpu_window)
+            .field("adaptive", adaptive)
             .field("salted", &salt.is_some())
             .field("stage_level", stage_level)
             .finish()

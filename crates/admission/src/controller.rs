@@ -18,6 +18,7 @@ use forebay_quota::{Budget, BudgetConfig, KeyedLease, KeyedLimit, Lease, Quota, 
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
+use crate::adaptive_limiter::{AdaptiveLimiter, StreamSlot};
 use crate::admission_queue::{AdmissionQueue, WaitError};
 use crate::client_identity::{Class, ClientIdentity, UserId};
 use crate::config::{Builder, MemoryBound};
@@ -59,6 +60,8 @@ pub(crate) struct AdmissionController {
     pub(crate) released: AtomicU64,
     pub(crate) refused: AtomicU64,
     pub(crate) started_at: Instant,
+    /// Adaptive limit of this process; `None` if it is off.
+    pub(crate) adaptive: Option<Arc<AdaptiveLimiter>>,
     /// Current [`ShedCause`]: its index in `ALL` plus one, or 0 for none.
     shed_cause: AtomicU8,
     /// The total limit, cached from the quota.
@@ -68,7 +71,7 @@ pub(crate) struct AdmissionController {
     /// Serializes the checks of units against the share of their class.
     share_check: Mutex<()>,
     wait: Duration,
-    pub(crate) queue: AdmissionQueue<Lease>,
+    pub(crate) queue: AdmissionQueue<StreamUnit>,
     draining: AtomicBool,
     pub(crate) emptied: Notify,
     pub(crate) hasher: UserHasher,
@@ -81,6 +84,9 @@ impl AdmissionController {
         let budget = quota.budget(&config.name, BudgetConfig::new(config.total));
         let keyed = quota.keyed_limit(&config.name, config.per_user);
         let metrics = AdmissionMetrics::new(config.classes.iter().map(|(class, _)| class));
+        let adaptive = config
+            .adaptive
+            .map(|(floor, signals)| Arc::new(AdaptiveLimiter::new(floor, config.total, signals)));
         let memory = match config.memory {
             MemoryBound::Off => None,
             MemoryBound::Bytes(_) => Some(1.0),
@@ -101,6 +107,7 @@ impl AdmissionController {
             released: AtomicU64::new(0),
             refused: AtomicU64::new(0),
             started_at: Instant::now(),
+            adaptive,
             shed_cause: AtomicU8::new(0),
             total: AtomicU32::new(config.total),
             classes: config.classes,
@@ -154,21 +161,21 @@ impl AdmissionController {
         // The share is checked twice. This check saves the store call of a request that would be
         // refused. The check after the call refuses all but one of several concurrent requests for
         // the last unit.
-        if percent < 100 && self.may_exceed_share(percent) && exceeds_share(self.budget.usage(), percent, 1) {
+        if percent < 100 && self.exceeds_share_before_call(percent) {
             return Err(self.rejection(RejectionReason::Headroom, user));
         }
-        let lease = self.acquire_lease(user).await?;
-        let Some(lease) = self.keep_within_share(lease, percent) else {
+        let unit = self.acquire_unit(user).await?;
+        let Some(unit) = self.keep_within_share(unit, percent) else {
             return Err(self.rejection(RejectionReason::Headroom, user));
         };
         let Some(user) = user else {
-            return Ok(AcquiredUnits { lease, keyed: None, usage: self.budget.usage() });
+            return Ok(AcquiredUnits { unit, keyed: None, usage: self.budget.usage() });
         };
         match self.keyed.take(user.key()).await {
             // The store call may have taken long, so the usage is read again.
-            Ok(keyed) => Ok(AcquiredUnits { lease, keyed: Some(keyed), usage: self.budget.usage() }),
+            Ok(keyed) => Ok(AcquiredUnits { unit, keyed: Some(keyed), usage: self.budget.usage() }),
             Err(refusal) => {
-                drop(lease);
+                drop(unit);
                 Err(self.refusal(refusal, Some(user), RejectionReason::UserLimit))
             }
         }
@@ -178,16 +185,27 @@ impl AdmissionController {
     ///
     /// Units are checked one at a time, and a refused unit is released before the next check.
     /// Otherwise two concurrent requests for the last unit would refuse each other.
-    fn keep_within_share(&self, lease: Lease, percent: u8) -> Option<Lease> {
+    fn keep_within_share(&self, unit: StreamUnit, percent: u8) -> Option<StreamUnit> {
         if percent >= 100 {
-            return Some(lease);
+            return Some(unit);
         }
         let _guard = self.share_check.lock();
-        if exceeds_share(self.budget.usage(), percent, 0) {
-            drop(lease);
+        if exceeds_share(self.budget.usage(), percent, 0) || self.exceeds_adaptive_share(percent, 0) {
+            drop(unit);
             return None;
         }
-        Some(lease)
+        Some(unit)
+    }
+
+    /// Returns whether one more stream would exceed the share, from local state.
+    fn exceeds_share_before_call(&self, percent: u8) -> bool {
+        self.exceeds_adaptive_share(percent, 1)
+            || self.may_exceed_share(percent) && exceeds_share(self.budget.usage(), percent, 1)
+    }
+
+    /// Returns whether `more` streams would exceed this share of the adaptive limit.
+    fn exceeds_adaptive_share(&self, percent: u8, more: u32) -> bool {
+        self.adaptive.as_ref().is_some_and(|adaptive| adaptive.exceeds_share(percent, more))
     }
 
     /// Registers the stream and creates its permit. Returns `None` if the controller was closed
@@ -199,11 +217,11 @@ impl AdmissionController {
         class: usize,
         units: AcquiredUnits,
     ) -> Option<Permit> {
-        let AcquiredUnits { lease, keyed, usage } = units;
+        let AcquiredUnits { unit, keyed, usage } = units;
         let entry = OpenStreamEntry { thread: thread.clone(), user: hash, since: Instant::now() };
         let (registration, open) = self.registry.insert(entry);
         if self.is_closed() {
-            drop((lease, keyed));
+            drop((unit, keyed));
             // Other tasks may have observed this entry: the metrics, and waiters for an empty
             // registry.
             if let Some((_, open)) = self.registry.remove(&mut Some(registration)) {
@@ -228,7 +246,7 @@ impl AdmissionController {
         self.metrics.admitted(class);
         self.approx_used.store(i64::from(usage.used), Ordering::Relaxed);
         self.health.observe(usage.used, usage.limit, &self.metrics);
-        Some(Permit::new(self.clone(), lease, keyed, registration))
+        Some(Permit::new(self.clone(), unit, keyed, registration))
     }
 
     /// Updates the health state after a permit was released. Returns the approximate usage. Queries
@@ -343,23 +361,37 @@ impl AdmissionController {
         self.approx_used.load(Ordering::Relaxed) + 1 > ceiling
     }
 
-    async fn acquire_lease(self: &Arc<Self>, user: Option<&UserId>) -> Result<Lease, Rejection> {
-        let refused = |refusal| self.refusal(refusal, user, RejectionReason::Exhausted);
+    async fn acquire_unit(self: &Arc<Self>, user: Option<&UserId>) -> Result<StreamUnit, Rejection> {
+        let refused = |refusal| match refusal {
+            UnitRefusal::Adaptive => self.rejection(RejectionReason::Adaptive, user),
+            UnitRefusal::Quota(refusal) => self.refusal(refusal, user, RejectionReason::Exhausted),
+        };
         if self.wait.is_zero() {
-            return self.budget.take().await.map_err(refused);
+            return self.take_unit().await.map_err(refused);
         }
         // New requests do not overtake queued ones.
         if self.queue.len() == 0 {
-            match self.budget.take().await {
-                Ok(lease) => return Ok(lease),
-                Err(QuotaRefusal::Full { .. }) => {}
+            match self.take_unit().await {
+                Ok(unit) => return Ok(unit),
+                Err(UnitRefusal::Adaptive | UnitRefusal::Quota(QuotaRefusal::Full { .. })) => {}
                 Err(refusal) => return Err(refused(refusal)),
             }
         }
-        self.wait_for_lease(user).await
+        self.wait_for_unit(user).await
     }
 
-    async fn wait_for_lease(self: &Arc<Self>, user: Option<&UserId>) -> Result<Lease, Rejection> {
+    /// Takes a slot of the adaptive limit, then a unit of the budget. So this process's own limit
+    /// refuses without a store call.
+    async fn take_unit(&self) -> Result<StreamUnit, UnitRefusal> {
+        let slot = match &self.adaptive {
+            Some(adaptive) => Some(adaptive.take().ok_or(UnitRefusal::Adaptive)?),
+            None => None,
+        };
+        let lease = self.budget.take().await.map_err(UnitRefusal::Quota)?;
+        Ok(StreamUnit { slot, _lease: lease })
+    }
+
+    async fn wait_for_unit(self: &Arc<Self>, user: Option<&UserId>) -> Result<StreamUnit, Rejection> {
         let started = tokio::time::Instant::now();
         let Ok((waiting, needs_server)) = self.queue.join(user.cloned()) else {
             return Err(self.rejection(RejectionReason::WaitFull, user));
@@ -406,6 +438,7 @@ impl AdmissionController {
         let release_rate = *self.release_rate.lock();
         let seconds = match reason {
             RejectionReason::Exhausted
+            | RejectionReason::Adaptive
             | RejectionReason::Headroom
             | RejectionReason::WaitTimedOut
             | RejectionReason::WaitFull => release_rate.seconds_until_free(self.queue.len()),
@@ -421,15 +454,34 @@ impl AdmissionController {
                 return Rejection::new(reason, user.cloned());
             }
         };
-        let usage = self.budget.usage();
-        let count = reason.is_server_side().then_some((usage.used, usage.limit));
+        let count = match (&self.adaptive, reason) {
+            (Some(adaptive), RejectionReason::Adaptive) => Some((adaptive.open(), adaptive.limit())),
+            _ => {
+                let usage = self.budget.usage();
+                reason.is_server_side().then_some((usage.used, usage.limit))
+            }
+        };
         Rejection { count, retry_after_seconds: Some(seconds), ..Rejection::new(reason, user.cloned()) }
     }
 }
 
+/// What every stream needs to be open: a unit of the budget, and a slot if the limit is adaptive.
+pub(crate) struct StreamUnit {
+    /// Released first: the release of the lease wakes the queue, which needs both.
+    pub(crate) slot: Option<StreamSlot>,
+    _lease: Lease,
+}
+
+/// Why a [`StreamUnit`] is not available.
+enum UnitRefusal {
+    /// The adaptive limit is reached.
+    Adaptive,
+    Quota(QuotaRefusal),
+}
+
 /// Units of an admitted stream that is not registered yet.
 pub(crate) struct AcquiredUnits {
-    lease: Lease,
+    unit: StreamUnit,
     keyed: Option<KeyedLease>,
     /// Usage after the last unit was acquired.
     usage: Usage,
@@ -459,9 +511,9 @@ async fn serve_queue(server: QueueServer) {
     while controller.queue.keep_serving() {
         let mut freed = pin!(controller.budget.freed());
         freed.as_mut().enable(); // before acquiring, so that no notification is missed
-        match controller.budget.take().await {
-            // If the queue is empty by now, dropping the lease releases the unit.
-            Ok(lease) => drop(controller.queue.hand_over(lease)),
+        match controller.take_unit().await {
+            // If the queue is empty by now, dropping the unit releases it.
+            Ok(unit) => drop(controller.queue.hand_over(unit)),
             Err(_) => {
                 let _ = tokio::time::timeout(LEASE_RETRY_INTERVAL, freed).await;
             }

@@ -43,7 +43,7 @@ async fn a_request_that_joins_the_queue_after_closing_is_rejected_immediately() 
     let controller = controller(Admission::builder().wait(Duration::from_secs(3_600)));
     controller.close();
     let started = tokio::time::Instant::now();
-    let rejection = controller.wait_for_lease(None).await.unwrap_err();
+    let rejection = controller.wait_for_unit(None).await.err().unwrap();
     assert_eq!((rejection.reason, started.elapsed()), (RejectionReason::Draining, Duration::ZERO));
     assert_eq!(controller.queue.len(), 0);
 }
@@ -54,7 +54,8 @@ async fn a_request_that_joins_the_queue_after_closing_is_rejected_immediately() 
 async fn of_two_concurrent_requests_for_the_last_unit_of_a_share_one_is_admitted() {
     let controller = controller(Admission::builder().total(4));
     let _open = controller.budget.take().await.unwrap();
-    let (one, two) = (controller.budget.take().await.unwrap(), controller.budget.take().await.unwrap());
+    let take = async || controller.take_unit().await.ok().unwrap();
+    let (one, two) = (take().await, take().await);
     let share_check = controller.share_check.lock();
     let kept = thread::scope(|scope| {
         let other = scope.spawn(|| controller.keep_within_share(two, 50));
@@ -65,7 +66,7 @@ async fn of_two_concurrent_requests_for_the_last_unit_of_a_share_one_is_admitted
         other.join().unwrap()
     });
     assert!(kept.is_some());
-    let third = controller.budget.take().await.unwrap();
+    let third = take().await;
     assert!(controller.keep_within_share(third, 50).is_none());
 }
 

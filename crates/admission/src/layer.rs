@@ -11,6 +11,7 @@ use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use bytes::Bytes;
 use http::{Extensions, Request, Response, request};
@@ -18,6 +19,7 @@ use http_body::Body;
 use tower_layer::Layer;
 use tower_service::Service;
 
+use crate::adaptive_limiter::StreamStart;
 use crate::admission::Admission;
 use crate::client_identity::Class;
 use crate::identity::{Identifier, PeerAddr, VerifiedToken};
@@ -159,7 +161,14 @@ impl AdmissionLayer {
         let header = thread.to_header();
         parts.headers.insert(X_THREAD_ID, header.clone());
         parts.extensions.insert(thread);
-        let mut response = service.call(Request::from_parts(parts, body)).await?;
+        // Dropped with this future if the client leaves before the response.
+        let timer = permit.as_ref().and_then(Permit::start_timer);
+        let result = service.call(Request::from_parts(parts, body)).await;
+        if let Some(timer) = timer {
+            let took = timer.elapsed();
+            timer.finish(stream_start(&result, took));
+        }
+        let mut response = result?;
         response.headers_mut().insert(X_THREAD_ID, header);
         Ok(response.map(|body| match permit {
             Some(permit) => StreamBody::new(body, permit),
@@ -194,5 +203,16 @@ impl AdmissionLayer {
             metrics::untrusted_header(&header);
             log_stream!(debug, code::REQUESTED, thread, None, %header, "header removed: peer is not a trusted proxy");
         }
+    }
+}
+
+/// Returns how a response that began after `took`, or an error, counts for the adaptive limit.
+fn stream_start<B, E>(result: &Result<Response<B>, E>, took: Duration) -> StreamStart {
+    match result {
+        Ok(response) => {
+            let given = response.extensions().get().copied();
+            given.unwrap_or_else(|| StreamStart::of(response.status(), took))
+        }
+        Err(_) => StreamStart::Failed,
     }
 }

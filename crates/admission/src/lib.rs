@@ -36,6 +36,7 @@
 //!            closed?                        ─▶ 503 draining
 //!            memory or CPU above its bound? ─▶ 503 memory, cpu
 //!            share of the class used up?    ─▶ 503 headroom
+//!            adaptive limit, if it is on    ─▶ 503 adaptive, after an optional wait
 //!            unit of the budget             ─▶ 503 exhausted, after an optional wait
 //!            unit of the user's limit       ─▶ 429 user_limit; the budget's unit is released
 //!               │
@@ -60,7 +61,11 @@
 //! - Open streams survive lower limits, memory or CPU pressure, and `close`.
 //!   `changing_limits_closes_no_open_stream`,
 //!   `memory_pressure_refuses_new_streams_and_keeps_open_ones`,
+//!   `a_lower_adaptive_limit_refuses_new_streams_and_keeps_open_ones`,
 //!   `closing_rejects_queued_requests_and_keeps_open_streams`
+//! - The adaptive limit stays between its floor and the total, and changes only on evidence.
+//!   `the_limit_stays_within_its_bounds_whatever_happens`,
+//!   `without_evidence_the_limit_does_not_change`
 //! - Rejections are problem documents: 503 above the total, 429 above the user's limit.
 //!   `the_fourth_stream_of_a_user_is_429_and_the_one_above_the_total_503`,
 //!   `every_rejection_is_a_problem_with_its_status_and_thread_id`,
@@ -103,6 +108,7 @@
 //! | health states | `core/health.rs`, reported by `health_monitor.rs` |
 //! | wait queue | `core/wait_queue.rs`, `admission_queue.rs` |
 //! | load shedding by memory and CPU | `core/pressure.rs`, `resource_usage.rs`, `sampler.rs` |
+//! | adaptive limit | `core/adaptive_limit.rs`, `core/start_window.rs`, `adaptive_limiter.rs` |
 //! | `Retry-After` | `core/release_rate.rs` |
 //! | HTTP responses of rejections | `rejection.rs`, `problem_details.rs` |
 //! | log lines and stage codes, user hashes | `stream_log.rs`, `user_hash.rs` |
@@ -118,8 +124,14 @@
 //!   forge them for the inner service either.
 //! - ring verifies token signatures, through a `jsonwebtoken` provider in `identity/signature.rs`.
 //!   The providers of `jsonwebtoken` depend on aws-lc, or on an RSA crate with an open advisory.
+//! - The adaptive limit compares times to the first byte with those without overload (a gradient),
+//!   because long-lived streams have no other sign of overload early enough. A square root makes
+//!   decreases mild, as most services slow down faster than linearly; a halved capacity is found
+//!   in one or two steps. Increases search between the last good and the last bad number of
+//!   streams, as BIC does in TCP, and so stay near the best one.
 //! - The health state refuses no streams; it informs operators. Only the counts refuse streams.
 
+mod adaptive_limiter;
 mod admission;
 mod admission_queue;
 mod client_identity;
@@ -144,9 +156,11 @@ mod stream_log;
 mod thread_id;
 mod user_hash;
 
+pub use adaptive_limiter::StreamStart;
 pub use admission::Admission;
 pub use client_identity::{Class, ClientIdentity, InvalidUserId, MAX_ID_BYTES, UserId};
-pub use config::{Builder, MemoryBound};
+pub use config::{AdaptiveSignals, Builder, MemoryBound};
+pub use core::adaptive_limit::DecreaseCause;
 pub use core::health::State;
 pub use core::pressure::ShedCause;
 pub use health_monitor::HealthStatus;
@@ -160,7 +174,8 @@ pub use problem_json::problem;
 pub use rejection::{Rejection, RejectionReason};
 pub use secret::Secret;
 pub use statistics::{
-    AdmissionStatistics, MAX_LISTED, MAX_USERS, OpenStream, ProcessUsage, Status, StreamLimits, UserStreams,
+    AdaptiveDecrease, AdaptiveStatus, AdmissionStatistics, MAX_LISTED, MAX_USERS, OpenStream, ProcessUsage,
+    Status, StreamLimits, UserStreams,
 };
 pub use stream_body::StreamBody;
 pub use stream_log::StageLevel;

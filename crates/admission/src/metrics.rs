@@ -14,6 +14,7 @@ use forebay_quota::QuotaMode;
 use http::HeaderName;
 
 use crate::client_identity::Class;
+use crate::core::adaptive_limit::DecreaseCause;
 use crate::core::health::State;
 use crate::core::pressure::ShedCause;
 use crate::identity::IdentifyError;
@@ -25,6 +26,10 @@ pub const ACTIVE_STREAMS: &str = "forebay_admission_active_streams";
 pub const USED_STREAMS: &str = "forebay_admission_used_streams";
 /// Limit of open streams, by `scope`: `total` or `user`.
 pub const LIMIT_STREAMS: &str = "forebay_admission_limit_streams";
+/// Adaptive limit of open streams in this process, if it is on.
+pub const ADAPTIVE_LIMIT_STREAMS: &str = "forebay_admission_adaptive_limit_streams";
+/// Decreases of the adaptive limit, by `cause`.
+pub const ADAPTIVE_DECREASES: &str = "forebay_admission_adaptive_decreases_total";
 /// Used streams divided by the total limit.
 pub const UTILIZATION: &str = "forebay_admission_utilization_ratio";
 /// Streams admitted, by `class`.
@@ -65,6 +70,8 @@ pub fn describe() {
     describe_gauge!(ACTIVE_STREAMS, "Streams open in this process.");
     describe_gauge!(USED_STREAMS, "Streams open in the cluster, as known to this process.");
     describe_gauge!(LIMIT_STREAMS, "Limit of open streams in the cluster, in total and per user.");
+    describe_gauge!(ADAPTIVE_LIMIT_STREAMS, "Adaptive limit of open streams in this process, if it is on.");
+    describe_counter!(ADAPTIVE_DECREASES, "Decreases of the adaptive limit, by cause.");
     describe_gauge!(UTILIZATION, "Used streams divided by the total limit.");
     describe_counter!(ADMITTED, "Streams admitted, by class of the client.");
     describe_counter!(REJECTED, "Stream requests rejected, by reason.");
@@ -157,6 +164,26 @@ impl AdmissionMetrics {
     }
 }
 
+/// Handles of the adaptive limit's metrics. They exist only if it is on.
+pub(crate) struct AdaptiveMetrics {
+    pub(crate) limit: Gauge,
+    decreases: [Counter; DecreaseCause::ALL.len()],
+}
+
+impl AdaptiveMetrics {
+    pub(crate) fn new() -> Self {
+        AdaptiveMetrics {
+            limit: gauge!(ADAPTIVE_LIMIT_STREAMS),
+            decreases: DecreaseCause::ALL
+                .map(|cause| counter!(ADAPTIVE_DECREASES, "cause" => cause.as_str())),
+        }
+    }
+
+    pub(crate) fn decreased(&self, cause: DecreaseCause) {
+        self.decreases[cause as usize].increment(1);
+    }
+}
+
 /// Sets one gauge to 1 and the others to 0.
 fn set_one_hot(gauges: &[Gauge], chosen: Option<usize>) {
     for (at, gauge) in gauges.iter().enumerate() {
@@ -186,9 +213,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_reason_has_its_own_counter() {
+    fn every_reason_and_cause_has_its_own_counter() {
         for (at, reason) in RejectionReason::ALL.into_iter().enumerate() {
             assert_eq!(reason as usize, at, "{reason:?}");
+        }
+        for (at, cause) in DecreaseCause::ALL.into_iter().enumerate() {
+            assert_eq!(cause as usize, at, "{cause:?}");
         }
     }
 }

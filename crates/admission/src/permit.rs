@@ -9,9 +9,10 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use forebay_quota::{KeyedLease, Lease};
+use forebay_quota::KeyedLease;
 
-use crate::controller::AdmissionController;
+use crate::adaptive_limiter::StartTimer;
+use crate::controller::{AdmissionController, StreamUnit};
 use crate::open_stream_registry::Registration;
 use crate::stream_log::{code, log_stage};
 
@@ -19,18 +20,23 @@ use crate::stream_log::{code, log_stage};
 #[must_use = "dropping a permit releases its stream"]
 pub struct Permit {
     controller: Arc<AdmissionController>,
-    units: Option<(Lease, Option<KeyedLease>)>,
+    units: Option<(StreamUnit, Option<KeyedLease>)>,
     registration: Option<Registration>,
 }
 
 impl Permit {
     pub(crate) fn new(
         controller: Arc<AdmissionController>,
-        lease: Lease,
+        unit: StreamUnit,
         keyed: Option<KeyedLease>,
         registration: Registration,
     ) -> Self {
-        Permit { controller, units: Some((lease, keyed)), registration: Some(registration) }
+        Permit { controller, units: Some((unit, keyed)), registration: Some(registration) }
+    }
+
+    /// Returns a timer for the start of the stream, if the adaptive limit uses its time.
+    pub(crate) fn start_timer(&self) -> Option<StartTimer> {
+        self.units.as_ref()?.0.slot.as_ref()?.timer()
     }
 }
 

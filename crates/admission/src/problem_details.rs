@@ -156,6 +156,9 @@ fn detail(rejection: &Rejection) -> String {
             "This user has as many streams open as one may have; close one, or wait for one to end."
         }
         RejectionReason::Exhausted => "All streams are in use; open streams go on.",
+        RejectionReason::Adaptive => {
+            "This server has as many streams open as it can carry at present; open streams go on."
+        }
         RejectionReason::Headroom => "What is left is kept for other classes.",
         RejectionReason::WaitTimedOut => "No stream came free in the time that was waited.",
         RejectionReason::WaitFull => "All streams are in use, and too many wait already.",
@@ -198,6 +201,7 @@ fn details(rejection: &Rejection) -> RejectionDetails<'_> {
 fn rate_limits(rejection: &Rejection, headers: &mut HeaderMap) {
     let policy = match rejection.reason {
         RejectionReason::UserLimit => "user",
+        RejectionReason::Adaptive => "instance",
         reason if reason.is_server_side() => "total",
         _ => return,
     };
@@ -276,6 +280,16 @@ mod tests {
         assert_eq!(header(&over_limit, "retry-after").as_deref(), Some("12"));
         let policy = "\"user\";q=3;qu=\"concurrent-requests\"";
         assert_eq!(header(&over_limit, "ratelimit-policy").as_deref(), Some(policy));
+    }
+
+    #[test]
+    fn the_adaptive_limit_is_a_503_with_a_policy_of_its_own() {
+        let full = refused(RejectionReason::Adaptive, user("user-123"), Some((40, 40)), Some(2));
+        assert_eq!(body(&full)["error"], "service_unavailable");
+        assert_eq!(body(&full)["details"], json!({"current": 40, "max": 40, "user_id": "user-123"}));
+        assert_eq!(header(&full, "ratelimit").as_deref(), Some("\"instance\";r=0;t=2"));
+        let policy = "\"instance\";q=40;qu=\"concurrent-requests\"";
+        assert_eq!(header(&full, "ratelimit-policy").as_deref(), Some(policy));
     }
 
     #[test]

@@ -21,6 +21,8 @@ use crate::thread_id::ThreadId;
 pub enum RejectionReason {
     /// All streams of the cluster are in use.
     Exhausted,
+    /// All streams that this process may have at present are in use: the adaptive limit is reached.
+    Adaptive,
     /// The share of the total limit for the client's or the route's class is in use.
     Headroom,
     /// The user has reached its limit.
@@ -52,8 +54,9 @@ pub enum RejectionReason {
 
 impl RejectionReason {
     /// All reasons, in declaration order.
-    pub const ALL: [RejectionReason; 14] = [
+    pub const ALL: [RejectionReason; 15] = [
         RejectionReason::Exhausted,
+        RejectionReason::Adaptive,
         RejectionReason::Headroom,
         RejectionReason::UserLimit,
         RejectionReason::WaitTimedOut,
@@ -73,6 +76,7 @@ impl RejectionReason {
     pub fn as_str(self) -> &'static str {
         match self {
             RejectionReason::Exhausted => "exhausted",
+            RejectionReason::Adaptive => "adaptive",
             RejectionReason::Headroom => "headroom",
             RejectionReason::UserLimit => "user_limit",
             RejectionReason::WaitTimedOut => "waited_in_vain",
@@ -93,6 +97,7 @@ impl RejectionReason {
     pub fn status(self) -> StatusCode {
         match self {
             RejectionReason::Exhausted
+            | RejectionReason::Adaptive
             | RejectionReason::Headroom
             | RejectionReason::WaitTimedOut
             | RejectionReason::WaitFull
@@ -129,8 +134,8 @@ impl From<ShedCause> for RejectionReason {
 pub struct Rejection {
     pub(crate) reason: RejectionReason,
     pub(crate) user: Option<UserId>,
-    /// Used and maximum streams: the user's for [`RejectionReason::UserLimit`], otherwise the
-    /// cluster's.
+    /// Used and maximum streams: the user's for [`RejectionReason::UserLimit`], this process's for
+    /// [`RejectionReason::Adaptive`], otherwise the cluster's.
     pub(crate) count: Option<(u32, u32)>,
     pub(crate) retry_after_seconds: Option<u32>,
     pub(crate) fault: Option<IdentifyError>,

@@ -1,5 +1,5 @@
-//! Sampler task: once per second it updates load shedding, the release rate, the health state and
-//! the metrics.
+//! Sampler task: once per second it updates load shedding, the adaptive limit, the release rate,
+//! the health state and the metrics.
 //!
 //! Invariant: no stream waits for the sampler. Files are read on a blocking thread. Results go to
 //! atomics, and to locks that are held only to copy a value.
@@ -84,6 +84,9 @@ impl Sampler {
             cpus: usage.cpus,
         };
         *controller.process.lock() = process;
+        if let Some(adaptive) = &controller.adaptive {
+            adaptive.sample(process, now);
+        }
         if let Some(bytes) = process.resident_bytes {
             controller.metrics.resident_bytes.set(bytes as f64);
         }

@@ -2,6 +2,7 @@
 
 use serde::Serialize;
 
+use crate::core::adaptive_limit::DecreaseCause;
 use crate::core::health::State;
 use crate::core::pressure::ShedCause;
 use crate::health_monitor::HealthStatus;
@@ -37,6 +38,8 @@ pub struct Status {
     pub health: HealthStatus,
     /// Current limits.
     pub limits: StreamLimits,
+    /// Adaptive limit of this process; `None` if it is off.
+    pub adaptive: Option<AdaptiveStatus>,
     /// Requests in the wait queue.
     pub waiting: usize,
     /// Why this process sheds load, if it does.
@@ -69,6 +72,38 @@ pub struct StreamLimits {
     pub total: u32,
     /// Streams per user in the cluster.
     pub per_user: u32,
+}
+
+/// Adaptive limit of this process.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+#[non_exhaustive]
+pub struct AdaptiveStatus {
+    /// Current limit of open streams.
+    pub limit: u32,
+    /// Lowest possible limit.
+    pub floor: u32,
+    /// Open streams that count against the limit.
+    pub open: u32,
+    /// Time to the first byte of new streams, in seconds, as last measured.
+    pub first_byte_seconds: Option<f64>,
+    /// Time to the first byte without overload, in seconds.
+    pub baseline_seconds: Option<f64>,
+    /// The last decrease of the limit.
+    pub last_decrease: Option<AdaptiveDecrease>,
+}
+
+/// A decrease of the adaptive limit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct AdaptiveDecrease {
+    /// Why the limit was lowered.
+    pub cause: DecreaseCause,
+    /// Limit before.
+    pub from: u32,
+    /// Limit afterwards.
+    pub to: u32,
+    /// Age of the decrease in seconds.
+    pub seconds_ago: u64,
 }
 
 /// Resource usage of this process, as last sampled.

@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use forebay_admission::{ForwardedHeader, Identifier, Network, UserId};
+use forebay_admission::{ForwardedHeader, Identifier, Network, StreamStart, UserId};
 use forebay_stream::{ClientAddr, ConnectionUpgrade, Incoming, LiveBody};
 use http::header::{CONTENT_LENGTH, CONTENT_TYPE, HeaderName, HeaderValue, TRANSFER_ENCODING, UPGRADE};
 use http::request::Parts;
@@ -36,7 +36,7 @@ use super::headers::{
 use super::metrics;
 use super::tunnel::Tunnel;
 use super::upgrade_offer::UpgradeOffer;
-use super::upload::Upload;
+use super::upload::{Upload, UploadProgress};
 use super::upstream::Upstream;
 use super::upstream_error::UpstreamError;
 
@@ -92,9 +92,10 @@ impl Forwarder {
         let offer = UpgradeOffer::of(version, &parts.headers);
         let mut guard = HeadWaitGuard { kind, done: false };
         let started_at = Instant::now();
-        let result = match self.rewrite(&mut parts, kind).await {
+        let (result, progress) = match self.rewrite(&mut parts, kind).await {
             Ok(()) => {
                 let upload = Upload::new(body, self.0.request_idle_timeout);
+                let progress = (!upload.is_empty()).then(|| upload.progress());
                 if upload.size_hint().exact().is_none() {
                     // Without this header, hyper sends no body of unknown length with a GET or
                     // HEAD.
@@ -103,7 +104,7 @@ impl Forwarder {
                 if let Some(offer) = &offer {
                     offer.write(&mut parts.headers);
                 }
-                self.0.upstream.send(Request::from_parts(parts, upload)).await
+                (self.0.upstream.send(Request::from_parts(parts, upload)).await, progress)
             }
             Err(refusal) => {
                 guard.done = true;
@@ -112,6 +113,21 @@ impl Forwarder {
         };
         guard.done = true;
         self.log_transition(&result);
+        let start = stream_start(&result, started_at, progress.as_deref());
+        let mut response = self.relay(result, in_flight, Exchange { version, method, offer, started_at });
+        response.extensions_mut().insert(start);
+        response
+    }
+
+    /// Relays the upstream's response, or refuses the request if there is none.
+    fn relay(
+        &self,
+        result: Result<Response<Download>, UpstreamError>,
+        in_flight: InFlightRequest,
+        exchange: Exchange,
+    ) -> Response<GateBody> {
+        let Exchange { version, method, offer, started_at } = exchange;
+        let kind = in_flight.kind();
         match result {
             Ok(response) if response.status() == StatusCode::SWITCHING_PROTOCOLS => {
                 match relay_upgrade(response, offer, in_flight, self.0.upgrade_idle_timeout) {
@@ -219,6 +235,32 @@ impl Forwarder {
             }
             Err(_) => {}
         }
+    }
+}
+
+/// A request whose response is relayed.
+struct Exchange {
+    version: Version,
+    method: Method,
+    offer: Option<UpgradeOffer>,
+    started_at: Instant,
+}
+
+/// Returns how the upstream's response counts for the adaptive limit. The time of a slow upload is
+/// the client's. The first byte says nothing if the upload isn't complete.
+fn stream_start(
+    result: &Result<Response<Download>, UpstreamError>,
+    started_at: Instant,
+    progress: Option<&UploadProgress>,
+) -> StreamStart {
+    match result {
+        Ok(response) if progress.is_none_or(UploadProgress::is_done) => {
+            let sent_at = progress.map_or(started_at, |progress| progress.last_at());
+            StreamStart::of(response.status(), sent_at.max(started_at).elapsed())
+        }
+        Ok(_) => StreamStart::Ignored,
+        Err(error) if error.is_upstreams_fault() => StreamStart::Failed,
+        Err(_) => StreamStart::Ignored,
     }
 }
 

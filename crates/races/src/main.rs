@@ -26,6 +26,7 @@
 //! |---|---|---|
 //! | `admission` | decisions: local, and per user in Redis | PING, plain counters, a lease script |
 //! | `admission.crowd` | last hundred of 10,000 streams, of 5,000 through the gate | the first |
+//! | `admission` | goodput under an adaptive limit | the best of some fixed limits |
 //! | `fanout` | one write to 1,000 clients | a socket loop, durable-streams, Node |
 //! | `redis` | GETs on one connection | rustis, redis-rs, fred, a raw socket |
 //! | `replication` | draining a slot of a million rows | pg_recvlogical, pgwire-replication |

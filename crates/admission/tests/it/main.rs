@@ -3,6 +3,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test's unwrap is its assertion, in a helper too")]
 
+mod adaptive_limit;
 mod client_disconnects;
 mod cluster;
 mod hostile;

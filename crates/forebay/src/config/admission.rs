@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use forebay_admission::{Admission, Builder, Class, MemoryBound, StreamLimits};
+use forebay_admission::{AdaptiveSignals, Admission, Builder, Class, MemoryBound, StreamLimits};
 use forebay_settings::{SettingLayers, ValueError};
 
 use super::sections::AdmissionSection;
@@ -23,10 +23,12 @@ pub struct AdmissionConfig {
 }
 
 impl AdmissionConfig {
-    /// Checks the section. `has_identity` is whether an identity method is configured.
+    /// Checks the section. `has_identity` is whether an identity method is configured. `signals`
+    /// lower the adaptive limit.
     pub(super) fn check(
         section: AdmissionSection,
         has_identity: bool,
+        signals: AdaptiveSignals,
         layers: &SettingLayers,
     ) -> Result<AdmissionConfig, ValueError> {
         let AdmissionSection { total, per_user, degraded_percent, critical_percent, .. } = section;
@@ -46,6 +48,13 @@ impl AdmissionConfig {
             });
         if let Some(cpu) = section.max_cpu_percent {
             builder = builder.shed_by_cpu(f64::from(cpu) / 100.0);
+        }
+        if let Some(floor) = section.adaptive_floor {
+            if floor > total {
+                let why = format!("must not be above admission.total, which is {total}");
+                return Err(layers.error("admission.adaptive_floor", floor.to_string(), why));
+            }
+            builder = builder.adaptive(floor, signals);
         }
         // Without an identity method, a reserve for users would never be used.
         let anonymous = (Class::ANONYMOUS.as_str().to_owned(), if has_identity { 90 } else { 100 });

@@ -4,7 +4,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
-use forebay_admission::{Builder, Class, ForwardedHeader, Network, Secret};
+use forebay_admission::{AdaptiveSignals, Builder, Class, ForwardedHeader, Network, Secret};
 use forebay_gate::{MAX_METRIC_LABELS, MetricLabel, MetricLabelError, StreamRoute, UpstreamConfig};
 use forebay_settings::{ExplicitSettings, SettingLayers, Suggestion, ValueError, VariableNotice, nearest};
 use forebay_stream::HttpServerConfig;
@@ -86,7 +86,9 @@ fn check_all(settings: GateSettings, layers: &SettingLayers) -> Result<GateConfi
         forwarded_by: gate.forwarded_by,
     };
     let identity = IdentityConfig::check(&settings.identity, &proxies, layers)?;
-    let admission = AdmissionConfig::check(settings.admission, !identity.methods.is_empty(), layers)?;
+    let signals = AdaptiveSignals::StartsAndProcess;
+    let admission =
+        AdmissionConfig::check(settings.admission, !identity.methods.is_empty(), signals, layers)?;
     check_routes(&gate.stream_routes, &admission.builder, layers)?;
     let private =
         [&settings.identity.user_header, &settings.identity.api_key_header, &gate.forward_user_header];
@@ -243,6 +245,14 @@ mod tests {
         for part in parts.iter().chain([&name]) {
             assert!(error.contains(part), "{part:?} is not in {error:?}");
         }
+    }
+
+    #[test]
+    fn the_adaptive_floor_is_at_most_the_total() {
+        let name = "FOREBAY_ADMISSION_ADAPTIVE_FLOOR";
+        with(&[(name, "10000")]).unwrap();
+        assert_error(name, "10001", &["must not be above admission.total, which is 10000"]);
+        assert_error(name, "0", &["1"]);
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use forebay_admission::Secret;
+use forebay_admission::{AdaptiveSignals, Secret};
 use forebay_replication::{ManagerConfig, max_snapshots};
 use forebay_settings::{ExplicitSettings, SettingLayers, ValueError, VariableNotice};
 use forebay_shapes::StoreConfig;
@@ -115,7 +115,10 @@ fn check_all(settings: ServeSettings, layers: &SettingLayers) -> Result<ServeCon
     let tokens = check_tokens(&serve, identity.methods.contains(&"jwt"), layers)?;
     let mut http = http_config(&http, serve.request_idle_timeout_ms);
     http.drain_timeout = serve.drain_timeout_ms;
-    let mut admission = AdmissionConfig::check(settings.admission, !identity.methods.is_empty(), layers)?;
+    // A long-poll's response begins with the next change, so its time says nothing about the load.
+    let signals = AdaptiveSignals::Process;
+    let mut admission =
+        AdmissionConfig::check(settings.admission, !identity.methods.is_empty(), signals, layers)?;
     // A gate in front of this server may use the same Redis. The separate name prevents that a
     // stream counts twice, once for the gate and once for this server.
     admission.builder = admission.builder.name("shapes");

@@ -176,6 +176,7 @@ const KEYS_WITH_LINES: &[(&str, &str, &str)] = &[
     ("admission.max_waiting_per_user", "7", "admission.builder.max_waiting_per_user: 7"),
     ("admission.max_memory_percent", "50", "admission.builder.memory.0.5"),
     ("admission.max_cpu_percent", "50", "admission.builder.cpu.0.5"),
+    ("admission.adaptive_floor", "7", "admission.builder.adaptive..7"),
     ("identity.by_address", "true", "identity.methods.\"address\""),
     ("redis.namespace", "other", "quota.namespace: \"other\""),
     ("quota.member", "seven", "quota.member.\"seven\""),

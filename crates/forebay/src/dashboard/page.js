@@ -23,9 +23,11 @@ function common(status) {
     span.className = kind;
     span.style.left = `${Math.min(1, part) * 100}%`;
   });
-  const limit = admission.limits.per_user;
+  const limit = admission.limits.per_user, adaptive = admission.adaptive, lowered = adaptive?.last_decrease;
   const bits = [
     `${statistics.utilization_percent} % of ${count(most)} in total`,
+    adaptive ? `${count(adaptive.open)} of at present ${count(adaptive.limit)} here` : null,
+    lowered ? `lowered ${duration(lowered.seconds_ago * 1000)} ago: ${lowered.cause}` : null,
     limit < most ? `${count(limit)} per user` : "no limit per user",
     admission.waiting ? `${count(admission.waiting)} waiting` : null,
     admission.shedding ? `refuses new streams: too much ${admission.shedding}` : null,

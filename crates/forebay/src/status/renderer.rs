@@ -24,6 +24,7 @@ pub(super) fn render(status: &Value, paint: Paint) -> String {
         .find(|admission| admission["max_connections"].is_u64())
         .into_iter()
         .for_each(|admission| renderer.admission(admission));
+    renderer.adaptive(&status["admission"]["adaptive"]);
     renderer.quota([&status["quota"], &status["admission"]["quota"]]);
     renderer.shapes(&status["shapes"]);
     renderer.http(&status["http"]);
@@ -173,6 +174,27 @@ impl StatusRenderer {
         }
     }
 
+    fn adaptive(&mut self, adaptive: &Value) {
+        let (Some(limit), Some(floor)) = (number(&adaptive["limit"]), number(&adaptive["floor"])) else {
+            return;
+        };
+        let open = number(&adaptive["open"]).unwrap_or(0);
+        let decrease = &adaptive["last_decrease"];
+        let lowered = number(&decrease["seconds_ago"]).map(|seconds| {
+            let (from, to) = (number(&decrease["from"]).unwrap_or(0), number(&decrease["to"]).unwrap_or(0));
+            let ago = duration(seconds.saturating_mul(1000));
+            format!(
+                ", lowered from {} to {} {ago} ago: {}",
+                grouped(from),
+                grouped(to),
+                text(&decrease["cause"])
+            )
+        });
+        let (open, limit, floor) = (grouped(open), grouped(limit), grouped(floor));
+        let lowered = lowered.unwrap_or_default();
+        self.line("adaptive", &format!("{open} of at present {limit} streams here, floor {floor}{lowered}"));
+    }
+
     fn quota(&mut self, candidates: [&Value; 2]) {
         let Some(quota) = candidates.into_iter().find(|quota| quota["mode"].is_string()) else { return };
         let mode = text(&quota["mode"]);
@@ -285,6 +307,22 @@ shapes     1,200, 2.0 KiB, this instance writes
 http       12 connections open, 3,456 requests so far
 ";
         assert_eq!(text, expected);
+    }
+
+    #[test]
+    fn the_adaptive_limit_is_shown_with_the_cause_of_its_last_decrease() {
+        let decrease = json!({"cause": "latency", "from": 1_500, "to": 1_200, "seconds_ago": 61});
+        let mut adaptive = json!({"limit": 1_230, "floor": 20, "open": 1_200, "last_decrease": decrease});
+        let line = |adaptive: &serde_json::Value| {
+            let status = json!({"command": "gate", "admission": {"adaptive": adaptive}});
+            render(&status, Paint::PLAIN).lines().nth(1).map(str::to_owned)
+        };
+        let text = "adaptive   1,200 of at present 1,230 streams here, floor 20";
+        let lowered = ", lowered from 1,500 to 1,200 1m 1s ago: latency";
+        assert_eq!(line(&adaptive).unwrap(), format!("{text}{lowered}"));
+        adaptive["last_decrease"] = json!(null);
+        assert_eq!(line(&adaptive).unwrap(), text);
+        assert_eq!(line(&json!(null)), None, "off");
     }
 
     #[test]

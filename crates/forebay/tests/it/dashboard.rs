@@ -7,9 +7,10 @@ use serde_json::json;
 
 use crate::chromium::Chromium;
 use crate::forebay_process::{ForebayProcess, forebay};
+use crate::limits::open_stream;
 use crate::serve::support::{ServeFixture, path};
 use crate::streaming_upstream::StreamingUpstream;
-use crate::wire::{HttpConnection, until};
+use crate::wire::{HttpConnection, until, within};
 
 const ITEMS: &str =
     "CREATE TABLE items (id int PRIMARY KEY, title text); INSERT INTO items VALUES (1, 'one'), (2, 'two')";
@@ -100,6 +101,30 @@ async fn the_page_shows_why_the_database_is_unfit_and_when_it_is_retried() {
     let trouble = browser.text("#trouble");
     assert!(trouble.contains("database \"nowhere\" does not exist"), "{trouble}");
     assert_no_errors_or_foreign_requests(&browser, serve.admin);
+}
+
+#[tokio::test]
+async fn the_page_shows_the_adaptive_limit_beside_the_total() {
+    let origin = StreamingUpstream::start().await;
+    let floor = [("FOREBAY_ADMISSION_ADAPTIVE_FLOOR", "7")];
+    let gate = ForebayProcess::start_gate_with(&origin.url(), &["--total", "50"], &floor);
+    let _stream = open_stream(&gate, "/", &[]).await.unwrap();
+    let browser = Chromium::open(&page(gate.admin), "dashboard-adaptive");
+    let shown = "document.querySelector('#admission-why').innerText";
+    browser.wait_until(&format!("{shown}.includes('2 % of 50 in total · 1 of at present 7 here')")).await;
+    // The limit rises while it refuses requests. Then failed starts lower it.
+    let mut streams = Vec::new();
+    while streams.len() < 10 {
+        streams.extend(open_stream(&gate, "/", &[]).await);
+    }
+    drop((origin, streams));
+    let failing = async || {
+        while !browser.text("#admission-why").contains(" ago: errors") {
+            HttpConnection::fetch(gate.addr, "GET", "/", &[], "").await;
+        }
+    };
+    within("the cause is shown", failing()).await;
+    assert_no_errors_or_foreign_requests(&browser, gate.admin);
 }
 
 #[tokio::test]

@@ -5,6 +5,7 @@
 
 #![allow(clippy::unwrap_used, reason = "in tests and their helpers, unwrap is an assertion")]
 
+mod adaptive_limit;
 mod admin;
 #[cfg(feature = "aws")]
 mod aws;

@@ -58,5 +58,14 @@ settings! {
             unset("none, because a busy process is not yet overloaded"),
             example("90"),
             bounds(0, 100);
+
+        /// Lowest value of the adaptive limit, which bounds the streams of this process between the
+        /// floor and `total`. It falls if new streams start slower than usual or fail, or if this
+        /// process uses most of its memory or CPU time, and rises again. Above it 503; open streams
+        /// continue.
+        adaptive_floor: Option<u32>,
+            unset("none: only `total` bounds the streams"),
+            example("50"),
+            at_least(1);
     }
 }

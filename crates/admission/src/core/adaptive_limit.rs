@@ -1,0 +1,392 @@
+//! Adaptive limit: how many streams this process may have open at present, between a floor and the
+//! total limit.
+//!
+//! Invariant 1: `floor <= limit <= total` after every method. If the total is below the floor, the
+//! limit is the total.
+//! Invariant 2: the limit changes only on evidence: a complete window of starts, memory or CPU
+//! pressure, or refused requests while no start is pending.
+//! Enforced by: only [`AdaptiveLimit::lower`] and [`AdaptiveLimit::raise`] change the limit, and
+//! both clamp it.
+//!
+//! The evidence is the time to the first byte of new streams, compared with a baseline: the time
+//! without overload. A window has only streams that started after the last change, so each change
+//! is judged by its own effect, however slow the upstream is.
+//!
+//! - Slower than the baseline: the limit becomes the number of streams that were open, divided by
+//!   the square root of the slowdown.
+//! - Not slower, and the limit is in use: the limit rises. Up to the number of streams at which it
+//!   was last lowered, a step is half of the distance; beyond it, steps double. After a small
+//!   decrease it first stays for some windows.
+//! - The slowdown remains after the number of open streams fell twice: load is not its cause. The
+//!   slower time becomes the baseline. So the limit recovers if the upstream is slower for good.
+//!
+//! Out of scope: counting open streams, and clocks; see `adaptive_limiter.rs`.
+
+use std::time::Duration;
+
+use serde::Serialize;
+
+use super::start_window::{StartWindow, WindowSummary};
+
+/// A window is slow if its time exceeds the baseline by this factor, and by [`SIGNIFICANCE`]
+/// standard errors.
+const TOLERANCE: f64 = 1.1;
+/// Number of standard errors that count as chance.
+const SIGNIFICANCE: f64 = 3.0;
+/// Fraction of failed starts that lowers the limit.
+const MAX_FAILED_RATIO: f64 = 0.1;
+/// Factor of a decrease because of failures.
+const FAILURE_FACTOR: f64 = 0.7;
+/// Windows without a slowdown that the limit stays after a small decrease.
+const PLATEAU_WINDOWS: u32 = 4;
+/// Lowest factor of a decrease because of slow starts.
+const MIN_FACTOR: f64 = 0.5;
+/// Weight of a faster window in the baseline.
+const BASELINE_WEIGHT: f64 = 0.25;
+/// Fraction of the limit from which it counts as used.
+const USED_RATIO: f64 = 0.9;
+/// The same if the limit refused a request. A class of clients may use only its share of the limit.
+const REFUSED_RATIO: f64 = 0.5;
+/// The effect of a decrease is judged once this fraction of the streams is open.
+const JUDGED_RATIO: f64 = 0.8;
+/// Decreases without an effect after which the slower time becomes the baseline.
+const MAX_VAIN_DECREASES: u32 = 2;
+/// If a time grows by more than this factor after a decrease, the upstream has changed meanwhile.
+const MAX_STEADY_FACTOR: f64 = 1.2;
+/// Slow windows at the floor after which their time becomes the baseline.
+const MAX_FLOOR_WINDOWS: u32 = 3;
+/// Memory and CPU use, as fractions, at which the limit is lowered.
+const HIGH_PRESSURE: f64 = 0.9;
+/// Memory and CPU use, as fractions, from which the limit is not raised.
+const RAISED_PRESSURE: f64 = 0.85;
+/// Factor of a decrease because of pressure.
+const PRESSURE_FACTOR: f64 = 0.9;
+/// Interval of decreases because of pressure: CPU use is an average over this time.
+const PRESSURE_INTERVAL: Duration = Duration::from_secs(5);
+/// Time without samples after which refused requests raise the limit.
+const PROBE_AFTER: Duration = Duration::from_secs(1);
+/// The same after a decrease because of slow or failed starts.
+const CAUTIOUS_PROBE_AFTER: Duration = Duration::from_secs(30);
+
+/// Why the adaptive limit was lowered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum DecreaseCause {
+    /// New streams take longer to their first byte than without overload.
+    Latency,
+    /// New streams fail.
+    Errors,
+    /// This process uses most of its memory.
+    Memory,
+    /// This process uses most of its CPU time.
+    Cpu,
+}
+
+impl DecreaseCause {
+    /// All causes, in declaration order.
+    pub const ALL: [DecreaseCause; 4] =
+        [DecreaseCause::Latency, DecreaseCause::Errors, DecreaseCause::Memory, DecreaseCause::Cpu];
+
+    /// Returns the name in logs, metrics and JSON.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            DecreaseCause::Latency => "latency",
+            DecreaseCause::Errors => "errors",
+            DecreaseCause::Memory => "memory",
+            DecreaseCause::Cpu => "cpu",
+        }
+    }
+}
+
+/// A decrease of the limit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct LimitDecrease {
+    pub(crate) cause: DecreaseCause,
+    pub(crate) from: u32,
+    pub(crate) to: u32,
+    pub(crate) at: Duration,
+}
+
+/// How the start of a stream ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum StartResult {
+    /// The first byte arrived after this time.
+    Answered(Duration),
+    Failed,
+    /// The client left after this time, before the first byte.
+    Abandoned(Duration),
+}
+
+/// The start of a stream that has ended.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct StartSample {
+    pub(crate) started_at: Duration,
+    pub(crate) result: StartResult,
+    /// Open streams in this process at the start of the stream, itself included.
+    pub(crate) open_at_start: u32,
+    /// Open streams in this process now.
+    pub(crate) open: u32,
+    /// Whether the limit refused a request recently.
+    pub(crate) has_refused: bool,
+}
+
+/// State of this process, sampled once per second.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub(crate) struct ProcessSample {
+    /// Resident memory as a fraction of the memory limit.
+    pub(crate) memory: Option<f64>,
+    /// CPU use as a fraction of the usable CPUs.
+    pub(crate) cpu: Option<f64>,
+    pub(crate) open: u32,
+    /// Streams that wait for their first byte.
+    pub(crate) starting: u32,
+    /// Whether the limit refused a request since the last sample.
+    pub(crate) has_refused: bool,
+}
+
+/// The limit and its evidence.
+#[derive(Debug, Clone)]
+pub(crate) struct AdaptiveLimit {
+    floor: u32,
+    total: u32,
+    limit: u32,
+    /// Next increase beyond `knee`; doubles with each, and is reset by a decrease.
+    step: u32,
+    /// Open streams at the last decrease because of slow or failed starts.
+    knee: u32,
+    /// Windows without a slowdown since the last decrease.
+    calm_windows: u32,
+    /// Time to the first byte without overload, in seconds.
+    baseline: Option<f64>,
+    /// Time to the first byte in the last window, in seconds.
+    latest: Option<f64>,
+    window: StartWindow,
+    /// The window that last lowered the limit, until a window is not slow.
+    overload: Option<Overload>,
+    /// Consecutive slow windows at the floor.
+    floor_windows: u32,
+    /// Time of the last sample, or of the last change without samples.
+    last_evidence: Duration,
+    last_pressure: Option<Duration>,
+    is_pressed: bool,
+    last_decrease: Option<LimitDecrease>,
+}
+
+/// Evidence of a decrease because of slow or failed starts.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Overload {
+    open: f64,
+    /// `None` after failures.
+    seconds: Option<f64>,
+    /// Decreases without an effect.
+    in_vain: u32,
+}
+
+impl AdaptiveLimit {
+    /// Creates a limit that begins at `limit`.
+    pub(crate) fn new(floor: u32, total: u32, limit: u32) -> Self {
+        let mut adaptive = AdaptiveLimit {
+            floor,
+            total,
+            limit,
+            step: limit,
+            knee: 0,
+            calm_windows: 0,
+            baseline: None,
+            latest: None,
+            window: StartWindow::new(Duration::ZERO),
+            overload: None,
+            floor_windows: 0,
+            last_evidence: Duration::ZERO,
+            last_pressure: None,
+            is_pressed: false,
+            last_decrease: None,
+        };
+        adaptive.set_total(total);
+        adaptive
+    }
+
+    pub(crate) fn limit(&self) -> u32 {
+        self.limit
+    }
+
+    /// Returns the lowest possible limit.
+    pub(crate) fn floor(&self) -> u32 {
+        self.floor.min(self.total)
+    }
+
+    pub(crate) fn last_decrease(&self) -> Option<LimitDecrease> {
+        self.last_decrease
+    }
+
+    /// Returns the time to the first byte without overload, in seconds.
+    pub(crate) fn baseline_seconds(&self) -> Option<f64> {
+        self.baseline
+    }
+
+    /// Returns the time to the first byte in the last window, in seconds.
+    pub(crate) fn latest_seconds(&self) -> Option<f64> {
+        self.latest
+    }
+
+    /// Changes the highest possible limit.
+    pub(crate) fn set_total(&mut self, total: u32) {
+        self.total = total;
+        self.limit = self.limit.clamp(self.floor(), total);
+    }
+
+    /// Adds the start of a stream.
+    pub(crate) fn record_start(&mut self, sample: StartSample, now: Duration) -> Option<LimitDecrease> {
+        // The start of an older stream says nothing about the present limit.
+        if sample.started_at < self.window.began() {
+            return None;
+        }
+        let peak_open = sample.open_at_start.max(sample.open);
+        let open = f64::from(peak_open);
+        match sample.result {
+            StartResult::Answered(took) => self.window.add_time(took, open),
+            StartResult::Failed => self.window.add_failure(open),
+            // Its time would have been at least this. A shorter wait says nothing.
+            StartResult::Abandoned(waited) if self.is_slow(waited.as_secs_f64(), 0.0) => {
+                self.window.add_time(waited, open);
+            }
+            StartResult::Abandoned(_) => return None,
+        }
+        self.window.observe(peak_open, sample.has_refused);
+        self.last_evidence = now;
+        self.judge_window(now)
+    }
+
+    /// Adds the state of the process. Lowers the limit under pressure. Raises it if requests are
+    /// refused and no stream starts that could show what the upstream carries.
+    pub(crate) fn record_process(&mut self, sample: ProcessSample, now: Duration) -> Option<LimitDecrease> {
+        self.window.observe(sample.open, sample.has_refused);
+        let reaches = |value: Option<f64>, bound: f64| value.is_some_and(|value| value >= bound);
+        self.is_pressed = reaches(sample.memory, RAISED_PRESSURE) || reaches(sample.cpu, RAISED_PRESSURE);
+        let cause = if reaches(sample.memory, HIGH_PRESSURE) {
+            Some(DecreaseCause::Memory)
+        } else {
+            reaches(sample.cpu, HIGH_PRESSURE).then_some(DecreaseCause::Cpu)
+        };
+        if let Some(cause) = cause
+            && self.last_pressure.is_none_or(|last| now.saturating_sub(last) >= PRESSURE_INTERVAL)
+        {
+            self.last_pressure = Some(now);
+            return self.lower(cause, f64::from(sample.open) * PRESSURE_FACTOR, now);
+        }
+        let decrease = self.judge_window(now);
+        let wait = if self.overload.is_some() { CAUTIOUS_PROBE_AFTER } else { PROBE_AFTER };
+        let no_evidence = now.saturating_sub(self.last_evidence) >= wait && sample.starting == 0;
+        let is_used = sample.has_refused && self.is_used(sample.open, sample.has_refused);
+        if decrease.is_none() && is_used && no_evidence {
+            self.last_evidence = now;
+            self.raise();
+        }
+        decrease
+    }
+
+    /// Judges the window if it is complete, and begins the next one.
+    fn judge_window(&mut self, now: Duration) -> Option<LimitDecrease> {
+        let summary = self.window.summary(now)?;
+        let is_used = self.is_used(summary.peak_open, summary.has_refused);
+        self.window = StartWindow::new(now);
+        self.latest = summary.seconds.or(self.latest);
+        if summary.failed_ratio > MAX_FAILED_RATIO {
+            self.overload = Some(Overload { open: summary.open, seconds: None, in_vain: 0 });
+            self.knee = summary.peak_open;
+            return self.lower(DecreaseCause::Errors, summary.open * FAILURE_FACTOR, now);
+        }
+        let seconds = summary.seconds?;
+        let baseline = *self.baseline.get_or_insert(seconds);
+        if !self.is_slow(seconds, summary.error_seconds) {
+            if seconds + summary.error_seconds < baseline {
+                self.baseline = Some(baseline + (seconds - baseline) * BASELINE_WEIGHT);
+            }
+            (self.overload, self.floor_windows) = (None, 0);
+            if is_used {
+                self.calm_windows = self.calm_windows.saturating_add(1);
+                self.raise();
+            }
+            return None;
+        }
+        if self.is_unrelated_to_load(summary, seconds) {
+            self.baseline = Some(seconds);
+            (self.overload, self.floor_windows) = (None, 0);
+            (self.step, self.knee) = (self.limit, 0);
+            return None;
+        }
+        // An unused limit first becomes the number of open streams: that many may be well.
+        let target = match is_used {
+            true => summary.open * (baseline / seconds).sqrt().max(MIN_FACTOR),
+            false => f64::from(summary.peak_open),
+        };
+        self.knee = summary.peak_open;
+        self.lower(DecreaseCause::Latency, target, now)
+    }
+
+    fn is_used(&self, open: u32, has_refused: bool) -> bool {
+        let ratio = if has_refused { REFUSED_RATIO } else { USED_RATIO };
+        f64::from(open) >= f64::from(self.limit) * ratio
+    }
+
+    fn is_slow(&self, seconds: f64, error_seconds: f64) -> bool {
+        self.baseline.is_some_and(|baseline| seconds > baseline * TOLERANCE + error_seconds * SIGNIFICANCE)
+    }
+
+    /// Records a slow window. Returns whether it has other causes than the number of open streams:
+    /// twice, fewer were open than in an earlier slow window, and the time was about the same. Or
+    /// the limit is at the floor, and was in earlier slow windows.
+    fn is_unrelated_to_load(&mut self, summary: WindowSummary, seconds: f64) -> bool {
+        if self.limit == self.floor() {
+            self.floor_windows += 1;
+            return self.floor_windows >= MAX_FLOOR_WINDOWS;
+        }
+        let latest = |in_vain| Some(Overload { open: summary.open, seconds: Some(seconds), in_vain });
+        let Some(Overload { open, seconds: Some(before), in_vain }) = self.overload else {
+            self.overload = latest(0);
+            return false;
+        };
+        let open_ratio = summary.open / open.max(1.0);
+        if seconds > before * MAX_STEADY_FACTOR || seconds < before * (1.0 + open_ratio) / 2.0 {
+            self.overload = latest(0);
+        } else if open_ratio <= JUDGED_RATIO {
+            self.overload = latest(in_vain + 1);
+        }
+        self.overload.is_some_and(|overload| overload.in_vain >= MAX_VAIN_DECREASES)
+    }
+
+    fn lower(&mut self, cause: DecreaseCause, target: f64, now: Duration) -> Option<LimitDecrease> {
+        (self.step, self.calm_windows) = (0, 0);
+        // Streams that started before are no evidence for the new limit.
+        self.window = StartWindow::new(now);
+        let (from, to) = (self.limit, (target as u32).clamp(self.floor(), self.limit));
+        if to == from {
+            return None;
+        }
+        self.limit = to;
+        self.last_decrease = Some(LimitDecrease { cause, from, to, at: now });
+        self.last_decrease
+    }
+
+    fn raise(&mut self) {
+        if self.is_pressed {
+            return;
+        }
+        let least = (f64::from(self.limit).sqrt() / 2.0).ceil() as u32;
+        let step = match self.knee.checked_sub(self.limit) {
+            Some(distance) if distance <= self.limit / 4 && self.calm_windows < PLATEAU_WINDOWS => return,
+            Some(distance) => (distance / 2).max(least),
+            None => {
+                let step = self.step.max(least);
+                self.step = step.saturating_mul(2).min(self.limit);
+                step
+            }
+        };
+        self.limit = self.limit.saturating_add(step).min(self.total);
+    }
+}
+
+#[cfg(test)]
+#[path = "adaptive_limit_tests.rs"]
+mod tests;
