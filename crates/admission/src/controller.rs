@@ -306,7 +306,7 @@ impl AdmissionController {
         }
     }
 
-    /// Logs the counts that led to a rejection. A client that wasn't identified has none.
+    /// Logs the usage at a rejection. A client that wasn't identified has none.
     fn log_refused_counts(&self, rejection: &Rejection, thread: &ThreadId, hash: Option<UserHash>) {
         let level = &self.stage_level;
         match (rejection.reason, rejection.count) {

@@ -77,6 +77,8 @@ pub(crate) struct SettingsReloader {
     last: ExplicitSettings,
     /// Identity methods and user headers at the start.
     methods_and_headers: (Vec<&'static str>, Vec<HeaderName>),
+    /// Headers whose values are labels of metrics until the next start.
+    label_headers: Vec<HeaderName>,
     admission: Admission,
     identify: Identifier,
     guard: SecretGuard,
@@ -96,6 +98,7 @@ impl SettingsReloader {
             start: explicit_settings.clone(),
             last: explicit_settings.clone(),
             methods_and_headers: (identity.methods.clone(), identity.user_headers.clone()),
+            label_headers: Vec::new(),
             admission,
             identify: identity.identify.clone(),
             guard,
@@ -106,6 +109,11 @@ impl SettingsReloader {
 
     pub(crate) fn access(mut self, access: AccessControl) -> Self {
         self.access = Some(access);
+        self
+    }
+
+    pub(crate) fn label_headers(mut self, headers: Vec<HeaderName>) -> Self {
+        self.label_headers = headers;
         self
     }
 
@@ -143,8 +151,11 @@ impl SettingsReloader {
         // Other components use these keys, too, and read them only at the start.
         let affects_other_components =
             |key: &&str| key.ends_with(".trusted_proxies") || key.ends_with(".forwarded_by");
+        // API keys must not become values of a metric.
+        let key_is_label = identity.api_key_header.iter().any(|name| self.label_headers.contains(name));
         let same_methods = self.methods_and_headers
             == (identity.methods.clone(), identity.user_headers.clone())
+            && !key_is_label
             && !self.start.changed_keys(&explicit_settings).iter().any(affects_other_components);
         if changed("admission.total") || changed("admission.per_user") {
             self.admission.set_limits(limits);

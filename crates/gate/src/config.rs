@@ -32,7 +32,8 @@ pub struct Config {
     /// Header in which the upstream receives the id of the verified user.
     pub forward_user_header: Option<HeaderName>,
     /// Labels of the metric `forebay_gate_outcomes_total` that are read from request headers.
-    /// Labels beyond [`MAX_METRIC_LABELS`](crate::MAX_METRIC_LABELS) are ignored.
+    /// Ignored are later labels of the same name, and labels beyond
+    /// [`MAX_METRIC_LABELS`](crate::MAX_METRIC_LABELS).
     pub metric_labels: Vec<MetricLabel>,
     /// Maximum time that the gate waits for the next bytes of a request body.
     pub request_idle_timeout: Duration,

@@ -70,9 +70,13 @@ impl GateBody {
         match &mut self.0 {
             BodySource::Gate(_) => guard.set(GateOutcome::of_refusal(status)),
             BodySource::Upstream(relayed) => {
+                guard.add_series();
                 relayed.outcome = Some((guard, GateOutcome::of_upstream(status)));
             }
-            BodySource::Tunnel(body) => body.outcome = Some(guard),
+            BodySource::Tunnel(body) => {
+                guard.add_series();
+                body.outcome = Some(guard);
+            }
         }
     }
 }

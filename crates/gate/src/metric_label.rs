@@ -4,7 +4,6 @@ use std::fmt;
 use std::str::FromStr;
 
 use http::HeaderName;
-use http::header::{AUTHORIZATION, COOKIE, FORWARDED, PROXY_AUTHORIZATION};
 
 /// Maximum number of configured labels.
 pub const MAX_METRIC_LABELS: usize = 4;
@@ -13,17 +12,21 @@ pub const MAX_METRIC_LABELS: usize = 4;
 const USED_NAMES: [&str; 6] = ["kind", "outcome", "job", "instance", "le", "quantile"];
 
 /// Headers with a credential, an address or an id, none of which may be in a metric.
-const PRIVATE_HEADERS: [HeaderName; 9] = [
-    AUTHORIZATION,
-    PROXY_AUTHORIZATION,
-    COOKIE,
-    FORWARDED,
-    HeaderName::from_static("x-api-key"),
-    HeaderName::from_static("x-forwarded-for"),
-    HeaderName::from_static("x-real-ip"),
-    HeaderName::from_static("x-thread-id"),
-    HeaderName::from_static("x-user-id"),
+const PRIVATE_HEADERS: [&str; 10] = [
+    "cf-connecting-ip",
+    "forwarded",
+    "sec-websocket-protocol", // browsers can't set another header, so it often has a token
+    "true-client-ip",
+    "x-forwarded-email",
+    "x-forwarded-for",
+    "x-forwarded-user",
+    "x-real-ip",
+    "x-thread-id",
+    "x-user-id",
 ];
+
+/// Parts of the names of headers with a credential.
+const PRIVATE_PARTS: [&str; 6] = ["api-key", "authorization", "cookie", "password", "secret", "token"];
 
 /// A label of the metric `forebay_gate_outcomes_total`, and the request header with its value.
 ///
@@ -91,11 +94,26 @@ impl FromStr for MetricLabel {
             return Err(MetricLabelError::UsedName(name));
         }
         let header: HeaderName = header.parse().map_err(|_| MetricLabelError::Header(header.to_owned()))?;
-        if PRIVATE_HEADERS.contains(&header) {
+        if is_private(header.as_str()) {
             return Err(MetricLabelError::PrivateHeader(header.to_string()));
         }
         Ok(MetricLabel { name, header })
     }
+}
+
+fn is_private(header: &str) -> bool {
+    PRIVATE_HEADERS.contains(&header) || PRIVATE_PARTS.iter().any(|part| header.contains(part))
+}
+
+/// Returns the first label of each name, at most [`MAX_METRIC_LABELS`].
+pub(crate) fn distinct_labels(labels: Vec<MetricLabel>) -> Vec<MetricLabel> {
+    let mut distinct: Vec<MetricLabel> = Vec::new();
+    for label in labels {
+        if distinct.len() < MAX_METRIC_LABELS && distinct.iter().all(|other| other.name != label.name) {
+            distinct.push(label);
+        }
+    }
+    distinct
 }
 
 #[cfg(test)]
@@ -122,11 +140,37 @@ mod tests {
         for header in ["", "x model", "x-model=y"] {
             assert_eq!(parse(&format!("model={header}")), MetricLabelError::Header(header.to_owned()));
         }
-        for header in ["Authorization", "cookie", "X-Forwarded-For", "X-Thread-ID"] {
+    }
+
+    #[test]
+    fn a_header_with_a_credential_or_an_address_is_refused() {
+        let credentials = [
+            "Authorization",
+            "Proxy-Authorization",
+            "cookie",
+            "api-key",
+            "X-API-Key",
+            "x-goog-api-key",
+            "x-auth-token",
+            "x-amz-security-token",
+            "X-My-Secret",
+            "x-db-password",
+        ];
+        for header in credentials.into_iter().chain(PRIVATE_HEADERS) {
             assert_eq!(
-                parse(&format!("user={header}")),
-                MetricLabelError::PrivateHeader(header.to_lowercase())
+                format!("user={header}").parse::<MetricLabel>(),
+                Err(MetricLabelError::PrivateHeader(header.to_lowercase()))
             );
         }
+    }
+
+    #[test]
+    fn the_first_label_of_a_name_is_kept() {
+        let labels = ["a=x-1", "a=x-2", "b=x-3", "c=x-4", "b=x-5", "d=x-6", "e=x-7"];
+        let kept = distinct_labels(labels.map(|label| label.parse().unwrap()).into());
+        assert_eq!(
+            kept.iter().map(ToString::to_string).collect::<Vec<_>>(),
+            ["a=x-1", "b=x-3", "c=x-4", "d=x-6"]
+        );
     }
 }

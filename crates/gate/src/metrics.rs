@@ -39,7 +39,7 @@ pub fn describe() {
             OUTCOMES,
             "Requests that have ended, by kind of route, by outcome, and by the labels of `gate.metric_labels`.",
         ),
-        (ERRORS, "Requests that failed, by stage and type, including the upstream's 5xx responses."),
+        (ERRORS, "Failures of requests, by stage and type; a 5xx response whose body fails counts twice."),
         (
             REFUSALS,
             "Requests that the gate itself answered, by reason; admission's own refusals are not in here.",

@@ -13,7 +13,7 @@ pub(crate) enum FailureStage {
     Request,
     /// The gate gets a connection to the upstream.
     Connect,
-    /// The request is being sent or was sent, and the response head has not arrived.
+    /// From the first byte of the request to the response head, and its status.
     FirstByte,
     /// The response body, or an upgraded connection, is being passed on.
     Stream,
@@ -85,6 +85,17 @@ impl FailureType {
             io::ErrorKind::ConnectionReset => FailureType::Reset,
             io::ErrorKind::TimedOut => FailureType::Timeout,
             _ => FailureType::Unreachable,
+        }
+    }
+
+    /// Returns the type of a connection that broke before the response head.
+    pub(crate) fn of_broken(kind: io::ErrorKind) -> FailureType {
+        match kind {
+            io::ErrorKind::TimedOut => FailureType::Timeout,
+            io::ErrorKind::HostUnreachable
+            | io::ErrorKind::NetworkUnreachable
+            | io::ErrorKind::NetworkDown => FailureType::Unreachable,
+            _ => FailureType::Reset,
         }
     }
 

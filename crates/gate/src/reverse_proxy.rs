@@ -10,7 +10,7 @@ use super::config::Config;
 use super::drain::{Drain, RequestKind};
 use super::forwarder::{Forwarder, ForwarderState};
 use super::gate_service::GateService;
-use super::metric_label::MAX_METRIC_LABELS;
+use super::metric_label::distinct_labels;
 use super::metrics;
 use super::outcome_counters::OutcomeCounters;
 use super::stream_routes::{StreamRoute, StreamRoutes};
@@ -47,8 +47,7 @@ impl ReverseProxy {
             exhausted: AtomicBool::new(false),
         });
         let routes = StreamRoutes::new(config.stream_routes);
-        let mut labels = config.metric_labels;
-        labels.truncate(MAX_METRIC_LABELS);
+        let labels = distinct_labels(config.metric_labels);
         let outcomes = OutcomeCounters::new(labels, stream_kind(&routes));
         ReverseProxy { forwarder, routes: Arc::new(routes), outcomes: Arc::new(outcomes), identify }
     }

@@ -2,8 +2,8 @@
 //!
 //! Invariant: a label has at most [`MAX_VALUES`] values of at most [`MAX_VALUE_BYTES`] bytes, and
 //! the table has at most [`MAX_SERIES`] series, whatever clients send. The first values are kept.
-//! Later values count as `other`. In a full table, a request whose series is unknown counts as
-//! `other` in every label.
+//! Later values count as `other`. In a full table, new values are `other`; if that combination is
+//! unknown, too, every label is.
 //! Enforced by: only [`SeriesTable::add`] inserts, and it checks all three bounds.
 //! Cost: [`SeriesTable::find`] doesn't allocate.
 //! Out of scope: locks and metrics (`outcome_counters.rs`).

@@ -183,14 +183,6 @@ impl ExchangeError {
         }
     }
 
-    /// Returns whether the upstream reset the connection.
-    pub(crate) fn is_reset(&self) -> bool {
-        match self {
-            ExchangeError::Unsent(_) | ExchangeError::Timeout => false,
-            ExchangeError::Failed { error, .. } => is_reset(error),
-        }
-    }
-
     /// Returns whether the connection closed before any byte of a response. The upstream may still
     /// have started to process the request.
     pub(crate) fn is_unanswered(&self) -> bool {

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use http::StatusCode;
 
-use super::request_failure::{FailureStage, FailureType, RequestFailure};
+use super::request_failure::{FailureStage, FailureType, RequestFailure, io_source};
 use super::upload::UploadError;
 use super::upstream_connection::ExchangeError;
 
@@ -27,8 +27,8 @@ pub(crate) enum UpstreamError {
     Exhausted(#[source] io::Error),
     #[error("the upstream closed the connection before it responded")]
     Closed,
-    #[error("the upstream reset the connection before it responded")]
-    Reset,
+    #[error("the connection to the upstream broke before it responded: {0}")]
+    Broken(io::ErrorKind),
     #[error("the upstream sent no response head in time")]
     ResponseTimeout,
     #[error("the upstream's response is not valid HTTP: {0}")]
@@ -72,7 +72,7 @@ impl UpstreamError {
             UpstreamError::ConnectTimeout => "upstream_connect_timeout",
             UpstreamError::Busy { .. } => "upstream_busy",
             UpstreamError::Exhausted(_) => "gate_exhausted",
-            UpstreamError::Closed | UpstreamError::Reset => "upstream_closed",
+            UpstreamError::Closed | UpstreamError::Broken(_) => "upstream_closed",
             UpstreamError::ResponseTimeout => "upstream_response_timeout",
             UpstreamError::Response(_) => "upstream_bad_response",
             UpstreamError::Upload(UploadFault::Stalled(_)) => "request_stalled",
@@ -89,7 +89,7 @@ impl UpstreamError {
             | UpstreamError::Connect(_)
             | UpstreamError::ConnectTimeout
             | UpstreamError::Closed
-            | UpstreamError::Reset
+            | UpstreamError::Broken(_)
             | UpstreamError::ResponseTimeout
             | UpstreamError::Response(_) => true,
         }
@@ -104,7 +104,7 @@ impl UpstreamError {
             UpstreamError::Busy { .. } => (FailureStage::Connect, FailureType::Busy),
             UpstreamError::Exhausted(_) => (FailureStage::Connect, FailureType::Exhausted),
             UpstreamError::Closed => (FailureStage::FirstByte, FailureType::Closed),
-            UpstreamError::Reset => (FailureStage::FirstByte, FailureType::Reset),
+            UpstreamError::Broken(kind) => (FailureStage::FirstByte, FailureType::of_broken(*kind)),
             UpstreamError::ResponseTimeout => (FailureStage::FirstByte, FailureType::Timeout),
             UpstreamError::Response(_) => (FailureStage::FirstByte, FailureType::BadResponse),
             UpstreamError::Upload(UploadFault::Stalled(_)) => (FailureStage::Request, FailureType::Timeout),
@@ -118,7 +118,7 @@ impl UpstreamError {
             UpstreamError::Resolve(_)
             | UpstreamError::Connect(_)
             | UpstreamError::Closed
-            | UpstreamError::Reset
+            | UpstreamError::Broken(_)
             | UpstreamError::Response(_) => StatusCode::BAD_GATEWAY,
             UpstreamError::ConnectTimeout | UpstreamError::ResponseTimeout => StatusCode::GATEWAY_TIMEOUT,
             UpstreamError::Busy { .. } | UpstreamError::Exhausted(_) => StatusCode::SERVICE_UNAVAILABLE,
@@ -139,7 +139,7 @@ impl UpstreamError {
             UpstreamError::Busy { .. } | UpstreamError::Exhausted(_) => {
                 "This gate has no free connection to the service behind it."
             }
-            UpstreamError::Closed | UpstreamError::Reset => {
+            UpstreamError::Closed | UpstreamError::Broken(_) => {
                 "The service behind this gate closed the connection before it responded."
             }
             UpstreamError::ResponseTimeout => "The service behind this gate sent no response in time.",
@@ -159,15 +159,15 @@ impl UpstreamError {
 
 impl From<ExchangeError> for UpstreamError {
     fn from(error: ExchangeError) -> UpstreamError {
-        let (closed, reset) = (error.is_closed(), error.is_reset());
+        let closed = error.is_closed();
         match error {
             ExchangeError::Timeout => UpstreamError::ResponseTimeout,
             ExchangeError::Unsent(_) => UpstreamError::Closed,
-            ExchangeError::Failed { error, .. } => match upload_fault(&error) {
-                Some(fault) => UpstreamError::Upload(fault),
-                None if reset => UpstreamError::Reset,
-                None if closed => UpstreamError::Closed,
-                None => UpstreamError::Response(error),
+            ExchangeError::Failed { error, .. } => match (upload_fault(&error), broken_connection(&error)) {
+                (Some(fault), _) => UpstreamError::Upload(fault),
+                (None, Some(kind)) => UpstreamError::Broken(kind),
+                (None, None) if closed => UpstreamError::Closed,
+                (None, None) => UpstreamError::Response(error),
             },
         }
     }
@@ -178,6 +178,23 @@ impl From<ExchangeError> for UpstreamError {
 fn is_exhaustion(error: &io::Error) -> bool {
     let codes = [libc::EMFILE, libc::ENFILE, libc::ENOBUFS, libc::ENOMEM, libc::EADDRNOTAVAIL];
     error.raw_os_error().is_some_and(|code| codes.contains(&code))
+}
+
+/// Returns the kind of the I/O error of a connection that broke. Other errors are about its bytes:
+/// for example, TLS reports invalid ones as invalid data.
+fn broken_connection(error: &dyn std::error::Error) -> Option<io::ErrorKind> {
+    let kind = io_source(error)?.kind();
+    let is_broken = matches!(
+        kind,
+        io::ErrorKind::ConnectionReset
+            | io::ErrorKind::ConnectionAborted
+            | io::ErrorKind::BrokenPipe
+            | io::ErrorKind::TimedOut
+            | io::ErrorKind::HostUnreachable
+            | io::ErrorKind::NetworkUnreachable
+            | io::ErrorKind::NetworkDown
+    );
+    is_broken.then_some(kind)
 }
 
 /// Returns the failure of the request body that caused an error of hyper, if there is one.
@@ -211,5 +228,27 @@ mod tests {
         }
         let refused = UpstreamError::from_dial(io::Error::from_raw_os_error(libc::ECONNREFUSED));
         assert!(refused.is_upstreams_fault());
+    }
+
+    #[test]
+    fn a_connection_that_breaks_before_the_head_is_no_bad_response() {
+        /// Error with a source, as hyper's errors have.
+        #[derive(Debug, thiserror::Error)]
+        #[error("read")]
+        struct ReadError(#[source] io::Error);
+
+        for (code, expected) in [
+            (libc::ETIMEDOUT, Some(FailureType::Timeout)),
+            (libc::EHOSTUNREACH, Some(FailureType::Unreachable)),
+            (libc::ENETUNREACH, Some(FailureType::Unreachable)),
+            (libc::ECONNRESET, Some(FailureType::Reset)),
+            (libc::EPIPE, Some(FailureType::Reset)),
+            (libc::EINVAL, None),
+        ] {
+            let kind = broken_connection(&ReadError(io::Error::from_raw_os_error(code)));
+            let failure = kind.map(|kind| UpstreamError::Broken(kind).failure());
+            let expected = expected.map(|kind| RequestFailure::new(FailureStage::FirstByte, kind));
+            assert_eq!(failure, expected, "{code}");
+        }
     }
 }

@@ -175,14 +175,15 @@ impl Identifier {
     }
 
     /// Copies the token and API keys of `other`, for all clones. Only methods that both have get
-    /// new keys. No method and no trusted proxy is added or removed.
+    /// new keys. No method and no trusted proxy is added or removed, and the header of the API
+    /// keys stays.
     pub fn renew_keys(&self, other: &Identifier) {
         let (fresh, mut methods) = (other.methods(), (*self.methods()).clone());
         if methods.jwt.is_some() && fresh.jwt.is_some() {
             methods.jwt.clone_from(&fresh.jwt);
         }
-        if methods.api_keys.is_some() && fresh.api_keys.is_some() {
-            methods.api_keys.clone_from(&fresh.api_keys);
+        if let (Some(running), Some(fresh)) = (&mut methods.api_keys, &fresh.api_keys) {
+            *running = fresh.clone().header(running.header_name().clone());
         }
         *self.methods.write() = Arc::new(methods);
     }

@@ -485,9 +485,10 @@ async fn claims_are_returned_for_valid_tokens_only() {
 }
 
 #[tokio::test]
-async fn renewing_keys_adds_no_method_and_no_trusted_proxy() {
+async fn renewing_keys_keeps_the_methods_the_header_and_the_proxies() {
     let identify = Identifier::new().api_keys(ApiKeys::new().key("old", "ada")).trusted_proxies([]);
-    let fresh = all_methods().api_keys(ApiKeys::new().key("new", "bob"));
+    let fresh = ApiKeys::new().header(HeaderName::from_static("x-key")).key("new", "bob");
+    let fresh = all_methods().api_keys(fresh);
     identify.clone().renew_keys(&fresh);
     let peer = "10.0.0.1";
     assert!(matches!(

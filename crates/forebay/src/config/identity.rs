@@ -20,6 +20,8 @@ pub struct IdentityConfig {
     pub methods: Vec<&'static str>,
     /// Headers that are accepted only from a trusted proxy.
     pub user_headers: Vec<HeaderName>,
+    /// Header with the API key, if it isn't the default.
+    pub api_key_header: Option<HeaderName>,
 }
 
 impl fmt::Debug for IdentityConfig {
@@ -78,7 +80,8 @@ impl IdentityConfig {
             identify = identify.address(by);
             methods.push("address");
         }
-        Ok(IdentityConfig { identify, methods, user_headers })
+        let api_key_header = section.api_key_header.clone();
+        Ok(IdentityConfig { identify, methods, user_headers, api_key_header })
     }
 }
 

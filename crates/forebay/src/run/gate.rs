@@ -77,6 +77,7 @@ impl GateServer {
             admission.clone(),
             guard.clone(),
         )
+        .label_headers(config.metric_labels.iter().map(|label| label.header().clone()).collect())
         .tls(config.tls.clone());
         let admin = admin_listener.map(|listener| admin::server(listener, report, metrics.clone(), guard));
         let listening = ListeningServer { server, admin, admission, quota, reload, metrics, telemetry };

@@ -2,7 +2,6 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use forebay_sandbox::free_port;
 use forebay_testkit::{Direction, Proxy};
 use rustix::process::Signal;
 use serde_json::{Value, json};
@@ -251,14 +250,17 @@ async fn counters_histograms_and_gauges_keep_their_types() {
 
 #[tokio::test]
 async fn metric_labels_from_headers_reach_the_collector() {
-    let collector = OtelCollector::start();
+    let (collector, origin) = (OtelCollector::start(), ScriptedUpstream::start().await);
     let url = collector.0.url();
     let labels = [("FOREBAY_GATE_METRIC_LABELS", "model=x-model")];
     let environment = [&settings(&url)[..], &labels].concat();
-    let closed = format!("http://127.0.0.1:{}", free_port()); // each request gets a 502
-    let gate = ForebayProcess::start_gate_with(&closed, &[], &environment);
-    HttpConnection::fetch(gate.addr, "GET", "/", &[r#"X-Model: a "b" \c"#], "").await;
-    let expected = json!({"kind": "any", "outcome": "upstream_error", "model": r#"a "b" \c"#});
+    let gate = ForebayProcess::start_gate_with(&origin.url(), &[], &environment);
+    let mut client = HttpConnection::get(gate.addr, "/", &[r#"X-Model: a "b" \c"#]).await;
+    let mut upstream = origin.accept().await;
+    upstream.head().await;
+    upstream.send("HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\n\r\n").await;
+    client.response().await;
+    let expected = json!({"kind": "any", "outcome": "success", "model": r#"a "b" \c"#});
     let counted = |metric: &Value| {
         let mut points = metric["points"].as_array().unwrap().iter();
         points.any(|point| point["attributes"] == expected && point["value"] == 1)

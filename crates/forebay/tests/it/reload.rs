@@ -121,6 +121,7 @@ async fn stage_lines_appear_at_info_after_a_reload() {
     };
     let stages = |thread: &str| lines(thread).into_iter().map(|(_, stage, _)| stage).collect::<Vec<_>>();
     visit("before").await;
+    until("the refusal is logged", async || !lines("before-2").is_empty()).await;
     assert_eq!((stages("before"), stages("before-2")), (vec![], vec!["CP.1.2".to_owned()]));
 
     settings("info");
@@ -128,6 +129,7 @@ async fn stage_lines_appear_at_info_after_a_reload() {
     assert_eq!(gate.wait_for_log("settings reloaded")["changed"], "log.stages");
     visit("after").await;
     until("the last stage is logged", async || lines("after").len() == 5).await;
+    until("the refusal is logged", async || lines("after-2").len() == 3).await;
     assert_eq!(stages("after"), ["CP.1", "CP.1.1", "CP.1.4", "CP.4", "CP.4.1"]);
     assert!(lines("after").iter().all(|(level, ..)| level == "INFO"), "{:?}", lines("after"));
     let refused: Vec<_> = lines("after-2")
@@ -135,6 +137,26 @@ async fn stage_lines_appear_at_info_after_a_reload() {
         .map(|(level, stage, used)| format!("{level} {stage} {used:?}"))
         .collect();
     assert_eq!(refused, ["INFO CP.1 None", "INFO CP.1.1 Some(1)", "WARN CP.1.2 None"]);
+}
+
+#[tokio::test]
+async fn a_header_that_is_a_label_has_no_keys_before_a_restart() {
+    let (origin, folder) = (StreamingUpstream::start().await, ConfigFolder::new("label"));
+    let settings = |key: &str, identity: &str, gate: &str| {
+        let file = folder.write("api.keys", &format!("{} ada\n", hash(key)));
+        let text = format!("[identity]\napi_keys_file = {file:?}\n{identity}\n[gate]\n{gate}\n");
+        folder.write("gate.toml", &text)
+    };
+    let start = settings("key-0", "", "metric_labels = [\"k=x-my-id\"]");
+    let gate = ForebayProcess::start_gate(&origin.url(), &["--config", &start]);
+    settings("key-1", "api_key_header = \"x-my-id\"", "");
+    gate.signal(Signal::HUP);
+    let later = gate.wait_for_log("settings not applied: restart required")["keys"].clone();
+    assert_eq!(later, "gate.metric_labels identity.api_key_header");
+    for (line, status) in [("X-API-Key: key-0", 401), ("X-API-Key: key-1", 200)] {
+        let opened = open_stream(&gate, "/", &[line]).await;
+        assert_eq!(opened.map_or_else(|refusal| refusal.head.status, |_| 200), status, "{line}");
+    }
 }
 
 #[tokio::test]

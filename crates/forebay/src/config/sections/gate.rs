@@ -86,10 +86,12 @@ settings! {
             example("X-Verified-User");
 
         /// Labels of the metric `forebay_gate_outcomes_total` that are taken from request headers,
-        /// each `LABEL=HEADER`, such as `model=x-model`. At most 4. A label has at most 50 values
-        /// of 128 bytes, first come; all later ones count as `other`, and requests without the
-        /// header as `none`. There are at most 500 combinations of values. Clients can invent
-        /// values, so prefer headers that your own proxy or application sets.
+        /// each `LABEL=HEADER`, such as `model=x-model`. At most 4. The first 50 values of at
+        /// most 128 bytes are kept, each once the upstream has answered a request with it. Other
+        /// values count as `other`, and requests without the header as `none`. There are at most
+        /// 500 combinations of values and kinds of requests. Clients can invent values, so prefer
+        /// headers that your own proxy or application sets. Don't use headers with personal data;
+        /// values are exported as they are.
         metric_labels: Vec<String> = EMPTY;
 
         /// Timeout for connecting to the service; then 504. Several addresses share it. The default

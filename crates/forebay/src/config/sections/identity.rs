@@ -53,11 +53,12 @@ settings! {
         /// prints the hash.
         api_keys_file: Option<PathBuf>, example("/etc/forebay/api.keys"), reload(WITH_API_KEYS);
 
-        /// Header with the API key. It needs `api_keys_file`.
+        /// Header with the API key. It needs `api_keys_file`. A header that was a label of
+        /// `gate.metric_labels` at the start needs a restart.
         api_key_header: Option<HeaderName>,
             unset("`X-API-Key`"),
             example("X-API-Key"),
-            reload(WITH_API_KEYS);
+            reload(Reload::AppliedWithSameMethods);
 
         /// Header in which trusted proxies send the user, such as `X-User-ID`. It needs
         /// `trusted_proxies`.

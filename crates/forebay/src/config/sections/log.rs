@@ -34,7 +34,7 @@ settings! {
 
         /// Level of the lines about the stages of each stream, which have the codes `CP.1` to
         /// `CP.4.1`: `debug` or `info`. With `info`, each stream has five lines, and each refused
-        /// one has up to three.
+        /// one has up to three. These lines are not rate-limited, also for refused requests.
         stages: StageLevel = "debug", reload(Reload::Applied("with the next line"));
     }
 }
