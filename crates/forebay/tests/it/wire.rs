@@ -147,7 +147,7 @@ impl HttpConnection {
     pub(crate) async fn try_head(&mut self) -> Option<HttpHead> {
         loop {
             if let Some(end) = find(&self.unread, b"\r\n\r\n") {
-                let text = String::from_utf8(self.unread[..end].to_vec()).unwrap();
+                let text = String::from_utf8_lossy(&self.unread[..end]).into_owned();
                 self.unread.drain(..end + 4);
                 return Some(HttpHead::parse(text));
             }

@@ -58,7 +58,7 @@ settings! {
         api_key_header: Option<HeaderName>,
             unset("`X-API-Key`"),
             example("X-API-Key"),
-            reload(Reload::AppliedWithSameMethods);
+            reload(WITH_SAME_METHODS);
 
         /// Header in which trusted proxies send the user, such as `X-User-ID`. It needs
         /// `trusted_proxies`.
