@@ -14,15 +14,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use forebay_quota::{Budget, BudgetConfig, KeyedLease, KeyedLimit, Lease, Quota, QuotaRefusal, Usage};
+use forebay_quota::{Budget, BudgetConfig, KeyedLimit, Quota, QuotaRefusal};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
-use crate::adaptive_limiter::{AdaptiveLimiter, StreamSlot};
+use crate::adaptive_limiter::AdaptiveLimiter;
 use crate::admission_queue::{AdmissionQueue, WaitError};
 use crate::client_identity::{Class, ClientIdentity, UserId};
 use crate::config::{Builder, MemoryBound};
-use crate::core::health::percent_of;
 use crate::core::pressure::{PressureBounds, ShedCause};
 use crate::core::release_rate::{RETRY_AFTER_SECONDS, ReleaseRate};
 use crate::health_monitor::HealthMonitor;
@@ -32,6 +31,7 @@ use crate::permit::Permit;
 use crate::rejection::{Rejection, RejectionReason};
 use crate::statistics::ProcessUsage;
 use crate::stream_log::{LogRateLimiter, StageLevelCell, code, log_stage, log_stream};
+use crate::stream_unit::{AcquiredUnits, StreamUnit, UnitRefusal, exceeds_share};
 use crate::thread_id::ThreadId;
 use crate::user_hash::{UserHash, UserHasher};
 
@@ -463,35 +463,6 @@ impl AdmissionController {
         };
         Rejection { count, retry_after_seconds: Some(seconds), ..Rejection::new(reason, user.cloned()) }
     }
-}
-
-/// What every stream needs to be open: a unit of the budget, and a slot if the limit is adaptive.
-pub(crate) struct StreamUnit {
-    /// Released first: the release of the lease wakes the queue, which needs both.
-    pub(crate) slot: Option<StreamSlot>,
-    _lease: Lease,
-}
-
-/// Why a [`StreamUnit`] is not available.
-enum UnitRefusal {
-    /// The adaptive limit is reached.
-    Adaptive,
-    Quota(QuotaRefusal),
-}
-
-/// Units of an admitted stream that is not registered yet.
-pub(crate) struct AcquiredUnits {
-    unit: StreamUnit,
-    keyed: Option<KeyedLease>,
-    /// Usage after the last unit was acquired.
-    usage: Usage,
-}
-
-/// Returns whether `more` streams would exceed this share of the limit. A nonzero share is at least
-/// one stream.
-fn exceeds_share(usage: Usage, percent: u8, more: u32) -> bool {
-    let least = u32::from(percent > 0);
-    usage.used.saturating_add(more) > percent_of(usage.limit, percent).max(least)
 }
 
 /// Guard of the task that hands units to the queue. At most one exists while the queue is not

@@ -2,6 +2,8 @@
 
 use std::thread;
 
+use forebay_quota::Usage;
+
 use super::*;
 use crate::admission::Admission;
 

@@ -100,7 +100,7 @@
 //! | topic | file |
 //! |---|---|
 //! | the decision, registration, release | `controller.rs` |
-//! | | `permit.rs` |
+//! | | `permit.rs`, `stream_unit.rs` |
 //! | | `open_stream_registry.rs` |
 //! | identification: tokens, API keys, proxies | `identity/`: `jwt.rs` |
 //! | | `api_key.rs` |
@@ -153,6 +153,7 @@ mod secret;
 mod statistics;
 mod stream_body;
 mod stream_log;
+mod stream_unit;
 mod thread_id;
 mod user_hash;
 

@@ -12,9 +12,10 @@ use std::sync::atomic::Ordering;
 use forebay_quota::KeyedLease;
 
 use crate::adaptive_limiter::StartTimer;
-use crate::controller::{AdmissionController, StreamUnit};
+use crate::controller::AdmissionController;
 use crate::open_stream_registry::Registration;
 use crate::stream_log::{code, log_stage};
+use crate::stream_unit::StreamUnit;
 
 /// Right to hold one stream. Dropping it releases the stream's units immediately.
 #[must_use = "dropping a permit releases its stream"]

@@ -117,7 +117,7 @@ async fn serve(mut socket: TcpStream, state: Arc<Mutex<SharedWork>>) -> Result<(
             }
         }
         request.clear();
-        let _open = OpenStream::new(&state);
+        let _open = CountedStream::new(&state);
         let head = lock(&state).work(varied(HEAD));
         head.await?;
         socket.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\n").await?;
@@ -128,16 +128,16 @@ async fn serve(mut socket: TcpStream, state: Arc<Mutex<SharedWork>>) -> Result<(
 }
 
 /// Counts a stream as open.
-struct OpenStream<'a>(&'a Mutex<SharedWork>);
+struct CountedStream<'a>(&'a Mutex<SharedWork>);
 
-impl<'a> OpenStream<'a> {
+impl<'a> CountedStream<'a> {
     fn new(state: &'a Mutex<SharedWork>) -> Self {
         lock(state).open += 1;
-        OpenStream(state)
+        CountedStream(state)
     }
 }
 
-impl Drop for OpenStream<'_> {
+impl Drop for CountedStream<'_> {
     fn drop(&mut self) {
         lock(self.0).open -= 1;
     }

@@ -1,5 +1,5 @@
-//! `forebay_redis` with its default configuration, deadlines included. Requests are not measured, as
-//! in a build without the feature `metrics`, which the program turns on.
+//! `forebay_redis` with its default configuration, deadlines included. Requests are not measured,
+//! as in a build without the feature `metrics`, which the program turns on.
 
 use anyhow::Result;
 use forebay_redis::{IntoConfig as _, RedisClient};

@@ -22,7 +22,7 @@ const WARM_UP_WAVES: usize = 2;
 const MAX_RESPONSE_BYTES: usize = 4096;
 
 /// An open stream, and the time from its first SYN to its first event.
-struct OpenStream {
+struct CrowdStream {
     socket: TcpStream,
     first_byte_ms: f64,
 }
@@ -49,7 +49,7 @@ pub(crate) fn run(address: SocketAddr, count: usize) -> Result<ExperimentReport>
 }
 
 /// Opens streams concurrently, and waits for the first event of each.
-async fn open_wave(address: SocketAddr, user: &str, wave: Range<usize>) -> Result<Vec<OpenStream>> {
+async fn open_wave(address: SocketAddr, user: &str, wave: Range<usize>) -> Result<Vec<CrowdStream>> {
     let mut opening = JoinSet::new();
     for at in wave {
         let user = format!("{user}-{}", at / PER_USER as usize);
@@ -59,7 +59,7 @@ async fn open_wave(address: SocketAddr, user: &str, wave: Range<usize>) -> Resul
             let first_byte_ms = started.elapsed().as_secs_f64() * 1e3;
             let is_stream = response.starts_with(b"HTTP/1.1 200 ");
             ensure!(is_stream, "stream {at} got {}", response.escape_ascii());
-            Ok(OpenStream { socket, first_byte_ms })
+            Ok(CrowdStream { socket, first_byte_ms })
         });
     }
     opening.join_all().await.into_iter().collect()
