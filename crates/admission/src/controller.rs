@@ -26,7 +26,7 @@ use crate::core::pressure::{PressureBounds, ShedCause};
 use crate::core::release_rate::{RETRY_AFTER_SECONDS, ReleaseRate};
 use crate::health_monitor::HealthMonitor;
 use crate::metrics::AdmissionMetrics;
-use crate::open_stream_registry::{OpenStreamEntry, OpenStreamRegistry};
+use crate::open_stream_registry::{OpenStreamEntry, OpenStreamRegistry, StreamRecord};
 use crate::permit::Permit;
 use crate::rejection::{Rejection, RejectionReason};
 use crate::statistics::ProcessUsage;
@@ -118,11 +118,10 @@ impl AdmissionController {
         self: &Arc<Self>,
         user: Option<&UserId>,
         class: usize,
-        thread: &ThreadId,
-        hash: Option<UserHash>,
+        stream: StreamLabels<'_>,
     ) -> Result<Permit, Rejection> {
         let admitted = self.acquire(user, class).await?;
-        let permit = self.register(thread, hash, class, admitted);
+        let permit = self.register(stream, class, admitted);
         permit.ok_or_else(|| self.rejection(RejectionReason::Draining, user))
     }
 
@@ -192,13 +191,15 @@ impl AdmissionController {
     /// meanwhile.
     fn register(
         self: &Arc<Self>,
-        thread: &ThreadId,
-        hash: Option<UserHash>,
+        stream: StreamLabels<'_>,
         class: usize,
         units: AcquiredUnits,
     ) -> Option<Permit> {
         let AcquiredUnits { lease, keyed, usage } = units;
-        let entry = OpenStreamEntry { thread: thread.clone(), user: hash, since: Instant::now() };
+        let StreamLabels { thread, hash, route } = stream;
+        let record = StreamRecord { thread: thread.clone(), user: hash, route, since: Instant::now() };
+        let entry = OpenStreamEntry::new(record);
+        let end = entry.end.clone();
         let (registration, open) = self.registry.insert(entry);
         if self.is_closed() {
             drop((lease, keyed));
@@ -226,7 +227,7 @@ impl AdmissionController {
         self.metrics.admitted(class);
         self.approx_used.store(i64::from(usage.used), Ordering::Relaxed);
         self.health.observe(usage.used, usage.limit, &self.metrics);
-        Some(Permit::new(self.clone(), lease, keyed, registration))
+        Some(Permit::new(self.clone(), lease, keyed, registration, end))
     }
 
     /// Updates the health state after a permit was released. Returns the approximate usage. Queries
@@ -374,7 +375,7 @@ impl AdmissionController {
         rejection
     }
 
-    fn rejection(&self, reason: RejectionReason, user: Option<&UserId>) -> Rejection {
+    pub(crate) fn rejection(&self, reason: RejectionReason, user: Option<&UserId>) -> Rejection {
         let release_rate = *self.release_rate.lock();
         let seconds = match reason {
             RejectionReason::Exhausted
@@ -388,7 +389,9 @@ impl AdmissionController {
             | RejectionReason::Cpu
             | RejectionReason::StoreDown
             | RejectionReason::Rebuilding => OVERLOAD_RETRY_AFTER_SECONDS,
-            RejectionReason::StoreBusy | RejectionReason::Draining => RETRY_AFTER_SECONDS.0,
+            RejectionReason::StoreBusy | RejectionReason::Draining | RejectionReason::Ended => {
+                RETRY_AFTER_SECONDS.0
+            }
             RejectionReason::Credentials | RejectionReason::BadRequest | RejectionReason::TooLong => {
                 return Rejection::new(reason, user.cloned());
             }
@@ -397,6 +400,14 @@ impl AdmissionController {
         let count = reason.is_server_side().then_some((usage.used, usage.limit));
         Rejection { count, retry_after_seconds: Some(seconds), ..Rejection::new(reason, user.cloned()) }
     }
+}
+
+/// What logs and lists show of a stream.
+pub(crate) struct StreamLabels<'a> {
+    pub(crate) thread: &'a ThreadId,
+    /// The user's hash.
+    pub(crate) hash: Option<UserHash>,
+    pub(crate) route: Option<Arc<str>>,
 }
 
 /// Units of an admitted stream that is not registered yet.

@@ -6,9 +6,9 @@
 //! [`StreamBody`] with the response.
 //! `poll_ready` polls the inner service only; `call` returns rejections.
 
-use std::future::Future;
+use std::future::{Future, poll_fn};
 use std::net::SocketAddr;
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
@@ -20,6 +20,7 @@ use tower_service::Service;
 
 use crate::admission::Admission;
 use crate::client_identity::Class;
+use crate::end_signal::EndSignal;
 use crate::identity::{Identifier, PeerAddr, VerifiedToken};
 use crate::metrics;
 use crate::permit::Permit;
@@ -30,6 +31,7 @@ use crate::thread_id::{ThreadId, X_THREAD_ID};
 
 type Predicate = dyn Fn(&request::Parts) -> bool + Send + Sync;
 type FindClass = dyn Fn(&request::Parts) -> Option<Class> + Send + Sync;
+type FindRoute = dyn Fn(&request::Parts) -> Option<Arc<str>> + Send + Sync;
 type FindPeer = dyn Fn(&Extensions) -> Option<SocketAddr> + Send + Sync;
 type TakeToken = dyn Fn(&mut Extensions) -> Option<VerifiedToken> + Send + Sync;
 
@@ -38,13 +40,14 @@ type TakeToken = dyn Fn(&mut Extensions) -> Option<VerifiedToken> + Send + Sync;
 /// Stream requests are identified and admitted, or rejected with a problem document. By default
 /// every request is a stream; see [`streams`](Self::streams). Every request gets a thread id, in
 /// its headers and extensions and in the response headers. An admitted request has its
-/// [`UserId`](crate::UserId), if any, in its extensions.
+/// [`UserId`](crate::UserId), if any, and its [`EndSignal`] in its extensions.
 #[derive(Clone)]
 pub struct AdmissionLayer {
     admission: Admission,
     identify: Identifier,
     streams: Arc<Predicate>,
     class: Arc<FindClass>,
+    route: Arc<FindRoute>,
     peer: Arc<FindPeer>,
     verified_token: Arc<TakeToken>,
 }
@@ -59,6 +62,7 @@ impl AdmissionLayer {
             identify,
             streams: Arc::new(|_| true),
             class: Arc::new(|_| None),
+            route: Arc::new(|_| None),
             peer: Arc::new(peer),
             verified_token: Arc::new(|_| None),
         }
@@ -75,6 +79,13 @@ impl AdmissionLayer {
     /// in the extensions. Default: none.
     pub fn class(mut self, of: impl Fn(&request::Parts) -> Option<Class> + Send + Sync + 'static) -> Self {
         self.class = Arc::new(of);
+        self
+    }
+
+    /// Sets what a stream is for, such as the pattern of its route, for lists of streams. See
+    /// [`ClientIdentity::route`](crate::ClientIdentity::route). Default: none.
+    pub fn route(mut self, of: impl Fn(&request::Parts) -> Option<Arc<str>> + Send + Sync + 'static) -> Self {
+        self.route = Arc::new(of);
         self
     }
 
@@ -158,8 +169,17 @@ impl AdmissionLayer {
         };
         let header = thread.to_header();
         parts.headers.insert(X_THREAD_ID, header.clone());
-        parts.extensions.insert(thread);
-        let mut response = service.call(Request::from_parts(parts, body)).await?;
+        parts.extensions.insert(thread.clone());
+        let end = permit.as_ref().map(|permit| permit.end_signal().clone());
+        if let Some(end) = &end {
+            parts.extensions.insert(end.clone());
+        }
+        let call = service.call(Request::from_parts(parts, body));
+        let Some(response) = unless_ended(call, end).await else {
+            let rejection = self.admission.reject_ended();
+            return Ok(rejection.response(&thread).map(StreamBody::rejection));
+        };
+        let mut response = response?;
         response.headers_mut().insert(X_THREAD_ID, header);
         Ok(response.map(|body| match permit {
             Some(permit) => StreamBody::new(body, permit),
@@ -184,6 +204,10 @@ impl AdmissionLayer {
             Some(class) => client.route_class(class),
             None => client,
         };
+        let client = match (self.route)(parts) {
+            Some(route) => client.route(route),
+            None => client,
+        };
         self.admission.admit(client.thread_id(thread.clone())).await
     }
 
@@ -195,4 +219,19 @@ impl AdmissionLayer {
             log_stream!(debug, code::REQUESTED, thread, None, %header, "header removed: peer is not a trusted proxy");
         }
     }
+}
+
+/// Waits for the output of a future. `None`: the signal was sent first, and the future is dropped.
+async fn unless_ended<T>(future: impl Future<Output = T>, end: Option<EndSignal>) -> Option<T> {
+    let mut future = pin!(future);
+    poll_fn(|cx| {
+        if let Poll::Ready(output) = future.as_mut().poll(cx) {
+            return Poll::Ready(Some(output));
+        }
+        match &end {
+            Some(end) => end.poll_sent(cx).map(|()| None),
+            None => Poll::Pending,
+        }
+    })
+    .await
 }

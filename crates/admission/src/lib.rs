@@ -84,6 +84,11 @@
 //!   `every_item_leaves_exactly_once_and_in_order_within_a_lane`
 //! - Logs and status contain hashes of users, never ids or credentials.
 //!   `a_stream_is_logged_stage_by_stage`, `credentials_are_never_logged`
+//! - A stream that an operator ends releases its permit: at once with a 503 before its response,
+//!   and otherwise as soon as its body observes the [`EndSignal`].
+//!   `an_ended_request_without_a_response_is_a_503_and_releases_its_permit`,
+//!   `a_body_that_waits_for_its_end_signal_releases_its_permit`,
+//!   `a_signal_wakes_the_last_task_that_polled_it_and_stays_sent`
 //!
 //! Out of scope: counting across instances ([`forebay_quota`];
 //! [`Quota::local`](forebay_quota::Quota::local) counts in this process). A permit ends
@@ -105,6 +110,7 @@
 //! | load shedding by memory and CPU | `core/pressure.rs`, `resource_usage.rs`, `sampler.rs` |
 //! | `Retry-After` | `core/release_rate.rs` |
 //! | HTTP responses of rejections | `rejection.rs`, `problem_details.rs` |
+//! | ending a stream by its thread id | `end_signal.rs`, `ended_streams.rs` |
 //! | log lines and stage codes, user hashes | `stream_log.rs`, `user_hash.rs` |
 //! | status, metrics | `statistics.rs`, `metrics.rs` |
 //!
@@ -126,6 +132,8 @@ mod client_identity;
 mod config;
 mod controller;
 mod core;
+mod end_signal;
+mod ended_streams;
 mod health_monitor;
 mod identity;
 mod layer;
@@ -149,6 +157,8 @@ pub use client_identity::{Class, ClientIdentity, InvalidUserId, MAX_ID_BYTES, Us
 pub use config::{Builder, MemoryBound};
 pub use core::health::State;
 pub use core::pressure::ShedCause;
+pub use end_signal::EndSignal;
+pub use ended_streams::EndedStreams;
 pub use health_monitor::HealthStatus;
 pub use identity::{
     ApiKeys, ForwardedHeader, Identifier, IdentifyError, Jwt, KeyError, Network, NetworkError, PeerAddr,

@@ -12,7 +12,8 @@ use std::sync::atomic::Ordering;
 use forebay_quota::{KeyedLease, Lease};
 
 use crate::controller::AdmissionController;
-use crate::open_stream_registry::Registration;
+use crate::end_signal::EndSignal;
+use crate::open_stream_registry::{OpenStreamEntry, Registration};
 use crate::stream_log::{code, log_stream};
 
 /// Right to hold one stream. Dropping it releases the stream's units immediately.
@@ -21,6 +22,7 @@ pub struct Permit {
     controller: Arc<AdmissionController>,
     units: Option<(Lease, Option<KeyedLease>)>,
     registration: Option<Registration>,
+    end: EndSignal,
 }
 
 impl Permit {
@@ -29,8 +31,14 @@ impl Permit {
         lease: Lease,
         keyed: Option<KeyedLease>,
         registration: Registration,
+        end: EndSignal,
     ) -> Self {
-        Permit { controller, units: Some((lease, keyed)), registration: Some(registration) }
+        Permit { controller, units: Some((lease, keyed)), registration: Some(registration), end }
+    }
+
+    /// Returns the signal by which an operator ends the stream.
+    pub fn end_signal(&self) -> &EndSignal {
+        &self.end
     }
 }
 
@@ -38,7 +46,7 @@ impl Drop for Permit {
     fn drop(&mut self) {
         let controller = &*self.controller;
         let left = controller.registry.remove(&mut self.registration);
-        if let Some((entry, open)) = &left {
+        if let Some((OpenStreamEntry { record: entry, .. }, open)) = &left {
             let lasted = entry.since.elapsed();
             log_stream!(
                 debug,
@@ -55,7 +63,7 @@ impl Drop for Permit {
         controller.released.fetch_add(1, Ordering::Relaxed);
         controller.metrics.released.increment(1);
         let approx_used = controller.after_release();
-        if let Some((entry, open)) = left {
+        if let Some((OpenStreamEntry { record: entry, .. }, open)) = &left {
             log_stream!(
                 debug,
                 code::RELEASED,
@@ -64,7 +72,7 @@ impl Drop for Permit {
                 used = approx_used,
                 "permit released"
             );
-            if open == 0 {
+            if *open == 0 {
                 controller.emptied.notify_waiters();
             }
         }

@@ -42,6 +42,8 @@ pub enum RejectionReason {
     StoreBusy,
     /// This process is shutting down.
     Draining,
+    /// An operator ended the stream before its response.
+    Ended,
     /// The token or API key is invalid.
     Credentials,
     /// A header is malformed.
@@ -52,7 +54,7 @@ pub enum RejectionReason {
 
 impl RejectionReason {
     /// All reasons, in declaration order.
-    pub const ALL: [RejectionReason; 14] = [
+    pub const ALL: [RejectionReason; 15] = [
         RejectionReason::Exhausted,
         RejectionReason::Headroom,
         RejectionReason::UserLimit,
@@ -64,6 +66,7 @@ impl RejectionReason {
         RejectionReason::StoreDown,
         RejectionReason::StoreBusy,
         RejectionReason::Draining,
+        RejectionReason::Ended,
         RejectionReason::Credentials,
         RejectionReason::BadRequest,
         RejectionReason::TooLong,
@@ -83,6 +86,7 @@ impl RejectionReason {
             RejectionReason::StoreDown => "store_down",
             RejectionReason::StoreBusy => "store_busy",
             RejectionReason::Draining => "draining",
+            RejectionReason::Ended => "ended",
             RejectionReason::Credentials => "credentials",
             RejectionReason::BadRequest => "bad_request",
             RejectionReason::TooLong => "too_long",
@@ -101,7 +105,8 @@ impl RejectionReason {
             | RejectionReason::Rebuilding
             | RejectionReason::StoreDown
             | RejectionReason::StoreBusy
-            | RejectionReason::Draining => StatusCode::SERVICE_UNAVAILABLE,
+            | RejectionReason::Draining
+            | RejectionReason::Ended => StatusCode::SERVICE_UNAVAILABLE,
             RejectionReason::UserLimit => StatusCode::TOO_MANY_REQUESTS,
             RejectionReason::Credentials => StatusCode::UNAUTHORIZED,
             RejectionReason::BadRequest => StatusCode::BAD_REQUEST,

@@ -5,6 +5,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
+use forebay_admission::EndSignal;
 use http::Response;
 use http_body::{Body, Frame, SizeHint};
 use tracing::debug;
@@ -16,7 +17,12 @@ use super::tunnel::{Tunnel, TunnelEnd};
 
 /// Body of a response. Dropping it before its end cancels the request to the upstream.
 #[derive(Debug)]
-pub struct GateBody(BodySource);
+pub struct GateBody {
+    source: BodySource,
+    /// Signal by which an operator ends the stream. `None` if the request has no permit, or once
+    /// the stream has ended by it.
+    end: Option<EndSignal>,
+}
 
 #[derive(Debug)]
 enum BodySource {
@@ -46,16 +52,45 @@ struct TunnelBody {
 }
 
 impl GateBody {
-    pub(crate) fn from_tunnel(tunnel: Tunnel, in_flight: InFlightRequest) -> GateBody {
-        GateBody(BodySource::Tunnel(Box::new(TunnelBody { tunnel, end: None, _in_flight: in_flight })))
+    pub(crate) fn from_tunnel(
+        tunnel: Tunnel,
+        in_flight: InFlightRequest,
+        end: Option<EndSignal>,
+    ) -> GateBody {
+        let tunnel = TunnelBody { tunnel, end: None, _in_flight: in_flight };
+        GateBody { source: BodySource::Tunnel(Box::new(tunnel)), end }
     }
 
     pub(crate) fn from_gate(response: Response<Bytes>) -> Response<GateBody> {
-        response.map(|bytes| GateBody(BodySource::Gate(Some(bytes).filter(|bytes| !bytes.is_empty()))))
+        response.map(|bytes| {
+            let source = BodySource::Gate(Some(bytes).filter(|bytes| !bytes.is_empty()));
+            GateBody { source, end: None }
+        })
     }
 
-    pub(crate) fn from_upstream(download: Download, in_flight: InFlightRequest) -> GateBody {
-        GateBody(BodySource::Upstream(RelayedBody { download, in_flight, ended: false }))
+    pub(crate) fn from_upstream(
+        download: Download,
+        in_flight: InFlightRequest,
+        end: Option<EndSignal>,
+    ) -> GateBody {
+        GateBody { source: BodySource::Upstream(RelayedBody { download, in_flight, ended: false }), end }
+    }
+
+    /// Ends the stream that an operator ends, as at the drain deadline: a relayed body without a
+    /// clean end, and a tunnel by closing both sides.
+    fn end_by_operator(&mut self) -> Option<Result<Frame<Bytes>, DownloadError>> {
+        self.end = None;
+        match &mut self.source {
+            BodySource::Gate(bytes) => bytes.take().map(|bytes| Ok(Frame::data(bytes))),
+            BodySource::Upstream(relayed) => {
+                relayed.ended = true;
+                Some(Err(DownloadError::Ended))
+            }
+            BodySource::Tunnel(body) => {
+                body.end = Some(TunnelEnd::Aborted);
+                None
+            }
+        }
     }
 }
 
@@ -67,7 +102,10 @@ impl Body for GateBody {
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, DownloadError>>> {
-        match &mut self.0 {
+        if self.end.as_ref().is_some_and(|end| end.poll_sent(cx).is_ready()) {
+            return Poll::Ready(self.end_by_operator());
+        }
+        match &mut self.source {
             BodySource::Gate(bytes) => Poll::Ready(bytes.take().map(|bytes| Ok(Frame::data(bytes)))),
             BodySource::Upstream(relayed) => {
                 let polled = Pin::new(&mut relayed.download).poll_frame(cx);
@@ -86,7 +124,7 @@ impl Body for GateBody {
     }
 
     fn is_end_stream(&self) -> bool {
-        match &self.0 {
+        match &self.source {
             BodySource::Gate(bytes) => bytes.is_none(),
             BodySource::Upstream(relayed) => relayed.download.is_end_stream(),
             BodySource::Tunnel(body) => body.end.is_some(),
@@ -94,7 +132,7 @@ impl Body for GateBody {
     }
 
     fn size_hint(&self) -> SizeHint {
-        match &self.0 {
+        match &self.source {
             BodySource::Gate(bytes) => SizeHint::with_exact(bytes.as_ref().map_or(0, Bytes::len) as u64),
             BodySource::Upstream(relayed) => relayed.download.size_hint(),
             BodySource::Tunnel(_) => SizeHint::default(),

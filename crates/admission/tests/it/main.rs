@@ -5,6 +5,7 @@
 
 mod client_disconnects;
 mod cluster;
+mod ending;
 mod hostile;
 mod layer;
 mod limits;
