@@ -48,6 +48,9 @@ impl AdmissionConfig {
         if let Some(cpu) = section.max_cpu_percent {
             builder = builder.shed_by_cpu(f64::from(cpu) / 100.0);
         }
+        if let Some(key) = &section.user_hash_key {
+            builder = builder.log_salt(key.reveal().as_bytes());
+        }
         // Without an identity method, a reserve for users would never be used.
         let anonymous = (Class::ANONYMOUS.as_str().to_owned(), if has_identity { 90 } else { 100 });
         let mut shares = BTreeMap::from([anonymous]);

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use crate::config::secret_text::SecretText;
 use crate::config::setting::Reload;
 use crate::config::settings_macro::settings;
 
@@ -57,5 +58,12 @@ settings! {
             unset("none, because a busy process is not yet overloaded"),
             example("90"),
             bounds(0, 100);
+
+        /// Key of the hashes of users in logs, in `/v1/status` and in `/v1/streams`. Instances with
+        /// the same key show the same hash for a user. Keep it secret: with it, a hash can be
+        /// compared with guessed users.
+        user_hash_key: Option<SecretText>,
+            unset("random at each start, different in each instance"),
+            example("long and random");
     }
 }
