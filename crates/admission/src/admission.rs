@@ -11,13 +11,15 @@ use crate::client_identity::ClientIdentity;
 use crate::config::Builder;
 use crate::controller::AdmissionController;
 use crate::core::health::State;
+use crate::ended_streams::EndedStreams;
 use crate::identity::IdentifyError;
 use crate::metrics;
 use crate::permit::Permit;
-use crate::rejection::Rejection;
+use crate::rejection::{Rejection, RejectionReason};
 use crate::sampler;
 use crate::statistics::{self, AdmissionStatistics, MAX_LISTED, MAX_USERS, OpenStream, Status, StreamLimits};
-use crate::stream_log::{StageLevel, code, log_stage};
+use crate::stream_log::{StageLevel, code, log_stage, log_stream};
+use crate::stream_unit::StreamLabels;
 use crate::thread_id::ThreadId;
 
 /// Admits streams under a total limit and a per-user limit. Cheap to clone.
@@ -46,11 +48,12 @@ impl Admission {
     pub async fn admit(&self, client: ClientIdentity) -> Result<Permit, Rejection> {
         let controller = &self.controller;
         let class = controller.class_index(&client);
-        let ClientIdentity { user, thread, .. } = client;
+        let ClientIdentity { user, thread, route, .. } = client;
         let thread = thread.unwrap_or_else(ThreadId::random);
         let hash = user.as_ref().map(|user| controller.hasher.hash(user));
         log_stage!(controller.stage_level, code::REQUESTED, thread, hash, "stream requested");
-        let decision = controller.admit(user.as_ref(), class, &thread, hash).await;
+        let stream = StreamLabels { thread: &thread, hash, route };
+        let decision = controller.admit(user.as_ref(), class, stream).await;
         decision.inspect_err(|rejection| controller.record_rejection(rejection, &thread, hash))
     }
 
@@ -77,12 +80,6 @@ impl Admission {
     /// Returns the status with at most `max` streams listed. A small `max` is cheaper.
     pub fn status_listing(&self, max: usize) -> Status {
         let controller = &self.controller;
-        let listed = if max == 0 { Vec::new() } else { controller.registry.oldest(max.min(MAX_LISTED)) };
-        let listed = listed.into_iter().map(|entry| OpenStream {
-            thread_id: entry.thread,
-            user: entry.user,
-            since_seconds: entry.since.elapsed().as_secs(),
-        });
         Status {
             statistics: self.statistics(),
             health: controller.health.status(),
@@ -93,10 +90,39 @@ impl Admission {
             draining: controller.is_closed(),
             process: *controller.process.lock(),
             open: controller.registry.open(),
-            streams: listed.collect(),
+            streams: self.oldest_streams(max.min(MAX_LISTED)),
             users: controller.registry.busiest(MAX_USERS),
             quota: controller.quota.status(),
         }
+    }
+
+    /// Returns the oldest streams that are open in this process, at most `max`.
+    pub fn oldest_streams(&self, max: usize) -> Vec<OpenStream> {
+        self.controller.registry.oldest(max).into_iter().map(OpenStream::from).collect()
+    }
+
+    /// Asks the streams of a thread id to end: all of this process or, with `user`, those of the
+    /// user with this hash. Clients may choose thread ids, so one id can have several streams.
+    ///
+    /// Before the response's head, the client gets a 503. Later, the response body ends the stream,
+    /// if it waits for its [`EndSignal`](crate::EndSignal).
+    pub fn end_streams(&self, thread_id: &str, user: Option<&str>) -> EndedStreams {
+        let controller = &self.controller;
+        let ended = controller.registry.find(thread_id, user);
+        for stream in ended.iter().filter(|stream| stream.end.send()) {
+            controller.metrics.ended.increment(1);
+            let (record, instance) = (&stream.record, controller.quota.member());
+            log_stream!(
+                info,
+                code::ENDED,
+                record.thread,
+                record.user,
+                instance = instance.name(),
+                route = record.route.as_deref(),
+                "stream ended by an operator"
+            );
+        }
+        EndedStreams::new(ended.into_iter().map(|stream| stream.removed).collect())
     }
 
     /// Returns the current limits.
@@ -148,6 +174,12 @@ impl Admission {
             }
             emptied.await;
         }
+    }
+
+    /// Counts a stream that an operator ended before its response, and returns its rejection.
+    pub(crate) fn reject_ended(&self) -> Rejection {
+        self.controller.metrics.rejected(RejectionReason::Ended);
+        self.controller.rejection(RejectionReason::Ended, None)
     }
 
     /// Counts and logs a request that could not be identified, and returns its rejection.

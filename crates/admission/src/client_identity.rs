@@ -16,6 +16,8 @@ use crate::thread_id::ThreadId;
 pub const MAX_ID_BYTES: usize = 256;
 /// Maximum length of a class name in bytes.
 const MAX_CLASS_BYTES: usize = 64;
+/// Maximum length of a route in bytes.
+const MAX_ROUTE_BYTES: usize = 256;
 
 /// Client that requests a stream.
 #[derive(Debug, Clone)]
@@ -25,6 +27,7 @@ pub struct ClientIdentity {
     /// Second class whose share applies too.
     pub(crate) route_class: Option<Class>,
     pub(crate) thread: Option<ThreadId>,
+    pub(crate) route: Option<Arc<str>>,
 }
 
 impl ClientIdentity {
@@ -64,6 +67,17 @@ impl ClientIdentity {
         self
     }
 
+    /// Sets what the stream is for, such as the pattern of its route, for lists of streams. A text
+    /// above 256 bytes is truncated. It must contain no user id and no secret.
+    pub fn route(mut self, route: Arc<str>) -> Self {
+        self.route = Some(if route.len() > MAX_ROUTE_BYTES {
+            truncated(&route, MAX_ROUTE_BYTES).into()
+        } else {
+            route
+        });
+        self
+    }
+
     /// Returns the user or address, if any.
     pub fn as_user(&self) -> Option<&UserId> {
         self.user.as_ref()
@@ -75,7 +89,7 @@ impl ClientIdentity {
     }
 
     fn new(user: Option<UserId>, class: Class) -> Self {
-        ClientIdentity { user, class, route_class: None, thread: None }
+        ClientIdentity { user, class, route_class: None, thread: None, route: None }
     }
 }
 
@@ -134,14 +148,19 @@ impl Class {
 
     /// Creates a class, such as `free`. The name is truncated to 64 bytes.
     pub fn new(name: &str) -> Self {
-        let end = (0..=MAX_CLASS_BYTES.min(name.len())).rev().find(|end| name.is_char_boundary(*end));
-        Class(Cow::Owned(name[..end.unwrap_or(0)].to_owned()))
+        Class(Cow::Owned(truncated(name, MAX_CLASS_BYTES).to_owned()))
     }
 
     /// Returns the name in metrics and configuration.
     pub fn as_str(&self) -> &str {
         &self.0
     }
+}
+
+/// Returns the longest part of at most `max` bytes from the start of a text.
+fn truncated(text: &str, max: usize) -> &str {
+    let end = (0..=max.min(text.len())).rev().find(|end| text.is_char_boundary(*end));
+    &text[..end.unwrap_or(0)]
 }
 
 /// Error for a text that cannot be a user id.
@@ -211,5 +230,12 @@ mod tests {
     fn a_class_name_is_truncated() {
         assert_eq!(Class::new("free").as_str(), "free");
         assert_eq!(Class::new(&"é".repeat(100)).as_str().len(), 64);
+    }
+
+    #[test]
+    fn a_route_is_truncated() {
+        let route = |text: &str| ClientIdentity::anonymous().route(text.into()).route.unwrap();
+        assert_eq!(&*route("GET /stream"), "GET /stream");
+        assert_eq!(route(&"€".repeat(100_000)).len(), 255);
     }
 }

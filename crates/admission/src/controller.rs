@@ -26,12 +26,12 @@ use crate::core::pressure::{PressureBounds, ShedCause};
 use crate::core::release_rate::{RETRY_AFTER_SECONDS, ReleaseRate};
 use crate::health_monitor::HealthMonitor;
 use crate::metrics::AdmissionMetrics;
-use crate::open_stream_registry::{OpenStreamEntry, OpenStreamRegistry};
+use crate::open_stream_registry::{OpenStreamEntry, OpenStreamRegistry, StreamRecord};
 use crate::permit::Permit;
 use crate::rejection::{Rejection, RejectionReason};
 use crate::statistics::ProcessUsage;
 use crate::stream_log::{LogRateLimiter, StageLevelCell, code, log_stage, log_stream};
-use crate::stream_unit::{AcquiredUnits, StreamUnit, UnitRefusal, exceeds_share};
+use crate::stream_unit::{AcquiredUnits, StreamLabels, StreamUnit, UnitRefusal, exceeds_share};
 use crate::thread_id::ThreadId;
 use crate::user_hash::{UserHash, UserHasher};
 
@@ -127,11 +127,10 @@ impl AdmissionController {
         self: &Arc<Self>,
         user: Option<&UserId>,
         class: usize,
-        thread: &ThreadId,
-        hash: Option<UserHash>,
+        stream: StreamLabels<'_>,
     ) -> Result<Permit, Rejection> {
         let admitted = self.acquire(user, class).await?;
-        let permit = self.register(thread, hash, class, admitted);
+        let permit = self.register(stream, class, admitted);
         permit.ok_or_else(|| self.rejection(RejectionReason::Draining, user))
     }
 
@@ -212,13 +211,15 @@ impl AdmissionController {
     /// meanwhile.
     fn register(
         self: &Arc<Self>,
-        thread: &ThreadId,
-        hash: Option<UserHash>,
+        stream: StreamLabels<'_>,
         class: usize,
         units: AcquiredUnits,
     ) -> Option<Permit> {
         let AcquiredUnits { unit, keyed, usage } = units;
-        let entry = OpenStreamEntry { thread: thread.clone(), user: hash, since: Instant::now() };
+        let StreamLabels { thread, hash, route } = stream;
+        let record = StreamRecord { thread: thread.clone(), user: hash, route, since: Instant::now() };
+        let entry = OpenStreamEntry::new(record);
+        let end = entry.end.clone();
         let (registration, open) = self.registry.insert(entry);
         if self.is_closed() {
             drop((unit, keyed));
@@ -246,7 +247,7 @@ impl AdmissionController {
         self.metrics.admitted(class);
         self.approx_used.store(i64::from(usage.used), Ordering::Relaxed);
         self.health.observe(usage.used, usage.limit, &self.metrics);
-        Some(Permit::new(self.clone(), unit, keyed, registration))
+        Some(Permit::new(self.clone(), unit, keyed, registration, end))
     }
 
     /// Updates the health state after a permit was released. Returns the approximate usage. Queries
@@ -434,7 +435,7 @@ impl AdmissionController {
         rejection
     }
 
-    fn rejection(&self, reason: RejectionReason, user: Option<&UserId>) -> Rejection {
+    pub(crate) fn rejection(&self, reason: RejectionReason, user: Option<&UserId>) -> Rejection {
         let release_rate = *self.release_rate.lock();
         let seconds = match reason {
             RejectionReason::Exhausted
@@ -449,7 +450,9 @@ impl AdmissionController {
             | RejectionReason::Cpu
             | RejectionReason::StoreDown
             | RejectionReason::Rebuilding => OVERLOAD_RETRY_AFTER_SECONDS,
-            RejectionReason::StoreBusy | RejectionReason::Draining => RETRY_AFTER_SECONDS.0,
+            RejectionReason::StoreBusy | RejectionReason::Draining | RejectionReason::Ended => {
+                RETRY_AFTER_SECONDS.0
+            }
             RejectionReason::Credentials | RejectionReason::BadRequest | RejectionReason::TooLong => {
                 return Rejection::new(reason, user.cloned());
             }

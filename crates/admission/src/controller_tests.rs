@@ -22,7 +22,7 @@ async fn a_closed_and_empty_controller_registers_no_stream_that_was_being_admitt
     let admitted = controller.acquire(None, class).await.unwrap();
     controller.close();
     assert_eq!(controller.registry.open(), 0, "the registry is empty");
-    assert!(controller.register(&ThreadId::random(), None, class, admitted).is_none());
+    assert!(controller.register(labels(&ThreadId::random()), class, admitted).is_none());
     assert_eq!((controller.registry.open(), controller.budget.usage().used), (0, 0));
 }
 
@@ -36,7 +36,7 @@ async fn a_registration_that_is_undone_notifies_waiters_for_an_empty_registry() 
     controller.close();
     let mut emptied = pin!(controller.emptied.notified());
     emptied.as_mut().enable();
-    drop(controller.register(&ThreadId::random(), None, class, admitted));
+    drop(controller.register(labels(&ThreadId::random()), class, admitted));
     tokio::time::timeout(Duration::from_secs(1), emptied).await.unwrap();
 }
 
@@ -92,4 +92,8 @@ fn a_nonzero_share_is_at_least_one_stream() {
     assert!(!exceeds_share(0, 1) && exceeds_share(1, 1));
     assert!(!exceeds_share(4, 50) && exceeds_share(5, 50));
     assert!(exceeds_share(0, 0));
+}
+
+fn labels(thread: &ThreadId) -> StreamLabels<'_> {
+    StreamLabels { thread, hash: None, route: None }
 }

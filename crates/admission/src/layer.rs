@@ -6,9 +6,9 @@
 //! [`StreamBody`] with the response.
 //! `poll_ready` polls the inner service only; `call` returns rejections.
 
-use std::future::Future;
+use std::future::{Future, poll_fn};
 use std::net::SocketAddr;
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -22,6 +22,7 @@ use tower_service::Service;
 use crate::adaptive_limiter::StreamStart;
 use crate::admission::Admission;
 use crate::client_identity::Class;
+use crate::end_signal::EndSignal;
 use crate::identity::{Identifier, PeerAddr, VerifiedToken};
 use crate::metrics;
 use crate::permit::Permit;
@@ -32,6 +33,7 @@ use crate::thread_id::{ThreadId, X_THREAD_ID};
 
 type Predicate = dyn Fn(&request::Parts) -> bool + Send + Sync;
 type FindClass = dyn Fn(&request::Parts) -> Option<Class> + Send + Sync;
+type FindRoute = dyn Fn(&request::Parts) -> Option<Arc<str>> + Send + Sync;
 type FindPeer = dyn Fn(&Extensions) -> Option<SocketAddr> + Send + Sync;
 type TakeToken = dyn Fn(&mut Extensions) -> Option<VerifiedToken> + Send + Sync;
 
@@ -40,13 +42,14 @@ type TakeToken = dyn Fn(&mut Extensions) -> Option<VerifiedToken> + Send + Sync;
 /// Stream requests are identified and admitted, or rejected with a problem document. By default
 /// every request is a stream; see [`streams`](Self::streams). Every request gets a thread id, in
 /// its headers and extensions and in the response headers. An admitted request has its
-/// [`UserId`](crate::UserId), if any, in its extensions.
+/// [`UserId`](crate::UserId), if any, and its [`EndSignal`] in its extensions.
 #[derive(Clone)]
 pub struct AdmissionLayer {
     admission: Admission,
     identify: Identifier,
     streams: Arc<Predicate>,
     class: Arc<FindClass>,
+    route: Arc<FindRoute>,
     peer: Arc<FindPeer>,
     verified_token: Arc<TakeToken>,
 }
@@ -61,6 +64,7 @@ impl AdmissionLayer {
             identify,
             streams: Arc::new(|_| true),
             class: Arc::new(|_| None),
+            route: Arc::new(|_| None),
             peer: Arc::new(peer),
             verified_token: Arc::new(|_| None),
         }
@@ -77,6 +81,13 @@ impl AdmissionLayer {
     /// in the extensions. Default: none.
     pub fn class(mut self, of: impl Fn(&request::Parts) -> Option<Class> + Send + Sync + 'static) -> Self {
         self.class = Arc::new(of);
+        self
+    }
+
+    /// Sets what a stream is for, such as the pattern of its route, for lists of streams. See
+    /// [`ClientIdentity::route`](crate::ClientIdentity::route). Default: none.
+    pub fn route(mut self, of: impl Fn(&request::Parts) -> Option<Arc<str>> + Send + Sync + 'static) -> Self {
+        self.route = Arc::new(of);
         self
     }
 
@@ -160,10 +171,18 @@ impl AdmissionLayer {
         };
         let header = thread.to_header();
         parts.headers.insert(X_THREAD_ID, header.clone());
-        parts.extensions.insert(thread);
+        parts.extensions.insert(thread.clone());
+        let end = permit.as_ref().map(|permit| permit.end_signal().clone());
+        if let Some(end) = &end {
+            parts.extensions.insert(end.clone());
+        }
         // Dropped with this future if the client leaves before the response.
         let timer = permit.as_ref().and_then(Permit::start_timer);
-        let result = service.call(Request::from_parts(parts, body)).await;
+        let call = service.call(Request::from_parts(parts, body));
+        let Some(result) = unless_ended(call, end).await else {
+            let rejection = self.admission.reject_ended();
+            return Ok(rejection.response(&thread).map(StreamBody::rejection));
+        };
         if let Some(timer) = timer {
             let took = timer.elapsed();
             timer.finish(stream_start(&result, took));
@@ -193,6 +212,10 @@ impl AdmissionLayer {
             Some(class) => client.route_class(class),
             None => client,
         };
+        let client = match (self.route)(parts) {
+            Some(route) => client.route(route),
+            None => client,
+        };
         self.admission.admit(client.thread_id(thread.clone())).await
     }
 
@@ -215,4 +238,19 @@ fn stream_start<B, E>(result: &Result<Response<B>, E>, took: Duration) -> Stream
         }
         Err(_) => StreamStart::Failed,
     }
+}
+
+/// Waits for the output of a future. `None`: the signal was sent first, and the future is dropped.
+async fn unless_ended<T>(future: impl Future<Output = T>, end: Option<EndSignal>) -> Option<T> {
+    let mut future = pin!(future);
+    poll_fn(|cx| {
+        if let Poll::Ready(output) = future.as_mut().poll(cx) {
+            return Poll::Ready(Some(output));
+        }
+        match &end {
+            Some(end) => end.poll_sent(cx).map(|()| None),
+            None => Poll::Pending,
+        }
+    })
+    .await
 }

@@ -89,6 +89,11 @@
 //!   `every_item_leaves_exactly_once_and_in_order_within_a_lane`
 //! - Logs and status contain hashes of users, never ids or credentials.
 //!   `a_stream_is_logged_stage_by_stage`, `credentials_are_never_logged`
+//! - A stream that an operator ends releases its permit: at once with a 503 before its response,
+//!   and otherwise as soon as its body observes the [`EndSignal`].
+//!   `an_ended_request_without_a_response_is_a_503_and_releases_its_permit`,
+//!   `a_body_that_waits_for_its_end_signal_releases_its_permit`,
+//!   `a_signal_wakes_the_last_task_that_polled_it_and_stays_sent`
 //!
 //! Out of scope: counting across instances ([`forebay_quota`];
 //! [`Quota::local`](forebay_quota::Quota::local) counts in this process). A permit ends
@@ -111,6 +116,7 @@
 //! | adaptive limit | `core/adaptive_limit.rs`, `core/start_window.rs`, `adaptive_limiter.rs` |
 //! | `Retry-After` | `core/release_rate.rs` |
 //! | HTTP responses of rejections | `rejection.rs`, `problem_details.rs` |
+//! | ending a stream by its thread id | `end_signal.rs`, `ended_streams.rs` |
 //! | log lines and stage codes, user hashes | `stream_log.rs`, `user_hash.rs` |
 //! | status, metrics | `statistics.rs`, `metrics.rs` |
 //!
@@ -138,6 +144,8 @@ mod client_identity;
 mod config;
 mod controller;
 mod core;
+mod end_signal;
+mod ended_streams;
 mod health_monitor;
 mod identity;
 mod layer;
@@ -164,6 +172,8 @@ pub use config::{AdaptiveSignals, Builder, MemoryBound};
 pub use core::adaptive_limit::DecreaseCause;
 pub use core::health::State;
 pub use core::pressure::ShedCause;
+pub use end_signal::EndSignal;
+pub use ended_streams::EndedStreams;
 pub use health_monitor::HealthStatus;
 pub use identity::{
     ApiKeys, ForwardedHeader, Identifier, IdentifyError, Jwt, KeyError, Network, NetworkError, PeerAddr,

@@ -38,6 +38,8 @@ pub const ADMITTED: &str = "forebay_admission_admitted_total";
 pub const REJECTED: &str = "forebay_admission_rejected_total";
 /// Streams ended.
 pub const RELEASED: &str = "forebay_admission_released_total";
+/// Streams that an operator ended.
+pub const ENDED: &str = "forebay_admission_ended_total";
 /// Duration of streams.
 pub const STREAM_SECONDS: &str = "forebay_admission_stream_seconds";
 /// Time in the wait queue, whether admitted or not.
@@ -76,6 +78,7 @@ pub fn describe() {
     describe_counter!(ADMITTED, "Streams admitted, by class of the client.");
     describe_counter!(REJECTED, "Stream requests rejected, by reason.");
     describe_counter!(RELEASED, "Streams ended.");
+    describe_counter!(ENDED, "Streams that an operator ended.");
     describe_histogram!(STREAM_SECONDS, Unit::Seconds, "Duration of streams.");
     describe_histogram!(WAIT_SECONDS, Unit::Seconds, "Time that stream requests spent in the wait queue.");
     describe_gauge!(WAITING, "Stream requests in the wait queue.");
@@ -95,6 +98,7 @@ pub fn describe() {
 pub(crate) struct AdmissionMetrics {
     pub(crate) active: Gauge,
     pub(crate) released: Counter,
+    pub(crate) ended: Counter,
     pub(crate) stream_seconds: Histogram,
     pub(crate) wait_seconds: Histogram,
     pub(crate) waiting: Gauge,
@@ -123,6 +127,7 @@ impl AdmissionMetrics {
         AdmissionMetrics {
             active: gauge!(ACTIVE_STREAMS),
             released: counter!(RELEASED),
+            ended: counter!(ENDED),
             stream_seconds: histogram!(STREAM_SECONDS),
             wait_seconds: histogram!(WAIT_SECONDS),
             waiting: gauge!(WAITING),

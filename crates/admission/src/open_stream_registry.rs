@@ -10,23 +10,51 @@
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
 use parking_lot::Mutex;
+use tokio::sync::oneshot;
 
+use crate::end_signal::EndSignal;
 use crate::statistics::UserStreams;
 use crate::thread_id::ThreadId;
 use crate::user_hash::UserHash;
 
 const SHARDS: usize = 16;
 
-/// One open stream.
+/// What is known of one open stream.
 #[derive(Debug, Clone)]
-pub(crate) struct OpenStreamEntry {
+pub(crate) struct StreamRecord {
     pub(crate) thread: ThreadId,
     pub(crate) user: Option<UserHash>,
+    pub(crate) route: Option<Arc<str>>,
     pub(crate) since: Instant,
+}
+
+/// One open stream.
+#[derive(Debug)]
+pub(crate) struct OpenStreamEntry {
+    pub(crate) record: StreamRecord,
+    pub(crate) end: EndSignal,
+    /// Callers that wait for the removal of the entry. Dropping a sender resolves its receiver.
+    pub(crate) removal: Vec<oneshot::Sender<()>>,
+}
+
+/// A stream that was asked to end.
+#[derive(Debug)]
+pub(crate) struct EndedEntry {
+    pub(crate) record: StreamRecord,
+    pub(crate) end: EndSignal,
+    /// Resolves when the entry has been removed.
+    pub(crate) removed: oneshot::Receiver<()>,
+}
+
+impl OpenStreamEntry {
+    pub(crate) fn new(record: StreamRecord) -> Self {
+        OpenStreamEntry { record, end: EndSignal::default(), removal: Vec::new() }
+    }
 }
 
 /// Key of one entry.
@@ -77,19 +105,53 @@ impl OpenStreamRegistry {
         self.open.load(Ordering::SeqCst)
     }
 
-    /// Returns the oldest streams, at most `max`.
-    pub(crate) fn oldest(&self, max: usize) -> Vec<OpenStreamEntry> {
-        let mut all = Vec::new();
-        for shard in 0..SHARDS {
-            let shard = self.shards[shard].lock();
-            all.extend(shard.slots.iter().filter_map(|slot| match slot {
-                ShardSlot::Taken(entry) => Some(entry.clone()),
-                ShardSlot::Free(_) => None,
-            }));
+    /// Returns the oldest streams, at most `max`. Copies no more than twice as many at once.
+    pub(crate) fn oldest(&self, max: usize) -> Vec<StreamRecord> {
+        let mut oldest: Vec<StreamRecord> = Vec::new();
+        if max == 0 {
+            return oldest;
         }
-        all.sort_by_key(|entry| entry.since);
-        all.truncate(max);
-        all
+        // Once `max` streams are known, younger ones than these are skipped.
+        let mut limit = None;
+        for shard in &self.shards {
+            for slot in &shard.lock().slots {
+                let ShardSlot::Taken(OpenStreamEntry { record, .. }) = slot else { continue };
+                if limit.is_some_and(|limit| record.since >= limit) {
+                    continue;
+                }
+                oldest.push(record.clone());
+                if oldest.len() == max.saturating_mul(2) {
+                    let (_, last, _) = oldest.select_nth_unstable_by_key(max - 1, |record| record.since);
+                    limit = Some(last.since);
+                    oldest.truncate(max);
+                }
+            }
+        }
+        oldest.sort_by_key(|record| record.since);
+        oldest.truncate(max);
+        oldest
+    }
+
+    /// Returns the streams of a thread id and, if `user` is set, of that user.
+    ///
+    /// The caller sends their signals: a woken task may remove its entry, which needs the shard's
+    /// lock.
+    pub(crate) fn find(&self, thread: &str, user: Option<&str>) -> Vec<EndedEntry> {
+        let mut found = Vec::new();
+        for shard in &self.shards {
+            for slot in &mut shard.lock().slots {
+                let ShardSlot::Taken(OpenStreamEntry { record, end, removal }) = slot else { continue };
+                let is_users = |wanted: &str| record.user.is_some_and(|hash| hash.to_string() == wanted);
+                if !record.thread.is(thread) || !user.is_none_or(is_users) {
+                    continue;
+                }
+                let (sender, removed) = oneshot::channel();
+                removal.retain(|waiting| !waiting.is_closed());
+                removal.push(sender);
+                found.push(EndedEntry { record: record.clone(), end: end.clone(), removed });
+            }
+        }
+        found
     }
 
     /// Returns the users with the most streams, at most `max`.
@@ -97,7 +159,9 @@ impl OpenStreamRegistry {
         let mut counts: HashMap<UserHash, usize> = HashMap::new();
         for shard in 0..SHARDS {
             for slot in &self.shards[shard].lock().slots {
-                if let ShardSlot::Taken(OpenStreamEntry { user: Some(user), .. }) = slot {
+                if let ShardSlot::Taken(OpenStreamEntry { record, .. }) = slot
+                    && let Some(user) = &record.user
+                {
                     *counts.entry(*user).or_default() += 1;
                 }
             }
@@ -142,12 +206,17 @@ impl Shard {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
+    use tokio::sync::oneshot::error::TryRecvError;
+
     use super::*;
     use crate::client_identity::ClientIdentity;
     use crate::user_hash::UserHasher;
 
     fn entry(name: &str) -> OpenStreamEntry {
-        OpenStreamEntry { thread: ThreadId::parse(name).unwrap(), user: None, since: Instant::now() }
+        let (thread, since) = (ThreadId::parse(name).unwrap(), Instant::now());
+        OpenStreamEntry::new(StreamRecord { thread, user: None, route: None, since })
     }
 
     #[test]
@@ -156,7 +225,7 @@ mod tests {
         let mut registrations: Vec<_> =
             (0..100).map(|n| Some(registry.insert(entry(&format!("t{n}"))).0)).collect();
         assert_eq!(registry.open(), 100);
-        let names: Vec<_> = registry.oldest(3).iter().map(|entry| entry.thread.to_string()).collect();
+        let names: Vec<_> = registry.oldest(3).iter().map(|stream| stream.thread.to_string()).collect();
         assert_eq!(names, ["t0", "t1", "t2"]);
         for registration in &mut registrations[..50] {
             assert!(registry.remove(registration).is_some());
@@ -171,11 +240,49 @@ mod tests {
         let (registry, hasher) = (OpenStreamRegistry::default(), UserHasher::with_salt(b"salt"));
         let hash =
             |name| ClientIdentity::user(name).ok().and_then(|client| Some(hasher.hash(client.as_user()?)));
-        let _seats = ["ada", "bob", "ada", "", "", "", "eve"]
-            .map(|name| registry.insert(OpenStreamEntry { user: hash(name), ..entry("t") }).0);
+        let _seats = ["ada", "bob", "ada", "", "", "", "eve"].map(|name| {
+            let mut entry = entry("t");
+            entry.record.user = hash(name);
+            registry.insert(entry).0
+        });
         let busiest = registry.busiest(2);
         assert_eq!(busiest.iter().map(|user| user.streams).collect::<Vec<_>>(), [2, 1]);
         assert_eq!(Some(busiest[0].user), hash("ada"));
+    }
+
+    #[test]
+    fn the_oldest_are_listed_whatever_the_order_of_the_slots() {
+        let (registry, start) = (OpenStreamRegistry::default(), Instant::now());
+        // 7 and 100 have no common divisor, so every age from 0 to 99 occurs once.
+        for age in (0..100).map(|number| number * 7 % 100) {
+            let mut entry = entry(&format!("t{age}"));
+            entry.record.since = start + Duration::from_millis(age);
+            registry.insert(entry);
+        }
+        for max in [0, 1, 3, 49, 50, 51, 100, 1_000] {
+            let names: Vec<_> = registry.oldest(max).iter().map(|stream| stream.thread.to_string()).collect();
+            let expected: Vec<_> = (0..max.min(100)).map(|age| format!("t{age}")).collect();
+            assert_eq!(names, expected);
+        }
+    }
+
+    #[test]
+    fn a_stream_is_found_by_its_id_and_user_and_its_removal_is_reported() {
+        let (registry, hasher) = (OpenStreamRegistry::default(), UserHasher::with_salt(b"salt"));
+        let ada = hasher.hash(ClientIdentity::user("ada").unwrap().as_user().unwrap());
+        let mut owned = entry("t");
+        owned.record.user = Some(ada);
+        let mut registration = Some(registry.insert(owned).0);
+        let _other = registry.insert(entry("t"));
+        assert_eq!(registry.find("t", None).len(), 2, "clients may choose equal ids");
+        assert!(registry.find("T", None).is_empty() && registry.find("t", Some("")).is_empty());
+        let mut found = registry.find("t", Some(&ada.to_string()));
+        let mut ended = found.pop().unwrap();
+        assert!(found.is_empty());
+        assert_eq!(ended.removed.try_recv(), Err(TryRecvError::Empty));
+        registry.remove(&mut registration);
+        assert_eq!(ended.removed.try_recv(), Err(TryRecvError::Closed));
+        assert!(registry.find("t", Some(&ada.to_string())).is_empty());
     }
 
     #[test]

@@ -13,7 +13,8 @@ use forebay_quota::KeyedLease;
 
 use crate::adaptive_limiter::StartTimer;
 use crate::controller::AdmissionController;
-use crate::open_stream_registry::Registration;
+use crate::end_signal::EndSignal;
+use crate::open_stream_registry::{OpenStreamEntry, Registration};
 use crate::stream_log::{code, log_stage};
 use crate::stream_unit::StreamUnit;
 
@@ -23,6 +24,7 @@ pub struct Permit {
     controller: Arc<AdmissionController>,
     units: Option<(StreamUnit, Option<KeyedLease>)>,
     registration: Option<Registration>,
+    end: EndSignal,
 }
 
 impl Permit {
@@ -31,13 +33,19 @@ impl Permit {
         unit: StreamUnit,
         keyed: Option<KeyedLease>,
         registration: Registration,
+        end: EndSignal,
     ) -> Self {
-        Permit { controller, units: Some((unit, keyed)), registration: Some(registration) }
+        Permit { controller, units: Some((unit, keyed)), registration: Some(registration), end }
     }
 
     /// Returns a timer for the start of the stream, if the adaptive limit uses its time.
     pub(crate) fn start_timer(&self) -> Option<StartTimer> {
         self.units.as_ref()?.0.slot.as_ref()?.timer()
+    }
+
+    /// Returns the signal by which an operator ends the stream.
+    pub fn end_signal(&self) -> &EndSignal {
+        &self.end
     }
 }
 
@@ -45,7 +53,7 @@ impl Drop for Permit {
     fn drop(&mut self) {
         let controller = &*self.controller;
         let left = controller.registry.remove(&mut self.registration);
-        if let Some((entry, open)) = &left {
+        if let Some((OpenStreamEntry { record: entry, .. }, open)) = &left {
             let lasted = entry.since.elapsed();
             log_stage!(
                 controller.stage_level,
@@ -62,7 +70,7 @@ impl Drop for Permit {
         controller.released.fetch_add(1, Ordering::Relaxed);
         controller.metrics.released.increment(1);
         let approx_used = controller.after_release();
-        if let Some((entry, open)) = left {
+        if let Some((OpenStreamEntry { record: entry, .. }, open)) = &left {
             log_stage!(
                 controller.stage_level,
                 code::RELEASED,
@@ -71,7 +79,7 @@ impl Drop for Permit {
                 used = approx_used,
                 "permit released"
             );
-            if open == 0 {
+            if *open == 0 {
                 controller.emptied.notify_waiters();
             }
         }

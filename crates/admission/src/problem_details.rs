@@ -104,6 +104,7 @@ fn problem(rejection: &Rejection) -> ProblemDetails<'_> {
 fn problem_type(reason: RejectionReason) -> &'static str {
     match reason {
         RejectionReason::UserLimit => "https://iana.org/assignments/http-problem-types#quota-exceeded",
+        RejectionReason::Ended => "about:blank",
         reason if reason.is_server_side() => {
             "https://iana.org/assignments/http-problem-types#temporary-reduced-capacity"
         }
@@ -114,6 +115,7 @@ fn problem_type(reason: RejectionReason) -> &'static str {
 fn title(reason: RejectionReason) -> &'static str {
     match reason {
         RejectionReason::UserLimit => "Too many concurrent connections",
+        RejectionReason::Ended => "Stream ended",
         RejectionReason::Credentials => "Unauthorized",
         RejectionReason::BadRequest => "Bad Request",
         RejectionReason::TooLong => "Request Header Fields Too Large",
@@ -125,6 +127,7 @@ fn title(reason: RejectionReason) -> &'static str {
 fn error(reason: RejectionReason) -> &'static str {
     match reason {
         RejectionReason::UserLimit => "too_many_connections",
+        RejectionReason::Ended => "stream_ended",
         RejectionReason::Credentials => "invalid_credentials",
         RejectionReason::BadRequest => "bad_request",
         RejectionReason::TooLong => "header_too_large",
@@ -138,6 +141,7 @@ fn message(rejection: &Rejection) -> String {
             format!("Too many concurrent connections. Maximum {limit} allowed.")
         }
         (RejectionReason::UserLimit, None) => "Too many concurrent connections.".to_owned(),
+        (RejectionReason::Ended, _) => "The stream was ended.".to_owned(),
         (RejectionReason::Credentials, _) => "The credentials are not valid.".to_owned(),
         (RejectionReason::BadRequest | RejectionReason::TooLong, _) => {
             "The request can't be understood.".to_owned()
@@ -167,6 +171,7 @@ fn detail(rejection: &Rejection) -> String {
         RejectionReason::Rebuilding => "The counts are being rebuilt; this server admits no more until then.",
         RejectionReason::StoreDown => "The counts can't be reached, and nothing is admitted without them.",
         RejectionReason::StoreBusy => "Too many wait for the counts.",
+        RejectionReason::Ended => "An operator ended this stream before its response.",
         RejectionReason::Draining => "This server is about to stop; another one will take the next try.",
         RejectionReason::Credentials | RejectionReason::BadRequest | RejectionReason::TooLong => {
             "The request can't be understood."
@@ -202,6 +207,7 @@ fn rate_limits(rejection: &Rejection, headers: &mut HeaderMap) {
     let policy = match rejection.reason {
         RejectionReason::UserLimit => "user",
         RejectionReason::Adaptive => "instance",
+        RejectionReason::Ended => return,
         reason if reason.is_server_side() => "total",
         _ => return,
     };

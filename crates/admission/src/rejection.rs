@@ -44,6 +44,8 @@ pub enum RejectionReason {
     StoreBusy,
     /// This process is shutting down.
     Draining,
+    /// An operator ended the stream before its response.
+    Ended,
     /// The token or API key is invalid.
     Credentials,
     /// A header is malformed.
@@ -54,7 +56,7 @@ pub enum RejectionReason {
 
 impl RejectionReason {
     /// All reasons, in declaration order.
-    pub const ALL: [RejectionReason; 15] = [
+    pub const ALL: [RejectionReason; 16] = [
         RejectionReason::Exhausted,
         RejectionReason::Adaptive,
         RejectionReason::Headroom,
@@ -67,6 +69,7 @@ impl RejectionReason {
         RejectionReason::StoreDown,
         RejectionReason::StoreBusy,
         RejectionReason::Draining,
+        RejectionReason::Ended,
         RejectionReason::Credentials,
         RejectionReason::BadRequest,
         RejectionReason::TooLong,
@@ -87,6 +90,7 @@ impl RejectionReason {
             RejectionReason::StoreDown => "store_down",
             RejectionReason::StoreBusy => "store_busy",
             RejectionReason::Draining => "draining",
+            RejectionReason::Ended => "ended",
             RejectionReason::Credentials => "credentials",
             RejectionReason::BadRequest => "bad_request",
             RejectionReason::TooLong => "too_long",
@@ -106,7 +110,8 @@ impl RejectionReason {
             | RejectionReason::Rebuilding
             | RejectionReason::StoreDown
             | RejectionReason::StoreBusy
-            | RejectionReason::Draining => StatusCode::SERVICE_UNAVAILABLE,
+            | RejectionReason::Draining
+            | RejectionReason::Ended => StatusCode::SERVICE_UNAVAILABLE,
             RejectionReason::UserLimit => StatusCode::TOO_MANY_REQUESTS,
             RejectionReason::Credentials => StatusCode::UNAUTHORIZED,
             RejectionReason::BadRequest => StatusCode::BAD_REQUEST,

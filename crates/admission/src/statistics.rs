@@ -1,11 +1,15 @@
 //! Statistics and status of an admission.
 
+use std::sync::Arc;
+use std::time::Duration;
+
 use serde::Serialize;
 
 use crate::core::adaptive_limit::DecreaseCause;
 use crate::core::health::State;
 use crate::core::pressure::ShedCause;
 use crate::health_monitor::HealthStatus;
+use crate::open_stream_registry::StreamRecord;
 use crate::thread_id::ThreadId;
 use crate::user_hash::UserHash;
 
@@ -126,8 +130,21 @@ pub struct OpenStream {
     pub thread_id: ThreadId,
     /// Hash of its user; `None` for anonymous clients.
     pub(crate) user: Option<UserHash>,
+    /// What the stream is for, such as the pattern of its route.
+    pub route: Option<Arc<str>>,
     /// Age in seconds.
     pub since_seconds: u64,
+    /// Age.
+    #[serde(skip)]
+    pub age: Duration,
+}
+
+impl From<StreamRecord> for OpenStream {
+    fn from(record: StreamRecord) -> Self {
+        let StreamRecord { thread: thread_id, user, route, since } = record;
+        let age = since.elapsed();
+        OpenStream { thread_id, user, route, since_seconds: age.as_secs(), age }
+    }
 }
 
 /// Number of streams of one user in this process.

@@ -27,6 +27,8 @@ pub(crate) mod code {
     pub(crate) const USER_LIMIT: &str = "CP.1.3";
     /// The stream is admitted.
     pub(crate) const ADMITTED: &str = "CP.1.4";
+    /// An operator ended the stream.
+    pub(crate) const ENDED: &str = "CP.3";
     /// The stream ended.
     pub(crate) const RELEASING: &str = "CP.4";
     /// Its permit is released.

@@ -1,9 +1,13 @@
-//! What a stream holds while it is open.
+//! What a stream holds while it is open, and its labels.
+
+use std::sync::Arc;
 
 use forebay_quota::{KeyedLease, Lease, QuotaRefusal, Usage};
 
 use crate::adaptive_limiter::StreamSlot;
 use crate::core::health::percent_of;
+use crate::thread_id::ThreadId;
+use crate::user_hash::UserHash;
 
 /// What every stream needs to be open: a unit of the budget, and a slot if the limit is adaptive.
 pub(crate) struct StreamUnit {
@@ -17,6 +21,14 @@ pub(crate) enum UnitRefusal {
     /// The adaptive limit is reached.
     Adaptive,
     Quota(QuotaRefusal),
+}
+
+/// What logs and lists show of a stream.
+pub(crate) struct StreamLabels<'a> {
+    pub(crate) thread: &'a ThreadId,
+    /// The user's hash.
+    pub(crate) hash: Option<UserHash>,
+    pub(crate) route: Option<Arc<str>>,
 }
 
 /// Units of an admitted stream that is not registered yet.

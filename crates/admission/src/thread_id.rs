@@ -48,6 +48,14 @@ impl ThreadId {
         from_header.unwrap_or_else(Self::random)
     }
 
+    /// Returns whether this is the id with this text.
+    pub(crate) fn is(&self, text: &str) -> bool {
+        match &self.0 {
+            ThreadIdRepr::FromHeader(own) => **own == *text,
+            ThreadIdRepr::Random(bits) => format_uuid(*bits) == text.as_bytes(),
+        }
+    }
+
     /// Returns the id as a header value.
     pub fn to_header(&self) -> HeaderValue {
         let value = match &self.0 {
@@ -154,6 +162,7 @@ mod tests {
     #[test]
     fn the_header_value_equals_the_display_text() {
         for id in [ThreadId::random(), ThreadId::parse("abc").unwrap()] {
+            assert!(id.is(&id.to_string()) && !id.is("") && !id.is(&ThreadId::random().to_string()));
             assert_eq!(id.to_header().to_str().unwrap(), id.to_string());
         }
         assert_eq!(ThreadId::parse("line\nbreak"), None);

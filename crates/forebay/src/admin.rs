@@ -1,17 +1,19 @@
 //! Admin address: the dashboard at `/`, its event stream at `/v1/events`, the probes `/healthz` and
-//! `/readyz`, `/metrics`, and `/v1/status`.
+//! `/readyz`, `/metrics`, `/v1/status`, and the open streams at `/v1/streams`.
 //!
-//! Invariant: no request changes anything. A client without the configured secret learns only
-//! whether the process is alive and ready. On a loopback address, only requests for a name of this
-//! machine are answered, so that no web page can read it through a browser.
-//! Enforced by: only GET and HEAD are allowed. [`SecretGuard`] is checked before every route except
-//! the probes. The `Host` header is checked by [`is_local`].
+//! Invariant: only a POST to `/v1/streams/end` changes anything: it ends a stream. A client without
+//! the configured secret learns only whether the process is alive and ready. On a loopback address,
+//! only requests for a name of this machine are answered, so that no web page can read it through a
+//! browser.
+//! Enforced by: other routes allow only GET and HEAD. [`SecretGuard`] is checked before every route
+//! except the probes; `stream_endpoints.rs` is stricter. The `Host` header is checked by
+//! [`is_local`].
 //! At most `MAX_CONNECTIONS` connections.
 //! Out of scope: whether an address beyond this machine is allowed without a secret; `config/`
 //! checks that.
 
 use std::convert::Infallible;
-use std::future::{Ready, ready};
+use std::future::{Future, ready};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -32,12 +34,14 @@ use tower_service::Service;
 use crate::dashboard::{self, DashboardFeed, DashboardSample, EventStream};
 use crate::html_page::add_security_headers;
 use crate::secret_guard::SecretGuard;
+use crate::stream_endpoints::{self, refuse_end};
+use crate::streams::StreamDirectory;
 
 /// Maximum number of open connections. Only operators and probes connect.
 const MAX_CONNECTIONS: usize = 128;
 
-/// Value of the `Allow` header, for every route.
-pub(crate) const METHODS: &str = "GET, HEAD";
+/// Value of the `Allow` header of routes that change nothing.
+const READ_METHODS: &str = "GET, HEAD";
 
 /// Route of the admin address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -48,16 +52,20 @@ pub(crate) enum AdminRoute {
     Metrics,
     Status,
     Events,
+    Streams,
+    EndStream,
 }
 
 impl AdminRoute {
-    pub(crate) const ALL: [AdminRoute; 6] = [
+    pub(crate) const ALL: [AdminRoute; 8] = [
         AdminRoute::Dashboard,
         AdminRoute::Health,
         AdminRoute::Readiness,
         AdminRoute::Metrics,
         AdminRoute::Status,
         AdminRoute::Events,
+        AdminRoute::Streams,
+        AdminRoute::EndStream,
     ];
 
     /// Returns the path of the route.
@@ -69,6 +77,22 @@ impl AdminRoute {
             AdminRoute::Metrics => "/metrics",
             AdminRoute::Status => "/v1/status",
             AdminRoute::Events => "/v1/events",
+            AdminRoute::Streams => "/v1/streams",
+            AdminRoute::EndStream => "/v1/streams/end",
+        }
+    }
+
+    /// Returns the allowed methods, as in the `Allow` header.
+    pub(crate) fn methods(self) -> &'static str {
+        match self {
+            AdminRoute::EndStream => "POST",
+            AdminRoute::Dashboard
+            | AdminRoute::Health
+            | AdminRoute::Readiness
+            | AdminRoute::Metrics
+            | AdminRoute::Status
+            | AdminRoute::Events
+            | AdminRoute::Streams => READ_METHODS,
         }
     }
 
@@ -146,6 +170,7 @@ pub struct AdminService {
     /// Whether the listener's address is a loopback address.
     is_loopback: bool,
     feed: Arc<DashboardFeed>,
+    streams: Arc<StreamDirectory>,
 }
 
 /// Body of a response.
@@ -158,39 +183,41 @@ pub enum AdminBody {
 }
 
 /// Returns the server of the admin address. Needs a tokio runtime.
-pub fn server(
+pub(crate) fn server(
     listener: TcpListener,
     report: Arc<dyn StatusReport>,
     metrics: PrometheusHandle,
     guard: SecretGuard,
+    streams: Arc<StreamDirectory>,
 ) -> HttpServer<AdminService> {
     let is_loopback = listener.local_addr().is_ok_and(|address| address.ip().is_loopback());
     let mut config = HttpServerConfig::default();
     config.max_connections = MAX_CONNECTIONS;
     let feed = Arc::new(DashboardFeed::start(Arc::clone(&report)));
-    HttpServer::new(listener, AdminService { report, metrics, guard, is_loopback, feed }, config)
+    HttpServer::new(listener, AdminService { report, metrics, guard, is_loopback, feed, streams }, config)
 }
 
 impl AdminService {
-    /// Returns the response, except the body of an event stream.
+    /// Returns the response, except the body of an event stream and the results for streams.
     fn respond(&self, request: &Request<Incoming>) -> Response<Bytes> {
         if self.is_loopback && !is_local(request) {
             return problem(StatusCode::FORBIDDEN, "foreign_host", &format!("{OWN_NAMES}."));
         }
-        if !matches!(*request.method(), Method::GET | Method::HEAD) {
-            let mut refusal = problem(
-                StatusCode::METHOD_NOT_ALLOWED,
-                "method_not_allowed",
-                "There is nothing to change here.",
-            );
-            refusal.headers_mut().insert(ALLOW, HeaderValue::from_static(METHODS));
+        let route = AdminRoute::of(request.uri().path());
+        let methods = route.map_or(READ_METHODS, AdminRoute::methods);
+        if !methods.split(", ").any(|method| method == request.method().as_str()) {
+            let message = format!("Here is only {methods}.");
+            let mut refusal = problem(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", &message);
+            refusal.headers_mut().insert(ALLOW, HeaderValue::from_static(methods));
             return refusal;
         }
-        match AdminRoute::of(request.uri().path()) {
+        match route {
             Some(AdminRoute::Health) => text_response(StatusCode::OK, "ok\n"),
             Some(AdminRoute::Readiness) => {
                 self.report.readiness().response(self.guard.accepts(request.headers()))
             }
+            // `call` ends the stream, if the request isn't refused.
+            Some(AdminRoute::EndStream) => refuse_end(request.headers(), &self.guard).unwrap_or_default(),
             _ if !self.guard.accepts(request.headers()) => unauthorized(),
             Some(AdminRoute::Metrics) => {
                 self.report.measure();
@@ -202,6 +229,8 @@ impl AdminService {
             }
             // Head of the response. `call` opens the stream, and only for a GET.
             Some(AdminRoute::Events) => typed_response(StatusCode::OK, "text/event-stream", String::new()),
+            // Head of the response. `call` asks the instances, and only for a GET.
+            Some(AdminRoute::Streams) => typed_response(StatusCode::OK, "application/json", String::new()),
             Some(AdminRoute::Status) => {
                 typed_response(StatusCode::OK, "application/json", format!("{:#}\n", self.report.status()))
             }
@@ -283,7 +312,7 @@ fn typed_response(status: StatusCode, kind: &'static str, body: String) -> Respo
 impl Service<Request<Incoming>> for AdminService {
     type Response = Response<AdminBody>;
     type Error = Infallible;
-    type Future = Ready<Result<Response<AdminBody>, Infallible>>;
+    type Future = Pin<Box<dyn Future<Output = Result<Response<AdminBody>, Infallible>> + Send>>;
 
     fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
         Poll::Ready(Ok(()))
@@ -291,12 +320,24 @@ impl Service<Request<Incoming>> for AdminService {
 
     fn call(&mut self, request: Request<Incoming>) -> Self::Future {
         let answer = self.respond(&request);
-        let streams = AdminRoute::of(request.uri().path()) == Some(AdminRoute::Events)
-            && request.method() == Method::GET;
-        ready(Ok(match streams && answer.status() == StatusCode::OK {
-            true => self.events(),
-            false => answer.map(|body| AdminBody::Complete(Full::new(body))),
-        }))
+        let complete = |response: Response<Bytes>| response.map(|body| AdminBody::Complete(Full::new(body)));
+        if answer.status() != StatusCode::OK {
+            return Box::pin(ready(Ok(complete(answer))));
+        }
+        let (route, method) = (AdminRoute::of(request.uri().path()), request.method());
+        let (directory, query) = (Arc::clone(&self.streams), request.uri().query().unwrap_or_default());
+        match (route, method) {
+            (Some(AdminRoute::Events), &Method::GET) => Box::pin(ready(Ok(self.events()))),
+            (Some(AdminRoute::Streams), &Method::GET) => {
+                let query = query.to_owned();
+                Box::pin(async move { Ok(complete(stream_endpoints::list(&directory, &query).await)) })
+            }
+            (Some(AdminRoute::EndStream), _) => {
+                let query = query.to_owned();
+                Box::pin(async move { Ok(complete(stream_endpoints::end(&directory, &query).await)) })
+            }
+            (_, _) => Box::pin(ready(Ok(complete(answer)))),
+        }
     }
 }
 

@@ -185,7 +185,11 @@ fn param(text: &str) -> Result<(u32, String), String> {
 const STATUS_HELP: &str = "\
 On a terminal, the output is refreshed every second until Ctrl-C; otherwise it is printed once. The secret of the \
 admin address, if it has one, is read from FOREBAY_ADMIN_SECRET. The default admin address of a gate is \
-http://127.0.0.1:8081.";
+http://127.0.0.1:8081.
+
+With --streams, the oldest 1,000 open streams of all instances that share a Redis are printed: thread id, user (hashed), \
+instance, route, and since when. To end one: curl -X POST -H \"Authorization: Bearer $FOREBAY_ADMIN_SECRET\" \
+'http://127.0.0.1:3001/v1/streams/end?thread_id=ID'.";
 
 /// Flags of `forebay status`.
 #[derive(Debug, Args)]
@@ -199,6 +203,9 @@ pub struct StatusArgs {
     /// Print the status once, even on a terminal
     #[arg(long)]
     pub once: bool,
+    /// Print the open streams of all instances instead, once
+    #[arg(long)]
+    pub streams: bool,
 }
 
 const CHECK_HELP: &str = "\

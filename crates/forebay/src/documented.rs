@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use forebay_serve::protocol::{DeletePolicy, Route};
 use forebay_testkit::{named, quoted, rows, section};
 
-use crate::admin::{self, AdminRoute};
+use crate::admin::AdminRoute;
 
 fn workspace() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
@@ -36,7 +36,7 @@ fn exactly_the_endpoints_of_the_code_are_documented_with_their_methods() {
     let routes =
         Route::ALL.map(|route| (route.path().to_owned(), route.methods(DeletePolicy::Allow).to_owned()));
     assert_eq!(documented(clients), routes.into());
-    let routes = AdminRoute::ALL.map(|route| (route.path().to_owned(), admin::METHODS.to_owned()));
+    let routes = AdminRoute::ALL.map(|route| (route.path().to_owned(), route.methods().to_owned()));
     assert_eq!(documented(operators), routes.into());
 }
 
@@ -64,7 +64,7 @@ fn errors_of_tokens_admission_gate_and_admin_are_documented() {
     of_gate.extend(arms("crates/gate/src/upstream_error.rs", "fn as_str(&self)"));
     assert_eq!(named(section(&page, "### Of the gate alone\n")), of_gate);
 
-    let admin = file("crates/forebay/src/admin.rs");
+    let admin = file("crates/forebay/src/admin.rs") + &file("crates/forebay/src/stream_endpoints.rs");
     let codes: Vec<&str> =
         admin.split("problem(").skip(1).filter_map(|call| call.split('"').nth(1)).collect();
     let of_admin: BTreeSet<String> = codes.into_iter().map(str::to_owned).collect();

@@ -27,6 +27,7 @@
 //!              ▼                                          ▼
 //!  HTTP server for clients (tls.rs)          HTTP server for operators: admin.rs
 //!    otel/ ▶ forebay-gate, forebay-serve        secret_guard.rs ▶ /metrics /v1/status
+//!              │              Redis ◀▶ streams/ ▶ /v1/streams
 //!              │                                dashboard/      ▶ / and /v1/events
 //!              └──── counts ──▶ report/ ──▶     probes          ▶ /healthz /readyz
 //!
@@ -53,8 +54,21 @@
 //!   `the_secret_is_accepted_as_a_password_or_alone_and_nothing_else_is`
 //! - On a loopback address, a request whose `Host` header names another host is refused.
 //!   `the_admin_address_refuses_foreign_host_headers`
-//! - Admin endpoints change nothing: only GET and HEAD are allowed.
-//!   `unknown_admin_paths_and_methods_are_refused`
+//! - Admin endpoints change nothing, except the one that ends a stream. It needs the secret as a
+//!   Bearer token, and refuses every request with an `Origin`.
+//!   `unknown_admin_paths_and_methods_are_refused`,
+//!   `a_stream_is_ended_only_with_the_secret_as_bearer_and_without_an_origin`,
+//!   `only_requests_with_the_secret_and_without_an_origin_end_a_stream`
+//! - A list of streams says how many it leaves out and which instances gave no answer. Silence is
+//!   not taken for absence.
+//!   `every_instance_lists_the_streams_of_all_and_ends_them`,
+//!   `a_killed_instance_is_reported_as_silent_and_its_streams_vanish`,
+//!   `a_list_has_at_most_the_requested_number_of_streams_and_the_oldest_first`,
+//!   `silence_is_not_taken_for_absence`
+//! - Messages in Redis can't crash an instance or fill its memory, and without a query instances
+//!   send none.
+//!   `garbage_on_the_channels_changes_nothing`, `garbage_is_no_message`,
+//!   `instances_send_nothing_until_an_operator_asks`
 //! - Logs contain no value of a row, no secret and no token. User ids are hashed.
 //!   `serve_exports_request_spans_without_data_or_secrets`, `credentials_are_never_logged`,
 //!   `messages_that_quote_values_are_replaced`,
@@ -92,8 +106,8 @@
 //!   `exactly_the_endpoints_of_the_code_are_documented_with_their_methods`,
 //!   `the_reference_of_settings_and_flags_is_up_to_date`
 //!
-//! Bounds: 128 admin connections, 32 open dashboards, 20 listed shapes, 64 MiB for a status that
-//! `forebay status` reads, 1 GiB for a reply that `forebay tail` reads.
+//! Bounds: 128 admin connections, 32 open dashboards, 20 listed shapes, 10,000 listed streams, 64
+//! MiB for a status that `forebay status` reads, 1 GiB for a reply that `forebay tail` reads.
 //!
 //! Out of scope: the shape protocol (`forebay-serve`), proxying (`forebay-gate`), permits
 //! (`forebay-admission`), following Postgres (`forebay-replication`).
@@ -112,6 +126,7 @@
 //! | IAM tokens instead of a password, with the feature `aws` | `config/iam_auth.rs` |
 //! | readiness, `/v1/status`, dashboard samples, gauges | `report/` |
 //! | routes of the admin address; its secret | `admin.rs`, `secret_guard.rs` |
+//! | open streams of all instances; ending one | `streams/`, `stream_endpoints.rs` |
 //! | the dashboard and its events | `dashboard/` |
 //! | self-contained pages and their security headers | `html_page.rs` |
 //! | how SIGHUP changes settings | `settings_reloader.rs` |
@@ -155,6 +170,8 @@ pub mod secret_guard;
 mod settings_reloader;
 pub mod signals;
 pub mod status;
+mod stream_endpoints;
+mod streams;
 pub mod tail;
 pub mod terminal;
 pub mod tls;

@@ -91,6 +91,11 @@ fn run_status(args: &StatusArgs) -> anyhow::Result<ExitCode> {
         (false, false) => StatusFormat::Live,
     };
     let secret = secret_from_env(&["FOREBAY_ADMIN_SECRET"]);
+    if args.streams {
+        return run_client(async |signals| {
+            Ok(status::streams(args.url.clone(), secret, format, signals).await?)
+        });
+    }
     run_client(async |signals| Ok(status::status(args.url.clone(), secret, format, signals).await?))
 }
 

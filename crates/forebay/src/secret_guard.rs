@@ -35,6 +35,29 @@ impl SecretGuard {
         let secret = self.0.read();
         secret.as_ref().is_none_or(|secret| secret.is(presented_secret(headers).as_ref()))
     }
+
+    /// Checks that the headers have the secret as `Bearer`. A browser sends a password (`Basic`) on
+    /// its own, also for other pages.
+    pub(crate) fn check_bearer(&self, headers: &HeaderMap) -> BearerCheck {
+        let secret = self.0.read();
+        let Some(secret) = &*secret else { return BearerCheck::NoSecret };
+        let scheme = headers.get(AUTHORIZATION).and_then(|value| value.to_str().ok()?.split_once(' '));
+        let is_bearer = scheme.is_some_and(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer"));
+        match is_bearer && secret.is(presented_secret(headers).as_ref()) {
+            true => BearerCheck::Accepted,
+            false => BearerCheck::Refused,
+        }
+    }
+}
+
+/// Result of [`SecretGuard::check_bearer`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum BearerCheck {
+    Accepted,
+    /// The secret is missing or wrong, or isn't a Bearer token.
+    Refused,
+    /// No secret is configured.
+    NoSecret,
 }
 
 /// Returns the secret of the only `Authorization` header.

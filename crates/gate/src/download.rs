@@ -54,6 +54,9 @@ pub enum DownloadError {
     /// The connection closed before the end of the body.
     #[error("the upstream closed the connection before the end of its stream")]
     Closed,
+    /// An operator ended the stream.
+    #[error("an operator ended the stream")]
+    Ended,
 }
 
 impl Download {

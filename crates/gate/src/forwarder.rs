@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use forebay_admission::{ForwardedHeader, Identifier, Network, StreamStart, UserId};
+use forebay_admission::{EndSignal, ForwardedHeader, Identifier, Network, StreamStart, UserId};
 use forebay_stream::{ClientAddr, ConnectionUpgrade, Incoming, LiveBody};
 use http::header::{CONTENT_LENGTH, CONTENT_TYPE, HeaderName, HeaderValue, TRANSFER_ENCODING, UPGRADE};
 use http::request::Parts;
@@ -90,6 +90,7 @@ impl Forwarder {
         let (mut parts, body) = request.into_parts();
         let (version, method) = (parts.version, parts.method.clone());
         let offer = UpgradeOffer::of(version, &parts.headers);
+        let end = parts.extensions.remove::<EndSignal>();
         let mut guard = HeadWaitGuard { kind, done: false };
         let started_at = Instant::now();
         let (result, progress) = match self.rewrite(&mut parts, kind).await {
@@ -114,7 +115,8 @@ impl Forwarder {
         guard.done = true;
         self.log_transition(&result);
         let start = stream_start(&result, started_at, progress.as_deref());
-        let mut response = self.relay(result, in_flight, Exchange { version, method, offer, started_at });
+        let mut response =
+            self.relay(result, in_flight, Exchange { version, method, offer, end, started_at });
         response.extensions_mut().insert(start);
         response
     }
@@ -126,11 +128,11 @@ impl Forwarder {
         in_flight: InFlightRequest,
         exchange: Exchange,
     ) -> Response<GateBody> {
-        let Exchange { version, method, offer, started_at } = exchange;
+        let Exchange { version, method, offer, end, started_at } = exchange;
         let kind = in_flight.kind();
         match result {
             Ok(response) if response.status() == StatusCode::SWITCHING_PROTOCOLS => {
-                match relay_upgrade(response, offer, in_flight, self.0.upgrade_idle_timeout) {
+                match relay_upgrade(response, offer, (in_flight, end), self.0.upgrade_idle_timeout) {
                     Some(upgraded) => {
                         metrics::count_response(kind, upgraded.status(), started_at.elapsed());
                         upgraded
@@ -147,7 +149,7 @@ impl Forwarder {
             }
             Ok(response) => {
                 metrics::count_response(kind, response.status(), started_at.elapsed());
-                relay_response(response, in_flight, version, &method)
+                relay_response(response, (in_flight, end), version, &method)
             }
             Err(error) => {
                 debug!(kind = kind.as_str(), reason = error.as_str(), %error, "upstream request failed");
@@ -243,6 +245,8 @@ struct Exchange {
     version: Version,
     method: Method,
     offer: Option<UpgradeOffer>,
+    /// Signal by which an operator ends the stream.
+    end: Option<EndSignal>,
     started_at: Instant,
 }
 
@@ -266,7 +270,7 @@ fn stream_start(
 
 fn relay_response(
     response: Response<Download>,
-    in_flight: InFlightRequest,
+    (in_flight, end): (InFlightRequest, Option<EndSignal>),
     version: Version,
     method: &Method,
 ) -> Response<GateBody> {
@@ -279,7 +283,7 @@ fn relay_response(
         download = download.detach_from_hyper(&parts.headers);
     }
     rewrite_response(&mut parts.headers);
-    Response::from_parts(parts, GateBody::from_upstream(download, in_flight))
+    Response::from_parts(parts, GateBody::from_upstream(download, in_flight, end))
 }
 
 /// Relays a 101. Returns `None` if the client didn't offer its protocol, or if part of the request
@@ -287,7 +291,7 @@ fn relay_response(
 fn relay_upgrade(
     response: Response<Download>,
     offer: Option<UpgradeOffer>,
-    in_flight: InFlightRequest,
+    (in_flight, end): (InFlightRequest, Option<EndSignal>),
     idle_timeout: Duration,
 ) -> Option<Response<GateBody>> {
     let (mut parts, download) = response.into_parts();
@@ -298,7 +302,7 @@ fn relay_upgrade(
     parts.extensions.clear();
     parts.extensions.insert(upgrade.clone());
     let tunnel = Tunnel::new(upgrade, upstream, idle_timeout);
-    Some(Response::from_parts(parts, GateBody::from_tunnel(tunnel, in_flight)))
+    Some(Response::from_parts(parts, GateBody::from_tunnel(tunnel, in_flight, end)))
 }
 
 /// Returns whether a response is a live stream: a successful response of unknown length to an

@@ -5,6 +5,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
+use forebay_admission::EndSignal;
 use http::{Response, StatusCode};
 use http_body::{Body, Frame, SizeHint};
 use tracing::debug;
@@ -18,7 +19,12 @@ use super::tunnel::{Tunnel, TunnelEnd};
 
 /// Body of a response. Dropping it before its end cancels the request to the upstream.
 #[derive(Debug)]
-pub struct GateBody(BodySource);
+pub struct GateBody {
+    source: BodySource,
+    /// Signal by which an operator ends the stream. `None` if the request has no permit, or once
+    /// the stream has ended by it.
+    end: Option<EndSignal>,
+}
 
 #[derive(Debug)]
 enum BodySource {
@@ -52,22 +58,34 @@ struct TunnelBody {
 }
 
 impl GateBody {
-    pub(crate) fn from_tunnel(tunnel: Tunnel, in_flight: InFlightRequest) -> GateBody {
-        let body = TunnelBody { tunnel, end: None, _in_flight: in_flight, outcome: None };
-        GateBody(BodySource::Tunnel(Box::new(body)))
+    pub(crate) fn from_tunnel(
+        tunnel: Tunnel,
+        in_flight: InFlightRequest,
+        end: Option<EndSignal>,
+    ) -> GateBody {
+        let tunnel = TunnelBody { tunnel, end: None, _in_flight: in_flight, outcome: None };
+        GateBody { source: BodySource::Tunnel(Box::new(tunnel)), end }
     }
 
     pub(crate) fn from_gate(response: Response<Bytes>) -> Response<GateBody> {
-        response.map(|bytes| GateBody(BodySource::Gate(Some(bytes).filter(|bytes| !bytes.is_empty()))))
+        response.map(|bytes| {
+            let source = BodySource::Gate(Some(bytes).filter(|bytes| !bytes.is_empty()));
+            GateBody { source, end: None }
+        })
     }
 
-    pub(crate) fn from_upstream(download: Download, in_flight: InFlightRequest) -> GateBody {
-        GateBody(BodySource::Upstream(RelayedBody { download, in_flight, ended: false, outcome: None }))
+    pub(crate) fn from_upstream(
+        download: Download,
+        in_flight: InFlightRequest,
+        end: Option<EndSignal>,
+    ) -> GateBody {
+        let relayed = RelayedBody { download, in_flight, ended: false, outcome: None };
+        GateBody { source: BodySource::Upstream(relayed), end }
     }
 
     /// Makes the body count its request when it ends. `status` is that of the response.
     pub(crate) fn count_outcome(&mut self, mut guard: OutcomeGuard, status: StatusCode) {
-        match &mut self.0 {
+        match &mut self.source {
             BodySource::Gate(_) => guard.set(GateOutcome::of_refusal(status)),
             BodySource::Upstream(relayed) => {
                 guard.add_series();
@@ -76,6 +94,23 @@ impl GateBody {
             BodySource::Tunnel(body) => {
                 guard.add_series();
                 body.outcome = Some(guard);
+            }
+        }
+    }
+
+    /// Ends the stream that an operator ends, as at the drain deadline: a relayed body without a
+    /// clean end, and a tunnel by closing both sides.
+    fn end_by_operator(&mut self) -> Option<Result<Frame<Bytes>, DownloadError>> {
+        self.end = None;
+        match &mut self.source {
+            BodySource::Gate(bytes) => bytes.take().map(|bytes| Ok(Frame::data(bytes))),
+            BodySource::Upstream(relayed) => {
+                relayed.ended = true;
+                Some(Err(DownloadError::Ended))
+            }
+            BodySource::Tunnel(body) => {
+                body.end = Some(TunnelEnd::Aborted);
+                None
             }
         }
     }
@@ -89,7 +124,10 @@ impl Body for GateBody {
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, DownloadError>>> {
-        match &mut self.0 {
+        if self.end.as_ref().is_some_and(|end| end.poll_sent(cx).is_ready()) {
+            return Poll::Ready(self.end_by_operator());
+        }
+        match &mut self.source {
             BodySource::Gate(bytes) => Poll::Ready(bytes.take().map(|bytes| Ok(Frame::data(bytes)))),
             BodySource::Upstream(relayed) => {
                 let polled = Pin::new(&mut relayed.download).poll_frame(cx);
@@ -108,7 +146,7 @@ impl Body for GateBody {
     }
 
     fn is_end_stream(&self) -> bool {
-        match &self.0 {
+        match &self.source {
             BodySource::Gate(bytes) => bytes.is_none(),
             BodySource::Upstream(relayed) => relayed.download.is_end_stream(),
             BodySource::Tunnel(body) => body.end.is_some(),
@@ -116,7 +154,7 @@ impl Body for GateBody {
     }
 
     fn size_hint(&self) -> SizeHint {
-        match &self.0 {
+        match &self.source {
             BodySource::Gate(bytes) => SizeHint::with_exact(bytes.as_ref().map_or(0, Bytes::len) as u64),
             BodySource::Upstream(relayed) => relayed.download.size_hint(),
             BodySource::Tunnel(_) => SizeHint::default(),

@@ -10,7 +10,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
-use forebay_admission::{AdmissionLayer, AdmissionService, Class, StreamBody};
+use forebay_admission::{AdmissionLayer, AdmissionService, StreamBody};
 use forebay_stream::{ClientAddr, Incoming};
 use http::{Request, Response};
 use tower_layer::Layer as _;
@@ -47,6 +47,7 @@ impl GateService {
                     .is_none_or(|classification| classification.kind.takes_permit())
             })
             .class(|parts| parts.extensions.get().cloned())
+            .route(|parts| parts.extensions.get::<RouteText>().map(|route| Arc::clone(&route.0)))
             .peer(|extensions| extensions.get::<ClientAddr>().map(|peer| peer.0));
         GateService { admission: layer.layer(forwarder), routes, outcomes }
     }
@@ -56,17 +57,17 @@ impl GateService {
         self.routes.find(request.method(), request.uri().path())
     }
 
-    /// Returns the kind of a request or why it is refused, and the class of its route, if any.
-    fn classify(&self, request: &Request<Incoming>) -> (RequestClassification, Option<Class>) {
+    /// Returns the kind of a request or why it is refused, and its stream route, if any.
+    fn classify(&self, request: &Request<Incoming>) -> (RequestClassification, Option<&StreamRoute>) {
         if let Err(bad_request) = bad_request::check(request) {
             // A refusal needs no permit.
             return (RequestClassification { kind: RequestKind::Plain, rejection: Some(bad_request) }, None);
         }
-        let (kind, class) = if self.routes.is_empty() {
+        let (kind, route) = if self.routes.is_empty() {
             (RequestKind::Any, None)
         } else {
             match self.routes.find(request.method(), request.uri().path()) {
-                Some(route) => (RequestKind::Stream, route.class().cloned()),
+                Some(route) => (RequestKind::Stream, Some(route)),
                 // An upgraded connection is open for long, whatever its path is.
                 None if UpgradeOffer::of(request.version(), request.headers()).is_some() => {
                     (RequestKind::Stream, None)
@@ -74,9 +75,13 @@ impl GateService {
                 None => (RequestKind::Plain, None),
             }
         };
-        (RequestClassification { kind, rejection: None }, class)
+        (RequestClassification { kind, rejection: None }, route)
     }
 }
+
+/// Request extension: the stream route of a request, as configured.
+#[derive(Debug, Clone)]
+struct RouteText(Arc<str>);
 
 impl Service<Request<Incoming>> for GateService {
     type Response = Response<StreamBody<GateBody>>;
@@ -88,11 +93,16 @@ impl Service<Request<Incoming>> for GateService {
     }
 
     fn call(&mut self, mut request: Request<Incoming>) -> GateFuture {
-        let (classification, class) = self.classify(&request);
+        let (classification, route) = self.classify(&request);
+        let (class, text) = (route.and_then(StreamRoute::class).cloned(), route.map(StreamRoute::text));
         let guard = self.outcomes.guard(classification.kind, request.headers());
-        request.extensions_mut().insert(classification);
+        let extensions = request.extensions_mut();
+        extensions.insert(classification);
         if let Some(class) = class {
-            request.extensions_mut().insert(class);
+            extensions.insert(class);
+        }
+        if let Some(text) = text {
+            extensions.insert(RouteText(text));
         }
         GateFuture { response: self.admission.call(request), guard: Some(guard) }
     }

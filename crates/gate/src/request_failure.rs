@@ -109,7 +109,7 @@ impl FailureType {
             },
             DownloadError::Io(error) => FailureType::of_read(error),
             DownloadError::Chunk(_) => FailureType::BadResponse,
-            DownloadError::Closed => FailureType::Closed,
+            DownloadError::Closed | DownloadError::Ended => FailureType::Closed,
         }
     }
 

@@ -12,6 +12,7 @@
 use std::borrow::Cow;
 use std::fmt;
 use std::str::FromStr;
+use std::sync::Arc;
 
 use forebay_admission::Class;
 use http::Method;
@@ -29,7 +30,7 @@ pub(crate) struct StreamRoutes(Vec<(StreamRoute, u8)>);
 /// segments, including none. Matching ignores case, as Express and ASP.NET do.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StreamRoute {
-    text: String,
+    text: Arc<str>,
     method: Option<Method>,
     segments: Vec<RouteSegment>,
     /// Whether the route ends in `**`.
@@ -76,6 +77,11 @@ impl StreamRoute {
     /// Returns the class of the route's streams, if it has one.
     pub fn class(&self) -> Option<&Class> {
         self.class.as_ref()
+    }
+
+    /// Returns the whole route as configured.
+    pub(crate) fn text(&self) -> Arc<str> {
+        Arc::clone(&self.text)
     }
 
     /// Returns the path as configured.
@@ -162,7 +168,7 @@ impl FromStr for StreamRoute {
             _ => RouteSegment::Literal(segment.into_owned()),
         });
         Ok(StreamRoute {
-            text: text.split_whitespace().collect::<Vec<_>>().join(" "),
+            text: text.split_whitespace().collect::<Vec<_>>().join(" ").into(),
             method,
             segments: segments.collect(),
             is_prefix,

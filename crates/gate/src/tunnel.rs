@@ -60,7 +60,8 @@ pub(crate) enum TunnelEnd {
     ClientLost,
     /// The upstream's connection failed.
     UpstreamLost,
-    /// The gate aborted the tunnel at the drain deadline, or at its exit.
+    /// The gate aborted the tunnel: at the drain deadline, at its exit, or because an operator
+    /// ended the stream.
     Aborted,
 }
 

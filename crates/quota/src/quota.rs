@@ -14,7 +14,7 @@ use crate::member_runtime::{MemberRuntime, TakeResult};
 use crate::memory::MemoryStore;
 use crate::rate::Rate;
 use crate::status::{QuotaMode, Status, Usage};
-use crate::store::{Holdings, Share, Store, StoreError};
+use crate::store::{Holdings, MemberId, Share, Store, StoreError};
 
 /// One member of a namespace. Cheap to clone. The member leaves when its last handle and lease are
 /// dropped.
@@ -92,6 +92,11 @@ impl Quota {
     /// Returns the number of live members in the store's last heartbeat reply.
     pub fn members(&self) -> u32 {
         self.runtime.read(|member, _| member.members())
+    }
+
+    /// Returns the id of this member's current incarnation.
+    pub fn member(&self) -> MemberId {
+        self.runtime.read(|member, _| member.id().clone())
     }
 
     /// Returns this member's state without a call to the store. Visits every key in use here.

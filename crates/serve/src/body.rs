@@ -19,6 +19,7 @@ use std::task::{Context, Poll, ready};
 use bytes::Bytes;
 use flate2::Compression;
 use flate2::write::GzEncoder;
+use forebay_admission::EndSignal;
 use forebay_shapes::encode::SEPARATOR;
 use forebay_shapes::{LogPage, Shape, Shapes, SnapshotChunk};
 use http_body::{Body, Frame, SizeHint};
@@ -41,7 +42,12 @@ pub(crate) type BoxError = Box<dyn Error + Send + Sync>;
 
 /// Body of a response to a client.
 #[derive(Debug)]
-pub struct ShapeBody(pub(crate) BodyContent);
+pub struct ShapeBody {
+    content: BodyContent,
+    /// Signal by which an operator ends the stream. `None` if the request has no permit, or once
+    /// the stream ends by it.
+    end: Option<EndSignal>,
+}
 
 /// Content of a response body.
 pub(crate) enum BodyContent {
@@ -65,6 +71,8 @@ pub(crate) struct StreamedMessages {
 
 enum State {
     Reading(PendingRead),
+    /// An operator ended the stream. The next poll fails.
+    Aborted,
     Ended,
 }
 
@@ -329,7 +337,15 @@ impl StreamedMessages {
             if let Some(piece) = self.ready.pop_front() {
                 return Poll::Ready(Some(Ok(piece)));
             }
-            let State::Reading(reading) = &mut self.state else { return Poll::Ready(None) };
+            let reading = match &mut self.state {
+                State::Reading(reading) => reading,
+                State::Aborted => {
+                    self.state = State::Ended;
+                    let aborted = io::Error::new(io::ErrorKind::Interrupted, "an operator ended the stream");
+                    return Poll::Ready(Some(Err(aborted)));
+                }
+                State::Ended => return Poll::Ready(None),
+            };
             let (reader, read) = ready!(reading.as_mut().poll(cx));
             self.state = match reader.is_over || read.is_err() {
                 true => State::Ended,
@@ -341,11 +357,25 @@ impl StreamedMessages {
             }
         }
     }
+
+    /// Drops what isn't sent, and fails with the next poll. A body that is sent stays complete.
+    fn abort(&mut self) {
+        let is_sent = matches!(self.state, State::Ended) && self.ready.is_empty();
+        if !is_sent {
+            self.ready.clear();
+            self.state = State::Aborted;
+        }
+    }
 }
 
 impl ShapeBody {
+    /// Creates a body that an operator can end with the signal.
+    pub(crate) fn new(content: BodyContent, end: Option<EndSignal>) -> Self {
+        ShapeBody { content, end }
+    }
+
     pub(crate) fn whole(bytes: Bytes) -> Self {
-        ShapeBody(BodyContent::whole(bytes))
+        ShapeBody::new(BodyContent::whole(bytes), None)
     }
 }
 
@@ -358,17 +388,34 @@ impl Body for ShapeBody {
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
-        Pin::new(&mut self.get_mut().0).poll_frame(cx)
+        let this = self.get_mut();
+        if this.end.as_ref().is_some_and(|end| end.poll_sent(cx).is_ready()) {
+            this.end = None;
+            this.content.end_early();
+        }
+        Pin::new(&mut this.content).poll_frame(cx)
     }
 
     #[inline]
     fn is_end_stream(&self) -> bool {
-        self.0.is_end_stream()
+        self.content.is_end_stream()
     }
 
     #[inline]
     fn size_hint(&self) -> SizeHint {
-        self.0.size_hint()
+        self.content.size_hint()
+    }
+}
+
+impl BodyContent {
+    /// Ends the body before its time. What follows must not look complete if something is missing.
+    fn end_early(&mut self) {
+        match self {
+            // These are in memory, and are sent as a whole.
+            BodyContent::Whole(_) | BodyContent::Pieces(_) => {}
+            BodyContent::Streamed(part) => part.abort(),
+            BodyContent::Events(events) => events.end_early(),
+        }
     }
 }
 

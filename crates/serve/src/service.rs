@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
-use forebay_admission::{AdmissionLayer, AdmissionService, StreamBody, VerifiedToken};
+use forebay_admission::{AdmissionLayer, AdmissionService, EndSignal, StreamBody, VerifiedToken};
 use forebay_stream::ClientAddr;
 use http::header::ORIGIN;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response};
@@ -92,6 +92,14 @@ impl ParsedRequest {
             Ok(RequestTarget::Preflight | RequestTarget::Health | RequestTarget::Home) => false,
         }
     }
+
+    /// Returns the table and the handle that the client requests, for lists of streams. Admission
+    /// bounds their length.
+    fn shape_name(&self) -> Option<Arc<str>> {
+        let Ok(RequestTarget::Shape(Ok(request), _)) = &self.target else { return None };
+        let (table, handle) = (request.table.as_ref()?, request.handle.as_deref().unwrap_or_default());
+        Some(format!("{}.{} {handle}", table.schema, table.name).trim_end().into())
+    }
 }
 
 impl ServeService {
@@ -104,6 +112,7 @@ impl ServeService {
         let layer = layer
             .streams(|parts| parts.extensions.get::<ParsedRequest>().is_some_and(ParsedRequest::takes_permit))
             .verified_token(|extensions| extensions.get_mut::<ParsedRequest>()?.token.take())
+            .route(|parts| parts.extensions.get::<ParsedRequest>()?.shape_name())
             .peer(|extensions| extensions.get::<ClientAddr>().map(|peer| peer.0));
         let admitted = layer.layer(AdmittedService { handler });
         let (failures, responses) = (FailureLog::default(), metrics::ResponseCounters::default());
@@ -272,7 +281,7 @@ impl<B: RequestBody> Service<Request<B>> for AdmittedService {
             };
             let (mut parts, body) = request.into_parts();
             // Thousands of live requests may wait from here on: free what they don't need.
-            drop(std::mem::take(&mut parts.extensions));
+            let end = std::mem::take(&mut parts.extensions).remove::<EndSignal>();
             let response = match target {
                 Err(refusal) => Err(refusal),
                 Ok(RequestTarget::Preflight) => Ok(whole(fixed_responses::preflight(&parts.headers))),
@@ -290,7 +299,7 @@ impl<B: RequestBody> Service<Request<B>> for AdmittedService {
             if parts.method == Method::HEAD {
                 *response.body_mut() = BodyContent::empty();
             }
-            Ok(response.map(ShapeBody))
+            Ok(response.map(|content| ShapeBody::new(content, end)))
         })
     }
 }

@@ -187,6 +187,8 @@ pub(crate) struct ShapeEventStream {
     ends: Instant,
     /// At this time the stream is aborted if `is_open` is true. Not before `ends`.
     aborts: Option<Instant>,
+    /// Why the stream is aborted at `aborts`.
+    abort_reason: &'static str,
     /// Timer that fires at the next keep-alive or end, or earlier. An event doesn't reset it: on a
     /// busy stream most resets would be wasted.
     alarm: Pin<Box<Sleep>>,
@@ -224,6 +226,7 @@ impl ShapeEventStream {
             last_sent: now,
             ends,
             aborts,
+            abort_reason: "the client's token expired",
             alarm,
             _awake: awake,
             _watching,
@@ -301,6 +304,15 @@ impl ShapeEventStream {
         piece.events
     }
 
+    /// Ends the stream with the next poll, as if the client's token expired now: cleanly after an
+    /// up-to-date, and otherwise by an abort.
+    pub(crate) fn end_early(&mut self) {
+        let now = Instant::now();
+        (self.ends, self.aborts) = (now, Some(now));
+        self.abort_reason = "an operator ended the stream";
+        self.alarm.as_mut().reset(now);
+    }
+
     /// Ends the stream if it is due: `Some(None)` ends it cleanly, `Some(Some(Err))` aborts it.
     fn end(&mut self) -> Option<Option<io::Result<Bytes>>> {
         let now = Instant::now();
@@ -310,7 +322,7 @@ impl ShapeEventStream {
         };
         is_time.then(|| {
             self.state = State::Ended;
-            self.is_open.then(|| Err(io::Error::new(io::ErrorKind::TimedOut, "the client's token expired")))
+            self.is_open.then(|| Err(io::Error::new(io::ErrorKind::TimedOut, self.abort_reason)))
         })
     }
 

@@ -6,6 +6,7 @@
 mod adaptive_limit;
 mod client_disconnects;
 mod cluster;
+mod ending;
 mod hostile;
 mod layer;
 mod limits;

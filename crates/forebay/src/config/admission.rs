@@ -56,6 +56,9 @@ impl AdmissionConfig {
             }
             builder = builder.adaptive(floor, signals);
         }
+        if let Some(key) = &section.user_hash_key {
+            builder = builder.log_salt(key.reveal().as_bytes());
+        }
         // Without an identity method, a reserve for users would never be used.
         let anonymous = (Class::ANONYMOUS.as_str().to_owned(), if has_identity { 90 } else { 100 });
         let mut shares = BTreeMap::from([anonymous]);

@@ -137,6 +137,7 @@ const KEYS_WITH_LINES: &[(&str, &str, &str)] = &[
     ("database.idle_timeout_ms", "7000", "manager.idle_after.7s"),
     ("database.lock_check_ms", "7000", "manager.lock_timeouts.check_interval: 7s"),
     ("database.lock_silence_ms", "7000", "manager.lock_timeouts.silence_timeout: 7s"),
+    ("admission.user_hash_key", "s3cr3t", "admission.builder.salted: true"),
     ("serve.listen", "[::1]:7", ".listen: [::1]:7"),
     ("serve.secret", "s3cr3t", "secret.Secret(…)"),
     ("serve.allow_delete", "true", ".allow_delete: true"),

@@ -4,8 +4,8 @@
 //! security policy allows only its own style and script, by hash. It changes nothing, and shows no
 //! value of a row and no secret.
 //! Enforced by: it shows only
-//! [`StatusReport::dashboard_status`](crate::admin::StatusReport::dashboard_status), which contains
-//! neither.
+//! [`StatusReport::dashboard_status`](crate::admin::StatusReport::dashboard_status) and, while
+//! their section is open, the streams of `/v1/streams`. Neither contains one.
 //!
 //! | to find | look in |
 //! |---|---|

@@ -231,6 +231,49 @@ function gate(status) {
   return gate.listen;
 }
 
+// ---- open streams of all instances, requested only while their section is open
+
+const STREAMS_SHOWN = 100, STREAMS_MS = 5_000;
+function streams(all) {
+  const more = all.cut_off ? `; showing the oldest ${count(all.streams.length)}` : "";
+  setText($("streams-sum"), `${plural(all.open, "stream", "streams")} at ${plural(all.instances.length, "instance", "instances")}${more}`);
+  const silent = all.silent.length ? `No answer from ${plural(all.silent.length, "instance", "instances")}: ${all.silent.join(", ")}. ` : "";
+  note($("streams-why"), silent + (all.why ? `${all.why}.` : "") || null);
+  $("streams-table").hidden = all.streams.length === 0;
+  list($("streams-table").tBodies[0], all.streams, () => {
+    const tr = make("tr");
+    for (const [label, kind] of [["Open for", ""], ["User", "mono"], ["Instance", "mono"], ["Route", ""], ["Thread id", "mono"]]) {
+      const td = make("td", kind);
+      td.dataset.label = label;
+      tr.append(td);
+    }
+    return tr;
+  }, (tr, stream) => {
+    set(tr.children[0], "title", stream.since);
+    [duration(stream.since_seconds * 1000), stream.user ?? "–", stream.instance, stream.route ?? "–", stream.thread_id]
+      .forEach((text, at) => setText(tr.children[at], text));
+  });
+}
+let asking = false;
+async function askStreams() {
+  if (asking || !$("streams").open || document.hidden) return;
+  asking = true;
+  try {
+    const url = new URL(`v1/streams${location.search}`, location.href);
+    url.searchParams.set("limit", STREAMS_SHOWN);
+    [url.username, url.password] = ["", ""]; // fetch() accepts no URL with credentials
+    const response = await fetch(url);
+    if (!response.ok) throw new Error(`status ${response.status}`);
+    streams(await response.json());
+  } catch (error) {
+    note($("streams-why"), `The list can't be updated: ${error.message}.`);
+  } finally {
+    asking = false;
+  }
+}
+$("streams").addEventListener("toggle", askStreams);
+setInterval(askStreams, STREAMS_MS);
+
 // ---- event stream
 
 let lastEvent = 0, lostSince = null, source = null;

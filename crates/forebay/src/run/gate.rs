@@ -20,6 +20,7 @@ use crate::report::GateReport;
 use crate::secret_guard::SecretGuard;
 use crate::settings_reloader::SettingsReloader;
 use crate::signals::Signals;
+use crate::streams::StreamDirectory;
 use crate::tls::TlsCertificate;
 
 /// A gate that is listening.
@@ -45,7 +46,7 @@ impl GateServer {
         let address = listener.local_addr().unwrap_or(config.listen);
         let admin_listener = config.admin.map(|address| listen("--admin", address)).transpose()?;
         let admin_address = admin_listener.as_ref().and_then(|listener| listener.local_addr().ok());
-        let quota = join_quota(&config.quota, address).await?;
+        let (quota, bus) = join_quota(&config.quota, address).await?;
 
         let admission = config.admission.builder.clone().stage_level(config.log.stages).build(quota.clone());
         let proxy = ReverseProxy::new(proxy_config(&config), config.identity.identify.clone());
@@ -79,8 +80,11 @@ impl GateServer {
         )
         .label_headers(config.metric_labels.iter().map(|label| label.header().clone()).collect())
         .tls(config.tls.clone());
-        let admin = admin_listener.map(|listener| admin::server(listener, report, metrics.clone(), guard));
-        let listening = ListeningServer { server, admin, admission, quota, reload, metrics, telemetry };
+        let streams = Arc::new(StreamDirectory::new(admission.clone(), quota.clone(), bus));
+        let admin = admin_listener
+            .map(|listener| admin::server(listener, report, metrics.clone(), guard, Arc::clone(&streams)));
+        let listening =
+            ListeningServer { server, admin, streams, admission, quota, reload, metrics, telemetry };
         Ok(GateServer { listening, proxy, drain_timeout: config.drain_timeout, tls: config.tls })
     }
 

@@ -3,6 +3,7 @@
 
 use std::convert::Infallible;
 use std::error::Error;
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -22,6 +23,7 @@ use crate::admin::AdminService;
 use crate::otel::Telemetry;
 use crate::settings_reloader::SettingsReloader;
 use crate::signals::Signals;
+use crate::streams::StreamDirectory;
 
 /// Time limit for returning the quota units at shutdown. Units that are not returned expire.
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(2);
@@ -30,6 +32,7 @@ const LEAVE_TIMEOUT: Duration = Duration::from_secs(2);
 pub(super) struct ListeningServer<S> {
     pub(super) server: HttpServer<S>,
     pub(super) admin: Option<HttpServer<AdminService>>,
+    pub(super) streams: Arc<StreamDirectory>,
     pub(super) admission: Admission,
     pub(super) quota: Quota,
     pub(super) reload: SettingsReloader,
@@ -45,10 +48,12 @@ where
     B::Error: Into<Box<dyn Error + Send + Sync>>,
 {
     /// Starts to serve. Also returns the background tasks, which end when the set is dropped: the
-    /// admin server and the upkeep of metrics and heap.
+    /// admin server, the answers to stream queries of other instances, and the upkeep of metrics
+    /// and heap.
     pub(super) fn spawn(self) -> (RunningServer, JoinSet<()>) {
-        let ListeningServer { server, admin, admission, quota, reload, metrics, telemetry } = self;
+        let ListeningServer { server, admin, streams, admission, quota, reload, metrics, telemetry } = self;
         let mut background = JoinSet::new();
+        background.spawn(streams.answer_queries());
         background.spawn(upkeep(metrics, server.stats()));
         if let Some(admin) = admin {
             background.spawn(async {

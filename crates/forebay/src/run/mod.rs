@@ -22,6 +22,7 @@ pub use self::gate::GateServer;
 pub use self::serve::ShapeServer;
 use crate::config::{QuotaConfig, VariableNotice};
 use crate::memory::{self, TrimPolicy};
+use crate::streams::RedisBus;
 
 /// Length of the listen queue. Thousands of clients may reconnect at once after a restart.
 const BACKLOG: u32 = 4096;
@@ -148,15 +149,21 @@ pub(crate) fn listen(key: &'static str, address: SocketAddr) -> Result<TcpListen
 }
 
 /// Joins the quota that all instances at the same Redis or DynamoDB table share. Without both, the
-/// quota is local.
-pub(crate) async fn join_quota(config: &QuotaConfig, address: SocketAddr) -> Result<Quota, StartError> {
+/// quota is local. Also returns the channels of instances at the same Redis.
+pub(crate) async fn join_quota(
+    config: &QuotaConfig,
+    address: SocketAddr,
+) -> Result<(Quota, Option<RedisBus>), StartError> {
     let name = config.member.clone().unwrap_or_else(|| member_name(address));
     let member =
         MemberConfig::new(name).heartbeat_interval(config.beat).ttl(config.ttl).policy(config.policy);
+    let mut bus = None;
     let (quota, at) = match (&config.redis, &config.table) {
-        (None, None) => return Ok(Quota::local()),
+        (None, None) => return Ok((Quota::local(), bus)),
         (Some(redis), _) => {
-            let store = RedisStore::new(RedisClient::open(redis.clone())?, &config.namespace);
+            let client = RedisClient::open(redis.clone())?;
+            bus = Some(RedisBus::new(client.clone(), &config.namespace));
+            let store = RedisStore::new(client, &config.namespace);
             (Quota::join(store, member).await, redis.address.to_string())
         }
         #[cfg(feature = "aws")]
@@ -168,7 +175,7 @@ pub(crate) async fn join_quota(config: &QuotaConfig, address: SocketAddr) -> Res
         }
         // A build without the feature refuses `quota.table` earlier.
         #[cfg(not(feature = "aws"))]
-        (None, Some(_)) => return Ok(Quota::local()),
+        (None, Some(_)) => return Ok((Quota::local(), bus)),
     };
     let status = quota.status();
     let why = status.why.unwrap_or_default();
@@ -188,7 +195,7 @@ pub(crate) async fn join_quota(config: &QuotaConfig, address: SocketAddr) -> Res
         }
         mode => info!(store = %at, %mode, why, "quota joined"),
     }
-    Ok(quota)
+    Ok((quota, bus))
 }
 
 /// Returns the default member name: host and address. It is the same after a restart, and differs

@@ -25,6 +25,7 @@ use crate::report::{ServeReport, ShapeLister};
 use crate::secret_guard::SecretGuard;
 use crate::settings_reloader::SettingsReloader;
 use crate::signals::Signals;
+use crate::streams::StreamDirectory;
 
 /// Time that cleanup may take after a second signal, if slot and publication are to be dropped.
 const CLEANUP_TIMEOUT: Duration = Duration::from_secs(1);
@@ -62,7 +63,7 @@ impl ShapeServer {
         let shapes = opened
             .unwrap_or_else(|error| Err(std::io::Error::other(error).into()))
             .map_err(|source| StartError::Store { dir, source })?;
-        let quota = join_quota(&config.quota, address).await?;
+        let (quota, bus) = join_quota(&config.quota, address).await?;
         let mut limits =
             ConnectionLimits::shared(quota.clone()).per_second(f64::from(config.connections_per_second));
         if let Some(most) = config.max_connections {
@@ -110,8 +111,11 @@ impl ShapeServer {
         )
         .access(access)
         .tls(config.tls.clone());
-        let admin = admin_listener.map(|listener| admin::server(listener, report, metrics.clone(), guard));
-        let listening = ListeningServer { server, admin, admission, quota, reload, metrics, telemetry };
+        let streams = Arc::new(StreamDirectory::new(admission.clone(), quota.clone(), bus));
+        let admin = admin_listener
+            .map(|listener| admin::server(listener, report, metrics.clone(), guard, Arc::clone(&streams)));
+        let listening =
+            ListeningServer { server, admin, streams, admission, quota, reload, metrics, telemetry };
         Ok(ShapeServer {
             listening,
             backend,

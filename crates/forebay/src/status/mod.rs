@@ -6,6 +6,7 @@
 //! `terminal::escape_controls`. `fetch` has the timeout.
 
 mod renderer;
+mod stream_table;
 
 use std::io::{self, IsTerminal as _, Write as _};
 use std::time::Duration;
@@ -67,6 +68,12 @@ pub enum StatusError {
         /// What is wrong with the response.
         what: String,
     },
+    /// The instance is of a release without lists of streams.
+    #[error("{at} lists no streams: it is an older release, or not an admin address of Forebay")]
+    OlderRelease {
+        /// Address of the server.
+        at: String,
+    },
     /// Standard output can't be written.
     #[error("can't print: {0}")]
     Print(#[from] io::Error),
@@ -86,7 +93,7 @@ pub async fn status(
     let paint = Paint::on(&io::stdout());
     let secret = secret.as_ref().map(SecretText::reveal);
     let first = tokio::select! {
-        answer = fetch(&mut client, secret, STATUS_TIMEOUT) => answer?,
+        answer = fetch(&mut client, StatusPage::Status, secret, STATUS_TIMEOUT) => answer?,
         _signal = signals.next() => return Ok(()),
     };
     match format {
@@ -102,6 +109,54 @@ pub async fn status(
             ended
         }
         StatusFormat::Once | StatusFormat::Live => Ok(print(&renderer::render(&first, paint))?),
+    }
+}
+
+/// Prints the open streams of all instances, once.
+///
+/// # Errors
+/// Fails if the instance at the admin address doesn't list them.
+pub async fn streams(
+    endpoint: Endpoint,
+    secret: Option<SecretText>,
+    format: StatusFormat,
+    mut signals: Signals,
+) -> Result<(), StatusError> {
+    let mut client = HttpClient::new(endpoint);
+    let secret = secret.as_ref().map(SecretText::reveal);
+    let list = tokio::select! {
+        list = fetch(&mut client, StatusPage::Streams, secret, STATUS_TIMEOUT) => list?,
+        _signal = signals.next() => return Ok(()),
+    };
+    match format {
+        StatusFormat::Json => Ok(print(&format!("{list:#}\n"))?),
+        StatusFormat::Once | StatusFormat::Live => {
+            Ok(print(&stream_table::render(&list, Paint::on(&io::stdout())))?)
+        }
+    }
+}
+
+/// What is requested of an instance.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum StatusPage {
+    Status,
+    Streams,
+}
+
+impl StatusPage {
+    fn path(self) -> &'static str {
+        match self {
+            StatusPage::Status => "/v1/status",
+            StatusPage::Streams => "/v1/streams",
+        }
+    }
+
+    /// Returns whether a response has the page's fields.
+    fn is_in(self, response: &Value) -> bool {
+        match self {
+            StatusPage::Status => response["command"].is_string(),
+            StatusPage::Streams => response["streams"].is_array(),
+        }
     }
 }
 
@@ -128,7 +183,7 @@ impl LiveView<'_> {
             text += &self.paint.tone(Tone::Faint, "\nCtrl-C to quit\n");
             print(&overdraw(&text, height()))?;
             sleep(REFRESH_INTERVAL).await;
-            match fetch(&mut self.client, self.secret, STATUS_TIMEOUT).await {
+            match fetch(&mut self.client, StatusPage::Status, self.secret, STATUS_TIMEOUT).await {
                 Ok(latest) => status = latest,
                 Err(error) => failure = Some(error.to_string()),
             }
@@ -156,14 +211,23 @@ fn height() -> usize {
     }
 }
 
-/// Requests the status. Fails if the response isn't complete within `limit`.
-async fn fetch(client: &mut HttpClient, secret: Option<&str>, limit: Duration) -> Result<Value, StatusError> {
-    let fetched = timeout(limit, request_status(client, secret)).await;
+/// Requests a page. Fails if the response isn't complete within `limit`.
+async fn fetch(
+    client: &mut HttpClient,
+    page: StatusPage,
+    secret: Option<&str>,
+    limit: Duration,
+) -> Result<Value, StatusError> {
+    let fetched = timeout(limit, request_page(client, page, secret)).await;
     fetched.unwrap_or_else(|_| Err(StatusError::Timeout { at: client.endpoint().to_string(), limit }))
 }
 
-async fn request_status(client: &mut HttpClient, secret: Option<&str>) -> Result<Value, StatusError> {
-    let response = client.get("/v1/status", secret).await?;
+async fn request_page(
+    client: &mut HttpClient,
+    page: StatusPage,
+    secret: Option<&str>,
+) -> Result<Value, StatusError> {
+    let response = client.get(page.path(), secret).await?;
     let status = response.status();
     let body = client.body(response, MAX_STATUS_BYTES, |_| {}).await?;
     let not_forebay = |what: &str| StatusError::NotForebay {
@@ -173,9 +237,12 @@ async fn request_status(client: &mut HttpClient, secret: Option<&str>) -> Result
     match status {
         StatusCode::OK => {
             let report: Value = serde_json::from_slice(&body).map_err(|_| not_forebay("not JSON"))?;
-            if report["command"].is_string() { Ok(report) } else { Err(not_forebay("not a status")) }
+            if page.is_in(&report) { Ok(report) } else { Err(not_forebay("not a status")) }
         }
         StatusCode::UNAUTHORIZED => Err(StatusError::Secret),
+        StatusCode::NOT_FOUND if page == StatusPage::Streams => {
+            Err(StatusError::OlderRelease { at: client.endpoint().to_string() })
+        }
         status => Err(not_forebay(status.as_str())),
     }
 }
@@ -199,7 +266,7 @@ mod tests {
         let address = hung.local_addr().unwrap().to_string();
         let mut client = HttpClient::new(format!("http://{address}").parse().unwrap());
         let limit = Duration::from_millis(50);
-        let error = fetch(&mut client, None, limit).await.unwrap_err().to_string();
+        let error = fetch(&mut client, StatusPage::Status, None, limit).await.unwrap_err().to_string();
         for part in [address.as_str(), "within 50ms", "hangs", "its log", "--url"] {
             assert!(error.contains(part), "no {part:?} in {error}");
         }

@@ -232,9 +232,10 @@ async fn every_control_is_reachable_by_keyboard() {
             _ => {}
         }
     }
-    let wanted = ["skip", "lag", "retained", "streams", "scroll", "table", "rows", "bytes", "streams"];
+    let wanted =
+        ["skip", "lag", "retained", "streams", "SUMMARY", "scroll", "table", "rows", "bytes", "streams"];
     assert_eq!(reached[..wanted.len()], wanted);
-    assert_eq!(reached[wanted.len()..], ["status", "metrics", "readiness"]);
+    assert_eq!(reached[wanted.len()..], ["status", "streams", "metrics", "readiness"]);
     let unnamed = browser.evaluate(
         "[...document.querySelectorAll('section, button, a, [tabindex=\"0\"], [role=img]')].filter((element) => \
             !element.textContent.trim() && !element.ariaLabel && !element.getAttribute('aria-labelledby')).length",

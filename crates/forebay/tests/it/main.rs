@@ -43,6 +43,7 @@ mod serve_config;
 mod startup;
 mod status;
 mod streaming_upstream;
+mod streams;
 mod tail;
 mod tls;
 mod upgraded_connections;

@@ -9,10 +9,10 @@ use crate::config::settings_macro::settings;
 settings! {
     /// The admin address, for operators.
     AdminSection: "admin" {
-        /// Address for operators, or `off`: the dashboard (`/`), `/healthz`, `/readyz`, `/metrics`
-        /// and `/v1/status`. The default is the port after the one for clients. `/readyz` of a gate
-        /// is 503 while the gate drains. With the policy `closed`, it is also 503 at its start
-        /// while the counts are rebuilt.
+        /// Address for operators, or `off`: the dashboard (`/`), `/healthz`, `/readyz`, `/metrics`,
+        /// `/v1/status` and `/v1/streams`. The default is the port after the one for clients.
+        /// `/readyz` of a gate is 503 while the gate drains. With the policy `closed`, it is also
+        /// 503 at its start while the counts are rebuilt.
         listen: OptionalAddress = "127.0.0.1:3001",
             gate_default(|| "127.0.0.1:8081".into()),
             flag("--admin", "IP:PORT"),
@@ -25,7 +25,8 @@ settings! {
         /// Password of the admin address: with any user name (a browser asks for it), or as
         /// `Authorization: Bearer`. Better set it in the variable. `/healthz` and the status of
         /// `/readyz` need no password; the reason in `/readyz` and everything else does. Without
-        /// it, `listen` must be a loopback address, unless `insecure` is set.
+        /// it, `listen` must be a loopback address, unless `insecure` is set, and no stream can be
+        /// ended with `/v1/streams/end`.
         secret: Option<Secret>, example("long and random"), reload(Reload::AppliedUnlessRemoved);
 
         /// Allows an admin address that other machines can reach, without a secret. Every client

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use forebay_settings::Reload;
+use forebay_settings::{Reload, SecretText};
 
 use crate::config::settings_macro::settings;
 
@@ -67,5 +67,12 @@ settings! {
             unset("none: only `total` bounds the streams"),
             example("50"),
             at_least(1);
+
+        /// Key of the hashes of users in logs, in `/v1/status` and in `/v1/streams`. Instances with
+        /// the same key show the same hash for a user. Keep it secret: with it, a hash can be
+        /// compared with guessed users.
+        user_hash_key: Option<SecretText>,
+            unset("random at each start, different in each instance"),
+            example("long and random");
     }
 }
