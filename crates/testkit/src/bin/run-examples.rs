@@ -73,6 +73,9 @@ const SERVERS: &[(&str, &[HttpCheck])] = &[
 ];
 
 fn main() -> ExitCode {
+    // Shells start background commands with SIGINT ignored, and children inherit that.
+    // SAFETY: the default action is no handler.
+    unsafe { libc::signal(libc::SIGINT, libc::SIG_DFL) };
     match std::env::args_os().nth(1) {
         Some(folder) => run_all(Path::new(&folder)),
         None => Err("usage: run-examples FOLDER".into()),
