@@ -6,6 +6,7 @@ use forebay_quota::Usage;
 
 use super::*;
 use crate::admission::Admission;
+use crate::config::AdaptiveSignals;
 
 fn controller(config: Builder) -> Arc<AdmissionController> {
     Arc::new(AdmissionController::new(config, Quota::local()))
@@ -70,6 +71,19 @@ async fn of_two_concurrent_requests_for_the_last_unit_of_a_share_one_is_admitted
     assert!(kept.is_some());
     let third = take().await;
     assert!(controller.keep_within_share(third, 50).is_none());
+}
+
+/// A unit from the wait queue is acquired without a look at the class.
+#[tokio::test]
+async fn a_unit_beyond_the_share_of_the_adaptive_limit_is_released() {
+    let builder = Admission::builder().total(100).adaptive(4, AdaptiveSignals::StartsAndProcess);
+    let controller = controller(builder);
+    let take = async || controller.take_unit().await.ok().unwrap();
+    let _open = [take().await, take().await];
+    let third = take().await;
+    assert!(controller.keep_within_share(third, 50).is_none());
+    assert_eq!(controller.adaptive.as_ref().unwrap().open(), 2);
+    assert!(controller.keep_within_share(take().await, 75).is_some());
 }
 
 #[tokio::test]

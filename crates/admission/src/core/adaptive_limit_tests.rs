@@ -343,20 +343,21 @@ proptest! {
     fn the_limit_stays_within_its_bounds_whatever_happens(
         floor in 0_u32..50,
         total in 0_u32..200,
-        events in prop::collection::vec((0_u8..6, any::<u32>(), 0_u64..100_000, 0.0_f64..2.0), 1..600),
+        events in prop::collection::vec((0_u8..12, 0_u32..300, 0_u64..200, 0.0_f64..1.2), 1..600),
     ) {
         let mut adaptive = AdaptiveLimit::new(floor, total, floor);
         let mut now = Duration::ZERO;
+        let mut is_slow = false;
         for (kind, open, millis, fraction) in events {
-            now += Duration::from_millis(millis % 100);
-            let took = Duration::from_millis(millis);
+            now += Duration::from_millis(millis);
+            let took = Duration::from_millis(if is_slow { millis * 10 } else { millis / 10 });
             let result = match kind {
                 0 => StartResult::Failed,
                 1 => StartResult::Abandoned(took),
                 _ => StartResult::Answered(took),
             };
             match kind {
-                4 => {
+                8 | 9 => {
                     let sample = ProcessSample {
                         memory: Some(fraction),
                         cpu: Some(fraction),
@@ -366,9 +367,11 @@ proptest! {
                     };
                     adaptive.record_process(sample, now);
                 }
-                5 => adaptive.set_total(open % 300),
+                10 => adaptive.set_total(open),
+                11 => is_slow = !is_slow,
                 _ => {
-                    adaptive.record_start(sample(result, open, now.saturating_sub(took)), now);
+                    let sample = StartSample { has_refused: millis % 2 == 0, ..sample(result, open, now) };
+                    adaptive.record_start(sample, now);
                 }
             }
             prop_assert!((adaptive.floor()..=adaptive.total).contains(&adaptive.limit()), "{:?}", adaptive);
