@@ -5,12 +5,12 @@
 //! limit is the total.
 //! Invariant 2: the limit changes only on evidence: a complete window of starts, memory or CPU
 //! pressure, or refused requests while no start is pending.
-//! Enforced by: only [`AdaptiveLimit::lower`] and [`AdaptiveLimit::raise`] change the limit, and
-//! both clamp it.
+//! Enforced by: only [`AdaptiveLimit::lower`], [`AdaptiveLimit::raise`] and
+//! [`AdaptiveLimit::set_total`] change the limit, and all clamp it.
 //!
 //! The evidence is the time to the first byte of new streams, compared with a baseline: the time
-//! without overload. A window has only streams that started after the last change, so each change
-//! is judged by its own effect, however slow the upstream is.
+//! without overload. A window has only streams that started in it, so each change is judged by its
+//! own effect. Limitation: a start that takes longer than a window does not count.
 //!
 //! - Slower than the baseline: the limit becomes the number of streams that were open, divided by
 //!   the square root of the slowdown.
@@ -33,8 +33,10 @@ use super::start_window::{StartWindow, WindowSummary};
 const TOLERANCE: f64 = 1.1;
 /// Number of standard errors that count as chance.
 const SIGNIFICANCE: f64 = 3.0;
-/// Fraction of failed starts that lowers the limit.
+/// Fraction of failed starts above which they lower the limit.
 const MAX_FAILED_RATIO: f64 = 0.1;
+/// Fewer failed starts in a window count as chance.
+const MIN_FAILED: u32 = 4;
 /// Factor of a decrease because of failures.
 const FAILURE_FACTOR: f64 = 0.7;
 /// Windows without a slowdown that the limit stays after a small decrease.
@@ -45,8 +47,6 @@ const MIN_FACTOR: f64 = 0.5;
 const BASELINE_WEIGHT: f64 = 0.25;
 /// Fraction of the limit from which it counts as used.
 const USED_RATIO: f64 = 0.9;
-/// The same if the limit refused a request. A class of clients may use only its share of the limit.
-const REFUSED_RATIO: f64 = 0.5;
 /// The effect of a decrease is judged once this fraction of the streams is open.
 const JUDGED_RATIO: f64 = 0.8;
 /// Decreases without an effect after which the slower time becomes the baseline.
@@ -151,6 +151,7 @@ pub(crate) struct AdaptiveLimit {
     floor: u32,
     total: u32,
     limit: u32,
+    begins_at_total: bool,
     /// Next increase beyond `knee`; doubles with each, and is reset by a decrease.
     step: u32,
     /// Open streams at the last decrease because of slow or failed starts.
@@ -190,6 +191,7 @@ impl AdaptiveLimit {
             floor,
             total,
             limit,
+            begins_at_total: limit >= total,
             step: limit,
             knee: 0,
             calm_windows: 0,
@@ -230,10 +232,11 @@ impl AdaptiveLimit {
         self.latest
     }
 
-    /// Changes the highest possible limit.
+    /// Changes the highest possible limit. A limit that began there, and is there, follows it.
     pub(crate) fn set_total(&mut self, total: u32) {
+        let limit = if self.begins_at_total && self.limit == self.total { total } else { self.limit };
         self.total = total;
-        self.limit = self.limit.clamp(self.floor(), total);
+        self.limit = limit.clamp(self.floor(), total);
     }
 
     /// Adds the start of a stream.
@@ -273,17 +276,24 @@ impl AdaptiveLimit {
             && self.last_pressure.is_none_or(|last| now.saturating_sub(last) >= PRESSURE_INTERVAL)
         {
             self.last_pressure = Some(now);
-            return self.lower(cause, f64::from(sample.open) * PRESSURE_FACTOR, now);
+            // An unused limit falls step by step to the number of open streams.
+            let used = if self.is_used(sample.open, sample.has_refused) { sample.open } else { self.limit };
+            return self.lower(cause, f64::from(used) * PRESSURE_FACTOR, now);
         }
+        let window_began = self.window.began();
         let decrease = self.judge_window(now);
+        if self.window.began() != window_began {
+            return decrease;
+        }
         let wait = if self.overload.is_some() { CAUTIOUS_PROBE_AFTER } else { PROBE_AFTER };
         let no_evidence = now.saturating_sub(self.last_evidence) >= wait && sample.starting == 0;
-        let is_used = sample.has_refused && self.is_used(sample.open, sample.has_refused);
-        if decrease.is_none() && is_used && no_evidence {
+        if sample.has_refused && no_evidence {
             self.last_evidence = now;
+            self.window = StartWindow::new(now);
+            self.calm_windows = self.calm_windows.saturating_add(1);
             self.raise();
         }
-        decrease
+        None
     }
 
     /// Judges the window if it is complete, and begins the next one.
@@ -292,10 +302,11 @@ impl AdaptiveLimit {
         let is_used = self.is_used(summary.peak_open, summary.has_refused);
         self.window = StartWindow::new(now);
         self.latest = summary.seconds.or(self.latest);
-        if summary.failed_ratio > MAX_FAILED_RATIO {
+        if summary.failed >= MIN_FAILED && summary.failed_ratio > MAX_FAILED_RATIO {
             self.overload = Some(Overload { open: summary.open, seconds: None, in_vain: 0 });
             self.knee = summary.peak_open;
-            return self.lower(DecreaseCause::Errors, summary.open * FAILURE_FACTOR, now);
+            let target = if is_used { summary.open * FAILURE_FACTOR } else { f64::from(summary.peak_open) };
+            return self.lower(DecreaseCause::Errors, target, now);
         }
         let seconds = summary.seconds?;
         let baseline = *self.baseline.get_or_insert(seconds);
@@ -325,9 +336,10 @@ impl AdaptiveLimit {
         self.lower(DecreaseCause::Latency, target, now)
     }
 
+    /// Returns whether the limit is used. A refusal is enough: a class of clients may use only its
+    /// share of the limit.
     fn is_used(&self, open: u32, has_refused: bool) -> bool {
-        let ratio = if has_refused { REFUSED_RATIO } else { USED_RATIO };
-        f64::from(open) >= f64::from(self.limit) * ratio
+        has_refused || f64::from(open) >= f64::from(self.limit) * USED_RATIO
     }
 
     fn is_slow(&self, seconds: f64, error_seconds: f64) -> bool {

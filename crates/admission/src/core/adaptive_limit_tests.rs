@@ -200,6 +200,17 @@ fn a_few_failures_lower_nothing() {
     assert_eq!((adaptive.limit(), adaptive.last_decrease()), (50, None));
 }
 
+/// With few starts, one failure is a large fraction of a window.
+#[test]
+fn single_failures_of_a_few_starts_lower_nothing() {
+    let mut adaptive = AdaptiveLimit::new(8, 100, 50);
+    for at in 0..1_000 {
+        let result = if at % 30 == 0 { StartResult::Failed } else { answered(10) };
+        start(&mut adaptive, result, 20, Duration::from_millis(at * 250));
+    }
+    assert_eq!((adaptive.limit(), adaptive.last_decrease()), (50, None));
+}
+
 #[test]
 fn an_unused_limit_is_not_raised() {
     let mut simulation = Simulation { demand: 20, ..Simulation::new(1_000) };
@@ -209,14 +220,16 @@ fn an_unused_limit_is_not_raised() {
 
 #[test]
 fn the_limit_of_a_class_counts_as_used_once_it_refuses() {
-    let mut adaptive = AdaptiveLimit::new(10, 100, 10);
-    let mut now = Duration::ZERO;
-    for _ in 0..40 {
-        now += Duration::from_millis(20);
-        let sample = StartSample { has_refused: true, ..sample(answered(10), 7, now) };
-        adaptive.record_start(sample, now);
+    for open in [7, 2] {
+        let mut adaptive = AdaptiveLimit::new(10, 100, 10);
+        let mut now = Duration::ZERO;
+        for _ in 0..40 {
+            now += Duration::from_millis(20);
+            let sample = StartSample { has_refused: true, ..sample(answered(10), open, now) };
+            adaptive.record_start(sample, now);
+        }
+        assert!(adaptive.limit() > 10, "{adaptive:?}");
     }
-    assert!(adaptive.limit() > 10, "{adaptive:?}");
 }
 
 fn answered(millis: u64) -> StartResult {
@@ -250,6 +263,25 @@ fn refused_requests_raise_the_limit_if_no_stream_starts() {
     let mut simulation = Simulation { body: SECOND * 100_000, demand: 400, ..Simulation::new(300) };
     simulation.run(SECOND * 60);
     assert!((290..=400).contains(&simulation.open()), "{:?}", simulation.adaptive);
+}
+
+/// All streams that the floor allows are open for long, so no window can show that the failures are
+/// over.
+#[test]
+fn after_failures_refused_requests_raise_the_limit_above_the_floor() {
+    let mut adaptive = AdaptiveLimit::new(8, 1_000, 8);
+    let mut now = Duration::ZERO;
+    for _ in 0..200 {
+        now += Duration::from_millis(20);
+        start(&mut adaptive, StartResult::Failed, 8, now);
+    }
+    assert_eq!(adaptive.limit(), 8);
+    for _ in 0..600 {
+        now += SECOND;
+        let sample = ProcessSample { open: adaptive.limit(), has_refused: true, ..ProcessSample::default() };
+        adaptive.record_process(sample, now);
+    }
+    assert!(adaptive.limit() > 100, "{adaptive:?}");
 }
 
 #[test]
@@ -312,10 +344,11 @@ fn pressure_lowers_the_limit_step_by_step_and_keeps_it_from_rising() {
         let mut simulation = Simulation { demand: 100, ..Simulation::new(10_000) };
         simulation.run(SECOND * 5);
         assert_eq!(simulation.open(), 100);
+        let before = simulation.adaptive.limit();
         simulation.process = ProcessSample { memory, cpu, ..ProcessSample::default() };
         simulation.run(SECOND * 2);
         assert_eq!(simulation.adaptive.last_decrease().unwrap().cause, cause);
-        assert_eq!(simulation.adaptive.limit(), 90);
+        assert_eq!(simulation.adaptive.limit(), before * 9 / 10, "not used up, so it falls by a tenth");
         simulation.run(SECOND * 300);
         assert_eq!(simulation.adaptive.limit(), 8);
         let relieved = |fraction: f64| memory.map(|_| fraction);
@@ -336,6 +369,17 @@ fn a_total_below_the_floor_is_the_limit() {
     adaptive.set_total(1_000);
     assert_eq!((adaptive.limit(), adaptive.floor()), (8, 8), "the limit is within its bounds again");
     assert_eq!(AdaptiveLimit::new(0, 0, 7).limit(), 0);
+}
+
+#[test]
+fn a_limit_that_began_at_the_total_follows_it_unless_it_was_lowered() {
+    let mut adaptive = AdaptiveLimit::new(8, 100, 100);
+    adaptive.set_total(1_000);
+    assert_eq!(adaptive.limit(), 1_000);
+    let pressed = ProcessSample { memory: Some(1.0), open: 3, ..ProcessSample::default() };
+    adaptive.record_process(pressed, SECOND);
+    adaptive.set_total(2_000);
+    assert_eq!(adaptive.limit(), 900);
 }
 
 proptest! {

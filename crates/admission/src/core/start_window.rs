@@ -43,6 +43,8 @@ pub(crate) struct WindowSummary {
     pub(crate) seconds: Option<f64>,
     /// Standard error of `seconds`.
     pub(crate) error_seconds: f64,
+    /// Number of failed starts.
+    pub(crate) failed: u32,
     /// Failed starts, as a fraction of all.
     pub(crate) failed_ratio: f64,
     /// Mean number of open streams.
@@ -107,6 +109,7 @@ impl StartWindow {
         WindowSummary {
             seconds,
             error_seconds,
+            failed: self.failed,
             failed_ratio: f64::from(self.failed) / samples,
             open: self.open_sum / samples,
             peak_open: self.peak_open,
