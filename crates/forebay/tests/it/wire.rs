@@ -9,8 +9,8 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::{Instant, sleep, timeout};
 
-/// Longest wait. Above the interval of 60 s at which the heap is trimmed: tests of memory with fewer
-/// than 500 connections depend on that trim.
+/// Longest wait. Above the interval of 60 s at which the heap is trimmed: tests of memory with
+/// fewer than 500 connections depend on that trim.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(120);
 
 /// Awaits a future. Fails after [`DEADLINE`], naming `what` and the caller.
