@@ -180,6 +180,10 @@ impl AdmissionLayer {
         let timer = permit.as_ref().and_then(Permit::start_timer);
         let call = service.call(Request::from_parts(parts, body));
         let Some(result) = unless_ended(call, end).await else {
+            // An operator's decision says nothing about the load.
+            if let Some(timer) = timer {
+                timer.finish(StreamStart::Ignored);
+            }
             let rejection = self.admission.reject_ended();
             return Ok(rejection.response(&thread).map(StreamBody::rejection));
         };

@@ -59,7 +59,10 @@ pub(crate) async fn end(directory: &StreamDirectory, query: &str) -> Response<By
         let message = "`thread_id` must be the id of a stream, as in /v1/streams.";
         return problem(StatusCode::BAD_REQUEST, "bad_parameter", message);
     };
-    let user = parameter(query, "user");
+    let Some(user) = user_hash(query) else {
+        let message = "`thread_id` and `user`, a hash of 16 hexadecimal digits, are the only parameters.";
+        return problem(StatusCode::BAD_REQUEST, "bad_parameter", message);
+    };
     let report = directory.end(&thread_id, user.as_deref()).await;
     match report.outcome() {
         EndOutcome::Ended => json(StatusCode::OK, &report),
@@ -73,6 +76,21 @@ pub(crate) async fn end(directory: &StreamDirectory, query: &str) -> Response<By
             problem(StatusCode::SERVICE_UNAVAILABLE, "instances_silent", &message)
         }
     }
+}
+
+/// Returns the parameter `user` of a query that ends streams, if it has one. `None` if the query has
+/// an invalid, unknown or repeated parameter: it must not end streams of other users.
+fn user_hash(query: &str) -> Option<Option<String>> {
+    let names: Vec<&str> = query.split('&').map(|pair| pair.split('=').next().unwrap_or_default()).collect();
+    let count = |name| names.iter().filter(|found| **found == name).count();
+    if count("thread_id") != 1 || count("user") > 1 || names.len() != 1 + count("user") {
+        return None;
+    }
+    if count("user") == 0 {
+        return Some(None);
+    }
+    let is_hash = |text: &String| text.len() == 16 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
+    parameter(query, "user").filter(is_hash).map(Some)
 }
 
 /// Returns the decoded value of a parameter. `None` if it is missing or isn't UTF-8.
@@ -126,6 +144,19 @@ mod tests {
             assert_eq!(refusal(&guard, &[("authorization", wrong)]), Some(401), "{wrong}");
         }
         assert_eq!(refusal(&SecretGuard::new(None), &[bearer]), Some(403), "without a secret, it is off");
+    }
+
+    #[test]
+    fn a_query_that_is_not_understood_does_not_end_streams_of_all_users() {
+        assert_eq!(user_hash("thread_id=a"), Some(None));
+        let hash = "0123456789abcdef";
+        assert_eq!(user_hash(&format!("thread_id=a&user={hash}")), Some(Some(hash.to_owned())));
+        let same = format!("thread_id=a&user={hash}&user={hash}");
+        for wrong in
+            ["thread_id=a&user", "thread_id=a&user=%ff", "thread_id=a&user=", "thread_id=a&usr=x", &same, ""]
+        {
+            assert_eq!(user_hash(wrong), None, "{wrong}");
+        }
     }
 
     #[test]

@@ -96,7 +96,7 @@ impl StreamCollector {
     /// Returns the list. `why` says why instances may be missing.
     pub(super) fn finish(mut self, scope: ListScope, why: Option<String>) -> ClusterStreams {
         self.keep_oldest();
-        let open = self.answers.values().map(|progress| progress.open).sum::<u64>();
+        let open = self.answers.values().map(|progress| progress.open).fold(0, u64::saturating_add);
         let complete = self.answers.into_iter().filter(|(_, progress)| progress.is_complete);
         ClusterStreams {
             scope,
@@ -139,7 +139,8 @@ impl EndCollector {
 
     /// Returns the report. `why` says why instances may be missing.
     pub(super) fn finish(self, why: Option<String>) -> EndReport {
-        let sum = |count: fn(&EndCounts) -> u64| self.answers.values().map(count).sum();
+        let sum =
+            |count: fn(&EndCounts) -> u64| self.answers.values().map(count).fold(0, u64::saturating_add);
         EndReport {
             ended: sum(|counts| counts.ended),
             ending: sum(|counts| counts.ending),
