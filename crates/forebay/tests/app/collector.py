@@ -1,6 +1,7 @@
 """OpenTelemetry collector: receives OTLP over HTTP, decodes it with the official messages, and returns it as JSON.
 
-`GET /received` returns every span, the latest state of every metric, and the raw bytes, in which tests search for secrets.
+`GET /received` returns every span, the latest state of every metric, and every text, in which tests search for secrets. Texts are decoded: the
+bytes of ids, times and numbers may contain any short text by chance.
 """
 
 import json
@@ -13,7 +14,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 lock = threading.Lock()
 spans: list[dict] = []
 metrics: dict[str, dict] = {}
-raw: list[str] = []
+texts: set[str] = set()
 keys: set[str] = set()
 
 
@@ -26,8 +27,22 @@ def attributes(pairs):
     return {pair.key: plain(pair.value) for pair in pairs}
 
 
+def take_texts(message):
+    for field, value in message.ListFields():
+        if isinstance(value, str):
+            texts.add(value)
+        elif isinstance(value, bytes):
+            if not field.name.endswith("_id"):
+                texts.add(value.decode("latin-1"))
+        elif field.message_type:
+            for one in [value] if hasattr(value, "ListFields") else value:
+                take_texts(one)
+
+
 def take_traces(body: bytes):
-    for of_resource in ExportTraceServiceRequest.FromString(body).resource_spans:
+    message = ExportTraceServiceRequest.FromString(body)
+    take_texts(message)
+    for of_resource in message.resource_spans:
         resource = attributes(of_resource.resource.attributes)
         for of_scope in of_resource.scope_spans:
             for span in of_scope.spans:
@@ -61,7 +76,9 @@ def point(kind: str, one):
 
 
 def take_metrics(body: bytes):
-    for of_resource in ExportMetricsServiceRequest.FromString(body).resource_metrics:
+    message = ExportMetricsServiceRequest.FromString(body)
+    take_texts(message)
+    for of_resource in message.resource_metrics:
         for of_scope in of_resource.scope_metrics:
             for metric in of_scope.metrics:
                 kind = metric.WhichOneof("data")
@@ -86,13 +103,12 @@ class Collector(BaseHTTPRequestHandler):
             return self.answer(400, b"")
         with lock:
             takes(body)
-            raw.append(body.decode("latin-1"))
             keys.add(self.headers["api-key"] or "")
         self.answer(200, b"")
 
     def do_GET(self):
         with lock:
-            received = {"spans": spans, "metrics": metrics, "raw": "".join(raw), "keys": sorted(keys)}
+            received = {"spans": spans, "metrics": metrics, "texts": sorted(texts), "keys": sorted(keys)}
             text = json.dumps(received).encode()
         self.answer(200, text)
 
