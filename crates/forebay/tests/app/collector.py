@@ -1,7 +1,7 @@
 """OpenTelemetry collector: receives OTLP over HTTP, decodes it with the official messages, and returns it as JSON.
 
-`GET /received` returns every span, the latest state of every metric, and every text, in which tests search for secrets. Texts are decoded: the
-bytes of ids, times and numbers may contain any short text by chance.
+`GET /received` returns every span, the latest state of every metric, and every text, in which tests search for
+secrets. Texts are decoded: the bytes of ids, times and numbers may contain any short text by chance.
 """
 
 import json
