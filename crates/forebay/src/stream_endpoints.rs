@@ -78,8 +78,8 @@ pub(crate) async fn end(directory: &StreamDirectory, query: &str) -> Response<By
     }
 }
 
-/// Returns the parameter `user` of a query that ends streams, if it has one. `None` if the query has
-/// an invalid, unknown or repeated parameter: it must not end streams of other users.
+/// Returns the parameter `user` of a query that ends streams, if it has one. `None` if the query
+/// has an invalid, unknown or repeated parameter: it must not end streams of other users.
 fn user_hash(query: &str) -> Option<Option<String>> {
     let names: Vec<&str> = query.split('&').map(|pair| pair.split('=').next().unwrap_or_default()).collect();
     let count = |name| names.iter().filter(|found| **found == name).count();
