@@ -26,7 +26,7 @@ use crate::core::pressure::{PressureBounds, ShedCause};
 use crate::core::release_rate::{RETRY_AFTER_SECONDS, ReleaseRate};
 use crate::health_monitor::HealthMonitor;
 use crate::metrics::AdmissionMetrics;
-use crate::open_stream_registry::{OpenStreamEntry, OpenStreamRegistry, StreamRecord};
+use crate::open_stream_registry::{OpenStreamRegistry, StreamRecord};
 use crate::permit::Permit;
 use crate::rejection::{Rejection, RejectionReason};
 use crate::statistics::ProcessUsage;
@@ -218,9 +218,7 @@ impl AdmissionController {
         let AcquiredUnits { unit, keyed, usage } = units;
         let StreamLabels { thread, hash, route } = stream;
         let record = StreamRecord { thread: thread.clone(), user: hash, route, since: Instant::now() };
-        let entry = OpenStreamEntry::new(record);
-        let end = entry.end.clone();
-        let (registration, open) = self.registry.insert(entry);
+        let (registration, end, open) = self.registry.insert(record);
         if self.is_closed() {
             drop((unit, keyed));
             // Other tasks may have observed this entry: the metrics, and waiters for an empty

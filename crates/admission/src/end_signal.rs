@@ -34,6 +34,19 @@ impl Default for SignalState {
 }
 
 impl EndSignal {
+    /// Makes the signal usable for another stream, if no other clone of it exists. Returns whether
+    /// it did.
+    pub(crate) fn reset(&mut self) -> bool {
+        let state = Arc::get_mut(&mut self.0);
+        state.map(|state| *state.get_mut() = SignalState::Waiting(None)).is_some()
+    }
+
+    /// Returns the address of the shared state.
+    #[cfg(test)]
+    pub(crate) fn address(&self) -> usize {
+        Arc::as_ptr(&self.0).addr()
+    }
+
     /// Resolves when the signal is sent. Only the last task that polled it is woken.
     pub fn poll_sent(&self, cx: &mut Context<'_>) -> Poll<()> {
         match &mut *self.0.lock() {
@@ -99,5 +112,15 @@ mod tests {
         assert!(!signal.clone().send(), "clones share the signal");
         assert_eq!((first.0.load(Ordering::Relaxed), last.0.load(Ordering::Relaxed)), (0, 1));
         assert!(signal.poll_sent(&mut Context::from_waker(Waker::noop())).is_ready());
+    }
+
+    #[test]
+    fn a_signal_is_reset_only_when_nobody_else_has_it() {
+        let mut signal = EndSignal::default();
+        let other = signal.clone();
+        assert!(other.send() && !signal.reset());
+        drop(other);
+        assert!(signal.reset());
+        assert!(signal.poll_sent(&mut Context::from_waker(Waker::noop())).is_pending());
     }
 }

@@ -35,6 +35,7 @@ type Predicate = dyn Fn(&request::Parts) -> bool + Send + Sync;
 type FindClass = dyn Fn(&request::Parts) -> Option<Class> + Send + Sync;
 type FindRoute = dyn Fn(&request::Parts) -> Option<Arc<str>> + Send + Sync;
 type FindPeer = dyn Fn(&Extensions) -> Option<SocketAddr> + Send + Sync;
+type PassSignal = dyn Fn(&mut Extensions, EndSignal) + Send + Sync;
 type TakeToken = dyn Fn(&mut Extensions) -> Option<VerifiedToken> + Send + Sync;
 
 /// Layer that puts an [`Admission`] in front of a service.
@@ -52,6 +53,7 @@ pub struct AdmissionLayer {
     route: Arc<FindRoute>,
     peer: Arc<FindPeer>,
     verified_token: Arc<TakeToken>,
+    end_signal: Arc<PassSignal>,
 }
 
 impl AdmissionLayer {
@@ -67,6 +69,7 @@ impl AdmissionLayer {
             route: Arc::new(|_| None),
             peer: Arc::new(peer),
             verified_token: Arc::new(|_| None),
+            end_signal: Arc::new(|extensions, signal| drop(extensions.insert(signal))),
         }
     }
 
@@ -99,6 +102,13 @@ impl AdmissionLayer {
         take: impl Fn(&mut Extensions) -> Option<VerifiedToken> + Send + Sync + 'static,
     ) -> Self {
         self.verified_token = Arc::new(take);
+        self
+    }
+
+    /// Sets how an admitted request gets its [`EndSignal`]: a service with an extension of its own
+    /// saves another one. Default: the signal is an extension.
+    pub fn end_signal(mut self, pass: impl Fn(&mut Extensions, EndSignal) + Send + Sync + 'static) -> Self {
+        self.end_signal = Arc::new(pass);
         self
     }
 
@@ -172,9 +182,9 @@ impl AdmissionLayer {
         let header = thread.to_header();
         parts.headers.insert(X_THREAD_ID, header.clone());
         parts.extensions.insert(thread.clone());
-        let end = permit.as_ref().map(|permit| permit.end_signal().clone());
-        if let Some(end) = &end {
-            parts.extensions.insert(end.clone());
+        let end = permit.as_ref().map(Permit::end_signal);
+        if let Some(end) = end {
+            (self.end_signal)(&mut parts.extensions, end.clone());
         }
         // Dropped with this future if the client leaves before the response.
         let timer = permit.as_ref().and_then(Permit::start_timer);
@@ -245,13 +255,13 @@ fn stream_start<B, E>(result: &Result<Response<B>, E>, took: Duration) -> Stream
 }
 
 /// Waits for the output of a future. `None`: the signal was sent first, and the future is dropped.
-async fn unless_ended<T>(future: impl Future<Output = T>, end: Option<EndSignal>) -> Option<T> {
+async fn unless_ended<T>(future: impl Future<Output = T>, end: Option<&EndSignal>) -> Option<T> {
     let mut future = pin!(future);
     poll_fn(|cx| {
         if let Poll::Ready(output) = future.as_mut().poll(cx) {
             return Poll::Ready(Some(output));
         }
-        match &end {
+        match end {
             Some(end) => end.poll_sent(cx).map(|()| None),
             None => Poll::Pending,
         }

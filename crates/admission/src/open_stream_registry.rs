@@ -3,7 +3,8 @@
 //! Invariant: an entry is in the registry exactly while its permit exists.
 //! Enforced by: only a permit holds a [`Registration`], which is neither `Clone` nor constructible
 //! elsewhere.
-//! Memory follows the number of open streams: a shard that becomes empty frees its memory.
+//! Memory follows the number of open streams: a shard that becomes empty keeps at most
+//! [`KEPT_SLOTS`] slots. A free slot keeps its end signal, so that the next stream allocates none.
 //! Locks: one of 16 shards at a time, for a few instructions, never across an await. `open` is
 //! `SeqCst`: a stream is inserted before `draining` is checked, and `draining` is set before `open`
 //! is checked (see `controller.rs`).
@@ -23,6 +24,9 @@ use crate::thread_id::ThreadId;
 use crate::user_hash::UserHash;
 
 const SHARDS: usize = 16;
+/// Slots that an empty shard may keep. Otherwise few long-polls, which end and begin all the time,
+/// would allocate and free the shards' memory each time.
+const KEPT_SLOTS: usize = 64;
 
 /// What is known of one open stream.
 #[derive(Debug, Clone)]
@@ -35,11 +39,10 @@ pub(crate) struct StreamRecord {
 
 /// One open stream.
 #[derive(Debug)]
-pub(crate) struct OpenStreamEntry {
-    pub(crate) record: StreamRecord,
-    pub(crate) end: EndSignal,
+struct OpenStreamEntry {
+    record: StreamRecord,
     /// Callers that wait for the removal of the entry. Dropping a sender resolves its receiver.
-    pub(crate) removal: Vec<oneshot::Sender<()>>,
+    removal: Vec<oneshot::Sender<()>>,
 }
 
 /// A stream that was asked to end.
@@ -49,12 +52,6 @@ pub(crate) struct EndedEntry {
     pub(crate) end: EndSignal,
     /// Resolves when the entry has been removed.
     pub(crate) removed: oneshot::Receiver<()>,
-}
-
-impl OpenStreamEntry {
-    pub(crate) fn new(record: StreamRecord) -> Self {
-        OpenStreamEntry { record, end: EndSignal::default(), removal: Vec::new() }
-    }
 }
 
 /// Key of one entry.
@@ -80,25 +77,36 @@ struct Shard {
 }
 
 #[derive(Debug)]
-enum ShardSlot {
+struct ShardSlot {
+    /// Signal of the stream that has the slot, or had it last.
+    end: EndSignal,
+    content: SlotContent,
+}
+
+#[derive(Debug)]
+enum SlotContent {
     Taken(OpenStreamEntry),
+    /// The next free slot of the list.
     Free(Option<u32>),
 }
 
 impl OpenStreamRegistry {
-    /// Adds an entry. Returns its registration and the number of open streams.
-    pub(crate) fn insert(&self, entry: OpenStreamEntry) -> (Registration, usize) {
+    /// Adds a stream. Returns its registration, its end signal and the number of open streams.
+    pub(crate) fn insert(&self, record: StreamRecord) -> (Registration, EndSignal, usize) {
         let open = self.open.fetch_add(1, Ordering::SeqCst) + 1;
         let shard = open % SHARDS;
-        let index = self.shards[shard].lock().put(entry);
-        (Registration { shard: u32::try_from(shard).expect("there are 16"), index }, open)
+        let (index, end) = self.shards[shard].lock().put(record);
+        (Registration { shard: u32::try_from(shard).expect("there are 16"), index }, end, open)
     }
 
-    /// Removes an entry. Returns it and the number of streams that remain open.
-    pub(crate) fn remove(&self, registration: &mut Option<Registration>) -> Option<(OpenStreamEntry, usize)> {
+    /// Removes a stream. Returns it and the number of streams that remain open.
+    pub(crate) fn remove(&self, registration: &mut Option<Registration>) -> Option<(StreamRecord, usize)> {
         let Registration { shard, index } = registration.take()?;
-        let entry = self.shards[shard as usize].lock().take(index)?;
-        Some((entry, self.open.fetch_sub(1, Ordering::SeqCst) - 1))
+        let mut emptied = Vec::new(); // freed without the lock
+        let OpenStreamEntry { record, removal } =
+            self.shards[shard as usize].lock().take(index, &mut emptied)?;
+        drop((removal, emptied));
+        Some((record, self.open.fetch_sub(1, Ordering::SeqCst) - 1))
     }
 
     pub(crate) fn open(&self) -> usize {
@@ -115,7 +123,7 @@ impl OpenStreamRegistry {
         let mut limit = None;
         for shard in &self.shards {
             for slot in &shard.lock().slots {
-                let ShardSlot::Taken(OpenStreamEntry { record, .. }) = slot else { continue };
+                let SlotContent::Taken(OpenStreamEntry { record, .. }) = &slot.content else { continue };
                 if limit.is_some_and(|limit| record.since >= limit) {
                     continue;
                 }
@@ -140,7 +148,8 @@ impl OpenStreamRegistry {
         let mut found = Vec::new();
         for shard in &self.shards {
             for slot in &mut shard.lock().slots {
-                let ShardSlot::Taken(OpenStreamEntry { record, end, removal }) = slot else { continue };
+                let ShardSlot { end, content } = slot;
+                let SlotContent::Taken(OpenStreamEntry { record, removal }) = content else { continue };
                 let is_users = |wanted: &str| record.user.is_some_and(|hash| hash.to_string() == wanted);
                 if !record.thread.is(thread) || !user.is_none_or(is_users) {
                     continue;
@@ -159,7 +168,7 @@ impl OpenStreamRegistry {
         let mut counts: HashMap<UserHash, usize> = HashMap::new();
         for shard in 0..SHARDS {
             for slot in &self.shards[shard].lock().slots {
-                if let ShardSlot::Taken(OpenStreamEntry { record, .. }) = slot
+                if let SlotContent::Taken(OpenStreamEntry { record, .. }) = &slot.content
                     && let Some(user) = &record.user
                 {
                     *counts.entry(*user).or_default() += 1;
@@ -175,30 +184,37 @@ impl OpenStreamRegistry {
 }
 
 impl Shard {
-    fn put(&mut self, entry: OpenStreamEntry) -> u32 {
+    fn put(&mut self, record: StreamRecord) -> (u32, EndSignal) {
         self.taken += 1;
+        let taken = SlotContent::Taken(OpenStreamEntry { record, removal: Vec::new() });
         if let Some(index) = self.free
-            && let Some(slot) = self.slots.get_mut(index as usize)
+            && let Some(ShardSlot { end, content }) = self.slots.get_mut(index as usize)
         {
-            if let ShardSlot::Free(next) = slot {
+            if let SlotContent::Free(next) = content {
                 self.free = *next;
             }
-            *slot = ShardSlot::Taken(entry);
-            return index;
+            *content = taken;
+            if !end.reset() {
+                *end = EndSignal::default(); // the last stream's body may still exist
+            }
+            return (index, end.clone());
         }
-        self.slots.push(ShardSlot::Taken(entry));
-        u32::try_from(self.slots.len() - 1).expect("fewer than 2³² streams are open")
+        let end = EndSignal::default();
+        self.slots.push(ShardSlot { end: end.clone(), content: taken });
+        (u32::try_from(self.slots.len() - 1).expect("fewer than 2³² streams are open"), end)
     }
 
-    fn take(&mut self, index: u32) -> Option<OpenStreamEntry> {
+    /// Takes an entry out. `emptied` gets memory to free.
+    fn take(&mut self, index: u32, emptied: &mut Vec<ShardSlot>) -> Option<OpenStreamEntry> {
         let slot = self.slots.get_mut(index as usize)?;
-        let ShardSlot::Taken(entry) = std::mem::replace(slot, ShardSlot::Free(self.free)) else {
+        let SlotContent::Taken(entry) = std::mem::replace(&mut slot.content, SlotContent::Free(self.free))
+        else {
             return None;
         };
         self.free = Some(index);
         self.taken -= 1;
-        if self.taken == 0 {
-            (self.slots, self.free) = (Vec::new(), None);
+        if self.taken == 0 && self.slots.capacity() > KEPT_SLOTS {
+            (*emptied, self.free) = (std::mem::take(&mut self.slots), None);
         }
         Some(entry)
     }
@@ -214,9 +230,9 @@ mod tests {
     use crate::client_identity::ClientIdentity;
     use crate::user_hash::UserHasher;
 
-    fn entry(name: &str) -> OpenStreamEntry {
+    fn entry(name: &str) -> StreamRecord {
         let (thread, since) = (ThreadId::parse(name).unwrap(), Instant::now());
-        OpenStreamEntry::new(StreamRecord { thread, user: None, route: None, since })
+        StreamRecord { thread, user: None, route: None, since }
     }
 
     #[test]
@@ -242,7 +258,7 @@ mod tests {
             |name| ClientIdentity::user(name).ok().and_then(|client| Some(hasher.hash(client.as_user()?)));
         let _seats = ["ada", "bob", "ada", "", "", "", "eve"].map(|name| {
             let mut entry = entry("t");
-            entry.record.user = hash(name);
+            entry.user = hash(name);
             registry.insert(entry).0
         });
         let busiest = registry.busiest(2);
@@ -256,7 +272,7 @@ mod tests {
         // 7 and 100 have no common divisor, so every age from 0 to 99 occurs once.
         for age in (0..100).map(|number| number * 7 % 100) {
             let mut entry = entry(&format!("t{age}"));
-            entry.record.since = start + Duration::from_millis(age);
+            entry.since = start + Duration::from_millis(age);
             registry.insert(entry);
         }
         for max in [0, 1, 3, 49, 50, 51, 100, 1_000] {
@@ -271,7 +287,7 @@ mod tests {
         let (registry, hasher) = (OpenStreamRegistry::default(), UserHasher::with_salt(b"salt"));
         let ada = hasher.hash(ClientIdentity::user("ada").unwrap().as_user().unwrap());
         let mut owned = entry("t");
-        owned.record.user = Some(ada);
+        owned.user = Some(ada);
         let mut registration = Some(registry.insert(owned).0);
         let _other = registry.insert(entry("t"));
         assert_eq!(registry.find("t", None).len(), 2, "clients may choose equal ids");
@@ -286,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn slots_are_reused_and_an_empty_registry_uses_no_memory() {
+    fn slots_are_reused_and_an_empty_registry_keeps_little_memory() {
         let registry = OpenStreamRegistry::default();
         for _ in 0..3 {
             let mut registrations: Vec<_> = (0..1_000).map(|_| Some(registry.insert(entry("x")).0)).collect();
@@ -297,7 +313,25 @@ mod tests {
             assert!(slots <= 1_001, "{slots}");
             registrations.iter_mut().for_each(|registration| drop(registry.remove(registration)));
             let kept: usize = (0..SHARDS).map(|shard| registry.shards[shard].lock().slots.capacity()).sum();
-            assert_eq!((registry.open(), kept), (0, 0));
+            assert!(registry.open() == 0 && kept <= SHARDS * KEPT_SLOTS, "{kept}");
         }
+    }
+
+    #[test]
+    fn a_slots_signal_is_reused_but_never_one_that_somebody_still_has() {
+        let pass = |shard: &mut Shard| {
+            let (index, end) = shard.put(entry("t"));
+            assert!(shard.take(index, &mut Vec::new()).is_some());
+            end
+        };
+        let mut slots = Shard::default();
+        let ended = pass(&mut slots);
+        assert!(ended.send());
+        let next = pass(&mut slots);
+        assert!(next.address() != ended.address() && next.send(), "the next stream isn't ended");
+        let state = next.address();
+        drop(next);
+        let reused = pass(&mut slots);
+        assert!(reused.address() == state && reused.send(), "reused, and not sent");
     }
 }

@@ -14,7 +14,7 @@ use forebay_quota::KeyedLease;
 use crate::adaptive_limiter::StartTimer;
 use crate::controller::AdmissionController;
 use crate::end_signal::EndSignal;
-use crate::open_stream_registry::{OpenStreamEntry, Registration};
+use crate::open_stream_registry::Registration;
 use crate::stream_log::{code, log_stage};
 use crate::stream_unit::StreamUnit;
 
@@ -53,7 +53,7 @@ impl Drop for Permit {
     fn drop(&mut self) {
         let controller = &*self.controller;
         let left = controller.registry.remove(&mut self.registration);
-        if let Some((OpenStreamEntry { record: entry, .. }, open)) = &left {
+        if let Some((entry, open)) = &left {
             let lasted = entry.since.elapsed();
             log_stage!(
                 controller.stage_level,
@@ -70,7 +70,7 @@ impl Drop for Permit {
         controller.released.fetch_add(1, Ordering::Relaxed);
         controller.metrics.released.increment(1);
         let approx_used = controller.after_release();
-        if let Some((OpenStreamEntry { record: entry, .. }, open)) = &left {
+        if let Some((entry, open)) = &left {
             log_stage!(
                 controller.stage_level,
                 code::RELEASED,

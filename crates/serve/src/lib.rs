@@ -204,6 +204,7 @@ mod service;
 mod shape_event_stream;
 mod shape_factory;
 mod shape_handler;
+mod shape_label;
 mod subset;
 mod token_verifier;
 

@@ -35,6 +35,7 @@ use super::protocol::{
 };
 use super::shape_factory::random_u64;
 use super::shape_handler::ShapeHandler;
+use super::shape_label::ShapeLabel;
 use super::token_verifier::TokenVerifier;
 use crate::host::is_local;
 
@@ -45,6 +46,8 @@ const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 pub struct ServeService {
     admitted: AdmissionService<AdmittedService>,
     context: Arc<ServiceContext>,
+    /// Of this connection's last live request.
+    label: ShapeLabel,
 }
 
 /// State that all clones of a service share.
@@ -71,6 +74,10 @@ struct ParsedRequest {
     bearer: Option<TokenBearer>,
     /// The bearer's token, for admission, if the request takes a permit.
     token: Option<VerifiedToken>,
+    /// Name of the shape in lists of streams, if the request takes a permit.
+    label: Option<Arc<str>>,
+    /// Signal by which an operator ends the stream, from admission.
+    end: Option<EndSignal>,
 }
 
 #[derive(Debug, Clone)]
@@ -84,21 +91,22 @@ enum RequestTarget {
 }
 
 impl ParsedRequest {
-    /// Returns whether the request needs an admission permit: only live requests do.
-    fn takes_permit(&self) -> bool {
-        match &self.target {
-            Ok(RequestTarget::Shape(Ok(request), _)) => request.live.is_live(),
-            Ok(RequestTarget::Shape(Err(_), _)) | Err(_) => false,
-            Ok(RequestTarget::Preflight | RequestTarget::Health | RequestTarget::Home) => false,
-        }
+    fn new(route: Route, target: Result<RequestTarget, RequestRefusal>, access_level: AccessLevel) -> Self {
+        ParsedRequest { route, target, access_level, bearer: None, token: None, label: None, end: None }
     }
 
-    /// Returns the table and the handle that the client requests, for lists of streams. Admission
-    /// bounds their length.
-    fn shape_name(&self) -> Option<Arc<str>> {
-        let Ok(RequestTarget::Shape(Ok(request), _)) = &self.target else { return None };
-        let (table, handle) = (request.table.as_ref()?, request.handle.as_deref().unwrap_or_default());
-        Some(format!("{}.{} {handle}", table.schema, table.name).trim_end().into())
+    /// Returns whether the request needs an admission permit: only live requests do.
+    fn takes_permit(&self) -> bool {
+        self.live_request().is_some()
+    }
+
+    /// Returns the request for a shape, if it is live.
+    fn live_request(&self) -> Option<&ShapeRequest> {
+        match &self.target {
+            Ok(RequestTarget::Shape(Ok(request), _)) => request.live.is_live().then_some(request),
+            Ok(RequestTarget::Shape(Err(_), _)) | Err(_) => None,
+            Ok(RequestTarget::Preflight | RequestTarget::Health | RequestTarget::Home) => None,
+        }
     }
 }
 
@@ -112,11 +120,17 @@ impl ServeService {
         let layer = layer
             .streams(|parts| parts.extensions.get::<ParsedRequest>().is_some_and(ParsedRequest::takes_permit))
             .verified_token(|extensions| extensions.get_mut::<ParsedRequest>()?.token.take())
-            .route(|parts| parts.extensions.get::<ParsedRequest>()?.shape_name())
+            .route(|parts| parts.extensions.get::<ParsedRequest>()?.label.clone())
+            .end_signal(|extensions, end| {
+                if let Some(parsed) = extensions.get_mut::<ParsedRequest>() {
+                    parsed.end = Some(end);
+                }
+            })
             .peer(|extensions| extensions.get::<ClientAddr>().map(|peer| peer.0));
         let admitted = layer.layer(AdmittedService { handler });
         let (failures, responses) = (FailureLog::default(), metrics::ResponseCounters::default());
-        ServeService { admitted, context: Arc::new(ServiceContext { access, tokens, failures, responses }) }
+        let context = Arc::new(ServiceContext { access, tokens, failures, responses });
+        ServeService { admitted, context, label: ShapeLabel::default() }
     }
 }
 
@@ -129,13 +143,7 @@ impl ServiceContext {
         let route = Route::of(path);
         if raw.len() > MAX_QUERY_BYTES {
             let target = Err(RequestRefusal::QueryTooLong);
-            return ParsedRequest {
-                route,
-                target,
-                access_level: AccessLevel::Full,
-                bearer: None,
-                token: None,
-            };
+            return ParsedRequest::new(route, target, AccessLevel::Full);
         }
         let query = QueryParams::parse(raw);
         let authorized =
@@ -155,7 +163,7 @@ impl ServiceContext {
             (Route::Root, _) => Ok(RequestTarget::Home),
             (Route::NotFound, _) => Err(RequestRefusal::NoRoute),
         });
-        ParsedRequest { route, target, access_level, bearer: None, token: None }
+        ParsedRequest::new(route, target, access_level)
     }
 }
 
@@ -177,7 +185,8 @@ impl<B: RequestBody> Service<Request<B>> for ServeService {
     }
 
     fn call(&mut self, mut request: Request<B>) -> Self::Future {
-        let parsed = self.context.parse(&request);
+        let mut parsed = self.context.parse(&request);
+        parsed.label = parsed.live_request().and_then(|request| self.label.of(request));
         let (route, origins) = (parsed.route, origins(request.headers()));
         let response = match parsed.access_level {
             AccessLevel::Full => {
@@ -276,12 +285,12 @@ impl<B: RequestBody> Service<Request<B>> for AdmittedService {
         let handler = Arc::clone(&self.handler);
         let parsed = request.extensions_mut().remove::<ParsedRequest>();
         Box::pin(async move {
-            let Some(ParsedRequest { target, bearer, .. }) = parsed else {
+            let Some(ParsedRequest { target, bearer, end, .. }) = parsed else {
                 return Ok(RequestRefusal::NoRoute.response(request.method()).map(ShapeBody::whole));
             };
             let (mut parts, body) = request.into_parts();
             // Thousands of live requests may wait from here on: free what they don't need.
-            let end = std::mem::take(&mut parts.extensions).remove::<EndSignal>();
+            drop(std::mem::take(&mut parts.extensions));
             let response = match target {
                 Err(refusal) => Err(refusal),
                 Ok(RequestTarget::Preflight) => Ok(whole(fixed_responses::preflight(&parts.headers))),
