@@ -180,6 +180,7 @@ impl ExpressionReader<'_> {
                 [schema, _] if schema == "pg_catalog" => {}
                 _ => return Err(self.unsupported(tree.at, format!("COLLATE \"{}\" is", name.join(".")))),
             },
+            SyntaxKind::Row(_) => return Err(self.unsupported(tree.at, "rows are".to_owned())),
             SyntaxKind::Text(_)
             | SyntaxKind::Number(_)
             | SyntaxKind::Bool(_)

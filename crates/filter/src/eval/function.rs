@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 
+use super::text::TextFunction;
 use super::{EvalResult, as_array, as_text};
 use crate::value::array::Array;
 use crate::value::interval::Interval;
@@ -18,6 +19,7 @@ pub(crate) enum Function {
     JustifyHours,
     JustifyInterval,
     LikeEscape,
+    Text(TextFunction),
 }
 
 impl Function {
@@ -36,13 +38,23 @@ impl Function {
                 let (pattern, escape) = (arguments.text(), arguments.text());
                 SqlValue::Text(Cow::Owned(like::with_escape(&pattern, &escape)?))
             }
+            Function::Text(function) => return function.apply(arguments),
         };
         Ok(Some(value))
     }
 
     /// Returns whether the function never fails on a row.
     pub(crate) fn never_fails(self) -> bool {
-        matches!(self, Function::ArrayDimensions)
+        match self {
+            Function::ArrayDimensions => true,
+            Function::Text(function) => function.never_fails(),
+            _ => false,
+        }
+    }
+
+    /// Returns whether the collation decides which texts are equal to another.
+    pub(crate) fn compares_texts(self) -> bool {
+        matches!(self, Function::Text(function) if function.searches())
     }
 }
 
@@ -66,6 +78,23 @@ impl<'v> Arguments<'v> {
 
     pub(crate) fn text(&mut self) -> Cow<'v, str> {
         as_text(self.value())
+    }
+
+    /// Takes the next argument, if the call has one.
+    pub(crate) fn optional_text(&mut self) -> Option<Cow<'v, str>> {
+        (self.0.len() > 0).then(|| self.text())
+    }
+
+    pub(crate) fn int(&mut self) -> i64 {
+        match self.value() {
+            SqlValue::Int(value) => value,
+            other => unreachable!("it is an integer by type: {other:?}"),
+        }
+    }
+
+    /// Takes the next argument, if the call has one.
+    pub(crate) fn optional_int(&mut self) -> Option<i64> {
+        (self.0.len() > 0).then(|| self.int())
     }
 
     pub(crate) fn array(&mut self) -> Cow<'v, Array> {

@@ -11,6 +11,7 @@ mod arithmetic;
 mod cast;
 mod datetime;
 pub(crate) mod function;
+pub(crate) mod text;
 
 use std::borrow::Cow;
 use std::cmp::Ordering;
@@ -58,9 +59,12 @@ impl<'v> Scope<'v, '_> {
                 Some(value) => apply_unary(*unary, value),
                 None => Ok(None),
             },
-            Expr::And(_) | Expr::Or(_) | Expr::Not(_) | Expr::Is { .. } | Expr::Distinct { .. } => {
-                Ok(self.truth(expr)?.map(SqlValue::Bool))
-            }
+            Expr::And(_)
+            | Expr::Or(_)
+            | Expr::Not(_)
+            | Expr::Is { .. }
+            | Expr::Distinct { .. }
+            | Expr::RowComparison { .. } => Ok(self.truth(expr)?.map(SqlValue::Bool)),
             other => self.uncommon_value(other),
         }
     }
@@ -87,6 +91,7 @@ impl<'v> Scope<'v, '_> {
                 };
                 Ok(Some(distinct != *negated))
             }
+            Expr::RowComparison { comparison, pairs } => self.row_comparison(*comparison, pairs),
             Expr::Binary(Binary::Compare { comparison, ignore_blanks }, operands) => {
                 self.comparison(*comparison, *ignore_blanks, operands)
             }
@@ -144,7 +149,13 @@ impl<'v> Scope<'v, '_> {
             Expr::Extreme { greatest, ignore_blanks, items } => {
                 self.extreme(*greatest, *ignore_blanks, items)
             }
-            Expr::Concat(items) => self.concat(items),
+            Expr::Concat { separator, items } => self.concat(separator.as_deref(), items),
+            Expr::NullIf { ignore_blanks, operands } => match self.pair(operands)? {
+                (Some(left), Some(right)) if left.compare(&right, *ignore_blanks) == Ordering::Equal => {
+                    Ok(None)
+                }
+                (left, _) => Ok(left),
+            },
             Expr::Case { operand, arms, otherwise } => self.case(operand.as_deref(), arms, otherwise),
             Expr::CaseOperand => Ok(self.operand.cloned()),
             Expr::ArrayCat(operands) => match self.pair(operands)? {
@@ -281,14 +292,39 @@ impl<'v> Scope<'v, '_> {
         Ok(best)
     }
 
-    fn concat(&self, items: &'v [(Expr, SqlType)]) -> EvalResult<'v> {
+    /// Evaluates concat() or concat_ws(). All arguments are evaluated, even after a NULL separator.
+    fn concat(&self, separator: Option<&'v Expr>, items: &'v [(Expr, SqlType)]) -> EvalResult<'v> {
+        let separator = separator.map(|separator| self.value(separator)).transpose()?;
         let mut text = String::new();
+        let mut is_first = true;
         for (item, kind) in items {
-            if let Some(value) = self.value(item)? {
-                text.push_str(&output::write(value, *kind));
+            let Some(value) = self.value(item)? else { continue };
+            if let (false, Some(Some(SqlValue::Text(separator)))) = (is_first, &separator) {
+                text.push_str(separator);
+            }
+            text.push_str(&output::write(value, *kind));
+            is_first = false;
+        }
+        let is_null = separator.is_some_and(|separator| separator.is_none());
+        Ok((!is_null).then(|| text.into()))
+    }
+
+    /// Evaluates `<`, `<=`, `>` or `>=` of rows: the first pair that differs decides. Later pairs are
+    /// not evaluated.
+    fn row_comparison(
+        &self,
+        comparison: Comparison,
+        pairs: &'v [(Box<[Expr; 2]>, bool)],
+    ) -> Result<Option<bool>, EvalError> {
+        let mut order = Ordering::Equal;
+        for (operands, ignore_blanks) in pairs {
+            let (Some(left), Some(right)) = self.pair(operands)? else { return Ok(None) };
+            order = left.compare(&right, *ignore_blanks);
+            if order != Ordering::Equal {
+                break;
             }
         }
-        Ok(Some(SqlValue::Text(Cow::Owned(text))))
+        Ok(Some(satisfies(comparison, order)))
     }
 
     fn case(
@@ -369,6 +405,7 @@ fn apply<'v>(binary: Binary, left: SqlValue<'v>, right: SqlValue<'v>) -> Result<
             let (whole, part) = if swapped { (right, left) } else { (left, right) };
             SqlValue::Bool(whole.contains(&part, ignore_blanks))
         }
+        Binary::StartsWith => SqlValue::Bool(as_text(left).starts_with(&*as_text(right))),
         Binary::Overlaps { ignore_blanks } => {
             SqlValue::Bool(as_array(left).overlaps(&as_array(right), ignore_blanks))
         }

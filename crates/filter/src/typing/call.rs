@@ -1,11 +1,15 @@
 //! Typing of function calls, CASE, COALESCE, GREATEST and LEAST.
 
-use super::expr::{Expr, Unary};
+use super::collate::CollationSource;
+use super::expr::{Binary, Expr, Unary};
 use super::functions::{self, BuiltCall, CallResolution, ResolvedCall, Support};
+use super::resolve::{self, OperatorResolution};
 use super::sql_type::{Scalar, SqlType};
 use super::{TypedExpr, Typer};
 use crate::error::FilterError;
 use crate::eval::function::Function;
+use crate::eval::text::TextFunction;
+use crate::schema::Collation;
 use crate::syntax::{ChoiceFunction, SyntaxTree};
 use crate::value::SqlValue;
 use crate::value::array::ArrayEnd;
@@ -23,7 +27,8 @@ impl Typer<'_> {
         at: usize,
     ) -> Result<TypedExpr, FilterError> {
         let arguments = arguments.iter().map(|tree| self.tree(tree)).collect::<Result<Vec<_>, _>>()?;
-        for argument in arguments.iter().filter(|argument| !(name == "concat" && self.is_enum(argument.kind)))
+        for argument in
+            arguments.iter().filter(|argument| !(name.starts_with("concat") && self.is_enum(argument.kind)))
         {
             self.refuse_opaque(argument.kind, at)?;
         }
@@ -72,20 +77,46 @@ impl Typer<'_> {
             arguments: arguments.into_iter().map(|argument| argument.expr).collect(),
         };
         let expr = match row.support {
-            Support::Native(function) => native(function, arguments),
-            Support::Built(BuiltCall::Lower) => {
-                let casing = self.casing(self.collation(collation), "lower", at)?;
-                native(Function::Case(casing, LetterCase::Lower), arguments)
+            Support::Native(function) => {
+                if function.compares_texts() {
+                    self.check_equality(collation, at)?;
+                }
+                native(function, arguments)
             }
-            Support::Built(BuiltCall::Upper) => {
-                let casing = self.casing(self.collation(collation), "upper", at)?;
-                native(Function::Case(casing, LetterCase::Upper), arguments)
+            Support::Built(call @ (BuiltCall::Lower | BuiltCall::Upper | BuiltCall::InitCap)) => {
+                native(self.letters(call, row.name, collation, at)?, arguments)
             }
             Support::Built(built) => self.built_call(built, arguments, call.result, at)?,
             Support::Refused => unreachable!("it was refused above"),
         };
         let collation = if call.result.is_collatable() { collation } else { Default::default() };
         Ok(TypedExpr { expr, kind: call.result, collation })
+    }
+
+    /// Returns the function that changes letters under the collation.
+    fn letters(
+        &self,
+        call: BuiltCall,
+        name: &str,
+        collation: CollationSource,
+        at: usize,
+    ) -> Result<Function, FilterError> {
+        if collation == CollationSource::Conflict {
+            let message = format!("could not determine which collation to use for {name}() function");
+            return Err(self.invalid(at, "42P22", message));
+        }
+        let collation = self.collation(collation);
+        let casing = self.casing(collation, name, at)?;
+        Ok(match call {
+            BuiltCall::Lower => Function::Case(casing, LetterCase::Lower),
+            BuiltCall::Upper => Function::Case(casing, LetterCase::Upper),
+            // ICU finds words by rules of its own.
+            _ if matches!(collation, Collation::Icu(_)) => {
+                let what = format!("initcap under the collation \"{}\" is", collation.name());
+                return Err(self.unsupported(at, what));
+            }
+            _ => Function::Text(TextFunction::InitCap { is_ascii_alone: *collation == Collation::C }),
+        })
     }
 
     /// Builds a call that is an expression of its own. The arguments have the types of the call.
@@ -97,7 +128,11 @@ impl Typer<'_> {
         at: usize,
     ) -> Result<Expr, FilterError> {
         if call == BuiltCall::Concat {
-            return self.concat(arguments, at);
+            return self.concat(None, arguments, at);
+        }
+        if call == BuiltCall::ConcatWithSeparator {
+            let separator = arguments.remove(0);
+            return self.concat(Some(separator), arguments, at);
         }
         let (Some(right), Some(left), true) = (arguments.pop(), arguments.pop(), arguments.is_empty()) else {
             unreachable!("the other calls have two arguments: {call:?}");
@@ -110,13 +145,20 @@ impl Typer<'_> {
             BuiltCall::ArrayAppend => Expr::ArrayPush { end: ArrayEnd::Back, operands: pair(left, right) },
             BuiltCall::ArrayPrepend => Expr::ArrayPush { end: ArrayEnd::Front, operands: pair(right, left) },
             BuiltCall::Zone => self.zone(left, right, result, at)?,
-            BuiltCall::Lower | BuiltCall::Upper | BuiltCall::Concat => {
-                unreachable!("built elsewhere: {call:?}")
-            }
+            BuiltCall::Lower
+            | BuiltCall::Upper
+            | BuiltCall::InitCap
+            | BuiltCall::Concat
+            | BuiltCall::ConcatWithSeparator => unreachable!("built elsewhere: {call:?}"),
         })
     }
 
-    fn concat(&self, arguments: Vec<TypedExpr>, at: usize) -> Result<Expr, FilterError> {
+    fn concat(
+        &self,
+        separator: Option<TypedExpr>,
+        arguments: Vec<TypedExpr>,
+        at: usize,
+    ) -> Result<Expr, FilterError> {
         let one = |argument: TypedExpr| {
             let typed = match argument.kind {
                 SqlType::Unknown => self.coerce(argument, SqlType::TEXT, at)?,
@@ -125,7 +167,10 @@ impl Typer<'_> {
             };
             Ok((typed.expr, typed.kind))
         };
-        Ok(Expr::Concat(arguments.into_iter().map(one).collect::<Result<_, FilterError>>()?))
+        Ok(Expr::Concat {
+            separator: separator.map(|separator| Box::new(separator.expr)),
+            items: arguments.into_iter().map(one).collect::<Result<_, FilterError>>()?,
+        })
     }
 
     /// Builds `timezone(zone, moment)`, also written `moment AT TIME ZONE zone`.
@@ -180,7 +225,7 @@ impl Typer<'_> {
             ChoiceFunction::Coalesce => "COALESCE",
             ChoiceFunction::Greatest => "GREATEST",
             ChoiceFunction::Least => "LEAST",
-            ChoiceFunction::NullIf => return Err(self.unsupported(at, "the function nullif is".to_owned())),
+            ChoiceFunction::NullIf => return self.null_if(typed, at),
         };
         let kind = self.common(name, &typed, at)?;
         let collation = self.merge(&typed, at)?;
@@ -198,6 +243,26 @@ impl Typer<'_> {
             }
         };
         Ok(TypedExpr { expr, kind, collation })
+    }
+
+    /// Types NULLIF as `=` of both. The result is the left operand, with the type that `=` gives it.
+    fn null_if(&self, mut typed: Vec<TypedExpr>, at: usize) -> Result<TypedExpr, FilterError> {
+        let (Some(right), Some(left)) = (typed.pop(), typed.pop()) else {
+            unreachable!("the parser counts the operands");
+        };
+        let kind = match resolve::binary("=", left.kind, right.kind) {
+            OperatorResolution::Found { left, .. } => left,
+            _ if matches!(left.kind, SqlType::Array(_)) => left.kind,
+            _ => right.kind,
+        };
+        let collation = self.merge([&left, &right], at)?;
+        match self.binary("=", left, right, at)?.expr {
+            Expr::Binary(Binary::Compare { ignore_blanks, .. }, operands) => {
+                let collation = if kind.is_collatable() { collation } else { Default::default() };
+                Ok(TypedExpr { expr: Expr::NullIf { ignore_blanks, operands }, kind, collation })
+            }
+            _ => Err(self.unsupported(at, format!("NULLIF of {kind} is"))),
+        }
     }
 
     pub(super) fn case(

@@ -116,6 +116,7 @@ pub(crate) fn binary(name: &str) -> Vec<Operator> {
             Operator { left: OperandType::Scalar(Text), right: OperandType::NonArray, result: Text },
             Operator { left: OperandType::NonArray, right: OperandType::Scalar(Text), result: Text },
         ],
+        "^@" => rows(&[(Text, Text, Bool)]),
         "~~" | "!~~" | "~~*" | "!~~*" => rows(&[(Bpchar, Text, Bool), (Text, Text, Bool)]),
         _ => Vec::new(),
     }

@@ -60,8 +60,21 @@ pub(crate) enum Expr {
         ignore_blanks: bool,
         items: Vec<Expr>,
     },
-    /// concat(): the texts of all arguments that are not NULL.
-    Concat(Vec<(Expr, SqlType)>),
+    /// concat() and concat_ws(): the texts of all arguments that are not NULL.
+    Concat {
+        separator: Option<Box<Expr>>,
+        items: Vec<(Expr, SqlType)>,
+    },
+    NullIf {
+        ignore_blanks: bool,
+        operands: Box<[Expr; 2]>,
+    },
+    /// `<`, `<=`, `>` or `>=` of rows: pairs of operands, and whether their trailing blanks are
+    /// ignored.
+    RowComparison {
+        comparison: Comparison,
+        pairs: Vec<(Box<[Expr; 2]>, bool)>,
+    },
     Case {
         operand: Option<Box<Expr>>,
         arms: Vec<(Expr, Expr)>,
@@ -144,6 +157,8 @@ pub(crate) enum Binary {
     /// The operator, and the type of its result.
     Arithmetic(Arithmetic, Scalar),
     Concat,
+    /// `^@`.
+    StartsWith,
     /// LIKE, or ILIKE if there is a `casing`.
     Like {
         negated: bool,

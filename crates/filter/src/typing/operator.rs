@@ -11,7 +11,7 @@ use crate::value::letter_case::Casing;
 /// Supported operators. Others are refused by name, for operands of any type.
 const KNOWN: &[&str] = &[
     "=", "<>", "<", ">", "<=", ">=", "+", "-", "*", "/", "%", "^", "|/", "@", "&", "|", "#", "~", "||", "~~",
-    "!~~", "~~*", "!~~*", "@>", "<@", "&&",
+    "!~~", "~~*", "!~~*", "^@", "@>", "<@", "&&",
 ];
 
 impl Typer<'_> {
@@ -104,6 +104,10 @@ impl Typer<'_> {
             "||" => {
                 let (left, right) = (self.as_text(left, at)?, self.as_text(right, at)?);
                 return Ok(TypedExpr { collation, ..self.join(Binary::Concat, left, right, result_kind) });
+            }
+            "^@" => {
+                self.check_equality(collation, at)?;
+                return Ok(self.join(Binary::StartsWith, left, right, result_kind));
             }
             _ => return self.like(name, left, right, at),
         };

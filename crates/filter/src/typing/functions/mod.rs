@@ -47,9 +47,12 @@ pub(crate) enum Support {
 pub(crate) enum BuiltCall {
     Lower,
     Upper,
+    InitCap,
     Like,
     NotLike,
     Concat,
+    /// concat_ws().
+    ConcatWithSeparator,
     ArrayCat,
     ArrayAppend,
     ArrayPrepend,
