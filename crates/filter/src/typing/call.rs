@@ -3,6 +3,7 @@
 use super::collate::CollationSource;
 use super::expr::{Binary, Expr, Unary};
 use super::functions::{self, BuiltCall, CallResolution, ResolvedCall, Support};
+use super::nearest;
 use super::resolve::{self, OperatorResolution};
 use super::sql_type::{Scalar, SqlType};
 use super::{TypedExpr, Typer};
@@ -40,7 +41,8 @@ impl Typer<'_> {
         match functions::resolve(name, &given, self.schema.server_version) {
             CallResolution::Found(call) => self.resolved_call(&call, arguments, at),
             CallResolution::UnknownName if !ABSENT.contains(&name) => {
-                Err(self.unsupported(at, format!("the function {name} is")))
+                let error = self.unsupported(at, format!("the function {name} is"));
+                Err(error.or_nearest(nearest::function(name)))
             }
             CallResolution::None | CallResolution::UnknownName => {
                 Err(self.invalid(at, "42883", format!("function {} does not exist", shown())))

@@ -15,6 +15,7 @@ pub(crate) mod expr;
 mod fold;
 pub(crate) mod foreign_type;
 pub(crate) mod functions;
+mod nearest;
 mod operator;
 mod polymorphic;
 pub(crate) mod resolve;
@@ -26,7 +27,7 @@ use expr::{Binary, Comparison, Expr, Unary};
 pub(crate) use fold::each;
 pub(crate) use sql_type::{Scalar, SqlType};
 
-use crate::error::{FilterError, location};
+use crate::error::FilterError;
 use crate::schema::{Collation, Schema, TypeKind};
 use crate::syntax::{IsTest, SyntaxKind, SyntaxTree};
 use crate::value::SqlValue;
@@ -73,7 +74,7 @@ impl<'s> Typer<'s> {
 
     /// `what` includes the verb: `the type jsonb is`.
     fn unsupported(&self, at: usize, what: String) -> FilterError {
-        FilterError::Unsupported { what, location: location(self.text, at) }
+        FilterError::unsupported_construct(self.text, at, what)
     }
 
     /// Evaluates constant parts.
@@ -358,7 +359,7 @@ pub(crate) fn find_column(
         }
         _ => {
             let what = format!("the name {} is", parts.join("."));
-            return Err(FilterError::Unsupported { what, location: location(text, at) });
+            return Err(FilterError::unsupported_construct(text, at, what));
         }
     }
     schema.columns.iter().position(|column| column.name == *name).ok_or_else(|| {

@@ -1,6 +1,7 @@
 //! Typing of operators (make_op, make_scalar_array_op).
 
 use super::expr::{Arithmetic, Binary, Comparison, Expr, Unary};
+use super::nearest;
 use super::resolve::{self, OperatorResolution};
 use super::sql_type::{Scalar, SqlType};
 use super::{TypedExpr, Typer};
@@ -47,7 +48,8 @@ impl Typer<'_> {
     ) -> Result<TypedExpr, FilterError> {
         self.refuse_unknown_operator(name, at)?;
         if matches!(name, "~" | "@" | "|/") {
-            return Err(self.unsupported(at, format!("the operator {name} is")));
+            let error = self.unsupported(at, format!("the operator {name} is"));
+            return Err(error.or_nearest(nearest::operator(name)));
         }
         if name == "-" && left.kind == SqlType::Unknown && right.kind.is_collatable() {
             return Err(self.unsupported(at, "the operator - of jsonb is".to_owned()));
@@ -235,7 +237,8 @@ impl Typer<'_> {
         if KNOWN.contains(&name) {
             return Ok(());
         }
-        Err(self.unsupported(at, format!("the operator {name} is")))
+        let error = self.unsupported(at, format!("the operator {name} is"));
+        Err(error.or_nearest(nearest::operator(name)))
     }
 
     pub(super) fn no_operator(&self, why: &str, shown: &str, at: usize) -> FilterError {
