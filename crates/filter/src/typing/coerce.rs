@@ -1,6 +1,7 @@
 //! Typing of casts, explicit and implicit (parse_coerce.c).
 
 use super::expr::{Expr, TypeModifier, Unary};
+use super::nearest;
 use super::sql_type::{Scalar, SqlType};
 use super::{TypedExpr, Typer};
 use crate::error::FilterError;
@@ -90,7 +91,8 @@ impl Typer<'_> {
             return Err(self.unsupported(at, "types of other schemas are".to_owned()));
         }
         let Some(scalar) = Scalar::by_name(&name.name) else {
-            return Err(self.unsupported(at, format!("the type {} is", name.name)));
+            let error = self.unsupported(at, format!("the type {} is", name.name));
+            return Err(error.or_nearest(nearest::type_name(&name.name)));
         };
         let target = if name.is_array { SqlType::Array(scalar) } else { SqlType::Scalar(scalar) };
         let fit = self.fit(scalar, &name.modifiers, at)?;
