@@ -83,6 +83,7 @@ impl Typer<'_> {
                 if function.compares_texts() {
                     self.check_equality(collation, at)?;
                 }
+                self.check_growth(function, &arguments, at)?;
                 native(function, arguments)
             }
             Support::Built(call @ (BuiltCall::Lower | BuiltCall::Upper | BuiltCall::InitCap)) => {

@@ -15,6 +15,7 @@ pub(crate) mod expr;
 mod fold;
 pub(crate) mod foreign_type;
 pub(crate) mod functions;
+mod growth;
 mod nearest;
 mod operator;
 mod polymorphic;
@@ -25,6 +26,7 @@ pub(crate) mod sql_type;
 use collate::CollationSource;
 use expr::{Binary, Comparison, Expr, Unary};
 pub(crate) use fold::each;
+pub(crate) use operator::OPERATORS;
 pub(crate) use sql_type::{Scalar, SqlType};
 
 use crate::error::FilterError;
