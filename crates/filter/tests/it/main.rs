@@ -2,6 +2,7 @@
 
 mod agreement;
 mod catalog;
+mod clock_texts;
 mod grammar;
 mod index;
 mod letters;
