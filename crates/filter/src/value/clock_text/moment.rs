@@ -179,6 +179,9 @@ impl MomentDecoder {
             }
         }
         if self.set & mask::DAY_OF_YEAR != 0 {
+            if self.year > 5_874_898 {
+                return Err(InputError::Unsupported("days of years after 5874898"));
+            }
             let first = Day { year: self.year, month: 1, day: 1 }.number();
             let day = Day::of_number(first + self.day_of_year - 1);
             (self.year, self.month, self.day) = (day.year, day.month, day.day);
@@ -442,15 +445,15 @@ impl MomentDecoder {
                 mask::ZONE | if summer { mask::DAYLIGHT } else { 0 }
             }
             DateWord::Time => {
-                // Versions differ in the error.
-                if fields.get(index + 1).is_some_and(|next| next.form == FieldForm::Signed) {
-                    return Err(LABELLED);
+                if !time_only && self.set & mask::DATE != mask::DATE {
+                    return Err(InputError::Syntax);
                 }
+                // Versions differ in what else may follow.
                 let follows = fields.get(index + 1).is_some_and(|next| {
                     matches!(next.form, FieldForm::Number | FieldForm::Time | FieldForm::Date)
                 });
-                if !follows || (!time_only && self.set & mask::DATE != mask::DATE) {
-                    return Err(InputError::Syntax);
+                if !follows {
+                    return Err(LABELLED);
                 }
                 self.expects_time = true;
                 0
