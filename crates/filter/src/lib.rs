@@ -86,6 +86,8 @@ mod index;
 mod index_key;
 mod schema;
 mod syntax;
+#[doc(hidden)]
+pub mod tables;
 mod typing;
 mod value;
 

@@ -13,7 +13,10 @@ mod collate;
 mod common_type;
 pub(crate) mod expr;
 mod fold;
+pub(crate) mod foreign_type;
+pub(crate) mod functions;
 mod operator;
+mod polymorphic;
 pub(crate) mod resolve;
 pub(crate) mod sql_type;
 
@@ -380,6 +383,7 @@ pub(crate) fn never_fails(expr: &Expr) -> bool {
                 _ => false,
             }
         }
+        Expr::Call { function, .. } => function.never_fails(),
         Expr::Unary(..)
         | Expr::Index(..)
         | Expr::Slice(..)
