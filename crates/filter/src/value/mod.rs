@@ -5,6 +5,7 @@
 
 pub(crate) mod array;
 pub(crate) mod calendar;
+pub(crate) mod clock_field;
 mod clock_text;
 pub(crate) mod datetime;
 pub(crate) mod input;

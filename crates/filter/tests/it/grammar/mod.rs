@@ -1,5 +1,6 @@
 //! Random clauses of the supported grammar, mostly well typed.
 
+mod clock;
 mod flat;
 mod operators;
 
@@ -105,7 +106,7 @@ impl Grammar {
     }
 
     fn simple(&mut self, depth: usize) -> String {
-        match self.rng.below(17) {
+        match self.rng.below(20) {
             0..=3 => {
                 let kind = self.any_kind();
                 let operator = self.comparison(kind);
@@ -150,6 +151,9 @@ impl Grammar {
                 self.rng.pick(&["b", "NOT b", "b IS TRUE", "b IS NOT FALSE", "true", "b = true"]).to_string()
             }
             14 => self.mixed(depth),
+            16 => self.clock_part(depth),
+            17 => self.rounded(depth),
+            18 => self.clock_text(),
             15 => {
                 let test = [
                     "mood = 'sad'",

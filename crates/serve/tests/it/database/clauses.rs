@@ -107,7 +107,7 @@ const OTHER_SETTINGS: &[&str] = &[
 /// Clauses that such a setting would change, with the ids of their rows.
 const CLAUSES: &[(&str, &[i64])] = &[
     ("texts = '{NULL}'", &[1]),
-    ("texts = ANY (ARRAY['{NULL}'::text[], '{x}'])", &[1]),
+    ("texts IN ('{NULL}', '{x}')", &[1]),
     ("bytes::text = '\\x0a'", &[1, 2]),
     ("day = '03/02/2001'", &[1]),
     ("day::text = '2001-02-03'", &[1]),
