@@ -13,10 +13,18 @@ pub(crate) const PREFIX: &str = "SELECT 1 WHERE ";
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum FilterError {
-    /// The clause and its parameters are longer than allowed.
+    /// The clause is longer than allowed.
     #[error("the where clause has {bytes} bytes, more than the {limit} allowed")]
     TooLong {
-        /// Their length, in bytes.
+        /// Its length, in bytes.
+        bytes: usize,
+        /// Maximum length, in bytes.
+        limit: usize,
+    },
+    /// The parameters of the clause are longer than allowed.
+    #[error("the parameters of the where clause have {bytes} bytes, more than the {limit} allowed")]
+    ParamsTooLong {
+        /// Their length, in bytes. A parameter counts once for each use.
         bytes: usize,
         /// Maximum length, in bytes.
         limit: usize,
@@ -67,7 +75,9 @@ impl FilterError {
     /// Returns Postgres' SQLSTATE. `0A000`: supported by Postgres, not by filters.
     pub fn sqlstate(&self) -> &'static str {
         match self {
-            FilterError::TooLong { .. } | FilterError::TooDeep { .. } => "54001",
+            FilterError::TooLong { .. } | FilterError::ParamsTooLong { .. } | FilterError::TooDeep { .. } => {
+                "54001"
+            }
             FilterError::Syntax { .. } => "42601",
             FilterError::Invalid { sqlstate, .. } => sqlstate,
             FilterError::Unsupported { .. } => "0A000",

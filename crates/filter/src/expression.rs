@@ -220,7 +220,11 @@ impl ExpressionReader<'_> {
                 return Err(self.unsupported(at, format!("the type {schema}.{} is", name.name)));
             }
         }
-        match name.modifiers.iter().find(|modifier| **modifier > MAX_MODIFIER && name.name != "varchar") {
+        match name
+            .modifiers
+            .iter()
+            .find(|modifier| **modifier > MAX_MODIFIER && !matches!(&*name.name, "varchar" | "interval"))
+        {
             Some(large) => Err(self.unsupported(at, format!("{}({large}) is", name.name))),
             None => Ok(()),
         }

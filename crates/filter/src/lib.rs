@@ -108,8 +108,12 @@ pub use index_key::IndexKey;
 
 use typing::expr::Expr;
 
-/// Maximum length of a clause and its parameters together, in bytes.
+/// Maximum length of a clause without its parameters, in bytes.
 pub const MAX_CLAUSE_BYTES: usize = 64 * 1024;
+
+/// Maximum length of all parameters of a clause together, in bytes. A parameter counts once for
+/// each use.
+pub const MAX_PARAM_BYTES: usize = 1024 * 1024;
 
 /// A row's values in Postgres' text format, in UTF-8.
 ///
@@ -202,9 +206,12 @@ impl Filter {
 }
 
 fn check_length(text: &str, params: &[&str]) -> Result<(), FilterError> {
-    let bytes = params.iter().fold(text.len(), |sum, param| sum.saturating_add(param.len()));
-    match bytes > MAX_CLAUSE_BYTES {
-        true => Err(FilterError::TooLong { bytes, limit: MAX_CLAUSE_BYTES }),
+    let bytes = params.iter().fold(0_usize, |sum, param| sum.saturating_add(param.len()));
+    if text.len() > MAX_CLAUSE_BYTES {
+        return Err(FilterError::TooLong { bytes: text.len(), limit: MAX_CLAUSE_BYTES });
+    }
+    match bytes > MAX_PARAM_BYTES {
+        true => Err(FilterError::ParamsTooLong { bytes, limit: MAX_PARAM_BYTES }),
         false => Ok(()),
     }
 }

@@ -189,6 +189,9 @@ fn fit_scalar(value: SqlValue<'_>, fit: TypeModifier) -> Result<SqlValue<'_>, Ev
             // Postgres does not check the range.
             SqlValue::Timestamp(Timestamp(round(moment.0, digits)))
         }
+        (SqlValue::Interval(interval), TypeModifier::Interval { fields, digits }) => {
+            SqlValue::Interval(interval.fitted(fields, digits)?)
+        }
         (value, _) => value,
     })
 }

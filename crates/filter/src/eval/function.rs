@@ -2,6 +2,8 @@
 
 use std::borrow::Cow;
 
+use super::clock_part::ClockFunction;
+use super::number::NumberFunction;
 use super::text::TextFunction;
 use super::{EvalResult, as_array, as_text};
 use crate::value::array::Array;
@@ -20,6 +22,9 @@ pub(crate) enum Function {
     JustifyInterval,
     LikeEscape,
     Text(TextFunction),
+    /// date_trunc(), extract() and others.
+    Clock(ClockFunction),
+    Number(NumberFunction),
 }
 
 impl Function {
@@ -34,6 +39,8 @@ impl Function {
             Function::JustifyDays => SqlValue::Interval(arguments.interval().justify_days()?),
             Function::JustifyHours => SqlValue::Interval(arguments.interval().justify_hours()?),
             Function::JustifyInterval => SqlValue::Interval(arguments.interval().justify()?),
+            Function::Clock(function) => return function.apply(&mut arguments),
+            Function::Number(function) => function.apply(&mut arguments)?,
             Function::LikeEscape => {
                 let (pattern, escape) = (arguments.text(), arguments.text());
                 SqlValue::Text(Cow::Owned(like::with_escape(&pattern, &escape)?))

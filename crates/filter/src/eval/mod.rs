@@ -9,8 +9,10 @@
 
 mod arithmetic;
 mod cast;
+pub(crate) mod clock_part;
 mod datetime;
 pub(crate) mod function;
+pub(crate) mod number;
 pub(crate) mod text;
 
 use std::borrow::Cow;

@@ -1,7 +1,7 @@
 //! Syntax trees of where clauses, before typing.
 //!
 //! Invariant: a tree is at most [`MAX_DEPTH`] levels high, so code that walks it may recurse. A
-//! chain of AND or OR is one level.
+//! chain of AND or OR is one level. A chain of other operators has half a level for each.
 //! Enforced by: `parser.rs` counts its recursion and the height of each node.
 //!
 //! Decision: this crate has its own parser, because precedence and error locations must be those of
@@ -21,7 +21,8 @@ mod type_name;
 pub(crate) use parser::parse;
 pub(crate) use type_name::TypeName;
 
-/// Maximum height of a tree.
+/// Maximum depth of a tree, in levels. The left operand of an operator counts as half a level, so
+/// that long sums are within it.
 pub(crate) const MAX_DEPTH: usize = 64;
 
 /// Node of a syntax tree. `at` is the byte position in the clause that Postgres reports in errors.
@@ -29,6 +30,7 @@ pub(crate) const MAX_DEPTH: usize = 64;
 pub(crate) struct SyntaxTree {
     pub(crate) kind: SyntaxKind,
     pub(crate) at: usize,
+    /// Height in half levels: how often the parser recurses for the canonical text.
     pub(crate) height: usize,
 }
 
@@ -115,7 +117,12 @@ pub(crate) enum Subscript {
 impl SyntaxTree {
     pub(crate) fn new(kind: SyntaxKind, at: usize) -> Self {
         let mut height = 0;
-        kind.each_child(&mut |child| height = height.max(child.height));
+        match &kind {
+            SyntaxKind::Binary(_, operands) => {
+                height = operands[0].height.max(operands[1].height + 1);
+            }
+            kind => kind.each_child(&mut |child| height = height.max(child.height + 1)),
+        }
         SyntaxTree { kind, at, height: height + 1 }
     }
 }

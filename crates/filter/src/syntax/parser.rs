@@ -7,16 +7,13 @@
 
 use super::lexer::{SqlToken, SqlTokenKind, tokens};
 use super::{MAX_DEPTH, SyntaxKind, SyntaxTree};
-use crate::MAX_CLAUSE_BYTES;
+use crate::MAX_PARAM_BYTES;
 use crate::error::FilterError;
 use crate::expression::EnumType;
 
 /// Maximum recursion of the parser. It must suffice for canonical text, which has parentheses
 /// around each level.
 const MAX_RECURSION: usize = 2 * MAX_DEPTH + 10;
-
-/// Maximum bytes of parameters in a clause. A parameter counts once per use.
-const MAX_INLINED_BYTES: usize = 16 * MAX_CLAUSE_BYTES;
 
 /// Precedence of an operator, loosest first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -194,7 +191,7 @@ impl Parser<'_> {
 
     pub(super) fn node(&self, kind: SyntaxKind, at: usize) -> Result<SyntaxTree, FilterError> {
         let tree = SyntaxTree::new(kind, at);
-        if tree.height > MAX_DEPTH { Err(FilterError::TooDeep { limit: MAX_DEPTH }) } else { Ok(tree) }
+        if tree.height > 2 * MAX_DEPTH { Err(FilterError::TooDeep { limit: MAX_DEPTH }) } else { Ok(tree) }
     }
 
     pub(super) fn schema_of_enum(&self, name: &str) -> Option<String> {
@@ -407,8 +404,8 @@ impl Parser<'_> {
         let value = number.checked_sub(1).and_then(|index| self.params.get(index));
         let value = value.ok_or(FilterError::NoParameter { number })?;
         self.inlined_bytes += value.len();
-        match self.inlined_bytes > MAX_INLINED_BYTES {
-            true => Err(FilterError::TooLong { bytes: self.inlined_bytes, limit: MAX_INLINED_BYTES }),
+        match self.inlined_bytes > MAX_PARAM_BYTES {
+            true => Err(FilterError::ParamsTooLong { bytes: self.inlined_bytes, limit: MAX_PARAM_BYTES }),
             false => Ok((*value).to_owned()),
         }
     }

@@ -125,10 +125,8 @@ impl Parser<'_> {
         if let (Some(mut name), SqlTokenKind::Text(text)) = (name, self.peek().clone()) {
             let length_ends = self.position() - 1;
             self.advance();
-            let narrowed =
-                ["year", "month", "day", "hour", "minute", "second"].iter().any(|word| self.at_word(word));
-            if name.name == "interval" && narrowed {
-                return Err(self.unsupported_here("intervals of some fields or of a precision"));
+            if word == "interval" && name.modifiers.is_empty() {
+                name.modifiers = self.interval_fields()?;
             }
             if matches!(word, "character" | "char" | "nchar" | "national") && !self.is_mark(length_ends, ")")
             {

@@ -3,6 +3,7 @@
 use super::lexer::SqlTokenKind;
 use super::parser::Parser;
 use crate::error::FilterError;
+use crate::value::interval_fields::IntervalFields;
 
 /// A type by its name in the catalog: `INTEGER` and `int4` are both `int4`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -191,11 +192,38 @@ impl Parser<'_> {
     }
 
     fn interval_type(&mut self) -> Result<TypeName, FilterError> {
-        const FIELDS: [&str; 6] = ["year", "month", "day", "hour", "minute", "second"];
-        let narrowed = FIELDS.iter().any(|field| self.at_word(field));
-        if narrowed || *self.peek() == SqlTokenKind::Mark("(") {
-            return Err(self.unsupported_here("intervals of some fields or of a precision"));
+        let mut name = TypeName::plain("interval");
+        if *self.peek() == SqlTokenKind::Mark("(") {
+            name.modifiers = vec![IntervalFields::ALL.modifier(), self.precision()?];
+            return Ok(name);
         }
-        Ok(TypeName::plain("interval"))
+        name.modifiers = self.interval_fields()?;
+        Ok(name)
+    }
+
+    /// Parses `day to second(3)`, if present. Returns the type modifiers of interval.
+    pub(super) fn interval_fields(&mut self) -> Result<Vec<i32>, FilterError> {
+        let Some(first) = self.interval_field() else { return Ok(Vec::new()) };
+        let mut last = first;
+        if self.take_word("to") {
+            last = self.interval_field().filter(|last| *last != first).ok_or_else(|| self.syntax_error())?;
+        }
+        let fields = IntervalFields::range(first, last).ok_or_else(|| self.syntax_error())?;
+        let mut modifiers = vec![fields.modifier()];
+        if last == "second" && *self.peek() == SqlTokenKind::Mark("(") {
+            modifiers.push(self.precision()?);
+        }
+        Ok(modifiers)
+    }
+
+    fn interval_field(&mut self) -> Option<&'static str> {
+        IntervalFields::NAMES.iter().map(|(name, _)| *name).find(|name| self.take_word(name))
+    }
+
+    fn precision(&mut self) -> Result<i32, FilterError> {
+        match self.modifiers()?[..] {
+            [digits] if digits >= 0 => Ok(digits),
+            _ => Err(self.syntax_error()),
+        }
     }
 }

@@ -8,6 +8,8 @@ use crate::error::FilterError;
 use crate::syntax::{SyntaxKind, SyntaxTree, TypeName};
 use crate::value::SqlValue;
 use crate::value::input::{self, InputError};
+use crate::value::interval::Interval;
+use crate::value::interval_fields::IntervalFields;
 
 /// Maximum `n` of varchar(n) and char(n), in characters.
 const MAX_LENGTH: i32 = 10_485_760;
@@ -29,18 +31,24 @@ impl Typer<'_> {
         let expr = match (kind, expr) {
             (SqlType::Unknown, Expr::Const(None)) => Expr::NULL,
             (SqlType::Unknown, Expr::Const(Some(SqlValue::Text(text)))) => {
-                self.constant(&text, target, at)?
+                self.constant(&text, target, input::read(&text, target, self.modern()), at)?
             }
             (SqlType::Unknown, other) => unreachable!("only constants have no type: {other:?}"),
-            (_, expr) => self.convert(expr, kind, target, at)?,
+            (_, expr) => self.convert(expr, kind, target),
         };
         let collation = if target.is_collatable() { collation } else { Default::default() };
         Ok(TypedExpr { expr, kind: target, collation })
     }
 
-    /// Parses a text constant as a value of the type.
-    fn constant(&self, text: &str, target: SqlType, at: usize) -> Result<Expr, FilterError> {
-        match input::read(text, target, self.modern()) {
+    /// Returns the constant that a text was parsed as.
+    fn constant(
+        &self,
+        text: &str,
+        target: SqlType,
+        read: Result<SqlValue<'_>, InputError>,
+        at: usize,
+    ) -> Result<Expr, FilterError> {
+        match read {
             Ok(value) => Ok(Expr::Const(Some(value.into_owned()))),
             Err(InputError::Unsupported(what)) => Err(FilterError::unsupported(self.text, at, what)),
             Err(error) => {
@@ -51,7 +59,7 @@ impl Typer<'_> {
     }
 
     /// Returns the expression with a cast, if the two types need one.
-    fn convert(&self, expr: Expr, from: SqlType, to: SqlType, at: usize) -> Result<Expr, FilterError> {
+    fn convert(&self, expr: Expr, from: SqlType, to: SqlType) -> Expr {
         let same_text = |from: Scalar, to: Scalar| {
             from.is_text() && to.is_text() && (from != Scalar::Bpchar || to == Scalar::Bpchar)
         };
@@ -59,26 +67,9 @@ impl Typer<'_> {
             (from, to)
             && (same_text(from, to) || from == to)
         {
-            return Ok(expr);
+            return expr;
         }
-        self.refuse_loose_texts(from, to, at)?;
-        Ok(Expr::unary(Unary::Cast { from, to, modern: self.modern() }, expr))
-    }
-
-    /// Refuses casts of a row's text to a date or time: Postgres accepts many more forms than this
-    /// crate.
-    fn refuse_loose_texts(&self, from: SqlType, to: SqlType, at: usize) -> Result<(), FilterError> {
-        use Scalar::*;
-        let element = |kind: SqlType| match kind {
-            SqlType::Scalar(scalar) | SqlType::Array(scalar) => Some(scalar),
-            SqlType::Unknown | SqlType::Opaque(_) => None,
-        };
-        let from_text = element(from).is_some_and(Scalar::is_text);
-        if from_text && matches!(element(to), Some(Date | Time | Timetz | Timestamp | Timestamptz | Interval))
-        {
-            return Err(self.unsupported(at, format!("casting text (but a constant) to {to} is")));
-        }
-        Ok(())
+        Expr::unary(Unary::Cast { from, to, modern: self.modern() }, expr)
     }
 
     pub(super) fn cast(
@@ -99,6 +90,17 @@ impl Typer<'_> {
         let typed = match &operand.kind {
             SyntaxKind::Array(items) if name.is_array => self.array(items, at, Some(scalar))?,
             _ => self.tree(operand)?,
+        };
+        let typed = match (&fit, typed.kind, &typed.expr) {
+            (
+                Some(TypeModifier::Interval { fields, .. }),
+                SqlType::Unknown,
+                Expr::Const(Some(SqlValue::Text(text))),
+            ) if !name.is_array => {
+                let read = Interval::parse(text, *fields, self.modern()).map(SqlValue::Interval);
+                TypedExpr::new(self.constant(text, target, read, at)?, target)
+            }
+            _ => typed,
         };
         let typed = self.cast_to(typed, target, at)?;
         Ok(match fit {
@@ -135,7 +137,7 @@ impl Typer<'_> {
             return Err(self.invalid(at, "42846", message));
         }
         let collation = if typed.kind.is_collatable() { typed.collation } else { Default::default() };
-        Ok(TypedExpr { expr: self.convert(typed.expr, typed.kind, target, at)?, kind: target, collation })
+        Ok(TypedExpr { expr: self.convert(typed.expr, typed.kind, target), kind: target, collation })
     }
 
     /// Types an enum column, or a constant that is compared with one, as its label's text.
@@ -191,6 +193,14 @@ impl Typer<'_> {
                     }
                     digits => Some(TypeModifier::Fraction(digits.min(6) as u32)),
                 }
+            }
+            (Scalar::Interval, [fields, digits @ ..]) if digits.len() < 2 => {
+                let fields = IntervalFields::of_modifier(*fields)
+                    .ok_or_else(|| invalid("invalid INTERVAL type modifier".to_owned()))?;
+                if let Some(digits @ ..0) = digits.first() {
+                    return Err(invalid(format!("INTERVAL({digits}) precision must not be negative")));
+                }
+                Some(TypeModifier::Interval { fields, digits: digits.first().map(|digits| *digits as u32) })
             }
             _ => {
                 let message = format!("type modifier is not allowed for type \"{}\"", scalar.name());

@@ -5,6 +5,7 @@ use crate::eval::function::Function;
 use crate::syntax::IsTest;
 use crate::value::SqlValue;
 use crate::value::array::ArrayEnd;
+use crate::value::interval_fields::IntervalFields;
 use crate::value::letter_case::Casing;
 
 /// A typed expression. Operands have the operator's types: implicit casts are separate nodes.
@@ -120,8 +121,10 @@ pub(crate) enum TypeModifier {
     Padded(usize),
     /// numeric(p, s).
     Digits { precision: i32, scale: i32 },
-    /// Digits of the seconds: timestamp(p), time(p), interval(p).
+    /// Digits of the seconds: timestamp(p), time(p).
     Fraction(u32),
+    /// Fields of an interval, and the digits of its seconds.
+    Interval { fields: IntervalFields, digits: Option<u32> },
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -157,7 +157,12 @@ fn is_stable(expr: &Expr) -> bool {
                 matches!(from, Date | Timestamp | Timestamptz)
             }
             (SqlType::Scalar(from), SqlType::Scalar(to)) => {
-                *from == Timestamptz || *to == Timestamptz || (*from == Time && *to == Timetz)
+                let reads_clock_text =
+                    from.is_text() && matches!(to, Date | Time | Timetz | Timestamp | Timestamptz | Interval);
+                reads_clock_text
+                    || *from == Timestamptz
+                    || *to == Timestamptz
+                    || (*from == Time && *to == Timetz)
             }
             _ => true,
         },

@@ -24,6 +24,8 @@ const FOREIGN_TYPES: &[ForeignType] = &[
     foreign("bit", Category::BitString),
     foreign("bytea", Category::User),
     foreign("lseg", Category::Geometric),
+    foreign("macaddr", Category::User),
+    foreign("macaddr8", Category::User),
     ForeignType { sources: TEXTS, ..foreign("name", Category::String) },
     ForeignType { sources: INTEGERS, is_preferred: true, ..foreign("oid", Category::Number) },
     foreign("path", Category::Geometric),

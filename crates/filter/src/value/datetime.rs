@@ -1,13 +1,15 @@
-//! Dates and times. Parses ISO 8601 forms, including all that Postgres writes with DateStyle ISO.
-//! The time zone is UTC.
+//! Dates and times. Parses the forms that Postgres writes with DateStyle ISO; `clock_text/` parses
+//! all others. The time zone is UTC.
 
 use std::cmp::Ordering;
 use std::fmt::{self, Display, Formatter};
 
 use super::calendar::{Day, EPOCH, MICROS_PER_DAY, MICROS_PER_SECOND};
-use super::input::{InputError, trim};
+use super::clock_text::{DecodedMoment, MomentFields, MomentText};
+use super::input::InputError;
 
-const OTHER_FORMS: InputError = InputError::Unsupported("dates and times in other forms than ISO 8601");
+/// Another form than those that Postgres writes.
+struct OtherForm;
 
 /// Days since 2000-01-01. The least and the greatest value are -infinity and infinity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -42,31 +44,35 @@ impl Date {
     }
 
     pub(crate) fn parse(text: &str) -> Result<Self, InputError> {
-        match special(text)? {
-            Some(Special::Infinity) => return Ok(Date(i32::MAX)),
-            Some(Special::NegativeInfinity) => return Ok(Date(i32::MIN)),
-            Some(Special::Epoch) => return Ok(Date(-10_957)),
-            None => {}
+        match Moment::decode(text, MomentText::Date)? {
+            DecodedMoment::Infinity => Ok(Date(i32::MAX)),
+            DecodedMoment::NegativeInfinity => Ok(Date(i32::MIN)),
+            DecodedMoment::Epoch => Ok(Date(-10_957)),
+            DecodedMoment::Finite(moment) => Date::checked(moment.day.number()).ok_or(InputError::OutOfRange),
         }
-        let moment = Moment::parse(text)?;
-        Date::checked(moment.day.number()).ok_or(InputError::Field)
     }
 }
 
 impl Time {
     pub(crate) fn parse(text: &str) -> Result<Self, InputError> {
-        let mut scan = DateTimeScanner(trim(text));
-        let micros = scan.time()?;
-        if scan.0.is_empty() { Ok(Time(micros)) } else { Err(OTHER_FORMS) }
+        Ok(Time(Timetz::parse(text)?.micros))
     }
 }
 
 impl Timetz {
     pub(crate) fn parse(text: &str) -> Result<Self, InputError> {
-        let mut scan = DateTimeScanner(trim(text));
-        let micros = scan.time()?;
-        let west = scan.zone()?.unwrap_or(0);
-        if scan.0.is_empty() { Ok(Timetz { micros, west }) } else { Err(OTHER_FORMS) }
+        let mut scan = DateTimeScanner(text);
+        if let (Ok(micros), Ok(west)) = (scan.time(), scan.zone())
+            && scan.0.is_empty()
+        {
+            return Ok(Timetz { micros, west: west.unwrap_or(0) });
+        }
+        match MomentText::TimeOnly.decode(text)? {
+            DecodedMoment::Finite(moment) => Ok(Timetz { micros: moment.micros, west: moment.west as i32 }),
+            DecodedMoment::Epoch | DecodedMoment::Infinity | DecodedMoment::NegativeInfinity => {
+                Err(InputError::Syntax)
+            }
+        }
     }
 
     fn utc(self) -> i64 {
@@ -102,16 +108,15 @@ impl Timestamp {
 
     /// Parses a timestamp. Without `with_zone`, a zone in the text is ignored, as in Postgres.
     pub(crate) fn parse(text: &str, with_zone: bool) -> Result<Self, InputError> {
-        match special(text)? {
-            Some(Special::Infinity) => return Ok(Timestamp(i64::MAX)),
-            Some(Special::NegativeInfinity) => return Ok(Timestamp(i64::MIN)),
-            Some(Special::Epoch) => return Ok(Timestamp(-10_957 * MICROS_PER_DAY)),
-            None => {}
-        }
-        let moment = Moment::parse(text)?;
-        let west = if with_zone { i128::from(moment.west) * i128::from(MICROS_PER_SECOND) } else { 0 };
-        let local = i128::from(moment.day.number()) * i128::from(MICROS_PER_DAY) + i128::from(moment.micros);
-        Timestamp::checked(local + west).ok_or(InputError::Field)
+        let MomentFields { day, micros, west } = match Moment::decode(text, MomentText::Date)? {
+            DecodedMoment::Infinity => return Ok(Timestamp(i64::MAX)),
+            DecodedMoment::NegativeInfinity => return Ok(Timestamp(i64::MIN)),
+            DecodedMoment::Epoch => return Ok(Timestamp(-10_957 * MICROS_PER_DAY)),
+            DecodedMoment::Finite(moment) => moment,
+        };
+        let west = if with_zone { i128::from(west) * i128::from(MICROS_PER_SECOND) } else { 0 };
+        let local = i128::from(day.number()) * i128::from(MICROS_PER_DAY) + i128::from(micros);
+        Timestamp::checked(local + west).ok_or(InputError::OutOfRange)
     }
 
     /// Returns the days since 2000-01-01, and the microseconds of the day.
@@ -120,60 +125,37 @@ impl Timestamp {
     }
 }
 
-enum Special {
-    Infinity,
-    NegativeInfinity,
-    Epoch,
-}
-
-fn special(text: &str) -> Result<Option<Special>, InputError> {
-    let text = trim(text);
-    if text.starts_with(|first: char| first.is_ascii_digit()) {
-        return Ok(None);
-    }
-    match text.to_ascii_lowercase().as_str() {
-        "infinity" => Ok(Some(Special::Infinity)),
-        "-infinity" => Ok(Some(Special::NegativeInfinity)),
-        "epoch" => Ok(Some(Special::Epoch)),
-        "now" | "today" | "tomorrow" | "yesterday" | "allballs" => {
-            Err(InputError::Unsupported("dates and times that depend on the current time"))
-        }
-        _ => Err(OTHER_FORMS),
-    }
-}
-
-/// A parsed date, with a time and a zone if the text has them.
-struct Moment {
-    day: Day,
-    micros: i64,
-    west: i32,
-}
+/// Parser of the forms that Postgres writes.
+struct Moment;
 
 impl Moment {
-    fn parse(text: &str) -> Result<Self, InputError> {
-        let mut text = trim(text);
-        let before = text.get(text.len().saturating_sub(3)..).filter(|end| end.eq_ignore_ascii_case(" bc"));
-        if before.is_some() {
-            text = trim(&text[..text.len() - 3]);
+    /// Parses a text: as Postgres writes it, or else of any form.
+    fn decode(text: &str, kind: MomentText) -> Result<DecodedMoment, InputError> {
+        match Moment::parse(text) {
+            Ok(moment) => Ok(DecodedMoment::Finite(moment)),
+            Err(OtherForm) => kind.decode(text),
+        }
+    }
+
+    fn parse(mut text: &str) -> Result<MomentFields, OtherForm> {
+        let before_christ = text.ends_with(" BC");
+        if before_christ {
+            text = &text[..text.len() - 3];
         }
         let mut scan = DateTimeScanner(text);
         let mut day = scan.day()?;
         let (mut micros, mut west) = (0, 0);
-        if let Some(rest) = scan.0.strip_prefix([' ', 'T', 't']) {
-            scan.0 = rest.trim_start_matches(' ');
+        if scan.skip(' ') {
             micros = scan.time()?;
-            west = scan.zone()?.unwrap_or(0);
+            west = scan.zone()?.unwrap_or(0).into();
         }
-        if !scan.0.is_empty() {
-            return Err(OTHER_FORMS);
+        if !scan.0.is_empty() || day.year == 0 {
+            return Err(OtherForm);
         }
-        if day.year == 0 {
-            return Err(InputError::Field);
-        }
-        if before.is_some() {
+        if before_christ {
             day.year = 1 - day.year;
         }
-        if day.is_real() { Ok(Moment { day, micros, west }) } else { Err(InputError::Field) }
+        if day.is_real() { Ok(MomentFields { day, micros, west }) } else { Err(OtherForm) }
     }
 }
 
@@ -181,92 +163,65 @@ struct DateTimeScanner<'t>(&'t str);
 
 impl DateTimeScanner<'_> {
     /// Parses a number of `min` to `max` digits.
-    fn number(&mut self, min: usize, max: usize) -> Result<i64, InputError> {
+    fn number(&mut self, min: usize, max: usize) -> Result<i64, OtherForm> {
         let length = self.0.bytes().take_while(u8::is_ascii_digit).count();
         if length < min || length > max {
-            return Err(OTHER_FORMS);
+            return Err(OtherForm);
         }
         let (digits, rest) = self.0.split_at(length);
         self.0 = rest;
-        digits.parse().map_err(|_| InputError::Field)
+        digits.parse().map_err(|_| OtherForm)
     }
 
     fn skip(&mut self, mark: char) -> bool {
-        match self.0.strip_prefix(mark) {
-            Some(rest) => {
-                self.0 = rest;
-                true
-            }
-            None => false,
-        }
+        let after = self.0.strip_prefix(mark);
+        self.0 = after.unwrap_or(self.0);
+        after.is_some()
     }
 
-    fn day(&mut self) -> Result<Day, InputError> {
+    fn expect(&mut self, mark: char) -> Result<(), OtherForm> {
+        if self.skip(mark) { Ok(()) } else { Err(OtherForm) }
+    }
+
+    fn day(&mut self) -> Result<Day, OtherForm> {
         let year = self.number(4, 7)?;
-        if !self.skip('-') {
-            return Err(OTHER_FORMS);
-        }
-        let month = self.number(1, 2)?;
-        if !self.skip('-') {
-            return Err(OTHER_FORMS);
-        }
-        Ok(Day { year, month, day: self.number(1, 2)? })
+        self.expect('-')?;
+        let month = self.number(2, 2)?;
+        self.expect('-')?;
+        Ok(Day { year, month, day: self.number(2, 2)? })
     }
 
-    fn time(&mut self) -> Result<i64, InputError> {
-        let hour = self.number(1, 2)?;
-        if !self.skip(':') {
-            return Err(OTHER_FORMS);
-        }
+    fn time(&mut self) -> Result<i64, OtherForm> {
+        let hour = self.number(2, 2)?;
+        self.expect(':')?;
         let minute = self.number(2, 2)?;
-        let (mut second, mut fraction) = (0, 0);
-        if self.skip(':') {
-            second = self.number(2, 2)?;
-            if self.0.starts_with('.') {
-                fraction = self.fraction()?;
-            }
+        self.expect(':')?;
+        let second = self.number(2, 2)?;
+        let mut micros = ((hour * 60 + minute) * 60 + second) * MICROS_PER_SECOND;
+        if self.skip('.') {
+            let length = self.0.bytes().take_while(u8::is_ascii_digit).count();
+            let digits = self.number(1, 6)?;
+            micros += digits * 10_i64.pow(6 - length as u32);
         }
-        let micros = ((hour * 60 + minute) * 60 + second) * MICROS_PER_SECOND + fraction;
-        if hour > 24 || minute > 59 || second > 60 || micros > MICROS_PER_DAY {
-            return Err(InputError::Field);
+        if hour > 24 || minute > 59 || second > 59 || micros > MICROS_PER_DAY {
+            return Err(OtherForm);
         }
         Ok(micros)
     }
 
-    fn fraction(&mut self) -> Result<i64, InputError> {
-        let digits = self.0[1..].bytes().take_while(u8::is_ascii_digit).count();
-        let (fraction, rest) = self.0.split_at(1 + digits);
-        let value: f64 = if digits == 0 { 0.0 } else { fraction.parse().map_err(|_| InputError::Syntax)? };
-        self.0 = rest;
-        Ok((value * 1e6).round_ties_even() as i64)
-    }
-
     /// Parses a zone, if present. Returns seconds west of Greenwich.
-    fn zone(&mut self) -> Result<Option<i32>, InputError> {
-        let rest = self.0.trim_start_matches(' ');
-        for name in ["utc", "gmt", "z"] {
-            if rest.eq_ignore_ascii_case(name) {
-                self.0 = "";
-                return Ok(Some(0));
-            }
-        }
-        let sign = match rest.bytes().next() {
+    fn zone(&mut self) -> Result<Option<i32>, OtherForm> {
+        let sign = match self.0.bytes().next() {
             Some(b'+') => -1,
             Some(b'-') => 1,
             _ => return Ok(None),
         };
-        self.0 = &rest[1..];
-        let digits = self.0.bytes().take_while(u8::is_ascii_digit).count();
-        let (hours, minutes) = match digits {
-            4 => {
-                let number = self.number(4, 4)?;
-                (number / 100, number % 100)
-            }
-            _ => (self.number(1, 2)?, if self.skip(':') { self.number(2, 2)? } else { 0 }),
-        };
-        let seconds = if digits < 4 && self.skip(':') { self.number(2, 2)? } else { 0 };
+        self.0 = &self.0[1..];
+        let hours = self.number(2, 2)?;
+        let minutes = if self.skip(':') { self.number(2, 2)? } else { 0 };
+        let seconds = if self.skip(':') { self.number(2, 2)? } else { 0 };
         if hours > 15 || minutes > 59 || seconds > 59 {
-            return Err(InputError::Zone);
+            return Err(OtherForm);
         }
         Ok(Some(sign * (hours * 3600 + minutes * 60 + seconds) as i32))
     }
@@ -367,15 +322,40 @@ mod tests {
     }
 
     #[test]
-    fn fields_that_cant_be_are_told_from_forms_that_we_dont_read() {
-        for text in ["2023-02-29", "2023-13-01", "0000-01-01", "2023-01-32"] {
+    fn texts_of_other_forms_are_read_as_by_postgres() {
+        for (text, iso) in [
+            ("01/02/2003", "2003-02-01"),
+            ("Jan 8, 1999", "1999-01-08"),
+            ("8-Jan-99", "1999-01-08"),
+            ("19990108", "1999-01-08"),
+            ("990108", "1999-01-08"),
+            ("1999.008", "1999-01-08"),
+            ("January 8, 99 BC", "0099-01-08 BC"),
+            (" 2000-1-2 ", "2000-01-02"),
+            ("epoch", "1970-01-01"),
+        ] {
+            assert_eq!(Date::parse(text).unwrap().to_string(), iso, "{text}");
+        }
+        let shown = |text| Timestamp::parse(text, true).unwrap().write(true);
+        assert_eq!(shown("2000-01-01T04:05:06.789-8"), "2000-01-01 12:05:06.789+00");
+        assert_eq!(shown("20000101T040506 PST"), "2000-01-01 12:05:06+00");
+        assert_eq!(shown("Sat Jan 1 04:05 PM 2000"), "2000-01-01 16:05:00+00");
+        assert_eq!(Timetz::parse("040506+07:30:15").unwrap().to_string(), "04:05:06+07:30:15");
+    }
+
+    #[test]
+    fn texts_that_are_no_dates_have_the_errors_of_postgres() {
+        for text in ["2023-02-29", "2023-13-01", "0000-01-01", "2023-01-32", "2003/15/1"] {
             assert_eq!(Date::parse(text), Err(InputError::Field), "{text}");
         }
-        for text in ["", "01/02/2003", "Jan 1 2000", "20000101", "2000-001", "99-01-01"] {
+        for text in ["", "abc", "hello world", "2000", "1 2", "é", "2000-01"] {
+            assert_eq!(Date::parse(text), Err(InputError::Syntax), "{text}");
+        }
+        for text in ["now", "2000-01-01 12:00 Europe/Berlin", "J2451545", "2000-01-01 12:00 foo"] {
             assert!(matches!(Date::parse(text), Err(InputError::Unsupported(_))), "{text}");
         }
         assert_eq!(Time::parse("24:00:01"), Err(InputError::Field));
         assert_eq!(Timetz::parse("12:00+16"), Err(InputError::Zone));
-        assert_eq!(Timestamp::parse("2000-01-01 00:00+01", true).unwrap().0, -3_600_000_000);
+        assert_eq!(Date::parse("5874898-01-01"), Err(InputError::OutOfRange));
     }
 }

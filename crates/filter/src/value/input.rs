@@ -4,6 +4,7 @@ use super::SqlValue;
 use super::array::Array;
 use super::datetime::{Date, Time, Timestamp, Timetz};
 use super::interval::Interval;
+use super::interval_fields::IntervalFields;
 use super::numeric::Numeric;
 use crate::error::EvalError;
 use crate::typing::{Scalar, SqlType};
@@ -18,6 +19,10 @@ pub(crate) enum InputError {
     Overflow,
     /// A date or time with a field out of range.
     Field,
+    /// A date, a timestamp or an interval out of its type's range.
+    OutOfRange,
+    /// An interval with a field out of range.
+    IntervalField,
     /// A time zone displacement out of range.
     Zone,
     Array(&'static str),
@@ -44,6 +49,14 @@ impl InputError {
             }
             InputError::Overflow => ("22003", "value overflows numeric format".to_owned()),
             InputError::Field => ("22008", format!("date/time field value out of range{shown}")),
+            InputError::OutOfRange if kind == SqlType::Scalar(Scalar::Interval) => {
+                ("22008", "interval out of range".to_owned())
+            }
+            InputError::OutOfRange => {
+                let name = if kind == SqlType::Scalar(Scalar::Date) { "date" } else { "timestamp" };
+                ("22008", format!("{name} out of range{shown}"))
+            }
+            InputError::IntervalField => ("22015", format!("interval field value out of range{shown}")),
             InputError::Zone => ("22009", format!("time zone displacement out of range{shown}")),
             InputError::Array(detail) => ("22P02", format!("malformed array literal{shown} ({detail})")),
             InputError::Unsupported(what) => ("0A000", format!("{what} are not supported in where clauses")),
@@ -97,7 +110,7 @@ pub(crate) fn read_scalar(text: &str, scalar: Scalar, modern: bool) -> Result<Sq
         Scalar::Timetz => SqlValue::Timetz(Timetz::parse(text)?),
         Scalar::Timestamp => SqlValue::Timestamp(Timestamp::parse(text, false)?),
         Scalar::Timestamptz => SqlValue::Timestamp(Timestamp::parse(text, true)?),
-        Scalar::Interval => SqlValue::Interval(Interval::parse(text)?),
+        Scalar::Interval => SqlValue::Interval(Interval::parse(text, IntervalFields::ALL, modern)?),
     })
 }
 

@@ -1,15 +1,13 @@
-//! Interval values. Parses ISO 8601 with designators, which Postgres writes with IntervalStyle
-//! iso_8601, and quantities with units (`1 day 02:03:04`).
+//! Interval values: arithmetic, comparison and output. `clock_text/span.rs` parses them.
 
 use std::cmp::Ordering;
 use std::fmt::{self, Display, Formatter, Write as _};
 
 use super::calendar::{MICROS_PER_DAY, MICROS_PER_SECOND};
-use super::input::{InputError, trim};
+use super::clock_text::decode_interval;
+use super::input::InputError;
+use super::interval_fields::IntervalFields;
 use crate::error::EvalError;
-
-const OTHER_FORMS: InputError =
-    InputError::Unsupported("intervals in other forms than ISO 8601 or whole quantities with units");
 
 /// A span of time. Months, days and time are separate, as in Postgres.
 #[derive(Clone, Copy, Debug, Default)]
@@ -115,15 +113,22 @@ impl Interval {
         Interval::checked(months, days, micros.into())
     }
 
-    pub(crate) fn parse(text: &str) -> Result<Self, InputError> {
-        let text = trim(text);
-        if text.trim_start_matches(['+', '-']).eq_ignore_ascii_case("infinity") {
-            return Err(InputError::Unsupported("infinite intervals"));
+    /// Parses an interval. `modern`: as Postgres 16 and newer do.
+    pub(crate) fn parse(text: &str, fields: IntervalFields, modern: bool) -> Result<Self, InputError> {
+        decode_interval(text, fields, modern)
+    }
+
+    /// Truncates to the fields of a type, and rounds seconds to this many digits
+    /// (AdjustIntervalForTypmod).
+    pub(crate) fn fitted(self, fields: IntervalFields, digits: Option<u32>) -> Result<Self, EvalError> {
+        let mut fitted = fields.truncate(self);
+        if let Some(digits) = digits.filter(|digits| *digits < 6) {
+            let unit = 10_i64.pow(6 - digits);
+            let half = if fitted.micros < 0 { -(unit / 2) } else { unit / 2 };
+            let micros = fitted.micros.checked_add(half).ok_or_else(Interval::out_of_range)?;
+            fitted.micros = micros - micros % unit;
         }
-        match text.strip_prefix('P') {
-            Some(designated) => iso(designated),
-            None => quantities(text),
-        }
+        Ok(fitted)
     }
 }
 
@@ -156,156 +161,6 @@ impl PartialOrd for Interval {
     fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
         Some(self.cmp(other))
     }
-}
-
-/// Sums of parsed fields. Only seconds may have a fraction.
-#[derive(Default)]
-struct IntervalFields {
-    months: i64,
-    days: i64,
-    micros: i128,
-}
-
-impl IntervalFields {
-    fn add(&mut self, number: &str, unit: IntervalUnit) -> Result<(), InputError> {
-        if unit == IntervalUnit::Second {
-            self.micros += seconds(number)?;
-            return Ok(());
-        }
-        let number = number.strip_prefix('+').unwrap_or(number);
-        let digits = number.strip_prefix('-').unwrap_or(number);
-        if digits.is_empty() || !digits.bytes().all(|byte| byte.is_ascii_digit()) {
-            return Err(OTHER_FORMS);
-        }
-        let count: i64 = number.parse().map_err(|_| InputError::Field)?;
-        let small = count.unsigned_abs() <= 1 << 31;
-        if !small && !matches!(unit, IntervalUnit::Hour | IntervalUnit::Minute) {
-            return Err(InputError::Field);
-        }
-        match unit {
-            IntervalUnit::Year => self.months += count * 12,
-            IntervalUnit::Month => self.months += count,
-            IntervalUnit::Week => self.days += count * 7,
-            IntervalUnit::Day => self.days += count,
-            IntervalUnit::Hour => self.micros += i128::from(count) * 3600 * i128::from(MICROS_PER_SECOND),
-            IntervalUnit::Minute | IntervalUnit::Second => {
-                self.micros += i128::from(count) * 60 * i128::from(MICROS_PER_SECOND)
-            }
-        }
-        Ok(())
-    }
-
-    fn finish(self) -> Result<Interval, InputError> {
-        Interval::checked(self.months, self.days, self.micros).map_err(|_| InputError::Field)
-    }
-}
-
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum IntervalUnit {
-    Year,
-    Month,
-    Week,
-    Day,
-    Hour,
-    Minute,
-    Second,
-}
-
-/// Parses seconds with at most six decimals. Returns microseconds.
-fn seconds(number: &str) -> Result<i128, InputError> {
-    let negative = number.starts_with('-');
-    let unsigned = number.strip_prefix(['+', '-']).unwrap_or(number);
-    let (whole, fraction) = unsigned.split_once('.').unwrap_or((unsigned, ""));
-    let digits = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit());
-    if whole.is_empty() || !digits(whole) || !digits(fraction) || fraction.len() > 6 {
-        return Err(OTHER_FORMS);
-    }
-    let whole: i64 = whole.parse().map_err(|_| InputError::Field)?;
-    let fraction: i128 = format!("{fraction:0<6}").parse().map_err(|_| InputError::Syntax)?;
-    let micros = i128::from(whole) * i128::from(MICROS_PER_SECOND) + fraction;
-    Ok(if negative { -micros } else { micros })
-}
-
-/// Parses ISO 8601 designators, after the `P`.
-fn iso(text: &str) -> Result<Interval, InputError> {
-    let (mut fields, mut rest, mut in_time) = (IntervalFields::default(), text, false);
-    while !rest.is_empty() {
-        if let Some(time) = rest.strip_prefix('T') {
-            (rest, in_time) = (time, true);
-            continue;
-        }
-        let length = rest.find(|c: char| c.is_ascii_alphabetic()).ok_or(OTHER_FORMS)?;
-        let unit = match (&rest[length..=length], in_time) {
-            ("Y", false) => IntervalUnit::Year,
-            ("M", false) => IntervalUnit::Month,
-            ("W", false) => IntervalUnit::Week,
-            ("D", false) => IntervalUnit::Day,
-            ("H", true) => IntervalUnit::Hour,
-            ("M", true) => IntervalUnit::Minute,
-            ("S", true) => IntervalUnit::Second,
-            _ => return Err(OTHER_FORMS),
-        };
-        fields.add(&rest[..length], unit)?;
-        rest = &rest[length + 1..];
-    }
-    fields.finish()
-}
-
-/// Parses quantities with units: `1 year 2 mons -3 days 04:05:06.7`.
-fn quantities(text: &str) -> Result<Interval, InputError> {
-    let mut fields = IntervalFields::default();
-    let mut words = text.split_ascii_whitespace();
-    let mut any = false;
-    while let Some(word) = words.next() {
-        any = true;
-        if word.contains(':') {
-            clock(word, &mut fields)?;
-            // Postgres gives another meaning to fields after a time.
-            return if words.next().is_none() { fields.finish() } else { Err(OTHER_FORMS) };
-        }
-        let length = word.find(|c: char| c.is_ascii_alphabetic()).unwrap_or(word.len());
-        let (number, mut unit) = word.split_at(length);
-        if unit.is_empty() {
-            unit = words.next().ok_or(OTHER_FORMS)?;
-        }
-        let unit = match unit.to_ascii_lowercase().as_str() {
-            "year" | "years" | "y" | "yr" | "yrs" => IntervalUnit::Year,
-            "month" | "months" | "mon" | "mons" => IntervalUnit::Month,
-            "week" | "weeks" | "w" => IntervalUnit::Week,
-            "day" | "days" | "d" => IntervalUnit::Day,
-            "hour" | "hours" | "h" | "hr" | "hrs" => IntervalUnit::Hour,
-            "minute" | "minutes" | "m" | "min" | "mins" => IntervalUnit::Minute,
-            "second" | "seconds" | "s" | "sec" | "secs" => IntervalUnit::Second,
-            _ => return Err(OTHER_FORMS),
-        };
-        fields.add(number, unit)?;
-    }
-    if any { fields.finish() } else { Err(InputError::Syntax) }
-}
-
-/// Parses `[-]HH:MM[:SS[.fff]]`.
-fn clock(word: &str, fields: &mut IntervalFields) -> Result<(), InputError> {
-    let negative = word.starts_with('-');
-    let parts: Vec<_> = word.strip_prefix(['+', '-']).unwrap_or(word).split(':').collect();
-    let (hours, minutes, rest) = match parts[..] {
-        [hours, minutes] => (hours, minutes, "0"),
-        [hours, minutes, rest] => (hours, minutes, rest),
-        _ => return Err(OTHER_FORMS),
-    };
-    let two = |text: &str| text.len() == 2 && text.bytes().all(|byte| byte.is_ascii_digit());
-    let whole = rest.split('.').next().unwrap_or_default();
-    if hours.contains(['+', '-']) || !two(minutes) || !(two(whole) || parts.len() == 2) {
-        return Err(OTHER_FORMS);
-    }
-    let mut time = IntervalFields::default();
-    time.add(hours, IntervalUnit::Hour)?;
-    time.add(minutes, IntervalUnit::Minute)?;
-    if minutes > "59" || whole > "60" || (whole == "60" && parts.len() == 3) {
-        return Err(if whole == "60" && minutes <= "59" { OTHER_FORMS } else { InputError::Field });
-    }
-    time.add(rest, IntervalUnit::Second)?;
-    fields.micros += if negative { -time.micros } else { time.micros };
-    Ok(())
 }
 
 impl Display for Interval {
@@ -349,30 +204,40 @@ impl Display for Interval {
 mod tests {
     use super::*;
 
+    fn interval(text: &str) -> Interval {
+        Interval::parse(text, IntervalFields::ALL, true).unwrap()
+    }
+
     #[test]
     fn what_postgres_writes_is_read_and_written_again() {
         for text in
             ["PT0S", "P1Y2M3DT4H5M6.7S", "P-1Y-2M3DT-4H-5M-6S", "PT-0.5S", "P1M", "PT2562047788H54.775807S"]
         {
-            assert_eq!(Interval::parse(text).unwrap().to_string(), text);
+            assert_eq!(interval(text).to_string(), text);
         }
     }
 
     #[test]
     fn quantities_with_units_are_read() {
-        let iso = |text| Interval::parse(text).unwrap().to_string();
+        let iso = |text| interval(text).to_string();
         assert_eq!(iso("1 year 2 mons -3 days 04:05:06.5"), "P1Y2M-3DT4H5M6.5S");
         assert_eq!(iso("1week"), "P7D");
         assert_eq!(iso("-00:30"), "PT-30M");
         assert_eq!(iso("90 minutes 1.5 s"), "PT1H30M1.5S");
-        for text in ["1.5 days", "1-2", "3", "1 day ago", "@ 1 day", "04:05 1 day", "1 fortnight"] {
-            assert!(matches!(Interval::parse(text), Err(InputError::Unsupported(_))), "{text}");
+        assert_eq!(iso("@ 1-2"), "P1Y2M");
+        assert_eq!(iso("3 4:05:06"), "P3DT4H5M6S");
+        assert_eq!(iso("1.5 months 1 day ago"), "P-1M-16D");
+        assert_eq!(iso("7"), "PT7S");
+        assert_eq!(iso("P0001-02-03T04:05:06"), "P1Y2M3DT4H5M6S");
+        assert_eq!(iso("P00010203T040506"), "P1Y2M3DT4H5M6S");
+        for text in ["", "P", "P1", "1 fortnight", "x", "04:05 1 second", "1 2 3 4 days 5 days"] {
+            let parsed = Interval::parse(text, IntervalFields::ALL, true);
+            assert!(text == "P1" || parsed == Err(InputError::Syntax), "{text}");
         }
     }
 
     #[test]
     fn a_month_counts_thirty_days_and_a_day_24_hours() {
-        let interval = |text| Interval::parse(text).unwrap();
         assert_eq!(interval("1 mon"), interval("30 days"));
         assert_eq!(interval("1 day"), interval("24:00"));
         assert!(interval("1 year") < interval("365 days"));

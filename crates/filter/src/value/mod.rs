@@ -5,9 +5,12 @@
 
 pub(crate) mod array;
 pub(crate) mod calendar;
+pub(crate) mod clock_field;
+mod clock_text;
 pub(crate) mod datetime;
 pub(crate) mod input;
 pub(crate) mod interval;
+pub(crate) mod interval_fields;
 pub(crate) mod letter_case;
 pub(crate) mod like;
 pub(crate) mod numeric;

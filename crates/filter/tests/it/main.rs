@@ -2,6 +2,7 @@
 
 mod agreement;
 mod catalog;
+mod clock_texts;
 mod docs;
 mod grammar;
 mod index;

@@ -25,6 +25,8 @@ pub const DISPLAY_SETTINGS: &[(&str, &str)] = &[
     ("TimeZone", "UTC"),
     ("extra_float_digits", "1"),
     ("IntervalStyle", "iso_8601"),
+    // On, names of tables, types and functions in values are always quoted.
+    ("quote_all_identifiers", "off"),
     // With this path, names of tables, types and functions include their schema.
     ("search_path", "pg_catalog"),
 ];

@@ -37,13 +37,23 @@ const PIECE_BYTES: usize = 128 * 1024;
 /// Extra capacity for the row that fills a piece.
 const ROW_BYTES: usize = 16 * 1024;
 
-/// Settings for reading. They decide how a clause is parsed, and make hidden rows an error. They
-/// also limit the wait for a locked table, because other snapshots wait for a permit meanwhile.
+/// Settings for reading, in addition to [`DISPLAY_SETTINGS`]: all that a user, a role or a database
+/// may have set otherwise, and that change how a clause is parsed, what it means or which rows a
+/// scan returns. Hidden rows are an error. The wait for a locked table is limited, because other
+/// snapshots wait for a permit meanwhile.
 const READING_SETTINGS: &[(&str, &str)] = &[
     ("lock_timeout", "5s"),
     ("standard_conforming_strings", "on"),
     ("transform_null_equals", "off"),
     ("row_security", "off"),
+    // Off, an unquoted NULL in an array's text is the text "NULL".
+    ("array_nulls", "on"),
+    ("backslash_quote", "safe_encoding"),
+    ("timezone_abbreviations", "Default"),
+    ("xmlbinary", "base64"),
+    ("xmloption", "content"),
+    // Otherwise, a scan of a GIN index returns only a random part of the rows.
+    ("gin_fuzzy_search_limit", "0"),
 ];
 
 /// Settings that the lock and the first SELECT depend on.
@@ -302,7 +312,8 @@ async fn copy<S: RowSink>(
 /// Returns the script that begins the transaction, locks the table and takes the snapshot.
 ///
 /// Only the SELECT takes a snapshot, so it sees the table as the lock preserves it. Settings that
-/// aren't needed earlier are set in the SELECT: a separate SET statement costs more.
+/// aren't needed earlier are set in the SELECT: a separate SET statement costs more. Those that
+/// have their value already aren't set: some read a file.
 fn script(query: &SnapshotQuery<'_>) -> String {
     let mut script = String::from("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY");
     let mut write = |text: fmt::Arguments<'_>| script.write_fmt(text).expect("a String accepts every write");
@@ -323,7 +334,9 @@ fn script(query: &SnapshotQuery<'_>) -> String {
          SELECT pg_current_snapshot()::text, pg_current_wal_insert_lsn()::text, {edition}, {partitions}, concat(NULL",
     ));
     for (key, value) in settings().filter(|(key, _)| !FIRST_SETTINGS.contains(key)) {
-        write(format_args!(", set_config('{key}', '{value}', true)"));
+        write(format_args!(
+            ", CASE WHEN current_setting('{key}') <> '{value}' THEN set_config('{key}', '{value}', true) END"
+        ));
     }
     write(format_args!(")"));
     script

@@ -12,7 +12,7 @@ use serde_json::value::RawValue;
 use super::query_params::{ParamText, ParamTextError};
 
 /// Maximum number of parameters of a clause.
-pub const MAX_PARAMS: usize = 1_000;
+pub const MAX_PARAMS: usize = 10_000;
 
 /// Why parameters are refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

@@ -61,6 +61,12 @@ impl Database {
         Database::open(postgres, name, connect, sql)
     }
 
+    /// Returns the same database with new connections.
+    pub(crate) fn reopened(&self) -> Self {
+        let connect = PostgresConnect::new(&self.postgres.url(&self.name)).unwrap();
+        Database::open(self.postgres, self.name.clone(), connect, "SELECT 1")
+    }
+
     fn open(postgres: &'static Postgres, name: String, connect: PostgresConnect, sql: &str) -> Self {
         let config = ReservoirConfig::new(2).checkout_timeout(Duration::from_secs(20));
         let reservoir = Reservoir::start(connect, config, ConnectionLimits::local()).unwrap();

@@ -5,6 +5,7 @@
 //! Enforced by: `tests/it/catalog.rs` compares the table with pg_proc of real servers.
 
 mod array;
+mod number;
 mod text;
 mod time;
 
@@ -29,6 +30,8 @@ pub(crate) struct FunctionRow {
     pub(crate) is_stable: bool,
     /// First major version of Postgres that has the function; 0 for the oldest supported one.
     since: u32,
+    /// First major version of Postgres that has another function of these types.
+    until: u32,
 }
 
 /// How a function is evaluated.
@@ -69,6 +72,7 @@ impl FunctionRow {
             is_strict: true,
             is_stable: false,
             since: 0,
+            until: u32::MAX,
         }
     }
 
@@ -78,6 +82,10 @@ impl FunctionRow {
 
     const fn since(self, since: u32) -> Self {
         FunctionRow { since, ..self }
+    }
+
+    const fn until(self, until: u32) -> Self {
+        FunctionRow { until, ..self }
     }
 
     /// Also called if an argument is NULL.
@@ -90,7 +98,7 @@ impl FunctionRow {
     }
 
     pub(crate) fn exists_in(&self, version: u32) -> bool {
-        version >= self.since
+        (self.since..self.until).contains(&version)
     }
 
     /// Returns the types of `count` arguments. `None`: the function takes another number.
@@ -135,7 +143,7 @@ const fn refused(name: &'static str, arguments: &'static str, result: &'static s
 
 /// Returns all rows. Files are grouped by topic; overloads of one name may be in several.
 pub(crate) fn all() -> impl Iterator<Item = &'static FunctionRow> {
-    [text::ROWS, array::ROWS, time::ROWS].into_iter().flatten()
+    [text::ROWS, array::ROWS, number::ROWS, time::ROWS].into_iter().flatten()
 }
 
 /// Result of a call's resolution.

@@ -183,6 +183,14 @@ impl Decimal {
         Decimal { negative, weight, scale: fraction_digits * WIDTH, digits }.stripped()
     }
 
+    /// Divides. Truncates the quotient to an integer.
+    pub(super) fn divide_whole(&self, other: &Self) -> Result<Self, EvalError> {
+        if other.digits.is_empty() {
+            return Err(EvalError::division_by_zero());
+        }
+        Ok(Decimal { scale: 0, ..self.quotient(other, 0) })
+    }
+
     pub(super) fn remainder(&self, other: &Self) -> Result<Self, EvalError> {
         if other.digits.is_empty() {
             return Err(EvalError::division_by_zero());
@@ -190,6 +198,19 @@ impl Decimal {
         let whole = Decimal { scale: 0, ..self.quotient(other, 0) };
         let remainder = self.add(&whole.multiply(other).negated());
         Ok(Decimal { scale: self.scale.max(other.scale), ..remainder })
+    }
+
+    /// Drops the decimals after `scale`. A negative `scale` drops digits before the point.
+    pub(super) fn truncated(&self, scale: i32) -> Self {
+        let rounded = self.rounded(scale);
+        if rounded.compare_magnitude(self) != Ordering::Greater {
+            return rounded;
+        }
+        // It was rounded away from zero, by one unit of the last decimal.
+        let weight = (-scale).div_euclid(WIDTH);
+        let unit = 10_i32.pow((-scale).rem_euclid(WIDTH) as u32);
+        let unit = Decimal { negative: !self.negative, weight, scale: rounded.scale, digits: vec![unit] };
+        rounded.add(&unit)
     }
 
     /// Rounds to `scale` decimals, half away from zero. A negative `scale` rounds before the point.

@@ -121,7 +121,32 @@ impl Numeric {
         if self.sign() < 0 { self.negated() } else { self.clone() }
     }
 
-    fn sign(&self) -> i32 {
+    /// Rounds to this many decimals, half away from zero.
+    pub(crate) fn rounded(&self, scale: i32) -> Result<Self, EvalError> {
+        match self {
+            Numeric::Finite(decimal) => decimal.rounded(scale).checked(),
+            other => Ok(other.clone()),
+        }
+    }
+
+    /// Drops the decimals after this many.
+    pub(crate) fn truncated(&self, scale: i32) -> Self {
+        match self {
+            Numeric::Finite(decimal) => Numeric::Finite(decimal.truncated(scale)),
+            other => other.clone(),
+        }
+    }
+
+    /// Divides, and drops the decimals of the quotient.
+    pub(crate) fn divide_whole(&self, other: &Self) -> Result<Self, EvalError> {
+        match (self, other) {
+            (Numeric::Finite(left), Numeric::Finite(right)) => left.divide_whole(right)?.checked(),
+            _ => self.divide(other),
+        }
+    }
+
+    /// Returns -1, 0 or 1; 0 for NaN.
+    pub(crate) fn sign(&self) -> i32 {
         match self {
             Numeric::NaN => 0,
             Numeric::Infinity => 1,

@@ -1,5 +1,6 @@
 //! Random clauses of the supported grammar, mostly well typed.
 
+mod clock;
 mod flat;
 mod operators;
 mod texts;
@@ -108,7 +109,7 @@ impl Grammar {
     }
 
     fn simple(&mut self, depth: usize) -> String {
-        match self.rng.below(21) {
+        match self.rng.below(24) {
             0..=3 => {
                 let kind = self.any_kind();
                 let operator = self.comparison(kind);
@@ -153,6 +154,9 @@ impl Grammar {
                 self.rng.pick(&["b", "NOT b", "b IS TRUE", "b IS NOT FALSE", "true", "b = true"]).to_string()
             }
             14 => self.mixed(depth),
+            16 => self.clock_part(depth),
+            17 => self.rounded(depth),
+            18 => self.clock_text(),
             15 => {
                 let test = [
                     "mood = 'sad'",
@@ -166,8 +170,8 @@ impl Grammar {
                 ];
                 self.rng.pick(&test).to_string()
             }
-            16..=18 => self.text_call(depth),
-            19 => self.rows(),
+            19..=21 => self.text_call(depth),
+            22 => self.rows(),
             _ => {
                 let array = self.rng.pick(ARRAYS);
                 let operator = self.rng.pick(&["=", "<>", "IS NOT NULL AND 1 ="]);

@@ -81,3 +81,78 @@ async fn a_missing_table_and_a_lost_connection_are_not_rejections() {
     let error = validate_clause(&client, &name("Items"), "true").await.unwrap_err();
     assert!(matches!(error, ValidateError::Database(_)), "{error}");
 }
+
+/// Settings that a database may have, which would change what a clause means or how values look.
+const OTHER_SETTINGS: &[&str] = &[
+    "array_nulls = off",
+    "backslash_quote = off",
+    "bytea_output = 'escape'",
+    "DateStyle = 'German, MDY'",
+    "IntervalStyle = 'sql_standard'",
+    "TimeZone = 'America/New_York'",
+    "timezone_abbreviations = 'India'",
+    "extra_float_digits = 0",
+    "standard_conforming_strings = off",
+    "escape_string_warning = off",
+    "transform_null_equals = on",
+    "quote_all_identifiers = on",
+    "xmlbinary = 'hex'",
+    "xmloption = 'document'",
+    "gin_fuzzy_search_limit = 1",
+    "search_path = 'elsewhere'",
+    "row_security = on",
+    "default_transaction_isolation = 'serializable'",
+];
+
+/// Clauses that such a setting would change, with the ids of their rows.
+const CLAUSES: &[(&str, &[i64])] = &[
+    ("texts = '{NULL}'", &[1]),
+    ("texts IN ('{NULL}', '{x}')", &[1]),
+    ("bytes::text = '\\x0a'", &[1, 2]),
+    ("day = '03/02/2001'", &[1]),
+    ("day::text = '2001-02-03'", &[1]),
+    ("span = '-1 1:00:00'", &[1]),
+    ("span::text = 'P-1DT1H'", &[1]),
+    ("moment = '2001-02-03 10:00'", &[1]),
+    ("moment = '2001-02-03 12:00 IST'", &[1]),
+    ("moment::text = '2001-02-03 10:00:00+00'", &[1]),
+    ("float::text = '0.30000000000000004'", &[1]),
+    ("note = 'a\\b'", &[1]),
+    ("note = NULL", &[]),
+    ("note IS NULL", &[2]),
+    ("kind::text = 'int4'", &[1]),
+];
+
+#[tokio::test]
+async fn settings_of_the_database_do_not_change_what_a_clause_means() {
+    for version in [15, 18] {
+        let database = Database::new(
+            version,
+            r#"CREATE TABLE t (id int PRIMARY KEY, texts text[], bytes bytea, day date, span interval,
+                moment timestamptz, float float8, note text, kind text);
+            INSERT INTO t VALUES
+                (1, '{NULL}', '\x0a', '2001-02-03', '-1 day 01:00', '2001-02-03 10:00+00', 0.1::float8 + 0.2, 'a\b', 'int4'),
+                (2, '{"NULL"}', '\x0a', NULL, NULL, NULL, NULL, NULL, NULL)"#,
+        );
+        let ids = |rows: Vec<serde_json::Value>| -> Vec<i64> {
+            let id = |row: &serde_json::Value| row["value"]["id"].as_str().unwrap().parse().unwrap();
+            let mut ids: Vec<_> = rows.iter().map(id).collect();
+            ids.sort_unstable();
+            ids
+        };
+        let plain = database.rows("t", None).await;
+        let name = database.value("SELECT current_database()");
+        for setting in OTHER_SETTINGS {
+            database.run(&format!("ALTER DATABASE {name} SET {setting}"));
+            // Only new connections have the setting.
+            let again = database.reopened();
+            for (clause, expected) in CLAUSES {
+                let rows = again.rows("t", Some(clause)).await;
+                assert_eq!(ids(rows), *expected, "{version}, {setting}: {clause}");
+            }
+            assert_eq!(again.rows("t", None).await, plain, "{version}, {setting}");
+            let key = setting.split(' ').next().unwrap();
+            database.run(&format!("ALTER DATABASE {name} RESET {key}"));
+        }
+    }
+}
