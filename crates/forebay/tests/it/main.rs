@@ -40,6 +40,7 @@ mod scripted_upstream;
 mod scripts;
 mod serve;
 mod serve_config;
+mod silent_instances;
 mod startup;
 mod status;
 mod streaming_upstream;
