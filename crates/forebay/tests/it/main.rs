@@ -31,6 +31,7 @@ mod many_streams;
 #[cfg(feature = "otel")]
 mod otel;
 mod outcomes;
+mod process_pressure;
 mod python_app;
 mod random_load;
 mod readme;
