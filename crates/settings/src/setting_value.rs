@@ -16,7 +16,10 @@ use toml::Value;
 use crate::secret_text::SecretText;
 use crate::setting::{Setting, SettingBounds, SettingDefault, SettingKind};
 
-const DAY_MS: u64 = 24 * 60 * 60 * 1000;
+const DAY_S: u64 = 24 * 60 * 60;
+/// Ends of keys that name a unit of time.
+const MILLISECONDS: &str = "_ms";
+const SECONDS: &str = "_s";
 
 /// Marker of the implementations of [`SettingValue`] and [`SettingChoice`] for a crate's own types.
 #[derive(Debug, Clone, Copy)]
@@ -37,6 +40,8 @@ pub trait SettingField<M>: Sized {
     const KIND: SettingKind;
     /// Smallest and largest number, if the declaration has no bounds.
     const BOUNDS: (u64, u64);
+    /// Units of the type: see [`SettingValue::UNITS`].
+    const UNITS: &'static [SettingUnit];
 
     /// Returns the error of a value with the wrong type.
     ///
@@ -54,9 +59,10 @@ pub trait SettingField<M>: Sized {
 impl<T: SettingValue<M>, M> SettingField<M> for T {
     const KIND: SettingKind = T::KIND;
     const BOUNDS: (u64, u64) = T::BOUNDS;
+    const UNITS: &'static [SettingUnit] = T::UNITS;
 
     fn check_type(value: &Value) -> Result<(), String> {
-        raw::<T::Raw>(value).map(drop)
+        raw::<T, M>(value).map(drop)
     }
 
     fn from_toml(value: Option<&Value>, setting: &Setting) -> Result<Option<T>, InvalidValue> {
@@ -67,14 +73,26 @@ impl<T: SettingValue<M>, M> SettingField<M> for T {
 impl<T: SettingValue<M>, M> SettingField<Optional<M>> for Option<T> {
     const KIND: SettingKind = T::KIND;
     const BOUNDS: (u64, u64) = T::BOUNDS;
+    const UNITS: &'static [SettingUnit] = T::UNITS;
 
     fn check_type(value: &Value) -> Result<(), String> {
-        raw::<T::Raw>(value).map(drop)
+        raw::<T, M>(value).map(drop)
     }
 
     fn from_toml(value: Option<&Value>, setting: &Setting) -> Result<Option<Option<T>>, InvalidValue> {
         value.map(|value| checked(value, setting)).transpose().map(Some)
     }
+}
+
+/// Unit of a number: the end of the key that names it, and the bounds if the declaration has none.
+#[derive(Debug, Clone, Copy)]
+pub struct SettingUnit {
+    /// End of the key, such as `_ms`.
+    pub suffix: &'static str,
+    /// Smallest number.
+    pub min: u64,
+    /// Largest number.
+    pub max: u64,
 }
 
 /// Checked value of a setting.
@@ -88,6 +106,9 @@ pub trait SettingValue<M = OwnType>: Sized {
     const KIND: SettingKind;
     /// Smallest and largest number, if the declaration has no bounds.
     const BOUNDS: (u64, u64) = (0, u64::MAX);
+    /// Units, if the value has one. The declaration of a key that ends with none of them doesn't
+    /// compile. [`Setting::unit_of`] returns the unit of a setting.
+    const UNITS: &'static [SettingUnit] = &[];
 
     /// Checks a value that has the right type.
     ///
@@ -99,11 +120,17 @@ pub trait SettingValue<M = OwnType>: Sized {
 /// Checks the type and the value.
 fn checked<T: SettingValue<M>, M>(value: &Value, setting: &Setting) -> Result<T, InvalidValue> {
     let wrong_type = |why| InvalidValue { value: String::new(), why };
-    T::check(raw(value).map_err(wrong_type)?, setting)
+    T::check(raw::<T, M>(value).map_err(wrong_type)?, setting)
 }
 
-fn raw<T: DeserializeOwned>(value: &Value) -> Result<T, String> {
-    value.clone().try_into().map_err(|error: toml::de::Error| error.message().to_owned())
+/// Returns the value with the type of the config file. The error of a secret quotes nothing: the
+/// text of `Deserialize` may contain the value.
+fn raw<T: SettingValue<M>, M>(value: &Value) -> Result<T::Raw, String> {
+    value.clone().try_into().map_err(|error: toml::de::Error| match (T::KIND, value) {
+        (SettingKind::Secret, Value::String(_)) => "must be another text; this one is not shown".to_owned(),
+        (SettingKind::Secret, other) => format!("invalid type: {}, expected a string", other.type_str()),
+        (_, _) => error.message().to_owned(),
+    })
 }
 
 /// An invalid value, and why it is invalid.
@@ -115,7 +142,7 @@ pub struct InvalidValue {
 
 impl InvalidValue {
     /// Returns the error of a value. `why` completes the sentence that begins with the key. The
-    /// value of a secret is never shown.
+    /// value of a secret is never shown, nor a `why` that contains it.
     pub fn new(value: impl Display, why: impl Display) -> InvalidValue {
         InvalidValue { value: value.to_string(), why: why.to_string() }
     }
@@ -196,15 +223,21 @@ impl SettingValue for f64 {
     }
 }
 
-/// Milliseconds, by default 1 to a day. Zero would always time out, and a longer value is probably
-/// a mistake.
+/// Milliseconds if the key ends with `_ms`, seconds if it ends with `_s`; by default 1 to a day.
+/// Zero would always time out, and a longer value is probably a mistake.
 impl SettingValue for Duration {
     type Raw = u64;
     const KIND: SettingKind = SettingKind::Number;
-    const BOUNDS: (u64, u64) = (1, DAY_MS);
+    const UNITS: &'static [SettingUnit] = &[
+        SettingUnit { suffix: MILLISECONDS, min: 1, max: DAY_S * 1000 },
+        SettingUnit { suffix: SECONDS, min: 1, max: DAY_S },
+    ];
 
     fn check(raw: u64, setting: &Setting) -> Result<Duration, InvalidValue> {
-        check_bounds(raw, setting).map(|()| Duration::from_millis(raw))
+        check_bounds(raw, setting)?;
+        let is_seconds =
+            setting.unit_of(<Duration as SettingValue>::UNITS).is_some_and(|unit| unit.suffix == SECONDS);
+        Ok(if is_seconds { Duration::from_secs(raw) } else { Duration::from_millis(raw) })
     }
 }
 
@@ -293,15 +326,18 @@ impl<T: SettingChoice<M>, M> SettingValue<ByChoice<M>> for T {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
+    use super::*;
     use crate::command_settings::CommandDeclaration;
+    use crate::setting_flags::SettingFlags;
     use crate::setting_layers::SettingLayers;
     use crate::test_program::{DoorState, GateSettings};
 
     fn read(variables: &[(&str, &str)]) -> Result<GateSettings, String> {
         let mut layers = SettingLayers::new(CommandDeclaration::of::<GateSettings>());
         let upstream = [("SHOP_GATE_UPSTREAM", "http://h")];
-        let all = upstream.iter().chain(variables).map(|(name, value)| ((*name).into(), (*value).into()));
-        layers.environment(all).unwrap();
+        layers.environment(upstream.iter().chain(variables).copied()).unwrap();
         GateSettings::read(&layers).map_err(|error| error.to_string())
     }
 
@@ -362,5 +398,117 @@ mod tests {
         let layers = SettingLayers::new(CommandDeclaration::of::<GateSettings>());
         let missing = GateSettings::read(&layers).unwrap_err().to_string();
         assert_eq!(missing, "gate.upstream is missing: set the URL");
+    }
+
+    crate::settings! {
+        /// Opening hours.
+        HoursSection: "hours" {
+            /// Time at the door.
+            greeting_ms: Duration = 500;
+            /// Time for lunch.
+            lunch_s: Duration = 1_800;
+            /// Time for tea.
+            tea_s: Option<Duration>, bounds(10, 60), or_zero();
+        }
+    }
+
+    crate::command_settings! {
+        /// Settings of a program with durations.
+        HoursSettings: "shop" "hours" {
+            hours: HoursSection,
+        }
+    }
+
+    #[test]
+    fn the_end_of_the_key_is_the_unit_of_a_duration() {
+        let read = |variables: &[(&'static str, &'static str)]| {
+            let mut layers = SettingLayers::new(CommandDeclaration::of::<HoursSettings>());
+            layers.environment(variables.iter().copied()).unwrap();
+            HoursSettings::read(&layers).map(|settings| settings.hours).map_err(|error| error.to_string())
+        };
+        let hours = read(&[("SHOP_HOURS_TEA_S", "20")]).unwrap();
+        assert_eq!(hours.greeting_ms, Duration::from_millis(500));
+        assert_eq!((hours.lunch_s, hours.tea_s), (Duration::from_secs(1_800), Some(Duration::from_secs(20))));
+        assert!(read(&[("SHOP_HOURS_LUNCH_S", "86400"), ("SHOP_HOURS_GREETING_MS", "86400000")]).is_ok());
+        for (variable, value, allowed) in [
+            ("SHOP_HOURS_LUNCH_S", "86401", "1 to 86400 seconds"),
+            ("SHOP_HOURS_GREETING_MS", "86400001", "1 to 86400000 milliseconds"),
+            ("SHOP_HOURS_TEA_S", "9", "10 to 60 seconds, or 0"),
+        ] {
+            let error = read(&[(variable, value)]).unwrap_err();
+            assert!(error.ends_with(&format!("must be {allowed}")), "{error}");
+        }
+    }
+
+    /// Secret of a program: a number, whose errors quote it.
+    #[derive(Debug, Clone)]
+    pub(crate) struct DoorCode;
+
+    impl SettingValue for DoorCode {
+        type Raw = QuotedCode;
+        const KIND: SettingKind = SettingKind::Secret;
+
+        fn check(raw: QuotedCode, _: &Setting) -> Result<DoorCode, InvalidValue> {
+            if raw.0 == "open" { Ok(DoorCode) } else { invalid(&raw.0, format!("{} is wrong", raw.0)) }
+        }
+    }
+
+    /// Text of four letters. The error of another one quotes it.
+    pub(crate) struct QuotedCode(String);
+
+    impl<'de> serde::Deserialize<'de> for QuotedCode {
+        fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<QuotedCode, D::Error> {
+            let text = String::deserialize(deserializer)?;
+            if text.len() == 4 { Ok(QuotedCode(text)) } else { Err(serde::de::Error::custom(text)) }
+        }
+    }
+
+    crate::settings! {
+        /// The door.
+        DoorSection: "door" {
+            /// Code of the door.
+            code: Option<DoorCode>, flag("--code", "CODE");
+        }
+    }
+
+    crate::command_settings! {
+        /// Settings of a program with a secret of its own type.
+        DoorSettings: "shop" "door" {
+            door: DoorSection,
+        }
+    }
+
+    #[derive(Debug, clap::Parser)]
+    struct DoorCommand {
+        #[command(flatten)]
+        flags: SettingFlags<DoorSettings>,
+    }
+
+    #[test]
+    fn errors_of_a_programs_own_secret_type_do_not_quote_it() {
+        let layers = || SettingLayers::new(CommandDeclaration::of::<DoorSettings>());
+        let hidden = |error: String| assert!(!error.contains("s3cr"), "{error}");
+        let mut valid = layers();
+        valid.environment([("SHOP_DOOR_CODE", "open")]).unwrap();
+        assert!(DoorSettings::read(&valid).unwrap().door.code.is_some());
+        for secret in ["s3cret-text", "s3cr"] {
+            let mut of_file = layers();
+            let text = format!("[door]\ncode = \"{secret}\"\n");
+            match of_file.text(&text, Path::new("shop.toml")) {
+                Ok(()) => hidden(DoorSettings::read(&of_file).unwrap_err().to_string()),
+                Err(error) => hidden(format!("{error} {error:?}")),
+            }
+            let mut of_variable = layers();
+            match of_variable.environment([("SHOP_DOOR_CODE", secret)]) {
+                Ok(()) => hidden(DoorSettings::read(&of_variable).unwrap_err().to_string()),
+                Err(error) => hidden(format!("{error} {error:?}")),
+            }
+            let mut of_flag = layers();
+            match <DoorCommand as clap::Parser>::try_parse_from(["shop", "--code", secret]) {
+                Ok(command) => command.flags.apply(&mut of_flag),
+                Err(error) => hidden(error.to_string()),
+            }
+            hidden(DoorSettings::read(&of_flag).unwrap_err().to_string());
+        }
     }
 }

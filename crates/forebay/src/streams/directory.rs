@@ -3,8 +3,8 @@
 //! Invariant: without queries, an instance only holds one subscription. An end never waits for a
 //! list. All instances end their streams at the same time. Answers wait for no other answer and end
 //! within [`END_WAIT`].
-//! Enforced by: ends and lists have turns of their own ([`QueryTurns`]). An instance asks the others
-//! while it ends its own streams.
+//! Enforced by: ends and lists have turns of their own ([`QueryTurns`]). An instance asks the
+//! others while it ends its own streams.
 //! Bounds, for lists and for ends: [`MAX_QUERIES`] queries of operators at a time, others wait;
 //! [`MAX_ANSWERS`] answers at a time, further queries are ignored.
 
