@@ -67,7 +67,8 @@
 //!   `silence_is_not_taken_for_absence`
 //! - Messages in Redis can't crash an instance or fill its memory, and without a query instances
 //!   send none.
-//!   `forged_queries_change_nothing`, `forged_answers_are_ignored_while_an_instance_is_silent`, `garbage_is_no_message`,
+//!   `forged_queries_change_nothing`, `forged_answers_are_ignored_while_an_instance_is_silent`,
+//!   `garbage_is_no_message`,
 //!   `instances_send_nothing_until_an_operator_asks`
 //! - Logs contain no value of a row, no secret and no token. User ids are hashed.
 //!   `serve_exports_request_spans_without_data_or_secrets`, `credentials_are_never_logged`,

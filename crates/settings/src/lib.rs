@@ -126,8 +126,12 @@ mod secret_text;
 mod setting;
 mod setting_flags;
 mod setting_layers;
+#[cfg(test)]
+mod setting_layers_tests;
 mod setting_origin;
 mod setting_value;
+#[cfg(test)]
+mod setting_value_tests;
 mod settings_macro;
 #[cfg(test)]
 mod test_program;
