@@ -62,12 +62,13 @@
 //! - A list of streams says how many it leaves out and which instances gave no answer. Silence is
 //!   not taken for absence.
 //!   `every_instance_lists_the_streams_of_all_and_ends_them`,
-//!   `a_killed_instance_is_reported_as_silent_and_its_streams_vanish`,
+//!   `a_killed_instance_is_reported_as_silent`,
 //!   `a_list_has_at_most_the_requested_number_of_streams_and_the_oldest_first`,
 //!   `silence_is_not_taken_for_absence`
 //! - Messages in Redis can't crash an instance or fill its memory, and without a query instances
 //!   send none.
-//!   `garbage_on_the_channels_changes_nothing`, `garbage_is_no_message`,
+//!   `forged_queries_change_nothing`, `forged_answers_are_ignored_while_an_instance_is_silent`,
+//!   `garbage_is_no_message`,
 //!   `instances_send_nothing_until_an_operator_asks`
 //! - Logs contain no value of a row, no secret and no token. User ids are hashed.
 //!   `serve_exports_request_spans_without_data_or_secrets`, `credentials_are_never_logged`,

@@ -13,7 +13,7 @@ use http::{HeaderMap, Response, StatusCode};
 use serde::Serialize;
 
 use crate::secret_guard::{BearerCheck, SecretGuard};
-use crate::streams::{DEFAULT_LIMIT, EndOutcome, MAX_LIMIT, StreamDirectory};
+use crate::streams::{DEFAULT_LIMIT, EndOutcome, MAX_LIMIT, StreamDirectory, is_user_hash};
 
 /// Returns the oldest streams of the cluster. `query` may have a `limit`.
 pub(crate) async fn list(directory: &StreamDirectory, query: &str) -> Response<Bytes> {
@@ -89,8 +89,7 @@ fn user_hash(query: &str) -> Option<Option<String>> {
     if count("user") == 0 {
         return Some(None);
     }
-    let is_hash = |text: &String| text.len() == 16 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
-    parameter(query, "user").filter(is_hash).map(Some)
+    parameter(query, "user").filter(|user| is_user_hash(user)).map(Some)
 }
 
 /// Returns the decoded value of a parameter. `None` if it is missing or isn't UTF-8.

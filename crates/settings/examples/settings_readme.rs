@@ -63,7 +63,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     if let Some(path) = args.config {
         layers.file(&path)?;
     }
-    layers.environment(std::env::vars())?;
+    layers.environment(std::env::vars_os())?;
     args.flags.apply(&mut layers);
     print!("{}", EffectiveSettings::new(&layers, &[], |_, _| None));
 

@@ -5,7 +5,8 @@ use crate::setting::{Section, Setting};
 
 /// The sections of a command. [`command_settings!`](crate::command_settings!) implements it.
 pub trait CommandSettings: Send + Sync + 'static {
-    /// Name of the program. In upper case, it is the prefix of the environment variables.
+    /// Name of the program. In upper case and with `_` for `-`, it is the prefix of the environment
+    /// variables.
     const PROGRAM: &'static str;
     /// Name of the command; empty for a program without commands.
     const NAME: &'static str;
@@ -58,16 +59,60 @@ impl CommandDeclaration {
 
     /// Returns the prefix of all variables of the program.
     pub(crate) fn prefix(self) -> String {
-        self.program.to_uppercase() + "_"
+        upper_case(self.program) + "_"
     }
 
     /// Returns the prefix of the variables of a section.
     pub(crate) fn section_prefix(self, section: &str) -> String {
-        format!("{}{}_", self.prefix(), section.to_uppercase())
+        format!("{}{}_", self.prefix(), upper_case(section))
+    }
+
+    /// Returns whether a variable has the prefix of a section. Such variables are ours. Others may
+    /// belong to another program.
+    pub(crate) fn is_of_section(self, name: &str) -> bool {
+        let mut sections = self.sections.iter();
+        sections.any(|section| name.starts_with(&self.section_prefix(section.name)))
     }
 
     /// Returns what a user types: the program and the command.
     pub(crate) fn command_line(self) -> String {
         format!("{} {}", self.program, self.name).trim_end().to_owned()
+    }
+}
+
+/// Returns a name as in environment variables, which can't contain a hyphen.
+fn upper_case(name: &str) -> String {
+    name.to_uppercase().replace('-', "_")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::setting_layers::SettingLayers;
+
+    crate::settings! {
+        /// A section.
+        HyphenSection: "night-shift" {
+            /// Number of guards.
+            guards: u32 = 2;
+        }
+    }
+
+    crate::command_settings! {
+        /// Settings of a program with a hyphen in its name.
+        HyphenSettings: "corner-shop" {
+            night: HyphenSection,
+        }
+    }
+
+    #[test]
+    fn a_hyphen_in_a_name_is_an_underscore_in_the_variable() {
+        let command = CommandDeclaration::of::<HyphenSettings>();
+        let variable = command.variable(command.setting("night-shift.guards").unwrap());
+        assert_eq!(variable, "CORNER_SHOP_NIGHT_SHIFT_GUARDS");
+        let mut layers = SettingLayers::new(command);
+        layers.environment([(variable.as_str(), "3")]).unwrap();
+        assert_eq!(HyphenSettings::read(&layers).unwrap().night.guards, 3);
+        assert!(layers.environment([("CORNER_SHOP_NIGHT_SHIFT_GUARD", "3")]).is_err());
     }
 }

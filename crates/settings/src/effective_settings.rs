@@ -62,7 +62,11 @@ impl EffectiveSettings {
                 let derived = derived.iter().find(|(path, _)| *path == setting.path);
                 let default = derived.map(|(_, value)| value.clone());
                 let default = default.or_else(|| setting.default_of(command.name));
-                SettingLine { key: setting.key(), value: default.as_ref().map(to_toml), origin: None }
+                let show = |value: &Value| match setting.is_secret() {
+                    true => redacted(setting, value),
+                    false => to_toml(value),
+                };
+                SettingLine { key: setting.key(), value: default.as_ref().map(show), origin: None }
             }
         };
         let sections = command.sections.iter();
@@ -132,7 +136,7 @@ mod tests {
         let mut layers = SettingLayers::new(CommandDeclaration::of::<GateSettings>());
         layers.text("[gate]\nlisten = \"127.0.0.1:1\"\n", Path::new("gate.toml")).unwrap();
         let variables = [("SHOP_REDIS_URL", "redis://:s3cr3t@h"), ("STALL_THREADS", "4")];
-        layers.environment(variables.map(|(name, value)| (name.to_owned(), value.to_owned()))).unwrap();
+        layers.environment(variables).unwrap();
         let derived = [(
             "admission.class_percent",
             Value::Table([("user".to_owned(), 90.into())].into_iter().collect()),

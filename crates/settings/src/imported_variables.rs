@@ -24,7 +24,7 @@ pub struct ImportSource {
 }
 
 impl ImportSource {
-    /// Declares a source by the prefix of its variables, such as `ELECTRIC_`.
+    /// Declares a source by the prefix of its variables, such as `STALL_`.
     pub const fn new(prefix: &'static str) -> ImportSource {
         ImportSource {
             prefix,

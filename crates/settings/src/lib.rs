@@ -41,7 +41,7 @@
 //!     "http.idle_timeout_ms = \"50\" (from shop.toml): must be 100 to 60000 milliseconds"
 //! );
 //!
-//! layers.environment([("SHOP_HTTP_IDLE_TIMEOUT_MS".to_owned(), "500".to_owned())])?;
+//! layers.environment([("SHOP_HTTP_IDLE_TIMEOUT_MS", "500")])?; // or `std::env::vars_os()`
 //! let settings = ServeSettings::read(&layers)?;
 //! assert_eq!(settings.http.idle_timeout_ms, Duration::from_millis(500));
 //! assert!(example_file(SERVE).contains("# Address for clients.\nlisten = \"127.0.0.1:8080\"\n"));
@@ -60,13 +60,14 @@
 //!                                                            └─▶ ExplicitSettings: what changed
 //! ```
 //! Order of precedence, weakest first: defaults, the config file, variables of other programs, the
-//! program's own variables, flags.
+//! program's own variables, flags. The layers may be added in any order.
 //!
 //! # Invariants and their tests
 //!
 //! - Variables override the file, and flags override variables.
 //!   `variables_override_the_file_and_flags_override_variables`,
-//!   `a_variable_of_another_program_overrides_the_file_and_our_own_overrides_it`
+//!   `a_variable_of_another_program_overrides_the_file_and_our_own_overrides_it`,
+//!   `the_order_of_the_calls_does_not_matter`
 //! - An unknown key or variable is an error that names it, and a similar one.
 //!   `an_unknown_key_is_reported_with_its_line_and_a_suggestion`,
 //!   `an_unknown_variable_is_reported_with_a_suggestion`,
@@ -79,7 +80,9 @@
 //!   list of effective settings.
 //!   `an_error_about_the_file_does_not_quote_a_possible_password`,
 //!   `every_key_is_listed_with_its_origin_and_secrets_are_hidden`,
-//!   `changed_keys_are_listed_and_values_are_not_printed`, `values_of_flags_are_not_printed`
+//!   `changed_keys_are_listed_and_values_are_not_printed`, `values_of_flags_are_not_printed`,
+//!   `errors_of_a_programs_own_secret_type_do_not_quote_it`
+//! - The end of a key is the unit of a duration. `the_end_of_the_key_is_the_unit_of_a_duration`
 //! - The values of the example file are the defaults.
 //!   `the_values_of_the_example_are_the_defaults`, `the_default_is_that_of_the_command`
 //! - A variable of another program that has no effect is reported with the reason.
@@ -123,8 +126,12 @@ mod secret_text;
 mod setting;
 mod setting_flags;
 mod setting_layers;
+#[cfg(test)]
+mod setting_layers_tests;
 mod setting_origin;
 mod setting_value;
+#[cfg(test)]
+mod setting_value_tests;
 mod settings_macro;
 #[cfg(test)]
 mod test_program;
@@ -145,7 +152,8 @@ pub use setting_flags::SettingFlags;
 pub use setting_layers::{LayerError, SettingLayers};
 pub use setting_origin::SettingOrigin;
 pub use setting_value::{
-    ByChoice, InvalidValue, Optional, OptionalAddress, OwnType, SettingChoice, SettingField, SettingValue,
+    ByChoice, InvalidValue, Optional, OptionalAddress, OwnType, SettingChoice, SettingField, SettingUnit,
+    SettingValue,
 };
 pub use toml::Value;
 pub use value_error::ValueError;

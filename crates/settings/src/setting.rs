@@ -10,7 +10,7 @@ use std::fmt;
 use toml::Value;
 
 use crate::imported_variables::{Import, ImportSource, VariableParser};
-use crate::setting_value::SettingField;
+use crate::setting_value::{SettingField, SettingUnit};
 
 /// Maximum number of variables of other programs that set one setting.
 const MAX_IMPORTS: usize = 3;
@@ -133,8 +133,18 @@ pub enum SettingKind {
 /// Methods for declarations.
 impl Setting {
     /// Declares a setting by its `section.key` and the lines of its doc comment. `M` is inferred.
+    ///
+    /// # Panics
+    /// Panics if the type has units, as `Duration` has, and the key ends with none of them. In a
+    /// declaration, this is an error of the compiler.
     pub const fn new<F: SettingField<M>, M>(path: &'static str, doc: &'static [&'static str]) -> Setting {
-        let (min, max) = F::BOUNDS;
+        let (mut min, mut max) = F::BOUNDS;
+        if !F::UNITS.is_empty() {
+            match unit_of(path, F::UNITS) {
+                Some(unit) => (min, max) = (unit.min, unit.max),
+                None => panic!("the key must end with a unit of its type, such as `_ms`"),
+            }
+        }
         Setting {
             path,
             doc,
@@ -152,16 +162,29 @@ impl Setting {
         }
     }
 
-    /// Default. In a declaration it is written as `= VALUE`.
+    /// Default. In a declaration it is written as `= VALUE`. A secret has none: the help, the
+    /// example file and the documentation show defaults.
+    ///
+    /// # Panics
+    /// Panics if the setting is a secret. In a declaration, this is an error of the compiler.
     pub const fn default(mut self, value: DefaultValue) -> Setting {
+        self.refuse_secret();
         self.default = SettingDefault::Value(value);
         self
     }
 
     /// Default of one command, if it differs.
+    ///
+    /// # Panics
+    /// Panics if the setting is a secret, as [`default`](Setting::default) does.
     pub const fn default_for(mut self, command: &'static str, value: DefaultValue) -> Setting {
+        self.refuse_secret();
         self.command_default = Some((command, value));
         self
+    }
+
+    const fn refuse_secret(&self) {
+        assert!(!matches!(self.kind, SettingKind::Secret), "a secret has no default");
     }
 
     /// What applies if the setting is absent and has no default; `none` if this is not declared.
@@ -306,6 +329,11 @@ impl Setting {
         })
     }
 
+    /// Returns the unit that the end of the key names.
+    pub const fn unit_of(&self, units: &'static [SettingUnit]) -> Option<&'static SettingUnit> {
+        unit_of(self.path, units)
+    }
+
     /// Returns the unit of a number. The last word of the key names it.
     fn unit(&self) -> &'static str {
         match self.path.rsplit('_').next() {
@@ -352,6 +380,29 @@ impl fmt::Display for SettingKind {
             SettingKind::Table => "table of numbers",
         })
     }
+}
+
+/// Returns the unit that the end of a path names.
+const fn unit_of(path: &str, units: &'static [SettingUnit]) -> Option<&'static SettingUnit> {
+    let mut index = 0;
+    while index < units.len() {
+        if ends_with(path.as_bytes(), units[index].suffix.as_bytes()) {
+            return Some(&units[index]);
+        }
+        index += 1;
+    }
+    None
+}
+
+const fn ends_with(text: &[u8], end: &[u8]) -> bool {
+    let mut from_end = 1;
+    while from_end <= end.len() {
+        if from_end > text.len() || text[text.len() - from_end] != end[end.len() - from_end] {
+            return false;
+        }
+        from_end += 1;
+    }
+    true
 }
 
 fn joined(lines: &[&str]) -> String {

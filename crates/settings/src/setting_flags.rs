@@ -64,11 +64,12 @@ impl<C: CommandSettings> Args for SettingFlags<C> {
                     .value_name(value_name)
                     .value_parser(|text: &str| Ok::<_, String>(Value::String(text.to_owned())))
                     .action(ArgAction::Append),
-                SettingKind::Text
-                | SettingKind::Secret
-                | SettingKind::Path
-                | SettingKind::Number
-                | SettingKind::Table => {
+                // Its errors quote the value. `SettingLayers::read` refuses a wrong one.
+                SettingKind::Secret => arg.value_name(value_name).value_parser(|text: &str| {
+                    let literal = Value::String(text.to_owned());
+                    Ok::<_, String>(parse(setting, text).unwrap_or(literal))
+                }),
+                SettingKind::Text | SettingKind::Path | SettingKind::Number | SettingKind::Table => {
                     arg.value_name(value_name).value_parser(|text: &str| parse(setting, text))
                 }
             })

@@ -1,9 +1,12 @@
 //! Layers of settings: the file, the environment, the flags. Each overrides the previous one.
 //!
-//! Invariant: an unknown key or variable is an error that names it. Every value has the type of its
-//! setting, and its origin, which later errors include.
+//! Invariant: the order of the layers doesn't depend on the order of the calls. An unknown key or
+//! variable is an error that names it. Every value has the type of its setting, and its origin,
+//! which later errors include.
+//! Enforced by: [`SettingLayers::set`] keeps the value of the stronger [`Layer`].
 
 use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
@@ -23,16 +26,34 @@ use crate::value_error::ValueError;
 #[derive(Clone)]
 pub struct SettingLayers {
     command: CommandDeclaration,
-    /// Explicit values and their origins, by `section.key`.
-    values: BTreeMap<&'static str, (Value, SettingOrigin)>,
+    /// Explicit values, by `section.key`.
+    values: BTreeMap<&'static str, ExplicitValue>,
     /// Notices about variables of other programs.
     notices: Vec<VariableNotice>,
+}
+
+/// A value that isn't a default.
+#[derive(Clone)]
+struct ExplicitValue {
+    value: Value,
+    origin: SettingOrigin,
+    layer: Layer,
+}
+
+/// Layers, weakest first.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Layer {
+    File,
+    /// Variables of other programs.
+    ImportedVariable,
+    Variable,
+    Flag,
 }
 
 /// Omits the values: some are passwords.
 impl fmt::Debug for SettingLayers {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let origins = self.values.iter().map(|(path, (_, origin))| (path, origin));
+        let origins = self.values.iter().map(|(path, explicit)| (path, &explicit.origin));
         f.debug_map().entries(origins).finish()
     }
 }
@@ -77,7 +98,8 @@ pub enum LayerError {
     },
 }
 
-/// Adding layers.
+/// Adding layers. They may be added in any order. Of two files, or two environments, the one that
+/// is added later overrides the other.
 impl SettingLayers {
     /// Returns layers without any explicit value.
     pub fn new(command: CommandDeclaration) -> SettingLayers {
@@ -105,23 +127,24 @@ impl SettingLayers {
                 LayerError::File { path: path.to_owned(), what, suggestion: suggestion.map(str::to_owned) }
             })?;
         for (setting, value) in settings {
-            self.set(setting, value, SettingOrigin::File(path.to_owned()));
+            self.set(setting, value, Layer::File, SettingOrigin::File(path.to_owned()));
         }
         Ok(())
     }
 
-    /// Adds the environment variables of this command, and those of other programs.
+    /// Adds the environment variables of this command, and those of other programs:
+    /// [`std::env::vars_os`], or pairs of texts. Other variables are ignored.
     ///
     /// # Errors
-    /// Fails if a variable with the prefix of a section names no setting, or has a value of the
-    /// wrong type.
-    pub fn environment(
+    /// Fails if a variable with the prefix of a section names no setting, has a value of the wrong
+    /// type, or isn't UTF-8.
+    pub fn environment<N: Into<OsString>, V: Into<OsString>>(
         &mut self,
-        variables: impl IntoIterator<Item = (String, String)>,
+        variables: impl IntoIterator<Item = (N, V)>,
     ) -> Result<(), LayerError> {
         let known: Vec<(String, &Setting)> =
             self.command.settings().map(|setting| (self.command.variable(setting), setting)).collect();
-        let variables: Vec<(String, String)> = variables.into_iter().collect();
+        let variables = self.texts(variables)?;
         let services: Vec<String> = variables.iter().filter_map(|(name, _)| service_prefix(name)).collect();
         let is_setting = |name: &str| !services.iter().any(|service| is_service_variable(service, name));
         let variables: Vec<(String, String)> =
@@ -129,23 +152,17 @@ impl SettingLayers {
         let wrong = |(name, why): (&str, String)| LayerError::Variable { name: name.to_owned(), why };
         let (imported, notices) = imported_variables::import(&variables, self.command).map_err(wrong)?;
         for (name, setting, text) in imported {
-            self.variable(name, setting, &text)?;
+            self.variable(name, setting, &text, Layer::ImportedVariable)?;
         }
-        self.notices = notices;
+        self.notices.extend(notices);
         let names = || known.iter().map(|(own, _)| own.as_str());
         for (name, text) in &variables {
-            let is_ours = || {
-                let mut sections = self.command.sections.iter();
-                sections.any(|section| name.starts_with(&self.command.section_prefix(section.name)))
-            };
             let suggestion = match known.iter().find(|(own, _)| own == name) {
                 Some((_, setting)) => {
-                    self.variable(name, setting, text)?;
+                    self.variable(name, setting, text, Layer::Variable)?;
                     continue;
                 }
-                // A variable with the prefix of one of our sections is ours. Others may belong to
-                // another program.
-                None if is_ours() => nearest(name, names()),
+                None if self.command.is_of_section(name) => nearest(name, names()),
                 // Its section may be misspelt.
                 None if name.starts_with(&self.command.prefix()) => match nearest_typo(name, names()) {
                     None => continue,
@@ -159,21 +176,54 @@ impl SettingLayers {
         Ok(())
     }
 
-    fn variable(&mut self, name: &str, setting: &'static Setting, text: &str) -> Result<(), LayerError> {
+    /// Returns variables as texts. One that isn't UTF-8 is an error if it is ours or imported;
+    /// otherwise it is left out.
+    fn texts<N: Into<OsString>, V: Into<OsString>>(
+        &self,
+        variables: impl IntoIterator<Item = (N, V)>,
+    ) -> Result<Vec<(String, String)>, LayerError> {
+        let mut texts = Vec::new();
+        let imported = self.command.imported_variables();
+        for (name, value) in variables {
+            let Ok(name) = name.into().into_string() else { continue };
+            match value.into().into_string() {
+                Ok(text) => texts.push((name, text)),
+                Err(_)
+                    if self.command.is_of_section(&name)
+                        || imported.iter().any(|known| known.name == name) =>
+                {
+                    return Err(LayerError::Variable { name, why: "it is not valid UTF-8".to_owned() });
+                }
+                Err(_) => {}
+            }
+        }
+        Ok(texts)
+    }
+
+    fn variable(
+        &mut self,
+        name: &str,
+        setting: &'static Setting,
+        text: &str,
+        layer: Layer,
+    ) -> Result<(), LayerError> {
         let wrong = |why| LayerError::Variable { name: name.to_owned(), why };
         let value = parse_text(setting, text).map_err(wrong)?;
-        self.set(setting, value, SettingOrigin::Variable(name.to_owned()));
+        self.set(setting, value, layer, SettingOrigin::Variable(name.to_owned()));
         Ok(())
     }
 
     /// Adds a setting from a flag.
     pub fn flag(&mut self, setting: &'static Setting, value: Value) {
         let flag = setting.flag.map_or("", |(flag, _)| flag);
-        self.set(setting, value, SettingOrigin::Flag(flag.to_owned()));
+        self.set(setting, value, Layer::Flag, SettingOrigin::Flag(flag.to_owned()));
     }
 
-    fn set(&mut self, setting: &'static Setting, value: Value, origin: SettingOrigin) {
-        self.values.insert(setting.path, (value, origin));
+    /// Sets a value, unless a stronger layer has set it.
+    fn set(&mut self, setting: &'static Setting, value: Value, layer: Layer, origin: SettingOrigin) {
+        if self.values.get(setting.path).is_none_or(|explicit| explicit.layer <= layer) {
+            self.values.insert(setting.path, ExplicitValue { value, origin, layer });
+        }
     }
 }
 
@@ -197,7 +247,11 @@ impl SettingLayers {
         let default = || setting.default_of(self.command.name);
         let value = self.get(path).map(|(value, _)| value.clone()).or_else(default);
         let checked = F::from_toml(value.as_ref(), &setting).map_err(|invalid| {
-            self.error(path, Some(invalid.value).filter(|_| !setting.is_secret()), invalid.why)
+            if setting.is_secret() {
+                let texts = [Some(invalid.value.as_str()), value.as_ref().and_then(Value::as_str)];
+                return self.error(path, None, without_secret(invalid.why, texts));
+            }
+            self.error(path, Some(invalid.value), invalid.why)
         })?;
         checked.ok_or_else(|| {
             let how = match setting.default {
@@ -210,7 +264,7 @@ impl SettingLayers {
 
     /// Returns an explicit value and its origin.
     pub fn get(&self, path: &str) -> Option<(&Value, &SettingOrigin)> {
-        self.values.get(path).map(|(value, origin)| (value, origin))
+        self.values.get(path).map(|explicit| (&explicit.value, &explicit.origin))
     }
 
     /// Returns an error for a setting, with its origin.
@@ -250,12 +304,18 @@ impl SettingLayers {
 
     /// Returns all explicit settings.
     pub fn explicit_settings(&self) -> ExplicitSettings {
-        self.values.iter().map(|(path, (value, _))| (*path, value.clone())).collect()
+        self.values.iter().map(|(path, explicit)| (*path, explicit.value.clone())).collect()
     }
 }
 
-/// Returns the Kubernetes Service whose address a variable contains. A Service `forebay-gate` sets
-/// `FOREBAY_GATE_SERVICE_HOST` and more in every pod of its namespace.
+/// Returns the reason of an error without the secret.
+fn without_secret(why: String, secrets: [Option<&str>; 2]) -> String {
+    let has_secret = secrets.into_iter().flatten().any(|secret| !secret.is_empty() && why.contains(secret));
+    if has_secret { "is invalid; the reason contains the secret and is not shown".to_owned() } else { why }
+}
+
+/// Returns the Kubernetes Service whose address a variable contains. A Service `shop-gate` sets
+/// `SHOP_GATE_SERVICE_HOST` and more in every pod of its namespace.
 fn service_prefix(name: &str) -> Option<String> {
     name.strip_suffix("_SERVICE_HOST").map(str::to_owned)
 }
@@ -286,115 +346,4 @@ pub(crate) fn parse_text(setting: &Setting, text: &str) -> Result<Value, String>
         }
     }
     Err(first.unwrap_or_default())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::test_program::GateSettings;
-
-    fn layered(file: &str, variables: &[(&str, &str)]) -> Result<SettingLayers, LayerError> {
-        let mut layers = SettingLayers::new(CommandDeclaration::of::<GateSettings>());
-        layers.text(file, Path::new("gate.toml"))?;
-        let variables = variables.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
-        layers.environment(variables)?;
-        Ok(layers)
-    }
-
-    #[test]
-    fn variables_override_the_file_and_flags_override_variables() {
-        let file = "[gate]\nlisten = \"a\"\nupstream = \"b\"\ndrain_timeout_ms = 5\n";
-        let variables = [("SHOP_GATE_UPSTREAM", "e"), ("SHOP_GATE_DRAIN_TIMEOUT_MS", "6"), ("HOME", "/")];
-        let mut layers = layered(file, &variables).unwrap();
-        layers.flag(layers.command.setting("gate.drain_timeout_ms").unwrap(), 7.into());
-        let get = |path| layers.get(path).map(|(value, origin)| (value.clone(), origin.clone())).unwrap();
-        let variable = SettingOrigin::Variable("SHOP_GATE_UPSTREAM".into());
-        assert_eq!(get("gate.listen"), ("a".into(), SettingOrigin::File("gate.toml".into())));
-        assert_eq!(get("gate.upstream"), ("e".into(), variable));
-        assert_eq!(
-            get("gate.drain_timeout_ms"),
-            (7.into(), SettingOrigin::Flag("--drain-timeout-ms".into()))
-        );
-    }
-
-    #[test]
-    fn a_variable_is_parsed_as_the_type_of_its_setting() {
-        let variables = [
-            ("SHOP_ADMISSION_TOTAL", "12"),
-            ("SHOP_GATE_STREAM_ROUTES", "POST /a, GET /b/**"),
-            ("SHOP_GATE_FORWARD_USER_HEADER", "1"),
-            ("SHOP_ADMIN_INSECURE", "true"),
-        ];
-        let layers = layered("", &variables).unwrap();
-        let get = |path| layers.get(path).unwrap().0.clone();
-        assert_eq!(get("admission.total"), 12.into());
-        assert_eq!(get("gate.stream_routes"), vec!["POST /a", "GET /b/**"].into());
-        assert_eq!(get("gate.forward_user_header"), "1".into(), "a number for a text setting");
-        assert_eq!(get("admin.insecure"), true.into());
-    }
-
-    #[test]
-    fn an_unknown_key_is_reported_with_its_line_and_a_suggestion() {
-        let error = layered("[gate]\nlisen = \"a\"\n", &[]).unwrap_err().to_string();
-        for part in ["gate.toml", "line 2", "lisen", "did you mean `listen`?"] {
-            assert!(error.contains(part), "{part} is not in {error}");
-        }
-        let error = layered("[gaet]\nlisten = \"a\"\n", &[]).unwrap_err().to_string();
-        assert!(error.contains("did you mean `gate`?"), "{error}");
-        let error = layered("[gate]\nlisten = 3\n", &[]).unwrap_err().to_string();
-        assert!(error.contains("line 2") && error.contains("expected a string"), "{error}");
-    }
-
-    #[test]
-    fn an_error_about_the_file_does_not_quote_a_possible_password() {
-        for (file, place) in [
-            ("[redis]\nurl = \"redis://:s3cr3t@h", "line 2, column "),
-            ("[redis]\nurl = redis://:s3cr3t@h\n", "line 2, column 7"),
-            ("[redis]\nurl = \"redis://:s3cr3t@h\" x\n", "line 2, column "),
-            ("[redis]\nurll = \"redis://:s3cr3t@h\"\n", "line 2, column 1"),
-            ("redis = \"redis://:s3cr3t@h, expected \"\n", "line 1, column "),
-            ("[redis]\nurl = [\"redis://:s3cr3t@h\"]\n", "line 2, column 7"),
-            ("[redis]\nurl = 53637233\n", "line 2, column 7: invalid type: integer, expected a string"),
-            ("[redis]\n'redis://:s3cr3t@h'\n", "line 2, column "),
-        ] {
-            let error = layered(file, &[]).unwrap_err();
-            let text = format!("{error} {error:?}");
-            assert!(text.contains(place), "{text}");
-            assert!(!text.contains("s3cr3t") && !text.contains("53637233"), "{text}");
-        }
-    }
-
-    #[test]
-    fn variables_of_kubernetes_services_are_ignored() {
-        let ours = [
-            ("SHOP_GATE_SERVICE_HOST", "10.0.0.1"),
-            ("SHOP_GATE_SERVICE_PORT", "80"),
-            ("SHOP_GATE_SERVICE_PORT_HTTP", "80"),
-            ("SHOP_GATE_PORT", "tcp://10.0.0.1:80"),
-            ("SHOP_GATE_PORT_80_TCP", "tcp://10.0.0.1:80"),
-            ("SHOP_GATE_PORT_80_TCP_ADDR", "10.0.0.1"),
-            ("SHOP_REDIS_CACHE_PORT_6379_TCP_PROTO", "tcp"),
-            ("SHOP_REDIS_CACHE_SERVICE_HOST", "10.0.0.2"),
-            ("SHOP_GATE_LISTEN", "a"),
-        ];
-        assert_eq!(layered("", &ours).unwrap().get("gate.listen").unwrap().0.as_str(), Some("a"));
-        for (name, value) in [("SHOP_GATE_PORT", "8080"), ("SHOP_GATE_PORTS", "1")] {
-            let alone = layered("", &[(name, value)]).unwrap_err().to_string();
-            assert!(alone.contains(name), "{alone}");
-        }
-        let beside = [ours[0], ("SHOP_GATE_LISEN", "a")];
-        assert!(layered("", &beside).is_err(), "a typo is still an error");
-    }
-
-    #[test]
-    fn an_unknown_variable_is_reported_with_a_suggestion() {
-        let error = layered("", &[("SHOP_GATE_LISEN", "a")]).unwrap_err().to_string();
-        assert!(error.contains("SHOP_GATE_LISEN") && error.contains("`SHOP_GATE_LISTEN`"), "{error}");
-        let error = layered("", &[("SHOP_ADMISSION_TOTAL", "many")]).unwrap_err().to_string();
-        assert!(error.contains("SHOP_ADMISSION_TOTAL") && error.contains("u32"), "{error}");
-        layered("", &[("SHOP_VENV", "x")]).expect("variables of other programs are ignored");
-        let error = layered("", &[("SHOP_GTAE_LISTEN", "a")]).unwrap_err().to_string();
-        assert!(error.contains("SHOP_GTAE_LISTEN") && error.contains("`SHOP_GATE_LISTEN`"), "{error}");
-        layered("", &[("SHOP_SERVE_LISTEN", "x")]).expect("variables of other commands are ignored");
-    }
 }

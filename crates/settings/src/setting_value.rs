@@ -16,7 +16,10 @@ use toml::Value;
 use crate::secret_text::SecretText;
 use crate::setting::{Setting, SettingBounds, SettingDefault, SettingKind};
 
-const DAY_MS: u64 = 24 * 60 * 60 * 1000;
+const DAY_S: u64 = 24 * 60 * 60;
+/// Ends of keys that name a unit of time.
+const MILLISECONDS: &str = "_ms";
+const SECONDS: &str = "_s";
 
 /// Marker of the implementations of [`SettingValue`] and [`SettingChoice`] for a crate's own types.
 #[derive(Debug, Clone, Copy)]
@@ -37,6 +40,8 @@ pub trait SettingField<M>: Sized {
     const KIND: SettingKind;
     /// Smallest and largest number, if the declaration has no bounds.
     const BOUNDS: (u64, u64);
+    /// Units of the type: see [`SettingValue::UNITS`].
+    const UNITS: &'static [SettingUnit];
 
     /// Returns the error of a value with the wrong type.
     ///
@@ -54,9 +59,10 @@ pub trait SettingField<M>: Sized {
 impl<T: SettingValue<M>, M> SettingField<M> for T {
     const KIND: SettingKind = T::KIND;
     const BOUNDS: (u64, u64) = T::BOUNDS;
+    const UNITS: &'static [SettingUnit] = T::UNITS;
 
     fn check_type(value: &Value) -> Result<(), String> {
-        raw::<T::Raw>(value).map(drop)
+        raw::<T, M>(value).map(drop)
     }
 
     fn from_toml(value: Option<&Value>, setting: &Setting) -> Result<Option<T>, InvalidValue> {
@@ -67,14 +73,26 @@ impl<T: SettingValue<M>, M> SettingField<M> for T {
 impl<T: SettingValue<M>, M> SettingField<Optional<M>> for Option<T> {
     const KIND: SettingKind = T::KIND;
     const BOUNDS: (u64, u64) = T::BOUNDS;
+    const UNITS: &'static [SettingUnit] = T::UNITS;
 
     fn check_type(value: &Value) -> Result<(), String> {
-        raw::<T::Raw>(value).map(drop)
+        raw::<T, M>(value).map(drop)
     }
 
     fn from_toml(value: Option<&Value>, setting: &Setting) -> Result<Option<Option<T>>, InvalidValue> {
         value.map(|value| checked(value, setting)).transpose().map(Some)
     }
+}
+
+/// Unit of a number: the end of the key that names it, and the bounds if the declaration has none.
+#[derive(Debug, Clone, Copy)]
+pub struct SettingUnit {
+    /// End of the key, such as `_ms`.
+    pub suffix: &'static str,
+    /// Smallest number.
+    pub min: u64,
+    /// Largest number.
+    pub max: u64,
 }
 
 /// Checked value of a setting.
@@ -88,6 +106,9 @@ pub trait SettingValue<M = OwnType>: Sized {
     const KIND: SettingKind;
     /// Smallest and largest number, if the declaration has no bounds.
     const BOUNDS: (u64, u64) = (0, u64::MAX);
+    /// Units, if the value has one. The declaration of a key that ends with none of them doesn't
+    /// compile. [`Setting::unit_of`] returns the unit of a setting.
+    const UNITS: &'static [SettingUnit] = &[];
 
     /// Checks a value that has the right type.
     ///
@@ -99,11 +120,17 @@ pub trait SettingValue<M = OwnType>: Sized {
 /// Checks the type and the value.
 fn checked<T: SettingValue<M>, M>(value: &Value, setting: &Setting) -> Result<T, InvalidValue> {
     let wrong_type = |why| InvalidValue { value: String::new(), why };
-    T::check(raw(value).map_err(wrong_type)?, setting)
+    T::check(raw::<T, M>(value).map_err(wrong_type)?, setting)
 }
 
-fn raw<T: DeserializeOwned>(value: &Value) -> Result<T, String> {
-    value.clone().try_into().map_err(|error: toml::de::Error| error.message().to_owned())
+/// Returns the value with the type of the config file. The error of a secret quotes nothing: the
+/// text of `Deserialize` may contain the value.
+fn raw<T: SettingValue<M>, M>(value: &Value) -> Result<T::Raw, String> {
+    value.clone().try_into().map_err(|error: toml::de::Error| match (T::KIND, value) {
+        (SettingKind::Secret, Value::String(_)) => "must be another text; this one is not shown".to_owned(),
+        (SettingKind::Secret, other) => format!("invalid type: {}, expected a string", other.type_str()),
+        (_, _) => error.message().to_owned(),
+    })
 }
 
 /// An invalid value, and why it is invalid.
@@ -115,7 +142,7 @@ pub struct InvalidValue {
 
 impl InvalidValue {
     /// Returns the error of a value. `why` completes the sentence that begins with the key. The
-    /// value of a secret is never shown.
+    /// value of a secret is never shown, nor a `why` that contains it.
     pub fn new(value: impl Display, why: impl Display) -> InvalidValue {
         InvalidValue { value: value.to_string(), why: why.to_string() }
     }
@@ -196,15 +223,21 @@ impl SettingValue for f64 {
     }
 }
 
-/// Milliseconds, by default 1 to a day. Zero would always time out, and a longer value is probably
-/// a mistake.
+/// Milliseconds if the key ends with `_ms`, seconds if it ends with `_s`; by default 1 to a day.
+/// Zero would always time out, and a longer value is probably a mistake.
 impl SettingValue for Duration {
     type Raw = u64;
     const KIND: SettingKind = SettingKind::Number;
-    const BOUNDS: (u64, u64) = (1, DAY_MS);
+    const UNITS: &'static [SettingUnit] = &[
+        SettingUnit { suffix: MILLISECONDS, min: 1, max: DAY_S * 1000 },
+        SettingUnit { suffix: SECONDS, min: 1, max: DAY_S },
+    ];
 
     fn check(raw: u64, setting: &Setting) -> Result<Duration, InvalidValue> {
-        check_bounds(raw, setting).map(|()| Duration::from_millis(raw))
+        check_bounds(raw, setting)?;
+        let is_seconds =
+            setting.unit_of(<Duration as SettingValue>::UNITS).is_some_and(|unit| unit.suffix == SECONDS);
+        Ok(if is_seconds { Duration::from_secs(raw) } else { Duration::from_millis(raw) })
     }
 }
 
@@ -288,79 +321,5 @@ impl<T: SettingChoice<M>, M> SettingValue<ByChoice<M>> for T {
             },
             Ok,
         )
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use crate::command_settings::CommandDeclaration;
-    use crate::setting_layers::SettingLayers;
-    use crate::test_program::{DoorState, GateSettings};
-
-    fn read(variables: &[(&str, &str)]) -> Result<GateSettings, String> {
-        let mut layers = SettingLayers::new(CommandDeclaration::of::<GateSettings>());
-        let upstream = [("SHOP_GATE_UPSTREAM", "http://h")];
-        let all = upstream.iter().chain(variables).map(|(name, value)| ((*name).into(), (*value).into()));
-        layers.environment(all).unwrap();
-        GateSettings::read(&layers).map_err(|error| error.to_string())
-    }
-
-    #[test]
-    fn a_setting_is_its_value_or_its_default() {
-        let defaults = read(&[]).unwrap();
-        assert_eq!((defaults.gate.listen.port(), defaults.admission.total), (8080, 10_000));
-        assert_eq!(defaults.gate.upstream, "http://h");
-        assert_eq!((defaults.gate.door, defaults.gate.forward_user_header), (DoorState::Open, None));
-        assert!(defaults.admission.class_percent.is_none() && defaults.gate.stream_routes.is_empty());
-        assert!(!defaults.admin.insecure && defaults.admin.listen.0.is_some());
-        let given = read(&[
-            ("SHOP_GATE_DOOR", "closed"),
-            ("SHOP_GATE_DRAIN_TIMEOUT_MS", "0"),
-            ("SHOP_GATE_TOLL_PERCENT", "2.5"),
-            ("SHOP_ADMISSION_CLASS_PERCENT", "{ user = 90 }"),
-            ("SHOP_ADMIN_LISTEN", "off"),
-            ("SHOP_REDIS_URL", "redis://:s3cr3t@h"),
-        ]);
-        let given = given.unwrap();
-        assert_eq!(given.gate.door, DoorState::Closed);
-        assert!(given.gate.drain_timeout_ms.is_zero() && given.admin.listen.0.is_none());
-        assert_eq!((given.gate.toll_percent, given.admission.class_percent.unwrap()["user"]), (2.5, 90));
-        assert_eq!(given.redis.url.as_ref().map(super::SecretText::reveal), Some("redis://:s3cr3t@h"));
-        assert!(!format!("{:?}", given.redis).contains("s3cr3t"));
-    }
-
-    #[test]
-    fn an_invalid_value_is_reported_with_key_origin_and_a_valid_value() {
-        for (name, value, error) in [
-            (
-                "SHOP_GATE_LISTEN",
-                "here",
-                "gate.listen = \"here\" (from SHOP_GATE_LISTEN): must be an IP address and a port, such as \
-                 127.0.0.1:8080 or [::1]:8080",
-            ),
-            (
-                "SHOP_ADMISSION_TOTAL",
-                "0",
-                "admission.total = \"0\" (from SHOP_ADMISSION_TOTAL): must be 1 to 20000: more would exceed the \
-                 memory",
-            ),
-            (
-                "SHOP_GATE_DRAIN_TIMEOUT_MS",
-                "86400001",
-                "gate.drain_timeout_ms = \"86400001\" (from SHOP_GATE_DRAIN_TIMEOUT_MS): must be 1 to 86400000 \
-                 milliseconds, or 0",
-            ),
-            (
-                "SHOP_GATE_DOOR",
-                "ajar",
-                "gate.door = \"ajar\" (from SHOP_GATE_DOOR): must be `open` or `closed`",
-            ),
-            ("SHOP_GATE_UPSTREAM", "", "gate.upstream = \"\" (from SHOP_GATE_UPSTREAM): must not be empty"),
-        ] {
-            assert_eq!(read(&[(name, value)]).unwrap_err(), error);
-        }
-        let layers = SettingLayers::new(CommandDeclaration::of::<GateSettings>());
-        let missing = GateSettings::read(&layers).unwrap_err().to_string();
-        assert_eq!(missing, "gate.upstream is missing: set the URL");
     }
 }

@@ -18,6 +18,31 @@
 /// setting without a default. A type is a [`SettingValue`](crate::SettingValue). A word is a method
 /// of [`Setting`](crate::Setting). The compiler warns of a setting that the program does not use.
 ///
+/// These declarations don't compile: a `Duration` whose key doesn't end with `_ms` or `_s`, and a
+/// secret with a default.
+///
+/// ```compile_fail
+/// forebay_settings::settings! {
+///     /// The cart.
+///     CartSection: "cart" {
+///         /// Time until an unused cart is emptied.
+///         lifetime: std::time::Duration = 60_000;
+///     }
+/// }
+/// # fn main() { CartSection::SECTION; }
+/// ```
+///
+/// ```compile_fail
+/// forebay_settings::settings! {
+///     /// The till.
+///     TillSection: "till" {
+///         /// Code of the drawer.
+///         code: Option<forebay_settings::SecretText> = "1234";
+///     }
+/// }
+/// # fn main() { TillSection::SECTION; }
+/// ```
+///
 /// # Words of a program
 /// A program can add words of its own. `words [path::to::a_macro];` before the declaration names a
 /// macro. It gets a [`Setting`](crate::Setting), `;`, and all words of the setting, each with its

@@ -1,10 +1,14 @@
 //! Stream directory: asks the other instances over Redis, and answers their queries.
 //!
-//! Invariant: without queries, an instance only holds one subscription. Answers wait for no other
-//! answer and end within [`END_WAIT`].
-//! Bounds: [`MAX_QUERIES`] queries of operators at a time, others wait; [`MAX_ANSWERS`] answers at
-//! a time, further queries are ignored.
+//! Invariant: without queries, an instance only holds one subscription. An end never waits for a
+//! list. All instances end their streams at the same time. Answers wait for no other answer and end
+//! within [`END_WAIT`].
+//! Enforced by: ends and lists have turns of their own ([`QueryTurns`]). An instance asks the
+//! others while it ends its own streams.
+//! Bounds, for lists and for ends: [`MAX_QUERIES`] queries of operators at a time, others wait;
+//! [`MAX_ANSWERS`] answers at a time, further queries are ignored.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,16 +19,16 @@ use tokio::sync::Semaphore;
 use tokio::time::{Instant, sleep, timeout_at};
 use tracing::{debug, warn};
 
+use super::answer_collector::{AnswerCollector, EndCollector, ExpectedInstances, StreamCollector};
 use super::message::{EndCounts, InstanceAnswer, QueryKind, StreamLine, StreamQuery};
 use super::report::{ClusterStreams, EndReport, ListScope};
-use super::roll_call::{AnswerCollector, EndCollector, RollCall, StreamCollector};
 use super::{DEADLINE, MAX_LIMIT};
 
 /// Time to wait until ended streams have released their permits.
 const END_WAIT: Duration = Duration::from_millis(500);
-/// Queries of operators that run at the same time.
+/// Lists that run at the same time for operators, and ends.
 const MAX_QUERIES: usize = 4;
-/// Queries of other instances that are answered at the same time.
+/// Lists that are sent to other instances at the same time, and ends that they requested.
 const MAX_ANSWERS: usize = 8;
 /// Delay before the next attempt to subscribe.
 const RESUBSCRIBE_DELAY: Duration = Duration::from_secs(1);
@@ -39,8 +43,33 @@ pub(crate) struct StreamDirectory {
     quota: Quota,
     /// `None`: only this instance is asked.
     bus: Option<RedisBus>,
-    queries: Semaphore,
-    answers: Arc<Semaphore>,
+    /// Turns of queries for operators.
+    queries: QueryTurns,
+    /// Turns of answers to other instances.
+    answers: QueryTurns,
+}
+
+/// Turns of queries. Lists and ends have their own: a list waits for instances that don't answer,
+/// and must not delay an end.
+#[derive(Debug)]
+struct QueryTurns {
+    lists: Arc<Semaphore>,
+    ends: Arc<Semaphore>,
+}
+
+impl QueryTurns {
+    /// Creates turns: at most `each` lists and `each` ends at a time.
+    fn new(each: usize) -> QueryTurns {
+        QueryTurns { lists: Arc::new(Semaphore::new(each)), ends: Arc::new(Semaphore::new(each)) }
+    }
+
+    /// Returns the turns of a kind of query.
+    fn of(&self, kind: &QueryKind) -> &Arc<Semaphore> {
+        match kind {
+            QueryKind::List { .. } => &self.lists,
+            QueryKind::End { .. } => &self.ends,
+        }
+    }
 }
 
 /// Redis channels of a namespace.
@@ -79,18 +108,20 @@ impl RedisBus {
 
 impl StreamDirectory {
     pub(crate) fn new(admission: Admission, quota: Quota, bus: Option<RedisBus>) -> StreamDirectory {
-        let (queries, answers) = (Semaphore::new(MAX_QUERIES), Arc::new(Semaphore::new(MAX_ANSWERS)));
+        let (queries, answers) = (QueryTurns::new(MAX_QUERIES), QueryTurns::new(MAX_ANSWERS));
         StreamDirectory { admission, quota, bus, queries, answers }
     }
 
     /// Returns the oldest open streams of the cluster, at most `limit`.
     pub(crate) async fn list(&self, limit: usize) -> ClusterStreams {
-        let (limit, _turn) = (limit.min(MAX_LIMIT), self.queries.acquire().await);
+        let limit = limit.min(MAX_LIMIT);
+        let kind = QueryKind::List { limit };
+        let _turn = self.queries.of(&kind).acquire().await;
         let deadline = Instant::now() + DEADLINE;
-        let roll = self.roll_call(deadline).await;
-        let mut collector = StreamCollector::new(roll, limit, since_1970_ms());
+        let expected = self.expected_instances(deadline).await;
+        let mut collector = StreamCollector::new(expected, limit, since_1970_ms());
         self.list_own(limit).into_iter().for_each(|part| collector.take(part));
-        let asked = self.ask(QueryKind::List { limit }, &mut collector, deadline).await;
+        let asked = self.ask(kind, &mut collector, deadline).await;
         match (&self.bus, asked) {
             (Some(_), Ok(())) => collector.finish(ListScope::Cluster, None),
             (None, Ok(())) => collector.finish(ListScope::Instance, Some(ALONE.to_owned())),
@@ -100,13 +131,16 @@ impl StreamDirectory {
 
     /// Ends the open streams of a thread id and, if `user` is set, of the user with this hash.
     pub(crate) async fn end(&self, thread_id: &str, user: Option<&str>) -> EndReport {
-        let _turn = self.queries.acquire().await;
-        let deadline = Instant::now() + DEADLINE;
-        let (own, roll) = tokio::join!(self.end_own(thread_id, user), self.roll_call(deadline));
-        let mut collector = EndCollector::new(roll);
-        collector.take(own);
         let kind = QueryKind::End { thread_id: thread_id.to_owned(), user: user.map(str::to_owned) };
-        let asked = self.ask(kind, &mut collector, deadline).await;
+        let _turn = self.queries.of(&kind).acquire().await;
+        let deadline = Instant::now() + DEADLINE;
+        let others = async {
+            let mut collector = EndCollector::new(self.expected_instances(deadline).await);
+            let asked = self.ask(kind, &mut collector, deadline).await;
+            (collector, asked)
+        };
+        let (own, (mut collector, asked)) = tokio::join!(self.end_own(thread_id, user), others);
+        collector.take(own);
         collector.finish(asked.err().map(|error| error.to_string()))
     }
 
@@ -137,7 +171,8 @@ impl StreamDirectory {
             if query.from == self.instance() {
                 continue;
             }
-            let Ok(turn) = Arc::clone(&self.answers).try_acquire_owned() else { continue };
+            let turns = Arc::clone(self.answers.of(&query.kind));
+            let Ok(turn) = turns.try_acquire_owned() else { continue };
             let directory = Arc::clone(self);
             tokio::spawn(async move {
                 directory.answer(query).await;
@@ -177,7 +212,8 @@ impl StreamDirectory {
         InstanceAnswer::ended(&self.instance(), EndCounts { ended: count - ending, ending })
     }
 
-    /// Publishes a query, and collects answers until all have arrived, or until the deadline.
+    /// Publishes a query, and collects the answers of other instances until all have arrived, or
+    /// until the deadline.
     async fn ask(
         &self,
         kind: QueryKind,
@@ -202,6 +238,7 @@ impl StreamDirectory {
             {
                 if let Event::Message(message) = event
                     && let Some(answer) = InstanceAnswer::decode(&message.payload)
+                    && answer.instance != query.from
                 {
                     collector.take(answer);
                 }
@@ -212,20 +249,21 @@ impl StreamDirectory {
         Ok(())
     }
 
-    /// Returns the instances that must answer: the members of the quota.
-    async fn roll_call(&self, deadline: Instant) -> RollCall {
+    /// Returns the other instances that must answer: the members of the quota.
+    async fn expected_instances(&self, deadline: Instant) -> ExpectedInstances {
         let own = self.instance();
         let holdings = timeout_at(deadline, self.quota.query_holdings()).await;
         let holdings = holdings.unwrap_or(Err(StoreError::Timeout(DEADLINE)));
         match holdings {
             Ok(holdings) => {
                 let members = holdings.members.into_iter().filter(|liveness| !liveness.replaced);
-                let names: Vec<String> = members.map(|liveness| liveness.member.name().to_owned()).collect();
+                let mut names: BTreeSet<String> =
+                    members.map(|liveness| liveness.member.name().to_owned()).collect();
                 // A store that lost its data has no members until they send a heartbeat.
-                let is_certain = self.quota.mode() == QuotaMode::Normal && names.contains(&own);
-                RollCall::new(names, (!is_certain).then(|| REBUILDING.to_owned()))
+                let is_certain = names.remove(&own) && self.quota.mode() == QuotaMode::Normal;
+                ExpectedInstances::new(names, (!is_certain).then(|| REBUILDING.to_owned()))
             }
-            Err(error) => RollCall::new([own], Some(error.to_string())),
+            Err(error) => ExpectedInstances::new([], Some(error.to_string())),
         }
     }
 

@@ -1,9 +1,10 @@
 //! Queries and answers of instances, as JSON. Pure.
 //!
 //! Invariant: decoding returns `None` for anything that isn't a valid message of this version. A
-//! decoded answer takes at most about [`MAX_MESSAGE_BYTES`], and each of its texts has a bound of
+//! decoded message takes at most about [`MAX_MESSAGE_BYTES`], and each of its texts has a bound of
 //! its own.
-//! Enforced by: longer payloads aren't parsed. [`InstanceAnswer::decode`] checks every text.
+//! Enforced by: longer payloads aren't parsed. [`StreamQuery::decode`] and
+//! [`InstanceAnswer::decode`] check every text.
 
 use forebay_admission::{OpenStream, ThreadId};
 use serde::{Deserialize, Serialize};
@@ -104,7 +105,13 @@ impl StreamQuery {
         let is_id = |text: &str| {
             text.len() == REQUEST_BYTES && text.bytes().all(|byte| byte.is_ascii_hexdigit() || byte == b'-')
         };
-        (query.v == VERSION && is_id(&query.request)).then_some(query)
+        let is_valid = match &query.kind {
+            QueryKind::List { .. } => true,
+            QueryKind::End { thread_id, user } => {
+                ThreadId::parse(thread_id).is_some() && user.as_deref().is_none_or(is_user_hash)
+            }
+        };
+        (query.v == VERSION && is_name(&query.from) && is_id(&query.request) && is_valid).then_some(query)
     }
 }
 
@@ -148,17 +155,14 @@ impl InstanceAnswer {
             AnswerKind::Streams(part) => part.streams.iter().all(StreamLine::is_valid),
             AnswerKind::Ended(_) => true,
         };
-        let is_name = (1..=MAX_NAME_BYTES).contains(&answer.instance.len());
-        (answer.v == VERSION && is_name && is_valid).then_some(answer)
+        (answer.v == VERSION && is_name(&answer.instance) && is_valid).then_some(answer)
     }
 }
 
 impl StreamLine {
     fn is_valid(&self) -> bool {
-        let is_hash =
-            |user: &String| user.len() == USER_BYTES && user.bytes().all(|byte| byte.is_ascii_hexdigit());
         ThreadId::parse(&self.thread_id).is_some()
-            && self.user.as_ref().is_none_or(is_hash)
+            && self.user.as_deref().is_none_or(is_user_hash)
             && self.route.as_ref().is_none_or(|route| route.len() <= MAX_ROUTE_BYTES)
     }
 
@@ -176,6 +180,16 @@ impl From<OpenStream> for StreamLine {
             age_ms: u64::try_from(stream.age.as_millis()).unwrap_or(u64::MAX),
         }
     }
+}
+
+/// Returns whether a text can be the name of an instance.
+fn is_name(text: &str) -> bool {
+    (1..=MAX_NAME_BYTES).contains(&text.len())
+}
+
+/// Returns whether a text is the hash of a user.
+pub(crate) fn is_user_hash(text: &str) -> bool {
+    text.len() == USER_BYTES && text.bytes().all(|byte| byte.is_ascii_hexdigit())
 }
 
 fn parse<'a, T: Deserialize<'a>>(payload: &'a [u8]) -> Option<T> {
@@ -260,6 +274,17 @@ mod tests {
         let mut foreign = StreamQuery::new("one", QueryKind::List { limit: 1 });
         foreign.request = "*".repeat(REQUEST_BYTES);
         assert_eq!(StreamQuery::decode(&foreign.encode()), None);
+        let end = |thread_id: &str, user: Option<&str>| {
+            let kind = QueryKind::End { thread_id: thread_id.into(), user: user.map(str::to_owned) };
+            StreamQuery::decode(&StreamQuery::new("one", kind).encode())
+        };
+        assert!(end("t", Some("0123456789abcdef")).is_some());
+        for (thread_id, user) in [("", None), (&*"x".repeat(129), None), ("t", Some("ada")), ("t", Some(""))]
+        {
+            assert_eq!(end(thread_id, user), None, "{thread_id:?} {user:?}");
+        }
+        let nameless = StreamQuery::new("", QueryKind::List { limit: 1 });
+        assert_eq!(StreamQuery::decode(&nameless.encode()), None);
         let long = vec![b' '; MAX_MESSAGE_BYTES + 1];
         let deep = "[".repeat(60_000).into_bytes();
         for bytes in [&b""[..], b"null", b"{}", b"[1]", b"\xff\xfe", br#"{"v":1}"#, &long, &deep] {

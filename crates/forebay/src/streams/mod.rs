@@ -5,7 +5,8 @@
 //! message on the channels can make an instance panic or hold more than a bounded amount of memory.
 //! Enforced by: streams are read from admission's registry when they are requested. Instances talk
 //! over Redis pub/sub, which costs nothing without messages. `message.rs` bounds and validates what
-//! it decodes. `roll_call.rs` counts who has answered, and keeps only the oldest streams.
+//! it decodes. `answer_collector.rs` records which instances have answered, and keeps only the
+//! oldest streams.
 //!
 //! ```text
 //! operator ─▶ admin address of any instance ─▶ StreamDirectory
@@ -26,16 +27,17 @@
 //! | to find | look in |
 //! |---|---|
 //! | queries and answers as bytes | `message.rs` |
-//! | which instances have answered; the merged list | `roll_call.rs` |
+//! | which instances have answered; the merged list | `answer_collector.rs` |
 //! | what an operator gets, as JSON | `report.rs` |
 //! | Redis, and the answers of this instance | `directory.rs` |
 
+mod answer_collector;
 mod directory;
 mod message;
 mod report;
-mod roll_call;
 
 pub(crate) use self::directory::{RedisBus, StreamDirectory};
+pub(crate) use self::message::is_user_hash;
 pub(crate) use self::report::EndOutcome;
 
 /// Streams in a list unless the operator asks for another number.

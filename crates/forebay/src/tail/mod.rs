@@ -4,7 +4,7 @@
 //! character of a row reaches the terminal. Every request after a failure or a reset waits first.
 //! Enforced by: a reply is printed only when it is complete, and only then the offset advances
 //! (`reader.rs`). Rows are escaped with `terminal::escape_controls` (`message.rs`). Delays come
-//! from `TailBackoff` (`tail_backoff.rs`) or from `Retry-After`.
+//! from `TailBackoff` (`tail_backoff.rs`), or from a `Retry-After` that is longer.
 //!
 //! It uses long polling rather than server-sent events, because each reply states its end offset.
 
@@ -30,7 +30,7 @@ use crate::signals::Signals;
 
 /// Maximum size of a reply. By default a server sends up to 10 MiB and one row.
 const MAX_REPLY_BYTES: usize = 1 << 30;
-/// Maximum delay before a retry without `Retry-After`.
+/// Maximum delay before a retry, unless `Retry-After` is longer.
 const MAX_RETRY_DELAY: Duration = Duration::from_secs(10);
 /// Maximum delay before all rows are read again.
 const MAX_RESET_DELAY: Duration = Duration::from_secs(5);
@@ -82,7 +82,8 @@ impl TailSession {
         loop {
             if let Err(RetryReason { why, after }) = self.step().await? {
                 let delay = self.retries.take();
-                let after = after.unwrap_or(delay);
+                // A server that always replies `Retry-After: 0` is asked less and less often, too.
+                let after = after.map_or(delay, |after| after.max(delay));
                 self.output.note(&format!("{why}; retrying in {after:?}"));
                 sleep(after).await;
                 self.lost = true;

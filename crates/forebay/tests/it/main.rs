@@ -31,6 +31,7 @@ mod many_streams;
 #[cfg(feature = "otel")]
 mod otel;
 mod outcomes;
+mod process_pressure;
 mod python_app;
 mod random_load;
 mod readme;
@@ -40,6 +41,7 @@ mod scripted_upstream;
 mod scripts;
 mod serve;
 mod serve_config;
+mod silent_instances;
 mod startup;
 mod status;
 mod streaming_upstream;

@@ -3,6 +3,7 @@
 use std::cell::RefCell;
 use std::time::Duration;
 
+use forebay_redis::RedisClient;
 use forebay_sandbox::Redis;
 use rustix::process::Signal;
 use tokio::task::JoinSet;
@@ -220,4 +221,31 @@ async fn a_gate_starts_without_redis_and_logs_a_warning() {
     open_stream(&gate, "/", &[]).await.unwrap();
     let everywhere = gate.log() + &gate.status().await.to_string() + &gate.metrics().await;
     assert!(!everywhere.contains("s3cr3t"), "the password is visible");
+}
+
+#[tokio::test]
+async fn a_gate_reads_its_password_file_again_when_it_reconnects() {
+    let redis = Redis::builder().acl_user("ada", "on >first ~* &* +@all").start().unwrap();
+    let admin = RedisClient::connect(redis.url()).await.unwrap();
+    let file = std::env::temp_dir().join(format!("forebay-redis-password-{}", std::process::id()));
+    std::fs::write(&file, "first\n").unwrap();
+    let origin = StreamingUpstream::start().await;
+    let (url, path) = (format!("redis://ada@{}", redis.addr()), file.display().to_string());
+    let settings = [
+        ("FOREBAY_REDIS_URL", url.as_str()),
+        ("FOREBAY_REDIS_PASSWORD_FILE", &path),
+        ("FOREBAY_QUOTA_BEAT_MS", "300"),
+        ("FOREBAY_QUOTA_TTL_MS", "2000"),
+    ];
+    let gate = ForebayProcess::start_gate_with(&origin.url(), &[], &settings);
+    until("the quota mode is normal", async || mode(&gate).await == "normal").await;
+
+    admin.exec::<()>(("ACL", "SETUSER", "ada", "resetpass", ">second")).await.unwrap();
+    let killed: i64 = admin.exec(("CLIENT", "KILL", "USER", "ada")).await.unwrap();
+    assert!(killed >= 1);
+    until("the old password is refused", async || mode(&gate).await == "degraded_share").await;
+    std::fs::write(&file, "second\n").unwrap();
+    until("the gate is connected again", async || mode(&gate).await == "normal").await;
+    drop(open_stream(&gate, "/", &[]).await.unwrap());
+    std::fs::remove_file(&file).unwrap();
 }

@@ -6,7 +6,6 @@ use std::time::Duration;
 
 use forebay_redis::RedisClient;
 use forebay_sandbox::Redis;
-use rustix::process::Signal;
 use serde_json::{Value, json};
 
 use crate::chromium::Chromium;
@@ -17,17 +16,17 @@ use crate::serve::support::{ServeFixture, ServeProcess, SseEvent, path};
 use crate::streaming_upstream::StreamingUpstream;
 use crate::wire::{HttpConnection, HttpResponse, until};
 
-const SECRET: &str = "s3cr3t";
-const BEARER: &str = "Authorization: Bearer s3cr3t";
+pub(crate) const SECRET: &str = "s3cr3t";
+pub(crate) const BEARER: &str = "Authorization: Bearer s3cr3t";
 
 /// Settings of instances that share a namespace. Each test has its own namespace.
-struct StreamCluster {
-    origin: StreamingUpstream,
+pub(crate) struct StreamCluster {
+    pub(crate) origin: StreamingUpstream,
     settings: Vec<(&'static str, String)>,
 }
 
 impl StreamCluster {
-    async fn new(redis: &Redis, namespace: &str, total: u32) -> StreamCluster {
+    pub(crate) async fn new(redis: &Redis, namespace: &str, total: u32) -> StreamCluster {
         let settings = [
             ("FOREBAY_REDIS_URL", redis.url()),
             ("FOREBAY_REDIS_NAMESPACE", namespace.to_owned()),
@@ -45,12 +44,23 @@ impl StreamCluster {
         settings.chain(USERS).chain([("FOREBAY_QUOTA_MEMBER", member)]).collect()
     }
 
+    /// Changes a setting of the instances that start later.
+    pub(crate) fn set(&mut self, name: &'static str, value: &str) {
+        self.settings.retain(|(found, _)| *found != name);
+        self.settings.push((name, value.to_owned()));
+    }
+
     /// Starts a gate and waits until its counts are complete.
-    async fn gate(&self, member: &str) -> ForebayProcess {
-        let args = [&["--stream-route", "GET /stream/**"][..], &TRUSTED].concat();
-        let gate = ForebayProcess::start_gate_with(&self.origin.url(), &args, &self.environment(member));
+    pub(crate) async fn gate(&self, member: &str) -> ForebayProcess {
+        let gate = self.start_gate(member, &self.origin.url());
         wait_until_normal(&gate).await;
         gate
+    }
+
+    /// Starts a gate in front of an upstream.
+    pub(crate) fn start_gate(&self, member: &str, upstream: &str) -> ForebayProcess {
+        let args = [&["--stream-route", "GET /stream/**"][..], &TRUSTED].concat();
+        ForebayProcess::start_gate_with(upstream, &args, &self.environment(member))
     }
 
     async fn serve(&self, fixture: &ServeFixture, member: &str) -> ServeProcess {
@@ -61,7 +71,7 @@ impl StreamCluster {
     }
 }
 
-async fn wait_until_normal(instance: &ForebayProcess) {
+pub(crate) async fn wait_until_normal(instance: &ForebayProcess) {
     until("the quota mode is normal", async || {
         let response = HttpConnection::fetch(instance.admin, "GET", "/v1/status", &[BEARER], "").await;
         let status = response.json();
@@ -72,20 +82,20 @@ async fn wait_until_normal(instance: &ForebayProcess) {
     .await;
 }
 
-async fn list(instance: &ForebayProcess, query: &str) -> Value {
+pub(crate) async fn list(instance: &ForebayProcess, query: &str) -> Value {
     let path = format!("/v1/streams{query}");
     let response = HttpConnection::fetch(instance.admin, "GET", &path, &[BEARER], "").await;
     assert_eq!(response.head.status, 200, "{:?}", String::from_utf8_lossy(&response.body));
     response.json()
 }
 
-async fn end(instance: &ForebayProcess, thread_id: &str, lines: &[&str]) -> HttpResponse {
+pub(crate) async fn end(instance: &ForebayProcess, thread_id: &str, lines: &[&str]) -> HttpResponse {
     let path = format!("/v1/streams/end?thread_id={thread_id}");
     HttpConnection::fetch(instance.admin, "POST", &path, lines, "").await
 }
 
 /// Returns thread id, instance and route of the listed streams.
-fn listed(list: &Value) -> BTreeSet<(String, String, String)> {
+pub(crate) fn listed(list: &Value) -> BTreeSet<(String, String, String)> {
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     let streams = list["streams"].as_array().unwrap().iter();
     streams
@@ -93,7 +103,9 @@ fn listed(list: &Value) -> BTreeSet<(String, String, String)> {
         .collect()
 }
 
-fn expected<const N: usize>(streams: [(&str, &str, &str); N]) -> BTreeSet<(String, String, String)> {
+pub(crate) fn expected<const N: usize>(
+    streams: [(&str, &str, &str); N],
+) -> BTreeSet<(String, String, String)> {
     streams.map(|(id, instance, route)| (id.to_owned(), instance.to_owned(), route.to_owned())).into()
 }
 
@@ -170,6 +182,43 @@ async fn an_ended_streams_permit_is_free_again() {
 }
 
 #[tokio::test]
+async fn with_a_users_hash_only_the_streams_of_this_user_end() {
+    let cluster = StreamCluster::new(Redis::shared(), "streams-user", 100).await;
+    let (one, two) = (cluster.gate("one").await, cluster.gate("two").await);
+    let thread = "X-Thread-ID: same";
+    let mut streams = Vec::new();
+    for gate in [&one, &two] {
+        for user in ["X-User-ID: ada", "X-User-ID: bob"] {
+            streams.push(open_stream(gate, "/stream/a", &[thread, user]).await.unwrap());
+        }
+    }
+    let alone = open_stream(&one, "/stream/a", &["X-Thread-ID: alone", "X-User-ID: bob"]).await.unwrap();
+    let hash_of_bob = {
+        let list = list(&two, "").await;
+        let streams = list["streams"].as_array().unwrap();
+        let found = streams.iter().find(|stream| stream["thread_id"] == "alone").unwrap();
+        found["user"].as_str().unwrap().to_owned()
+    };
+    let unknown = end(&one, "same&user=0123456789abcdef", &[BEARER]).await;
+    assert_eq!(unknown.head.status, 404, "no user has this hash");
+    let ended = end(&one, &format!("same&user={hash_of_bob}"), &[BEARER]).await;
+    let body = ended.json();
+    assert_eq!((ended.head.status, &body["ended"]), (200, &json!(2)), "{body}");
+    let instances = json!([
+        {"instance": "one", "ended": 1, "ending": 0}, {"instance": "two", "ended": 1, "ending": 0}
+    ]);
+    assert_eq!(body["instances"], instances);
+    for bobs in [1, 3] {
+        assert_eq!(streams[bobs].chunk().await, None, "a stream of the user goes on");
+    }
+    let list = list(&one, "").await;
+    let left: Vec<_> = list["streams"].as_array().unwrap().iter().map(|stream| &stream["user"]).collect();
+    assert_eq!((left.len(), &list["silent"]), (3, &json!([])));
+    assert_eq!(left.iter().filter(|user| **user == hash_of_bob.as_str()).count(), 1, "another thread id");
+    drop((streams, alone));
+}
+
+#[tokio::test]
 async fn only_requests_with_the_secret_and_without_an_origin_end_a_stream() {
     let origin = StreamingUpstream::start().await;
     let args = ["--stream-route", "GET /stream"];
@@ -214,32 +263,6 @@ async fn only_requests_with_the_secret_and_without_an_origin_end_a_stream() {
 }
 
 #[tokio::test]
-async fn a_killed_instance_is_reported_as_silent_and_its_streams_vanish() {
-    let cluster = StreamCluster::new(Redis::shared(), "streams-killed", 100).await;
-    let (one, two) = (cluster.gate("one").await, cluster.gate("two").await);
-    let _here = open_stream(&one, "/stream/a", &["X-Thread-ID: t-1"]).await.unwrap();
-    let _there = open_stream(&two, "/stream/b", &["X-Thread-ID: t-2"]).await.unwrap();
-    assert_eq!(listed(&list(&one, "").await).len(), 2);
-    two.signal(Signal::KILL);
-    // Until it expires, the killed gate is a member: it may be alive behind a lost connection.
-    let list = list(&one, "").await;
-    assert_eq!(listed(&list), expected([("t-1", "one", "GET /stream/**")]));
-    if list["silent"] == json!(["two"]) {
-        let unknown = end(&one, "t-2", &[BEARER]).await;
-        let body = unknown.json();
-        if unknown.head.status == 503 {
-            assert_eq!(body["error"], "instances_silent");
-            assert!(body["message"].as_str().unwrap().contains("two"), "{body}");
-        } else {
-            assert_eq!(unknown.head.status, 404, "the gate expired between the two requests");
-        }
-    } else {
-        assert_eq!(list["silent"], json!([]), "the gate expired already");
-    }
-    until("the killed gate has expired", async || end(&one, "t-2", &[BEARER]).await.head.status == 404).await;
-}
-
-#[tokio::test]
 async fn a_list_has_at_most_the_requested_number_of_streams_and_the_oldest_first() {
     let cluster = StreamCluster::new(Redis::shared(), "streams-bound", 1_000).await;
     let (one, two) = (cluster.gate("one").await, cluster.gate("two").await);
@@ -256,60 +279,6 @@ async fn a_list_has_at_most_the_requested_number_of_streams_and_the_oldest_first
     let ages: Vec<_> =
         list["streams"].as_array().unwrap().iter().map(|stream| stream["since"].as_str().unwrap()).collect();
     assert!(ages.is_sorted(), "{ages:?}");
-}
-
-#[tokio::test]
-async fn garbage_on_the_channels_changes_nothing() {
-    let redis = Redis::start().unwrap();
-    let cluster = StreamCluster::new(&redis, "streams-garbage", 100).await;
-    let (one, two) = (cluster.gate("one").await, cluster.gate("two").await);
-    let mut stream = open_stream(&two, "/stream/a", &["X-Thread-ID: t-1"]).await.unwrap();
-    let client = RedisClient::connect(redis.url()).await.unwrap();
-    let request = "00000000-0000-4000-8000-000000000000";
-    let end = |v: u32, from: &str| {
-        json!({"v": v, "from": from, "request": request, "kind": {"end": {"thread_id": "t-1"}}}).to_string()
-    };
-    let queries = [
-        String::new(),
-        "null".to_owned(),
-        "\u{0}\u{1}".to_owned(),
-        "[".repeat(60_000),
-        "x".repeat(1 << 20),
-        end(2, "other"),
-        end(1, "other").replace(request, "*"),
-        json!({"v": 1, "from": "other", "request": request, "kind": {"list": {"limit": -1}}}).to_string(),
-        json!({"v": 1, "from": "other", "request": request, "kind": {"list": {"limit": 1e300}}}).to_string(),
-        json!({"v": 1, "from": "other", "request": request, "kind": "end"}).to_string(),
-    ];
-    // Each pattern also matches the channel of answers to a list that runs meanwhile.
-    let mut answers = client.psubscribe("{streams-garbage}:streams:*").await.unwrap();
-    for query in &queries {
-        let receivers: i64 = client.exec(("PUBLISH", "{streams-garbage}:streams", query)).await.unwrap();
-        assert_eq!(receivers, 2, "both gates are subscribed");
-    }
-    let asked = tokio::spawn(HttpConnection::fetch(one.admin, "GET", "/v1/streams", &[BEARER], ""));
-    let forged = async {
-        let event = answers.next().await.unwrap().message().unwrap();
-        let stream = json!({"thread_id": "forged", "user": null, "route": "r".repeat(1_000), "age_ms": 1});
-        for answer in [
-            json!({"v": 1, "instance": "fake", "kind": {"streams": {"part": 0, "last": true, "open": 1, "streams": [stream]}}}),
-            json!({"v": 9, "instance": "two", "kind": {"streams": {"part": 0, "last": true, "open": 0, "streams": []}}}),
-            json!({"v": 1, "instance": "two", "kind": {"ended": {"ended": 7, "ending": 0}}}),
-        ] {
-            client.exec::<i64>(("PUBLISH", event.channel.clone(), answer.to_string())).await.unwrap();
-        }
-        event
-    };
-    // The first message on that channel is the answer of the other gate.
-    let answer: Value = serde_json::from_slice(&forged.await.payload).unwrap();
-    assert_eq!(answer["instance"], "two");
-    let list = asked.await.unwrap().json();
-    assert_eq!(listed(&list), expected([("t-1", "two", "GET /stream/**")]), "{list}");
-    assert_eq!(list["silent"], json!([]));
-
-    let end = client.exec::<i64>(("PUBLISH", "{streams-garbage}:streams", end(1, "other"))).await.unwrap();
-    assert_eq!(end, 2);
-    assert_eq!(stream.chunk().await, None, "a valid query does end the stream");
 }
 
 #[tokio::test]

@@ -282,6 +282,17 @@ async fn an_invalid_request_is_reported_in_one_line() {
 
 #[test]
 fn a_server_that_always_replaces_the_shape_is_asked_less_and_less_often() {
+    let body = r#"[{"headers":{"control":"must-refetch"}}]"#;
+    assert_asked_less_and_less_often("409 Conflict", "", body);
+}
+
+#[test]
+fn a_server_that_is_never_ready_and_asks_for_no_delay_is_asked_less_and_less_often() {
+    assert_asked_less_and_less_often("503 Service Unavailable", "Retry-After: 0\r\n", "{}");
+}
+
+/// Replies the same to every request of a `forebay tail`, and checks the delays between them.
+fn assert_asked_less_and_less_often(status: &str, header: &str, body: &str) {
     let server = TcpListener::bind("127.0.0.1:0").unwrap();
     let at = format!("http://{}", server.local_addr().unwrap());
     let _tail = TailProcess::run(command(&at, &["items"]));
@@ -293,9 +304,9 @@ fn a_server_that_always_replaces_the_shape_is_asked_less_and_less_often() {
         let head = BufReader::new(socket.try_clone().unwrap()).lines().map_while(Result::ok);
         assert!(head.take_while(|line| !line.is_empty()).count() > 0);
         replied = Some(Instant::now());
-        let body = r#"[{"headers":{"control":"must-refetch"}}]"#;
         let length = body.len();
-        let head = format!("HTTP/1.1 409 Conflict\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n");
+        let head =
+            format!("HTTP/1.1 {status}\r\n{header}Content-Length: {length}\r\nConnection: close\r\n\r\n");
         socket.write_all(format!("{head}{body}").as_bytes()).unwrap();
     }
 }

@@ -76,6 +76,15 @@ impl LiveMode {
 }
 
 impl ShapeRequest {
+    /// Returns the handle if it has the form of one: two numbers with a `-` between them.
+    pub fn valid_handle(&self) -> Option<&str> {
+        let is_number =
+            |text: &str| text.bytes().all(|byte| byte.is_ascii_digit()) && text.parse::<u64>().is_ok();
+        let is_handle =
+            |text: &&str| text.split_once('-').is_some_and(|(hash, time)| is_number(hash) && is_number(time));
+        self.handle.as_deref().filter(is_handle)
+    }
+
     /// Parses a GET, a HEAD, a POST with its body, or a DELETE. The caller has already checked the
     /// secret.
     ///

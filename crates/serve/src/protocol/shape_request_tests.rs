@@ -56,6 +56,18 @@ fn every_parameter_of_a_request_is_parsed() {
 }
 
 #[test]
+fn a_text_that_cannot_be_a_handle_is_no_valid_handle() {
+    let with = |handle: &str| ShapeRequest { handle: Some(handle.to_owned()), ..items() };
+    for handle in ["1-2", "18446744073709551615-1790000000000000"] {
+        assert_eq!(with(handle).valid_handle(), Some(handle));
+    }
+    let long = format!("1-{}", "2".repeat(21));
+    for text in ["", "-", "1", "1-", "-2", "1-2-3", "+1-2", "s3cr3t", "1-2 x", "1-\u{1b}[2J", &long] {
+        assert_eq!(with(text).valid_handle(), None, "{text:?}");
+    }
+}
+
+#[test]
 fn a_handle_is_used_only_with_a_log_offset() {
     for (raw, since, handle) in [
         ("offset=-1&handle=h", StartOffset::Beginning, None),

@@ -1,4 +1,4 @@
-//! Roll call: which instances have answered a query, and what they said. Pure.
+//! Answer collectors: merge the answers to a query, and record which instances are missing. Pure.
 //!
 //! Invariant: a list has at most `limit` streams, and they are the oldest of those that arrived. An
 //! instance counts as answered only if all parts of its answer arrived, in order.
@@ -12,18 +12,21 @@ use super::report::{ClusterStream, ClusterStreams, EndReport, InstanceEnds, Inst
 /// Maximum number of instances whose answers are kept. More are ignored.
 const MAX_INSTANCES: usize = 1_000;
 
-/// Instances that must answer, and those that have.
+/// Instances that must answer and haven't yet.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct RollCall {
+pub(super) struct ExpectedInstances {
     missing: BTreeSet<String>,
     /// Why the names may be incomplete.
     uncertain: Option<String>,
 }
 
-impl RollCall {
-    /// Creates a roll call of these instances. `uncertain` says why there may be others.
-    pub(super) fn new(instances: impl IntoIterator<Item = String>, uncertain: Option<String>) -> RollCall {
-        RollCall { missing: instances.into_iter().collect(), uncertain }
+impl ExpectedInstances {
+    /// Creates a list of these instances. `uncertain` says why there may be others.
+    pub(super) fn new(
+        instances: impl IntoIterator<Item = String>,
+        uncertain: Option<String>,
+    ) -> ExpectedInstances {
+        ExpectedInstances { missing: instances.into_iter().collect(), uncertain }
     }
 
     /// Returns whether all instances have answered and there are no others.
@@ -43,7 +46,7 @@ pub(super) trait AnswerCollector {
 /// Merges the streams of all instances.
 #[derive(Debug)]
 pub(super) struct StreamCollector {
-    roll: RollCall,
+    expected: ExpectedInstances,
     limit: usize,
     /// Time since 1970 at which the query began.
     now_ms: u64,
@@ -60,8 +63,8 @@ struct ListProgress {
 }
 
 impl StreamCollector {
-    pub(super) fn new(roll: RollCall, limit: usize, now_ms: u64) -> StreamCollector {
-        StreamCollector { roll, limit, now_ms, answers: BTreeMap::new(), streams: Vec::new() }
+    pub(super) fn new(expected: ExpectedInstances, limit: usize, now_ms: u64) -> StreamCollector {
+        StreamCollector { expected, limit, now_ms, answers: BTreeMap::new(), streams: Vec::new() }
     }
 
     fn take_part(&mut self, instance: String, part: StreamsPart) {
@@ -82,7 +85,7 @@ impl StreamCollector {
             self.keep_oldest();
         }
         if part.last {
-            self.roll.missing.remove(&instance);
+            self.expected.missing.remove(&instance);
         }
     }
 
@@ -100,13 +103,13 @@ impl StreamCollector {
         let complete = self.answers.into_iter().filter(|(_, progress)| progress.is_complete);
         ClusterStreams {
             scope,
-            why: why.or(self.roll.uncertain),
+            why: why.or(self.expected.uncertain),
             open,
             cut_off: open.saturating_sub(self.streams.len() as u64),
             instances: complete
                 .map(|(instance, progress)| InstanceStreams { instance, open: progress.open })
                 .collect(),
-            silent: self.roll.missing.into_iter().collect(),
+            silent: self.expected.missing.into_iter().collect(),
             streams: self.streams.into_iter().map(|(_, stream)| stream).collect(),
         }
     }
@@ -121,20 +124,20 @@ impl AnswerCollector for StreamCollector {
     }
 
     fn is_complete(&self) -> bool {
-        self.roll.is_complete()
+        self.expected.is_complete()
     }
 }
 
 /// Counts the streams that instances were asked to end.
 #[derive(Debug)]
 pub(super) struct EndCollector {
-    roll: RollCall,
+    expected: ExpectedInstances,
     answers: BTreeMap<String, EndCounts>,
 }
 
 impl EndCollector {
-    pub(super) fn new(roll: RollCall) -> EndCollector {
-        EndCollector { roll, answers: BTreeMap::new() }
+    pub(super) fn new(expected: ExpectedInstances) -> EndCollector {
+        EndCollector { expected, answers: BTreeMap::new() }
     }
 
     /// Returns the report. `why` says why instances may be missing.
@@ -144,8 +147,8 @@ impl EndCollector {
         EndReport {
             ended: sum(|counts| counts.ended),
             ending: sum(|counts| counts.ending),
-            silent: self.roll.missing.into_iter().collect(),
-            why: why.or(self.roll.uncertain),
+            silent: self.expected.missing.into_iter().collect(),
+            why: why.or(self.expected.uncertain),
             instances: self
                 .answers
                 .into_iter()
@@ -162,12 +165,12 @@ impl AnswerCollector for EndCollector {
         if self.answers.contains_key(&answer.instance) || self.answers.len() >= MAX_INSTANCES {
             return;
         }
-        self.roll.missing.remove(&answer.instance);
+        self.expected.missing.remove(&answer.instance);
         self.answers.insert(answer.instance, counts);
     }
 
     fn is_complete(&self) -> bool {
-        self.roll.is_complete()
+        self.expected.is_complete()
     }
 }
 
@@ -178,8 +181,8 @@ mod tests {
 
     const NOW_MS: u64 = 1_000_000_000_000;
 
-    fn roll(names: &[&str]) -> RollCall {
-        RollCall::new(names.iter().map(|name| (*name).to_owned()), None)
+    fn expected(names: &[&str]) -> ExpectedInstances {
+        ExpectedInstances::new(names.iter().map(|name| (*name).to_owned()), None)
     }
 
     /// Streams of these ages in seconds, named by instance and age.
@@ -203,7 +206,7 @@ mod tests {
 
     #[test]
     fn a_list_is_complete_once_every_member_has_answered() {
-        let mut collector = StreamCollector::new(roll(&["a", "b"]), 10, NOW_MS);
+        let mut collector = StreamCollector::new(expected(&["a", "b"]), 10, NOW_MS);
         for answer in InstanceAnswer::streams("a", 2, lines("a", [1, 5])) {
             collector.take(answer);
         }
@@ -221,7 +224,7 @@ mod tests {
 
     #[test]
     fn the_oldest_streams_are_kept_and_the_others_are_counted() {
-        let mut collector = StreamCollector::new(roll(&[]), 3, NOW_MS);
+        let mut collector = StreamCollector::new(expected(&[]), 3, NOW_MS);
         for (instance, ages) in [("a", 0..50), ("b", 100..102), ("c", 50..100)] {
             let streams = lines(instance, ages);
             let open = streams.len() as u64 + 1_000;
@@ -241,7 +244,7 @@ mod tests {
         let many = lines("a", 0..2_000);
         let parts = InstanceAnswer::streams("a", 2_000, many);
         assert!(parts.len() >= 3);
-        let mut collector = StreamCollector::new(roll(&["a", "b"]), 10_000, NOW_MS);
+        let mut collector = StreamCollector::new(expected(&["a", "b"]), 10_000, NOW_MS);
         for part in parts.iter().enumerate().filter(|(at, _)| *at != 1).map(|(_, part)| part) {
             collector.take(part.clone());
             collector.take(part.clone());
@@ -255,8 +258,8 @@ mod tests {
 
     #[test]
     fn answers_of_made_up_instances_are_bounded() {
-        let mut collector = StreamCollector::new(roll(&["z"]), 10, NOW_MS);
-        let mut ends = EndCollector::new(roll(&["z"]));
+        let mut collector = StreamCollector::new(expected(&["z"]), 10, NOW_MS);
+        let mut ends = EndCollector::new(expected(&["z"]));
         for number in 0..2 * MAX_INSTANCES {
             let name = format!("fake-{number}");
             InstanceAnswer::streams(&name, 1, Vec::new())
@@ -269,8 +272,8 @@ mod tests {
     }
 
     #[test]
-    fn while_the_members_are_uncertain_no_roll_call_is_complete() {
-        let uncertain = RollCall::new(["a".to_owned()], Some("rebuilding".to_owned()));
+    fn while_the_members_are_uncertain_no_query_is_complete() {
+        let uncertain = ExpectedInstances::new(["a".to_owned()], Some("rebuilding".to_owned()));
         let mut ends = EndCollector::new(uncertain);
         ends.take(InstanceAnswer::ended("a", EndCounts::default()));
         assert!(!ends.is_complete());
@@ -280,7 +283,7 @@ mod tests {
 
     #[test]
     fn the_ends_of_all_instances_are_counted_once() {
-        let mut ends = EndCollector::new(roll(&["a", "b", "c"]));
+        let mut ends = EndCollector::new(expected(&["a", "b", "c"]));
         for (name, ended, ending) in [("a", 1, 0), ("a", 1, 0), ("b", 0, 2), ("c", 0, 0)] {
             ends.take(InstanceAnswer::ended(name, EndCounts { ended, ending }));
         }
