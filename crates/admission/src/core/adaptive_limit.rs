@@ -328,9 +328,14 @@ impl AdaptiveLimit {
             None => PROBE_AFTER,
         };
         let no_evidence = now.saturating_sub(self.last_evidence) >= wait && sample.starting == 0;
-        if sample.has_refused && no_evidence {
+        // A window with enough samples is judged soon. A few samples stay: they must not be lost
+        // with each increase, or no window would ever be complete.
+        let has_few = self.window.has_too_few();
+        if sample.has_refused && no_evidence && (has_few || self.window.is_empty()) {
             self.last_evidence = now;
-            self.begin_window(now);
+            if !has_few {
+                self.begin_window(now);
+            }
             self.calm_windows = self.calm_windows.saturating_add(1);
             self.is_probing = true;
             self.raise(false);
@@ -462,7 +467,7 @@ impl AdaptiveLimit {
 
     fn begin_window(&mut self, now: Duration) {
         self.window_before = self.window.began();
-        self.window = StartWindow::new(now);
+        self.window = self.window.next(now);
     }
 
     fn lower(&mut self, cause: DecreaseCause, target: f64, now: Duration) -> Option<LimitDecrease> {

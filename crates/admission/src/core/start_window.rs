@@ -33,8 +33,8 @@ pub(crate) struct StartWindow {
     seconds_sum: f64,
     begun: u32,
     peak_open: u32,
-    /// Open streams at the first and at the last observation.
-    first_open: Option<u32>,
+    /// Open streams at the last observation before the window, and in it.
+    open_before: u32,
     last_open: u32,
     has_refused: bool,
 }
@@ -64,6 +64,11 @@ pub(crate) struct WindowSummary {
 }
 
 impl StartWindow {
+    /// Returns an empty window that follows this one.
+    pub(crate) fn next(&self, began: Duration) -> Self {
+        StartWindow { open_before: self.last_open, last_open: self.last_open, ..StartWindow::new(began) }
+    }
+
     pub(crate) fn new(began: Duration) -> Self {
         StartWindow {
             began,
@@ -74,7 +79,7 @@ impl StartWindow {
             seconds_sum: 0.0,
             begun: 0,
             peak_open: 0,
-            first_open: None,
+            open_before: 0,
             last_open: 0,
             has_refused: false,
         }
@@ -110,9 +115,18 @@ impl StartWindow {
     /// request.
     pub(crate) fn observe(&mut self, open: u32, peak_open: u32, has_refused: bool) {
         self.peak_open = self.peak_open.max(peak_open);
-        self.first_open.get_or_insert(open);
         self.last_open = open;
         self.has_refused |= has_refused;
+    }
+
+    /// Returns whether the window has samples, and too few for a summary.
+    pub(crate) fn has_too_few(&self) -> bool {
+        (1..SPARSE_SAMPLES).contains(&(self.timed + self.failed))
+    }
+
+    /// Returns whether the window has no samples.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.timed + self.failed == 0
     }
 
     /// Returns the summary if the window has lasted long enough and has enough samples.
@@ -135,7 +149,7 @@ impl StartWindow {
             samples,
             open: self.open_sum / samples,
             peak_open: self.peak_open,
-            ended: f64::from(self.first_open.unwrap_or(0)) + samples - f64::from(self.last_open),
+            ended: f64::from(self.open_before) + samples - f64::from(self.last_open),
             has_refused: self.has_refused,
         }
     }
@@ -195,7 +209,11 @@ mod tests {
         let summary = window.summary(START + FULL_AFTER).unwrap();
         assert_eq!((summary.failed_ratio, summary.open), (0.25, 15.0));
         assert_eq!((summary.peak_open, summary.has_refused), (31, true));
-        assert_eq!(summary.ended, 31.0, "16 have started, and 15 fewer are open");
+        assert_eq!(summary.ended, 11.0, "16 have started, and 5 are open");
+        let mut next = window.next(START);
+        (0..16).for_each(|_| next.add_failure(1.0));
+        next.observe(1, 9, false);
+        assert_eq!(next.summary(START + FULL_AFTER).unwrap().ended, 20.0);
         let mut failures = StartWindow::new(START);
         (0..16).for_each(|_| failures.add_failure(1.0));
         let summary = failures.summary(START + FULL_AFTER).unwrap();
