@@ -71,7 +71,8 @@ impl Sampler {
 
     fn update_shedding(&mut self, controller: &AdmissionController, usage: ResourceUsage, now: Instant) {
         let before = self.pressure.shed_cause();
-        if self.pressure.step(usage.sample(controller.memory), now - controller.started_at) {
+        let sample = usage.sample(controller.memory);
+        if self.pressure.step(sample, now - controller.started_at) {
             let shed_cause = self.pressure.shed_cause();
             controller.set_shed_cause(shed_cause);
             controller.metrics.shedding(shed_cause);
@@ -85,7 +86,9 @@ impl Sampler {
         };
         *controller.process.lock() = process;
         if let Some(adaptive) = &controller.adaptive {
-            adaptive.sample(process, now);
+            // Without a bound of the memory, `sample` has none.
+            let (memory, cpu) = controller.bounds.for_adaptive_limit(sample.memory, process.cpu_ratio);
+            adaptive.sample(memory, cpu, now);
         }
         if let Some(bytes) = process.resident_bytes {
             controller.metrics.resident_bytes.set(bytes as f64);
