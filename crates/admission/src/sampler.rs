@@ -118,3 +118,28 @@ fn log(from: Option<ShedCause>, to: Option<ShedCause>, usage: ResourceUsage, cpu
         (_, None) => info!(stage, resident_bytes = bytes, cpu_ratio = cpu, "load shedding ended"),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use forebay_quota::Quota;
+
+    use super::*;
+    use crate::config::{AdaptiveSignals, Builder, MemoryBound};
+
+    #[tokio::test]
+    async fn without_a_memory_bound_memory_does_not_lower_the_adaptive_limit() {
+        let full = ResourceUsage {
+            resident_bytes: Some(99),
+            memory_limit_bytes: Some(100),
+            ..ResourceUsage::default()
+        };
+        for (bound, limit) in
+            [(MemoryBound::Off, 100), (MemoryBound::Fraction(0.95), 90), (MemoryBound::Bytes(1_000), 100)]
+        {
+            let builder = Builder::default().total(100).adaptive(4, AdaptiveSignals::Process);
+            let controller = AdmissionController::new(builder.shed_by_memory(bound), Quota::local());
+            Sampler::new(&controller).step(&controller, full, Instant::now());
+            assert_eq!(controller.adaptive.as_ref().unwrap().limit(), limit, "{bound:?}");
+        }
+    }
+}
