@@ -14,19 +14,21 @@ use std::time::{Duration, Instant};
 
 use http::StatusCode;
 use parking_lot::Mutex;
-use tracing::debug;
+use tracing::{debug, info};
 
 use crate::config::AdaptiveSignals;
-use crate::core::adaptive_limit::{AdaptiveLimit, LimitDecrease, ProcessSample, StartResult, StartSample};
+use crate::core::adaptive_limit::AdaptiveLimit;
 use crate::core::health::percent_of;
+use crate::core::limit_evidence::{LimitDecrease, ProcessSample, StartResult, StartSample};
 use crate::metrics::AdaptiveMetrics;
-use crate::statistics::{AdaptiveDecrease, AdaptiveStatus, ProcessUsage};
+use crate::statistics::{AdaptiveDecrease, AdaptiveStatus};
 use crate::stream_log::code;
 
 /// How the start of a stream counts for the adaptive limit.
 ///
 /// [`AdmissionLayer`](crate::AdmissionLayer) derives it from the status and the time of a response.
-/// A service that knows better puts it into the extensions of its response.
+/// A service that knows better puts it into the extensions of its response, or reports it
+/// ([`StartReport`]).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum StreamStart {
@@ -34,6 +36,8 @@ pub enum StreamStart {
     Answered(Duration),
     /// The service failed: it can't carry its load.
     Failed,
+    /// The client left after it had waited for the response for this time.
+    Abandoned(Duration),
     /// The start says nothing about the load of the service.
     Ignored,
 }
@@ -55,6 +59,29 @@ impl StreamStart {
     }
 }
 
+/// How the start of a stream counts, as its service reports it, also if the client leaves before
+/// the response. Clones share it.
+///
+/// A request has it in its extensions while the adaptive limit times its start, and not otherwise.
+#[derive(Debug, Clone, Default)]
+pub struct StartReport(Arc<Mutex<Option<StreamStart>>>);
+
+impl StartReport {
+    /// Reports how the start counts. Takes precedence over the response.
+    pub fn set(&self, start: StreamStart) {
+        *self.0.lock() = Some(start);
+    }
+
+    /// Returns what was reported last.
+    pub fn get(&self) -> Option<StreamStart> {
+        *self.0.lock()
+    }
+}
+
+/// Minimum interval of log lines at info about decreases. Near its capacity the limit falls and
+/// rises all the time.
+const INFO_INTERVAL: Duration = Duration::from_secs(60);
+
 /// Counts open streams against the adaptive limit.
 pub(crate) struct AdaptiveLimiter {
     /// The current limit, cached from `core`.
@@ -68,6 +95,8 @@ pub(crate) struct AdaptiveLimiter {
     signals: AdaptiveSignals,
     created_at: Instant,
     core: Mutex<AdaptiveLimit>,
+    /// When a decrease was last logged at info.
+    logged_at: Mutex<Option<Duration>>,
     metrics: AdaptiveMetrics,
 }
 
@@ -84,6 +113,7 @@ impl AdaptiveLimiter {
             signals,
             created_at: Instant::now(),
             core: Mutex::new(core),
+            logged_at: Mutex::new(None),
             metrics,
         }
     }
@@ -130,12 +160,12 @@ impl AdaptiveLimiter {
         self.publish(&core, None);
     }
 
-    /// Adds the usage of this process, once per second.
-    pub(crate) fn sample(&self, process: ProcessUsage, now: Instant) {
-        let memory = process.resident_bytes.zip(process.memory_limit_bytes);
+    /// Adds the memory and CPU use of this process as fractions of what it may use, once per
+    /// second.
+    pub(crate) fn sample(&self, memory: Option<f64>, cpu: Option<f64>, now: Instant) {
         let sample = ProcessSample {
-            memory: memory.map(|(resident, limit)| resident as f64 / limit.max(1) as f64),
-            cpu: process.cpu_ratio,
+            memory,
+            cpu,
             open: self.open(),
             starting: self.starting.load(Ordering::Relaxed),
             has_refused: self.has_refused.swap(false, Ordering::Relaxed),
@@ -172,11 +202,25 @@ impl AdaptiveLimiter {
         if self.limit.swap(limit, Ordering::Relaxed) != limit {
             self.metrics.limit.set(f64::from(limit));
         }
-        if let Some(LimitDecrease { cause, from, to, .. }) = decrease {
+        if let Some(LimitDecrease { cause, from, to, at }) = decrease {
             self.metrics.decreased(cause);
-            let (stage, cause) = (code::HEALTH, cause.as_str());
-            debug!(stage, cause, from, to, open = self.open(), "adaptive limit lowered");
+            let (stage, cause, open) = (code::HEALTH, cause.as_str(), self.open());
+            if self.may_log(at) {
+                info!(stage, cause, from, to, open, "adaptive limit lowered");
+            } else {
+                debug!(stage, cause, from, to, open, "adaptive limit lowered");
+            }
         }
+    }
+
+    /// Returns whether a decrease at this time is logged at info.
+    fn may_log(&self, at: Duration) -> bool {
+        let mut logged_at = self.logged_at.lock();
+        let may = logged_at.is_none_or(|logged| at.saturating_sub(logged) >= INFO_INTERVAL);
+        if may {
+            *logged_at = Some(at);
+        }
+        may
     }
 
     fn since_created(&self, at: Instant) -> Duration {
@@ -200,6 +244,7 @@ impl StreamSlot {
                 open_at_start: self.open_at_start,
                 started_at: Instant::now(),
                 outcome: None,
+                report: StartReport::default(),
             }
         })
     }
@@ -218,9 +263,20 @@ pub(crate) struct StartTimer {
     open_at_start: u32,
     started_at: Instant,
     outcome: Option<StreamStart>,
+    report: StartReport,
 }
 
 impl StartTimer {
+    /// Returns what the service may report.
+    pub(crate) fn report(&self) -> &StartReport {
+        &self.report
+    }
+
+    /// Returns what the service has reported.
+    pub(crate) fn reported(&self) -> Option<StreamStart> {
+        self.report.get()
+    }
+
     pub(crate) fn elapsed(&self) -> Duration {
         self.started_at.elapsed()
     }
@@ -234,9 +290,10 @@ impl Drop for StartTimer {
     fn drop(&mut self) {
         let (limiter, now) = (&*self.limiter, Instant::now());
         limiter.starting.fetch_sub(1, Ordering::Relaxed);
-        let result = match self.outcome {
+        let result = match self.outcome.or_else(|| self.reported()) {
             Some(StreamStart::Answered(took)) => StartResult::Answered(took),
             Some(StreamStart::Failed) => StartResult::Failed,
+            Some(StreamStart::Abandoned(waited)) => StartResult::Abandoned(waited),
             Some(StreamStart::Ignored) => return,
             None => StartResult::Abandoned(now.saturating_duration_since(self.started_at)),
         };
@@ -289,6 +346,13 @@ mod tests {
         first.finish(StreamStart::Ignored);
         drop(second);
         assert_eq!(limiter.starting.load(Ordering::Relaxed), 0);
+    }
+
+    #[test]
+    fn decreases_are_logged_at_info_once_a_minute() {
+        let limiter = limiter(2, 100, AdaptiveSignals::Process);
+        let at = [0, 1, 59, 60, 61, 120].map(Duration::from_secs);
+        assert_eq!(at.map(|at| limiter.may_log(at)), [true, false, false, true, false, true]);
     }
 
     #[test]

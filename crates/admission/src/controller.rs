@@ -30,10 +30,9 @@ use crate::open_stream_registry::{OpenStreamRegistry, StreamRecord};
 use crate::permit::Permit;
 use crate::rejection::{Rejection, RejectionReason};
 use crate::statistics::ProcessUsage;
-use crate::stream_log::{LogRateLimiter, StageLevelCell, code, log_stage, log_stream};
+use crate::stream_log::{LogRateLimiter, StageLevelCell, code, log_stage};
 use crate::stream_unit::{AcquiredUnits, StreamLabels, StreamUnit, UnitRefusal, exceeds_share};
-use crate::thread_id::ThreadId;
-use crate::user_hash::{UserHash, UserHasher};
+use crate::user_hash::UserHasher;
 
 /// Interval at which the queue retries the budget. Units released by other members send no
 /// notification.
@@ -75,7 +74,7 @@ pub(crate) struct AdmissionController {
     draining: AtomicBool,
     pub(crate) emptied: Notify,
     pub(crate) hasher: UserHasher,
-    rejection_log_limit: LogRateLimiter,
+    pub(crate) rejection_log_limit: LogRateLimiter,
     pub(crate) stage_level: StageLevelCell,
 }
 
@@ -258,76 +257,6 @@ impl AdmissionController {
             self.health.observe(usage.used, usage.limit, &self.metrics);
         }
         approx_used
-    }
-
-    /// Counts and logs a rejection.
-    pub(crate) fn record_rejection(&self, rejection: &Rejection, thread: &ThreadId, hash: Option<UserHash>) {
-        let reason = rejection.reason;
-        // For `Retry-After`: only these requests will be retried and compete for released units.
-        if reason.is_server_side() {
-            self.refused.fetch_add(1, Ordering::Relaxed);
-        }
-        self.metrics.rejected(reason);
-        if reason == RejectionReason::Exhausted
-            && let Some((used, limit)) = rejection.count
-        {
-            self.health.observe(used, limit, &self.metrics);
-        }
-        self.log_refused_counts(rejection, thread, hash);
-        let Some(withheld) = self.rejection_log_limit.allow(self.started_at.elapsed()) else { return };
-        let (why, stage) =
-            (reason.as_str(), if reason.is_server_side() { code::EXHAUSTED } else { code::USER_LIMIT });
-        let (current, max) = rejection.count.unwrap_or_default();
-        match reason {
-            RejectionReason::Credentials | RejectionReason::BadRequest | RejectionReason::TooLong => {
-                let why = rejection.fault.as_ref().map_or(why, |fault| fault.as_str());
-                log_stream!(
-                    warn,
-                    code::REQUESTED,
-                    thread,
-                    hash,
-                    reason = why,
-                    withheld,
-                    "stream rejected: client not identified"
-                );
-            }
-            _ => log_stream!(
-                warn,
-                stage,
-                thread,
-                hash,
-                reason = why,
-                current,
-                max,
-                withheld,
-                "stream rejected"
-            ),
-        }
-    }
-
-    /// Logs the usage at a rejection. A client that wasn't identified has none.
-    fn log_refused_counts(&self, rejection: &Rejection, thread: &ThreadId, hash: Option<UserHash>) {
-        let level = &self.stage_level;
-        match (rejection.reason, rejection.count) {
-            (_, None) => {}
-            (RejectionReason::UserLimit, Some((user_used, user_limit))) => {
-                let usage = || self.budget.usage(); // read only if the line is written
-                log_stage!(
-                    level,
-                    code::COUNTED,
-                    thread,
-                    hash,
-                    used = usage().used,
-                    limit = usage().limit,
-                    user_used,
-                    user_limit,
-                    "stream counted"
-                );
-            }
-            (_, Some((used, limit))) => {
-                log_stage!(level, code::COUNTED, thread, hash, used, limit, "stream counted");
-            }
-        }
     }
 
     /// Returns the index of the class that applies. An unknown class counts as `user`, or as

@@ -7,6 +7,7 @@ use forebay_quota::Usage;
 use super::*;
 use crate::admission::Admission;
 use crate::config::AdaptiveSignals;
+use crate::thread_id::ThreadId;
 
 fn controller(config: Builder) -> Arc<AdmissionController> {
     Arc::new(AdmissionController::new(config, Quota::local()))

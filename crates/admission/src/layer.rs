@@ -188,6 +188,9 @@ impl AdmissionLayer {
         }
         // Dropped with this future if the client leaves before the response.
         let timer = permit.as_ref().and_then(Permit::start_timer);
+        if let Some(timer) = &timer {
+            parts.extensions.insert(timer.report().clone());
+        }
         let call = service.call(Request::from_parts(parts, body));
         let Some(result) = unless_ended(call, end).await else {
             // An operator's decision says nothing about the load.
@@ -198,8 +201,8 @@ impl AdmissionLayer {
             return Ok(rejection.response(&thread).map(StreamBody::rejection));
         };
         if let Some(timer) = timer {
-            let took = timer.elapsed();
-            timer.finish(stream_start(&result, took));
+            let start = timer.reported().unwrap_or_else(|| stream_start(&result, timer.elapsed()));
+            timer.finish(start);
         }
         let mut response = result?;
         response.headers_mut().insert(X_THREAD_ID, header);

@@ -14,8 +14,8 @@ use forebay_quota::QuotaMode;
 use http::HeaderName;
 
 use crate::client_identity::Class;
-use crate::core::adaptive_limit::DecreaseCause;
 use crate::core::health::State;
+use crate::core::limit_evidence::DecreaseCause;
 use crate::core::pressure::ShedCause;
 use crate::identity::IdentifyError;
 use crate::rejection::RejectionReason;

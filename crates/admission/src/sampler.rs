@@ -71,7 +71,8 @@ impl Sampler {
 
     fn update_shedding(&mut self, controller: &AdmissionController, usage: ResourceUsage, now: Instant) {
         let before = self.pressure.shed_cause();
-        if self.pressure.step(usage.sample(controller.memory), now - controller.started_at) {
+        let sample = usage.sample(controller.memory);
+        if self.pressure.step(sample, now - controller.started_at) {
             let shed_cause = self.pressure.shed_cause();
             controller.set_shed_cause(shed_cause);
             controller.metrics.shedding(shed_cause);
@@ -85,7 +86,9 @@ impl Sampler {
         };
         *controller.process.lock() = process;
         if let Some(adaptive) = &controller.adaptive {
-            adaptive.sample(process, now);
+            // Without a bound of the memory, `sample` has none.
+            let (memory, cpu) = controller.bounds.for_adaptive_limit(sample.memory, process.cpu_ratio);
+            adaptive.sample(memory, cpu, now);
         }
         if let Some(bytes) = process.resident_bytes {
             controller.metrics.resident_bytes.set(bytes as f64);
@@ -113,5 +116,30 @@ fn log(from: Option<ShedCause>, to: Option<ShedCause>, usage: ResourceUsage, cpu
             warn!(stage, cause, resident_bytes = bytes, cpu_ratio = cpu, "load shedding active");
         }
         (_, None) => info!(stage, resident_bytes = bytes, cpu_ratio = cpu, "load shedding ended"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use forebay_quota::Quota;
+
+    use super::*;
+    use crate::config::{AdaptiveSignals, Builder, MemoryBound};
+
+    #[tokio::test]
+    async fn without_a_memory_bound_memory_does_not_lower_the_adaptive_limit() {
+        let full = ResourceUsage {
+            resident_bytes: Some(99),
+            memory_limit_bytes: Some(100),
+            ..ResourceUsage::default()
+        };
+        for (bound, limit) in
+            [(MemoryBound::Off, 100), (MemoryBound::Fraction(0.95), 90), (MemoryBound::Bytes(1_000), 100)]
+        {
+            let builder = Builder::default().total(100).adaptive(4, AdaptiveSignals::Process);
+            let controller = AdmissionController::new(builder.shed_by_memory(bound), Quota::local());
+            Sampler::new(&controller).step(&controller, full, Instant::now());
+            assert_eq!(controller.adaptive.as_ref().unwrap().limit(), limit, "{bound:?}");
+        }
     }
 }

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-use crate::core::adaptive_limit::DecreaseCause;
 use crate::core::health::State;
+use crate::core::limit_evidence::DecreaseCause;
 use crate::core::pressure::ShedCause;
 use crate::health_monitor::HealthStatus;
 use crate::open_stream_registry::StreamRecord;

@@ -18,7 +18,15 @@ pub(crate) struct TrimPolicy {
     /// Whether the last trim was made while connections were closing. More memory may have been
     /// freed since.
     trimmed_while_falling: bool,
+    /// Whether the number has stopped falling since that trim.
+    has_settled: bool,
+    /// Calls until the next trim may be made.
+    pause: u32,
 }
+
+/// Minimum number of calls between two trims: a load that rises and falls every second would
+/// otherwise block the allocations of every second.
+const PAUSE: u32 = 10;
 
 /// Minimum number of closed connections before the heap is trimmed.
 const MIN_CLOSED: u64 = 500;
@@ -29,13 +37,16 @@ impl TrimPolicy {
     pub(crate) fn should_trim(&mut self, open: u64, peak: u64) -> bool {
         self.peak = self.peak.max(open).max(peak);
         let halved = self.peak - open >= MIN_CLOSED && open <= self.peak / 2;
-        let settled = self.trimmed_while_falling && open >= self.last;
-        self.last = open;
-        if halved || settled {
+        let settles = self.trimmed_while_falling && open >= self.last;
+        (self.last, self.has_settled) = (open, self.has_settled || settles);
+        let trims = (halved || self.has_settled) && self.pause == 0;
+        self.pause = self.pause.saturating_sub(1);
+        if trims {
+            self.pause = PAUSE - 1;
             self.peak = open;
-            self.trimmed_while_falling = halved;
+            (self.trimmed_while_falling, self.has_settled) = (halved, false);
         }
-        halved || settled
+        trims
     }
 }
 
@@ -89,14 +100,23 @@ mod tests {
 
     #[test]
     fn the_heap_is_trimmed_when_half_have_closed_and_once_more_when_the_number_settles() {
-        let open = [0, 10, 0, 5_000, 3_000, 2_500, 450, 100, 0, 0, 0, 400, 0];
-        assert_eq!(trims(open.map(|open| (open, open))), [5, 6, 9], "at 2,500, at 450, and when settled");
+        let open = [0, 10, 0, 5_000, 3_000, 2_500, 450, 100].into_iter().chain([0; 40]);
+        assert_eq!(trims(open.map(|open| (open, open))), [5, 15, 25], "at 2,500, later, and when settled");
     }
 
     #[test]
     fn connections_that_open_and_close_between_two_samples_are_noticed() {
-        let samples = [(0, 0), (0, 5_000), (0, 0), (0, 0), (0, 400), (600, 600), (600, 900), (600, 600)];
-        assert_eq!(trims(samples), [1, 2], "when all have closed, and when settled");
+        let samples = [(0, 0), (0, 5_000), (0, 0), (0, 0), (0, 400), (600, 600), (600, 900)];
+        let samples = samples.into_iter().chain([(600, 600); 40]);
+        assert_eq!(trims(samples), [1, 11], "when all have closed, and when settled");
+    }
+
+    #[test]
+    fn a_load_that_rises_and_falls_every_second_does_not_trim_every_second() {
+        assert_eq!(trims([(0, 5_000); 100]).len(), 10);
+        let swings = (0..100).map(|at| if at % 2 == 0 { (5_000, 5_000) } else { (0, 5_000) });
+        let trims = trims(swings);
+        assert!(trims.windows(2).all(|two| two[1] - two[0] >= 10), "{trims:?}");
     }
 
     /// Returns at which samples the heap is trimmed.

@@ -23,8 +23,10 @@ use tokio::net::TcpStream;
 use tokio::sync::OwnedSemaphorePermit;
 
 use super::chunked::{ChunkError, ChunkOutput, ChunkedDecoder};
+use super::upload::UploadProgress;
 use super::upstream::UpstreamPool;
 use super::upstream_connection::UpstreamConnection;
+use super::upstream_error::UploadFault;
 
 /// Maximum bytes per read. An idle stream has no buffer.
 const READ_BYTES: usize = 16 * 1024;
@@ -54,9 +56,29 @@ pub enum DownloadError {
     /// The connection closed before the end of the body.
     #[error("the upstream closed the connection before the end of its stream")]
     Closed,
+    /// The client sent no bytes of the request's body for too long.
+    #[error("the client stopped sending its request body")]
+    RequestStalled,
+    /// The client's request body failed before its end.
+    #[error("the client's request body failed before its end")]
+    RequestBroken,
     /// An operator ended the stream.
     #[error("an operator ended the stream")]
     Ended,
+}
+
+impl DownloadError {
+    /// Returns whether the client's request body is the cause, not the upstream.
+    pub(crate) fn is_clients_fault(&self) -> bool {
+        match self {
+            DownloadError::RequestStalled | DownloadError::RequestBroken => true,
+            DownloadError::Hyper(_)
+            | DownloadError::Io(_)
+            | DownloadError::Chunk(_)
+            | DownloadError::Closed
+            | DownloadError::Ended => false,
+        }
+    }
 }
 
 impl Download {
@@ -67,8 +89,9 @@ impl Download {
         incoming: Incoming,
         connection: Box<UpstreamConnection>,
         pool: Arc<UpstreamPool>,
+        upload: Arc<UploadProgress>,
     ) -> Download {
-        let mut pooled = PooledDownload { incoming, connection: Some(connection), pool };
+        let mut pooled = PooledDownload { incoming, connection: Some(connection), pool, upload };
         if pooled.incoming.is_end_stream() && status != StatusCode::SWITCHING_PROTOCOLS {
             poll_fn(|cx| {
                 pooled.return_connection(cx);
@@ -102,9 +125,10 @@ impl Download {
             None => return self,
         };
         match self {
-            Download::Pooled(PooledDownload { connection: Some(connection), incoming, pool }) => {
+            Download::Pooled(PooledDownload { connection: Some(connection), incoming, pool, upload }) => {
                 if connection.is_ended() || !connection.is_request_sent() || incoming.is_end_stream() {
-                    return Download::Pooled(PooledDownload { connection: Some(connection), incoming, pool });
+                    let connection = Some(connection);
+                    return Download::Pooled(PooledDownload { incoming, connection, pool, upload });
                 }
                 let DetachedSocket { socket, unread, permit } = connection.into_detached();
                 Download::Direct(DirectDownload { socket, unread, framing, _permit: permit, ended: false })
@@ -145,6 +169,8 @@ pub(crate) struct PooledDownload {
     /// `None` once the connection was returned or has failed.
     connection: Option<Box<UpstreamConnection>>,
     pool: Arc<UpstreamPool>,
+    /// Progress of the request's body, which may fail after the response head.
+    upload: Arc<UploadProgress>,
 }
 
 impl PooledDownload {
@@ -158,7 +184,7 @@ impl PooledDownload {
         }
     }
 
-    fn poll_frame(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
+    fn poll_frame(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, DownloadError>>> {
         let mut driven = false;
         loop {
             match Pin::new(&mut self.incoming).poll_frame(cx) {
@@ -172,6 +198,12 @@ impl PooledDownload {
                 }
                 Poll::Ready(Some(Err(error))) => {
                     self.connection = None;
+                    // hyper closes the connection if the upload fails.
+                    let error = match self.upload.fault() {
+                        None => DownloadError::Hyper(error),
+                        Some(UploadFault::Stalled(_)) => DownloadError::RequestStalled,
+                        Some(UploadFault::Broken) => DownloadError::RequestBroken,
+                    };
                     return Poll::Ready(Some(Err(error)));
                 }
                 Poll::Ready(None) => {
@@ -279,7 +311,7 @@ impl Body for Download {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, DownloadError>>> {
         match &mut *self {
-            Download::Pooled(pooled) => pooled.poll_frame(cx).map(|frame| frame.map(|frame| Ok(frame?))),
+            Download::Pooled(pooled) => pooled.poll_frame(cx),
             Download::Direct(direct) => direct.poll_frame(cx),
         }
     }

@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use forebay_admission::{EndSignal, ForwardedHeader, Identifier, Network, StreamStart, UserId};
+use forebay_admission::{EndSignal, ForwardedHeader, Identifier, Network, StartReport, UserId};
 use forebay_stream::{ClientAddr, ConnectionUpgrade, Incoming, LiveBody};
 use http::header::{CONTENT_LENGTH, CONTENT_TYPE, HeaderName, HeaderValue, TRANSFER_ENCODING, UPGRADE};
 use http::request::Parts;
@@ -34,9 +34,10 @@ use super::headers::{
     ClientOrigin, PeerTrust, remove_overridden_length, requested_host, rewrite_request, rewrite_response,
 };
 use super::metrics;
+use super::start_clock::StartClock;
 use super::tunnel::Tunnel;
 use super::upgrade_offer::UpgradeOffer;
-use super::upload::{Upload, UploadProgress};
+use super::upload::Upload;
 use super::upstream::Upstream;
 use super::upstream_error::UpstreamError;
 
@@ -91,12 +92,16 @@ impl Forwarder {
         let (version, method) = (parts.version, parts.method.clone());
         let offer = UpgradeOffer::of(version, &parts.headers);
         let end = parts.extensions.remove::<EndSignal>();
-        let mut guard = HeadWaitGuard { kind, done: false };
         let started_at = Instant::now();
-        let (result, progress) = match self.rewrite(&mut parts, kind).await {
+        let start =
+            parts.extensions.remove::<StartReport>().map(|report| StartClock::new(report, started_at));
+        let mut guard = HeadWaitGuard { kind, done: false, start };
+        let result = match self.rewrite(&mut parts, kind).await {
             Ok(()) => {
                 let upload = Upload::new(body, self.0.request_idle_timeout);
-                let progress = (!upload.is_empty()).then(|| upload.progress());
+                if let Some(start) = &mut guard.start {
+                    start.progress = (!upload.is_empty()).then(|| upload.progress());
+                }
                 if upload.size_hint().exact().is_none() {
                     // Without this header, hyper sends no body of unknown length with a GET or
                     // HEAD.
@@ -105,20 +110,22 @@ impl Forwarder {
                 if let Some(offer) = &offer {
                     offer.write(&mut parts.headers);
                 }
-                (self.0.upstream.send(Request::from_parts(parts, upload)).await, progress)
+                self.0.upstream.send(Request::from_parts(parts, upload)).await
             }
             Err(refusal) => {
                 guard.done = true;
+                if let Some(start) = &guard.start {
+                    start.ignore();
+                }
                 return refusal.response(version);
             }
         };
         guard.done = true;
         self.log_transition(&result);
-        let start = stream_start(&result, started_at, progress.as_deref());
-        let mut response =
-            self.relay(result, in_flight, Exchange { version, method, offer, end, started_at });
-        response.extensions_mut().insert(start);
-        response
+        if let Some(start) = &guard.start {
+            start.finish(&result);
+        }
+        self.relay(result, in_flight, Exchange { version, method, offer, end, started_at })
     }
 
     /// Relays the upstream's response, or refuses the request if there is none.
@@ -250,24 +257,6 @@ struct Exchange {
     started_at: Instant,
 }
 
-/// Returns how the upstream's response counts for the adaptive limit. The time of a slow upload is
-/// the client's. The first byte says nothing if the upload isn't complete.
-fn stream_start(
-    result: &Result<Response<Download>, UpstreamError>,
-    started_at: Instant,
-    progress: Option<&UploadProgress>,
-) -> StreamStart {
-    match result {
-        Ok(response) if progress.is_none_or(UploadProgress::is_done) => {
-            let sent_at = progress.map_or(started_at, |progress| progress.last_at());
-            StreamStart::of(response.status(), sent_at.max(started_at).elapsed())
-        }
-        Ok(_) => StreamStart::Ignored,
-        Err(error) if error.is_upstreams_fault() => StreamStart::Failed,
-        Err(_) => StreamStart::Ignored,
-    }
-}
-
 fn relay_response(
     response: Response<Download>,
     (in_flight, end): (InFlightRequest, Option<EndSignal>),
@@ -365,11 +354,16 @@ pub(crate) struct RequestClassification {
 struct HeadWaitGuard {
     kind: RequestKind,
     done: bool,
+    /// `None` without an adaptive limit.
+    start: Option<StartClock>,
 }
 
 impl Drop for HeadWaitGuard {
     fn drop(&mut self) {
         if !self.done {
+            if let Some(start) = &self.start {
+                start.abandon();
+            }
             metrics::count_cancelled(self.kind, metrics::CancelStage::Head);
         }
     }

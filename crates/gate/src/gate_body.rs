@@ -133,8 +133,11 @@ impl Body for GateBody {
                 let polled = Pin::new(&mut relayed.download).poll_frame(cx);
                 match &polled {
                     Poll::Ready(Some(Err(error))) => {
-                        relayed.end(Some(GateOutcome::UpstreamError));
-                        count_broken_stream(FailureType::of_download(error));
+                        relayed.end(Some(match error.is_clients_fault() {
+                            true => GateOutcome::ClientError,
+                            false => GateOutcome::UpstreamError,
+                        }));
+                        count_broken_stream(error);
                     }
                     Poll::Ready(None) => relayed.end(None),
                     Poll::Ready(Some(Ok(_))) | Poll::Pending => {}
@@ -171,7 +174,8 @@ impl TunnelBody {
         self.end = Some(end);
         Poll::Ready(match end {
             TunnelEnd::UpstreamLost => {
-                count_broken_stream(FailureType::Reset);
+                metrics::count_upstream_failure("upstream_broke_off");
+                metrics::count_failure(RequestFailure::new(FailureStage::Stream, FailureType::Reset));
                 Some(Err(DownloadError::Closed))
             }
             TunnelEnd::Closed | TunnelEnd::Idle | TunnelEnd::ClientLost | TunnelEnd::Aborted => None,
@@ -220,7 +224,9 @@ impl Drop for RelayedBody {
     }
 }
 
-fn count_broken_stream(kind: FailureType) {
-    metrics::count_upstream_failure("upstream_broke_off");
-    metrics::count_failure(RequestFailure::new(FailureStage::Stream, kind));
+fn count_broken_stream(error: &DownloadError) {
+    if !error.is_clients_fault() {
+        metrics::count_upstream_failure("upstream_broke_off");
+    }
+    metrics::count_failure(RequestFailure::of_download(error));
 }

@@ -180,6 +180,7 @@ mod outcome_counters;
 mod request_failure;
 mod reverse_proxy;
 mod series_table;
+mod start_clock;
 mod stream_routes;
 mod tunnel;
 mod upgrade_offer;

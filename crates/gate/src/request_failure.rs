@@ -100,8 +100,10 @@ impl FailureType {
     }
 
     /// Returns the type of a response body that failed.
-    pub(crate) fn of_download(error: &DownloadError) -> FailureType {
+    fn of_download(error: &DownloadError) -> FailureType {
         match error {
+            DownloadError::RequestStalled => FailureType::Timeout,
+            DownloadError::RequestBroken => FailureType::Incomplete,
             DownloadError::Hyper(error) => match io_source(error) {
                 Some(error) => FailureType::of_read(error),
                 None if error.is_parse() => FailureType::BadResponse,
@@ -134,6 +136,12 @@ pub(crate) struct RequestFailure {
 impl RequestFailure {
     pub(crate) fn new(stage: FailureStage, kind: FailureType) -> RequestFailure {
         RequestFailure { stage, kind }
+    }
+
+    /// Returns stage and type of a response body that failed.
+    pub(crate) fn of_download(error: &DownloadError) -> RequestFailure {
+        let stage = if error.is_clients_fault() { FailureStage::Request } else { FailureStage::Stream };
+        RequestFailure::new(stage, FailureType::of_download(error))
     }
 }
 

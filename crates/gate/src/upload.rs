@@ -7,6 +7,7 @@
 
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
@@ -15,6 +16,8 @@ use bytes::Bytes;
 use forebay_stream::Incoming;
 use http_body::{Body, Frame, SizeHint};
 use tokio::time::{Instant, Sleep, sleep_until};
+
+use super::upstream_error::UploadFault;
 
 /// A request body that the connection to the upstream reads.
 #[derive(Debug)]
@@ -83,7 +86,10 @@ impl Body for Upload {
                         Ok(data) => Some(Ok(Frame::data(data))),
                         Err(_trailers) => continue,
                     },
-                    Some(Err(error)) => Some(Err(UploadError::Broken(error))),
+                    Some(Err(error)) => {
+                        self.progress.fail(UploadFault::Broken);
+                        Some(Err(UploadError::Broken(error)))
+                    }
                     None => None,
                 });
             }
@@ -91,6 +97,7 @@ impl Body for Upload {
             let timer =
                 self.timer.get_or_insert_with(|| Box::pin(sleep_until(Instant::now() + idle_timeout)));
             ready!(timer.as_mut().poll(cx));
+            self.progress.fail(UploadFault::Stalled(idle_timeout));
             return Poll::Ready(Some(Err(UploadError::Stalled(idle_timeout))));
         }
     }
@@ -112,18 +119,34 @@ pub(crate) struct UploadProgress {
     last_ms: AtomicU64,
     /// Whether hyper has taken the whole body.
     done: AtomicBool,
+    /// Why the upload failed, if it did.
+    fault: OnceLock<UploadFault>,
 }
 
 impl UploadProgress {
-    fn new(done: bool) -> UploadProgress {
-        UploadProgress { started_at: Instant::now(), last_ms: AtomicU64::new(0), done: AtomicBool::new(done) }
+    pub(crate) fn new(done: bool) -> UploadProgress {
+        UploadProgress {
+            started_at: Instant::now(),
+            last_ms: AtomicU64::new(0),
+            done: AtomicBool::new(done),
+            fault: OnceLock::new(),
+        }
     }
 
     pub(crate) fn is_done(&self) -> bool {
         self.done.load(Ordering::Relaxed)
     }
 
-    fn record(&self, done: bool) {
+    /// Returns why the upload failed, if it did.
+    pub(crate) fn fault(&self) -> Option<UploadFault> {
+        self.fault.get().copied()
+    }
+
+    fn fail(&self, fault: UploadFault) {
+        self.fault.get_or_init(|| fault);
+    }
+
+    pub(crate) fn record(&self, done: bool) {
         self.done.store(done, Ordering::Relaxed);
         let elapsed_ms = u64::try_from(self.started_at.elapsed().as_millis()).unwrap_or(u64::MAX);
         self.last_ms.store(elapsed_ms, Ordering::Relaxed);

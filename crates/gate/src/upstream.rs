@@ -184,7 +184,8 @@ impl Upstream {
         let progress = request.body().progress();
         let response = connection.exchange(request, &progress, self.pool.config.response_timeout).await?;
         let (parts, incoming) = response.into_parts();
-        let download = Download::new(parts.status, incoming, connection, Arc::clone(&self.pool)).await;
+        let download =
+            Download::new(parts.status, incoming, connection, Arc::clone(&self.pool), progress).await;
         Ok(Response::from_parts(parts, download))
     }
 }

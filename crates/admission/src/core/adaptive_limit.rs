@@ -9,8 +9,10 @@
 //! [`AdaptiveLimit::set_total`] change the limit, and all clamp it.
 //!
 //! The evidence is the time to the first byte of new streams, compared with a baseline: the time
-//! without overload. A window has only streams that started in it, so each change is judged by its
-//! own effect. Limitation: a start that takes longer than a window does not count.
+//! without overload. A window has the streams that started in it, so each change is judged by its
+//! own effect. Of older streams it has only failures and starts that took longer than a window, if
+//! they began after the last decrease: otherwise requests that hang would never count while others
+//! are fast.
 //!
 //! - Slower than the baseline: the limit becomes the number of streams that were open, divided by
 //!   the square root of the slowdown.
@@ -19,13 +21,15 @@
 //!   decrease it first stays for some windows.
 //! - The slowdown remains after the number of open streams fell twice: load is not its cause. The
 //!   slower time becomes the baseline. So the limit recovers if the upstream is slower for good.
+//! - More starts fail than the baseline's fraction: the limit falls to 70 % of the open streams. If
+//!   as many fail with fewer open streams, or at the floor, load is not the cause: this fraction
+//!   becomes the baseline. An upstream that fails nearly always keeps the limit at the floor.
 //!
 //! Out of scope: counting open streams, and clocks; see `adaptive_limiter.rs`.
 
 use std::time::Duration;
 
-use serde::Serialize;
-
+use super::limit_evidence::{DecreaseCause, LimitDecrease, ProcessSample, StartResult, StartSample};
 use super::start_window::{StartWindow, WindowSummary};
 
 /// A window is slow if its time exceeds the baseline by this factor, and by [`SIGNIFICANCE`]
@@ -33,8 +37,12 @@ use super::start_window::{StartWindow, WindowSummary};
 const TOLERANCE: f64 = 1.1;
 /// Number of standard errors that count as chance.
 const SIGNIFICANCE: f64 = 3.0;
-/// Fraction of failed starts above which they lower the limit.
+/// Failed starts beyond the baseline's fraction, as a fraction of all, that lower the limit.
 const MAX_FAILED_RATIO: f64 = 0.1;
+/// Fraction of failed starts that is never the baseline: more streams would only fail, too.
+const MAX_BASELINE_FAILED: f64 = 0.9;
+/// Number of standard errors by which failures must exceed what fewer streams would explain.
+const FAILED_SIGNIFICANCE: f64 = 2.0;
 /// Fewer failed starts in a window count as chance.
 const MIN_FAILED: u32 = 4;
 /// Factor of a decrease because of failures.
@@ -50,7 +58,7 @@ const USED_RATIO: f64 = 0.9;
 /// The effect of a decrease is judged once this fraction of the streams is open.
 const JUDGED_RATIO: f64 = 0.8;
 /// Decreases without an effect after which the slower time becomes the baseline.
-const MAX_VAIN_DECREASES: u32 = 2;
+const MAX_FUTILE_DECREASES: u32 = 2;
 /// If a time grows by more than this factor after a decrease, the upstream has changed meanwhile.
 const MAX_STEADY_FACTOR: f64 = 1.2;
 /// Slow windows at the floor after which their time becomes the baseline.
@@ -67,83 +75,13 @@ const PRESSURE_INTERVAL: Duration = Duration::from_secs(5);
 const PROBE_AFTER: Duration = Duration::from_secs(1);
 /// The same after a decrease because of slow or failed starts.
 const CAUTIOUS_PROBE_AFTER: Duration = Duration::from_secs(30);
-
-/// Why the adaptive limit was lowered.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
-#[serde(rename_all = "snake_case")]
-#[non_exhaustive]
-pub enum DecreaseCause {
-    /// New streams take longer to their first byte than without overload.
-    Latency,
-    /// New streams fail.
-    Errors,
-    /// This process uses most of its memory.
-    Memory,
-    /// This process uses most of its CPU time.
-    Cpu,
-}
-
-impl DecreaseCause {
-    /// All causes, in declaration order.
-    pub const ALL: [DecreaseCause; 4] =
-        [DecreaseCause::Latency, DecreaseCause::Errors, DecreaseCause::Memory, DecreaseCause::Cpu];
-
-    /// Returns the name in logs, metrics and JSON.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            DecreaseCause::Latency => "latency",
-            DecreaseCause::Errors => "errors",
-            DecreaseCause::Memory => "memory",
-            DecreaseCause::Cpu => "cpu",
-        }
-    }
-}
-
-/// A decrease of the limit.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct LimitDecrease {
-    pub(crate) cause: DecreaseCause,
-    pub(crate) from: u32,
-    pub(crate) to: u32,
-    pub(crate) at: Duration,
-}
-
-/// How the start of a stream ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum StartResult {
-    /// The first byte arrived after this time.
-    Answered(Duration),
-    Failed,
-    /// The client left after this time, before the first byte.
-    Abandoned(Duration),
-}
-
-/// The start of a stream that has ended.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) struct StartSample {
-    pub(crate) started_at: Duration,
-    pub(crate) result: StartResult,
-    /// Open streams in this process at the start of the stream, itself included.
-    pub(crate) open_at_start: u32,
-    /// Open streams in this process now.
-    pub(crate) open: u32,
-    /// Whether the limit refused a request recently.
-    pub(crate) has_refused: bool,
-}
-
-/// State of this process, sampled once per second.
-#[derive(Debug, Clone, Copy, PartialEq, Default)]
-pub(crate) struct ProcessSample {
-    /// Resident memory as a fraction of the memory limit.
-    pub(crate) memory: Option<f64>,
-    /// CPU use as a fraction of the usable CPUs.
-    pub(crate) cpu: Option<f64>,
-    pub(crate) open: u32,
-    /// Streams that wait for their first byte.
-    pub(crate) starting: u32,
-    /// Whether the limit refused a request since the last sample.
-    pub(crate) has_refused: bool,
-}
+/// This time doubles with each such increase that overloaded again, at most so many times.
+const MAX_PROBE_DOUBLINGS: u32 = 5;
+/// Streams are short if a window sees the end of at least this fraction of them.
+const SHORT_ENDED_RATIO: f64 = 0.25;
+/// Maximum increase of the limit of long streams, as a part of the limit: too many of them stay
+/// open for long.
+const LONG_STREAMS_STEP: u32 = 5;
 
 /// The limit and its evidence.
 #[derive(Debug, Clone)]
@@ -152,21 +90,31 @@ pub(crate) struct AdaptiveLimit {
     total: u32,
     limit: u32,
     begins_at_total: bool,
-    /// Next increase beyond `knee`; doubles with each, and is reset by a decrease.
+    /// Next increase beyond `last_overload`; doubles with each, and is reset by a decrease.
     step: u32,
     /// Open streams at the last decrease because of slow or failed starts.
-    knee: u32,
+    last_overload: u32,
     /// Windows without a slowdown since the last decrease.
     calm_windows: u32,
     /// Time to the first byte without overload, in seconds.
     baseline: Option<f64>,
+    /// Fraction of starts that fail without overload.
+    baseline_failed: f64,
     /// Time to the first byte in the last window, in seconds.
     latest: Option<f64>,
     window: StartWindow,
+    /// When the window before `window` began.
+    window_before: Duration,
+    /// When the limit was last lowered, or would have been if it weren't at the floor.
+    lowered_at: Duration,
     /// The window that last lowered the limit, until a window is not slow.
     overload: Option<Overload>,
     /// Consecutive slow windows at the floor.
     floor_windows: u32,
+    /// Whether refused requests have raised the limit, and no window has ended since.
+    is_probing: bool,
+    /// Consecutive such increases that ended in an overload.
+    failed_probes: u32,
     /// Time of the last sample, or of the last change without samples.
     last_evidence: Duration,
     last_pressure: Option<Duration>,
@@ -174,14 +122,17 @@ pub(crate) struct AdaptiveLimit {
     last_decrease: Option<LimitDecrease>,
 }
 
-/// Evidence of a decrease because of slow or failed starts.
+/// A window because of which the limit was lowered.
 #[derive(Debug, Clone, Copy, PartialEq)]
-struct Overload {
-    open: f64,
-    /// `None` after failures.
-    seconds: Option<f64>,
-    /// Decreases without an effect.
-    in_vain: u32,
+enum Overload {
+    Slow {
+        open: f64,
+        seconds: f64,
+        /// Decreases since then that changed nothing.
+        futile: u32,
+    },
+    /// The first of consecutive windows with failures.
+    Failing { open: f64, failed_ratio: f64, samples: f64 },
 }
 
 impl AdaptiveLimit {
@@ -193,13 +144,18 @@ impl AdaptiveLimit {
             limit,
             begins_at_total: limit >= total,
             step: limit,
-            knee: 0,
+            last_overload: 0,
             calm_windows: 0,
             baseline: None,
+            baseline_failed: 0.0,
             latest: None,
             window: StartWindow::new(Duration::ZERO),
+            window_before: Duration::ZERO,
+            lowered_at: Duration::ZERO,
             overload: None,
             floor_windows: 0,
+            is_probing: false,
+            failed_probes: 0,
             last_evidence: Duration::ZERO,
             last_pressure: None,
             is_pressed: false,
@@ -241,22 +197,26 @@ impl AdaptiveLimit {
 
     /// Adds the start of a stream.
     pub(crate) fn record_start(&mut self, sample: StartSample, now: Duration) -> Option<LimitDecrease> {
+        let is_late = sample.started_at < self.window.began();
         // The start of an older stream says nothing about the present limit.
-        if sample.started_at < self.window.began() {
+        if is_late && sample.started_at < self.lowered_at {
             return None;
         }
+        let outlived_window = sample.started_at <= self.window_before;
         let peak_open = sample.open_at_start.max(sample.open);
         let open = f64::from(peak_open);
+        let is_slow = |took: Duration| self.is_slow(took.as_secs_f64(), 0.0);
         match sample.result {
-            StartResult::Answered(took) => self.window.add_time(took, open),
             StartResult::Failed => self.window.add_failure(open),
             // Its time would have been at least this. A shorter wait says nothing.
-            StartResult::Abandoned(waited) if self.is_slow(waited.as_secs_f64(), 0.0) => {
-                self.window.add_time(waited, open);
-            }
-            StartResult::Abandoned(_) => return None,
+            StartResult::Abandoned(waited) if !is_slow(waited) => return None,
+            StartResult::Answered(took) | StartResult::Abandoned(took) => match is_late {
+                false => self.window.add_time(took, open),
+                true if outlived_window && is_slow(took) => self.window.add_late_time(took, open),
+                true => return None,
+            },
         }
-        self.window.observe(peak_open, sample.has_refused);
+        self.window.observe(sample.open, peak_open, sample.has_refused);
         self.last_evidence = now;
         self.judge_window(now)
     }
@@ -264,7 +224,7 @@ impl AdaptiveLimit {
     /// Adds the state of the process. Lowers the limit under pressure. Raises it if requests are
     /// refused and no stream starts that could show what the upstream carries.
     pub(crate) fn record_process(&mut self, sample: ProcessSample, now: Duration) -> Option<LimitDecrease> {
-        self.window.observe(sample.open, sample.has_refused);
+        self.window.observe(sample.open, sample.open, sample.has_refused);
         let reaches = |value: Option<f64>, bound: f64| value.is_some_and(|value| value >= bound);
         self.is_pressed = reaches(sample.memory, RAISED_PRESSURE) || reaches(sample.cpu, RAISED_PRESSURE);
         let cause = if reaches(sample.memory, HIGH_PRESSURE) {
@@ -285,13 +245,22 @@ impl AdaptiveLimit {
         if self.window.began() != window_began {
             return decrease;
         }
-        let wait = if self.overload.is_some() { CAUTIOUS_PROBE_AFTER } else { PROBE_AFTER };
+        let wait = match self.overload {
+            Some(_) => CAUTIOUS_PROBE_AFTER * 2_u32.pow(self.failed_probes.min(MAX_PROBE_DOUBLINGS)),
+            None => PROBE_AFTER,
+        };
         let no_evidence = now.saturating_sub(self.last_evidence) >= wait && sample.starting == 0;
-        if sample.has_refused && no_evidence {
+        // A window with enough samples is judged soon. A few samples stay: they must not be lost
+        // with each increase, or no window would ever be complete.
+        let has_few = self.window.has_too_few();
+        if sample.has_refused && no_evidence && (has_few || self.window.is_empty()) {
             self.last_evidence = now;
-            self.window = StartWindow::new(now);
+            if !has_few {
+                self.begin_window(now);
+            }
             self.calm_windows = self.calm_windows.saturating_add(1);
-            self.raise();
+            self.is_probing = true;
+            self.raise(false);
         }
         None
     }
@@ -300,13 +269,20 @@ impl AdaptiveLimit {
     fn judge_window(&mut self, now: Duration) -> Option<LimitDecrease> {
         let summary = self.window.summary(now)?;
         let is_used = self.is_used(summary.peak_open, summary.has_refused);
-        self.window = StartWindow::new(now);
+        self.begin_window(now);
         self.latest = summary.seconds.or(self.latest);
-        if summary.failed >= MIN_FAILED && summary.failed_ratio > MAX_FAILED_RATIO {
-            self.overload = Some(Overload { open: summary.open, seconds: None, in_vain: 0 });
-            self.knee = summary.peak_open;
-            let target = if is_used { summary.open * FAILURE_FACTOR } else { f64::from(summary.peak_open) };
-            return self.lower(DecreaseCause::Errors, target, now);
+        if self.is_failing(&summary) {
+            if self.failures_depend_on_load(&summary) {
+                self.last_overload = summary.peak_open;
+                let target =
+                    if is_used { summary.open * FAILURE_FACTOR } else { f64::from(summary.peak_open) };
+                return self.lower(DecreaseCause::Errors, target, now);
+            }
+            self.baseline_failed = summary.failed_ratio;
+            self.forget_overload();
+        }
+        if summary.failed_ratio < self.baseline_failed {
+            self.baseline_failed += (summary.failed_ratio - self.baseline_failed) * BASELINE_WEIGHT;
         }
         let seconds = summary.seconds?;
         let baseline = *self.baseline.get_or_insert(seconds);
@@ -315,16 +291,16 @@ impl AdaptiveLimit {
                 self.baseline = Some(baseline + (seconds - baseline) * BASELINE_WEIGHT);
             }
             (self.overload, self.floor_windows) = (None, 0);
+            (self.is_probing, self.failed_probes) = (false, 0);
             if is_used {
                 self.calm_windows = self.calm_windows.saturating_add(1);
-                self.raise();
+                self.raise(summary.ended >= summary.open * SHORT_ENDED_RATIO);
             }
             return None;
         }
         if self.is_unrelated_to_load(summary, seconds) {
             self.baseline = Some(seconds);
-            (self.overload, self.floor_windows) = (None, 0);
-            (self.step, self.knee) = (self.limit, 0);
+            self.forget_overload();
             return None;
         }
         // An unused limit first becomes the number of open streams: that many may be well.
@@ -332,7 +308,7 @@ impl AdaptiveLimit {
             true => summary.open * (baseline / seconds).sqrt().max(MIN_FACTOR),
             false => f64::from(summary.peak_open),
         };
-        self.knee = summary.peak_open;
+        self.last_overload = summary.peak_open;
         self.lower(DecreaseCause::Latency, target, now)
     }
 
@@ -354,8 +330,8 @@ impl AdaptiveLimit {
             self.floor_windows += 1;
             return self.floor_windows >= MAX_FLOOR_WINDOWS;
         }
-        let latest = |in_vain| Some(Overload { open: summary.open, seconds: Some(seconds), in_vain });
-        let Some(Overload { open, seconds: Some(before), in_vain }) = self.overload else {
+        let latest = |futile| Some(Overload::Slow { open: summary.open, seconds, futile });
+        let Some(Overload::Slow { open, seconds: before, futile }) = self.overload else {
             self.overload = latest(0);
             return false;
         };
@@ -363,15 +339,66 @@ impl AdaptiveLimit {
         if seconds > before * MAX_STEADY_FACTOR || seconds < before * (1.0 + open_ratio) / 2.0 {
             self.overload = latest(0);
         } else if open_ratio <= JUDGED_RATIO {
-            self.overload = latest(in_vain + 1);
+            self.overload = latest(futile + 1);
+            return futile + 1 >= MAX_FUTILE_DECREASES;
         }
-        self.overload.is_some_and(|overload| overload.in_vain >= MAX_VAIN_DECREASES)
+        false
+    }
+
+    /// Returns whether significantly more starts fail than without overload.
+    fn is_failing(&self, summary: &WindowSummary) -> bool {
+        let chance = failed_variance(self.baseline_failed, summary.samples).sqrt() * SIGNIFICANCE;
+        summary.failed >= MIN_FAILED
+            && summary.failed_ratio > self.baseline_failed + MAX_FAILED_RATIO.max(chance)
+    }
+
+    /// Records a window with failures. Returns whether the number of open streams may be their
+    /// cause. It isn't if clearly more fail than fewer open streams would explain. Or the limit is
+    /// at the floor, and was in earlier windows with failures.
+    fn failures_depend_on_load(&mut self, summary: &WindowSummary) -> bool {
+        let WindowSummary { open, failed_ratio, samples, .. } = *summary;
+        let Some(Overload::Failing { open: open_before, failed_ratio: before, samples: samples_before }) =
+            self.overload
+        else {
+            self.overload = Some(Overload::Failing { open, failed_ratio, samples });
+            self.floor_windows = 0;
+            return true;
+        };
+        if failed_ratio > MAX_BASELINE_FAILED {
+            self.floor_windows = 0;
+            return true;
+        }
+        if self.limit == self.floor() {
+            self.floor_windows += 1;
+            return self.floor_windows < MAX_FLOOR_WINDOWS;
+        }
+        let open_ratio = open / open_before.max(1.0);
+        // Half of the way from no effect to failures in proportion to the open streams.
+        let factor = (1.0 + open_ratio) / 2.0;
+        let variance =
+            failed_variance(before, samples_before) * factor.powi(2) + failed_variance(failed_ratio, samples);
+        let clearly_more = failed_ratio - variance.sqrt() * FAILED_SIGNIFICANCE > before * factor;
+        open_ratio > JUDGED_RATIO || !clearly_more
+    }
+
+    /// Load is not the cause of the last slow or failed windows: raises the limit as at the start.
+    fn forget_overload(&mut self) {
+        (self.overload, self.floor_windows) = (None, 0);
+        (self.step, self.last_overload) = (self.limit, 0);
+    }
+
+    fn begin_window(&mut self, now: Duration) {
+        self.window_before = self.window.began();
+        self.window = self.window.next(now);
     }
 
     fn lower(&mut self, cause: DecreaseCause, target: f64, now: Duration) -> Option<LimitDecrease> {
         (self.step, self.calm_windows) = (0, 0);
+        self.failed_probes = self.failed_probes.saturating_add(u32::from(self.is_probing));
+        self.is_probing = false;
         // Streams that started before are no evidence for the new limit.
-        self.window = StartWindow::new(now);
+        self.begin_window(now);
+        self.lowered_at = now;
         let (from, to) = (self.limit, (target as u32).clamp(self.floor(), self.limit));
         if to == from {
             return None;
@@ -381,12 +408,12 @@ impl AdaptiveLimit {
         self.last_decrease
     }
 
-    fn raise(&mut self) {
+    fn raise(&mut self, are_short: bool) {
         if self.is_pressed {
             return;
         }
         let least = (f64::from(self.limit).sqrt() / 2.0).ceil() as u32;
-        let step = match self.knee.checked_sub(self.limit) {
+        let step = match self.last_overload.checked_sub(self.limit) {
             Some(distance) if distance <= self.limit / 4 && self.calm_windows < PLATEAU_WINDOWS => return,
             Some(distance) => (distance / 2).max(least),
             None => {
@@ -395,8 +422,14 @@ impl AdaptiveLimit {
                 step
             }
         };
-        self.limit = self.limit.saturating_add(step).min(self.total);
+        let max = if are_short { u32::MAX } else { (self.limit / LONG_STREAMS_STEP).max(least) };
+        self.limit = self.limit.saturating_add(step.min(max)).min(self.total);
     }
+}
+
+/// Returns the variance of a fraction of failed starts.
+fn failed_variance(ratio: f64, samples: f64) -> f64 {
+    ratio * (1.0 - ratio) / samples.max(1.0)
 }
 
 #[cfg(test)]

@@ -190,6 +190,77 @@ fn failures_lower_the_limit_to_the_floor_and_it_recovers_after_them() {
     assert_at_capacity(&mut simulation);
 }
 
+/// Returns `count` starts in simulated time of which this fraction fails, with as many streams open
+/// as the limit allows. The others take 10 ms.
+fn start_failing(adaptive: &mut AdaptiveLimit, now: &mut Duration, count: u32, failed: impl Fn(u32) -> f64) {
+    let mut owed = 0.0;
+    for _ in 0..count {
+        *now += Duration::from_millis(5);
+        let open = adaptive.limit();
+        owed += failed(open);
+        let result = if owed >= 1.0 { StartResult::Failed } else { answered(10) };
+        owed -= owed.floor();
+        start(adaptive, result, open, *now);
+    }
+}
+
+#[test]
+fn failures_that_load_does_not_cause_lower_the_limit_only_for_a_while() {
+    for ratio in [0.15, 0.3, 0.6] {
+        let mut adaptive = AdaptiveLimit::new(8, 200, 8);
+        let mut now = Duration::ZERO;
+        start_failing(&mut adaptive, &mut now, 4_000, |_| 0.0);
+        assert_eq!(adaptive.limit(), 200);
+        start_failing(&mut adaptive, &mut now, 8_000, |_| ratio);
+        assert_eq!(adaptive.limit(), 200, "{ratio} {adaptive:?}");
+        let before = adaptive.last_decrease();
+        start_failing(&mut adaptive, &mut now, 8_000, |_| ratio);
+        assert_eq!(adaptive.last_decrease(), before, "{ratio}");
+        // When the failures have ended, new ones lower it again.
+        start_failing(&mut adaptive, &mut now, 4_000, |_| 0.0);
+        start_failing(&mut adaptive, &mut now, 200, |_| 0.9);
+        assert!(adaptive.last_decrease() != before, "{ratio}");
+    }
+}
+
+/// An upstream with room for 60 streams that refuses the rest. A tenth fails anyway.
+#[test]
+fn failures_that_load_causes_keep_the_limit_near_the_capacity() {
+    let mut adaptive = AdaptiveLimit::new(8, 1_000, 8);
+    let mut now = Duration::ZERO;
+    let failed = |open: u32| 0.1 + 0.9 * (1.0 - 60.0 / f64::from(open)).max(0.0);
+    start_failing(&mut adaptive, &mut now, 10_000, failed);
+    let mut highest = 0;
+    for _ in 0..200 {
+        start_failing(&mut adaptive, &mut now, 50, failed);
+        highest = highest.max(adaptive.limit());
+        assert!(adaptive.limit() >= 30, "{adaptive:?}");
+    }
+    assert!(highest <= 120, "{highest} {adaptive:?}");
+}
+
+/// Half of the starts hang for 20 seconds. Then they fail, are answered, or their clients leave.
+#[test]
+fn starts_that_hang_count_while_others_are_fast() {
+    for (hung, cause) in [
+        (StartResult::Failed, DecreaseCause::Errors),
+        (StartResult::Answered(SECOND * 20), DecreaseCause::Latency),
+        (StartResult::Abandoned(SECOND * 20), DecreaseCause::Latency),
+    ] {
+        let mut adaptive = AdaptiveLimit::new(8, 200, 100);
+        for at in 0..6_000_u64 {
+            let now = Duration::from_millis(at * 5);
+            let open = adaptive.limit();
+            start(&mut adaptive, answered(10), open, now);
+            if let Some(started_at) = now.checked_sub(SECOND * 20) {
+                adaptive.record_start(sample(hung, open, started_at), now);
+            }
+        }
+        let decrease = adaptive.last_decrease();
+        assert_eq!(decrease.map(|decrease| decrease.cause), Some(cause), "{hung:?}");
+    }
+}
+
 #[test]
 fn a_few_failures_lower_nothing() {
     let mut adaptive = AdaptiveLimit::new(8, 100, 50);
@@ -263,6 +334,19 @@ fn refused_requests_raise_the_limit_if_no_stream_starts() {
     let mut simulation = Simulation { body: SECOND * 100_000, demand: 400, ..Simulation::new(300) };
     simulation.run(SECOND * 60);
     assert!((290..=400).contains(&simulation.open()), "{:?}", simulation.adaptive);
+}
+
+/// Streams of ten minutes: hardly any window is complete, and a lower limit ends none of them.
+#[test]
+fn long_streams_settle_near_the_capacity() {
+    let mut simulation = Simulation { body: SECOND * 600, demand: 5_000, ..Simulation::new(300) };
+    simulation.run(SECOND * 120);
+    assert!(simulation.open() >= 270, "{} {:?}", simulation.open(), simulation.adaptive);
+    for _ in 0..20 {
+        simulation.run(SECOND * 30);
+        assert!(simulation.open() <= 405, "{} at {:?}", simulation.open(), simulation.now);
+    }
+    assert!(simulation.open() >= 240, "{} {:?}", simulation.open(), simulation.adaptive);
 }
 
 /// All streams that the floor allows are open for long, so no window can show that the failures are

@@ -48,6 +48,25 @@ pub(crate) struct PressureBounds {
     pub(crate) hysteresis: f64,
 }
 
+/// The adaptive limit regards this part of a bound as the whole, so that it falls before streams
+/// are shed: its own bound is 90 % of the whole.
+const ADAPTIVE_SCALE: f64 = 0.95 / 0.9;
+
+impl PressureBounds {
+    /// Returns memory and CPU use as the adaptive limit takes them: in relation to the bounds, if
+    /// these are lower than its own. CPU use counts without a bound, too.
+    pub(crate) fn for_adaptive_limit(
+        &self,
+        memory: Option<f64>,
+        cpu: Option<f64>,
+    ) -> (Option<f64>, Option<f64>) {
+        let scaled = |value: Option<f64>, bound: Option<f64>| {
+            value.map(|value| value / bound.map_or(1.0, |bound| (bound * ADAPTIVE_SCALE).clamp(0.01, 1.0)))
+        };
+        (scaled(memory, self.memory), scaled(cpu, self.cpu))
+    }
+}
+
 /// Measurements at one moment.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub(crate) struct ResourceSample {
@@ -206,5 +225,19 @@ mod tests {
         assert_eq!(pressure.shed_cause(), Some(ShedCause::Memory));
         busy(&mut pressure, 7, 1, &mut spent, 2.0);
         assert_eq!(pressure.shed_cause(), Some(ShedCause::Cpu));
+    }
+
+    #[test]
+    fn the_adaptive_limit_reaches_its_own_bound_before_streams_are_shed() {
+        let evidence = |memory, cpu, value| {
+            let bounds = PressureBounds { memory, cpu, window: Duration::ZERO, hysteresis: 0.0 };
+            bounds.for_adaptive_limit(Some(value), Some(value))
+        };
+        // By default: 95 % of the memory, no bound of the CPU.
+        assert_eq!(evidence(Some(0.95), None, 0.9), (Some(0.9), Some(0.9)));
+        let (memory, cpu) = evidence(Some(0.6), Some(0.5), 0.58);
+        assert!(memory.unwrap() > 0.9 && cpu.unwrap() > 1.0, "{memory:?} {cpu:?}");
+        let (memory, cpu) = evidence(Some(0.6), Some(0.7), 0.56);
+        assert!(memory.unwrap() < 0.9 && cpu.unwrap() < 0.9, "{memory:?} {cpu:?}");
     }
 }

@@ -29,9 +29,13 @@ pub(crate) struct StartWindow {
     failed: u32,
     /// Sum of the open streams at each sample.
     open_sum: f64,
-    /// Sum of all times in seconds.
+    /// Sum and number of the times of starts in the window, in seconds.
     seconds_sum: f64,
+    begun: u32,
     peak_open: u32,
+    /// Open streams at the last observation before the window, and in it.
+    open_before: u32,
+    last_open: u32,
     has_refused: bool,
 }
 
@@ -47,15 +51,24 @@ pub(crate) struct WindowSummary {
     pub(crate) failed: u32,
     /// Failed starts, as a fraction of all.
     pub(crate) failed_ratio: f64,
+    /// Number of starts.
+    pub(crate) samples: f64,
     /// Mean number of open streams.
     pub(crate) open: f64,
     /// Maximum number of open streams.
     pub(crate) peak_open: u32,
+    /// Number of streams that ended, about.
+    pub(crate) ended: f64,
     /// Whether the limit refused a request.
     pub(crate) has_refused: bool,
 }
 
 impl StartWindow {
+    /// Returns an empty window that follows this one.
+    pub(crate) fn next(&self, began: Duration) -> Self {
+        StartWindow { open_before: self.last_open, last_open: self.last_open, ..StartWindow::new(began) }
+    }
+
     pub(crate) fn new(began: Duration) -> Self {
         StartWindow {
             began,
@@ -64,7 +77,10 @@ impl StartWindow {
             failed: 0,
             open_sum: 0.0,
             seconds_sum: 0.0,
+            begun: 0,
             peak_open: 0,
+            open_before: 0,
+            last_open: 0,
             has_refused: false,
         }
     }
@@ -76,9 +92,16 @@ impl StartWindow {
 
     /// Adds a start that succeeded after `took`, while `open` streams were open on average.
     pub(crate) fn add_time(&mut self, took: Duration, open: f64) {
+        self.seconds_sum += took.as_secs_f64();
+        self.begun = self.begun.saturating_add(1);
+        self.add_late_time(took, open);
+    }
+
+    /// Adds a start that succeeded after `took`, and began before the window. It doesn't make the
+    /// window longer.
+    pub(crate) fn add_late_time(&mut self, took: Duration, open: f64) {
         self.times[self.timed as usize % MAX_TIMES] = took.as_secs_f32();
         self.timed = self.timed.saturating_add(1);
-        self.seconds_sum += took.as_secs_f64();
         self.open_sum += open;
     }
 
@@ -88,10 +111,22 @@ impl StartWindow {
         self.open_sum += open;
     }
 
-    /// Records the number of open streams, and whether the limit refused a request.
-    pub(crate) fn observe(&mut self, open: u32, has_refused: bool) {
-        self.peak_open = self.peak_open.max(open);
+    /// Records the number of open streams now and its maximum, and whether the limit refused a
+    /// request.
+    pub(crate) fn observe(&mut self, open: u32, peak_open: u32, has_refused: bool) {
+        self.peak_open = self.peak_open.max(peak_open);
+        self.last_open = open;
         self.has_refused |= has_refused;
+    }
+
+    /// Returns whether the window has samples, and too few for a summary.
+    pub(crate) fn has_too_few(&self) -> bool {
+        (1..SPARSE_SAMPLES).contains(&(self.timed + self.failed))
+    }
+
+    /// Returns whether the window has no samples.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.timed + self.failed == 0
     }
 
     /// Returns the summary if the window has lasted long enough and has enough samples.
@@ -99,7 +134,7 @@ impl StartWindow {
         let (elapsed, samples) = (now.saturating_sub(self.began), self.timed + self.failed);
         let full = elapsed >= FULL_AFTER && samples >= FULL_SAMPLES;
         let sparse = elapsed >= SPARSE_AFTER && samples >= SPARSE_SAMPLES;
-        let mean_seconds = self.seconds_sum / f64::from(self.timed.max(1));
+        let mean_seconds = self.seconds_sum / f64::from(self.begun.max(1));
         let long = elapsed.as_secs_f64() >= mean_seconds * MIN_TIMES;
         ((full || sparse) && long).then(|| self.summarize(f64::from(samples)))
     }
@@ -111,8 +146,10 @@ impl StartWindow {
             error_seconds,
             failed: self.failed,
             failed_ratio: f64::from(self.failed) / samples,
+            samples,
             open: self.open_sum / samples,
             peak_open: self.peak_open,
+            ended: f64::from(self.open_before) + samples - f64::from(self.last_open),
             has_refused: self.has_refused,
         }
     }
@@ -167,11 +204,16 @@ mod tests {
     fn failures_and_open_streams_are_averaged() {
         let mut window = filled([20; 12].into_iter());
         (0..4).for_each(|_| window.add_failure(30.0));
-        window.observe(31, true);
-        window.observe(5, false);
+        window.observe(20, 31, true);
+        window.observe(5, 5, false);
         let summary = window.summary(START + FULL_AFTER).unwrap();
         assert_eq!((summary.failed_ratio, summary.open), (0.25, 15.0));
         assert_eq!((summary.peak_open, summary.has_refused), (31, true));
+        assert_eq!(summary.ended, 11.0, "16 have started, and 5 are open");
+        let mut next = window.next(START);
+        (0..16).for_each(|_| next.add_failure(1.0));
+        next.observe(1, 9, false);
+        assert_eq!(next.summary(START + FULL_AFTER).unwrap().ended, 20.0);
         let mut failures = StartWindow::new(START);
         (0..16).for_each(|_| failures.add_failure(1.0));
         let summary = failures.summary(START + FULL_AFTER).unwrap();
@@ -183,6 +225,14 @@ mod tests {
         let mut window = filled([1_000; 16].into_iter());
         assert_eq!(window.summary(START + Duration::from_millis(2_999)), None);
         assert!(window.summary(START + Duration::from_millis(3_001)).is_some());
+    }
+
+    #[test]
+    fn starts_of_before_the_window_count_without_making_it_longer() {
+        let mut window = filled([10; 16].into_iter());
+        (0..16).for_each(|_| window.add_late_time(Duration::from_secs(60), 10.0));
+        let summary = window.summary(START + FULL_AFTER).unwrap();
+        assert!(summary.seconds.unwrap() > 29.0, "{summary:?}");
     }
 
     #[test]

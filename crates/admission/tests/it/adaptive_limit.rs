@@ -8,7 +8,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use forebay_admission::{
     AdaptiveSignals, AdaptiveStatus, Admission, AdmissionLayer, Builder, Class, ClientIdentity,
-    DecreaseCause, Identifier, RejectionReason, StreamBody, StreamLimits, StreamStart,
+    DecreaseCause, Identifier, RejectionReason, StartReport, StreamBody, StreamLimits, StreamStart,
 };
 use forebay_quota::Quota;
 use http::{Request, Response, StatusCode};
@@ -138,12 +138,55 @@ async fn a_refusal_of_the_users_limit_or_of_the_budget_frees_the_slot() {
     let _one = admission.admit(user("ada")).await.unwrap();
     assert_eq!(admission.admit(user("ada")).await.unwrap_err().reason(), RejectionReason::UserLimit);
     assert_eq!(status(&admission).open, 1);
-    let budget = adaptive(10).build(Quota::local());
-    let _held = budget.admit(user("ada")).await.unwrap();
-    budget.set_limits(StreamLimits { total: 1, per_user: 100 });
-    assert_eq!(status(&budget).limit, 1, "the total bounds the limit");
-    assert_eq!(budget.admit(user("bob")).await.unwrap_err().reason(), RejectionReason::Adaptive);
-    assert_eq!(status(&budget).open, 1);
+    // Another admission takes all units of the budget that both share.
+    let quota = Quota::local();
+    let other = Admission::builder().total(2).build(quota.clone());
+    let admission = adaptive(2).total(2).build(quota);
+    let held = [other.admit(user("ada")).await.unwrap(), other.admit(user("bob")).await.unwrap()];
+    assert_eq!(admission.admit(user("eve")).await.unwrap_err().reason(), RejectionReason::Exhausted);
+    assert_eq!(status(&admission).open, 0);
+    drop(held);
+    let _open = [admission.admit(user("eve")).await.unwrap(), admission.admit(user("eve")).await.unwrap()];
+    assert_eq!(status(&admission).open, 2);
+}
+
+#[tokio::test]
+async fn the_total_bounds_the_adaptive_limit() {
+    let admission = adaptive(10).build(Quota::local());
+    let _held = admission.admit(user("ada")).await.unwrap();
+    admission.set_limits(StreamLimits { total: 1, per_user: 100 });
+    assert_eq!(status(&admission).limit, 1);
+    assert_eq!(admission.admit(user("bob")).await.unwrap_err().reason(), RejectionReason::Adaptive);
+    assert_eq!(status(&admission).open, 1);
+}
+
+/// A service that never answers; it reports how a client that leaves counts.
+#[tokio::test]
+async fn a_service_reports_how_a_client_that_leaves_counts() {
+    for (floor, is_adaptive) in [(Some(2), true), (None, false)] {
+        let builder = Admission::builder().class(Class::ANONYMOUS, 100);
+        let admission = match floor {
+            Some(floor) => builder.adaptive(floor, AdaptiveSignals::StartsAndProcess),
+            None => builder,
+        };
+        let admission = admission.build(Quota::local());
+        let has_report = Arc::new(AtomicBool::new(false));
+        let seen = Arc::clone(&has_report);
+        let respond = move |request: Request<Empty<Bytes>>| {
+            let report = request.extensions().get::<StartReport>().cloned();
+            seen.store(report.is_some(), Ordering::SeqCst);
+            async move {
+                if let Some(report) = report {
+                    report.set(StreamStart::Ignored);
+                }
+                std::future::pending::<Result<Response<TextBody>, Infallible>>().await
+            }
+        };
+        let service = AdmissionLayer::new(admission.clone(), Identifier::new()).layer(service_fn(respond));
+        let left = tokio::time::timeout(Duration::from_millis(50), service.oneshot(request())).await;
+        assert!(left.is_err());
+        assert_eq!(has_report.load(Ordering::SeqCst), is_adaptive, "a report costs an allocation");
+    }
 }
 
 #[tokio::test]

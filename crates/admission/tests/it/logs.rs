@@ -3,7 +3,7 @@
 use std::io::{self, Write};
 use std::sync::Arc;
 
-use forebay_admission::{Admission, AdmissionLayer, StageLevel, ThreadId};
+use forebay_admission::{AdaptiveSignals, Admission, AdmissionLayer, StageLevel, ThreadId};
 use forebay_quota::Quota;
 use http::{Request, Response};
 use parking_lot::Mutex;
@@ -166,6 +166,20 @@ async fn a_client_without_an_identity_has_no_counts() {
     let request = Request::get("/").header("x-api-key", "key-of-eve").body(String::new()).unwrap();
     drop(service.oneshot(request).await.unwrap());
     assert_eq!(log.stages(), ["CP.0", "CP.1"]);
+}
+
+#[tokio::test]
+async fn a_rejection_by_the_adaptive_limit_has_the_counts_of_the_instance() {
+    let (log, _guard) = capture();
+    let admission =
+        Admission::builder().total(10).adaptive(1, AdaptiveSignals::StartsAndProcess).build(Quota::local());
+    let _open = admission.admit(user("ada")).await.unwrap();
+    admission.admit(user("eve")).await.unwrap_err();
+    let counted: Vec<_> = log.staged().into_iter().filter(|line| line["stage"] == "CP.1.1").collect();
+    let counts = |at: usize, fields: [&str; 2]| fields.map(|field| counted[at][field].clone());
+    assert_eq!(counts(0, ["used", "limit"]), [1, 10]);
+    assert_eq!(counts(1, ["instance_used", "instance_limit"]), [1, 1]);
+    assert!(counted[1]["used"].is_null() && counted.len() == 2, "{counted:?}");
 }
 
 #[tokio::test]

@@ -1,9 +1,11 @@
 //! Dashboard: the page at `/` of the admin address, in a browser.
 
 use std::net::SocketAddr;
+use std::time::Duration;
 
 use forebay_sandbox::Postgres;
 use serde_json::json;
+use tokio::time::sleep;
 
 use crate::chromium::Chromium;
 use crate::forebay_process::{ForebayProcess, forebay};
@@ -15,6 +17,9 @@ use crate::wire::{HttpConnection, until, within};
 const ITEMS: &str =
     "CREATE TABLE items (id int PRIMARY KEY, title text); INSERT INTO items VALUES (1, 'one'), (2, 'two')";
 const ALL_HOLD: &str = "document.querySelectorAll('#conditions [data-holds=true]').length === 7";
+
+/// Interval of repeated requests.
+const RETRY: Duration = Duration::from_millis(20);
 
 fn page(admin: SocketAddr) -> String {
     format!("http://{admin}/")
@@ -116,11 +121,13 @@ async fn the_page_shows_the_adaptive_limit_beside_the_total() {
     let mut streams = Vec::new();
     while streams.len() < 10 {
         streams.extend(open_stream(&gate, "/", &[]).await);
+        sleep(RETRY).await;
     }
     drop((origin, streams));
     let failing = async || {
         while !browser.text("#admission-why").contains(" ago: errors") {
             HttpConnection::fetch(gate.addr, "GET", "/", &[], "").await;
+            sleep(RETRY).await;
         }
     };
     within("the cause is shown", failing()).await;

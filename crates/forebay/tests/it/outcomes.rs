@@ -202,6 +202,33 @@ async fn timeouts_are_counted_by_stage() {
     wait_for(&gate, "any", "client_error", 1.0).await;
 }
 
+/// The upstream answers before it has the request's body, which then fails.
+#[tokio::test]
+async fn an_upload_that_fails_after_the_response_head_is_not_the_upstreams_error() {
+    let origin = ScriptedUpstream::start().await;
+    let timeout = [("FOREBAY_GATE_REQUEST_IDLE_TIMEOUT_MS", "300")];
+    let gate = ForebayProcess::start_gate_with(&origin.url(), &[], &timeout);
+    let begin = async |request: &str| {
+        let mut client = HttpConnection::connect(gate.addr).await;
+        client.send(request).await;
+        let mut upstream = origin.accept().await;
+        upstream.head().await;
+        upstream.send(STREAM).await;
+        assert_eq!(client.head().await.status, 200);
+        (client, upstream)
+    };
+    let _stalled = begin("POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\n123").await;
+    wait_for_error(&gate, "request", "timeout", 1.0).await;
+    wait_for(&gate, "any", "client_error", 1.0).await;
+    let (mut broken, _upstream) =
+        begin("POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n1\r\na\r\n").await;
+    broken.send("no size\r\n").await;
+    wait_for_error(&gate, "request", "incomplete", 1.0).await;
+    wait_for(&gate, "any", "client_error", 2.0).await;
+    assert_eq!(outcomes(&gate, "any", "upstream_error").await, 0.0);
+    assert_eq!(gate.metric(ERRORS, &[]).await, 2.0);
+}
+
 #[tokio::test]
 async fn labels_from_headers_are_bounded() {
     let origin = ScriptedUpstream::start().await;

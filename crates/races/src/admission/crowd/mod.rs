@@ -82,9 +82,10 @@ fn run(board: &mut Scoreboard, case: &str, server: AdmissionServer, streams: u64
     Ok(())
 }
 
-/// Starts the server with room for `streams`, opens as many, and returns the times.
+/// Starts the server with room for `streams` and those of the warm-up, opens as many, and returns
+/// the times.
 fn measure(server: AdmissionServer, redis: &Redis, namespace: &str, streams: u64) -> Result<FirstByte> {
-    let url = redis.url();
+    let (url, total) = (redis.url(), streams + clients::WARM_UP_STREAMS);
     Builder::new_current_thread()
         .enable_all()
         .build()?
@@ -95,10 +96,10 @@ fn measure(server: AdmissionServer, redis: &Redis, namespace: &str, streams: u64
         Ok((process, address))
     };
     let (upstream, front) = match server {
-        AdmissionServer::Layer => (None, start(&format!("layer {url} {namespace} {streams}"))?),
+        AdmissionServer::Layer => (None, start(&format!("layer {url} {namespace} {total}"))?),
         AdmissionServer::Gate => {
             let (upstream, address) = start("upstream")?;
-            (Some(upstream), start(&format!("gate {address} {url} {namespace} {streams}"))?)
+            (Some(upstream), start(&format!("gate {address} {url} {namespace} {total}"))?)
         }
     };
     let (front, address) = front;
