@@ -223,6 +223,7 @@ fn compare(comparison: Comparison, ignore_blanks: bool, operands: &[Expr; 2]) ->
     let (lower, upper) = match comparison {
         Comparison::Equal => return equals(column, scalar, std::slice::from_ref(value)),
         Comparison::NotEqual => return OperandNeed::Other,
+        _ if scalar == Scalar::Jsonb => return OperandNeed::Other,
         Comparison::Less => (None, bound(false)),
         Comparison::LessOrEqual => (None, bound(true)),
         Comparison::Greater => (bound(false), None),

@@ -10,9 +10,9 @@ use std::hash::{Hash, Hasher};
 use super::error::EvalError;
 use super::schema::{ColumnType, TypeKind};
 use super::typing::{Scalar, SqlType};
-use super::value::input;
 use super::value::numeric::Numeric;
 use super::value::{SqlValue, unpadded};
+use super::value::{input, json};
 
 /// A value that an index can look up.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -30,6 +30,8 @@ enum KeyForm {
     Date(i32),
     Time(i64),
     Timestamp(i64),
+    /// A jsonb value, with one spelling for each number. Its order is not that of Postgres.
+    Json(Box<str>),
 }
 
 /// The form of a key, without its value.
@@ -74,6 +76,10 @@ impl IndexKey {
     pub fn of_row(column: &ColumnType, text: &[u8]) -> Result<Option<IndexKey>, EvalError> {
         let known = if column.kind == TypeKind::Enum { Some(SqlType::TEXT) } else { column.sql_type() };
         let Some(kind @ SqlType::Scalar(scalar)) = known else { return Ok(None) };
+        if scalar == Scalar::Jsonb {
+            let text = utf8(text)?;
+            return Ok(Some(IndexKey(KeyForm::Json(json::compare::key(text)?))));
+        }
         Ok(IndexKey::of(&read(text, kind)?, scalar))
     }
 
@@ -106,6 +112,7 @@ impl IndexKey {
             }
             (SqlValue::Text(value), Scalar::Bpchar) => KeyForm::Text(unpadded(value).into()),
             (SqlValue::Text(value), Scalar::Text | Scalar::Varchar) => KeyForm::Text(value.as_ref().into()),
+            (SqlValue::Json(value), Scalar::Jsonb) => KeyForm::Json(json::compare::key(value).ok()?),
             (SqlValue::Uuid(value), Scalar::Uuid) => KeyForm::Uuid(*value),
             (SqlValue::Date(value), Scalar::Date) => KeyForm::Date(value.0),
             (SqlValue::Time(value), Scalar::Time) => KeyForm::Time(value.0),
@@ -127,6 +134,7 @@ impl IndexKey {
             SqlValue::Text(_) if ignore_blanks => Scalar::Bpchar,
             SqlValue::Text(_) => Scalar::Text,
             SqlValue::Uuid(_) => Scalar::Uuid,
+            SqlValue::Json(_) => Scalar::Jsonb,
             SqlValue::Date(_) => Scalar::Date,
             SqlValue::Time(_) => Scalar::Time,
             SqlValue::Timestamp(_) => Scalar::Timestamp,
@@ -156,9 +164,12 @@ impl IndexKey {
 }
 
 fn read(text: &[u8], kind: SqlType) -> Result<SqlValue<'_>, EvalError> {
-    let text = std::str::from_utf8(text)
-        .map_err(|_| EvalError::new("22021", "invalid byte sequence for encoding \"UTF8\""))?;
-    input::read(text, kind, false).map_err(|error| error.of_row(kind))
+    input::read(utf8(text)?, kind, false).map_err(|error| error.of_row(kind))
+}
+
+fn utf8(text: &[u8]) -> Result<&str, EvalError> {
+    std::str::from_utf8(text)
+        .map_err(|_| EvalError::new("22021", "invalid byte sequence for encoding \"UTF8\""))
 }
 
 /// Maps floats to integers of the same order. NaN is above all other values, and -0 equals 0.

@@ -1,6 +1,6 @@
 //! Typing of function calls, CASE, COALESCE, GREATEST and LEAST.
 
-use super::expr::{Binary, Expr, Unary};
+use super::expr::{Binary, Comparison, Expr, Unary};
 use super::sql_type::{Scalar, SqlType};
 use super::{TypedExpr, Typer};
 use crate::error::FilterError;
@@ -226,9 +226,7 @@ impl Typer<'_> {
         let expr = match choice {
             ChoiceFunction::Coalesce => Expr::Coalesce(items),
             ChoiceFunction::Greatest | ChoiceFunction::Least | ChoiceFunction::NullIf => {
-                if kind.is_collatable() {
-                    self.check_ordering(collation, at)?;
-                }
+                self.check_operands(kind, collation, Comparison::Less, at)?;
                 let ignore_blanks =
                     matches!(kind, SqlType::Scalar(Scalar::Bpchar) | SqlType::Array(Scalar::Bpchar));
                 Expr::Extreme { greatest: choice == ChoiceFunction::Greatest, ignore_blanks, items }

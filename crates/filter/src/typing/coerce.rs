@@ -60,6 +60,9 @@ impl Typer<'_> {
         {
             return Ok(expr);
         }
+        if let Some(cast) = self.json_cast(&expr, from, to, at)? {
+            return Ok(cast);
+        }
         self.refuse_loose_texts(from, to, at)?;
         Ok(Expr::unary(Unary::Cast { from, to, modern: self.modern() }, expr))
     }

@@ -13,6 +13,7 @@ mod collate;
 mod common_type;
 pub(crate) mod expr;
 mod fold;
+mod json;
 mod operator;
 pub(crate) mod resolve;
 pub(crate) mod sql_type;
@@ -369,6 +370,7 @@ pub(crate) fn never_fails(expr: &Expr) -> bool {
         Expr::Binary(Binary::Like { .. }, operands) => {
             matches!(&operands[1], Expr::Const(Some(SqlValue::Text(pattern))) if !pattern.ends_with('\\'))
         }
+        Expr::Binary(Binary::Json(operator), _) => !operator.may_fail(),
         Expr::Binary(operator, _) | Expr::Quantified { operator, .. } => compares(operator),
         // Constant lists are folded, so these hold columns. Arrays of different dimensions can't be
         // nested in one.
