@@ -67,7 +67,7 @@ pub(crate) fn equal(left: &str, right: &str) -> Result<bool, Malformed> {
     loop {
         let same = match (left.next_token()?, right.next_token()?) {
             (Some(Token::Scalar(Kind::Number, left)), Some(Token::Scalar(Kind::Number, right))) => {
-                left == right || number(left)? == number(right)?
+                left == right || number(left)?.cmp(&number(right)?) == Ordering::Equal
             }
             (None, None) => return Ok(true),
             (left, right) => left == right,
