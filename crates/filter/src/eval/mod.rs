@@ -16,6 +16,7 @@ pub(crate) mod json;
 use std::borrow::Cow;
 use std::cmp::Ordering;
 
+use self::function::Arguments;
 use super::TextRow;
 use super::error::EvalError;
 use super::syntax::IsTest;
@@ -128,6 +129,15 @@ impl<'v> Scope<'v, '_> {
     #[inline(never)]
     fn uncommon_value(&self, expr: &'v Expr) -> EvalResult<'v> {
         match expr {
+            Expr::Call { function, is_strict, arguments, .. } => {
+                // All arguments are evaluated, even after a NULL: one of them may fail.
+                let values = arguments.iter().map(|argument| self.value(argument));
+                let values = values.collect::<Result<Vec<_>, _>>()?;
+                if *is_strict && values.iter().any(Option::is_none) {
+                    return Ok(None);
+                }
+                function.apply(Arguments::new(values))
+            }
             Expr::Quantified { operator, all, operands } => self.quantified(*operator, *all, operands),
             Expr::Array { nested, items } => self.array(*nested, items),
             Expr::Index(base, indexes) => self.index(base, indexes),
@@ -342,7 +352,6 @@ fn apply_unary(unary: Unary, value: SqlValue<'_>) -> EvalResult<'_> {
             other => unreachable!("it is an integer by type: {other:?}"),
         },
         Unary::SquareRoot => arithmetic::square_root(value).map(Some),
-        Unary::Function(function) => function.apply(value),
         Unary::Cast { from, to, modern } => cast::cast(value, from, to, modern),
         Unary::JsonCast { to, null_is_null } => json::cast(value, to, null_is_null),
         Unary::Fit(fit) => cast::fit(value, fit).map(Some),
@@ -371,7 +380,6 @@ fn apply<'v>(binary: Binary, left: SqlValue<'v>, right: SqlValue<'v>) -> Result<
             }
             SqlValue::Bool(like::matches(&text, &pattern)? != negated)
         }
-        Binary::Function(function) => return function.apply(left, right),
         Binary::Json(operator) => unreachable!("it may be NULL, and is evaluated elsewhere: {operator:?}"),
         Binary::Contains { ignore_blanks, swapped } => {
             let (left, right) = (as_array(left), as_array(right));

@@ -1,15 +1,19 @@
 //! Typing of function calls, CASE, COALESCE, GREATEST and LEAST.
 
-use super::expr::{Binary, Comparison, Expr, Unary};
+use super::expr::{Comparison, Expr, Unary};
+use super::functions::{self, BuiltCall, CallResolution, ResolvedCall, Support};
 use super::sql_type::{Scalar, SqlType};
 use super::{TypedExpr, Typer};
 use crate::error::FilterError;
-use crate::eval::function::{BinaryFunction, UnaryFunction};
+use crate::eval::function::Function;
 use crate::syntax::{ChoiceFunction, SyntaxTree};
 use crate::value::SqlValue;
 use crate::value::array::ArrayEnd;
 use crate::value::calendar::MICROS_PER_SECOND;
 use crate::value::letter_case::LetterCase;
+
+/// Names of no function in Postgres, although it has an operator of that name.
+const ABSENT: &[&str] = &["ilike"];
 
 impl Typer<'_> {
     pub(super) fn call(
@@ -23,113 +27,96 @@ impl Typer<'_> {
         {
             self.refuse_opaque(argument.kind, at)?;
         }
-        let kinds: Vec<_> = arguments.iter().map(|argument| argument.kind.to_string()).collect();
-        let called = self.known_call(name, arguments, at)?;
-        called.ok_or_else(|| {
-            let message = format!("function {name}({}) does not exist", kinds.join(", "));
-            self.invalid(at, "42883", message)
+        let given: Vec<_> = arguments.iter().map(|argument| argument.kind).collect();
+        let shown = || {
+            let kinds: Vec<_> = given.iter().map(SqlType::to_string).collect();
+            format!("{name}({})", kinds.join(", "))
+        };
+        match functions::resolve(name, &given, self.schema.server_version) {
+            CallResolution::Found(call) => self.resolved_call(&call, arguments, at),
+            CallResolution::UnknownName if !ABSENT.contains(&name) => {
+                Err(self.unsupported(at, format!("the function {name} is")))
+            }
+            CallResolution::None | CallResolution::UnknownName => {
+                Err(self.invalid(at, "42883", format!("function {} does not exist", shown())))
+            }
+            CallResolution::Ambiguous => {
+                Err(self.invalid(at, "42725", format!("function {} is not unique", shown())))
+            }
+            CallResolution::Undetermined => {
+                let message = "could not determine polymorphic type because input has type unknown";
+                Err(self.invalid(at, "42804", message.to_owned()))
+            }
+        }
+    }
+
+    fn resolved_call(
+        &self,
+        call: &ResolvedCall,
+        arguments: Vec<TypedExpr>,
+        at: usize,
+    ) -> Result<TypedExpr, FilterError> {
+        let row = call.row;
+        if !row.is_supported() {
+            let what = format!("the function {}({}) is", row.name, row.arguments);
+            return Err(self.unsupported(at, what));
+        }
+        let collation = self.merge(&arguments, at)?;
+        let cast = arguments.into_iter().zip(&call.arguments);
+        let cast = cast.map(|(argument, kind)| self.coerce(argument, *kind, at));
+        let arguments = cast.collect::<Result<Vec<_>, _>>()?;
+        let native = |function, arguments: Vec<TypedExpr>| Expr::Call {
+            function,
+            is_strict: row.is_strict,
+            is_stable: row.is_stable,
+            arguments: arguments.into_iter().map(|argument| argument.expr).collect(),
+        };
+        let expr = match row.support {
+            Support::Native(function) => native(function, arguments),
+            Support::Built(BuiltCall::Lower) => {
+                let casing = self.casing(self.collation(collation), "lower", at)?;
+                native(Function::Case(casing, LetterCase::Lower), arguments)
+            }
+            Support::Built(BuiltCall::Upper) => {
+                let casing = self.casing(self.collation(collation), "upper", at)?;
+                native(Function::Case(casing, LetterCase::Upper), arguments)
+            }
+            Support::Built(built) => self.built_call(built, arguments, call.result, at)?,
+            Support::Refused => unreachable!("it was refused above"),
+        };
+        let collation = if call.result.is_collatable() { collation } else { Default::default() };
+        Ok(TypedExpr { expr, kind: call.result, collation })
+    }
+
+    /// Builds a call that is an expression of its own. The arguments have the types of the call.
+    fn built_call(
+        &self,
+        call: BuiltCall,
+        mut arguments: Vec<TypedExpr>,
+        result: SqlType,
+        at: usize,
+    ) -> Result<Expr, FilterError> {
+        if call == BuiltCall::Concat {
+            return self.concat(arguments, at);
+        }
+        let (Some(right), Some(left), true) = (arguments.pop(), arguments.pop(), arguments.is_empty()) else {
+            unreachable!("the other calls have two arguments: {call:?}");
+        };
+        let pair = |left: TypedExpr, right: TypedExpr| Box::new([left.expr, right.expr]);
+        Ok(match call {
+            BuiltCall::Like => self.like("~~", left, right, at)?.expr,
+            BuiltCall::NotLike => self.like("!~~", left, right, at)?.expr,
+            BuiltCall::ArrayCat => Expr::ArrayCat(pair(left, right)),
+            BuiltCall::ArrayAppend => Expr::ArrayPush { end: ArrayEnd::Back, operands: pair(left, right) },
+            BuiltCall::ArrayPrepend => Expr::ArrayPush { end: ArrayEnd::Front, operands: pair(right, left) },
+            BuiltCall::Zone => self.zone(left, right, result, at)?,
+            BuiltCall::Lower | BuiltCall::Upper | BuiltCall::Concat => {
+                unreachable!("built elsewhere: {call:?}")
+            }
         })
     }
 
-    /// Types a call of a supported function. `None`: Postgres has no such function for these types.
-    fn known_call(
-        &self,
-        name: &str,
-        arguments: Vec<TypedExpr>,
-        at: usize,
-    ) -> Result<Option<TypedExpr>, FilterError> {
-        let count = arguments.len();
-        let mut arguments = arguments.into_iter();
-        let mut next = || arguments.next().expect("the number of arguments was checked");
-        match (name, count) {
-            ("lower", 1) => self.letters(next(), LetterCase::Lower, at),
-            ("upper", 1) => self.letters(next(), LetterCase::Upper, at),
-            ("like" | "notlike", 2) => self.like_call(name, next(), next(), at),
-            ("like_escape", 2) => self.like_escape(next(), next(), at),
-            ("concat", 1..) => self.concat(arguments.collect(), at),
-            ("array_cat", 2) => {
-                let (left, right) = (next(), next());
-                let array = |kind| matches!(kind, SqlType::Array(_) | SqlType::Unknown);
-                let any = matches!(left.kind, SqlType::Array(_)) || matches!(right.kind, SqlType::Array(_));
-                if !any || !array(left.kind) || !array(right.kind) {
-                    return Ok(None);
-                }
-                self.array_concat(left, right, at)
-            }
-            ("array_append", 2) => {
-                let (array, item) = (next(), next());
-                self.array_push(array, item, ArrayEnd::Back, at)
-            }
-            ("array_prepend", 2) => {
-                let (item, array) = (next(), next());
-                self.array_push(array, item, ArrayEnd::Front, at)
-            }
-            ("array_ndims", 1) => self.array_dimensions(next(), at),
-            ("justify_hours", 1) => self.justify(UnaryFunction::JustifyHours, next(), at),
-            ("justify_days", 1) => self.justify(UnaryFunction::JustifyDays, next(), at),
-            ("justify_interval", 1) => self.justify(UnaryFunction::JustifyInterval, next(), at),
-            ("timezone", 2) => self.zone(next(), next(), at),
-            (
-                "lower" | "upper" | "like" | "ilike" | "concat" | "array_cat" | "array_append"
-                | "array_prepend" | "array_ndims" | "justify_hours" | "justify_days" | "justify_interval",
-                _,
-            ) => Ok(None),
-            _ => Err(self.unsupported(at, format!("the function {name} is"))),
-        }
-    }
-
-    fn letters(
-        &self,
-        argument: TypedExpr,
-        case: LetterCase,
-        at: usize,
-    ) -> Result<Option<TypedExpr>, FilterError> {
-        if !argument.kind.casts_implicitly_to(SqlType::TEXT) {
-            return Ok(None);
-        }
-        let collation = self.merge([&argument], at)?;
-        let what = if case == LetterCase::Lower { "lower" } else { "upper" };
-        let casing = self.casing(self.collation(collation), what, at)?;
-        let argument = self.coerce(argument, SqlType::TEXT, at)?;
-        let function = UnaryFunction::Case(casing, case);
-        Ok(Some(TypedExpr { expr: Expr::unary(Unary::Function(function), argument.expr), ..argument }))
-    }
-
-    fn like_call(
-        &self,
-        name: &str,
-        text: TypedExpr,
-        pattern: TypedExpr,
-        at: usize,
-    ) -> Result<Option<TypedExpr>, FilterError> {
-        if !text.kind.casts_implicitly_to(SqlType::TEXT) || !pattern.kind.casts_implicitly_to(SqlType::TEXT) {
-            return Ok(None);
-        }
-        let (text, pattern) =
-            (self.coerce(text, SqlType::TEXT, at)?, self.coerce(pattern, SqlType::TEXT, at)?);
-        self.like(if name == "like" { "~~" } else { "!~~" }, text, pattern, at).map(Some)
-    }
-
-    fn like_escape(
-        &self,
-        pattern: TypedExpr,
-        escape: TypedExpr,
-        at: usize,
-    ) -> Result<Option<TypedExpr>, FilterError> {
-        if !pattern.kind.casts_implicitly_to(SqlType::TEXT) || !escape.kind.casts_implicitly_to(SqlType::TEXT)
-        {
-            return Ok(None);
-        }
-        let collation = self.merge([&pattern, &escape], at)?;
-        let (pattern, escape) =
-            (self.coerce(pattern, SqlType::TEXT, at)?, self.coerce(escape, SqlType::TEXT, at)?);
-        let expr =
-            Expr::Binary(Binary::Function(BinaryFunction::LikeEscape), Box::new([pattern.expr, escape.expr]));
-        Ok(Some(TypedExpr { expr, kind: SqlType::TEXT, collation }))
-    }
-
-    fn concat(&self, arguments: Vec<TypedExpr>, at: usize) -> Result<Option<TypedExpr>, FilterError> {
-        let collation = self.merge(&arguments, at)?;
+    fn concat(&self, arguments: Vec<TypedExpr>, at: usize) -> Result<Expr, FilterError> {
         let one = |argument: TypedExpr| {
             let typed = match argument.kind {
                 SqlType::Unknown => self.coerce(argument, SqlType::TEXT, at)?,
@@ -138,42 +125,19 @@ impl Typer<'_> {
             };
             Ok((typed.expr, typed.kind))
         };
-        let items = arguments.into_iter().map(one).collect::<Result<_, FilterError>>()?;
-        Ok(Some(TypedExpr { expr: Expr::Concat(items), kind: SqlType::TEXT, collation }))
+        Ok(Expr::Concat(arguments.into_iter().map(one).collect::<Result<_, FilterError>>()?))
     }
 
-    fn justify(
+    /// Builds `timezone(zone, moment)`, also written `moment AT TIME ZONE zone`.
+    fn zone(
         &self,
-        function: UnaryFunction,
-        argument: TypedExpr,
+        zone: TypedExpr,
+        moment: TypedExpr,
+        result: SqlType,
         at: usize,
-    ) -> Result<Option<TypedExpr>, FilterError> {
-        const INTERVAL: SqlType = SqlType::Scalar(Scalar::Interval);
-        if !argument.kind.casts_implicitly_to(INTERVAL) {
-            return Ok(None);
-        }
-        let argument = self.coerce(argument, INTERVAL, at)?;
-        Ok(Some(TypedExpr { expr: Expr::unary(Unary::Function(function), argument.expr), ..argument }))
-    }
-
-    /// Types `timezone(zone, moment)`, also written `moment AT TIME ZONE zone`.
-    fn zone(&self, zone: TypedExpr, moment: TypedExpr, at: usize) -> Result<Option<TypedExpr>, FilterError> {
-        use Scalar::*;
-        let zone_kind = match zone.kind {
-            SqlType::Scalar(Interval | Time) => SqlType::Scalar(Interval),
-            kind if kind.casts_implicitly_to(SqlType::TEXT) => SqlType::TEXT,
-            _ => return Ok(None),
-        };
-        // timestamptz is the preferred type of its category.
-        let (moment_kind, result) = match moment.kind {
-            SqlType::Scalar(Timestamp) => (Timestamp, Timestamptz),
-            SqlType::Scalar(Timestamptz | Date) | SqlType::Unknown => (Timestamptz, Timestamp),
-            SqlType::Scalar(Timetz | Time) => (Timetz, Timetz),
-            _ => return Ok(None),
-        };
-        let zone = self.coerce(zone, zone_kind, at)?;
+    ) -> Result<Expr, FilterError> {
         let east = match self.fold(zone.expr, at)? {
-            Expr::Const(None) => return Ok(Some(TypedExpr::new(Expr::NULL, SqlType::Scalar(result)))),
+            Expr::Const(None) => return Ok(Expr::NULL),
             Expr::Const(Some(SqlValue::Text(name))) => self.named_zone(&name, at)?,
             Expr::Const(Some(SqlValue::Interval(interval))) => {
                 if interval.months != 0 || interval.days != 0 {
@@ -184,16 +148,15 @@ impl Typer<'_> {
             }
             _ => return Err(self.unsupported(at, "a time zone that is not a constant is".to_owned())),
         };
-        let moment = self.coerce(moment, SqlType::Scalar(moment_kind), at)?;
-        let unary = match moment_kind {
-            Timestamptz => Unary::Shift(east * MICROS_PER_SECOND),
-            Timestamp => Unary::Shift(-east * MICROS_PER_SECOND),
+        let unary = match result {
+            SqlType::Scalar(Scalar::Timestamp) => Unary::Shift(east * MICROS_PER_SECOND),
+            SqlType::Scalar(Scalar::Timestamptz) => Unary::Shift(-east * MICROS_PER_SECOND),
             _ => match i32::try_from(-east) {
                 Ok(west) => Unary::MoveZone(west),
                 Err(_) => return Err(self.unsupported(at, "a time zone so far away is".to_owned())),
             },
         };
-        Ok(Some(TypedExpr::new(Expr::unary(unary, moment.expr), SqlType::Scalar(result))))
+        Ok(Expr::unary(unary, moment.expr))
     }
 
     /// Returns a zone's seconds east of Greenwich. Zones with rules are refused: a tzdata in this

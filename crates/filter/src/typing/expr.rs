@@ -1,7 +1,7 @@
 //! Typed expressions, which `eval/` evaluates.
 
 use super::sql_type::{Scalar, SqlType};
-use crate::eval::function::{BinaryFunction, UnaryFunction};
+use crate::eval::function::Function;
 use crate::eval::json::JsonOperator;
 use crate::syntax::IsTest;
 use crate::value::SqlValue;
@@ -33,6 +33,15 @@ pub(crate) enum Expr {
     Unary(Unary, Box<Expr>),
     /// NULL if either operand is NULL.
     Binary(Binary, Box<[Expr; 2]>),
+    /// A call of a function in `functions/`.
+    Call {
+        function: Function,
+        /// NULL if an argument is NULL.
+        is_strict: bool,
+        /// Depends on the session's settings.
+        is_stable: bool,
+        arguments: Vec<Expr>,
+    },
     /// `left op ANY (right)` or `left op ALL (right)`.
     Quantified {
         operator: Binary,
@@ -76,7 +85,6 @@ pub(crate) enum Unary {
     Abs(Scalar),
     BitNot,
     SquareRoot,
-    Function(UnaryFunction),
     /// Cast. `modern`: parse texts as Postgres 16 and newer.
     Cast {
         from: SqlType,
@@ -147,7 +155,6 @@ pub(crate) enum Binary {
         negated: bool,
         casing: Option<Casing>,
     },
-    Function(BinaryFunction),
     /// `@>`. With `swapped`: `<@`.
     Contains {
         ignore_blanks: bool,

@@ -43,6 +43,13 @@ pub(super) fn fold(expr: Expr) -> Result<Expr, EvalError> {
             }
             fold_constant(Expr::Binary(binary, operands))?
         }
+        Expr::Call { function, is_strict, is_stable, arguments } => {
+            let arguments = list(arguments)?;
+            if is_strict && arguments.contains(&Expr::NULL) {
+                return Ok(Expr::NULL);
+            }
+            fold_constant(Expr::Call { function, is_strict, is_stable, arguments })?
+        }
         Expr::Quantified { operator, all, operands } => {
             // Postgres does not fold it for a NULL array alone: the left operand may still fail.
             fold_constant(Expr::Quantified { operator, all, operands: pair(*operands)? })?
@@ -81,7 +88,9 @@ fn children(expr: &Expr, visit: &mut dyn FnMut(&Expr)) {
     match expr {
         Expr::Const(_) | Expr::Column { .. } | Expr::CaseOperand => {}
         Expr::And(items) | Expr::Or(items) | Expr::Coalesce(items) => items.iter().for_each(visit),
-        Expr::Array { items, .. } | Expr::Extreme { items, .. } => items.iter().for_each(visit),
+        Expr::Array { items, .. } | Expr::Extreme { items, .. } | Expr::Call { arguments: items, .. } => {
+            items.iter().for_each(visit)
+        }
         Expr::Not(operand) | Expr::Is { operand, .. } | Expr::Unary(_, operand) => visit(operand),
         Expr::Distinct { operands, .. }
         | Expr::Binary(_, operands)
@@ -122,6 +131,7 @@ fn is_stable(expr: &Expr) -> bool {
     use Scalar::*;
     match expr {
         Expr::Concat(_) => true,
+        Expr::Call { is_stable, .. } => *is_stable,
         Expr::Binary(Binary::Arithmetic(_, result), _) => *result == Timestamptz,
         Expr::Unary(Unary::Cast { from, to, .. }, _) => match (from, to) {
             (SqlType::Scalar(from), SqlType::Scalar(to)) if to.is_text() => {

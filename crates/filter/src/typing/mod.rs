@@ -13,8 +13,11 @@ mod collate;
 mod common_type;
 pub(crate) mod expr;
 mod fold;
+pub(crate) mod foreign_type;
+pub(crate) mod functions;
 mod json;
 mod operator;
+mod polymorphic;
 pub(crate) mod resolve;
 pub(crate) mod sql_type;
 
@@ -382,6 +385,7 @@ pub(crate) fn never_fails(expr: &Expr) -> bool {
                 _ => false,
             }
         }
+        Expr::Call { function, .. } => function.never_fails(),
         Expr::Unary(..)
         | Expr::Index(..)
         | Expr::Slice(..)

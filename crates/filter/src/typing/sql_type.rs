@@ -46,10 +46,31 @@ pub(crate) enum Category {
     String,
     DateTime,
     Timespan,
+    BitString,
+    Geometric,
     User,
     Array,
     Unknown,
     Pseudo,
+}
+
+impl Category {
+    /// Returns the letter in pg_type.typcategory.
+    pub(crate) fn letter(self) -> char {
+        match self {
+            Category::Boolean => 'B',
+            Category::Number => 'N',
+            Category::String => 'S',
+            Category::DateTime => 'D',
+            Category::Timespan => 'T',
+            Category::BitString => 'V',
+            Category::Geometric => 'G',
+            Category::User => 'U',
+            Category::Array => 'A',
+            Category::Unknown => 'X',
+            Category::Pseudo => 'P',
+        }
+    }
 }
 
 /// Rows of pg_type, in the order of [`Scalar`]: name in the catalog, name in messages, oid, oid of
@@ -84,6 +105,15 @@ impl Scalar {
     /// Returns the type with this name in the catalog.
     pub(crate) fn by_name(name: &str) -> Option<Scalar> {
         PG_TYPES.iter().find(|row| row.1 == name).map(|row| row.0)
+    }
+
+    pub(crate) fn all() -> impl Iterator<Item = Scalar> {
+        PG_TYPES.iter().map(|row| row.0)
+    }
+
+    /// Returns the name in the catalog.
+    pub(crate) fn catalog_name(self) -> &'static str {
+        self.pg_type().1
     }
 
     /// Returns the name in messages.

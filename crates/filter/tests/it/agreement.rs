@@ -191,6 +191,28 @@ fn random_clauses_agree_with_postgres_18() {
 }
 
 #[test]
+fn jsonb_agrees_under_every_collation() {
+    let seed = forebay_testkit::seed() + 4;
+    for (version, options, collation) in [
+        (15, "", Collation::C),
+        (18, "", Collation::C),
+        (15, "LOCALE_PROVIDER icu ICU_LOCALE 'en-US'", Collation::Icu("en-US".to_owned())),
+        (18, "LOCALE_PROVIDER icu ICU_LOCALE 'en-US' LOCALE 'C'", Collation::Icu("en-US".to_owned())),
+    ] {
+        let server = ReferenceServer::start(version, options, &collation, seed, 60);
+        let orders = collation == Collation::C;
+        run(
+            &format!("jsonb, {collation:?} on {version}"),
+            &server,
+            seed,
+            40_000,
+            Grammar::json_clause,
+            orders,
+        );
+    }
+}
+
+#[test]
 fn operators_without_parentheses_bind_as_in_postgres() {
     let seed = forebay_testkit::seed() + 3;
     for version in [15, 18] {

@@ -162,7 +162,6 @@ fn row(rng: &mut TestRng) -> (RowCells, bool) {
         })
         .collect();
     cells.push(rng.pick(&[None, Some("sad"), Some("happy")]).map(|label| label.as_bytes().to_vec()));
-    cells.push(rng.pick(&[None, Some("{}")]).map(|json| json.as_bytes().to_vec()));
     (cells, broken)
 }
 
@@ -228,7 +227,12 @@ fn term(rng: &mut TestRng) -> String {
 /// Returns a comparison of an expression with a constant.
 fn expression_term(rng: &mut TestRng) -> String {
     let (text, number) = (rng.pick(&["a", "ab", "b", "é", "x'y", " a"]).replace('\'', "''"), rng.below(4));
-    match rng.below(9) {
+    let json = rng.pick(table::values("jsonb")).replace('\'', "''");
+    match rng.below(13) {
+        9 => format!("js = '{json}'"),
+        10 => format!("js @> '{json}'"),
+        11 => format!("js ->> 'k' = '{text}' OR js ->> 'k' IN ('v', '1')"),
+        12 => format!("ks -> 'a' = '{json}'"),
         0 => format!("lower(t) = '{text}'"),
         1 => format!("lower(u) IN ('{text}', 'abc')"),
         2 => format!("lower(t) = '{text}' OR lower(t) = 'ab'"),

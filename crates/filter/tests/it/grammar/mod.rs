@@ -1,6 +1,7 @@
 //! Random clauses of the supported grammar, mostly well typed.
 
 mod flat;
+mod json;
 mod operators;
 
 use forebay_testkit::TestRng;
@@ -30,9 +31,16 @@ const SCALARS: &[&str] = &[
     "timestamp",
     "timestamptz",
     "interval",
+    "jsonb",
 ];
 const COMPARISONS: &[&str] = &["=", "<>", "!=", "<", "<=", ">", ">="];
 const EQUALITIES: &[&str] = &["=", "<>"];
+
+/// Returns whether the database's collation orders values of the type.
+fn is_collated(kind: &str) -> bool {
+    let kind = kind.trim_end_matches("[]");
+    TEXTS.contains(&kind) || kind == "jsonb"
+}
 
 pub(crate) struct Grammar {
     rng: TestRng,
@@ -68,8 +76,11 @@ impl Grammar {
     }
 
     fn comparison(&mut self, kind: &str) -> &'static str {
-        let text = TEXTS.contains(&kind.trim_end_matches("[]"));
-        if text && !self.orders_texts { self.rng.pick(EQUALITIES) } else { self.rng.pick(COMPARISONS) }
+        if is_collated(kind) && !self.orders_texts {
+            self.rng.pick(EQUALITIES)
+        } else {
+            self.rng.pick(COMPARISONS)
+        }
     }
 
     fn any_kind(&mut self) -> &'static str {
@@ -105,7 +116,8 @@ impl Grammar {
     }
 
     fn simple(&mut self, depth: usize) -> String {
-        match self.rng.below(17) {
+        match self.rng.below(18) {
+            17 => self.json_condition(depth),
             0..=3 => {
                 let kind = self.any_kind();
                 let operator = self.comparison(kind);
@@ -174,7 +186,7 @@ impl Grammar {
     fn between(&mut self, depth: usize) -> String {
         let kind = loop {
             let kind = self.any_kind();
-            if self.orders_texts || !TEXTS.contains(&kind.trim_end_matches("[]")) {
+            if self.orders_texts || !is_collated(kind) {
                 break kind;
             }
         };
@@ -276,7 +288,7 @@ impl Grammar {
         let depth = depth - 1;
         match self.rng.below(10) {
             0 => format!("COALESCE({}, {})", self.value(kind, depth), self.value(kind, depth)),
-            1 if self.orders_texts || !TEXTS.contains(&kind.trim_end_matches("[]")) => {
+            1 if self.orders_texts || !is_collated(kind) => {
                 let call = self.rng.pick(&["GREATEST", "least"]);
                 format!("{call}({}, {})", self.value(kind, depth), self.value(kind, depth))
             }
