@@ -6,12 +6,20 @@
 //! Enforced by: conditions come only from operands that the clause requires to be true. If other
 //! operands remain, or one could fail, `rest` is set.
 
+use super::eval::json::JsonOperator;
 use super::index_key::IndexKey;
 use super::key_expression::KeyExpression;
 use super::typing::expr::{Binary, Comparison, Expr};
 use super::typing::{Scalar, SqlType};
 use super::value::array::Array;
+use super::value::json::scan::{Kind, Members};
+use super::value::json::{Malformed, string};
 use super::value::{SqlValue, like};
+
+/// Maximum number of members of a constant that are conditions of a containment.
+const MAX_MEMBERS: usize = 8;
+/// Maximum depth of such members.
+const MAX_MEMBER_DEPTH: usize = 8;
 
 /// One way in which a clause can be true.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -104,6 +112,10 @@ fn all(operands: &[Expr]) -> Vec<Alternative> {
                 add(&mut found.conditions, condition);
                 found.rest = true;
             }
+            OperandNeed::All { conditions, rest } => {
+                conditions.into_iter().for_each(|condition| add(&mut found.conditions, condition));
+                found.rest |= rest;
+            }
             OperandNeed::Other => found.rest = true,
         }
     }
@@ -151,6 +163,11 @@ enum OperandNeed {
     Always,
     Exactly(IndexCondition),
     AtLeast(IndexCondition),
+    /// All of these. `rest`: and more.
+    All {
+        conditions: Vec<IndexCondition>,
+        rest: bool,
+    },
     Other,
 }
 
@@ -182,6 +199,13 @@ fn simple(expr: &Expr) -> OperandNeed {
                     Expr::Column { index, kind: SqlType::Array(scalar) },
                     Expr::Const(Some(SqlValue::Array(array))),
                 ) if has_keys_for(*scalar, *ignore_blanks) => elements(*index, *scalar, array),
+                _ => OperandNeed::Other,
+            }
+        }
+        Expr::Binary(Binary::Json(JsonOperator::Contains { swapped }), operands) => {
+            let (whole, part) = if *swapped { (1, 0) } else { (0, 1) };
+            match &operands[part] {
+                Expr::Const(Some(SqlValue::Json(part))) => json_contains(&operands[whole], part),
                 _ => OperandNeed::Other,
             }
         }
@@ -246,10 +270,10 @@ fn expression_equals(ignore_blanks: bool, operands: &[Expr; 2]) -> OperandNeed {
     }
 }
 
-fn expression_in<'v>(
+fn expression_in<'v, 'a: 'v>(
     expr: &Expr,
     ignore_blanks: bool,
-    values: impl Iterator<Item = &'v SqlValue<'static>>,
+    values: impl Iterator<Item = &'v SqlValue<'a>>,
 ) -> OperandNeed {
     let keys: Option<Vec<_>> = values.map(|value| IndexKey::of_value(value, ignore_blanks)).collect();
     let Some(keys) = keys.map(sorted) else { return OperandNeed::Other };
@@ -259,6 +283,45 @@ fn expression_in<'v>(
     }
     let expression = KeyExpression::new(expr, ignore_blanks, form);
     OperandNeed::Exactly(IndexCondition::Expression { expression, keys })
+}
+
+/// Handles `whole @> '{"key": {"key": 1}}'` as `whole -> 'key' -> 'key' = '1'`, for each member of
+/// the constant's objects that is no container.
+fn json_contains(whole: &Expr, part: &str) -> OperandNeed {
+    let mut conditions = Vec::new();
+    match add_members(whole, part, 0, &mut conditions) {
+        Ok(rest) if !conditions.is_empty() => OperandNeed::All { conditions, rest },
+        _ => OperandNeed::Other,
+    }
+}
+
+/// Adds the conditions of an object's members. Returns whether the object requires more.
+fn add_members(
+    whole: &Expr,
+    part: &str,
+    depth: usize,
+    conditions: &mut Vec<IndexCondition>,
+) -> Result<bool, Malformed> {
+    if depth == MAX_MEMBER_DEPTH || conditions.len() >= MAX_MEMBERS || Kind::of(part)? != Kind::Object {
+        return Ok(true);
+    }
+    let (mut members, mut rest, mut is_empty) = (Members::of(part)?, false, true);
+    while let Some((key, value)) = members.next_pair()? {
+        is_empty = false;
+        let key = Expr::Const(Some(SqlValue::text(&string::unescape(key)?).into_owned()));
+        let lookup = Binary::Json(JsonOperator::Member { as_text: false });
+        let member = Expr::Binary(lookup, Box::new([whole.clone(), key]));
+        if Kind::of(value)?.is_container() {
+            rest |= add_members(&member, value, depth + 1, conditions)?;
+            continue;
+        }
+        let value = SqlValue::Json(value.into());
+        match expression_in(&member, false, std::iter::once(&value)) {
+            OperandNeed::Exactly(condition) if conditions.len() < MAX_MEMBERS => conditions.push(condition),
+            _ => rest = true,
+        }
+    }
+    Ok(rest || is_empty)
 }
 
 fn equals(column: usize, scalar: Scalar, values: &[SqlValue<'static>]) -> OperandNeed {
@@ -369,6 +432,7 @@ mod tests {
             Column::new("t", 25, "text"),
             Column::new("bp", 1042, "bpchar"),
             Column::new("at", 1009, "text[]"),
+            Column::new("js", 3802, "jsonb"),
         ];
         Schema { table: None, columns, database_collation, server_version: 15 }
     }
@@ -401,6 +465,25 @@ mod tests {
         assert_eq!(alternatives("lower(t) = 'a' OR t = 'b'"), [(1, true), (1, true)]);
         assert_eq!(alternatives("(1 / j = 1 AND NULL) OR i = 1"), [(1, true)]);
         assert_eq!(alternatives("i = 1 OR j = 1"), [(1, true), (1, true)]);
+    }
+
+    #[test]
+    fn containment_has_a_condition_for_each_member_that_is_no_container() {
+        for (clause, conditions, rest) in [
+            (r#"js @> '{"a": 1}'"#, 1, false),
+            (r#"js @> '{"a": {"b": "x", "c": null}, "d": true}'"#, 3, false),
+            (r#"js @> '{"a": {"b": "x"}, "d": []}'"#, 1, true),
+            (r#"js @> '{"a": {"b": "x"}, "d": {}}'"#, 1, true),
+            (r#"'{"a": 1}' <@ js"#, 1, false),
+            (r#"js <@ '{"a": 1}'"#, 0, true),
+            ("js @> '{}'", 0, true),
+            ("js @> '[1]'", 0, true),
+            (r#"js -> 'x' @> '{"a": 1}' AND i = 1"#, 2, false),
+        ] {
+            assert_eq!(alternatives(clause), [(conditions, rest)], "{clause}");
+        }
+        let deep = format!("js @> '{}1{}'", r#"{"a":"#.repeat(500), "}".repeat(500));
+        assert_eq!(alternatives(&deep), [(0, true)]);
     }
 
     #[test]

@@ -7,7 +7,8 @@ use crate::error::EvalError;
 use crate::typing::{Scalar, SqlType};
 use crate::value::SqlValue;
 use crate::value::array::Array;
-use crate::value::json::{self, Malformed, contain, edit, scan::Kind};
+use crate::value::json::scan::{self, Kind};
+use crate::value::json::{self, Malformed, contain, edit};
 
 /// An operator on jsonb. NULL if either operand is NULL.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -138,6 +139,19 @@ pub(super) fn cast(value: SqlValue<'_>, to: Scalar, null_is_null: bool) -> EvalR
             return Err(EvalError::new("22023", format!("cannot cast jsonb {kind} to type {}", to.name())));
         }
     })
+}
+
+pub(super) fn array_length(value: SqlValue<'_>) -> Result<i64, EvalError> {
+    let text = as_json(value);
+    match Kind::of(&text)? {
+        Kind::Array => Ok(scan::Members::of(&text)?.count()? as i64),
+        Kind::Object => Err(EvalError::new("22023", "cannot get array length of a non-array")),
+        _ => Err(EvalError::new("22023", "cannot get array length of a scalar")),
+    }
+}
+
+pub(super) fn type_name(value: SqlValue<'_>) -> Result<&'static str, EvalError> {
+    Ok(json::type_name(&as_json(value))?)
 }
 
 fn json_value(text: String) -> SqlValue<'static> {

@@ -30,11 +30,17 @@ impl Typer<'_> {
                 let fits = right.kind.casts_implicitly_to(TEXTS);
                 return missing(if fits { "is not unique" } else { "does not exist" });
             }
+            // It could be an operator on points or lines.
+            "?|" if left.kind == SqlType::Unknown && right.kind == SqlType::Unknown => {
+                return missing("is not unique");
+            }
             "#>" => (JsonOperator::Path { as_text: false }, TEXTS, Scalar::Jsonb),
             "#>>" => (JsonOperator::Path { as_text: true }, TEXTS, Scalar::Text),
             "?|" => (JsonOperator::ExistsAny, TEXTS, Scalar::Bool),
             "?&" => (JsonOperator::ExistsAll, TEXTS, Scalar::Bool),
-            "-" if left.kind == JSONB && matches!(right.kind, SqlType::Array(_)) => {
+            "-" if matches!(left.kind, JSONB | SqlType::Unknown)
+                && matches!(right.kind, SqlType::Array(element) if element.is_text()) =>
+            {
                 (JsonOperator::Delete, TEXTS, Scalar::Jsonb)
             }
             "@>" | "<@" if left.kind == JSONB || right.kind == JSONB => {

@@ -46,7 +46,7 @@ impl Grammar {
             true => grammar.rng.pick(&["=", "<>", "<", "<=", ">", ">="]),
             false => grammar.rng.pick(EQUALITIES),
         };
-        match self.rng.below(12) {
+        match self.rng.below(13) {
             0..3 => {
                 let (left, operator) = (self.value("jsonb", depth), comparison(self));
                 format!("{left} {operator} {}", self.json_partner(depth))
@@ -77,6 +77,23 @@ impl Grammar {
                     self.json_text(depth),
                     self.rng.pick(&["=", "<>", "IS DISTINCT FROM"])
                 )
+            }
+            11 => {
+                let (base, other) = (self.value("jsonb", depth), self.json_partner(0));
+                match self.rng.below(6) {
+                    0 => format!(
+                        "jsonb_typeof({base}) = {}",
+                        self.rng.pick(&["'array'", "'null'", "'number'"])
+                    ),
+                    1 => format!("jsonb_array_length({base}) < 3"),
+                    2 => format!("jsonb_extract_path({base}, {}, 'b') = {other}", self.rng.pick(KEYS)),
+                    3 => format!(
+                        "jsonb_extract_path_text({base}, 'b', t, {}::text) > ''",
+                        self.rng.pick(INDEXES)
+                    ),
+                    4 => format!("jsonb_exists_any({base}, {})", self.rng.pick(&["at", "'{a,b}'"])),
+                    _ => format!("jsonb_contains({base}, {other}) = jsonb_contained({other}, {base})"),
+                }
             }
             _ => {
                 let items: Vec<_> = (0..3).map(|_| self.json_partner(0)).collect();
