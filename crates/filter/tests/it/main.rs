@@ -2,6 +2,7 @@
 
 mod agreement;
 mod catalog;
+mod fuzz_corpus;
 mod grammar;
 mod index;
 mod letters;
