@@ -7,19 +7,14 @@
 //! operands remain, or one could fail, `rest` is set.
 
 use super::eval::json::JsonOperator;
+mod json;
+
 use super::index_key::IndexKey;
 use super::key_expression::KeyExpression;
 use super::typing::expr::{Binary, Comparison, Expr};
 use super::typing::{Scalar, SqlType};
 use super::value::array::Array;
-use super::value::json::scan::{Kind, Members};
-use super::value::json::{Malformed, string};
 use super::value::{SqlValue, like};
-
-/// Maximum number of members of a constant that are conditions of a containment.
-const MAX_MEMBERS: usize = 8;
-/// Maximum depth of such members.
-const MAX_MEMBER_DEPTH: usize = 8;
 
 /// One way in which a clause can be true.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -205,7 +200,7 @@ fn simple(expr: &Expr) -> OperandNeed {
         Expr::Binary(Binary::Json(JsonOperator::Contains { swapped }), operands) => {
             let (whole, part) = if *swapped { (1, 0) } else { (0, 1) };
             match &operands[part] {
-                Expr::Const(Some(SqlValue::Json(part))) => json_contains(&operands[whole], part),
+                Expr::Const(Some(SqlValue::Json(part))) => json::contains(&operands[whole], part),
                 _ => OperandNeed::Other,
             }
         }
@@ -283,45 +278,6 @@ fn expression_in<'v, 'a: 'v>(
     }
     let expression = KeyExpression::new(expr, ignore_blanks, form);
     OperandNeed::Exactly(IndexCondition::Expression { expression, keys })
-}
-
-/// Handles `whole @> '{"key": {"key": 1}}'` as `whole -> 'key' -> 'key' = '1'`, for each member of
-/// the constant's objects that is no container.
-fn json_contains(whole: &Expr, part: &str) -> OperandNeed {
-    let mut conditions = Vec::new();
-    match add_members(whole, part, 0, &mut conditions) {
-        Ok(rest) if !conditions.is_empty() => OperandNeed::All { conditions, rest },
-        _ => OperandNeed::Other,
-    }
-}
-
-/// Adds the conditions of an object's members. Returns whether the object requires more.
-fn add_members(
-    whole: &Expr,
-    part: &str,
-    depth: usize,
-    conditions: &mut Vec<IndexCondition>,
-) -> Result<bool, Malformed> {
-    if depth == MAX_MEMBER_DEPTH || conditions.len() >= MAX_MEMBERS || Kind::of(part)? != Kind::Object {
-        return Ok(true);
-    }
-    let (mut members, mut rest, mut is_empty) = (Members::of(part)?, false, true);
-    while let Some((key, value)) = members.next_pair()? {
-        is_empty = false;
-        let key = Expr::Const(Some(SqlValue::text(&string::unescape(key)?).into_owned()));
-        let lookup = Binary::Json(JsonOperator::Member { as_text: false });
-        let member = Expr::Binary(lookup, Box::new([whole.clone(), key]));
-        if Kind::of(value)?.is_container() {
-            rest |= add_members(&member, value, depth + 1, conditions)?;
-            continue;
-        }
-        let value = SqlValue::Json(value.into());
-        match expression_in(&member, false, std::iter::once(&value)) {
-            OperandNeed::Exactly(condition) if conditions.len() < MAX_MEMBERS => conditions.push(condition),
-            _ => rest = true,
-        }
-    }
-    Ok(rest || is_empty)
 }
 
 fn equals(column: usize, scalar: Scalar, values: &[SqlValue<'static>]) -> OperandNeed {

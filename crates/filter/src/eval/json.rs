@@ -34,7 +34,7 @@ pub(crate) enum JsonOperator {
 impl JsonOperator {
     pub(super) fn apply<'v>(self, left: SqlValue<'v>, right: SqlValue<'v>) -> EvalResult<'v> {
         let text = as_json(left);
-        Ok(match self {
+        let value = match self {
             JsonOperator::Member { as_text } => {
                 let found = slice(&text, |json| match &right {
                     SqlValue::Int(index) => match i32::try_from(*index) {
@@ -71,8 +71,8 @@ impl JsonOperator {
                 SqlValue::Array(keys) => edit::delete_keys(&text, keys.items.iter().flatten().map(key_text))?,
                 key => edit::delete_keys(&text, [&*as_text(key)])?,
             }),
-        })
-        .map(Some)
+        };
+        Ok(Some(value))
     }
 
     /// Returns whether the operator may fail on a row.
