@@ -10,9 +10,9 @@ use std::hash::{Hash, Hasher};
 use super::error::EvalError;
 use super::schema::{ColumnType, TypeKind};
 use super::typing::{Scalar, SqlType};
-use super::value::input;
 use super::value::numeric::Numeric;
 use super::value::{SqlValue, unpadded};
+use super::value::{input, json};
 
 /// A value that an index can look up.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -30,7 +30,13 @@ enum KeyForm {
     Date(i32),
     Time(i64),
     Timestamp(i64),
+    /// A jsonb value, with one spelling for each number. Its order is not that of Postgres.
+    Json(Box<str>),
 }
+
+/// The form of a key, without its value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct KeyFormId(std::mem::Discriminant<KeyForm>);
 
 /// A numeric without its scale: 1.0 equals 1.00.
 #[derive(Clone, Debug)]
@@ -70,6 +76,10 @@ impl IndexKey {
     pub fn of_row(column: &ColumnType, text: &[u8]) -> Result<Option<IndexKey>, EvalError> {
         let known = if column.kind == TypeKind::Enum { Some(SqlType::TEXT) } else { column.sql_type() };
         let Some(kind @ SqlType::Scalar(scalar)) = known else { return Ok(None) };
+        if scalar == Scalar::Jsonb {
+            let text = utf8(text)?;
+            return Ok(Some(IndexKey(KeyForm::Json(json::compare::key(text)?))));
+        }
         Ok(IndexKey::of(&read(text, kind)?, scalar))
     }
 
@@ -102,6 +112,7 @@ impl IndexKey {
             }
             (SqlValue::Text(value), Scalar::Bpchar) => KeyForm::Text(unpadded(value).into()),
             (SqlValue::Text(value), Scalar::Text | Scalar::Varchar) => KeyForm::Text(value.as_ref().into()),
+            (SqlValue::Json(value), Scalar::Jsonb) => KeyForm::Json(json::compare::key(value).ok()?),
             (SqlValue::Uuid(value), Scalar::Uuid) => KeyForm::Uuid(*value),
             (SqlValue::Date(value), Scalar::Date) => KeyForm::Date(value.0),
             (SqlValue::Time(value), Scalar::Time) => KeyForm::Time(value.0),
@@ -110,6 +121,32 @@ impl IndexKey {
             }
             _ => return None,
         }))
+    }
+
+    /// Returns the key of an expression's value, or of a constant that is compared with one; `None`
+    /// if values of the type have no keys. `ignore_blanks`: the values are compared as bpchar.
+    pub(super) fn of_value(value: &SqlValue<'_>, ignore_blanks: bool) -> Option<IndexKey> {
+        let scalar = match value {
+            SqlValue::Bool(_) => Scalar::Bool,
+            SqlValue::Int(_) => Scalar::Int8,
+            SqlValue::Float4(_) | SqlValue::Float8(_) => Scalar::Float8,
+            SqlValue::Numeric(_) => Scalar::Numeric,
+            SqlValue::Text(_) if ignore_blanks => Scalar::Bpchar,
+            SqlValue::Text(_) => Scalar::Text,
+            SqlValue::Uuid(_) => Scalar::Uuid,
+            SqlValue::Json(_) => Scalar::Jsonb,
+            SqlValue::Date(_) => Scalar::Date,
+            SqlValue::Time(_) => Scalar::Time,
+            SqlValue::Timestamp(_) => Scalar::Timestamp,
+            // Intervals of different texts may be equal; arrays have keys of their elements only.
+            SqlValue::Timetz(_) | SqlValue::Interval(_) | SqlValue::Array(_) => return None,
+        };
+        IndexKey::of(value, scalar)
+    }
+
+    /// Returns the key's form. Keys of different forms are never equal.
+    pub(super) fn form(&self) -> KeyFormId {
+        KeyFormId(std::mem::discriminant(&self.0))
     }
 
     /// Returns the key of a text.
@@ -127,9 +164,12 @@ impl IndexKey {
 }
 
 fn read(text: &[u8], kind: SqlType) -> Result<SqlValue<'_>, EvalError> {
-    let text = std::str::from_utf8(text)
-        .map_err(|_| EvalError::new("22021", "invalid byte sequence for encoding \"UTF8\""))?;
-    input::read(text, kind, false).map_err(|error| error.of_row(kind))
+    input::read(utf8(text)?, kind, false).map_err(|error| error.of_row(kind))
+}
+
+fn utf8(text: &[u8]) -> Result<&str, EvalError> {
+    std::str::from_utf8(text)
+        .map_err(|_| EvalError::new("22021", "invalid byte sequence for encoding \"UTF8\""))
 }
 
 /// Maps floats to integers of the same order. NaN is above all other values, and -0 equals 0.

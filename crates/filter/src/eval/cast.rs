@@ -68,6 +68,10 @@ fn scalar(value: SqlValue<'_>, from: Scalar, to: Scalar, modern: bool) -> EvalRe
             SqlValue::Float4(in_range(f64::from(narrow), &value, to)? as f32)
         }
         (SqlValue::Numeric(value), _) => fit_integer(value.to_i64(to.name())?, to)?,
+        (SqlValue::Json(text), _) => SqlValue::Text(text),
+        (SqlValue::Text(text), Scalar::Jsonb) => input::read_scalar(&text, to, modern)
+            .map_err(|error| error.of_row(SqlType::Scalar(to)))?
+            .into_owned(),
         (SqlValue::Date(value), _) => SqlValue::Timestamp(midnight(value)?),
         (value, _) => return clock(value, to),
     }))

@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 
 use super::clock_part::ClockFunction;
+use super::json::{self, JsonOperator};
 use super::number::NumberFunction;
 use super::text::TextFunction;
 use super::{EvalResult, as_array, as_text};
@@ -17,6 +18,14 @@ pub(crate) enum Function {
     ArrayDimensions,
     /// lower() and upper().
     Case(Casing, LetterCase),
+    /// A function that an operator of jsonb calls, too.
+    Json(JsonOperator),
+    JsonArrayLength,
+    /// `as_text`: jsonb_extract_path_text().
+    JsonPath {
+        as_text: bool,
+    },
+    JsonTypeof,
     JustifyDays,
     JustifyHours,
     JustifyInterval,
@@ -36,6 +45,17 @@ impl Function {
                 return Ok((dimensions > 0).then_some(SqlValue::Int(dimensions as i64)));
             }
             Function::Case(casing, case) => SqlValue::Text(casing.apply(arguments.text(), case)?),
+            Function::Json(operator) => {
+                let (left, right) = (arguments.value(), arguments.value());
+                return operator.apply(left, right);
+            }
+            Function::JsonArrayLength => SqlValue::Int(json::array_length(arguments.value())?),
+            Function::JsonPath { as_text } => {
+                let value = arguments.value();
+                let steps = arguments.0.map(|step| step.map(SqlValue::into_owned)).collect();
+                return JsonOperator::Path { as_text }.apply(value, SqlValue::array(Array::list(steps)));
+            }
+            Function::JsonTypeof => SqlValue::text(json::type_name(arguments.value())?),
             Function::JustifyDays => SqlValue::Interval(arguments.interval().justify_days()?),
             Function::JustifyHours => SqlValue::Interval(arguments.interval().justify_hours()?),
             Function::JustifyInterval => SqlValue::Interval(arguments.interval().justify()?),
@@ -53,8 +73,9 @@ impl Function {
     /// Returns whether the function never fails on a row.
     pub(crate) fn never_fails(self) -> bool {
         match self {
-            Function::ArrayDimensions => true,
+            Function::ArrayDimensions | Function::JsonPath { .. } | Function::JsonTypeof => true,
             Function::Text(function) => function.never_fails(),
+            Function::Json(operator) => !operator.may_fail(),
             _ => false,
         }
     }

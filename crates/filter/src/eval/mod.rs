@@ -12,6 +12,7 @@ mod cast;
 pub(crate) mod clock_part;
 mod datetime;
 pub(crate) mod function;
+pub(crate) mod json;
 pub(crate) mod number;
 pub(crate) mod text;
 
@@ -36,6 +37,11 @@ pub(crate) fn constant(expr: &Expr) -> EvalResult<'_> {
     Scope { row: &NO_ROW, operand: None }.value(expr)
 }
 
+/// Evaluates an expression.
+pub(crate) fn value<'v>(expr: &'v Expr, row: &'v dyn TextRow) -> EvalResult<'v> {
+    Scope { row, operand: None }.value(expr)
+}
+
 /// Evaluates a boolean expression.
 pub(crate) fn truth(expr: &Expr, row: &dyn TextRow) -> Result<Option<bool>, EvalError> {
     Scope { row, operand: None }.truth(expr)
@@ -54,7 +60,10 @@ impl<'v> Scope<'v, '_> {
             Expr::Const(value) => Ok(value.as_ref().map(SqlValue::borrowed)),
             Expr::Column { index, kind } => self.column(*index, *kind),
             Expr::Binary(binary, operands) => match self.pair(operands)? {
-                (Some(left), Some(right)) => apply(*binary, left, right).map(Some),
+                (Some(left), Some(right)) => match binary {
+                    Binary::Json(operator) => operator.apply(left, right),
+                    _ => apply(*binary, left, right).map(Some),
+                },
                 _ => Ok(None),
             },
             Expr::Unary(unary, operand) => match self.value(operand)? {
@@ -180,6 +189,12 @@ impl<'v> Scope<'v, '_> {
         let text = std::str::from_utf8(bytes)
             .map_err(|_| EvalError::new("22021", "invalid byte sequence for encoding \"UTF8\""))?;
         // `false`: a server formats rows so that every version can parse them.
+        match kind {
+            // The server wrote it: it is not parsed, but searched.
+            SqlType::Scalar(Scalar::Jsonb) => return Ok(Some(SqlValue::Json(Cow::Borrowed(text)))),
+            SqlType::Scalar(Scalar::Json) => return Ok(Some(SqlValue::text(text))),
+            _ => {}
+        }
         input::read(text, kind, false).map(Some).map_err(|error| error.of_row(kind))
     }
 
@@ -376,6 +391,7 @@ fn apply_unary(unary: Unary, value: SqlValue<'_>) -> EvalResult<'_> {
         },
         Unary::SquareRoot => arithmetic::square_root(value).map(Some),
         Unary::Cast { from, to, modern } => cast::cast(value, from, to, modern),
+        Unary::JsonCast { to, null_is_null } => json::cast(value, to, null_is_null),
         Unary::Fit(fit) => cast::fit(value, fit).map(Some),
         Unary::Shift(micros) => datetime::shift(value, micros).map(Some),
         Unary::MoveZone(west) => Ok(Some(datetime::move_zone(value, west))),
@@ -402,6 +418,7 @@ fn apply<'v>(binary: Binary, left: SqlValue<'v>, right: SqlValue<'v>) -> Result<
             }
             SqlValue::Bool(like::matches(&text, &pattern)? != negated)
         }
+        Binary::Json(operator) => unreachable!("it may be NULL, and is evaluated elsewhere: {operator:?}"),
         Binary::Contains { ignore_blanks, swapped } => {
             let (left, right) = (as_array(left), as_array(right));
             let (whole, part) = if swapped { (right, left) } else { (left, right) };
@@ -440,6 +457,10 @@ fn holds(comparison: Comparison, left: &SqlValue<'_>, right: &SqlValue<'_>, igno
         (comparison.is_equality(), ignore_blanks, left, right)
     {
         return (left == right) == (comparison == Comparison::Equal);
+    }
+    if let (true, SqlValue::Json(left), SqlValue::Json(right)) = (comparison.is_equality(), left, right) {
+        let equal = super::value::json::compare::equal(left, right).unwrap_or(false);
+        return equal == (comparison == Comparison::Equal);
     }
     satisfies(comparison, left.compare(right, ignore_blanks))
 }

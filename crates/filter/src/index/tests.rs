@@ -5,7 +5,7 @@ use std::sync::LazyLock;
 use super::{Candidate, Index, visits};
 use crate::{Collation, Column, ColumnType, Filter, Schema, TypeKind};
 
-type IndexRow<'t> = [Option<&'t [u8]>; 6];
+type IndexRow<'t> = [Option<&'t [u8]>; 7];
 
 fn schema() -> Schema {
     let mood = ColumnType { kind: TypeKind::Enum, ..Column::new("", 1, "mood").column_type };
@@ -16,6 +16,7 @@ fn schema() -> Schema {
         Column::new("tags", 1009, "text[]"),
         Column::new("price", 1700, "numeric"),
         Column { name: "mood".to_owned(), column_type: mood },
+        Column::new("js", 3802, "jsonb"),
     ];
     Schema { table: None, columns, database_collation: Collation::C, server_version: 15 }
 }
@@ -46,7 +47,9 @@ fn found(index: &Index, row: &IndexRow<'_>) -> Vec<(u64, bool)> {
 }
 
 const ROW: IndexRow<'static> =
-    [Some(b"5"), Some(b"apple"), Some(b"t"), Some(b"{a,b,b}"), Some(b"1.50"), Some(b"sad")];
+    [Some(b"5"), Some(b"apple"), Some(b"t"), Some(b"{a,b,b}"), Some(b"1.50"), Some(b"sad"), Some(JSON)];
+
+const JSON: &[u8] = br#"{"k": "5", "n": {"id": 5.0}, "tags": ["a"]}"#;
 
 #[test]
 fn one_exact_condition_makes_a_candidate_certain_and_several_do_not() {
@@ -77,7 +80,7 @@ fn one_exact_condition_makes_a_candidate_certain_and_several_do_not() {
         (6, true),
         (8, true),
         (9, true),
-        (10, false),
+        (10, true),
         (11, true),
     ];
     assert_eq!(found(&index(&clauses), &ROW), expected);
@@ -87,7 +90,7 @@ fn one_exact_condition_makes_a_candidate_certain_and_several_do_not() {
 fn a_filter_without_a_clause_matches_every_row() {
     let mut index = Index::new();
     index.add(u64::MAX, None, &schema());
-    assert_eq!(found(&index, &[None; 6]), [(u64::MAX, true)]);
+    assert_eq!(found(&index, &[None; 7]), [(u64::MAX, true)]);
     assert_eq!(index.len(), 1);
 }
 
@@ -95,7 +98,7 @@ fn a_filter_without_a_clause_matches_every_row() {
 fn a_condition_on_a_column_that_the_schema_lacks_is_not_certain() {
     let (filter, mut index) = (Filter::parse("mood = 'sad'", &[], &schema()).unwrap(), Index::new());
     let mut short = schema();
-    short.columns.pop();
+    short.columns.truncate(5);
     index.add(1, Some(&filter), &short);
     assert_eq!(found(&index, &ROW), [(1, false)]);
 }
@@ -120,14 +123,34 @@ fn a_filter_that_several_conditions_find_is_found_once() {
 fn null_satisfies_no_condition() {
     let index =
         index(&["id = 5", "id <> 5 OR id > 1", "id < 9", "name LIKE 'a%'", "tags @> '{a}'", "id IS NULL"]);
-    assert_eq!(found(&index, &[None; 6]), [(1, false), (5, false)]);
+    assert_eq!(found(&index, &[None; 7]), [(1, false), (5, false)]);
 }
 
 #[test]
 fn a_value_that_cannot_be_read_makes_all_filters_of_its_column_candidates() {
     let index = index(&["id = 5", "id IN (1, 2) OR id > 7", "tags @> '{a}'", "name = 'x'", "price < 0"]);
-    let row: IndexRow<'_> = [Some(b"five"), Some(b"\xff"), None, Some(b"{a"), Some(b""), None];
+    let row: IndexRow<'_> = [Some(b"five"), Some(b"\xff"), None, Some(b"{a"), Some(b""), None, None];
     assert_eq!(found(&index, &row), [(0, false), (1, false), (2, false), (3, false), (4, false)]);
+}
+
+#[test]
+fn an_expression_that_fails_on_a_row_makes_its_filters_candidates() {
+    let clauses = ["10 / id = 3", "10 / id IN (1, 2)", "lower(name) = 'x'", "id = 1 OR 10 / id = 7"];
+    let row: IndexRow<'_> = [Some(b"0"), Some(b"apple"), None, None, None, None, None];
+    assert_eq!(found(&index(&clauses), &row), [(0, false), (1, false), (3, false)]);
+    let row: IndexRow<'_> = [Some(b"3"), Some(b"X"), None, None, None, None, None];
+    assert_eq!(found(&index(&clauses), &row), [(0, true), (2, true)]);
+    let row: IndexRow<'_> = [Some(b"1"), None, None, None, None, None, None];
+    assert_eq!(found(&index(&clauses), &row), [(3, false)]);
+}
+
+#[test]
+fn one_expression_is_evaluated_once_for_all_of_its_filters() {
+    let mut index = index(&["lower(name) = 'a'", "LOWER(\"name\") = 'b'", "'c' = lower((name))"]);
+    assert_eq!(index.expressions.len(), 1);
+    // Constants of another form, or of another comparison, have keys of their own.
+    add(&mut index, 3, "lower(name)::bpchar = 'a'");
+    assert_eq!(index.expressions.len(), 2);
 }
 
 #[test]
@@ -148,18 +171,19 @@ fn a_removed_filter_leaves_nothing_behind() {
         index.remove(id);
         assert!(found(&index, &ROW).iter().all(|(other, _)| *other > id));
     }
-    assert!(index.is_empty() && index.columns.is_empty() && index.unconditional.is_empty());
+    assert!(index.is_empty() && index.columns.is_empty() && index.expressions.is_empty());
+    assert!(index.unconditional.is_empty());
 }
 
 #[test]
 fn of_two_equalities_the_one_with_fewer_filters_is_looked_up() {
     let mut index = Index::new();
     (0..1_000).for_each(|id| add(&mut index, id, &format!("\"on\" AND id = {id}")));
-    let row: IndexRow<'_> = [Some(b"-1"), None, Some(b"t"), None, None, None];
+    let row: IndexRow<'_> = [Some(b"-1"), None, Some(b"t"), None, None, None, None];
     assert!(found(&index, &row).len() <= 1);
     let mut index = Index::new();
     (0..1_000).for_each(|id| add(&mut index, id, &format!("tags @> '{{all,tag {id}}}'")));
-    let row: IndexRow<'_> = [None, None, None, Some(b"{all}"), None, None];
+    let row: IndexRow<'_> = [None, None, None, Some(b"{all}"), None, None, None];
     assert!(found(&index, &row).len() <= 1);
 }
 
@@ -180,7 +204,15 @@ fn visits(count: u64, row: &IndexRow<'_>, clause: impl Fn(u64) -> String) -> usi
 
 #[test]
 fn a_search_among_ten_thousand_keys_takes_as_many_steps_as_one_among_ten() {
-    let clauses: [fn(u64) -> String; 5] = [
+    let clauses: [fn(u64) -> String; 13] = [
+        |id| format!("js ->> 'k' = '{id}'"),
+        |id| format!("js @> '{{\"k\": \"{id}\"}}'"),
+        |id| format!("'{{\"n\": {{\"id\": {id}}}}}' <@ js"),
+        |id| format!("js #>> '{{n,id}}' IN ('{id}.0', 'x')"),
+        |id| format!("js = '{{\"n\":{{\"id\":{id}}},\"k\":\"5\",\"tags\":[\"a\"]}}'"),
+        |id| format!("lower(name) = '{}'", if id == 5 { "apple".to_owned() } else { format!("name {id}") }),
+        |id| format!("id + 1 IN ({}, -{})", id + 1, id + 2),
+        |id| format!("{id} = COALESCE(id, 0) AND true"),
         |id| format!("id = {id}"),
         |id| format!("id IN ({id}, {}, {})", -1 - i64::try_from(id).unwrap(), 1_000_000 + id),
         |id| format!("name = '{}'", if id == 5 { "apple".to_owned() } else { format!("name {id}") }),

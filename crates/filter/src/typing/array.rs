@@ -73,6 +73,9 @@ impl Typer<'_> {
     ) -> Result<TypedExpr, FilterError> {
         let base = self.tree(base)?;
         self.refuse_opaque(base.kind, at)?;
+        if base.kind == SqlType::Scalar(Scalar::Jsonb) {
+            return self.json_subscript(base, subscripts, at);
+        }
         let SqlType::Array(element) = base.kind else {
             let message =
                 format!("cannot subscript type {} because it does not support subscripting", base.kind);
@@ -164,12 +167,7 @@ impl Typer<'_> {
         let (left, right) = (self.coerce(left, kind, at)?, self.coerce(right, kind, at)?);
         let ignore_blanks = kind == SqlType::Array(Scalar::Bpchar);
         let collation = self.merge([&left, &right], at)?;
-        if kind.is_collatable() {
-            match comparison {
-                Some(comparison) => self.check_comparison(collation, comparison, at)?,
-                None => self.check_equality(collation, at)?,
-            }
-        }
+        self.check_operands(kind, collation, comparison.unwrap_or(Comparison::Equal), at)?;
         let binary = match (comparison, name) {
             (Some(comparison), _) => Binary::Compare { comparison, ignore_blanks },
             (None, "@>") => Binary::Contains { ignore_blanks, swapped: false },

@@ -1,7 +1,7 @@
 //! Typing of function calls, CASE, COALESCE, GREATEST and LEAST.
 
 use super::collate::CollationSource;
-use super::expr::{Binary, Expr, Unary};
+use super::expr::{Binary, Comparison, Expr, Unary};
 use super::functions::{self, BuiltCall, CallResolution, ResolvedCall, Support};
 use super::nearest;
 use super::resolve::{self, OperatorResolution};
@@ -237,9 +237,7 @@ impl Typer<'_> {
         let expr = match choice {
             ChoiceFunction::Coalesce => Expr::Coalesce(items),
             ChoiceFunction::Greatest | ChoiceFunction::Least | ChoiceFunction::NullIf => {
-                if kind.is_collatable() {
-                    self.check_ordering(collation, at)?;
-                }
+                self.check_operands(kind, collation, Comparison::Less, at)?;
                 let ignore_blanks =
                     matches!(kind, SqlType::Scalar(Scalar::Bpchar) | SqlType::Array(Scalar::Bpchar));
                 Expr::Extreme { greatest: choice == ChoiceFunction::Greatest, ignore_blanks, items }

@@ -119,7 +119,10 @@ pub(crate) fn binary(name: &str) -> Vec<Operator> {
     match name {
         "=" | "<>" | "<" | ">" | "<=" | ">=" => comparisons(),
         "+" => [numbers(), rows(&PLUS)].concat(),
-        "-" => [numbers(), rows(&MINUS)].concat(),
+        "-" => [numbers(), rows(&MINUS), rows(&[(Jsonb, Text, Jsonb), (Jsonb, Int4, Jsonb)])].concat(),
+        "->" => rows(&[(Json, Text, Json), (Json, Int4, Json), (Jsonb, Text, Jsonb), (Jsonb, Int4, Jsonb)]),
+        "->>" => rows(&[(Json, Text, Text), (Json, Int4, Text), (Jsonb, Text, Text), (Jsonb, Int4, Text)]),
+        "?" => rows(&[(Jsonb, Text, Bool)]),
         "*" => [numbers(), rows(&TIMES)].concat(),
         "/" => [numbers(), rows(&[(Interval, Float8, Interval)])].concat(),
         "%" => [same_type(&INTEGERS), same_type(&[Numeric])].concat(),
@@ -129,6 +132,7 @@ pub(crate) fn binary(name: &str) -> Vec<Operator> {
             Operator { left: OperandType::Scalar(Text), right: OperandType::Scalar(Text), result: Text },
             Operator { left: OperandType::Scalar(Text), right: OperandType::NonArray, result: Text },
             Operator { left: OperandType::NonArray, right: OperandType::Scalar(Text), result: Text },
+            Operator { left: OperandType::Scalar(Jsonb), right: OperandType::Scalar(Jsonb), result: Jsonb },
         ],
         "^@" => rows(&[(Text, Text, Bool)]),
         "~~" | "!~~" | "~~*" | "!~~*" => rows(&[(Bpchar, Text, Bool), (Text, Text, Bool)]),
@@ -215,7 +219,7 @@ fn comparisons() -> Vec<Operator> {
         rows(&pairs(&INTEGERS)),
         rows(&pairs(&FLOATS)),
         rows(&pairs(&[Date, Timestamp, Timestamptz])),
-        same_type(&[Numeric, Bool, Text, Bpchar, Uuid, Time, Timetz, Interval]),
+        same_type(&[Numeric, Bool, Text, Bpchar, Uuid, Time, Timetz, Interval, Jsonb]),
     ];
     all.concat().into_iter().map(|operator| Operator { result: Bool, ..operator }).collect()
 }

@@ -34,7 +34,7 @@ impl Typer<'_> {
                 self.constant(&text, target, input::read(&text, target, self.modern()), at)?
             }
             (SqlType::Unknown, other) => unreachable!("only constants have no type: {other:?}"),
-            (_, expr) => self.convert(expr, kind, target),
+            (_, expr) => self.convert(expr, kind, target, at)?,
         };
         let collation = if target.is_collatable() { collation } else { Default::default() };
         Ok(TypedExpr { expr, kind: target, collation })
@@ -59,7 +59,7 @@ impl Typer<'_> {
     }
 
     /// Returns the expression with a cast, if the two types need one.
-    fn convert(&self, expr: Expr, from: SqlType, to: SqlType) -> Expr {
+    fn convert(&self, expr: Expr, from: SqlType, to: SqlType, at: usize) -> Result<Expr, FilterError> {
         let same_text = |from: Scalar, to: Scalar| {
             from.is_text() && to.is_text() && (from != Scalar::Bpchar || to == Scalar::Bpchar)
         };
@@ -67,9 +67,12 @@ impl Typer<'_> {
             (from, to)
             && (same_text(from, to) || from == to)
         {
-            return expr;
+            return Ok(expr);
         }
-        Expr::unary(Unary::Cast { from, to, modern: self.modern() }, expr)
+        if let Some(cast) = self.json_cast(&expr, from, to, at)? {
+            return Ok(cast);
+        }
+        Ok(Expr::unary(Unary::Cast { from, to, modern: self.modern() }, expr))
     }
 
     pub(super) fn cast(
@@ -137,7 +140,7 @@ impl Typer<'_> {
             return Err(self.invalid(at, "42846", message));
         }
         let collation = if typed.kind.is_collatable() { typed.collation } else { Default::default() };
-        Ok(TypedExpr { expr: self.convert(typed.expr, typed.kind, target), kind: target, collation })
+        Ok(TypedExpr { expr: self.convert(typed.expr, typed.kind, target, at)?, kind: target, collation })
     }
 
     /// Types an enum column, or a constant that is compared with one, as its label's text.

@@ -2,6 +2,7 @@
 
 use super::sql_type::{Scalar, SqlType};
 use crate::eval::function::Function;
+use crate::eval::json::JsonOperator;
 use crate::syntax::IsTest;
 use crate::value::SqlValue;
 use crate::value::array::ArrayEnd;
@@ -104,6 +105,11 @@ pub(crate) enum Unary {
         to: SqlType,
         modern: bool,
     },
+    /// Cast of jsonb to a boolean or a number. `null_is_null`: as in Postgres 18 and newer.
+    JsonCast {
+        to: Scalar,
+        null_is_null: bool,
+    },
     /// Cast to a length or a precision.
     Fit(TypeModifier),
     /// Adds microseconds to a timestamp: conversion into or out of a time zone.
@@ -175,6 +181,7 @@ pub(crate) enum Binary {
     Overlaps {
         ignore_blanks: bool,
     },
+    Json(JsonOperator),
 }
 
 impl Comparison {

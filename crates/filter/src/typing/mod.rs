@@ -16,6 +16,7 @@ mod fold;
 pub(crate) mod foreign_type;
 pub(crate) mod functions;
 mod growth;
+mod json;
 mod nearest;
 mod operator;
 mod polymorphic;
@@ -399,6 +400,7 @@ pub(crate) fn never_fails(expr: &Expr) -> bool {
         Expr::Binary(Binary::Like { .. }, operands) => {
             matches!(&operands[1], Expr::Const(Some(SqlValue::Text(pattern))) if !pattern.ends_with('\\'))
         }
+        Expr::Binary(Binary::Json(operator), _) => !operator.may_fail(),
         Expr::Binary(operator, _) | Expr::Quantified { operator, .. } => compares(operator),
         // Constant lists are folded, so these hold columns. Arrays of different dimensions can't be
         // nested in one.

@@ -1,6 +1,8 @@
 //! Typing of operators (make_op, make_scalar_array_op).
 
+use super::collate::CollationSource;
 use super::expr::{Arithmetic, Binary, Comparison, Expr, Unary};
+use super::json::is_of_jsonb;
 use super::nearest;
 use super::resolve::{self, OperatorResolution};
 use super::sql_type::{Scalar, SqlType};
@@ -12,7 +14,7 @@ use crate::value::letter_case::Casing;
 /// Supported operators. Others are refused by name, for operands of any type.
 pub(crate) const OPERATORS: &[&str] = &[
     "=", "<>", "<", ">", "<=", ">=", "+", "-", "*", "/", "%", "^", "|/", "@", "&", "|", "#", "~", "||", "~~",
-    "!~~", "~~*", "!~~*", "^@", "@>", "<@", "&&",
+    "!~~", "~~*", "!~~*", "^@", "@>", "<@", "&&", "->", "->>", "#>", "#>>", "?", "?|", "?&",
 ];
 
 impl Typer<'_> {
@@ -51,14 +53,14 @@ impl Typer<'_> {
             let error = self.unsupported(at, format!("the operator {name} is"));
             return Err(error.or_nearest(nearest::operator(name)));
         }
-        if name == "-" && left.kind == SqlType::Unknown && right.kind.is_collatable() {
-            return Err(self.unsupported(at, "the operator - of jsonb is".to_owned()));
-        }
         if let Some(typed) = self.enum_equality(name, &left, &right, at)? {
             return Ok(typed);
         }
         self.refuse_opaque(left.kind, at)?;
         self.refuse_opaque(right.kind, at)?;
+        if let Some(typed) = self.json_operator(name, &left, &right, at)? {
+            return Ok(typed);
+        }
         let arrays = matches!(left.kind, SqlType::Array(_)) || matches!(right.kind, SqlType::Array(_));
         if arrays || matches!(name, "@>" | "<@" | "&&") {
             return self.array_operator(name, left, right, at);
@@ -87,11 +89,14 @@ impl Typer<'_> {
         let collation = self.merge([&left, &right], at)?;
         let result_kind = SqlType::Scalar(result);
         if let Some(comparison) = Comparison::of(name) {
-            if left.kind.is_collatable() {
-                self.check_comparison(collation, comparison, at)?;
-            }
+            self.check_operands(left.kind, collation, comparison, at)?;
             let ignore_blanks = left.kind == SqlType::Scalar(Scalar::Bpchar);
             return Ok(self.join(Binary::Compare { comparison, ignore_blanks }, left, right, result_kind));
+        }
+        if matches!(left.kind, SqlType::Scalar(Scalar::Json | Scalar::Jsonb)) && result != Scalar::Text
+            || matches!(name, "->" | "->>")
+        {
+            return self.json_apply(name, left, right, result, at);
         }
         let arithmetic = match name {
             "+" => Arithmetic::Add,
@@ -219,9 +224,7 @@ impl Typer<'_> {
         let collation = self.merge([&left, &right], at)?;
         let operator = match Comparison::of(name) {
             Some(comparison) => {
-                if left.kind.is_collatable() {
-                    self.check_comparison(collation, comparison, at)?;
-                }
+                self.check_operands(left.kind, collation, comparison, at)?;
                 Binary::Compare { comparison, ignore_blanks: left.kind == SqlType::Scalar(Scalar::Bpchar) }
             }
             None => match self.like(name, left.clone(), right.clone(), at)?.expr {
@@ -231,6 +234,21 @@ impl Typer<'_> {
         };
         let operands = Box::new([left.expr, right.expr]);
         Ok(TypedExpr::boolean(Expr::Quantified { operator, all, operands }))
+    }
+
+    /// Refuses a comparison of values of a type whose collation doesn't allow it.
+    pub(super) fn check_operands(
+        &self,
+        kind: SqlType,
+        collation: CollationSource,
+        comparison: Comparison,
+        at: usize,
+    ) -> Result<(), FilterError> {
+        match kind {
+            _ if kind.is_collatable() => self.check_comparison(collation, comparison, at),
+            _ if is_of_jsonb(kind) && !comparison.is_equality() => self.check_json_ordering(at),
+            _ => Ok(()),
+        }
     }
 
     fn refuse_unknown_operator(&self, name: &str, at: usize) -> Result<(), FilterError> {

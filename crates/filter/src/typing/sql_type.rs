@@ -22,6 +22,8 @@ pub(crate) enum Scalar {
     Timestamp,
     Timestamptz,
     Interval,
+    Json,
+    Jsonb,
 }
 
 /// The type of an expression.
@@ -73,7 +75,7 @@ impl Category {
 
 /// Rows of pg_type, in the order of [`Scalar`]: name in the catalog, name in messages, oid, oid of
 /// the array type.
-const PG_TYPES: [(Scalar, &str, &str, u32, u32); 17] = [
+const PG_TYPES: [(Scalar, &str, &str, u32, u32); 19] = [
     (Scalar::Bool, "bool", "boolean", 16, 1000),
     (Scalar::Int2, "int2", "smallint", 21, 1005),
     (Scalar::Int4, "int4", "integer", 23, 1007),
@@ -91,6 +93,8 @@ const PG_TYPES: [(Scalar, &str, &str, u32, u32); 17] = [
     (Scalar::Timestamp, "timestamp", "timestamp without time zone", 1114, 1115),
     (Scalar::Timestamptz, "timestamptz", "timestamp with time zone", 1184, 1185),
     (Scalar::Interval, "interval", "interval", 1186, 1187),
+    (Scalar::Json, "json", "json", 114, 199),
+    (Scalar::Jsonb, "jsonb", "jsonb", 3802, 3807),
 ];
 
 impl Scalar {
@@ -131,7 +135,7 @@ impl Scalar {
             Bool => Category::Boolean,
             Int2 | Int4 | Int8 | Numeric | Float4 | Float8 => Category::Number,
             Text | Varchar | Bpchar => Category::String,
-            Uuid => Category::User,
+            Uuid | Json | Jsonb => Category::User,
             Date | Time | Timetz | Timestamp | Timestamptz => Category::DateTime,
             Interval => Category::Timespan,
         }
@@ -156,7 +160,7 @@ impl Scalar {
                 Date => matches!(target, Timestamp | Timestamptz),
                 Time => matches!(target, Interval | Timetz),
                 Timestamp => target == Timestamptz,
-                Bool | Float8 | Uuid | Timetz | Timestamptz | Interval => false,
+                Bool | Float8 | Uuid | Timetz | Timestamptz | Interval | Json | Jsonb => false,
             }
     }
 
@@ -173,6 +177,8 @@ impl Scalar {
                 Timestamptz => matches!(target, Date | Time | Timestamp | Timetz),
                 Interval => target == Time,
                 Timetz => target == Time,
+                Json => target == Jsonb,
+                Jsonb => target == Json || target == Bool || number(target),
                 Text | Varchar | Bpchar | Uuid | Date | Time => false,
             }
     }

@@ -1,10 +1,13 @@
 //! Parses text as values, by the rules of Postgres' input functions.
 
+use std::borrow::Cow;
+
 use super::SqlValue;
 use super::array::Array;
 use super::datetime::{Date, Time, Timestamp, Timetz};
 use super::interval::Interval;
 use super::interval_fields::IntervalFields;
+use super::json;
 use super::numeric::Numeric;
 use crate::error::EvalError;
 use crate::typing::{Scalar, SqlType};
@@ -26,6 +29,10 @@ pub(crate) enum InputError {
     /// A time zone displacement out of range.
     Zone,
     Array(&'static str),
+    /// A text that is no JSON.
+    Json,
+    /// JSON with the character 0, which no text can hold.
+    JsonZero,
     /// A form that is not parsed, though Postgres may accept it. The text is a plural noun.
     Unsupported(&'static str),
 }
@@ -58,6 +65,8 @@ impl InputError {
             }
             InputError::IntervalField => ("22015", format!("interval field value out of range{shown}")),
             InputError::Zone => ("22009", format!("time zone displacement out of range{shown}")),
+            InputError::Json => ("22P02", "invalid input syntax for type json".to_owned()),
+            InputError::JsonZero => ("22P05", "unsupported Unicode escape sequence".to_owned()),
             InputError::Array(detail) => ("22P02", format!("malformed array literal{shown} ({detail})")),
             InputError::Unsupported(what) => ("0A000", format!("{what} are not supported in where clauses")),
         }
@@ -111,6 +120,11 @@ pub(crate) fn read_scalar(text: &str, scalar: Scalar, modern: bool) -> Result<Sq
         Scalar::Timestamp => SqlValue::Timestamp(Timestamp::parse(text, false)?),
         Scalar::Timestamptz => SqlValue::Timestamp(Timestamp::parse(text, true)?),
         Scalar::Interval => SqlValue::Interval(Interval::parse(text, IntervalFields::ALL, modern)?),
+        Scalar::Jsonb => SqlValue::Json(Cow::Owned(json::input::parse(text)?)),
+        Scalar::Json => {
+            json::input::check(text)?;
+            SqlValue::text(text)
+        }
     })
 }
 

@@ -11,6 +11,7 @@ pub(crate) mod datetime;
 pub(crate) mod input;
 pub(crate) mod interval;
 pub(crate) mod interval_fields;
+pub(crate) mod json;
 pub(crate) mod letter_case;
 pub(crate) mod like;
 pub(crate) mod numeric;
@@ -35,6 +36,8 @@ pub(crate) enum SqlValue<'a> {
     /// text, varchar, bpchar with its padding, and labels of enums.
     Text(Cow<'a, str>),
     Uuid([u8; 16]),
+    /// jsonb, in the layout that Postgres writes; see [`json`].
+    Json(Cow<'a, str>),
     Date(Date),
     Time(Time),
     Timetz(Timetz),
@@ -61,6 +64,7 @@ impl<'a> SqlValue<'a> {
     pub(crate) fn borrowed(&self) -> SqlValue<'_> {
         match self {
             SqlValue::Text(text) => SqlValue::Text(Cow::Borrowed(text)),
+            SqlValue::Json(text) => SqlValue::Json(Cow::Borrowed(text)),
             SqlValue::Numeric(numeric) => SqlValue::Numeric(Cow::Borrowed(numeric)),
             SqlValue::Array(array) => SqlValue::Array(Cow::Borrowed(array)),
             SqlValue::Bool(value) => SqlValue::Bool(*value),
@@ -80,6 +84,7 @@ impl<'a> SqlValue<'a> {
     pub(crate) fn into_owned(self) -> SqlValue<'static> {
         match self {
             SqlValue::Text(text) => SqlValue::Text(Cow::Owned(text.into_owned())),
+            SqlValue::Json(text) => SqlValue::Json(Cow::Owned(text.into_owned())),
             SqlValue::Numeric(numeric) => SqlValue::Numeric(Cow::Owned(numeric.into_owned())),
             SqlValue::Array(array) => SqlValue::Array(Cow::Owned(array.into_owned())),
             SqlValue::Bool(value) => SqlValue::Bool(value),
@@ -120,6 +125,10 @@ impl<'a> SqlValue<'a> {
             (SqlValue::Time(left), SqlValue::Time(right)) => left.cmp(right),
             (SqlValue::Timetz(left), SqlValue::Timetz(right)) => left.cmp(right),
             (SqlValue::Interval(left), SqlValue::Interval(right)) => left.cmp(right),
+            // Texts of rows that have another layout have an order, too.
+            (SqlValue::Json(left), SqlValue::Json(right)) => {
+                json::compare::order(left, right).unwrap_or_else(|_| left.cmp(right))
+            }
             (SqlValue::Array(left), SqlValue::Array(right)) => left.compare(right, ignore_blanks),
             _ => unreachable!("the types of a comparison were checked: {self:?}, {other:?}"),
         }

@@ -11,7 +11,7 @@ use crate::typing::{Scalar, SqlType};
 /// Writes a value as the output function of its type. A boolean is `t` or `f`.
 pub(crate) fn write<'a>(value: SqlValue<'a>, kind: SqlType) -> Cow<'a, str> {
     match (value, kind) {
-        (SqlValue::Text(text), _) => text,
+        (SqlValue::Text(text) | SqlValue::Json(text), _) => text,
         (SqlValue::Array(array), SqlType::Array(element)) => Cow::Owned(write_array(&array, element)),
         (value, SqlType::Scalar(scalar)) => Cow::Owned(write_scalar(&value, scalar)),
         (value, _) => unreachable!("a value has its type: {value:?} of {kind:?}"),
@@ -25,7 +25,7 @@ fn write_scalar(value: &SqlValue<'_>, scalar: Scalar) -> String {
         SqlValue::Float4(value) => float(f64::from(*value), &format!("{value:e}"), 6),
         SqlValue::Float8(value) => float(*value, &format!("{value:e}"), 15),
         SqlValue::Numeric(value) => value.to_string(),
-        SqlValue::Text(value) => value.to_string(),
+        SqlValue::Text(value) | SqlValue::Json(value) => value.to_string(),
         SqlValue::Uuid(value) => uuid(value),
         SqlValue::Date(value) => value.to_string(),
         SqlValue::Time(value) => value.to_string(),

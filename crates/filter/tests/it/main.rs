@@ -4,6 +4,7 @@ mod agreement;
 mod catalog;
 mod clock_texts;
 mod docs;
+mod fuzz_corpus;
 mod grammar;
 mod index;
 mod letters;

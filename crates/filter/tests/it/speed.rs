@@ -1,6 +1,7 @@
 //! Time to evaluate a row:
 //! `cargo test -p forebay-filter --release -- --ignored --nocapture nanoseconds`.
 
+use std::fmt::Write as _;
 use std::hint::black_box;
 use std::time::Instant;
 
@@ -61,5 +62,46 @@ fn nanoseconds_per_row() {
         });
         let parsing = parsing.min().unwrap();
         eprintln!("{matching:>6.1} ns a row, {parsing:>7.1?} to parse: {clause}");
+    }
+}
+
+/// `cargo test -p forebay-filter --release -- --ignored --nocapture megabyte`
+#[test]
+#[ignore = "prints times, and asserts none"]
+fn a_document_of_a_megabyte() {
+    let schema = Schema {
+        table: None,
+        columns: vec![Column::new("js", 3802, "jsonb")],
+        database_collation: Collation::C,
+        server_version: 15,
+    };
+    let mut json = String::from(r#"{"a": "first", "list": ["#);
+    for id in 0..9_000 {
+        let comma = if id == 0 { "" } else { ", " };
+        write!(json, r#"{comma}{{"id": {id}, "name": "item {id}", "tags": ["red", "blue"], "price": 1.50, "note": "é\n"}}"#)
+            .expect("a String");
+    }
+    json.push_str(r#"], "longest key": "last"}"#);
+    let row: [Option<&[u8]>; 1] = [Some(json.as_bytes())];
+    eprintln!("{} bytes", json.len());
+    for clause in [
+        "js ->> 'a' = 'first'",
+        "js ->> 'longest key' = 'last'",
+        "js #>> '{list,8999,name}' = 'item 8999'",
+        r#"js @> '{"a": "first"}'"#,
+        r#"js @> '{"list": [{"id": 8999}]}'"#,
+        "js ? 'longest key'",
+        "js > '[]'",
+        "js > js - 'a'",
+        "(js - 'a') <> js",
+        "js = js::text::jsonb",
+    ] {
+        let filter = Filter::parse(clause, &[], &schema).unwrap_or_else(|error| panic!("{clause}: {error}"));
+        let time = (0..10).map(|_| {
+            let begun = Instant::now();
+            assert_eq!(black_box(&filter).matches(black_box(&row)), Ok(Some(true)), "{clause}");
+            begun.elapsed()
+        });
+        eprintln!("{:>9.1?} a row: {clause}", time.min().unwrap());
     }
 }

@@ -5,6 +5,7 @@
 //! Enforced by: `tests/it/catalog.rs` compares the table with pg_proc of real servers.
 
 mod array;
+mod json;
 mod number;
 mod text;
 mod time;
@@ -143,7 +144,7 @@ const fn refused(name: &'static str, arguments: &'static str, result: &'static s
 
 /// Returns all rows. Files are grouped by topic; overloads of one name may be in several.
 pub(crate) fn all() -> impl Iterator<Item = &'static FunctionRow> {
-    [text::ROWS, array::ROWS, number::ROWS, time::ROWS].into_iter().flatten()
+    [text::ROWS, array::ROWS, json::ROWS, number::ROWS, time::ROWS].into_iter().flatten()
 }
 
 /// Result of a call's resolution.

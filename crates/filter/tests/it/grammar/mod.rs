@@ -2,6 +2,7 @@
 
 mod clock;
 mod flat;
+mod json;
 mod operators;
 mod texts;
 
@@ -32,9 +33,16 @@ const SCALARS: &[&str] = &[
     "timestamp",
     "timestamptz",
     "interval",
+    "jsonb",
 ];
 const COMPARISONS: &[&str] = &["=", "<>", "!=", "<", "<=", ">", ">="];
 const EQUALITIES: &[&str] = &["=", "<>"];
+
+/// Returns whether the database's collation orders values of the type.
+fn is_collated(kind: &str) -> bool {
+    let kind = kind.trim_end_matches("[]");
+    TEXTS.contains(&kind) || kind == "jsonb"
+}
 
 pub(crate) struct Grammar {
     rng: TestRng,
@@ -72,8 +80,11 @@ impl Grammar {
     }
 
     fn comparison(&mut self, kind: &str) -> &'static str {
-        let text = TEXTS.contains(&kind.trim_end_matches("[]"));
-        if text && !self.orders_texts { self.rng.pick(EQUALITIES) } else { self.rng.pick(COMPARISONS) }
+        if is_collated(kind) && !self.orders_texts {
+            self.rng.pick(EQUALITIES)
+        } else {
+            self.rng.pick(COMPARISONS)
+        }
     }
 
     fn any_kind(&mut self) -> &'static str {
@@ -109,7 +120,8 @@ impl Grammar {
     }
 
     fn simple(&mut self, depth: usize) -> String {
-        match self.rng.below(24) {
+        match self.rng.below(25) {
+            23 => self.json_condition(depth),
             0..=3 => {
                 let kind = self.any_kind();
                 let operator = self.comparison(kind);
@@ -183,7 +195,7 @@ impl Grammar {
     fn between(&mut self, depth: usize) -> String {
         let kind = loop {
             let kind = self.any_kind();
-            if self.orders_texts || !TEXTS.contains(&kind.trim_end_matches("[]")) {
+            if self.orders_texts || !is_collated(kind) {
                 break kind;
             }
         };
@@ -286,7 +298,7 @@ impl Grammar {
         match self.rng.below(11) {
             10 => format!("NULLIF({}, {})", self.value(kind, depth), self.partner(kind, 0)),
             0 => format!("COALESCE({}, {})", self.value(kind, depth), self.value(kind, depth)),
-            1 if self.orders_texts || !TEXTS.contains(&kind.trim_end_matches("[]")) => {
+            1 if self.orders_texts || !is_collated(kind) => {
                 let call = self.rng.pick(&["GREATEST", "least"]);
                 format!("{call}({}, {})", self.value(kind, depth), self.value(kind, depth))
             }

@@ -42,6 +42,7 @@ impl Grammar {
                 _ => format!("({})::timestamptz", self.value("date", depth)),
             },
             "interval" => self.interval(depth),
+            "jsonb" => self.json(depth),
             array => self.array(array, depth),
         }
     }
