@@ -5,7 +5,16 @@ use super::{Grammar, SCALARS};
 impl Grammar {
     /// Returns a comparison of a call with a likely result.
     pub(super) fn text_call(&mut self, depth: usize) -> String {
-        match self.rng.below(9) {
+        match self.rng.below(12) {
+            9 => {
+                let separator = self.rng.pick(&["','", "','", "t", "',a'"]);
+                let part = self.rng.pick(&["1", "2", "3", "-1", "-2", "-3", "i4"]);
+                format!("split_part(t || ',a,b,', {separator}, {part}) = {}", self.short_text())
+            }
+            10 => {
+                let call = self.rng.pick(&["right", "left"]);
+                format!("{call}(t, {}) = {}", self.count(), self.rng.pick(&["t", "''", "u", "'b'"]))
+            }
             0 => {
                 let digests = ["0cc175b9c0f1b6a831c399e269772661", "d41d8cd98f00b204e9800998ecf8427e"];
                 format!("md5({}) = '{}'", self.text_of(depth), self.rng.pick(&digests))
