@@ -78,7 +78,7 @@ fn a_document_of_a_megabyte() {
     let mut json = String::from(r#"{"a": "first", "list": ["#);
     for id in 0..9_000 {
         let comma = if id == 0 { "" } else { ", " };
-        write!(json, r#"{comma}{{"id": {id}, "name": "item {id}", "tags": ["red", "blue"], "price": 1.50, "note": "é\n"}}"#)
+        write!(json, r#"{comma}{{"id": {id}, "name": "item {id}", "note": "é\n", "tags": ["red", "blue"], "price": 1.50}}"#)
             .expect("a String");
     }
     json.push_str(r#"], "longest key": "last"}"#);
