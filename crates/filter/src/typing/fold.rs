@@ -154,7 +154,7 @@ fn is_stable(expr: &Expr) -> bool {
         Expr::Binary(Binary::Arithmetic(_, result), _) => *result == Timestamptz,
         Expr::Unary(Unary::Cast { from, to, .. }, _) => match (from, to) {
             (SqlType::Scalar(from), SqlType::Scalar(to)) if to.is_text() => {
-                matches!(from, Date | Timestamp | Timestamptz)
+                matches!(from, Date | Timestamp | Timestamptz | Interval)
             }
             (SqlType::Scalar(from), SqlType::Scalar(to)) => {
                 let reads_clock_text =
@@ -189,7 +189,14 @@ fn fold_constant(expr: Expr, stable: bool) -> Result<Expr, EvalError> {
 fn chain(operands: Vec<Expr>, ends: bool) -> Result<Expr, EvalError> {
     let mut kept = Vec::new();
     for operand in operands {
+        let mut stable = false;
+        each(&operand, &mut |part| stable |= is_stable(part));
         match fold(operand)? {
+            // Postgres evaluates it for each row, after the operands before it, which may fail.
+            Expr::Const(Some(SqlValue::Bool(value))) if value == ends && stable && !kept.is_empty() => {
+                kept.push(Expr::truth(ends));
+                break;
+            }
             Expr::Const(Some(SqlValue::Bool(value))) if value == ends => return Ok(Expr::truth(ends)),
             Expr::Const(Some(_)) => {}
             Expr::And(inner) if !ends => kept.extend(inner),

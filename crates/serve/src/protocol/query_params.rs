@@ -221,7 +221,7 @@ mod tests {
         let query =
             QueryParams::parse("params%5B1%5D=a&params[2]=b&params[x]=c&params[=d&params]=e&params=f");
         assert_eq!(query.params().keys().collect::<Vec<_>>(), ["1", "2", "x"]);
-        let many: String = (1..5_000).map(|number| format!("&params[{number}]=x")).collect();
+        let many: String = (1..MAX_PARAMS + 50).map(|number| format!("&params[{number}]=x")).collect();
         let query = QueryParams::parse(&format!("{many}&params[1]=last"));
         assert_eq!(query.params().len(), MAX_PARAMS + 1);
         assert_eq!(query.params()["1"], Ok("last".to_owned()));
