@@ -7,6 +7,7 @@
 //! operands remain, or one could fail, `rest` is set.
 
 use super::index_key::IndexKey;
+use super::key_expression::KeyExpression;
 use super::typing::expr::{Binary, Comparison, Expr};
 use super::typing::{Scalar, SqlType};
 use super::value::array::Array;
@@ -54,6 +55,13 @@ pub enum IndexCondition {
         /// Sorted, without duplicates, never empty.
         keys: Vec<IndexKey>,
     },
+    /// The key of the expression's value is one of these: `lower(column) = 'a'`.
+    Expression {
+        /// The expression.
+        expression: KeyExpression,
+        /// Sorted, without duplicates, never empty.
+        keys: Vec<IndexKey>,
+    },
 }
 
 /// A bound of a range.
@@ -73,7 +81,7 @@ pub(super) fn of(expr: &Expr) -> Vec<Alternative> {
             if alternatives.iter().any(|alternative| alternative.conditions.is_empty()) {
                 return vec![Alternative { conditions: Vec::new(), rest: true }];
             }
-            if alternatives.len() < operands.len() || !is_of_one_column(&alternatives) {
+            if alternatives.len() < operands.len() || !is_of_one_value(&alternatives) {
                 // Postgres also evaluates the operands before the one that is true, and they may
                 // fail.
                 alternatives.iter_mut().for_each(|alternative| alternative.rest = true);
@@ -112,23 +120,27 @@ fn all(operands: &[Expr]) -> Vec<Alternative> {
     vec![found]
 }
 
-/// Returns whether all conditions are on one column and complete. Then no alternative can fail on a
-/// row whose column can be parsed.
-fn is_of_one_column(alternatives: &[Alternative]) -> bool {
-    let mut columns =
-        alternatives.iter().flat_map(|alternative| &alternative.conditions).map(IndexCondition::column);
-    let first = columns.next();
-    columns.all(|column| Some(column) == first) && alternatives.iter().all(|alternative| !alternative.rest)
+/// Returns whether all conditions are complete and on one column, or on one expression. Then no
+/// alternative can fail on a row for which that value is known.
+fn is_of_one_value(alternatives: &[Alternative]) -> bool {
+    let source = |condition: &IndexCondition| match condition {
+        IndexCondition::Expression { expression, .. } => (None, Some(expression.clone())),
+        other => (other.column(), None),
+    };
+    let mut sources = alternatives.iter().flat_map(|alternative| &alternative.conditions).map(source);
+    let first = sources.next();
+    sources.all(|source| Some(source) == first) && alternatives.iter().all(|alternative| !alternative.rest)
 }
 
 impl IndexCondition {
-    /// Returns the column's position in the schema.
-    pub fn column(&self) -> usize {
+    /// Returns the column's position in the schema; `None` for an expression.
+    pub fn column(&self) -> Option<usize> {
         match self {
             IndexCondition::Equals { column, .. }
             | IndexCondition::Range { column, .. }
             | IndexCondition::Prefix { column, .. }
-            | IndexCondition::Elements { column, .. } => *column,
+            | IndexCondition::Elements { column, .. } => Some(*column),
+            IndexCondition::Expression { .. } => None,
         }
     }
 }
@@ -157,7 +169,7 @@ fn simple(expr: &Expr) -> OperandNeed {
             Some((column, SqlType::Scalar(scalar), value, _)) if has_keys_for(scalar, *ignore_blanks) => {
                 equals(column, scalar, std::slice::from_ref(value))
             }
-            _ => OperandNeed::Other,
+            _ => expression_equals(*ignore_blanks, operands),
         },
         Expr::Binary(Binary::Compare { comparison, ignore_blanks }, operands) => {
             compare(*comparison, *ignore_blanks, operands)
@@ -199,12 +211,13 @@ fn column_and_constant(operands: &[Expr; 2]) -> Option<(usize, SqlType, &SqlValu
 }
 
 fn compare(comparison: Comparison, ignore_blanks: bool, operands: &[Expr; 2]) -> OperandNeed {
-    let Some((column, SqlType::Scalar(scalar), value, swapped)) = column_and_constant(operands) else {
-        return OperandNeed::Other;
+    let (column, scalar, value, swapped) = match column_and_constant(operands) {
+        Some((column, SqlType::Scalar(scalar), value, swapped)) if has_keys_for(scalar, ignore_blanks) => {
+            (column, scalar, value, swapped)
+        }
+        _ if comparison == Comparison::Equal => return expression_equals(ignore_blanks, operands),
+        _ => return OperandNeed::Other,
     };
-    if !has_keys_for(scalar, ignore_blanks) {
-        return OperandNeed::Other;
-    }
     let comparison = if swapped { comparison.swapped() } else { comparison };
     let bound = |inclusive| IndexKey::of(value, scalar).map(|key| Bound { key, inclusive });
     let (lower, upper) = match comparison {
@@ -219,6 +232,32 @@ fn compare(comparison: Comparison, ignore_blanks: bool, operands: &[Expr; 2]) ->
         true => OperandNeed::Exactly(IndexCondition::Range { column, lower, upper }),
         false => OperandNeed::Other,
     }
+}
+
+/// Handles `expression = constant`.
+fn expression_equals(ignore_blanks: bool, operands: &[Expr; 2]) -> OperandNeed {
+    match operands {
+        [Expr::Const(_), Expr::Const(_)] => OperandNeed::Other,
+        [expr, Expr::Const(Some(value))] | [Expr::Const(Some(value)), expr] => {
+            expression_in(expr, ignore_blanks, std::iter::once(value))
+        }
+        _ => OperandNeed::Other,
+    }
+}
+
+fn expression_in<'v>(
+    expr: &Expr,
+    ignore_blanks: bool,
+    values: impl Iterator<Item = &'v SqlValue<'static>>,
+) -> OperandNeed {
+    let keys: Option<Vec<_>> = values.map(|value| IndexKey::of_value(value, ignore_blanks)).collect();
+    let Some(keys) = keys.map(sorted) else { return OperandNeed::Other };
+    let Some(form) = keys.first().map(IndexKey::form) else { return OperandNeed::Other };
+    if keys.iter().any(|key| key.form() != form) {
+        return OperandNeed::Other;
+    }
+    let expression = KeyExpression::new(expr, ignore_blanks, form);
+    OperandNeed::Exactly(IndexCondition::Expression { expression, keys })
 }
 
 fn equals(column: usize, scalar: Scalar, values: &[SqlValue<'static>]) -> OperandNeed {
@@ -245,7 +284,7 @@ fn prefix(operands: &[Expr; 2]) -> OperandNeed {
     if whole { OperandNeed::Exactly(condition) } else { OperandNeed::AtLeast(condition) }
 }
 
-/// Handles `column = ANY (constant)` and `constant = ANY (column)`.
+/// Handles `column = ANY (constant)`, `expression = ANY (constant)` and `constant = ANY (column)`.
 fn any(ignore_blanks: bool, operands: &[Expr; 2]) -> OperandNeed {
     match operands {
         [
@@ -259,6 +298,10 @@ fn any(ignore_blanks: bool, operands: &[Expr; 2]) -> OperandNeed {
             if has_keys_for(*scalar, ignore_blanks) =>
         {
             elements(*index, *scalar, &Array::list(vec![Some(value.clone())]))
+        }
+        [Expr::Const(_), _] => OperandNeed::Other,
+        [expr, Expr::Const(Some(SqlValue::Array(array)))] => {
+            expression_in(expr, ignore_blanks, array.items.iter().flatten())
         }
         _ => OperandNeed::Other,
     }
@@ -336,17 +379,15 @@ mod tests {
     }
 
     #[test]
-    fn a_text_column_that_is_compared_as_bpchar_has_no_condition() {
-        for clause in [
-            "t::bpchar = 'a'",
-            "t::bpchar > 'a'",
-            "t::bpchar IN ('a', 'b')",
-            "t::bpchar IS NOT DISTINCT FROM 'a'",
-            "at::bpchar[] @> '{a}'",
-            "'a'::bpchar = ANY (at::bpchar[])",
-        ] {
+    fn a_text_column_that_is_compared_as_bpchar_is_an_expression() {
+        for clause in ["t::bpchar > 'a'", "at::bpchar[] @> '{a}'", "'a'::bpchar = ANY (at::bpchar[])"] {
             assert_eq!(alternatives(clause), [(0, true)], "{clause}");
         }
+        for clause in ["t::bpchar = 'a'", "t::bpchar IN ('a', 'b')", "t::bpchar IS NOT DISTINCT FROM 'a'"] {
+            assert_eq!(alternatives(clause), [(1, false)], "{clause}");
+        }
+        let filter = Filter::parse("t::bpchar = 'a'", &[], &schema(Collation::C)).unwrap();
+        assert_eq!(filter.conditions()[0].conditions[0].column(), None);
         assert_eq!(alternatives("bp = 'a'"), [(1, false)]);
         assert_eq!(alternatives("bp IN ('a', 'b')"), [(1, false)]);
     }
@@ -354,7 +395,9 @@ mod tests {
     #[test]
     fn an_or_is_not_exact_if_an_earlier_operand_may_fail() {
         assert_eq!(alternatives("i = 1 OR i > 5"), [(1, false), (1, false)]);
-        assert_eq!(alternatives("(1 / j = 1 AND i = 5) OR i = 1"), [(1, true), (1, true)]);
+        assert_eq!(alternatives("(1 / j = 1 AND i = 5) OR i = 1"), [(2, true), (1, true)]);
+        assert_eq!(alternatives("lower(t) = 'a' OR lower(t) = 'b'"), [(1, false), (1, false)]);
+        assert_eq!(alternatives("lower(t) = 'a' OR t = 'b'"), [(1, true), (1, true)]);
         assert_eq!(alternatives("(1 / j = 1 AND NULL) OR i = 1"), [(1, true)]);
         assert_eq!(alternatives("i = 1 OR j = 1"), [(1, true), (1, true)]);
     }

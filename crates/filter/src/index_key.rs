@@ -32,6 +32,10 @@ enum KeyForm {
     Timestamp(i64),
 }
 
+/// The form of a key, without its value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct KeyFormId(std::mem::Discriminant<KeyForm>);
+
 /// A numeric without its scale: 1.0 equals 1.00.
 #[derive(Clone, Debug)]
 struct NumericKey(Numeric);
@@ -110,6 +114,31 @@ impl IndexKey {
             }
             _ => return None,
         }))
+    }
+
+    /// Returns the key of an expression's value, or of a constant that is compared with one; `None`
+    /// if values of the type have no keys. `ignore_blanks`: the values are compared as bpchar.
+    pub(super) fn of_value(value: &SqlValue<'_>, ignore_blanks: bool) -> Option<IndexKey> {
+        let scalar = match value {
+            SqlValue::Bool(_) => Scalar::Bool,
+            SqlValue::Int(_) => Scalar::Int8,
+            SqlValue::Float4(_) | SqlValue::Float8(_) => Scalar::Float8,
+            SqlValue::Numeric(_) => Scalar::Numeric,
+            SqlValue::Text(_) if ignore_blanks => Scalar::Bpchar,
+            SqlValue::Text(_) => Scalar::Text,
+            SqlValue::Uuid(_) => Scalar::Uuid,
+            SqlValue::Date(_) => Scalar::Date,
+            SqlValue::Time(_) => Scalar::Time,
+            SqlValue::Timestamp(_) => Scalar::Timestamp,
+            // Intervals of different texts may be equal; arrays have keys of their elements only.
+            SqlValue::Timetz(_) | SqlValue::Interval(_) | SqlValue::Array(_) => return None,
+        };
+        IndexKey::of(value, scalar)
+    }
+
+    /// Returns the key's form. Keys of different forms are never equal.
+    pub(super) fn form(&self) -> KeyFormId {
+        KeyFormId(std::mem::discriminant(&self.0))
     }
 
     /// Returns the key of a text.

@@ -63,7 +63,7 @@
 //! | types, operators, casts, collations, constant folding | `typing/` |
 //! | evaluation | `eval/` |
 //! | parsing and formatting of values | `value/` |
-//! | conditions and keys that an index looks up | `conditions.rs`, `index_key.rs` |
+//! | conditions and keys that an index looks up | `conditions.rs`, `index_key.rs`, `key_expression.rs` |
 //! | hash lookups and the interval tree | `index/` |
 //! | clauses that Postgres evaluates | `expression.rs` |
 //! | comparison with real servers | `tests/it/agreement.rs`, `tests/it/catalog.rs` |
@@ -84,6 +84,7 @@ mod eval;
 mod expression;
 mod index;
 mod index_key;
+mod key_expression;
 mod schema;
 mod syntax;
 mod typing;
@@ -100,6 +101,8 @@ pub use schema::{Collation, Column, ColumnType, Schema, TypeKind};
 pub use conditions::{Alternative, Bound, IndexCondition};
 #[doc(hidden)]
 pub use index_key::IndexKey;
+#[doc(hidden)]
+pub use key_expression::KeyExpression;
 
 use typing::expr::Expr;
 

@@ -32,6 +32,11 @@ pub(crate) fn constant(expr: &Expr) -> EvalResult<'_> {
     Scope { row: &NO_ROW, operand: None }.value(expr)
 }
 
+/// Evaluates an expression.
+pub(crate) fn value<'v>(expr: &'v Expr, row: &'v dyn TextRow) -> EvalResult<'v> {
+    Scope { row, operand: None }.value(expr)
+}
+
 /// Evaluates a boolean expression.
 pub(crate) fn truth(expr: &Expr, row: &dyn TextRow) -> Result<Option<bool>, EvalError> {
     Scope { row, operand: None }.truth(expr)

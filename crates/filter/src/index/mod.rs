@@ -9,8 +9,8 @@
 //! Out of scope: evaluation. The caller identifies each filter by an id.
 //!
 //! Cost of a search: one hash lookup for each key of the row, one path down the interval tree of
-//! each indexed column, and one step for each candidate. It does not depend on filters that are not
-//! found.
+//! each indexed column, one evaluation of each key expression in use, and one step for each
+//! candidate. It does not depend on filters that are not found.
 //! Memory: 180 to 350 bytes for a filter with one equality, more for long texts; about the same for
 //! a range.
 //!
@@ -35,6 +35,7 @@
 //! ```
 
 mod column_index;
+mod expression_index;
 mod filter_set;
 mod interval_tree;
 mod key_interval;
@@ -46,11 +47,12 @@ mod visits;
 use std::collections::{BTreeMap, HashMap};
 
 use self::column_index::ColumnIndex;
+use self::expression_index::ExpressionIndex;
 use self::filter_set::{FilterMark, FilterSet};
 use self::interval_tree::NodeId;
 use self::key_interval::KeyInterval;
 use self::search_hits::SearchHits;
-use crate::{Alternative, Filter, IndexCondition, IndexKey, Schema, TextRow};
+use crate::{Alternative, Filter, IndexCondition, IndexKey, KeyExpression, Schema, TextRow};
 
 /// Index over the filters of one table.
 #[derive(Debug, Default)]
@@ -59,6 +61,7 @@ pub struct Index {
     filters: HashMap<u64, Box<[IndexEntry]>>,
     /// Indexed columns, by their positions in the schema.
     columns: BTreeMap<usize, ColumnIndex>,
+    expressions: BTreeMap<KeyExpression, ExpressionIndex>,
     /// Filters without a condition to look up: candidates of every row.
     unconditional: FilterSet,
 }
@@ -78,6 +81,7 @@ enum IndexEntry {
     Unconditional,
     Key { column: usize, key: IndexKey },
     Interval { column: usize, node: NodeId },
+    ExpressionKey { expression: KeyExpression, key: IndexKey },
 }
 
 impl Index {
@@ -96,19 +100,17 @@ impl Index {
         let mut entries = Vec::new();
         for Alternative { conditions, rest } in alternatives {
             let count = conditions.len();
-            let best = conditions.into_iter().min_by_key(|condition| self.cost(condition));
-            let column = best.as_ref().and_then(|condition| schema.columns.get(condition.column()));
+            let best = conditions
+                .into_iter()
+                .min_by_key(|condition| self.cost(condition))
+                .filter(|condition| fits(condition, schema));
             // One condition is looked up; evaluation checks the others.
-            let mark = FilterMark { certain: !rest && count == usize::from(column.is_some()), shared };
-            match best.zip(column) {
-                Some((condition, column)) => {
-                    let kind = &column.column_type;
-                    let column = self
-                        .columns
-                        .entry(condition.column())
-                        .or_insert_with(|| ColumnIndex::new(kind.clone()));
-                    enter(column, condition, id, mark, &mut entries);
+            let mark = FilterMark { certain: !rest && count == usize::from(best.is_some()), shared };
+            match best {
+                Some(IndexCondition::Expression { expression, keys }) => {
+                    self.enter_expression(expression, keys, id, mark, &mut entries);
                 }
+                Some(condition) => self.enter_column(condition, id, mark, schema, &mut entries),
                 None if self.unconditional.insert(id, mark) => entries.push(IndexEntry::Unconditional),
                 None => {}
             }
@@ -127,6 +129,14 @@ impl Index {
                 IndexEntry::Interval { column, node } => {
                     self.remove_from(column, |column| column.remove_interval(node, id));
                 }
+                IndexEntry::ExpressionKey { expression, key } => {
+                    if let Some(index) = self.expressions.get_mut(&expression) {
+                        index.remove(&key, id);
+                        if index.is_empty() {
+                            self.expressions.remove(&expression);
+                        }
+                    }
+                }
             }
         }
     }
@@ -141,6 +151,9 @@ impl Index {
                 column.search(text, &mut hits);
             }
         }
+        for (expression, index) in &self.expressions {
+            index.search(expression, row, &mut hits);
+        }
         hits.finish();
     }
 
@@ -152,6 +165,42 @@ impl Index {
     /// Returns whether the index has no filters.
     pub fn is_empty(&self) -> bool {
         self.filters.is_empty()
+    }
+
+    /// Enters a filter under a condition on a column.
+    fn enter_column(
+        &mut self,
+        condition: IndexCondition,
+        id: u64,
+        mark: FilterMark,
+        schema: &Schema,
+        entries: &mut Vec<IndexEntry>,
+    ) {
+        let position = condition.column().expect("a condition that is not of an expression has a column");
+        let kind = &schema.columns[position].column_type;
+        let column = self.columns.entry(position).or_insert_with(|| ColumnIndex::new(kind.clone()));
+        enter(column, condition, id, mark, entries);
+    }
+
+    /// Enters a filter under the keys of an expression. Entries share the copy that the index has.
+    fn enter_expression(
+        &mut self,
+        expression: KeyExpression,
+        keys: Vec<IndexKey>,
+        id: u64,
+        mark: FilterMark,
+        entries: &mut Vec<IndexEntry>,
+    ) {
+        let expression = match self.expressions.get_key_value(&expression) {
+            Some((same, _)) => same.clone(),
+            None => expression,
+        };
+        let index = self.expressions.entry(expression.clone()).or_default();
+        for key in keys {
+            if index.insert(key.clone(), id, mark) {
+                entries.push(IndexEntry::ExpressionKey { expression: expression.clone(), key });
+            }
+        }
     }
 
     /// Removes an entry of a column. A column without entries is removed, so that searches skip it.
@@ -170,19 +219,31 @@ impl Index {
     /// The first number ranks kinds of conditions. The second prefers keys with few filters: with
     /// many clauses `active AND owner = 7`, most are entered under `owner`.
     fn cost(&self, condition: &IndexCondition) -> (u8, usize) {
-        let filters_under = |key: &IndexKey| {
-            self.columns.get(&condition.column()).map_or(0, |column| column.filters_under(key))
-        };
+        let column = condition.column().and_then(|column| self.columns.get(&column));
+        let filters_under = |key: &IndexKey| column.map_or(0, |column| column.filters_under(key));
         match condition {
             IndexCondition::Equals { keys, .. } => {
                 (0, keys.len() + keys.iter().map(filters_under).sum::<usize>())
             }
             IndexCondition::Elements { keys, .. } => (1, keys.iter().map(filters_under).min().unwrap_or(0)),
-            IndexCondition::Prefix { prefix, .. } => (2, usize::MAX - prefix.len()),
+            IndexCondition::Expression { expression, keys } => {
+                let index = self.expressions.get(expression);
+                let filters_under = |key| index.map_or(0, |index| index.filters_under(key));
+                (2, keys.len() + keys.iter().map(filters_under).sum::<usize>())
+            }
+            IndexCondition::Prefix { prefix, .. } => (3, usize::MAX - prefix.len()),
             IndexCondition::Range { lower, upper, .. } => {
-                (3, usize::from(lower.is_none() || upper.is_none()))
+                (4, usize::from(lower.is_none() || upper.is_none()))
             }
         }
+    }
+}
+
+/// Returns whether the schema has the columns of a condition.
+fn fits(condition: &IndexCondition, schema: &Schema) -> bool {
+    match condition {
+        IndexCondition::Expression { expression, .. } => expression.columns() <= schema.columns.len(),
+        other => other.column().is_some_and(|column| column < schema.columns.len()),
     }
 }
 
@@ -213,6 +274,7 @@ fn enter(
             }
             return;
         }
+        IndexCondition::Expression { .. } => unreachable!("it is a condition on a column"),
         IndexCondition::Prefix { column: position, prefix } => (position, KeyInterval::of_prefix(&prefix)),
         IndexCondition::Range { column: position, lower, upper } => (position, KeyInterval { lower, upper }),
     };

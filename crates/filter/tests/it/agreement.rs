@@ -148,6 +148,10 @@ fn conditions_hold(server: &ReferenceServer, filter: &Filter, row: &[Option<Stri
                 .expect("it has keys");
             keys.iter().all(|key| elements.contains(key))
         }),
+        IndexCondition::Expression { expression, keys } => {
+            // If evaluation fails, the index returns the filter.
+            expression.key(&row).map_or(true, |key| key.is_some_and(|key| keys.contains(&key)))
+        }
     };
     filter.conditions().iter().any(|alternative| alternative.conditions.iter().all(holds))
 }
