@@ -8,9 +8,10 @@ use std::cmp::Ordering;
 use std::hash::{Hash, Hasher};
 
 use super::error::EvalError;
-use super::schema::{ColumnType, TypeKind};
+use super::schema::ColumnType;
 use super::typing::{Scalar, SqlType};
 use super::value::input;
+use super::value::network::Inet;
 use super::value::numeric::Numeric;
 use super::value::{SqlValue, unpadded};
 
@@ -30,6 +31,9 @@ enum KeyForm {
     Date(i32),
     Time(i64),
     Timestamp(i64),
+    Bytes(Box<[u8]>),
+    Inet(Inet),
+    Macaddr([u8; 6]),
 }
 
 /// The form of a key, without its value.
@@ -72,8 +76,7 @@ impl IndexKey {
     /// # Errors
     /// Fails if the text is not a value of the type.
     pub fn of_row(column: &ColumnType, text: &[u8]) -> Result<Option<IndexKey>, EvalError> {
-        let known = if column.kind == TypeKind::Enum { Some(SqlType::TEXT) } else { column.sql_type() };
-        let Some(kind @ SqlType::Scalar(scalar)) = known else { return Ok(None) };
+        let Some(kind @ SqlType::Scalar(scalar)) = column.sql_type() else { return Ok(None) };
         Ok(IndexKey::of(&read(text, kind)?, scalar))
     }
 
@@ -112,6 +115,10 @@ impl IndexKey {
             (SqlValue::Timestamp(value), Scalar::Timestamp | Scalar::Timestamptz) => {
                 KeyForm::Timestamp(value.0)
             }
+            (SqlValue::Text(value), Scalar::Enum(_)) => KeyForm::Text(value.as_ref().into()),
+            (SqlValue::Bytes(value), Scalar::Bytea) => KeyForm::Bytes(value.as_ref().into()),
+            (SqlValue::Inet(value), Scalar::Inet | Scalar::Cidr) => KeyForm::Inet(*value),
+            (SqlValue::Macaddr(value), Scalar::Macaddr) => KeyForm::Macaddr(*value),
             _ => return None,
         }))
     }
@@ -130,8 +137,13 @@ impl IndexKey {
             SqlValue::Date(_) => Scalar::Date,
             SqlValue::Time(_) => Scalar::Time,
             SqlValue::Timestamp(_) => Scalar::Timestamp,
+            SqlValue::Bytes(_) => Scalar::Bytea,
+            SqlValue::Inet(_) => Scalar::Inet,
+            SqlValue::Macaddr(_) => Scalar::Macaddr,
             // Intervals of different texts may be equal; arrays have keys of their elements only.
-            SqlValue::Timetz(_) | SqlValue::Interval(_) | SqlValue::Array(_) => return None,
+            SqlValue::Timetz(_) | SqlValue::Interval(_) | SqlValue::Range(_) | SqlValue::Array(_) => {
+                return None;
+            }
         };
         IndexKey::of(value, scalar)
     }

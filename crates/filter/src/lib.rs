@@ -93,7 +93,7 @@ mod value;
 pub use error::{EvalError, FilterError};
 pub use expression::{EnumType, Expression};
 pub use index::{Candidate, Index};
-pub use schema::{Collation, Column, ColumnType, Schema, TypeKind};
+pub use schema::{Collation, Column, ColumnType, Schema, TypeDetails, TypeKind, UserType};
 
 // Conditions and keys of the index. Public only for `tests/it`, which compares them with real
 // servers.
@@ -151,7 +151,7 @@ impl Filter {
     /// See [`FilterError`].
     pub fn parse(text: &str, params: &[&str], schema: &Schema) -> Result<Filter, FilterError> {
         check_length(text, params)?;
-        let tree = syntax::parse(text, params, schema.server_version, &[])?;
+        let tree = syntax::parse(text, params, schema.server_version, &enums(schema))?;
         let expr = typing::clause(&tree, text, schema)?;
         let mut columns = Vec::new();
         typing::each(&expr, &mut |expr| {
@@ -197,6 +197,12 @@ impl Filter {
     pub fn columns(&self) -> &[usize] {
         &self.columns
     }
+}
+
+/// Returns the enums that a clause may name as types. Postgres finds its own types first.
+fn enums(schema: &Schema) -> Vec<EnumType> {
+    let types = schema.user_types().filter(|user| !typing::Scalar::is_name(&user.name));
+    types.map(|user| EnumType { schema: user.schema.clone(), name: user.name.clone() }).collect()
 }
 
 fn check_length(text: &str, params: &[&str]) -> Result<(), FilterError> {

@@ -47,6 +47,8 @@ fn scalar(value: SqlValue<'_>, from: Scalar, to: Scalar, modern: bool) -> EvalRe
     if to.is_text() {
         return Ok(Some(match value {
             SqlValue::Bool(value) => SqlValue::text(if value { "true" } else { "false" }),
+            // The cast writes the prefix length; the output function leaves out the longest.
+            SqlValue::Inet(value) => SqlValue::Text(Cow::Owned(value.write(true))),
             value => SqlValue::Text(output::write(value, SqlType::Scalar(from))),
         }));
     }
@@ -68,6 +70,8 @@ fn scalar(value: SqlValue<'_>, from: Scalar, to: Scalar, modern: bool) -> EvalRe
             SqlValue::Float4(in_range(f64::from(narrow), &value, to)? as f32)
         }
         (SqlValue::Numeric(value), _) => fit_integer(value.to_i64(to.name())?, to)?,
+        (SqlValue::Inet(value), Scalar::Cidr) => SqlValue::Inet(value.masked()),
+        (SqlValue::Inet(value), _) => SqlValue::Inet(value),
         (SqlValue::Date(value), _) => SqlValue::Timestamp(midnight(value)?),
         (value, _) => return clock(value, to),
     }))

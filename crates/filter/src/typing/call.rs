@@ -1,6 +1,6 @@
 //! Typing of function calls, CASE, COALESCE, GREATEST and LEAST.
 
-use super::expr::{Binary, Expr, Unary};
+use super::expr::{ArrayFunction, Binary, Expr, Unary};
 use super::sql_type::{Scalar, SqlType};
 use super::{TypedExpr, Typer};
 use crate::error::FilterError;
@@ -10,6 +10,7 @@ use crate::value::SqlValue;
 use crate::value::array::ArrayEnd;
 use crate::value::calendar::MICROS_PER_SECOND;
 use crate::value::letter_case::LetterCase;
+use crate::value::range::RangeFunction;
 
 impl Typer<'_> {
     pub(super) fn call(
@@ -19,11 +20,11 @@ impl Typer<'_> {
         at: usize,
     ) -> Result<TypedExpr, FilterError> {
         let arguments = arguments.iter().map(|tree| self.tree(tree)).collect::<Result<Vec<_>, _>>()?;
-        for argument in arguments.iter().filter(|argument| !(name == "concat" && self.is_enum(argument.kind)))
-        {
-            self.refuse_opaque(argument.kind, at)?;
+        arguments.iter().try_for_each(|argument| self.refuse_opaque(argument.kind, at))?;
+        if let Some(typed) = self.range_call(name, &arguments) {
+            return Ok(typed);
         }
-        let kinds: Vec<_> = arguments.iter().map(|argument| argument.kind.to_string()).collect();
+        let kinds: Vec<_> = arguments.iter().map(|argument| self.shown(argument.kind)).collect();
         let called = self.known_call(name, arguments, at)?;
         called.ok_or_else(|| {
             let message = format!("function {name}({}) does not exist", kinds.join(", "));
@@ -39,6 +40,17 @@ impl Typer<'_> {
         at: usize,
     ) -> Result<Option<TypedExpr>, FilterError> {
         let count = arguments.len();
+        if let Some((function, counts)) = ArrayFunction::of(name) {
+            return if counts.contains(&count) { self.array_call(function, arguments, at) } else { Ok(None) };
+        }
+        if RangeFunction::of(name).is_some() && !matches!(name, "lower" | "upper") {
+            return match arguments.first() {
+                Some(first) if count == 1 && first.kind == SqlType::Unknown => {
+                    Err(self.unsupported(at, format!("{name} of a constant without a type is")))
+                }
+                _ => Ok(None),
+            };
+        }
         let mut arguments = arguments.into_iter();
         let mut next = || arguments.next().expect("the number of arguments was checked");
         match (name, count) {
@@ -133,8 +145,7 @@ impl Typer<'_> {
         let one = |argument: TypedExpr| {
             let typed = match argument.kind {
                 SqlType::Unknown => self.coerce(argument, SqlType::TEXT, at)?,
-                SqlType::Opaque(_) => self.enum_text(argument, at)?,
-                SqlType::Scalar(_) | SqlType::Array(_) => argument,
+                SqlType::Opaque(_) | SqlType::Scalar(_) | SqlType::Array(_) => argument,
             };
             Ok((typed.expr, typed.kind))
         };
@@ -231,7 +242,16 @@ impl Typer<'_> {
                 }
                 let ignore_blanks =
                     matches!(kind, SqlType::Scalar(Scalar::Bpchar) | SqlType::Array(Scalar::Bpchar));
-                Expr::Extreme { greatest: choice == ChoiceFunction::Greatest, ignore_blanks, items }
+                let ordered = items.into_iter().map(|item| self.ordered(item, kind, at));
+                let items = ordered.collect::<Result<Vec<_>, _>>()?;
+                let greatest = choice == ChoiceFunction::Greatest;
+                let extreme = Expr::Extreme { greatest, ignore_blanks, items };
+                match kind {
+                    SqlType::Scalar(Scalar::Enum(oid)) | SqlType::Array(Scalar::Enum(oid)) => {
+                        Expr::Label { labels: self.labels(oid, at)?, operand: Box::new(extreme) }
+                    }
+                    _ => extreme,
+                }
             }
         };
         Ok(TypedExpr { expr, kind, collation })

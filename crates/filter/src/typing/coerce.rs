@@ -40,7 +40,10 @@ impl Typer<'_> {
     /// Parses a text constant as a value of the type.
     fn constant(&self, text: &str, target: SqlType, at: usize) -> Result<Expr, FilterError> {
         match input::read(text, target, self.modern()) {
-            Ok(value) => Ok(Expr::Const(Some(value.into_owned()))),
+            Ok(value) => {
+                self.check_labels(&value, target, at)?;
+                Ok(Expr::Const(Some(value.into_owned())))
+            }
             Err(InputError::Unsupported(what)) => Err(FilterError::unsupported(self.text, at, what)),
             Err(error) => {
                 let (sqlstate, message) = error.describe(target, Some(text));
@@ -73,11 +76,37 @@ impl Typer<'_> {
             SqlType::Unknown | SqlType::Opaque(_) => None,
         };
         let from_text = element(from).is_some_and(Scalar::is_text);
-        if from_text && matches!(element(to), Some(Date | Time | Timetz | Timestamp | Timestamptz | Interval))
-        {
+        let is_loose = matches!(
+            element(to),
+            Some(
+                Date | Time
+                    | Timetz
+                    | Timestamp
+                    | Timestamptz
+                    | Interval
+                    | Tsrange
+                    | Tstzrange
+                    | Daterange
+                    | Enum(_)
+            )
+        );
+        if from_text && is_loose {
+            let to = self.shown(to);
             return Err(self.unsupported(at, format!("casting text (but a constant) to {to} is")));
         }
         Ok(())
+    }
+
+    /// Refuses casts that only some versions of Postgres have: of integers to bytea and back, and of
+    /// ranges to multiranges.
+    fn refuse_version_dependent(&self, from: SqlType, to: SqlType, at: usize) -> Result<(), FilterError> {
+        let is_bytea = |kind| matches!(kind, SqlType::Scalar(Scalar::Bytea) | SqlType::Array(Scalar::Bytea));
+        match is_bytea(from) || is_bytea(to) {
+            true => {
+                Err(self.unsupported(at, format!("casting {} to {} is", self.shown(from), self.shown(to))))
+            }
+            false => Ok(()),
+        }
     }
 
     pub(super) fn cast(
@@ -86,11 +115,11 @@ impl Typer<'_> {
         name: &TypeName,
         at: usize,
     ) -> Result<TypedExpr, FilterError> {
-        if name.schema.is_some() {
-            return Err(self.unsupported(at, "types of other schemas are".to_owned()));
-        }
-        let Some(scalar) = Scalar::by_name(&name.name) else {
-            return Err(self.unsupported(at, format!("the type {} is", name.name)));
+        let scalar = match (self.named_enum(name), &name.schema) {
+            (Some(of_enum), _) => of_enum,
+            (None, Some(_)) => return Err(self.unsupported(at, "types of other schemas are".to_owned())),
+            (None, None) => Scalar::by_name(&name.name)
+                .ok_or_else(|| self.unsupported(at, format!("the type {} is", name.name)))?,
         };
         let target = if name.is_array { SqlType::Array(scalar) } else { SqlType::Scalar(scalar) };
         let fit = self.fit(scalar, &name.modifiers, at)?;
@@ -116,9 +145,6 @@ impl Typer<'_> {
             return self.coerce(typed, target, at);
         }
         let is_text = |kind: SqlType| matches!(kind, SqlType::Scalar(scalar) if scalar.is_text());
-        if self.is_enum(typed.kind) && is_text(target) {
-            return Ok(TypedExpr { kind: target, ..self.enum_text(typed, at)? });
-        }
         self.refuse_opaque(typed.kind, at)?;
         let scalars =
             |from: Scalar, to: Scalar| from.casts_explicitly_to(to) || from.is_text() || to.is_text();
@@ -129,21 +155,13 @@ impl Typer<'_> {
             (from, to) => is_text(from) || is_text(to),
         };
         if !possible {
-            let message = format!("cannot cast type {} to {target}", typed.kind);
+            self.refuse_version_dependent(typed.kind, target, at)?;
+            let (from, to) = (self.shown(typed.kind), self.shown(target));
+            let message = format!("cannot cast type {from} to {to}");
             return Err(self.invalid(at, "42846", message));
         }
         let collation = if typed.kind.is_collatable() { typed.collation } else { Default::default() };
         Ok(TypedExpr { expr: self.convert(typed.expr, typed.kind, target, at)?, kind: target, collation })
-    }
-
-    /// Types an enum column, or a constant that is compared with one, as its label's text.
-    pub(super) fn enum_text(&self, typed: TypedExpr, at: usize) -> Result<TypedExpr, FilterError> {
-        match (typed.kind, &typed.expr) {
-            (SqlType::Opaque(_), Expr::Column { index, .. }) => {
-                Ok(TypedExpr::new(Expr::Column { index: *index, kind: SqlType::TEXT }, SqlType::TEXT))
-            }
-            _ => self.coerce(typed, SqlType::TEXT, at),
-        }
     }
 
     /// Casts to text, as `x::text` does.

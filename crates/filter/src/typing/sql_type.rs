@@ -22,6 +22,18 @@ pub(crate) enum Scalar {
     Timestamp,
     Timestamptz,
     Interval,
+    Bytea,
+    Inet,
+    Cidr,
+    Macaddr,
+    Int4range,
+    Int8range,
+    Numrange,
+    Tsrange,
+    Tstzrange,
+    Daterange,
+    /// The enum with this oid.
+    Enum(u32),
 }
 
 /// The type of an expression.
@@ -31,8 +43,7 @@ pub(crate) enum SqlType {
     Unknown,
     Scalar(Scalar),
     Array(Scalar),
-    /// An unsupported type: the type of the column at this position. It allows only IS NULL. An
-    /// enum also allows `=`, `<>` and `::text`.
+    /// An unsupported type: the type of the column at this position. It allows only IS NULL.
     Opaque(usize),
 }
 
@@ -44,15 +55,18 @@ pub(crate) enum Category {
     String,
     DateTime,
     Timespan,
+    Network,
+    Range,
+    Enum,
     User,
     Array,
     Unknown,
     Pseudo,
 }
 
-/// Rows of pg_type, in the order of [`Scalar`]: name in the catalog, name in messages, oid, oid of
-/// the array type.
-const PG_TYPES: [(Scalar, &str, &str, u32, u32); 17] = [
+/// Rows of pg_type: name in the catalog, name in messages, oid, oid of the array type. Enums have no
+/// row.
+const PG_TYPES: [(Scalar, &str, &str, u32, u32); 27] = [
     (Scalar::Bool, "bool", "boolean", 16, 1000),
     (Scalar::Int2, "int2", "smallint", 21, 1005),
     (Scalar::Int4, "int4", "integer", 23, 1007),
@@ -70,21 +84,49 @@ const PG_TYPES: [(Scalar, &str, &str, u32, u32); 17] = [
     (Scalar::Timestamp, "timestamp", "timestamp without time zone", 1114, 1115),
     (Scalar::Timestamptz, "timestamptz", "timestamp with time zone", 1184, 1185),
     (Scalar::Interval, "interval", "interval", 1186, 1187),
+    (Scalar::Bytea, "bytea", "bytea", 17, 1001),
+    (Scalar::Inet, "inet", "inet", 869, 1041),
+    (Scalar::Cidr, "cidr", "cidr", 650, 651),
+    (Scalar::Macaddr, "macaddr", "macaddr", 829, 1040),
+    (Scalar::Int4range, "int4range", "int4range", 3904, 3905),
+    (Scalar::Int8range, "int8range", "int8range", 3926, 3927),
+    (Scalar::Numrange, "numrange", "numrange", 3906, 3907),
+    (Scalar::Tsrange, "tsrange", "tsrange", 3908, 3909),
+    (Scalar::Tstzrange, "tstzrange", "tstzrange", 3910, 3911),
+    (Scalar::Daterange, "daterange", "daterange", 3912, 3913),
 ];
 
 impl Scalar {
-    fn pg_type(self) -> &'static (Scalar, &'static str, &'static str, u32, u32) {
-        &PG_TYPES[self as usize]
-    }
-
     /// Returns the type with this name in the catalog.
     pub(crate) fn by_name(name: &str) -> Option<Scalar> {
         PG_TYPES.iter().find(|row| row.1 == name).map(|row| row.0)
     }
 
-    /// Returns the name in messages.
+    /// Returns whether a type of Postgres has this name.
+    pub(crate) fn is_name(name: &str) -> bool {
+        Scalar::by_name(name).is_some()
+    }
+
+    /// Returns the name in messages. The name of an enum is in the schema.
     pub(crate) fn name(self) -> &'static str {
-        self.pg_type().2
+        PG_TYPES.iter().find(|row| row.0 == self).map_or("enum", |row| row.2)
+    }
+
+    /// Returns the type of a range's bounds.
+    pub(crate) fn range_element(self) -> Option<Scalar> {
+        Some(match self {
+            Scalar::Int4range => Scalar::Int4,
+            Scalar::Int8range => Scalar::Int8,
+            Scalar::Numrange => Scalar::Numeric,
+            Scalar::Tsrange => Scalar::Timestamp,
+            Scalar::Tstzrange => Scalar::Timestamptz,
+            Scalar::Daterange => Scalar::Date,
+            _ => return None,
+        })
+    }
+
+    pub(crate) fn is_enum(self) -> bool {
+        matches!(self, Scalar::Enum(_))
     }
 
     pub(crate) fn is_text(self) -> bool {
@@ -101,7 +143,10 @@ impl Scalar {
             Bool => Category::Boolean,
             Int2 | Int4 | Int8 | Numeric | Float4 | Float8 => Category::Number,
             Text | Varchar | Bpchar => Category::String,
-            Uuid => Category::User,
+            Uuid | Bytea | Macaddr => Category::User,
+            Inet | Cidr => Category::Network,
+            Int4range | Int8range | Numrange | Tsrange | Tstzrange | Daterange => Category::Range,
+            Enum(_) => Category::Enum,
             Date | Time | Timetz | Timestamp | Timestamptz => Category::DateTime,
             Interval => Category::Timespan,
         }
@@ -109,7 +154,8 @@ impl Scalar {
 
     /// Returns whether the type is preferred in its category (pg_type.typispreferred).
     pub(crate) fn is_preferred(self) -> bool {
-        matches!(self, Scalar::Bool | Scalar::Float8 | Scalar::Text | Scalar::Timestamptz | Scalar::Interval)
+        use Scalar::*;
+        matches!(self, Bool | Float8 | Text | Timestamptz | Interval | Inet)
     }
 
     /// Returns whether Postgres casts the type to `target` implicitly (pg_cast, context `i`).
@@ -126,7 +172,8 @@ impl Scalar {
                 Date => matches!(target, Timestamp | Timestamptz),
                 Time => matches!(target, Interval | Timetz),
                 Timestamp => target == Timestamptz,
-                Bool | Float8 | Uuid | Timetz | Timestamptz | Interval => false,
+                Cidr => target == Inet,
+                _ => false,
             }
     }
 
@@ -143,7 +190,8 @@ impl Scalar {
                 Timestamptz => matches!(target, Date | Time | Timestamp | Timetz),
                 Interval => target == Time,
                 Timetz => target == Time,
-                Text | Varchar | Bpchar | Uuid | Date | Time => false,
+                Inet => target == Cidr,
+                _ => false,
             }
     }
 }

@@ -1,10 +1,14 @@
 //! Parses text as values, by the rules of Postgres' input functions.
 
-use super::SqlValue;
+use std::borrow::Cow;
+
 use super::array::Array;
 use super::datetime::{Date, Time, Timestamp, Timetz};
 use super::interval::Interval;
+use super::network::{self, Inet};
 use super::numeric::Numeric;
+use super::range::Range;
+use super::{SqlValue, bytes};
 use crate::error::EvalError;
 use crate::typing::{Scalar, SqlType};
 
@@ -21,6 +25,18 @@ pub(crate) enum InputError {
     /// A time zone displacement out of range.
     Zone,
     Array(&'static str),
+    /// A range without brackets, or with too many or too few commas.
+    RangeSyntax,
+    /// A range whose lower bound is above its upper bound.
+    RangeOrder,
+    /// An integer range that ends beyond the type.
+    RangeOverflow,
+    /// A date range that ends beyond the type.
+    RangeDate,
+    /// A byte string with something else than pairs of hexadecimal digits.
+    Hexadecimal,
+    /// A network with bits set after its prefix.
+    HostBits,
     /// A form that is not parsed, though Postgres may accept it. The text is a plural noun.
     Unsupported(&'static str),
 }
@@ -46,6 +62,14 @@ impl InputError {
             InputError::Field => ("22008", format!("date/time field value out of range{shown}")),
             InputError::Zone => ("22009", format!("time zone displacement out of range{shown}")),
             InputError::Array(detail) => ("22P02", format!("malformed array literal{shown} ({detail})")),
+            InputError::RangeSyntax => ("22P02", format!("malformed range literal{shown}")),
+            InputError::RangeOrder => {
+                ("22000", "range lower bound must be less than or equal to range upper bound".to_owned())
+            }
+            InputError::RangeOverflow => ("22003", "integer out of range".to_owned()),
+            InputError::RangeDate => ("22008", "date out of range".to_owned()),
+            InputError::Hexadecimal => ("22023", format!("invalid hexadecimal data{shown}")),
+            InputError::HostBits => ("22P02", format!("invalid cidr value{shown}")),
             InputError::Unsupported(what) => ("0A000", format!("{what} are not supported in where clauses")),
         }
     }
@@ -98,6 +122,21 @@ pub(crate) fn read_scalar(text: &str, scalar: Scalar, modern: bool) -> Result<Sq
         Scalar::Timestamp => SqlValue::Timestamp(Timestamp::parse(text, false)?),
         Scalar::Timestamptz => SqlValue::Timestamp(Timestamp::parse(text, true)?),
         Scalar::Interval => SqlValue::Interval(Interval::parse(text)?),
+        Scalar::Bytea => SqlValue::Bytes(Cow::Owned(bytes::parse(text)?)),
+        Scalar::Inet => SqlValue::Inet(Inet::parse_inet(text)?),
+        Scalar::Cidr => SqlValue::Inet(Inet::parse_cidr(text)?),
+        Scalar::Macaddr => SqlValue::Macaddr(network::mac(text)?),
+        // The label. The typer checks constants, and rows have only labels that exist.
+        Scalar::Enum(_) => SqlValue::text(text),
+        Scalar::Int4range
+        | Scalar::Int8range
+        | Scalar::Numrange
+        | Scalar::Tsrange
+        | Scalar::Tstzrange
+        | Scalar::Daterange => {
+            let element = scalar.range_element().expect("it is a range");
+            SqlValue::Range(Cow::Owned(Range::parse(text, element, modern)?))
+        }
     })
 }
 
@@ -208,7 +247,7 @@ fn uuid(text: &str) -> Result<[u8; 16], InputError> {
     if at == bytes.len() { Ok(uuid) } else { Err(InputError::Syntax) }
 }
 
-fn hexadecimal(digit: u8) -> Option<u8> {
+pub(super) fn hexadecimal(digit: u8) -> Option<u8> {
     match digit {
         b'0'..=b'9' => Some(digit - b'0'),
         b'a'..=b'f' => Some(digit - b'a' + 10),

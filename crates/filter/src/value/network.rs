@@ -7,7 +7,7 @@ use std::net::Ipv6Addr;
 use super::input::InputError;
 
 /// An inet or cidr: an address and the length of its network's prefix.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Inet {
     is_v6: bool,
     /// Length of the prefix, in bits.
@@ -180,7 +180,7 @@ fn v4_octets(text: &str) -> Result<([u8; 16], usize), InputError> {
         if count == 4 {
             return Err(InputError::Syntax);
         }
-        bytes[count] = number(octet.trim_start_matches('0').get(..).filter(|rest| !rest.is_empty()).unwrap_or(octet), 255)?;
+        bytes[count] = number(octet, 255)?;
         count += 1;
     }
     Ok((bytes, count))
@@ -200,7 +200,8 @@ fn class_bits(first: u8, octets: usize) -> u8 {
 }
 
 fn write_v4(out: &mut String, bytes: &[u8]) {
-    write!(out, "{}.{}.{}.{}", bytes[0], bytes[1], bytes[2], bytes[3]).expect("writing to a String never fails");
+    write!(out, "{}.{}.{}.{}", bytes[0], bytes[1], bytes[2], bytes[3])
+        .expect("writing to a String never fails");
 }
 
 /// Writes `::` for the longest run of zeros, and embedded v4 addresses with dots
@@ -267,7 +268,8 @@ pub(crate) fn mac(text: &str) -> Result<[u8; 6], InputError> {
     });
     let mut mac = [0; 6];
     for (byte, digits) in mac.iter_mut().zip(bytes.ok_or(InputError::Syntax)?) {
-        let is_byte = (1..=2).contains(&digits.len()) && digits.bytes().all(|digit| digit.is_ascii_hexdigit());
+        let is_byte =
+            (1..=2).contains(&digits.len()) && digits.bytes().all(|digit| digit.is_ascii_hexdigit());
         let parsed = is_byte.then(|| u8::from_str_radix(&digits, 16).ok()).flatten();
         *byte = parsed.ok_or(InputError::Syntax)?;
     }
@@ -299,16 +301,30 @@ mod tests {
         ] {
             assert_eq!(Inet::parse_inet(text).unwrap().write(false), written, "{text}");
         }
-        for text in ["", "10", "10.1/24", "256.1.1.1", "1.2.3.4.5", "1.2.3.4/33", "::1/129", ":::", "::1/01", "1.2.3.4/"] {
+        for text in [
+            "",
+            "10",
+            "10.1/24",
+            "256.1.1.1",
+            "1.2.3.4.5",
+            "1.2.3.4/33",
+            "::1/129",
+            ":::",
+            "::1/01",
+            "1.2.3.4/",
+        ] {
             assert!(Inet::parse_inet(text).is_err(), "{text}");
         }
     }
 
     #[test]
     fn networks_without_a_prefix_length_have_that_of_their_class() {
-        for (text, written) in
-            [("10", "10.0.0.0/8"), ("172.16", "172.16.0.0/16"), ("192.168.1", "192.168.1.0/24"), ("224", "224.0.0.0/4")]
-        {
+        for (text, written) in [
+            ("10", "10.0.0.0/8"),
+            ("172.16", "172.16.0.0/16"),
+            ("192.168.1", "192.168.1.0/24"),
+            ("224", "224.0.0.0/4"),
+        ] {
             assert_eq!(Inet::parse_cidr(text).unwrap().write(true), written, "{text}");
         }
         assert_eq!(Inet::parse_cidr("10.1.2.3/8"), Err(InputError::HostBits));

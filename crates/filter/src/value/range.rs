@@ -151,7 +151,9 @@ impl RangeBound {
             SqlValue::Date(Date(i32::MIN | i32::MAX)) => {
                 return Ok(RangeBound { value: Some(value.clone()), is_inclusive, is_lower });
             }
-            SqlValue::Date(date) => SqlValue::Date(date.next().ok_or(InputError::RangeDate)?),
+            SqlValue::Date(date) => {
+                SqlValue::Date(Date::checked(i64::from(date.0) + 1).ok_or(InputError::RangeDate)?)
+            }
             _ => return Ok(RangeBound { value: Some(value.clone()), is_inclusive, is_lower }),
         };
         Ok(RangeBound { value: Some(next), is_inclusive: is_lower, is_lower })
@@ -216,10 +218,17 @@ impl Range {
     /// Orders by lower bound, then by upper bound. The empty range is first.
     pub(crate) fn compare(&self, other: &Range) -> Ordering {
         match (&self.0, &other.0) {
-            (Some(left), Some(right)) => {
-                left[0].compare(&right[0]).then_with(|| left[1].compare(&right[1]))
-            }
+            (Some(left), Some(right)) => left[0].compare(&right[0]).then_with(|| left[1].compare(&right[1])),
             (left, right) => left.is_some().cmp(&right.is_some()),
+        }
+    }
+
+    /// Returns whether the range has every element or none; `None` if it has some.
+    pub(crate) fn has_all_or_none(&self) -> Option<bool> {
+        match self.0.as_deref() {
+            None => Some(false),
+            Some([RangeBound { value: None, .. }, RangeBound { value: None, .. }]) => Some(true),
+            Some(_) => None,
         }
     }
 
@@ -290,7 +299,8 @@ fn bound_text(text: &str) -> Result<(Option<String>, &str), InputError> {
 
 /// Quotes a bound's text if the range could not be parsed without quotes.
 fn quoted(text: &str) -> String {
-    let is_special = |char: char| matches!(char, '"' | '\\' | '(' | ')' | '[' | ']' | ',' | ' ' | '\t'..='\r');
+    let is_special =
+        |char: char| matches!(char, '"' | '\\' | '(' | ')' | '[' | ']' | ',' | ' ' | '\t'..='\r');
     if !text.is_empty() && !text.contains(is_special) {
         return text.to_owned();
     }
@@ -340,7 +350,9 @@ mod tests {
         ] {
             assert_eq!(ints(left).relates(operator, &ints(right)), holds, "{left} {operator:?} {right}");
         }
-        assert!(ints("[1,5)").has_element(&SqlValue::Int(4)) && !ints("[1,5)").has_element(&SqlValue::Int(5)));
+        assert!(
+            ints("[1,5)").has_element(&SqlValue::Int(4)) && !ints("[1,5)").has_element(&SqlValue::Int(5))
+        );
         assert_eq!(ints("empty").compare(&ints("(,)")), Ordering::Less);
     }
 

@@ -5,8 +5,10 @@ use forebay_filter::{Collation, Filter, FilterError};
 use crate::server::ReferenceServer;
 use crate::table::COLUMNS;
 
-const OPERATORS: &[&str] =
-    &["=", "<", ">=", "+", "-", "*", "/", "%", "^", "&", "|", "#", "||", "~~", "!~~*", "@>", "<@", "&&"];
+const OPERATORS: &[&str] = &[
+    "=", "<", ">=", "+", "-", "*", "/", "%", "^", "&", "|", "#", "||", "~~", "!~~*", "@>", "<@", "&&", "<<",
+    "<<=", ">>", ">>=", "&<", "&>", "-|-",
+];
 const PREFIXES: &[&str] = &["-", "+", "@", "~", "|/"];
 
 /// Checks clauses `(operand) IS NULL`: they accept every type, and fail only for types.

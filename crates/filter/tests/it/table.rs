@@ -1,6 +1,6 @@
 //! Test table: a column of every type, and rows of edge cases.
 
-use forebay_filter::{Collation, Column, ColumnType, Schema, TypeKind};
+use forebay_filter::{Collation, Column, Schema, TypeDetails, TypeKind, UserType};
 use forebay_testkit::TestRng;
 
 /// A column: its name, its type in SQL, pg_type.oid, and the type's short name.
@@ -10,6 +10,9 @@ pub(crate) struct TestColumn {
     pub(crate) oid: u32,
     pub(crate) kind: &'static str,
 }
+
+/// The oid of the test's enum. Servers assign others, which have no effect.
+const MOOD: u32 = 90_001;
 
 #[rustfmt::skip]
 pub(crate) const COLUMNS: &[TestColumn] = &[
@@ -37,6 +40,24 @@ pub(crate) const COLUMNS: &[TestColumn] = &[
     TestColumn { name: "at", sql: "text[]", oid: 1009, kind: "text[]" },
     TestColumn { name: "an", sql: "numeric[]", oid: 1231, kind: "numeric[]" },
     TestColumn { name: "ad", sql: "date[]", oid: 1182, kind: "date[]" },
+    TestColumn { name: "by", sql: "bytea", oid: 17, kind: "bytea" },
+    TestColumn { name: "ip", sql: "inet", oid: 869, kind: "inet" },
+    TestColumn { name: "ip2", sql: "inet", oid: 869, kind: "inet" },
+    TestColumn { name: "net", sql: "cidr", oid: 650, kind: "cidr" },
+    TestColumn { name: "mac", sql: "macaddr", oid: 829, kind: "macaddr" },
+    TestColumn { name: "r4", sql: "int4range", oid: 3904, kind: "int4range" },
+    TestColumn { name: "s4", sql: "int4range", oid: 3904, kind: "int4range" },
+    TestColumn { name: "r8", sql: "int8range", oid: 3926, kind: "int8range" },
+    TestColumn { name: "nr", sql: "numrange", oid: 3906, kind: "numrange" },
+    TestColumn { name: "tr", sql: "tsrange", oid: 3908, kind: "tsrange" },
+    TestColumn { name: "tzr", sql: "tstzrange", oid: 3910, kind: "tstzrange" },
+    TestColumn { name: "dr", sql: "daterange", oid: 3912, kind: "daterange" },
+    TestColumn { name: "mood", sql: "mood", oid: MOOD, kind: "mood" },
+    TestColumn { name: "mood2", sql: "mood", oid: MOOD, kind: "mood" },
+    TestColumn { name: "am", sql: "mood[]", oid: MOOD + 1, kind: "mood[]" },
+    TestColumn { name: "aby", sql: "bytea[]", oid: 1001, kind: "bytea[]" },
+    TestColumn { name: "aip", sql: "inet[]", oid: 1041, kind: "inet[]" },
+    TestColumn { name: "ar", sql: "int4range[]", oid: 3905, kind: "int4range[]" },
 ];
 
 /// Returns edge cases of a type's values, as text.
@@ -66,6 +87,23 @@ pub(crate) fn values(kind: &str) -> &'static [&'static str] {
         "text[]" => &["{}", "{a}", "{a,b}", "{\"\",NULL}", "{\"a \",\"x'y\"}", "{A,é}", "{{a,b},{c,d}}"],
         "numeric[]" => &["{}", "{1}", "{1.0,2.50}", "{NaN,NULL}", "{0.1}"],
         "date[]" => &["{}", "{2000-01-01}", "{infinity,NULL}", "{2024-02-29,1999-12-31}"],
+        "bytea" => &["\\x", "\\x00", "\\x6162", "\\xff00", "abc", "a\\\\b", "\\001x", "\\xFFfe", "\\x61"],
+        "inet" => &["10.1.2.3", "10.0.0.0/8", "10.0.0.0/9", "192.168.1.5/24", "0.0.0.0/0", "255.255.255.255", "::1", "::/0", "2001:db8::1/32",
+            "::ffff:10.1.2.3", "10.1.0.0/16", "fe80::1:0:0:0", "::10.1.2.3"],
+        "cidr" => &["10.0.0.0/8", "10.1.0.0/16", "10", "192.168.1", "0.0.0.0/0", "::/0", "2001:db8::/32", "10.1.2.3/32", "::1/128"],
+        "macaddr" => &["08:00:2b:01:02:03", "08-00-2b-01-02-03", "0800.2b01.0203", "ff:ff:ff:ff:ff:ff", "00:00:00:00:00:00"],
+        "int4range" => &["empty", "[1,5)", "[1,5]", "(1,5)", "(,5)", "[5,)", "(,)", "[5,9]", "[3,3]", "[0,1)", "[-2147483648,2147483647)", "[5,6)"],
+        "int8range" => &["empty", "[1,5)", "[1,5]", "(,5)", "[5,)", "(,)", "[3,3]", "[9223372036854775806,9223372036854775807)"],
+        "numrange" => &["empty", "[1,5)", "[1.0,5.00]", "(1,5)", "(,5)", "[5,)", "(,)", "(1,1.5]", "[NaN,NaN]", "[-2.5,Infinity)"],
+        "tsrange" | "tstzrange" => &["empty", "[2000-01-01 00:00:00,2024-02-29 12:00:00)", "(,2000-01-01 00:00:00]", "[2000-01-01 00:00:00,)",
+            "(,)", "[2000-01-01 00:00:00,infinity]", "(1999-12-31 23:59:59.999999,2000-01-01 00:00:00)"],
+        "daterange" => &["empty", "[2000-01-01,2024-02-29)", "[2000-01-01,2000-01-01]", "(1999-12-31,2000-01-02)", "(,2000-01-01]", "[2000-01-01,)", "(,)",
+            "[2000-01-01,infinity)", "[2000-01-01,infinity]", "(-infinity,2000-01-01)"],
+        "mood" => &["sad", "happy", "it's", "Zest", "able"],
+        "mood[]" => &["{}", "{sad}", "{sad,happy}", "{it's,NULL}", "{able,Zest}", "{{sad,able},{happy,Zest}}"],
+        "bytea[]" => &["{}", "{a}", "{\"\\\\x6162\",NULL}", "{b,a}"],
+        "inet[]" => &["{}", "{10.1.2.3}", "{10.0.0.0/8,::1}", "{NULL,10.1.2.3}"],
+        "int4range[]" => &["{}", "{\"[1,5)\"}", "{empty,NULL}", "{\"[1,4]\",\"(,)\"}"],
         other => panic!("no values of {other}"),
     }
 }
@@ -75,14 +113,19 @@ pub(crate) fn schema(collation: &Collation, version: u32) -> Schema {
     let column = |shown: &TestColumn| {
         let name = shown.name.trim_matches('"');
         let mut column = Column::new(name, shown.oid, shown.kind);
-        column.column_type.dimensions = u32::from(shown.sql.ends_with(']'));
+        let column_type = &mut column.column_type;
+        let is_array = shown.sql.ends_with(']');
+        column_type.dimensions = u32::from(is_array);
+        if shown.kind.ends_with("range") {
+            column_type.kind = TypeKind::Other;
+        }
+        if shown.kind.trim_end_matches("[]") == "mood" {
+            column_type.kind = if is_array { TypeKind::Base } else { TypeKind::Enum };
+            column_type.details = TypeDetails(Some(Box::new(mood(is_array))));
+        }
         column
     };
     let mut columns: Vec<_> = COLUMNS.iter().map(column).collect();
-    columns.push(Column {
-        name: "mood".to_owned(),
-        column_type: ColumnType { kind: TypeKind::Enum, ..Column::new("", 1, "mood").column_type },
-    });
     columns.push(Column::new("js", 3802, "jsonb"));
     Schema {
         table: Some("rows".to_owned()),
@@ -92,11 +135,16 @@ pub(crate) fn schema(collation: &Collation, version: u32) -> Schema {
     }
 }
 
+fn mood(is_array: bool) -> UserType {
+    let labels = values("mood").iter().map(|label| label.to_string()).collect();
+    UserType { oid: MOOD, schema: "public".into(), name: "mood".into(), is_array, labels: Some(labels) }
+}
+
 pub(crate) fn create() -> String {
     let columns: Vec<_> = COLUMNS.iter().map(|shown| format!("{} {}", shown.name, shown.sql)).collect();
     format!(
-        "CREATE TYPE mood AS ENUM ('sad', 'happy', 'it''s');
-         CREATE TABLE rows (rn int PRIMARY KEY, {}, mood mood, js jsonb);",
+        "CREATE TYPE mood AS ENUM ('sad', 'happy', 'it''s', 'Zest', 'able');
+         CREATE TABLE rows (rn int PRIMARY KEY, {}, js jsonb);",
         columns.join(", ")
     )
 }
@@ -104,7 +152,6 @@ pub(crate) fn create() -> String {
 /// Returns the INSERT of one row.
 pub(crate) fn insert(rng: &mut TestRng, rn: usize) -> String {
     let mut values: Vec<_> = COLUMNS.iter().map(|shown| value(rng, shown)).collect();
-    values.push(rng.pick(&["NULL", "'sad'", "'happy'", "'it''s'"]).to_string());
     values.push(rng.pick(&["NULL", "'{}'", "'1'"]).to_string());
     format!("({rn}, {})", values.join(", "))
 }

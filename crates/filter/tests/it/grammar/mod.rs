@@ -2,6 +2,7 @@
 
 mod flat;
 mod operators;
+mod special;
 
 use forebay_testkit::TestRng;
 
@@ -11,7 +12,9 @@ const NUMBERS: &[&str] = &["int2", "int4", "int8", "numeric", "float4", "float8"
 const INTEGERS: &[&str] = &["int2", "int4", "int8"];
 const TEXTS: &[&str] = &["text", "varchar", "bpchar"];
 const MOMENTS: &[&str] = &["date", "timestamp", "timestamptz"];
-const ARRAYS: &[&str] = &["int4[]", "text[]", "numeric[]", "date[]"];
+const ARRAYS: &[&str] =
+    &["int4[]", "text[]", "numeric[]", "date[]", "mood[]", "bytea[]", "inet[]", "int4range[]"];
+const RANGES: &[&str] = &["int4range", "int8range", "numrange", "tsrange", "tstzrange", "daterange"];
 const SCALARS: &[&str] = &[
     "bool",
     "int2",
@@ -30,6 +33,19 @@ const SCALARS: &[&str] = &[
     "timestamp",
     "timestamptz",
     "interval",
+    "bytea",
+    "inet",
+    "cidr",
+    "macaddr",
+    "int4range",
+    "int8range",
+    "numrange",
+    "tsrange",
+    "tstzrange",
+    "daterange",
+    "mood",
+    "mood",
+    "inet",
 ];
 const COMPARISONS: &[&str] = &["=", "<>", "!=", "<", "<=", ">", ">="];
 const EQUALITIES: &[&str] = &["=", "<>"];
@@ -105,7 +121,7 @@ impl Grammar {
     }
 
     fn simple(&mut self, depth: usize) -> String {
-        match self.rng.below(17) {
+        match self.rng.below(21) {
             0..=3 => {
                 let kind = self.any_kind();
                 let operator = self.comparison(kind);
@@ -131,7 +147,7 @@ impl Grammar {
             }
             8 | 9 => self.like(depth),
             10 => {
-                let array = self.rng.pick(&["int4[]", "text[]", "numeric[]", "date[]"]);
+                let array = self.rng.pick(ARRAYS);
                 let element = array.trim_end_matches("[]");
                 let (operator, quantifier) =
                     (self.comparison(element), self.rng.pick(&["ANY", "ALL", "SOME"]));
@@ -146,6 +162,8 @@ impl Grammar {
                 let operator = self.rng.pick(&["@>", "<@", "&&"]);
                 format!("{} {operator} {}", self.value(array, depth), self.value(array, depth))
             }
+            17 | 18 => self.range_or_network(depth),
+            19 | 20 => self.array_function(depth),
             13 => {
                 self.rng.pick(&["b", "NOT b", "b IS TRUE", "b IS NOT FALSE", "true", "b = true"]).to_string()
             }
