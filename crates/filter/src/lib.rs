@@ -152,6 +152,7 @@ impl Filter {
     pub fn parse(text: &str, params: &[&str], schema: &Schema) -> Result<Filter, FilterError> {
         check_length(text, params)?;
         let tree = syntax::parse(text, params, schema.server_version, &enums(schema))?;
+        let tree = syntax::citext::rewrite(tree, text, schema)?;
         let expr = typing::clause(&tree, text, schema)?;
         let mut columns = Vec::new();
         typing::each(&expr, &mut |expr| {
@@ -201,7 +202,8 @@ impl Filter {
 
 /// Returns the enums that a clause may name as types. Postgres finds its own types first.
 fn enums(schema: &Schema) -> Vec<EnumType> {
-    let types = schema.user_types().filter(|user| !typing::Scalar::is_name(&user.name));
+    let is_enum = |user: &&UserType| user.labels.is_some() && !typing::Scalar::is_name(&user.name);
+    let types = schema.user_types().filter(is_enum);
     types.map(|user| EnumType { schema: user.schema.clone(), name: user.name.clone() }).collect()
 }
 

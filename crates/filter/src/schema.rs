@@ -125,6 +125,7 @@ impl ColumnType {
         match self.kind {
             TypeKind::Base => match &self.details.0 {
                 Some(user) if user.labels.is_some() => Some(SqlType::Array(Scalar::Enum(user.oid))),
+                Some(_) if self.is_citext() => Some(SqlType::TEXT),
                 Some(_) => None,
                 None => SqlType::by_oid(self.oid),
             },

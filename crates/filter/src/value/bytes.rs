@@ -15,14 +15,14 @@ pub(crate) fn parse(text: &str) -> Result<Vec<u8>, InputError> {
 
 fn hex(digits: &str) -> Result<Vec<u8>, InputError> {
     let mut out = Vec::with_capacity(digits.len() / 2);
-    let mut digits = digits.bytes();
+    let digit = |char: char| u8::try_from(char).ok().and_then(hexadecimal).ok_or(InputError::HexDigit(char));
+    let mut digits = digits.chars();
     while let Some(first) = digits.next() {
-        if matches!(first, b' ' | b'\n' | b'\t' | b'\r') {
+        if matches!(first, ' ' | '\n' | '\t' | '\r') {
             continue;
         }
-        let high = hexadecimal(first).ok_or(InputError::Hexadecimal)?;
-        let low = digits.next().and_then(hexadecimal).ok_or(InputError::Hexadecimal)?;
-        out.push(high << 4 | low);
+        let high = digit(first)?;
+        out.push(high << 4 | digit(digits.next().ok_or(InputError::HexLength)?)?);
     }
     Ok(out)
 }
@@ -40,7 +40,7 @@ fn escaped(text: &[u8]) -> Result<Vec<u8>, InputError> {
                 out.push((a - b'0') << 6 | (b - b'0') << 3 | (c - b'0'));
                 after
             }
-            [b'\\', ..] => return Err(InputError::Syntax),
+            [b'\\', ..] => return Err(InputError::Escape),
             [byte, after @ ..] => {
                 out.push(*byte);
                 after

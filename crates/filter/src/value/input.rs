@@ -33,8 +33,12 @@ pub(crate) enum InputError {
     RangeOverflow,
     /// A date range that ends beyond the type.
     RangeDate,
-    /// A byte string with something else than pairs of hexadecimal digits.
-    Hexadecimal,
+    /// A byte string with this character among its hexadecimal digits.
+    HexDigit(char),
+    /// A byte string with an odd number of hexadecimal digits.
+    HexLength,
+    /// A byte string with a wrong escape.
+    Escape,
     /// A network with bits set after its prefix.
     HostBits,
     /// A form that is not parsed, though Postgres may accept it. The text is a plural noun.
@@ -68,7 +72,10 @@ impl InputError {
             }
             InputError::RangeOverflow => ("22003", "integer out of range".to_owned()),
             InputError::RangeDate => ("22008", "date out of range".to_owned()),
-            InputError::Hexadecimal => ("22023", format!("invalid hexadecimal data{shown}")),
+            InputError::HexDigit(_) if value.is_none() => ("22023", "invalid hexadecimal digit".to_owned()),
+            InputError::HexDigit(char) => ("22023", format!("invalid hexadecimal digit: \"{char}\"")),
+            InputError::HexLength => ("22023", "invalid hexadecimal data: odd number of digits".to_owned()),
+            InputError::Escape => ("22P02", "invalid input syntax for type bytea".to_owned()),
             InputError::HostBits => ("22P02", format!("invalid cidr value{shown}")),
             InputError::Unsupported(what) => ("0A000", format!("{what} are not supported in where clauses")),
         }

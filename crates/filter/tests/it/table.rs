@@ -13,6 +13,7 @@ pub(crate) struct TestColumn {
 
 /// The oid of the test's enum. Servers assign others, which have no effect.
 const MOOD: u32 = 90_001;
+const CITEXT: u32 = 90_003;
 
 #[rustfmt::skip]
 pub(crate) const COLUMNS: &[TestColumn] = &[
@@ -55,6 +56,8 @@ pub(crate) const COLUMNS: &[TestColumn] = &[
     TestColumn { name: "mood", sql: "mood", oid: MOOD, kind: "mood" },
     TestColumn { name: "mood2", sql: "mood", oid: MOOD, kind: "mood" },
     TestColumn { name: "am", sql: "mood[]", oid: MOOD + 1, kind: "mood[]" },
+    TestColumn { name: "ci", sql: "citext", oid: CITEXT, kind: "citext" },
+    TestColumn { name: "cj", sql: "citext", oid: CITEXT, kind: "citext" },
     TestColumn { name: "aby", sql: "bytea[]", oid: 1001, kind: "bytea[]" },
     TestColumn { name: "aip", sql: "inet[]", oid: 1041, kind: "inet[]" },
     TestColumn { name: "ar", sql: "int4range[]", oid: 3905, kind: "int4range[]" },
@@ -73,7 +76,7 @@ pub(crate) fn values(kind: &str) -> &'static [&'static str] {
         "float4" => &["0", "1", "-1", "0.1", "3.5", "-0", "NaN", "Infinity", "-Infinity", "3.4028235e38", "1e-45", "16777217"],
         "float8" => &["0", "1", "-1", "0.1", "0.3", "2.5", "-0", "NaN", "Infinity", "-Infinity", "1.7976931348623157e308", "5e-324",
             "1e15", "1e-5", "9007199254740993", "0.5", "1.5"],
-        "text" | "varchar" | "bpchar" => &["", "a", "A", "b", "ab", "aB", "a ", " a", "abc", "%", "_", "a%", "a\\", "\\", "é", "É", "日本", "ß",
+        "text" | "varchar" | "bpchar" | "citext" => &["", "a", "A", "b", "ab", "aB", "a ", " a", "abc", "%", "_", "a%", "a\\", "\\", "é", "É", "日本", "ß",
             "1", "12", "-5", "t", "null", "x'y", "a_b", "aé"],
         "uuid" => &["00000000-0000-0000-0000-000000000000", "a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11", "ffffffff-ffff-ffff-ffff-ffffffffffff"],
         "date" => &["2000-01-01", "1999-12-31", "2024-02-29", "infinity", "-infinity", "0001-01-01 BC", "5874897-12-31", "4714-11-24 BC",
@@ -123,6 +126,12 @@ pub(crate) fn schema(collation: &Collation, version: u32) -> Schema {
             column_type.kind = if is_array { TypeKind::Base } else { TypeKind::Enum };
             column_type.details = TypeDetails(Some(Box::new(mood(is_array))));
         }
+        if shown.kind == "citext" {
+            let name = "citext".to_owned();
+            let citext =
+                UserType { oid: CITEXT, schema: "public".into(), name, is_array: false, labels: None };
+            column_type.details = TypeDetails(Some(Box::new(citext)));
+        }
         column
     };
     let mut columns: Vec<_> = COLUMNS.iter().map(column).collect();
@@ -143,7 +152,8 @@ fn mood(is_array: bool) -> UserType {
 pub(crate) fn create() -> String {
     let columns: Vec<_> = COLUMNS.iter().map(|shown| format!("{} {}", shown.name, shown.sql)).collect();
     format!(
-        "CREATE TYPE mood AS ENUM ('sad', 'happy', 'it''s', 'Zest', 'able');
+        "CREATE EXTENSION citext;
+         CREATE TYPE mood AS ENUM ('sad', 'happy', 'it''s', 'Zest', 'able');
          CREATE TABLE rows (rn int PRIMARY KEY, {}, js jsonb);",
         columns.join(", ")
     )

@@ -75,6 +75,7 @@ impl Grammar {
                 let operator = self.rng.pick(EQUALITIES);
                 format!("{call}({}) {operator} {}", self.text_of(1), self.text_of(0))
             }
+            2 if self.rng.percent(50) => self.citext(),
             2 => {
                 let (kind, operator) = (self.rng.pick(TEXTS), self.comparison("text"));
                 format!("{} {operator} {}", self.value(kind, 1), self.text_of(1))
@@ -162,6 +163,7 @@ impl Grammar {
                 let operator = self.rng.pick(&["@>", "<@", "&&"]);
                 format!("{} {operator} {}", self.value(array, depth), self.value(array, depth))
             }
+            17 if self.rng.percent(40) => self.citext(),
             17 | 18 => self.range_or_network(depth),
             19 | 20 => self.array_function(depth),
             13 => {

@@ -61,4 +61,27 @@ impl Grammar {
             }
         }
     }
+
+    /// Returns a condition on citext columns.
+    pub(crate) fn citext(&mut self) -> String {
+        let (column, item) = (self.rng.pick(&["ci", "cj", "rows.ci", "CI"]), self.unknown("citext"));
+        let other = if self.rng.percent(20) { "cj".to_owned() } else { self.unknown("citext") };
+        match self.rng.below(10) {
+            0 | 1 => format!("{column} {} {other}", self.comparison("text")),
+            2 => format!("{column} IN ({item}, {other}, 'B')"),
+            3 => {
+                let test = self.rng.pick(&["= ANY ('{A,b,NULL}')", "<> ALL ('{É,\"aB\"}')", "= ANY ('{}')"]);
+                format!("{column} {test}")
+            }
+            4 => format!("{column} IS NOT DISTINCT FROM {item}"),
+            5 | 6 => {
+                let operator = self.rng.pick(&["LIKE", "NOT LIKE", "ILIKE", "!~~*"]);
+                format!("{column} {operator} {}", self.pattern())
+            }
+            7 => format!("{column}::text = {item}"),
+            8 => format!("{}({column}) = {item}", self.rng.pick(&["lower", "upper"])),
+            _ if self.orders_texts => format!("{column} BETWEEN {item} AND {other}"),
+            _ => format!("{column} IS NULL"),
+        }
+    }
 }
