@@ -46,12 +46,14 @@ pub enum FilterError {
         location: usize,
     },
     /// Postgres may accept the clause, but filters don't support it.
-    #[error("{what} not supported in where clauses")]
+    #[error("{what} not supported in where clauses (at location {location}){}", nearest_note(*.nearest))]
     Unsupported {
         /// The construct, with its verb: `the type jsonb is`, `subqueries are`.
         what: String,
         /// Position in `SELECT 1 WHERE …`, in characters from 0, as libpg_query counts.
         location: usize,
+        /// The nearest construct that is supported, if there is one: `LIKE`.
+        nearest: Option<&'static str>,
     },
     /// A `$n` has no value.
     #[error("there is no value for parameter ${number}")]
@@ -81,10 +83,29 @@ impl FilterError {
         FilterError::Invalid { sqlstate, message, location: location(text, at) }
     }
 
+    /// `what` includes the verb: `the type xml is`.
+    pub(crate) fn unsupported_construct(text: &str, at: usize, what: String) -> Self {
+        FilterError::Unsupported { what, location: location(text, at), nearest: None }
+    }
+
+    /// Adds the nearest supported construct.
+    pub(crate) fn or_nearest(self, nearest: Option<&'static str>) -> Self {
+        match self {
+            FilterError::Unsupported { what, location, .. } => {
+                FilterError::Unsupported { what, location, nearest }
+            }
+            other => other,
+        }
+    }
+
     /// `what` is a plural noun: `subqueries`.
     pub(crate) fn unsupported(text: &str, at: usize, what: &str) -> Self {
-        FilterError::Unsupported { what: format!("{what} are"), location: location(text, at) }
+        FilterError::unsupported_construct(text, at, format!("{what} are"))
     }
+}
+
+fn nearest_note(nearest: Option<&str>) -> String {
+    nearest.map(|nearest| format!("; the nearest supported is {nearest}")).unwrap_or_default()
 }
 
 /// Converts a byte position in the clause to a location: characters from 0, as libpg_query counts.

@@ -18,7 +18,7 @@
 
 use std::collections::BTreeSet;
 
-use super::error::{FilterError, location};
+use super::error::FilterError;
 use super::schema::Schema;
 use super::syntax::{self, SyntaxKind, SyntaxTree, TypeName};
 use super::{check_length, typing};
@@ -180,6 +180,7 @@ impl ExpressionReader<'_> {
                 [schema, _] if schema == "pg_catalog" => {}
                 _ => return Err(self.unsupported(tree.at, format!("COLLATE \"{}\" is", name.join(".")))),
             },
+            SyntaxKind::Row(_) => return Err(self.unsupported(tree.at, "rows are".to_owned())),
             SyntaxKind::Text(_)
             | SyntaxKind::Number(_)
             | SyntaxKind::Bool(_)
@@ -258,7 +259,7 @@ impl ExpressionReader<'_> {
 
     /// `what` includes the verb: `the type xml is`.
     fn unsupported(&self, at: usize, what: String) -> FilterError {
-        FilterError::Unsupported { what, location: location(self.text, at) }
+        FilterError::unsupported_construct(self.text, at, what)
     }
 }
 

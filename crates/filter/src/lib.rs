@@ -87,6 +87,8 @@ mod index_key;
 mod key_expression;
 mod schema;
 mod syntax;
+#[doc(hidden)]
+pub mod tables;
 mod typing;
 mod value;
 

@@ -1,64 +1,110 @@
-//! Functions that a clause calls by name: their evaluation. `typing/call.rs` types the calls.
-//!
-//! Functions whose arguments may be NULL are expressions of their own in `typing/expr.rs`.
+//! Functions that a clause calls by name: their evaluation. `typing/functions/` has their types.
 
 use std::borrow::Cow;
 
+use super::text::TextFunction;
 use super::{EvalResult, as_array, as_text};
-use crate::error::EvalError;
+use crate::value::array::Array;
 use crate::value::interval::Interval;
 use crate::value::letter_case::{Casing, LetterCase};
 use crate::value::{SqlValue, like};
 
-/// Function of one argument. NULL if the argument is NULL.
+/// A function, with what typing determined for the call.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) enum UnaryFunction {
+pub(crate) enum Function {
+    ArrayDimensions,
     /// lower() and upper().
     Case(Casing, LetterCase),
-    ArrayDimensions,
-    JustifyHours,
     JustifyDays,
+    JustifyHours,
     JustifyInterval,
-}
-
-/// Function of two arguments. NULL if either argument is NULL.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) enum BinaryFunction {
     LikeEscape,
+    Text(TextFunction),
 }
 
-impl UnaryFunction {
-    pub(super) fn apply(self, value: SqlValue<'_>) -> EvalResult<'_> {
-        Ok(Some(match self {
-            UnaryFunction::Case(casing, case) => SqlValue::Text(casing.apply(as_text(value), case)?),
-            UnaryFunction::ArrayDimensions => {
-                let dimensions = as_array(value).dimensions.len();
+impl Function {
+    /// Evaluates the function. The arguments of a strict function are not NULL.
+    pub(super) fn apply(self, mut arguments: Arguments<'_>) -> EvalResult<'_> {
+        let value = match self {
+            Function::ArrayDimensions => {
+                let dimensions = arguments.array().dimensions.len();
                 return Ok((dimensions > 0).then_some(SqlValue::Int(dimensions as i64)));
             }
-            UnaryFunction::JustifyHours => SqlValue::Interval(as_interval(value).justify_hours()?),
-            UnaryFunction::JustifyDays => SqlValue::Interval(as_interval(value).justify_days()?),
-            UnaryFunction::JustifyInterval => SqlValue::Interval(as_interval(value).justify()?),
-        }))
-    }
-}
-
-impl BinaryFunction {
-    pub(super) fn apply<'v>(
-        self,
-        left: SqlValue<'v>,
-        right: SqlValue<'v>,
-    ) -> Result<SqlValue<'v>, EvalError> {
-        Ok(match self {
-            BinaryFunction::LikeEscape => {
-                SqlValue::Text(Cow::Owned(like::with_escape(&as_text(left), &as_text(right))?))
+            Function::Case(casing, case) => SqlValue::Text(casing.apply(arguments.text(), case)?),
+            Function::JustifyDays => SqlValue::Interval(arguments.interval().justify_days()?),
+            Function::JustifyHours => SqlValue::Interval(arguments.interval().justify_hours()?),
+            Function::JustifyInterval => SqlValue::Interval(arguments.interval().justify()?),
+            Function::LikeEscape => {
+                let (pattern, escape) = (arguments.text(), arguments.text());
+                SqlValue::Text(Cow::Owned(like::with_escape(&pattern, &escape)?))
             }
-        })
+            Function::Text(function) => return function.apply(arguments),
+        };
+        Ok(Some(value))
+    }
+
+    /// Returns whether the function never fails on a row.
+    pub(crate) fn never_fails(self) -> bool {
+        match self {
+            Function::ArrayDimensions => true,
+            Function::Text(function) => function.never_fails(),
+            _ => false,
+        }
+    }
+
+    /// Returns whether the collation decides which texts are equal to another.
+    pub(crate) fn compares_texts(self) -> bool {
+        matches!(self, Function::Text(function) if function.searches())
     }
 }
 
-fn as_interval(value: SqlValue<'_>) -> Interval {
-    match value {
-        SqlValue::Interval(interval) => interval,
-        other => unreachable!("it is an interval by type: {other:?}"),
+/// Values of a call's arguments, taken one by one. The types were checked.
+pub(crate) struct Arguments<'v>(std::vec::IntoIter<Option<SqlValue<'v>>>);
+
+impl<'v> Arguments<'v> {
+    pub(super) fn new(values: Vec<Option<SqlValue<'v>>>) -> Self {
+        Arguments(values.into_iter())
+    }
+
+    /// Takes the next argument, which may be NULL.
+    pub(crate) fn nullable(&mut self) -> Option<SqlValue<'v>> {
+        self.0.next().expect("the number of arguments was checked")
+    }
+
+    /// Takes the next argument of a strict function.
+    pub(crate) fn value(&mut self) -> SqlValue<'v> {
+        self.nullable().expect("a strict function is not called for NULL")
+    }
+
+    pub(crate) fn text(&mut self) -> Cow<'v, str> {
+        as_text(self.value())
+    }
+
+    /// Takes the next argument, if the call has one.
+    pub(crate) fn optional_text(&mut self) -> Option<Cow<'v, str>> {
+        (self.0.len() > 0).then(|| self.text())
+    }
+
+    pub(crate) fn int(&mut self) -> i64 {
+        match self.value() {
+            SqlValue::Int(value) => value,
+            other => unreachable!("it is an integer by type: {other:?}"),
+        }
+    }
+
+    /// Takes the next argument, if the call has one.
+    pub(crate) fn optional_int(&mut self) -> Option<i64> {
+        (self.0.len() > 0).then(|| self.int())
+    }
+
+    pub(crate) fn array(&mut self) -> Cow<'v, Array> {
+        as_array(self.value())
+    }
+
+    fn interval(&mut self) -> Interval {
+        match self.value() {
+            SqlValue::Interval(interval) => interval,
+            other => unreachable!("it is an interval by type: {other:?}"),
+        }
     }
 }

@@ -13,10 +13,12 @@ mod cast;
 mod datetime;
 mod enums;
 pub(crate) mod function;
+pub(crate) mod text;
 
 use std::borrow::Cow;
 use std::cmp::Ordering;
 
+use self::function::Arguments;
 use super::TextRow;
 use super::error::EvalError;
 use super::syntax::IsTest;
@@ -66,9 +68,12 @@ impl<'v> Scope<'v, '_> {
                 Some(value) => apply_unary(*unary, value),
                 None => Ok(None),
             },
-            Expr::And(_) | Expr::Or(_) | Expr::Not(_) | Expr::Is { .. } | Expr::Distinct { .. } => {
-                Ok(self.truth(expr)?.map(SqlValue::Bool))
-            }
+            Expr::And(_)
+            | Expr::Or(_)
+            | Expr::Not(_)
+            | Expr::Is { .. }
+            | Expr::Distinct { .. }
+            | Expr::RowComparison { .. } => Ok(self.truth(expr)?.map(SqlValue::Bool)),
             other => self.uncommon_value(other),
         }
     }
@@ -95,6 +100,7 @@ impl<'v> Scope<'v, '_> {
                 };
                 Ok(Some(distinct != *negated))
             }
+            Expr::RowComparison { comparison, pairs } => self.row_comparison(*comparison, pairs),
             Expr::Binary(Binary::Compare { comparison, ignore_blanks }, operands) => {
                 self.comparison(*comparison, *ignore_blanks, operands)
             }
@@ -146,6 +152,15 @@ impl<'v> Scope<'v, '_> {
                 let values = items.iter().map(|item| self.value(item)).collect::<Result<Vec<_>, _>>()?;
                 array::call(*function, *ignore_blanks, values)
             }
+            Expr::Call { function, is_strict, arguments, .. } => {
+                // All arguments are evaluated, even after a NULL: one of them may fail.
+                let values = arguments.iter().map(|argument| self.value(argument));
+                let values = values.collect::<Result<Vec<_>, _>>()?;
+                if *is_strict && values.iter().any(Option::is_none) {
+                    return Ok(None);
+                }
+                function.apply(Arguments::new(values))
+            }
             Expr::Array { nested, items } => self.array(*nested, items),
             Expr::Index(base, indexes) => self.index(base, indexes),
             Expr::Slice(base, ranges) => self.slice(base, ranges),
@@ -160,7 +175,13 @@ impl<'v> Scope<'v, '_> {
             Expr::Extreme { greatest, ignore_blanks, items } => {
                 self.extreme(*greatest, *ignore_blanks, items)
             }
-            Expr::Concat(items) => self.concat(items),
+            Expr::Concat { separator, items } => self.concat(separator.as_deref(), items),
+            Expr::NullIf { ignore_blanks, operands } => match self.pair(operands)? {
+                (Some(left), Some(right)) if left.compare(&right, *ignore_blanks) == Ordering::Equal => {
+                    Ok(None)
+                }
+                (left, _) => Ok(left),
+            },
             Expr::Case { operand, arms, otherwise } => self.case(operand.as_deref(), arms, otherwise),
             Expr::CaseOperand => Ok(self.operand.cloned()),
             Expr::ArrayCat(operands) => match self.pair(operands)? {
@@ -313,14 +334,39 @@ impl<'v> Scope<'v, '_> {
         Ok(best)
     }
 
-    fn concat(&self, items: &'v [(Expr, SqlType)]) -> EvalResult<'v> {
+    /// Evaluates concat() or concat_ws(). All arguments are evaluated, even after a NULL separator.
+    fn concat(&self, separator: Option<&'v Expr>, items: &'v [(Expr, SqlType)]) -> EvalResult<'v> {
+        let separator = separator.map(|separator| self.value(separator)).transpose()?;
         let mut text = String::new();
+        let mut is_first = true;
         for (item, kind) in items {
-            if let Some(value) = self.value(item)? {
-                text.push_str(&output::write(value, *kind));
+            let Some(value) = self.value(item)? else { continue };
+            if let (false, Some(Some(SqlValue::Text(separator)))) = (is_first, &separator) {
+                text.push_str(separator);
+            }
+            text.push_str(&output::write(value, *kind));
+            is_first = false;
+        }
+        let is_null = separator.is_some_and(|separator| separator.is_none());
+        Ok((!is_null).then(|| text.into()))
+    }
+
+    /// Evaluates `<`, `<=`, `>` or `>=` of rows: the first pair that differs decides. Later pairs are
+    /// not evaluated.
+    fn row_comparison(
+        &self,
+        comparison: Comparison,
+        pairs: &'v [(Box<[Expr; 2]>, bool)],
+    ) -> Result<Option<bool>, EvalError> {
+        let mut order = Ordering::Equal;
+        for (operands, ignore_blanks) in pairs {
+            let (Some(left), Some(right)) = self.pair(operands)? else { return Ok(None) };
+            order = left.compare(&right, *ignore_blanks);
+            if order != Ordering::Equal {
+                break;
             }
         }
-        Ok(Some(SqlValue::Text(Cow::Owned(text))))
+        Ok(Some(satisfies(comparison, order)))
     }
 
     fn case(
@@ -383,7 +429,6 @@ fn apply_unary(unary: Unary, value: SqlValue<'_>) -> EvalResult<'_> {
             other => unreachable!("it is an integer by type: {other:?}"),
         },
         Unary::SquareRoot => arithmetic::square_root(value).map(Some),
-        Unary::Function(function) => function.apply(value),
         Unary::Range(function) => Ok(function.apply(&as_range(value))),
         Unary::Cast { from, to, modern } => cast::cast(value, from, to, modern),
         Unary::Fit(fit) => cast::fit(value, fit).map(Some),
@@ -412,7 +457,6 @@ fn apply<'v>(binary: Binary, left: SqlValue<'v>, right: SqlValue<'v>) -> Result<
             }
             SqlValue::Bool(like::matches(&text, &pattern)? != negated)
         }
-        Binary::Function(function) => return function.apply(left, right),
         Binary::Contains { ignore_blanks, swapped } => {
             let (left, right) = (as_array(left), as_array(right));
             let (whole, part) = if swapped { (right, left) } else { (left, right) };
@@ -430,6 +474,7 @@ fn apply<'v>(binary: Binary, left: SqlValue<'v>, right: SqlValue<'v>) -> Result<
             }
             other => unreachable!("both are byte strings by type: {other:?}"),
         },
+        Binary::StartsWith => SqlValue::Bool(as_text(left).starts_with(&*as_text(right))),
         Binary::Overlaps { ignore_blanks } => {
             SqlValue::Bool(as_array(left).overlaps(&as_array(right), ignore_blanks))
         }

@@ -77,6 +77,10 @@ impl Display for SyntaxTree {
                 list(f, items.iter(), ", ")?;
                 f.write_str("]")
             }
+            SyntaxKind::Row(items) => {
+                f.write_str("ROW")?;
+                parenthesised(f, items, ", ")
+            }
             SyntaxKind::Subscript(base, subscripts) => {
                 write!(f, "({base})")?;
                 subscripts.iter().try_for_each(|subscript| write!(f, "[{subscript}]"))

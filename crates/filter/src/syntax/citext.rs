@@ -173,7 +173,7 @@ impl Rewriter<'_> {
     fn refused(&self, tree: &SyntaxTree) -> FilterError {
         let what = "citext (but in comparisons with constants and with citext, LIKE, and ::text) is";
         let location = crate::error::location(self.text, tree.at);
-        FilterError::Unsupported { what: what.to_owned(), location }
+        FilterError::Unsupported { what: what.to_owned(), location, nearest: None }
     }
 }
 

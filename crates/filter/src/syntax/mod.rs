@@ -86,6 +86,8 @@ pub(crate) enum SyntaxKind {
         otherwise: Option<Box<SyntaxTree>>,
     },
     Array(Vec<SyntaxTree>),
+    /// `(a, b)` or `ROW(a, b)`.
+    Row(Vec<SyntaxTree>),
     Subscript(Box<SyntaxTree>, Vec<Subscript>),
 }
 
@@ -132,6 +134,7 @@ impl SyntaxKind {
             | SyntaxKind::Or(list)
             | SyntaxKind::Call(_, list)
             | SyntaxKind::Choice(_, list)
+            | SyntaxKind::Row(list)
             | SyntaxKind::Array(list) => {
                 list.iter().for_each(visit);
             }
@@ -179,6 +182,7 @@ impl SyntaxKind {
             | SyntaxKind::Or(list)
             | SyntaxKind::Call(_, list)
             | SyntaxKind::Choice(_, list)
+            | SyntaxKind::Row(list)
             | SyntaxKind::Array(list) => {
                 list.iter_mut().for_each(visit);
             }

@@ -8,7 +8,7 @@
 use super::lexer::{SqlToken, SqlTokenKind, tokens};
 use super::{MAX_DEPTH, SyntaxKind, SyntaxTree};
 use crate::MAX_CLAUSE_BYTES;
-use crate::error::{FilterError, location};
+use crate::error::FilterError;
 use crate::expression::EnumType;
 
 /// Maximum recursion of the parser. It must suffice for canonical text, which has parentheses
@@ -145,7 +145,7 @@ impl Parser<'_> {
     }
 
     pub(super) fn unsupported(&self, at: usize, what: String) -> FilterError {
-        FilterError::Unsupported { what, location: location(self.text, at) }
+        FilterError::unsupported_construct(self.text, at, what)
     }
 
     pub(super) fn invalid(&self, at: usize, sqlstate: &'static str, message: String) -> FilterError {

@@ -35,13 +35,20 @@ impl Parser<'_> {
     }
 
     fn parenthesised(&mut self) -> Result<SyntaxTree, FilterError> {
+        let at = self.here();
         self.advance();
         if self.at_word("select") || self.at_word("with") || self.at_word("values") {
             return Err(self.unsupported_here("subqueries"));
         }
         let inner = self.enclosed()?;
-        if self.peek() == &SqlTokenKind::Mark(",") {
-            return Err(self.unsupported_here("rows"));
+        if self.take_mark(",") {
+            let mut items = vec![inner];
+            items.extend(self.list_until(")")?);
+            if items.len() < 2 {
+                return Err(self.syntax_error());
+            }
+            self.expect_mark(")")?;
+            return self.node(SyntaxKind::Row(items), at);
         }
         self.expect_mark(")")?;
         if self.peek() == &SqlTokenKind::Mark(".") {
@@ -65,7 +72,13 @@ impl Parser<'_> {
             "cast" => return self.cast(),
             "array" => return self.array(),
             "exists" if self.call_ahead() => return Err(self.unsupported_here("subqueries")),
-            "row" if self.call_ahead() => return Err(self.unsupported_here("rows")),
+            "row" if self.call_ahead() => {
+                self.advance();
+                self.advance();
+                let items = self.list_until(")")?;
+                self.expect_mark(")")?;
+                return self.node(SyntaxKind::Row(items), at);
+            }
             "coalesce" | "greatest" | "least" | "nullif" if self.call_ahead() => return self.choice(word),
             "extract" | "position" | "substring" | "trim" if self.call_ahead() => {
                 return self.special_call(word);

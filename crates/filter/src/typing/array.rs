@@ -1,11 +1,10 @@
 //! Typing of arrays: ARRAY[…], subscripts, and operators on whole arrays.
 
 use super::common_type;
-use super::expr::{Binary, Comparison, Expr, Unary};
+use super::expr::{Binary, Comparison, Expr};
 use super::sql_type::{Category, Scalar, SqlType};
 use super::{TypedExpr, Typer};
 use crate::error::FilterError;
-use crate::eval::function::UnaryFunction;
 use crate::syntax::{Subscript, SyntaxKind, SyntaxTree};
 use crate::value::array::ArrayEnd;
 
@@ -231,37 +230,6 @@ impl Typer<'_> {
         Ok(Some(TypedExpr { expr, kind: array, collation }))
     }
 
-    /// Types array_append and array_prepend.
-    pub(super) fn array_push(
-        &self,
-        array: TypedExpr,
-        item: TypedExpr,
-        end: ArrayEnd,
-        at: usize,
-    ) -> Result<Option<TypedExpr>, FilterError> {
-        let collation = self.merge([&array, &item], at)?;
-        let element = match array.kind {
-            SqlType::Array(scalar) => SqlType::Scalar(scalar),
-            SqlType::Unknown => SqlType::Unknown,
-            SqlType::Scalar(_) | SqlType::Opaque(_) => return Ok(None),
-        };
-        if matches!(item.kind, SqlType::Array(_)) {
-            return Ok(None);
-        }
-        let Ok(SqlType::Scalar(common)) = common_type::select(&[element, item.kind]) else { return Ok(None) };
-        if !(element.casts_implicitly_to(SqlType::Scalar(common))
-            && item.kind.casts_implicitly_to(SqlType::Scalar(common)))
-        {
-            return Ok(None);
-        }
-        let operands = self.pair(array, SqlType::Array(common), item, SqlType::Scalar(common), at)?;
-        Ok(Some(TypedExpr {
-            expr: Expr::ArrayPush { end, operands },
-            kind: SqlType::Array(common),
-            collation,
-        }))
-    }
-
     fn pair(
         &self,
         left: TypedExpr,
@@ -271,23 +239,5 @@ impl Typer<'_> {
         at: usize,
     ) -> Result<Box<[Expr; 2]>, FilterError> {
         Ok(Box::new([self.coerce(left, left_kind, at)?.expr, self.coerce(right, right_kind, at)?.expr]))
-    }
-
-    pub(super) fn array_dimensions(
-        &self,
-        array: TypedExpr,
-        at: usize,
-    ) -> Result<Option<TypedExpr>, FilterError> {
-        match array.kind {
-            SqlType::Array(_) => Ok(Some(TypedExpr::new(
-                Expr::unary(Unary::Function(UnaryFunction::ArrayDimensions), array.expr),
-                SqlType::Scalar(Scalar::Int4),
-            ))),
-            SqlType::Unknown => {
-                let message = "could not determine polymorphic type because input has type unknown";
-                Err(self.invalid(at, "42804", message.to_owned()))
-            }
-            SqlType::Scalar(_) | SqlType::Opaque(_) => Ok(None),
-        }
     }
 }

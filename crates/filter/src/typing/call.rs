@@ -1,16 +1,24 @@
 //! Typing of function calls, CASE, COALESCE, GREATEST and LEAST.
 
-use super::expr::{ArrayFunction, Binary, Expr, Unary};
+use super::collate::CollationSource;
+use super::expr::{Binary, Expr, Unary};
+use super::functions::{self, BuiltCall, CallResolution, ResolvedCall, Support};
+use super::nearest;
+use super::resolve::{self, OperatorResolution};
 use super::sql_type::{Scalar, SqlType};
 use super::{TypedExpr, Typer};
 use crate::error::FilterError;
-use crate::eval::function::{BinaryFunction, UnaryFunction};
+use crate::eval::function::Function;
+use crate::eval::text::TextFunction;
+use crate::schema::Collation;
 use crate::syntax::{ChoiceFunction, SyntaxTree};
 use crate::value::SqlValue;
 use crate::value::array::ArrayEnd;
 use crate::value::calendar::MICROS_PER_SECOND;
 use crate::value::letter_case::LetterCase;
-use crate::value::range::RangeFunction;
+
+/// Names of no function in Postgres, although it has an operator of that name.
+const ABSENT: &[&str] = &["ilike"];
 
 impl Typer<'_> {
     pub(super) fn call(
@@ -21,127 +29,141 @@ impl Typer<'_> {
     ) -> Result<TypedExpr, FilterError> {
         let arguments = arguments.iter().map(|tree| self.tree(tree)).collect::<Result<Vec<_>, _>>()?;
         arguments.iter().try_for_each(|argument| self.refuse_opaque(argument.kind, at))?;
-        if let Some(typed) = self.range_call(name, &arguments) {
+        if let Some(typed) = self.range_call(name, &arguments, at)? {
             return Ok(typed);
         }
-        let kinds: Vec<_> = arguments.iter().map(|argument| self.shown(argument.kind)).collect();
-        let called = self.known_call(name, arguments, at)?;
-        called.ok_or_else(|| {
-            let message = format!("function {name}({}) does not exist", kinds.join(", "));
-            self.invalid(at, "42883", message)
+        let given: Vec<_> = arguments.iter().map(|argument| argument.kind).collect();
+        let shown = || {
+            let kinds: Vec<_> = given.iter().map(|kind| self.shown(*kind)).collect();
+            format!("{name}({})", kinds.join(", "))
+        };
+        match functions::resolve(name, &given, self.schema.server_version) {
+            CallResolution::Found(call) => self.resolved_call(&call, arguments, at),
+            CallResolution::UnknownName if !ABSENT.contains(&name) => {
+                let error = self.unsupported(at, format!("the function {name} is"));
+                Err(error.or_nearest(nearest::function(name)))
+            }
+            CallResolution::None | CallResolution::UnknownName => {
+                Err(self.invalid(at, "42883", format!("function {} does not exist", shown())))
+            }
+            CallResolution::Ambiguous => {
+                Err(self.invalid(at, "42725", format!("function {} is not unique", shown())))
+            }
+            CallResolution::Undetermined => {
+                let message = "could not determine polymorphic type because input has type unknown";
+                Err(self.invalid(at, "42804", message.to_owned()))
+            }
+        }
+    }
+
+    fn resolved_call(
+        &self,
+        call: &ResolvedCall,
+        arguments: Vec<TypedExpr>,
+        at: usize,
+    ) -> Result<TypedExpr, FilterError> {
+        let row = call.row;
+        if !row.is_supported() {
+            let what = format!("the function {}({}) is", row.name, row.arguments);
+            return Err(self.unsupported(at, what));
+        }
+        let collation = self.merge(&arguments, at)?;
+        let cast = arguments.into_iter().zip(&call.arguments);
+        let cast = cast.map(|(argument, kind)| self.coerce(argument, *kind, at));
+        let arguments = cast.collect::<Result<Vec<_>, _>>()?;
+        let native = |function, arguments: Vec<TypedExpr>| Expr::Call {
+            function,
+            is_strict: row.is_strict,
+            is_stable: row.is_stable,
+            arguments: arguments.into_iter().map(|argument| argument.expr).collect(),
+        };
+        let expr = match row.support {
+            Support::Native(function) => {
+                if function.compares_texts() {
+                    self.check_equality(collation, at)?;
+                }
+                native(function, arguments)
+            }
+            Support::Built(call @ (BuiltCall::Lower | BuiltCall::Upper | BuiltCall::InitCap)) => {
+                native(self.letters(call, row.name, collation, at)?, arguments)
+            }
+            Support::Built(built) => self.built_call(built, arguments, call.result, at)?,
+            Support::Refused => unreachable!("it was refused above"),
+        };
+        let collation = if call.result.is_collatable() { collation } else { Default::default() };
+        Ok(TypedExpr { expr, kind: call.result, collation })
+    }
+
+    /// Returns the function that changes letters under the collation.
+    fn letters(
+        &self,
+        call: BuiltCall,
+        name: &str,
+        collation: CollationSource,
+        at: usize,
+    ) -> Result<Function, FilterError> {
+        if collation == CollationSource::Conflict {
+            let message = format!("could not determine which collation to use for {name}() function");
+            return Err(self.invalid(at, "42P22", message));
+        }
+        let collation = self.collation(collation);
+        let casing = self.casing(collation, name, at)?;
+        Ok(match call {
+            BuiltCall::Lower => Function::Case(casing, LetterCase::Lower),
+            BuiltCall::Upper => Function::Case(casing, LetterCase::Upper),
+            // ICU finds words by rules of its own.
+            _ if matches!(collation, Collation::Icu(_)) => {
+                let what = format!("initcap under the collation \"{}\" is", collation.name());
+                return Err(self.unsupported(at, what));
+            }
+            _ => Function::Text(TextFunction::InitCap { is_ascii_alone: *collation == Collation::C }),
         })
     }
 
-    /// Types a call of a supported function. `None`: Postgres has no such function for these types.
-    fn known_call(
+    /// Builds a call that is an expression of its own. The arguments have the types of the call.
+    fn built_call(
         &self,
-        name: &str,
+        call: BuiltCall,
+        mut arguments: Vec<TypedExpr>,
+        result: SqlType,
+        at: usize,
+    ) -> Result<Expr, FilterError> {
+        if call == BuiltCall::Concat {
+            return self.concat(None, arguments, at);
+        }
+        if let BuiltCall::Array(function) = call {
+            return self.array_call(function, arguments, at);
+        }
+        if call == BuiltCall::ConcatWithSeparator {
+            let separator = arguments.remove(0);
+            return self.concat(Some(separator), arguments, at);
+        }
+        let (Some(right), Some(left), true) = (arguments.pop(), arguments.pop(), arguments.is_empty()) else {
+            unreachable!("the other calls have two arguments: {call:?}");
+        };
+        let pair = |left: TypedExpr, right: TypedExpr| Box::new([left.expr, right.expr]);
+        Ok(match call {
+            BuiltCall::Like => self.like("~~", left, right, at)?.expr,
+            BuiltCall::NotLike => self.like("!~~", left, right, at)?.expr,
+            BuiltCall::ArrayCat => Expr::ArrayCat(pair(left, right)),
+            BuiltCall::ArrayAppend => Expr::ArrayPush { end: ArrayEnd::Back, operands: pair(left, right) },
+            BuiltCall::ArrayPrepend => Expr::ArrayPush { end: ArrayEnd::Front, operands: pair(right, left) },
+            BuiltCall::Zone => self.zone(left, right, result, at)?,
+            BuiltCall::Lower
+            | BuiltCall::Upper
+            | BuiltCall::InitCap
+            | BuiltCall::Concat
+            | BuiltCall::ConcatWithSeparator
+            | BuiltCall::Array(_) => unreachable!("built elsewhere: {call:?}"),
+        })
+    }
+
+    fn concat(
+        &self,
+        separator: Option<TypedExpr>,
         arguments: Vec<TypedExpr>,
         at: usize,
-    ) -> Result<Option<TypedExpr>, FilterError> {
-        let count = arguments.len();
-        if let Some((function, counts)) = ArrayFunction::of(name) {
-            return if counts.contains(&count) { self.array_call(function, arguments, at) } else { Ok(None) };
-        }
-        if RangeFunction::of(name).is_some() && !matches!(name, "lower" | "upper") {
-            return match arguments.first() {
-                Some(first) if count == 1 && first.kind == SqlType::Unknown => {
-                    Err(self.unsupported(at, format!("{name} of a constant without a type is")))
-                }
-                _ => Ok(None),
-            };
-        }
-        let mut arguments = arguments.into_iter();
-        let mut next = || arguments.next().expect("the number of arguments was checked");
-        match (name, count) {
-            ("lower", 1) => self.letters(next(), LetterCase::Lower, at),
-            ("upper", 1) => self.letters(next(), LetterCase::Upper, at),
-            ("like" | "notlike", 2) => self.like_call(name, next(), next(), at),
-            ("like_escape", 2) => self.like_escape(next(), next(), at),
-            ("concat", 1..) => self.concat(arguments.collect(), at),
-            ("array_cat", 2) => {
-                let (left, right) = (next(), next());
-                let array = |kind| matches!(kind, SqlType::Array(_) | SqlType::Unknown);
-                let any = matches!(left.kind, SqlType::Array(_)) || matches!(right.kind, SqlType::Array(_));
-                if !any || !array(left.kind) || !array(right.kind) {
-                    return Ok(None);
-                }
-                self.array_concat(left, right, at)
-            }
-            ("array_append", 2) => {
-                let (array, item) = (next(), next());
-                self.array_push(array, item, ArrayEnd::Back, at)
-            }
-            ("array_prepend", 2) => {
-                let (item, array) = (next(), next());
-                self.array_push(array, item, ArrayEnd::Front, at)
-            }
-            ("array_ndims", 1) => self.array_dimensions(next(), at),
-            ("justify_hours", 1) => self.justify(UnaryFunction::JustifyHours, next(), at),
-            ("justify_days", 1) => self.justify(UnaryFunction::JustifyDays, next(), at),
-            ("justify_interval", 1) => self.justify(UnaryFunction::JustifyInterval, next(), at),
-            ("timezone", 2) => self.zone(next(), next(), at),
-            (
-                "lower" | "upper" | "like" | "ilike" | "concat" | "array_cat" | "array_append"
-                | "array_prepend" | "array_ndims" | "justify_hours" | "justify_days" | "justify_interval",
-                _,
-            ) => Ok(None),
-            _ => Err(self.unsupported(at, format!("the function {name} is"))),
-        }
-    }
-
-    fn letters(
-        &self,
-        argument: TypedExpr,
-        case: LetterCase,
-        at: usize,
-    ) -> Result<Option<TypedExpr>, FilterError> {
-        if !argument.kind.casts_implicitly_to(SqlType::TEXT) {
-            return Ok(None);
-        }
-        let collation = self.merge([&argument], at)?;
-        let what = if case == LetterCase::Lower { "lower" } else { "upper" };
-        let casing = self.casing(self.collation(collation), what, at)?;
-        let argument = self.coerce(argument, SqlType::TEXT, at)?;
-        let function = UnaryFunction::Case(casing, case);
-        Ok(Some(TypedExpr { expr: Expr::unary(Unary::Function(function), argument.expr), ..argument }))
-    }
-
-    fn like_call(
-        &self,
-        name: &str,
-        text: TypedExpr,
-        pattern: TypedExpr,
-        at: usize,
-    ) -> Result<Option<TypedExpr>, FilterError> {
-        if !text.kind.casts_implicitly_to(SqlType::TEXT) || !pattern.kind.casts_implicitly_to(SqlType::TEXT) {
-            return Ok(None);
-        }
-        let (text, pattern) =
-            (self.coerce(text, SqlType::TEXT, at)?, self.coerce(pattern, SqlType::TEXT, at)?);
-        self.like(if name == "like" { "~~" } else { "!~~" }, text, pattern, at).map(Some)
-    }
-
-    fn like_escape(
-        &self,
-        pattern: TypedExpr,
-        escape: TypedExpr,
-        at: usize,
-    ) -> Result<Option<TypedExpr>, FilterError> {
-        if !pattern.kind.casts_implicitly_to(SqlType::TEXT) || !escape.kind.casts_implicitly_to(SqlType::TEXT)
-        {
-            return Ok(None);
-        }
-        let collation = self.merge([&pattern, &escape], at)?;
-        let (pattern, escape) =
-            (self.coerce(pattern, SqlType::TEXT, at)?, self.coerce(escape, SqlType::TEXT, at)?);
-        let expr =
-            Expr::Binary(Binary::Function(BinaryFunction::LikeEscape), Box::new([pattern.expr, escape.expr]));
-        Ok(Some(TypedExpr { expr, kind: SqlType::TEXT, collation }))
-    }
-
-    fn concat(&self, arguments: Vec<TypedExpr>, at: usize) -> Result<Option<TypedExpr>, FilterError> {
-        let collation = self.merge(&arguments, at)?;
+    ) -> Result<Expr, FilterError> {
         let one = |argument: TypedExpr| {
             let typed = match argument.kind {
                 SqlType::Unknown => self.coerce(argument, SqlType::TEXT, at)?,
@@ -149,42 +171,22 @@ impl Typer<'_> {
             };
             Ok((typed.expr, typed.kind))
         };
-        let items = arguments.into_iter().map(one).collect::<Result<_, FilterError>>()?;
-        Ok(Some(TypedExpr { expr: Expr::Concat(items), kind: SqlType::TEXT, collation }))
+        Ok(Expr::Concat {
+            separator: separator.map(|separator| Box::new(separator.expr)),
+            items: arguments.into_iter().map(one).collect::<Result<_, FilterError>>()?,
+        })
     }
 
-    fn justify(
+    /// Builds `timezone(zone, moment)`, also written `moment AT TIME ZONE zone`.
+    fn zone(
         &self,
-        function: UnaryFunction,
-        argument: TypedExpr,
+        zone: TypedExpr,
+        moment: TypedExpr,
+        result: SqlType,
         at: usize,
-    ) -> Result<Option<TypedExpr>, FilterError> {
-        const INTERVAL: SqlType = SqlType::Scalar(Scalar::Interval);
-        if !argument.kind.casts_implicitly_to(INTERVAL) {
-            return Ok(None);
-        }
-        let argument = self.coerce(argument, INTERVAL, at)?;
-        Ok(Some(TypedExpr { expr: Expr::unary(Unary::Function(function), argument.expr), ..argument }))
-    }
-
-    /// Types `timezone(zone, moment)`, also written `moment AT TIME ZONE zone`.
-    fn zone(&self, zone: TypedExpr, moment: TypedExpr, at: usize) -> Result<Option<TypedExpr>, FilterError> {
-        use Scalar::*;
-        let zone_kind = match zone.kind {
-            SqlType::Scalar(Interval | Time) => SqlType::Scalar(Interval),
-            kind if kind.casts_implicitly_to(SqlType::TEXT) => SqlType::TEXT,
-            _ => return Ok(None),
-        };
-        // timestamptz is the preferred type of its category.
-        let (moment_kind, result) = match moment.kind {
-            SqlType::Scalar(Timestamp) => (Timestamp, Timestamptz),
-            SqlType::Scalar(Timestamptz | Date) | SqlType::Unknown => (Timestamptz, Timestamp),
-            SqlType::Scalar(Timetz | Time) => (Timetz, Timetz),
-            _ => return Ok(None),
-        };
-        let zone = self.coerce(zone, zone_kind, at)?;
+    ) -> Result<Expr, FilterError> {
         let east = match self.fold(zone.expr, at)? {
-            Expr::Const(None) => return Ok(Some(TypedExpr::new(Expr::NULL, SqlType::Scalar(result)))),
+            Expr::Const(None) => return Ok(Expr::NULL),
             Expr::Const(Some(SqlValue::Text(name))) => self.named_zone(&name, at)?,
             Expr::Const(Some(SqlValue::Interval(interval))) => {
                 if interval.months != 0 || interval.days != 0 {
@@ -195,16 +197,15 @@ impl Typer<'_> {
             }
             _ => return Err(self.unsupported(at, "a time zone that is not a constant is".to_owned())),
         };
-        let moment = self.coerce(moment, SqlType::Scalar(moment_kind), at)?;
-        let unary = match moment_kind {
-            Timestamptz => Unary::Shift(east * MICROS_PER_SECOND),
-            Timestamp => Unary::Shift(-east * MICROS_PER_SECOND),
+        let unary = match result {
+            SqlType::Scalar(Scalar::Timestamp) => Unary::Shift(east * MICROS_PER_SECOND),
+            SqlType::Scalar(Scalar::Timestamptz) => Unary::Shift(-east * MICROS_PER_SECOND),
             _ => match i32::try_from(-east) {
                 Ok(west) => Unary::MoveZone(west),
                 Err(_) => return Err(self.unsupported(at, "a time zone so far away is".to_owned())),
             },
         };
-        Ok(Some(TypedExpr::new(Expr::unary(unary, moment.expr), SqlType::Scalar(result))))
+        Ok(Expr::unary(unary, moment.expr))
     }
 
     /// Returns a zone's seconds east of Greenwich. Zones with rules are refused: a tzdata in this
@@ -228,7 +229,7 @@ impl Typer<'_> {
             ChoiceFunction::Coalesce => "COALESCE",
             ChoiceFunction::Greatest => "GREATEST",
             ChoiceFunction::Least => "LEAST",
-            ChoiceFunction::NullIf => return Err(self.unsupported(at, "the function nullif is".to_owned())),
+            ChoiceFunction::NullIf => return self.null_if(typed, at),
         };
         let kind = self.common(name, &typed, at)?;
         let collation = self.merge(&typed, at)?;
@@ -255,6 +256,26 @@ impl Typer<'_> {
             }
         };
         Ok(TypedExpr { expr, kind, collation })
+    }
+
+    /// Types NULLIF as `=` of both. The result is the left operand, with the type that `=` gives it.
+    fn null_if(&self, mut typed: Vec<TypedExpr>, at: usize) -> Result<TypedExpr, FilterError> {
+        let (Some(right), Some(left)) = (typed.pop(), typed.pop()) else {
+            unreachable!("the parser counts the operands");
+        };
+        let kind = match resolve::binary("=", left.kind, right.kind) {
+            OperatorResolution::Found { left, .. } => left,
+            _ if matches!(left.kind, SqlType::Array(_)) => left.kind,
+            _ => right.kind,
+        };
+        let collation = self.merge([&left, &right], at)?;
+        match self.binary("=", left, right, at)?.expr {
+            Expr::Binary(Binary::Compare { ignore_blanks, .. }, operands) => {
+                let collation = if kind.is_collatable() { collation } else { Default::default() };
+                Ok(TypedExpr { expr: Expr::NullIf { ignore_blanks, operands }, kind, collation })
+            }
+            _ => Err(self.unsupported(at, format!("NULLIF of {kind} is"))),
+        }
     }
 
     pub(super) fn case(

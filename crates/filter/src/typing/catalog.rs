@@ -1,14 +1,95 @@
 //! Operator table: the rows of pg_operator for the supported scalar types. `tests/it/catalog.rs`
 //! compares it with real servers.
 
+use super::foreign_type::ForeignType;
 use super::sql_type::Scalar::{self, *};
+use super::sql_type::{Category, SqlType};
 
-/// Operand type of an operator.
+/// Operand type of an operator, or argument type of a function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum OperandType {
     Scalar(Scalar),
+    Array(Scalar),
+    Foreign(&'static ForeignType),
+    /// `any`.
+    Any,
+    /// `anyelement`.
+    Element,
     /// `anynonarray`: any type that is not an array.
     NonArray,
+    /// `anyarray`.
+    AnyArray,
+    /// `anycompatible`.
+    Compatible,
+    /// `anycompatiblearray`.
+    CompatibleArray,
+}
+
+impl OperandType {
+    /// Returns the type with this name in pg_type. An array is written `text[]`.
+    pub(crate) fn by_name(name: &str) -> Self {
+        match name {
+            "any" => OperandType::Any,
+            "anyelement" => OperandType::Element,
+            "anynonarray" => OperandType::NonArray,
+            "anyarray" => OperandType::AnyArray,
+            "anycompatible" => OperandType::Compatible,
+            "anycompatiblearray" => OperandType::CompatibleArray,
+            _ => {
+                let array = name.strip_suffix("[]").and_then(Scalar::by_name).map(OperandType::Array);
+                let foreign = || ForeignType::by_name(name).map(OperandType::Foreign);
+                let known = array.or_else(|| Scalar::by_name(name).map(OperandType::Scalar));
+                known.or_else(foreign).unwrap_or_else(|| unreachable!("the tables name known types: {name}"))
+            }
+        }
+    }
+
+    /// Returns whether it is exactly this type.
+    pub(crate) fn is(self, given: SqlType) -> bool {
+        match (self, given) {
+            (OperandType::Scalar(slot), SqlType::Scalar(given)) => slot == given,
+            (OperandType::Array(slot), SqlType::Array(given)) => slot == given,
+            _ => false,
+        }
+    }
+
+    /// Returns whether Postgres casts the type to it implicitly. Polymorphic types also depend on
+    /// the other operands: see `polymorphic.rs`.
+    pub(crate) fn accepts(self, given: SqlType) -> bool {
+        match self {
+            OperandType::Scalar(scalar) => given.casts_implicitly_to(SqlType::Scalar(scalar)),
+            OperandType::Array(scalar) => given.casts_implicitly_to(SqlType::Array(scalar)),
+            OperandType::Foreign(foreign) => foreign.accepts(given),
+            OperandType::Any
+            | OperandType::Element
+            | OperandType::NonArray
+            | OperandType::AnyArray
+            | OperandType::Compatible
+            | OperandType::CompatibleArray => true,
+        }
+    }
+
+    pub(crate) fn category(self) -> Category {
+        match self {
+            OperandType::Scalar(scalar) => scalar.category(),
+            OperandType::Array(_) => Category::Array,
+            OperandType::Foreign(foreign) => foreign.category,
+            OperandType::Any
+            | OperandType::Element
+            | OperandType::NonArray
+            | OperandType::AnyArray
+            | OperandType::Compatible
+            | OperandType::CompatibleArray => Category::Pseudo,
+        }
+    }
+
+    pub(crate) fn is_preferred(self) -> bool {
+        match self {
+            OperandType::Scalar(scalar) => scalar.is_preferred(),
+            OperandType::Foreign(foreign) => foreign.is_preferred,
+            _ => false,
+        }
+    }
 }
 
 /// One row of pg_operator: operand types and result type.
@@ -36,6 +117,7 @@ pub(crate) fn binary(name: &str) -> Vec<Operator> {
             Operator { left: OperandType::Scalar(Text), right: OperandType::NonArray, result: Text },
             Operator { left: OperandType::NonArray, right: OperandType::Scalar(Text), result: Text },
         ],
+        "^@" => rows(&[(Text, Text, Bool)]),
         "~~" | "!~~" | "~~*" | "!~~*" => rows(&[(Bpchar, Text, Bool), (Text, Text, Bool)]),
         _ => Vec::new(),
     }

@@ -1,6 +1,7 @@
 //! Typing of casts, explicit and implicit (parse_coerce.c).
 
 use super::expr::{Expr, TypeModifier, Unary};
+use super::nearest;
 use super::sql_type::{Scalar, SqlType};
 use super::{TypedExpr, Typer};
 use crate::error::FilterError;
@@ -118,8 +119,10 @@ impl Typer<'_> {
         let scalar = match (self.named_enum(name), &name.schema) {
             (Some(of_enum), _) => of_enum,
             (None, Some(_)) => return Err(self.unsupported(at, "types of other schemas are".to_owned())),
-            (None, None) => Scalar::by_name(&name.name)
-                .ok_or_else(|| self.unsupported(at, format!("the type {} is", name.name)))?,
+            (None, None) => Scalar::by_name(&name.name).ok_or_else(|| {
+                let error = self.unsupported(at, format!("the type {} is", name.name));
+                error.or_nearest(nearest::type_name(&name.name))
+            })?,
         };
         let target = if name.is_array { SqlType::Array(scalar) } else { SqlType::Scalar(scalar) };
         let fit = self.fit(scalar, &name.modifiers, at)?;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::sql_type::{Scalar, SqlType};
-use crate::eval::function::{BinaryFunction, UnaryFunction};
+use crate::eval::function::Function;
 use crate::syntax::IsTest;
 use crate::value::SqlValue;
 use crate::value::array::ArrayEnd;
@@ -36,6 +36,15 @@ pub(crate) enum Expr {
     Unary(Unary, Box<Expr>),
     /// NULL if either operand is NULL.
     Binary(Binary, Box<[Expr; 2]>),
+    /// A call of a function in `functions/`.
+    Call {
+        function: Function,
+        /// NULL if an argument is NULL.
+        is_strict: bool,
+        /// Depends on the session's settings.
+        is_stable: bool,
+        arguments: Vec<Expr>,
+    },
     /// `left op ANY (right)` or `left op ALL (right)`.
     Quantified {
         operator: Binary,
@@ -57,8 +66,21 @@ pub(crate) enum Expr {
         ignore_blanks: bool,
         items: Vec<Expr>,
     },
-    /// concat(): the texts of all arguments that are not NULL.
-    Concat(Vec<(Expr, SqlType)>),
+    /// concat() and concat_ws(): the texts of all arguments that are not NULL.
+    Concat {
+        separator: Option<Box<Expr>>,
+        items: Vec<(Expr, SqlType)>,
+    },
+    NullIf {
+        ignore_blanks: bool,
+        operands: Box<[Expr; 2]>,
+    },
+    /// `<`, `<=`, `>` or `>=` of rows: pairs of operands, and whether their trailing blanks are
+    /// ignored.
+    RowComparison {
+        comparison: Comparison,
+        pairs: Vec<(Box<[Expr; 2]>, bool)>,
+    },
     Case {
         operand: Option<Box<Expr>>,
         arms: Vec<(Expr, Expr)>,
@@ -97,7 +119,6 @@ pub(crate) enum Unary {
     Abs(Scalar),
     BitNot,
     SquareRoot,
-    Function(UnaryFunction),
     Range(RangeFunction),
     /// Cast. `modern`: parse texts as Postgres 16 and newer.
     Cast {
@@ -159,12 +180,13 @@ pub(crate) enum Binary {
     /// The operator, and the type of its result.
     Arithmetic(Arithmetic, Scalar),
     Concat,
+    /// `^@`.
+    StartsWith,
     /// LIKE, or ILIKE if there is a `casing`.
     Like {
         negated: bool,
         casing: Option<Casing>,
     },
-    Function(BinaryFunction),
     /// `@>`. With `swapped`: `<@`.
     Contains {
         ignore_blanks: bool,

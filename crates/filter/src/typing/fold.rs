@@ -49,6 +49,13 @@ pub(super) fn fold(expr: Expr) -> Result<Expr, EvalError> {
                 None => fold_constant(Expr::Binary(binary, operands))?,
             }
         }
+        Expr::Call { function, is_strict, is_stable, arguments } => {
+            let arguments = list(arguments)?;
+            if is_strict && arguments.contains(&Expr::NULL) {
+                return Ok(Expr::NULL);
+            }
+            fold_constant(Expr::Call { function, is_strict, is_stable, arguments })?
+        }
         Expr::Quantified { operator, all, operands, .. } => {
             // Postgres does not fold it for a NULL array alone: the left operand may still fail.
             let mut operands = pair(*operands)?;
@@ -78,9 +85,21 @@ pub(super) fn fold(expr: Expr) -> Result<Expr, EvalError> {
         Expr::Extreme { greatest, ignore_blanks, items } => {
             fold_constant(Expr::Extreme { greatest, ignore_blanks, items: list(items)? })?
         }
-        Expr::Concat(items) => {
+        Expr::Concat { separator, items } => {
+            let separator = separator.map(|separator| fold(*separator).map(Box::new)).transpose()?;
             let items = items.into_iter().map(|(item, kind)| Ok((fold(item)?, kind)));
-            fold_constant(Expr::Concat(items.collect::<Result<_, EvalError>>()?))?
+            fold_constant(Expr::Concat { separator, items: items.collect::<Result<_, EvalError>>()? })?
+        }
+        Expr::NullIf { ignore_blanks, operands } => {
+            fold_constant(Expr::NullIf { ignore_blanks, operands: pair(*operands)? })?
+        }
+        Expr::RowComparison { comparison, pairs } => {
+            let pairs =
+                pairs.into_iter().map(|(operands, ignore_blanks)| Ok((pair(*operands)?, ignore_blanks)));
+            fold_constant(Expr::RowComparison {
+                comparison,
+                pairs: pairs.collect::<Result<_, EvalError>>()?,
+            })?
         }
         Expr::Case { operand, arms, otherwise } => case(operand, arms, *otherwise)?,
         Expr::ArrayCat(operands) => fold_constant(Expr::ArrayCat(pair(*operands)?))?,
@@ -127,9 +146,10 @@ fn children(expr: &Expr, visit: &mut dyn FnMut(&Expr)) {
     match expr {
         Expr::Const(_) | Expr::Column { .. } | Expr::CaseOperand => {}
         Expr::And(items) | Expr::Or(items) | Expr::Coalesce(items) => items.iter().for_each(visit),
-        Expr::Array { items, .. } | Expr::Extreme { items, .. } | Expr::ArrayCall { items, .. } => {
-            items.iter().for_each(visit);
-        }
+        Expr::Array { items, .. }
+        | Expr::Extreme { items, .. }
+        | Expr::ArrayCall { items, .. }
+        | Expr::Call { arguments: items, .. } => items.iter().for_each(visit),
         Expr::Not(operand)
         | Expr::Is { operand, .. }
         | Expr::Unary(_, operand)
@@ -139,6 +159,7 @@ fn children(expr: &Expr, visit: &mut dyn FnMut(&Expr)) {
         | Expr::Binary(_, operands)
         | Expr::Quantified { operands, .. }
         | Expr::ArrayCat(operands)
+        | Expr::NullIf { operands, .. }
         | Expr::ArrayPush { operands, .. } => operands.iter().for_each(visit),
         Expr::Index(base, indexes) => {
             visit(base);
@@ -148,7 +169,13 @@ fn children(expr: &Expr, visit: &mut dyn FnMut(&Expr)) {
             visit(base);
             ranges.iter().flat_map(|(from, to)| from.iter().chain(to)).for_each(visit);
         }
-        Expr::Concat(items) => items.iter().for_each(|(item, _)| visit(item)),
+        Expr::Concat { separator, items } => {
+            separator.iter().for_each(|separator| visit(separator));
+            items.iter().for_each(|(item, _)| visit(item));
+        }
+        Expr::RowComparison { pairs, .. } => {
+            pairs.iter().flat_map(|(operands, _)| operands.iter()).for_each(visit);
+        }
         Expr::Case { operand, arms, otherwise } => {
             operand.iter().for_each(|operand| visit(operand));
             for (when, then) in arms {
@@ -173,7 +200,8 @@ fn pair(operands: [Expr; 2]) -> Result<Box<[Expr; 2]>, EvalError> {
 fn is_stable(expr: &Expr) -> bool {
     use Scalar::*;
     match expr {
-        Expr::Concat(_) => true,
+        Expr::Concat { .. } => true,
+        Expr::Call { is_stable, .. } => *is_stable,
         Expr::Binary(Binary::Arithmetic(_, result), _) => *result == Timestamptz,
         Expr::Unary(Unary::Cast { from, to, .. }, _) => match (from, to) {
             (SqlType::Scalar(from), SqlType::Scalar(to))

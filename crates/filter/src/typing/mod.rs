@@ -15,9 +15,14 @@ mod common_type;
 mod enums;
 pub(crate) mod expr;
 mod fold;
+pub(crate) mod foreign_type;
+pub(crate) mod functions;
+mod nearest;
 mod operator;
+mod polymorphic;
 mod range;
 pub(crate) mod resolve;
+mod row;
 pub(crate) mod sql_type;
 
 use collate::CollationSource;
@@ -25,7 +30,7 @@ use expr::{Binary, Comparison, Expr, Unary};
 pub(crate) use fold::each;
 pub(crate) use sql_type::{Scalar, SqlType};
 
-use crate::error::{FilterError, location};
+use crate::error::FilterError;
 use crate::schema::{Collation, Schema, TypeKind};
 use crate::syntax::{IsTest, SyntaxKind, SyntaxTree};
 use crate::value::SqlValue;
@@ -72,7 +77,7 @@ impl<'s> Typer<'s> {
 
     /// `what` includes the verb: `the type jsonb is`.
     fn unsupported(&self, at: usize, what: String) -> FilterError {
-        FilterError::Unsupported { what, location: location(self.text, at) }
+        FilterError::unsupported_construct(self.text, at, what)
     }
 
     /// Evaluates constant parts.
@@ -110,22 +115,33 @@ impl<'s> Typer<'s> {
                 self.prefix(operator, operand, at)
             }
             SyntaxKind::Binary(operator, operands) => {
-                let (left, right) = (self.tree(&operands[0])?, self.tree(&operands[1])?);
-                self.binary(operator, left, right, at)
+                let [left, right] = &**operands;
+                self.compare(operator, left, right, at)
+            }
+            SyntaxKind::Row(_) => {
+                Err(self.unsupported(at, "rows (but comparisons of two rows, IN and IS NULL) are".to_owned()))
             }
             SyntaxKind::Between { negated, symmetric, operands } => {
                 self.between(*negated, *symmetric, operands, at)
             }
-            SyntaxKind::In { negated, operand, list } => self.in_list(*negated, operand, list, at),
+            SyntaxKind::In { negated, operand, list } => match &operand.kind {
+                SyntaxKind::Row(items) => self.row_in(*negated, items, list, at),
+                _ => self.in_list(*negated, operand, list, at),
+            },
             SyntaxKind::Quantified { operator, all, operands } => {
                 let (left, right) = (self.tree(&operands[0])?, self.tree(&operands[1])?);
                 self.quantified(operator, *all, left, right, at)
             }
-            SyntaxKind::Is { negated, test, operand } => self.is(*negated, *test, operand),
-            SyntaxKind::Distinct { negated, operands } => {
-                let (left, right) = (self.tree(&operands[0])?, self.tree(&operands[1])?);
-                self.distinct(*negated, left, right, at)
-            }
+            SyntaxKind::Is { negated, test, operand } => match (&operand.kind, test) {
+                (SyntaxKind::Row(items), IsTest::Null) => self.row_is_null(*negated, items),
+                _ => self.is(*negated, *test, operand),
+            },
+            SyntaxKind::Distinct { negated, operands } => match (&operands[0].kind, &operands[1].kind) {
+                (SyntaxKind::Row(left), SyntaxKind::Row(right)) => {
+                    self.row_distinct(*negated, left, right, at)
+                }
+                _ => self.distinct_trees(*negated, operands, at),
+            },
             SyntaxKind::Cast(operand, name) => self.cast(operand, name, at),
             SyntaxKind::Collate(operand, name) => self.collate(operand, name, at),
             SyntaxKind::Call(name, arguments) => self.call(name, arguments, at),
@@ -216,7 +232,7 @@ impl<'s> Typer<'s> {
     ) -> Result<TypedExpr, FilterError> {
         let [operand, low, high] = operands;
         let compare = |operator: &str, bound: &SyntaxTree| -> Result<Expr, FilterError> {
-            Ok(self.binary(operator, self.tree(operand)?, self.tree(bound)?, at)?.expr)
+            Ok(self.compare(operator, operand, bound, at)?.expr)
         };
         let within = |low: &SyntaxTree, high: &SyntaxTree| -> Result<Expr, FilterError> {
             Ok(if negated {
@@ -280,6 +296,16 @@ impl<'s> Typer<'s> {
         Ok(TypedExpr::boolean(expr))
     }
 
+    fn distinct_trees(
+        &self,
+        negated: bool,
+        operands: &[SyntaxTree; 2],
+        at: usize,
+    ) -> Result<TypedExpr, FilterError> {
+        let (left, right) = (self.tree(&operands[0])?, self.tree(&operands[1])?);
+        self.distinct(negated, left, right, at)
+    }
+
     fn distinct(
         &self,
         negated: bool,
@@ -329,7 +355,7 @@ pub(crate) fn find_column(
         }
         _ => {
             let what = format!("the name {} is", parts.join("."));
-            return Err(FilterError::Unsupported { what, location: location(text, at) });
+            return Err(FilterError::unsupported_construct(text, at, what));
         }
     }
     schema.columns.iter().position(|column| column.name == *name).ok_or_else(|| {
@@ -360,6 +386,8 @@ pub(crate) fn never_fails(expr: &Expr) -> bool {
         | Expr::Not(_)
         | Expr::Is { .. }
         | Expr::Distinct { .. }
+        | Expr::RowComparison { .. }
+        | Expr::NullIf { .. }
         | Expr::Coalesce(_)
         | Expr::Case { .. }
         | Expr::CaseOperand => true,
@@ -383,11 +411,12 @@ pub(crate) fn never_fails(expr: &Expr) -> bool {
         Expr::Unary(Unary::Range(_), _) => true,
         // A row may have a label that is newer than the filter.
         Expr::Position { .. } | Expr::Label { .. } | Expr::ArrayCall { .. } => false,
+        Expr::Call { function, .. } => function.never_fails(),
         Expr::Unary(..)
         | Expr::Index(..)
         | Expr::Slice(..)
         | Expr::Extreme { .. }
-        | Expr::Concat(_)
+        | Expr::Concat { .. }
         | Expr::ArrayCat(_)
         | Expr::ArrayPush { .. } => false,
     }

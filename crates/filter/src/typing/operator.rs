@@ -1,6 +1,7 @@
 //! Typing of operators (make_op, make_scalar_array_op).
 
 use super::expr::{Arithmetic, Binary, Comparison, Expr, Unary};
+use super::nearest;
 use super::range;
 use super::resolve::{self, OperatorResolution};
 use super::sql_type::{Scalar, SqlType};
@@ -12,7 +13,7 @@ use crate::value::letter_case::Casing;
 /// Supported operators. Others are refused by name, for operands of any type.
 const KNOWN: &[&str] = &[
     "=", "<>", "<", ">", "<=", ">=", "+", "-", "*", "/", "%", "^", "|/", "@", "&", "|", "#", "~", "||", "~~",
-    "!~~", "~~*", "!~~*", "@>", "<@", "&&", "<<", ">>", "<<=", ">>=", "&<", "&>", "-|-",
+    "!~~", "~~*", "!~~*", "^@", "@>", "<@", "&&", "<<", ">>", "<<=", ">>=", "&<", "&>", "-|-",
 ];
 
 /// Operators of integers, ranges or network addresses, of which the latter two are supported.
@@ -53,7 +54,8 @@ impl Typer<'_> {
     ) -> Result<TypedExpr, FilterError> {
         self.refuse_unknown_operator(name, at)?;
         if matches!(name, "~" | "@" | "|/") {
-            return Err(self.unsupported(at, format!("the operator {name} is")));
+            let error = self.unsupported(at, format!("the operator {name} is"));
+            return Err(error.or_nearest(nearest::operator(name)));
         }
         if name == "-" && left.kind == SqlType::Unknown && right.kind.is_collatable() {
             return Err(self.unsupported(at, "the operator - of jsonb is".to_owned()));
@@ -120,6 +122,10 @@ impl Typer<'_> {
             "||" => {
                 let (left, right) = (self.as_text(left, at)?, self.as_text(right, at)?);
                 return Ok(TypedExpr { collation, ..self.join(Binary::Concat, left, right, result_kind) });
+            }
+            "^@" => {
+                self.check_equality(collation, at)?;
+                return Ok(self.join(Binary::StartsWith, left, right, result_kind));
             }
             _ => return self.like(name, left, right, at),
         };
@@ -253,7 +259,8 @@ impl Typer<'_> {
         if KNOWN.contains(&name) {
             return Ok(());
         }
-        Err(self.unsupported(at, format!("the operator {name} is")))
+        let error = self.unsupported(at, format!("the operator {name} is"));
+        Err(error.or_nearest(nearest::operator(name)))
     }
 
     pub(super) fn no_operator(&self, why: &str, shown: &str, at: usize) -> FilterError {

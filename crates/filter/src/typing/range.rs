@@ -73,18 +73,30 @@ impl Typer<'_> {
         })
     }
 
-    /// Types a function of one range. `None`: it is no such call.
-    pub(super) fn range_call(&self, name: &str, arguments: &[TypedExpr]) -> Option<TypedExpr> {
-        let [argument] = arguments else { return None };
-        let element = range_element(argument.kind)?;
-        let function = RangeFunction::of(name)?;
-        let result = match function {
-            RangeFunction::Bound { .. } => element,
-            RangeFunction::IsInclusive { .. } | RangeFunction::IsInfinite { .. } | RangeFunction::IsEmpty => {
-                Scalar::Bool
+    /// Types a function of one range. `None`: it is another call.
+    pub(super) fn range_call(
+        &self,
+        name: &str,
+        arguments: &[TypedExpr],
+        at: usize,
+    ) -> Result<Option<TypedExpr>, FilterError> {
+        let Some(function) = RangeFunction::of(name) else { return Ok(None) };
+        let is_bound = matches!(function, RangeFunction::Bound { .. });
+        let kinds: Vec<_> = arguments.iter().map(|argument| argument.kind).collect();
+        let (argument, element) = match (arguments, &kinds[..]) {
+            ([argument], [kind]) if range_element(*kind).is_some() => (argument, range_element(*kind)),
+            _ if is_bound => return Ok(None),
+            (_, [SqlType::Unknown]) => {
+                return Err(self.unsupported(at, format!("{name} of a constant without a type is")));
+            }
+            _ => {
+                let kinds: Vec<_> = kinds.into_iter().map(|kind| self.shown(kind)).collect();
+                let message = format!("function {name}({}) does not exist", kinds.join(", "));
+                return Err(self.invalid(at, "42883", message));
             }
         };
+        let result = element.filter(|_| is_bound).unwrap_or(Scalar::Bool);
         let expr = Expr::unary(Unary::Range(function), argument.expr.clone());
-        Some(TypedExpr::new(expr, SqlType::Scalar(result)))
+        Ok(Some(TypedExpr::new(expr, SqlType::Scalar(result))))
     }
 }

@@ -1,14 +1,22 @@
-//! Operator resolution by Postgres' rules (parse_oper.c, func_select_candidate), over the rows of
-//! `catalog.rs`.
+//! Resolution of operators and functions by Postgres' rules (parse_oper.c, parse_func.c), over the
+//! rows of `catalog.rs` and `functions/`.
 
 use super::catalog::{self, OperandType, Operator};
 use super::expr::Comparison;
+use super::polymorphic;
 use super::sql_type::{Category, Scalar, SqlType};
 
 /// Result of operator resolution.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum OperatorResolution {
     Found { left: SqlType, right: SqlType, result: Scalar },
+    None,
+    Ambiguous,
+}
+
+/// Result of a choice among rows.
+pub(crate) enum Resolution<R> {
+    Found(R),
     None,
     Ambiguous,
 }
@@ -21,15 +29,11 @@ pub(crate) fn binary(name: &str, left: SqlType, right: SqlType) -> OperatorResol
     if let Some(exact) = exact(&rows, left, right) {
         return found(exact, left, right);
     }
-    let fits = |row: &Operator| accepts(row.left, left) && accepts(row.right, right);
-    let candidates: Vec<_> = rows.into_iter().filter(fits).collect();
-    match candidates[..] {
-        [] => OperatorResolution::None,
-        [only] => found(only, left, right),
-        _ => match select(candidates, [left, right]) {
-            Some(chosen) => found(chosen, left, right),
-            None => OperatorResolution::Ambiguous,
-        },
+    let rows = rows.into_iter().map(|row| (vec![row.left, row.right], row)).collect();
+    match choose(rows, &[left, right]) {
+        Resolution::Found((_, chosen)) => found(chosen, left, right),
+        Resolution::None => OperatorResolution::None,
+        Resolution::Ambiguous => OperatorResolution::Ambiguous,
     }
 }
 
@@ -49,127 +53,132 @@ fn comparison_of_one_type(name: &str, left: SqlType, right: SqlType) -> Option<O
 
 /// Resolves a prefix operator.
 pub(crate) fn prefix(name: &str, operand: SqlType) -> OperatorResolution {
-    let rows = catalog::prefix(name).iter();
-    let rows = rows.map(|&scalar| Operator {
-        left: OperandType::Scalar(scalar),
-        right: OperandType::Scalar(scalar),
+    let found = |scalar| OperatorResolution::Found {
+        left: SqlType::Scalar(scalar),
+        right: SqlType::Scalar(scalar),
         result: scalar,
-    });
-    let fits: Vec<_> = rows.filter(|row| accepts(row.right, operand)).collect();
-    if let Some(exact) = fits.iter().find(|row| SqlType::Scalar(row.result) == operand) {
-        return found(*exact, operand, operand);
+    };
+    let rows: Vec<_> =
+        catalog::prefix(name).iter().map(|&scalar| (vec![OperandType::Scalar(scalar)], scalar)).collect();
+    if let Some((_, exact)) = rows.iter().find(|(slots, _)| is_exact(slots, &[operand])) {
+        return found(*exact);
     }
-    match fits[..] {
-        [] => OperatorResolution::None,
-        [only] => found(only, operand, operand),
-        // The rules give the same result for one operand and for that operand twice.
-        _ => match select(fits, [operand, operand]) {
-            Some(chosen) => found(chosen, operand, operand),
-            None => OperatorResolution::Ambiguous,
-        },
+    match choose(rows, &[operand]) {
+        Resolution::Found((_, chosen)) => found(chosen),
+        Resolution::None => OperatorResolution::None,
+        Resolution::Ambiguous => OperatorResolution::Ambiguous,
     }
 }
 
 fn found(operator: Operator, left: SqlType, right: SqlType) -> OperatorResolution {
-    let actual = |slot: OperandType, given: SqlType| match slot {
-        OperandType::Scalar(scalar) => SqlType::Scalar(scalar),
-        OperandType::NonArray => given,
-    };
-    OperatorResolution::Found {
-        left: actual(operator.left, left),
-        right: actual(operator.right, right),
-        result: operator.result,
+    let types = polymorphic::solve(&[operator.left, operator.right], &[left, right]).unwrap_or_default();
+    match (types.actual(operator.left, left), types.actual(operator.right, right)) {
+        (Some(left), Some(right)) => OperatorResolution::Found { left, right, result: operator.result },
+        _ => OperatorResolution::None,
     }
 }
 
 /// Returns the row for exactly these types. An untyped constant is taken to have the other
 /// operand's type.
 fn exact(rows: &[Operator], left: SqlType, right: SqlType) -> Option<Operator> {
-    let (left, right) = match (left, right) {
-        (SqlType::Unknown, right) => (right, right),
-        (left, SqlType::Unknown) => (left, left),
-        both => both,
+    let both = match (left, right) {
+        (SqlType::Unknown, right) => [right, right],
+        (left, SqlType::Unknown) => [left, left],
+        (left, right) => [left, right],
     };
-    let is = |slot: OperandType, given: SqlType| matches!((slot, given), (OperandType::Scalar(slot), SqlType::Scalar(given)) if slot == given);
-    rows.iter().find(|row| is(row.left, left) && is(row.right, right)).copied()
+    rows.iter().find(|row| is_exact(&[row.left, row.right], &both)).copied()
 }
 
-fn accepts(slot: OperandType, given: SqlType) -> bool {
-    match slot {
-        OperandType::Scalar(scalar) => given.casts_implicitly_to(SqlType::Scalar(scalar)),
-        OperandType::NonArray => !matches!(given, SqlType::Array(_)),
-    }
+/// Returns whether the slots have exactly these types.
+pub(crate) fn is_exact(slots: &[OperandType], given: &[SqlType]) -> bool {
+    slots.iter().zip(given).all(|(slot, given)| slot.is(*given))
 }
 
-fn select(mut candidates: Vec<Operator>, given: [SqlType; 2]) -> Option<Operator> {
-    let slots = |operator: &Operator| [operator.left, operator.right];
-    let is = |slot: OperandType, given: SqlType| matches!((slot, given), (OperandType::Scalar(slot), SqlType::Scalar(given)) if slot == given);
-    let preferred = |slot: OperandType, category: Category| matches!(slot, OperandType::Scalar(scalar) if scalar.is_preferred() && scalar.category() == category);
-
-    keep_best(&mut candidates, |row| {
-        slots(row).into_iter().zip(given).filter(|&(slot, given)| is(slot, given)).count()
-    });
-    if let [only] = candidates[..] {
-        return Some(only);
+/// Chooses the row that Postgres takes for these types. Each row comes with its operands' types
+/// (func_match_argtypes, func_select_candidate).
+pub(crate) fn choose<R>(
+    mut rows: Vec<(Vec<OperandType>, R)>,
+    given: &[SqlType],
+) -> Resolution<(Vec<OperandType>, R)> {
+    rows.retain(|(slots, _)| accept(slots, given));
+    if rows.is_empty() {
+        return Resolution::None;
     }
-    keep_best(&mut candidates, |row| {
-        let good =
-            |&(slot, given): &(OperandType, SqlType)| is(slot, given) || preferred(slot, given.category());
-        slots(row).into_iter().zip(given).filter(good).count()
-    });
-    if let [only] = candidates[..] {
-        return Some(only);
-    }
-    if !given.contains(&SqlType::Unknown) {
-        return None;
-    }
-    by_category(&mut candidates, given);
-    if let [only] = candidates[..] {
-        return Some(only);
-    }
-    // Last rule: the untyped constant is taken to have the other operand's type.
-    let known = given.into_iter().find(|kind| *kind != SqlType::Unknown)?;
-    candidates.retain(|row| slots(row).into_iter().all(|slot| accepts(slot, known)));
-    match candidates[..] {
-        [only] => Some(only),
-        _ => None,
-    }
-}
-
-fn keep_best(candidates: &mut Vec<Operator>, score: impl Fn(&Operator) -> usize) {
-    let best = candidates.iter().map(&score).max().unwrap_or(0);
-    candidates.retain(|row| score(row) == best);
-}
-
-/// Filters candidates by type category. For an untyped constant, the string category is preferred;
-/// otherwise all candidates must share one category.
-fn by_category(candidates: &mut Vec<Operator>, given: [SqlType; 2]) {
-    let category = |slot: OperandType| match slot {
-        OperandType::Scalar(scalar) => scalar.category(),
-        OperandType::NonArray => Category::Pseudo,
-    };
-    let is_preferred =
-        |slot: OperandType| matches!(slot, OperandType::Scalar(scalar) if scalar.is_preferred());
-    let mut demands = Vec::new();
-    for position in (0..2).filter(|&position| given[position] == SqlType::Unknown) {
-        let slot = |row: &Operator| [row.left, row.right][position];
-        let all: Vec<_> = candidates.iter().map(slot).collect();
-        let strings = all.iter().any(|slot| category(*slot) == Category::String);
-        let wanted = if strings { Category::String } else { category(all[0]) };
-        if !strings && all.iter().any(|slot| category(*slot) != wanted) {
-            return;
+    for narrow in [keep_exact, keep_preferred, keep_category, keep_known] {
+        if rows.len() == 1 {
+            break;
         }
-        let has_preferred = all.iter().any(|slot| category(*slot) == wanted && is_preferred(*slot));
+        // The last two rules are about untyped constants.
+        let chosen = narrow(&rows.iter().map(|(slots, _)| &slots[..]).collect::<Vec<_>>(), given);
+        let mut position = 0;
+        rows.retain(|_| {
+            position += 1;
+            chosen.get(position - 1) == Some(&true)
+        });
+    }
+    match rows.pop() {
+        Some(row) if rows.is_empty() => Resolution::Found(row),
+        _ => Resolution::Ambiguous,
+    }
+}
+
+fn accept(slots: &[OperandType], given: &[SqlType]) -> bool {
+    slots.iter().zip(given).all(|(slot, given)| slot.accepts(*given))
+        && polymorphic::solve(slots, given).is_some()
+}
+
+/// Says for each row whether it has the most operands of exactly the given type.
+fn keep_exact(rows: &[&[OperandType]], given: &[SqlType]) -> Vec<bool> {
+    keep_best(rows, |slots| slots.iter().zip(given).filter(|(slot, given)| slot.is(**given)).count())
+}
+
+/// Says for each row whether it has the most operands that are exact or of a preferred type.
+fn keep_preferred(rows: &[&[OperandType]], given: &[SqlType]) -> Vec<bool> {
+    let good = |slot: &OperandType, given: SqlType| {
+        slot.is(given) || (slot.is_preferred() && slot.category() == given.category())
+    };
+    keep_best(rows, |slots| slots.iter().zip(given).filter(|(slot, given)| good(slot, **given)).count())
+}
+
+fn keep_best(rows: &[&[OperandType]], score: impl Fn(&[OperandType]) -> usize) -> Vec<bool> {
+    let best = rows.iter().map(|slots| score(slots)).max();
+    rows.iter().map(|slots| Some(score(slots)) == best).collect()
+}
+
+/// Says for each row whether its types fit the categories of untyped constants. The string category
+/// is preferred; otherwise all rows must share one category.
+fn keep_category(rows: &[&[OperandType]], given: &[SqlType]) -> Vec<bool> {
+    let all = vec![true; rows.len()];
+    let mut demands = Vec::new();
+    for position in (0..given.len()).filter(|&position| given[position] == SqlType::Unknown) {
+        let slots: Vec<_> = rows.iter().map(|slots| slots[position]).collect();
+        let strings = slots.iter().any(|slot| slot.category() == Category::String);
+        let wanted = if strings { Category::String } else { slots[0].category() };
+        if !strings && slots.iter().any(|slot| slot.category() != wanted) {
+            return all;
+        }
+        let has_preferred = slots.iter().any(|slot| slot.category() == wanted && slot.is_preferred());
         demands.push((position, wanted, has_preferred));
     }
-    let fits = |row: &Operator| {
+    let fits = |slots: &&[OperandType]| {
         demands.iter().all(|&(position, wanted, has_preferred)| {
-            let slot = [row.left, row.right][position];
-            category(slot) == wanted && (!has_preferred || is_preferred(slot))
+            let slot = slots[position];
+            slot.category() == wanted && (!has_preferred || slot.is_preferred())
         })
     };
-    if candidates.iter().any(fits) {
-        candidates.retain(fits);
+    if rows.iter().any(fits) { rows.iter().map(fits).collect() } else { all }
+}
+
+/// Says for each row whether it accepts the one type that all typed operands have. Untyped
+/// constants are taken to have that type too.
+fn keep_known(rows: &[&[OperandType]], given: &[SqlType]) -> Vec<bool> {
+    let mut known = given.iter().filter(|kind| **kind != SqlType::Unknown);
+    let all = vec![true; rows.len()];
+    match known.next() {
+        Some(first) if given.contains(&SqlType::Unknown) && known.all(|kind| kind == first) => {
+            rows.iter().map(|slots| accept(slots, &vec![*first; slots.len()])).collect()
+        }
+        _ => all,
     }
 }
 

@@ -58,10 +58,34 @@ pub(crate) enum Category {
     Network,
     Range,
     Enum,
+    BitString,
+    Geometric,
     User,
     Array,
     Unknown,
     Pseudo,
+}
+
+impl Category {
+    /// Returns the letter in pg_type.typcategory.
+    pub(crate) fn letter(self) -> char {
+        match self {
+            Category::Boolean => 'B',
+            Category::Number => 'N',
+            Category::String => 'S',
+            Category::DateTime => 'D',
+            Category::Timespan => 'T',
+            Category::BitString => 'V',
+            Category::Geometric => 'G',
+            Category::Network => 'I',
+            Category::Range => 'R',
+            Category::Enum => 'E',
+            Category::User => 'U',
+            Category::Array => 'A',
+            Category::Unknown => 'X',
+            Category::Pseudo => 'P',
+        }
+    }
 }
 
 /// Rows of pg_type: name in the catalog, name in messages, oid, oid of the array type. Enums have no
@@ -102,9 +126,18 @@ impl Scalar {
         PG_TYPES.iter().find(|row| row.1 == name).map(|row| row.0)
     }
 
+    pub(crate) fn all() -> impl Iterator<Item = Scalar> {
+        PG_TYPES.iter().map(|row| row.0)
+    }
+
     /// Returns whether a type of Postgres has this name.
     pub(crate) fn is_name(name: &str) -> bool {
         Scalar::by_name(name).is_some()
+    }
+
+    /// Returns the name in the catalog. The name of an enum is in the schema.
+    pub(crate) fn catalog_name(self) -> &'static str {
+        PG_TYPES.iter().find(|row| row.0 == self).map_or("enum", |row| row.1)
     }
 
     /// Returns the name in messages. The name of an enum is in the schema.

@@ -1,6 +1,8 @@
-//! Operators and casts exist for the same pairs of types as in real servers' catalogs.
+//! Operators and casts exist for the same pairs of types as in real servers' catalogs, and functions
+//! have the same rows.
 
-use forebay_filter::{Collation, Filter, FilterError};
+use forebay_filter::{Collation, Filter, FilterError, tables};
+use forebay_sandbox::Postgres;
 
 use crate::server::ReferenceServer;
 use crate::table::COLUMNS;
@@ -64,5 +66,60 @@ fn every_cast_exists_that_postgres_has() {
             }
         }
         clauses.chunks(500).for_each(|clauses| check(&server, clauses));
+    }
+}
+
+/// Returns rows of one text each.
+fn lines(version: u32, sql: &str) -> Vec<String> {
+    let rows = Postgres::shared_version(version).query("postgres", sql).expect("the catalog is readable");
+    rows.into_iter().map(|row| row[0].clone().expect("a text")).collect()
+}
+
+#[test]
+fn every_function_has_all_the_overloads_that_postgres_has() {
+    for version in [15, 18] {
+        let functions = tables::functions(version);
+        let mut ours: Vec<_> = functions
+            .iter()
+            .map(|row| {
+                let volatility = if row.is_stable { 's' } else { 'i' };
+                format!("{}({}) {} {volatility} {}", row.name, row.arguments, row.result, row.is_strict)
+            })
+            .collect();
+        ours.sort_unstable();
+        let names: Vec<_> = functions.iter().map(|row| format!("'{}'", row.name)).collect();
+        let sql = format!(
+            "SELECT format('%s(%s) %s %s %s', proname, (
+                SELECT string_agg(CASE WHEN position = pronargs AND provariadic <> 0 THEN 'variadic ' ELSE '' END
+                    || regexp_replace(typname, '^_(.*)', '\\1[]'), ', ' ORDER BY position)
+                FROM unnest(proargtypes) WITH ORDINALITY AS a (type, position) JOIN pg_type t ON t.oid = type
+            ), (SELECT regexp_replace(typname, '^_(.*)', '\\1[]') FROM pg_type t WHERE t.oid = prorettype), provolatile,
+                CASE WHEN proisstrict THEN 'true' ELSE 'false' END)
+            FROM pg_proc WHERE pronamespace = 'pg_catalog'::regnamespace AND proname IN ({})",
+            names.join(", ")
+        );
+        let mut theirs = lines(version, &sql);
+        theirs.sort_unstable();
+        assert_eq!(ours, theirs, "Postgres {version}");
+    }
+}
+
+#[test]
+fn types_of_refused_overloads_have_the_category_and_the_casts_that_postgres_has() {
+    let scalars: Vec<_> = tables::scalar_types().iter().map(|name| format!("'{name}'")).collect();
+    for version in [15, 18] {
+        for mut foreign in tables::foreign_types() {
+            foreign.sources.sort_unstable();
+            let sql = format!(
+                "SELECT format('%s %s %s', typcategory, CASE WHEN typispreferred THEN 'true' ELSE 'false' END, (
+                    SELECT string_agg(s.typname, ',' ORDER BY s.typname COLLATE \"C\") FROM pg_cast JOIN pg_type s ON s.oid = castsource
+                    WHERE casttarget = t.oid AND castcontext = 'i' AND s.typname IN ({})
+                )) FROM pg_type t WHERE typname = '{}'",
+                scalars.join(", "),
+                foreign.name
+            );
+            let ours = format!("{} {} {}", foreign.category, foreign.is_preferred, foreign.sources.join(","));
+            assert_eq!(lines(version, &sql), [ours], "{} on {version}", foreign.name);
+        }
     }
 }

@@ -3,6 +3,7 @@
 mod flat;
 mod operators;
 mod special;
+mod texts;
 
 use forebay_testkit::TestRng;
 
@@ -68,7 +69,9 @@ impl Grammar {
 
     /// Returns a clause that is mostly about texts.
     pub(crate) fn text_clause(&mut self) -> String {
-        match self.rng.below(4) {
+        match self.rng.below(6) {
+            4 => self.text_call(1),
+            5 => self.rows(),
             0 => self.like(1),
             1 => {
                 let call = self.rng.pick(&["lower", "upper"]);
@@ -122,7 +125,7 @@ impl Grammar {
     }
 
     fn simple(&mut self, depth: usize) -> String {
-        match self.rng.below(21) {
+        match self.rng.below(25) {
             0..=3 => {
                 let kind = self.any_kind();
                 let operator = self.comparison(kind);
@@ -163,9 +166,9 @@ impl Grammar {
                 let operator = self.rng.pick(&["@>", "<@", "&&"]);
                 format!("{} {operator} {}", self.value(array, depth), self.value(array, depth))
             }
-            17 if self.rng.percent(40) => self.citext(),
-            17 | 18 => self.range_or_network(depth),
-            19 | 20 => self.array_function(depth),
+            22 if self.rng.percent(40) => self.citext(),
+            22 | 23 => self.range_or_network(depth),
+            20 | 21 => self.array_function(depth),
             13 => {
                 self.rng.pick(&["b", "NOT b", "b IS TRUE", "b IS NOT FALSE", "true", "b = true"]).to_string()
             }
@@ -183,6 +186,8 @@ impl Grammar {
                 ];
                 self.rng.pick(&test).to_string()
             }
+            16..=18 => self.text_call(depth),
+            19 => self.rows(),
             _ => {
                 let array = self.rng.pick(ARRAYS);
                 let operator = self.rng.pick(&["=", "<>", "IS NOT NULL AND 1 ="]);
@@ -294,7 +299,8 @@ impl Grammar {
             return if self.rng.percent(80) { self.column(kind) } else { self.constant(kind) };
         }
         let depth = depth - 1;
-        match self.rng.below(10) {
+        match self.rng.below(11) {
+            10 => format!("NULLIF({}, {})", self.value(kind, depth), self.partner(kind, 0)),
             0 => format!("COALESCE({}, {})", self.value(kind, depth), self.value(kind, depth)),
             1 if self.orders_texts || !TEXTS.contains(&kind.trim_end_matches("[]")) => {
                 let call = self.rng.pick(&["GREATEST", "least"]);

@@ -63,7 +63,8 @@ impl Grammar {
     }
 
     fn integer(&mut self, kind: &str, depth: usize) -> String {
-        match self.rng.below(8) {
+        match self.rng.below(9) {
+            8 => format!("({})::{kind}", self.integer_of_text(depth)),
             0..=2 => {
                 let operator = self.rng.pick(&["+", "-", "*", "/", "%", "&", "|", "#"]);
                 format!("({} {operator} {})", self.value(kind, depth), self.value(kind, depth))
@@ -142,7 +143,8 @@ impl Grammar {
             "varchar" => self.rng.pick(&["::varchar(2)", "::varchar", "::character varying(5)"]),
             _ => "::text",
         };
-        match self.rng.below(6) {
+        match self.rng.below(8) {
+            6 | 7 => format!("{}{modifier}", self.text_function(depth)),
             0 => format!("{}({}){modifier}", self.rng.pick(&["lower", "upper"]), self.text_of(depth)),
             1 => format!("({} || {}){modifier}", self.text_of(depth), self.text_of(depth)),
             2 => {
