@@ -208,6 +208,7 @@ fn simple(expr: &Expr) -> OperandNeed {
             operator: Binary::Compare { comparison: Comparison::Equal, ignore_blanks },
             all: false,
             operands,
+            ..
         } => any(*ignore_blanks, operands),
         _ => OperandNeed::Other,
     }

@@ -8,8 +8,9 @@ use std::cmp::Ordering;
 use std::hash::{Hash, Hasher};
 
 use super::error::EvalError;
-use super::schema::{ColumnType, TypeKind};
+use super::schema::ColumnType;
 use super::typing::{Scalar, SqlType};
+use super::value::network::Inet;
 use super::value::numeric::Numeric;
 use super::value::{SqlValue, unpadded};
 use super::value::{input, json};
@@ -32,6 +33,9 @@ enum KeyForm {
     Timestamp(i64),
     /// A jsonb value, with one spelling for each number. Its order is not that of Postgres.
     Json(Box<str>),
+    Bytes(Box<[u8]>),
+    Inet(Inet),
+    Macaddr([u8; 6]),
 }
 
 /// The form of a key, without its value.
@@ -74,8 +78,7 @@ impl IndexKey {
     /// # Errors
     /// Fails if the text is not a value of the type.
     pub fn of_row(column: &ColumnType, text: &[u8]) -> Result<Option<IndexKey>, EvalError> {
-        let known = if column.kind == TypeKind::Enum { Some(SqlType::TEXT) } else { column.sql_type() };
-        let Some(kind @ SqlType::Scalar(scalar)) = known else { return Ok(None) };
+        let Some(kind @ SqlType::Scalar(scalar)) = column.sql_type() else { return Ok(None) };
         if scalar == Scalar::Jsonb {
             let text = utf8(text)?;
             return Ok(Some(IndexKey(KeyForm::Json(json::compare::key(text)?))));
@@ -119,6 +122,10 @@ impl IndexKey {
             (SqlValue::Timestamp(value), Scalar::Timestamp | Scalar::Timestamptz) => {
                 KeyForm::Timestamp(value.0)
             }
+            (SqlValue::Text(value), Scalar::Enum(_)) => KeyForm::Text(value.as_ref().into()),
+            (SqlValue::Bytes(value), Scalar::Bytea) => KeyForm::Bytes(value.as_ref().into()),
+            (SqlValue::Inet(value), Scalar::Inet | Scalar::Cidr) => KeyForm::Inet(*value),
+            (SqlValue::Macaddr(value), Scalar::Macaddr) => KeyForm::Macaddr(*value),
             _ => return None,
         }))
     }
@@ -138,8 +145,13 @@ impl IndexKey {
             SqlValue::Date(_) => Scalar::Date,
             SqlValue::Time(_) => Scalar::Time,
             SqlValue::Timestamp(_) => Scalar::Timestamp,
+            SqlValue::Bytes(_) => Scalar::Bytea,
+            SqlValue::Inet(_) => Scalar::Inet,
+            SqlValue::Macaddr(_) => Scalar::Macaddr,
             // Intervals of different texts may be equal; arrays have keys of their elements only.
-            SqlValue::Timetz(_) | SqlValue::Interval(_) | SqlValue::Array(_) => return None,
+            SqlValue::Timetz(_) | SqlValue::Interval(_) | SqlValue::Range(_) | SqlValue::Array(_) => {
+                return None;
+            }
         };
         IndexKey::of(value, scalar)
     }

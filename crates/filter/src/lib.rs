@@ -104,7 +104,7 @@ mod value;
 pub use error::{EvalError, FilterError};
 pub use expression::{EnumType, Expression};
 pub use index::{Candidate, Index};
-pub use schema::{Collation, Column, ColumnType, Schema, TypeKind};
+pub use schema::{Collation, Column, ColumnType, Schema, TypeDetails, TypeKind, UserType};
 
 // Conditions and keys of the index. Public only for `tests/it`, which compares them with real
 // servers.
@@ -166,7 +166,8 @@ impl Filter {
     /// See [`FilterError`].
     pub fn parse(text: &str, params: &[&str], schema: &Schema) -> Result<Filter, FilterError> {
         check_length(text, params)?;
-        let tree = syntax::parse(text, params, schema.server_version, &[])?;
+        let tree = syntax::parse(text, params, schema.server_version, &enums(schema))?;
+        let tree = syntax::citext::rewrite(tree, text, schema)?;
         let expr = typing::clause(&tree, text, schema)?;
         let mut columns = Vec::new();
         typing::each(&expr, &mut |expr| {
@@ -212,6 +213,13 @@ impl Filter {
     pub fn columns(&self) -> &[usize] {
         &self.columns
     }
+}
+
+/// Returns the enums that a clause may name as types. Postgres finds its own types first.
+fn enums(schema: &Schema) -> Vec<EnumType> {
+    let is_enum = |user: &&UserType| user.labels.is_some() && !typing::Scalar::is_name(&user.name);
+    let types = schema.user_types().filter(is_enum);
+    types.map(|user| EnumType { schema: user.schema.clone(), name: user.name.clone() }).collect()
 }
 
 fn check_length(text: &str, params: &[&str]) -> Result<(), FilterError> {

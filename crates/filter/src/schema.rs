@@ -1,8 +1,10 @@
 //! Schema: the columns and collations that a clause refers to.
 
+use std::hash::{Hash, Hasher};
+
 use serde::{Deserialize, Serialize};
 
-use crate::typing::SqlType;
+use crate::typing::{Scalar, SqlType};
 
 /// The columns of a table, and the server's settings that decide comparisons. The database's
 /// encoding is UTF8.
@@ -42,6 +44,33 @@ pub struct ColumnType {
     pub kind: TypeKind,
     /// The column's collation, if it is not the database's default.
     pub collation: Option<Collation>,
+    /// What filters need to know about a user-defined type.
+    #[serde(default, skip_serializing_if = "TypeDetails::is_none")]
+    pub details: TypeDetails,
+}
+
+/// Details of a user-defined type; none for a type of Postgres.
+///
+/// Details are no part of a type's identity: all are equal. Schemas that were stored without details
+/// equal those with them, and an enum's new label makes no other type of it.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct TypeDetails(pub Option<Box<UserType>>);
+
+/// A user-defined type that filters support.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct UserType {
+    /// pg_type.oid of the type; for a column of arrays, of the element type.
+    pub oid: u32,
+    /// The schema of the type.
+    pub schema: String,
+    /// pg_type.typname.
+    pub name: String,
+    /// Whether the column has arrays of the type.
+    pub is_array: bool,
+    /// The labels of an enum, in the order of pg_enum.enumsortorder. `None`: the type is citext, of
+    /// the extension of that name.
+    pub labels: Option<Vec<String>>,
 }
 
 /// Kind of type (pg_type.typtype).
@@ -84,6 +113,7 @@ impl Column {
             dimensions: 0,
             kind: TypeKind::Base,
             collation: None,
+            details: TypeDetails(None),
         };
         Column { name: name.to_owned(), column_type }
     }
@@ -93,10 +123,61 @@ impl ColumnType {
     /// Returns the type, if filters support it.
     pub(crate) fn sql_type(&self) -> Option<SqlType> {
         match self.kind {
-            TypeKind::Base => SqlType::by_oid(self.oid),
-            TypeKind::Enum | TypeKind::Composite | TypeKind::Other => None,
+            TypeKind::Base => match &self.details.0 {
+                Some(user) if user.labels.is_some() => Some(SqlType::Array(Scalar::Enum(user.oid))),
+                Some(_) if self.is_citext() => Some(SqlType::TEXT),
+                Some(_) => None,
+                None => SqlType::by_oid(self.oid),
+            },
+            TypeKind::Enum => Some(SqlType::Scalar(Scalar::Enum(self.oid))),
+            // Ranges have their own kind; those of Postgres are known by their oid.
+            TypeKind::Other => SqlType::by_oid(self.oid),
+            TypeKind::Composite => None,
         }
     }
+
+    /// Returns whether the column has citext values, not arrays of them.
+    pub(crate) fn is_citext(&self) -> bool {
+        self.details.0.as_ref().is_some_and(|user| user.labels.is_none() && !user.is_array)
+    }
+}
+
+impl Schema {
+    /// Returns the enum with this oid, if the schema knows its labels.
+    pub(crate) fn enum_type(&self, oid: u32) -> Option<&UserType> {
+        self.user_types().find(|user| user.oid == oid && user.labels.is_some())
+    }
+
+    /// Returns the user-defined types of the columns, with repetitions.
+    pub(crate) fn user_types(&self) -> impl Iterator<Item = &UserType> {
+        self.columns.iter().filter_map(|column| column.column_type.details.0.as_deref())
+    }
+
+    /// Returns whether both schemas have the same details. Equality of schemas ignores them.
+    pub fn has_same_details(&self, other: &Schema) -> bool {
+        let details = |schema: &Schema| -> Vec<Option<UserType>> {
+            schema.columns.iter().map(|column| column.column_type.details.0.as_deref().cloned()).collect()
+        };
+        details(self) == details(other)
+    }
+}
+
+impl TypeDetails {
+    fn is_none(&self) -> bool {
+        self.0.is_none()
+    }
+}
+
+impl PartialEq for TypeDetails {
+    fn eq(&self, _: &Self) -> bool {
+        true
+    }
+}
+
+impl Eq for TypeDetails {}
+
+impl Hash for TypeDetails {
+    fn hash<H: Hasher>(&self, _: &mut H) {}
 }
 
 impl Collation {

@@ -164,10 +164,16 @@ impl ShapeIndex {
         shapes.find(|shape| shape.definition() == definition && shape.gone().is_none()).cloned()
     }
 
+    /// Returns whether the WAL has this table, with the details of its types.
+    pub(crate) fn has_table(&self, fingerprint: u64, table: &TableSchema) -> bool {
+        self.tables.get(&fingerprint).is_some_and(|known| known.types.has_same_details(&table.types))
+    }
+
     pub(crate) fn add(&mut self, shape: Arc<Shape>) {
         let table = Arc::clone(&shape.definition().table);
         self.baselines.add_shape(table.oid, shape.id, table.state.as_ref());
-        self.tables.entry(table.fingerprint()).or_insert(table);
+        // The newest labels of enums: a change that makes shapes incorrect has deleted them.
+        self.tables.insert(table.fingerprint(), table);
         self.by_handle.insert(shape.handle().to_owned(), shape.id);
         self.by_definition.entry(shape.definition().fingerprint()).or_default().push(shape.id);
         self.by_id.insert(shape.id, shape);

@@ -47,6 +47,8 @@ fn scalar(value: SqlValue<'_>, from: Scalar, to: Scalar, modern: bool) -> EvalRe
     if to.is_text() {
         return Ok(Some(match value {
             SqlValue::Bool(value) => SqlValue::text(if value { "true" } else { "false" }),
+            // The cast writes the prefix length; the output function leaves out the longest.
+            SqlValue::Inet(value) => SqlValue::Text(Cow::Owned(value.write(true))),
             value => SqlValue::Text(output::write(value, SqlType::Scalar(from))),
         }));
     }
@@ -72,6 +74,8 @@ fn scalar(value: SqlValue<'_>, from: Scalar, to: Scalar, modern: bool) -> EvalRe
         (SqlValue::Text(text), Scalar::Jsonb) => input::read_scalar(&text, to, modern)
             .map_err(|error| error.of_row(SqlType::Scalar(to)))?
             .into_owned(),
+        (SqlValue::Inet(value), Scalar::Cidr) => SqlValue::Inet(value.masked()),
+        (SqlValue::Inet(value), _) => SqlValue::Inet(value),
         (SqlValue::Date(value), _) => SqlValue::Timestamp(midnight(value)?),
         (value, _) => return clock(value, to),
     }))

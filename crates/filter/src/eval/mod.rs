@@ -8,9 +8,11 @@
 //! once.
 
 mod arithmetic;
+mod array;
 mod cast;
 pub(crate) mod clock_part;
 mod datetime;
+mod enums;
 pub(crate) mod function;
 pub(crate) mod json;
 pub(crate) mod number;
@@ -26,7 +28,9 @@ use super::syntax::IsTest;
 use super::typing::expr::{Binary, Comparison, Expr, Unary};
 use super::typing::{Scalar, SqlType};
 use super::value::array::Array;
-use super::value::{SqlValue, input, like, output};
+use super::value::network::Inet;
+use super::value::range::Range;
+use super::value::{SqlValue, bytes as byte_string, input, like, output};
 
 /// A value, `None` for NULL, or Postgres' error.
 pub(crate) type EvalResult<'v> = Result<Option<SqlValue<'v>>, EvalError>;
@@ -136,6 +140,24 @@ impl<'v> Scope<'v, '_> {
     #[inline(never)]
     fn uncommon_value(&self, expr: &'v Expr) -> EvalResult<'v> {
         match expr {
+            Expr::Quantified {
+                operator: Binary::Compare { ignore_blanks, .. },
+                all,
+                is_sorted: true,
+                operands,
+            } => self.search(*ignore_blanks, *all, operands),
+            Expr::Quantified { operator, all, operands, .. } => self.quantified(*operator, *all, operands),
+            Expr::Position { labels, operand } => match self.value(operand)? {
+                Some(value) => enums::position(labels, value).map(Some),
+                None => Ok(None),
+            },
+            Expr::Label { labels, operand } => {
+                Ok(self.value(operand)?.map(|value| enums::label(labels, value)))
+            }
+            Expr::ArrayCall { function, ignore_blanks, items } => {
+                let values = items.iter().map(|item| self.value(item)).collect::<Result<Vec<_>, _>>()?;
+                array::call(*function, *ignore_blanks, values)
+            }
             Expr::Call { function, is_strict, arguments, .. } => {
                 // All arguments are evaluated, even after a NULL: one of them may fail.
                 let values = arguments.iter().map(|argument| self.value(argument));
@@ -145,7 +167,6 @@ impl<'v> Scope<'v, '_> {
                 }
                 function.apply(Arguments::new(values))
             }
-            Expr::Quantified { operator, all, operands } => self.quantified(*operator, *all, operands),
             Expr::Array { nested, items } => self.array(*nested, items),
             Expr::Index(base, indexes) => self.index(base, indexes),
             Expr::Slice(base, ranges) => self.slice(base, ranges),
@@ -242,6 +263,22 @@ impl<'v> Scope<'v, '_> {
             }
         }
         Ok(if unknown { None } else { Some(SqlValue::Bool(all)) })
+    }
+
+    /// Evaluates `= ANY` (`all` is false) or `<> ALL` of a constant array in order, NULLs last.
+    fn search(&self, ignore_blanks: bool, all: bool, operands: &'v [Expr; 2]) -> EvalResult<'v> {
+        let (left, right) = self.pair(operands)?;
+        let (Some(left), Some(array)) = (left, right.map(as_array)) else { return Ok(None) };
+        let nulls_begin = array.items.partition_point(Option::is_some);
+        let found = array.items[..nulls_begin].binary_search_by(|item| match item {
+            Some(item) => left.compare(item, ignore_blanks).reverse(),
+            None => Ordering::Greater,
+        });
+        Ok(match found {
+            Ok(_) => Some(SqlValue::Bool(!all)),
+            Err(_) if nulls_begin < array.items.len() => None,
+            Err(_) => Some(SqlValue::Bool(all)),
+        })
     }
 
     fn array(&self, nested: bool, items: &'v [Expr]) -> EvalResult<'v> {
@@ -374,6 +411,20 @@ fn as_array(value: SqlValue<'_>) -> Cow<'_, Array> {
     }
 }
 
+fn as_range(value: SqlValue<'_>) -> Cow<'_, Range> {
+    match value {
+        SqlValue::Range(range) => range,
+        other => unreachable!("it is a range by type: {other:?}"),
+    }
+}
+
+fn as_inet<'i>(value: &'i SqlValue<'_>) -> &'i Inet {
+    match value {
+        SqlValue::Inet(inet) => inet,
+        other => unreachable!("it is an address by type: {other:?}"),
+    }
+}
+
 fn as_text(value: SqlValue<'_>) -> Cow<'_, str> {
     match value {
         SqlValue::Text(text) => text,
@@ -390,6 +441,7 @@ fn apply_unary(unary: Unary, value: SqlValue<'_>) -> EvalResult<'_> {
             other => unreachable!("it is an integer by type: {other:?}"),
         },
         Unary::SquareRoot => arithmetic::square_root(value).map(Some),
+        Unary::Range(function) => Ok(function.apply(&as_range(value))),
         Unary::Cast { from, to, modern } => cast::cast(value, from, to, modern),
         Unary::JsonCast { to, null_is_null } => json::cast(value, to, null_is_null),
         Unary::Fit(fit) => cast::fit(value, fit).map(Some),
@@ -424,6 +476,18 @@ fn apply<'v>(binary: Binary, left: SqlValue<'v>, right: SqlValue<'v>) -> Result<
             let (whole, part) = if swapped { (right, left) } else { (left, right) };
             SqlValue::Bool(whole.contains(&part, ignore_blanks))
         }
+        Binary::Range(operator) => SqlValue::Bool(as_range(left).relates(operator, &as_range(right))),
+        Binary::RangeHas { swapped, .. } => {
+            let (range, element) = if swapped { (right, left) } else { (left, right) };
+            SqlValue::Bool(as_range(range).has_element(&element))
+        }
+        Binary::Inet(operator) => SqlValue::Bool(as_inet(&left).relates(operator, as_inet(&right))),
+        Binary::ConcatBytes => match (left, right) {
+            (SqlValue::Bytes(left), SqlValue::Bytes(right)) => {
+                SqlValue::Bytes(Cow::Owned([left.as_ref(), right.as_ref()].concat()))
+            }
+            other => unreachable!("both are byte strings by type: {other:?}"),
+        },
         Binary::StartsWith => SqlValue::Bool(as_text(left).starts_with(&*as_text(right))),
         Binary::Overlaps { ignore_blanks } => {
             SqlValue::Bool(as_array(left).overlaps(&as_array(right), ignore_blanks))
@@ -444,6 +508,7 @@ fn compare_bytes(
         SqlValue::Int(constant) if scalar.is_integer() => {
             Some(satisfies(comparison, input::short_integer(bytes)?.cmp(constant)))
         }
+        SqlValue::Bytes(constant) => Some(satisfies(comparison, byte_string::compare_text(bytes, constant)?)),
         SqlValue::Text(constant) if comparison.is_equality() && !ignore_blanks => {
             Some((bytes == constant.as_bytes()) == (comparison == Comparison::Equal))
         }

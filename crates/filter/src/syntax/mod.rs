@@ -10,6 +10,7 @@
 //! parsed once.
 
 mod canonical;
+pub(crate) mod citext;
 mod keywords;
 mod lexer;
 mod parser;
@@ -170,6 +171,54 @@ impl SyntaxKind {
                     match subscript {
                         Subscript::Index(index) => visit(index),
                         Subscript::Slice(from, to) => from.iter().chain(to).for_each(&mut *visit),
+                    }
+                }
+            }
+        }
+    }
+
+    /// Calls `visit` for each child, which may be replaced.
+    pub(crate) fn each_child_mut(&mut self, visit: &mut impl FnMut(&mut SyntaxTree)) {
+        match self {
+            SyntaxKind::Name(_)
+            | SyntaxKind::Text(_)
+            | SyntaxKind::Number(_)
+            | SyntaxKind::Bool(_)
+            | SyntaxKind::Null => {}
+            SyntaxKind::And(list)
+            | SyntaxKind::Or(list)
+            | SyntaxKind::Call(_, list)
+            | SyntaxKind::Choice(_, list)
+            | SyntaxKind::Row(list)
+            | SyntaxKind::Array(list) => {
+                list.iter_mut().for_each(visit);
+            }
+            SyntaxKind::Not(operand)
+            | SyntaxKind::Unary(_, operand)
+            | SyntaxKind::Is { operand, .. }
+            | SyntaxKind::Cast(operand, _)
+            | SyntaxKind::Collate(operand, _) => visit(operand),
+            SyntaxKind::Binary(_, operands)
+            | SyntaxKind::Quantified { operands, .. }
+            | SyntaxKind::Distinct { operands, .. } => operands.iter_mut().for_each(visit),
+            SyntaxKind::Between { operands, .. } => operands.iter_mut().for_each(visit),
+            SyntaxKind::In { operand, list, .. } => {
+                visit(operand);
+                list.iter_mut().for_each(visit);
+            }
+            SyntaxKind::Case { operand, arms, otherwise } => {
+                operand.iter_mut().chain(otherwise).for_each(|tree| visit(tree));
+                arms.iter_mut().for_each(|(when, then)| {
+                    visit(when);
+                    visit(then);
+                });
+            }
+            SyntaxKind::Subscript(base, subscripts) => {
+                visit(base);
+                for subscript in subscripts {
+                    match subscript {
+                        Subscript::Index(index) => visit(index),
+                        Subscript::Slice(from, to) => from.iter_mut().chain(to).for_each(&mut *visit),
                     }
                 }
             }

@@ -54,10 +54,12 @@ impl Typer<'_> {
     pub(super) fn common(&self, what: &str, typed: &[TypedExpr], at: usize) -> Result<SqlType, FilterError> {
         let kinds: Vec<_> = typed.iter().map(|item| item.kind).collect();
         let common = common_type::select(&kinds).map_err(|(left, right)| {
+            let (left, right) = (self.shown(left), self.shown(right));
             self.invalid(at, "42804", format!("{what} types {left} and {right} cannot be matched"))
         })?;
         match kinds.iter().find(|kind| !kind.casts_implicitly_to(common)) {
             Some(kind) => {
+                let (kind, common) = (self.shown(*kind), self.shown(common));
                 let message = format!("{what} could not convert type {kind} to {common}");
                 Err(self.invalid(at, "42846", message))
             }
@@ -77,8 +79,10 @@ impl Typer<'_> {
             return self.json_subscript(base, subscripts, at);
         }
         let SqlType::Array(element) = base.kind else {
-            let message =
-                format!("cannot subscript type {} because it does not support subscripting", base.kind);
+            let message = format!(
+                "cannot subscript type {} because it does not support subscripting",
+                self.shown(base.kind)
+            );
             return Err(self.invalid(at, "42804", message));
         };
         if subscripts.len() > MAX_DIMENSIONS {
@@ -138,7 +142,7 @@ impl Typer<'_> {
         right: TypedExpr,
         at: usize,
     ) -> Result<TypedExpr, FilterError> {
-        let shown = format!("{} {name} {}", left.kind, right.kind);
+        let shown = format!("{} {name} {}", self.shown(left.kind), self.shown(right.kind));
         let missing = || self.no_operator("does not exist", &shown, at);
         if name == "||" {
             return self.array_concat(left, right, at)?.ok_or_else(missing);
@@ -168,6 +172,10 @@ impl Typer<'_> {
         let ignore_blanks = kind == SqlType::Array(Scalar::Bpchar);
         let collation = self.merge([&left, &right], at)?;
         self.check_operands(kind, collation, comparison.unwrap_or(Comparison::Equal), at)?;
+        let (left, right) = match comparison {
+            Some(comparison) => self.in_order(comparison, left, right, at)?,
+            None => (left, right),
+        };
         let binary = match (comparison, name) {
             (Some(comparison), _) => Binary::Compare { comparison, ignore_blanks },
             (None, "@>") => Binary::Contains { ignore_blanks, swapped: false },

@@ -28,14 +28,13 @@ impl Typer<'_> {
         at: usize,
     ) -> Result<TypedExpr, FilterError> {
         let arguments = arguments.iter().map(|tree| self.tree(tree)).collect::<Result<Vec<_>, _>>()?;
-        for argument in
-            arguments.iter().filter(|argument| !(name.starts_with("concat") && self.is_enum(argument.kind)))
-        {
-            self.refuse_opaque(argument.kind, at)?;
+        arguments.iter().try_for_each(|argument| self.refuse_opaque(argument.kind, at))?;
+        if let Some(typed) = self.range_call(name, &arguments, at)? {
+            return Ok(typed);
         }
         let given: Vec<_> = arguments.iter().map(|argument| argument.kind).collect();
         let shown = || {
-            let kinds: Vec<_> = given.iter().map(SqlType::to_string).collect();
+            let kinds: Vec<_> = given.iter().map(|kind| self.shown(*kind)).collect();
             format!("{name}({})", kinds.join(", "))
         };
         match functions::resolve(name, &given, self.schema.server_version) {
@@ -133,6 +132,9 @@ impl Typer<'_> {
         if call == BuiltCall::Concat {
             return self.concat(None, arguments, at);
         }
+        if let BuiltCall::Array(function) = call {
+            return self.array_call(function, arguments, at);
+        }
         if call == BuiltCall::ConcatWithSeparator {
             let separator = arguments.remove(0);
             return self.concat(Some(separator), arguments, at);
@@ -152,7 +154,8 @@ impl Typer<'_> {
             | BuiltCall::Upper
             | BuiltCall::InitCap
             | BuiltCall::Concat
-            | BuiltCall::ConcatWithSeparator => unreachable!("built elsewhere: {call:?}"),
+            | BuiltCall::ConcatWithSeparator
+            | BuiltCall::Array(_) => unreachable!("built elsewhere: {call:?}"),
         })
     }
 
@@ -165,8 +168,7 @@ impl Typer<'_> {
         let one = |argument: TypedExpr| {
             let typed = match argument.kind {
                 SqlType::Unknown => self.coerce(argument, SqlType::TEXT, at)?,
-                SqlType::Opaque(_) => self.enum_text(argument, at)?,
-                SqlType::Scalar(_) | SqlType::Array(_) => argument,
+                SqlType::Opaque(_) | SqlType::Scalar(_) | SqlType::Array(_) => argument,
             };
             Ok((typed.expr, typed.kind))
         };
@@ -240,7 +242,16 @@ impl Typer<'_> {
                 self.check_operands(kind, collation, Comparison::Less, at)?;
                 let ignore_blanks =
                     matches!(kind, SqlType::Scalar(Scalar::Bpchar) | SqlType::Array(Scalar::Bpchar));
-                Expr::Extreme { greatest: choice == ChoiceFunction::Greatest, ignore_blanks, items }
+                let ordered = items.into_iter().map(|item| self.ordered(item, kind, at));
+                let items = ordered.collect::<Result<Vec<_>, _>>()?;
+                let greatest = choice == ChoiceFunction::Greatest;
+                let extreme = Expr::Extreme { greatest, ignore_blanks, items };
+                match kind {
+                    SqlType::Scalar(Scalar::Enum(oid)) | SqlType::Array(Scalar::Enum(oid)) => {
+                        Expr::Label { labels: self.labels(oid, at)?, operand: Box::new(extreme) }
+                    }
+                    _ => extreme,
+                }
             }
         };
         Ok(TypedExpr { expr, kind, collation })

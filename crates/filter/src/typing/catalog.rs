@@ -129,6 +129,7 @@ pub(crate) fn binary(name: &str) -> Vec<Operator> {
         "^" => same_type(&[Float8, Numeric]),
         "&" | "|" | "#" => same_type(&INTEGERS),
         "||" => vec![
+            Operator { left: OperandType::Scalar(Bytea), right: OperandType::Scalar(Bytea), result: Bytea },
             Operator { left: OperandType::Scalar(Text), right: OperandType::Scalar(Text), result: Text },
             Operator { left: OperandType::Scalar(Text), right: OperandType::NonArray, result: Text },
             Operator { left: OperandType::NonArray, right: OperandType::Scalar(Text), result: Text },
@@ -219,7 +220,7 @@ fn comparisons() -> Vec<Operator> {
         rows(&pairs(&INTEGERS)),
         rows(&pairs(&FLOATS)),
         rows(&pairs(&[Date, Timestamp, Timestamptz])),
-        same_type(&[Numeric, Bool, Text, Bpchar, Uuid, Time, Timetz, Interval, Jsonb]),
+        same_type(&[Numeric, Bool, Text, Bpchar, Uuid, Time, Timetz, Interval, Jsonb, Bytea, Inet, Macaddr]),
     ];
     all.concat().into_iter().map(|operator| Operator { result: Bool, ..operator }).collect()
 }

@@ -49,7 +49,10 @@ impl Typer<'_> {
         at: usize,
     ) -> Result<Expr, FilterError> {
         match read {
-            Ok(value) => Ok(Expr::Const(Some(value.into_owned()))),
+            Ok(value) => {
+                self.check_labels(&value, target, at)?;
+                Ok(Expr::Const(Some(value.into_owned())))
+            }
             Err(InputError::Unsupported(what)) => Err(FilterError::unsupported(self.text, at, what)),
             Err(error) => {
                 let (sqlstate, message) = error.describe(target, Some(text));
@@ -72,7 +75,36 @@ impl Typer<'_> {
         if let Some(cast) = self.json_cast(&expr, from, to, at)? {
             return Ok(cast);
         }
+        self.refuse_loose_texts(from, to, at)?;
         Ok(Expr::unary(Unary::Cast { from, to, modern: self.modern() }, expr))
+    }
+
+    /// Refuses casts of a row's text to a range of dates or times, or to an enum.
+    fn refuse_loose_texts(&self, from: SqlType, to: SqlType, at: usize) -> Result<(), FilterError> {
+        use Scalar::*;
+        let element = |kind: SqlType| match kind {
+            SqlType::Scalar(scalar) | SqlType::Array(scalar) => Some(scalar),
+            SqlType::Unknown | SqlType::Opaque(_) => None,
+        };
+        let from_text = element(from).is_some_and(Scalar::is_text);
+        let is_loose = matches!(element(to), Some(Tsrange | Tstzrange | Daterange | Enum(_)));
+        if from_text && is_loose {
+            let to = self.shown(to);
+            return Err(self.unsupported(at, format!("casting text (but a constant) to {to} is")));
+        }
+        Ok(())
+    }
+
+    /// Refuses casts that only some versions of Postgres have: of integers to bytea and back, and of
+    /// ranges to multiranges.
+    fn refuse_version_dependent(&self, from: SqlType, to: SqlType, at: usize) -> Result<(), FilterError> {
+        let is_bytea = |kind| matches!(kind, SqlType::Scalar(Scalar::Bytea) | SqlType::Array(Scalar::Bytea));
+        match is_bytea(from) || is_bytea(to) {
+            true => {
+                Err(self.unsupported(at, format!("casting {} to {} is", self.shown(from), self.shown(to))))
+            }
+            false => Ok(()),
+        }
     }
 
     pub(super) fn cast(
@@ -81,12 +113,13 @@ impl Typer<'_> {
         name: &TypeName,
         at: usize,
     ) -> Result<TypedExpr, FilterError> {
-        if name.schema.is_some() {
-            return Err(self.unsupported(at, "types of other schemas are".to_owned()));
-        }
-        let Some(scalar) = Scalar::by_name(&name.name) else {
-            let error = self.unsupported(at, format!("the type {} is", name.name));
-            return Err(error.or_nearest(nearest::type_name(&name.name)));
+        let scalar = match (self.named_enum(name), &name.schema) {
+            (Some(of_enum), _) => of_enum,
+            (None, Some(_)) => return Err(self.unsupported(at, "types of other schemas are".to_owned())),
+            (None, None) => Scalar::by_name(&name.name).ok_or_else(|| {
+                let error = self.unsupported(at, format!("the type {} is", name.name));
+                error.or_nearest(nearest::type_name(&name.name))
+            })?,
         };
         let target = if name.is_array { SqlType::Array(scalar) } else { SqlType::Scalar(scalar) };
         let fit = self.fit(scalar, &name.modifiers, at)?;
@@ -123,9 +156,6 @@ impl Typer<'_> {
             return self.coerce(typed, target, at);
         }
         let is_text = |kind: SqlType| matches!(kind, SqlType::Scalar(scalar) if scalar.is_text());
-        if self.is_enum(typed.kind) && is_text(target) {
-            return Ok(TypedExpr { kind: target, ..self.enum_text(typed, at)? });
-        }
         self.refuse_opaque(typed.kind, at)?;
         let scalars =
             |from: Scalar, to: Scalar| from.casts_explicitly_to(to) || from.is_text() || to.is_text();
@@ -136,21 +166,13 @@ impl Typer<'_> {
             (from, to) => is_text(from) || is_text(to),
         };
         if !possible {
-            let message = format!("cannot cast type {} to {target}", typed.kind);
+            self.refuse_version_dependent(typed.kind, target, at)?;
+            let (from, to) = (self.shown(typed.kind), self.shown(target));
+            let message = format!("cannot cast type {from} to {to}");
             return Err(self.invalid(at, "42846", message));
         }
         let collation = if typed.kind.is_collatable() { typed.collation } else { Default::default() };
         Ok(TypedExpr { expr: self.convert(typed.expr, typed.kind, target, at)?, kind: target, collation })
-    }
-
-    /// Types an enum column, or a constant that is compared with one, as its label's text.
-    pub(super) fn enum_text(&self, typed: TypedExpr, at: usize) -> Result<TypedExpr, FilterError> {
-        match (typed.kind, &typed.expr) {
-            (SqlType::Opaque(_), Expr::Column { index, .. }) => {
-                Ok(TypedExpr::new(Expr::Column { index: *index, kind: SqlType::TEXT }, SqlType::TEXT))
-            }
-            _ => self.coerce(typed, SqlType::TEXT, at),
-        }
     }
 
     /// Casts to text, as `x::text` does.

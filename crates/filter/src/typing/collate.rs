@@ -139,7 +139,7 @@ impl Typer<'_> {
         };
         if !typed.kind.is_collatable() && typed.kind != SqlType::Unknown {
             self.refuse_opaque(typed.kind, at)?;
-            let message = format!("collations are not supported by type {}", typed.kind);
+            let message = format!("collations are not supported by type {}", self.shown(typed.kind));
             return Err(self.invalid(at, "42804", message));
         }
         Ok(TypedExpr { collation, ..typed })

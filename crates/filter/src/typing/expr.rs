@@ -1,5 +1,7 @@
 //! Typed expressions, which `eval/` evaluates.
 
+use std::sync::Arc;
+
 use super::sql_type::{Scalar, SqlType};
 use crate::eval::function::Function;
 use crate::eval::json::JsonOperator;
@@ -8,6 +10,8 @@ use crate::value::SqlValue;
 use crate::value::array::ArrayEnd;
 use crate::value::interval_fields::IntervalFields;
 use crate::value::letter_case::Casing;
+use crate::value::network::InetOperator;
+use crate::value::range::{RangeFunction, RangeOperator};
 
 /// A typed expression. Operands have the operator's types: implicit casts are separate nodes.
 #[derive(Clone, Debug, PartialEq)]
@@ -47,6 +51,8 @@ pub(crate) enum Expr {
     Quantified {
         operator: Binary,
         all: bool,
+        /// The array is a constant whose elements are in order.
+        is_sorted: bool,
         operands: Box<[Expr; 2]>,
     },
     /// `ARRAY[…]` of elements, or of arrays (`nested`).
@@ -84,7 +90,23 @@ pub(crate) enum Expr {
     },
     /// The operand of the enclosing CASE, which is evaluated once.
     CaseOperand,
+    /// The position of an enum's label, from 0; for an array of labels, the array of positions.
+    Position {
+        labels: Arc<[String]>,
+        operand: Box<Expr>,
+    },
+    /// The label at a position: the inverse of `Position`.
+    Label {
+        labels: Arc<[String]>,
+        operand: Box<Expr>,
+    },
     ArrayCat(Box<[Expr; 2]>),
+    /// A function whose first argument is an array.
+    ArrayCall {
+        function: ArrayFunction,
+        ignore_blanks: bool,
+        items: Vec<Expr>,
+    },
     /// array_append and array_prepend: the array, and the element.
     ArrayPush {
         end: ArrayEnd,
@@ -99,6 +121,7 @@ pub(crate) enum Unary {
     Abs(Scalar),
     BitNot,
     SquareRoot,
+    Range(RangeFunction),
     /// Cast. `modern`: parse texts as Postgres 16 and newer.
     Cast {
         from: SqlType,
@@ -182,6 +205,39 @@ pub(crate) enum Binary {
         ignore_blanks: bool,
     },
     Json(JsonOperator),
+    /// Operator on two ranges.
+    Range(RangeOperator),
+    /// `range @> element`. With `swapped`: `element <@ range`.
+    RangeHas {
+        swapped: bool,
+        /// Postgres 17 and newer: in an empty constant range is no element, and in an unbounded one
+        /// is every element, NULL too.
+        simplifies: bool,
+    },
+    Inet(InetOperator),
+    /// `||` on bytea.
+    ConcatBytes,
+}
+
+/// Function whose first argument is an array.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ArrayFunction {
+    /// array_length
+    Length,
+    /// array_lower
+    Lower,
+    /// array_upper
+    Upper,
+    /// array_dims
+    Bounds,
+    /// cardinality
+    Cardinality,
+    /// array_position
+    Find,
+    /// array_remove
+    Remove,
+    /// array_replace
+    Replace,
 }
 
 impl Comparison {

@@ -6,11 +6,14 @@
 //! fail.
 //! Exception: Postgres does not fold parts that depend on the session's settings ("stable").
 
-use super::expr::{Binary, Expr, Unary};
+use super::expr::{Binary, Comparison, Expr, Unary};
 use super::sql_type::{Scalar, SqlType};
 use crate::error::EvalError;
 use crate::eval;
 use crate::value::SqlValue;
+
+/// Least number of elements for which a search is faster than comparing all of them.
+const LEAST_SORTED: usize = 8;
 
 pub(super) fn fold(expr: Expr) -> Result<Expr, EvalError> {
     let mut stable = false;
@@ -41,7 +44,10 @@ pub(super) fn fold(expr: Expr) -> Result<Expr, EvalError> {
             if operands.contains(&Expr::NULL) {
                 return Ok(Expr::NULL);
             }
-            fold_constant(Expr::Binary(binary, operands))?
+            match element_of_all_or_none(binary, &operands) {
+                Some(truth) => Expr::truth(truth),
+                None => fold_constant(Expr::Binary(binary, operands))?,
+            }
         }
         Expr::Call { function, is_strict, is_stable, arguments } => {
             let arguments = list(arguments)?;
@@ -50,9 +56,22 @@ pub(super) fn fold(expr: Expr) -> Result<Expr, EvalError> {
             }
             fold_constant(Expr::Call { function, is_strict, is_stable, arguments })?
         }
-        Expr::Quantified { operator, all, operands } => {
+        Expr::Quantified { operator, all, operands, .. } => {
             // Postgres does not fold it for a NULL array alone: the left operand may still fail.
-            fold_constant(Expr::Quantified { operator, all, operands: pair(*operands)? })?
+            let mut operands = pair(*operands)?;
+            let is_sorted = sort_elements(operator, all, &mut operands[1]);
+            fold_constant(Expr::Quantified { operator, all, is_sorted, operands })?
+        }
+        Expr::Position { labels, operand } => match fold(*operand)? {
+            Expr::Const(None) => Expr::NULL,
+            operand => fold_constant(Expr::Position { labels, operand: Box::new(operand) })?,
+        },
+        Expr::Label { labels, operand } => match fold(*operand)? {
+            Expr::Const(None) => Expr::NULL,
+            operand => fold_constant(Expr::Label { labels, operand: Box::new(operand) })?,
+        },
+        Expr::ArrayCall { function, ignore_blanks, items } => {
+            fold_constant(Expr::ArrayCall { function, ignore_blanks, items: list(items)? })?
         }
         Expr::Array { nested, items } => fold_constant(Expr::Array { nested, items: list(items)? })?,
         Expr::Index(base, indexes) => fold_constant(Expr::Index(Box::new(fold(*base)?), list(indexes)?))?,
@@ -90,6 +109,33 @@ pub(super) fn fold(expr: Expr) -> Result<Expr, EvalError> {
     })
 }
 
+/// Returns the value of `range @> element` for an empty or unbounded constant range
+/// (find_simplified_clause).
+fn element_of_all_or_none(binary: Binary, operands: &[Expr; 2]) -> Option<bool> {
+    let Binary::RangeHas { swapped, simplifies: true } = binary else { return None };
+    match &operands[usize::from(swapped)] {
+        Expr::Const(Some(SqlValue::Range(range))) => range.has_all_or_none(),
+        _ => None,
+    }
+}
+
+/// Sorts the elements of a constant array, if `= ANY` or `<> ALL` can search them. Their order has no
+/// effect on the result.
+fn sort_elements(operator: Binary, all: bool, array: &mut Expr) -> bool {
+    let Binary::Compare { comparison, ignore_blanks } = operator else { return false };
+    let wanted = if all { Comparison::NotEqual } else { Comparison::Equal };
+    let Expr::Const(Some(SqlValue::Array(array))) = array else { return false };
+    if comparison != wanted || array.items.len() < LEAST_SORTED {
+        return false;
+    }
+    array.to_mut().items.sort_by(|left, right| match (left, right) {
+        (Some(left), Some(right)) => left.compare(right, ignore_blanks),
+        // NULLs come last.
+        (left, right) => left.is_none().cmp(&right.is_none()),
+    });
+    true
+}
+
 /// Visits every part of the expression, itself included.
 pub(crate) fn each(expr: &Expr, visit: &mut impl FnMut(&Expr)) {
     visit(expr);
@@ -100,10 +146,15 @@ fn children(expr: &Expr, visit: &mut dyn FnMut(&Expr)) {
     match expr {
         Expr::Const(_) | Expr::Column { .. } | Expr::CaseOperand => {}
         Expr::And(items) | Expr::Or(items) | Expr::Coalesce(items) => items.iter().for_each(visit),
-        Expr::Array { items, .. } | Expr::Extreme { items, .. } | Expr::Call { arguments: items, .. } => {
-            items.iter().for_each(visit)
-        }
-        Expr::Not(operand) | Expr::Is { operand, .. } | Expr::Unary(_, operand) => visit(operand),
+        Expr::Array { items, .. }
+        | Expr::Extreme { items, .. }
+        | Expr::ArrayCall { items, .. }
+        | Expr::Call { arguments: items, .. } => items.iter().for_each(visit),
+        Expr::Not(operand)
+        | Expr::Is { operand, .. }
+        | Expr::Unary(_, operand)
+        | Expr::Position { operand, .. }
+        | Expr::Label { operand, .. } => visit(operand),
         Expr::Distinct { operands, .. }
         | Expr::Binary(_, operands)
         | Expr::Quantified { operands, .. }
@@ -153,6 +204,11 @@ fn is_stable(expr: &Expr) -> bool {
         Expr::Call { is_stable, .. } => *is_stable,
         Expr::Binary(Binary::Arithmetic(_, result), _) => *result == Timestamptz,
         Expr::Unary(Unary::Cast { from, to, .. }, _) => match (from, to) {
+            (SqlType::Scalar(from), SqlType::Scalar(to))
+                if [from, to].iter().any(|scalar| scalar.is_enum() || scalar.range_element().is_some()) =>
+            {
+                true
+            }
             (SqlType::Scalar(from), SqlType::Scalar(to)) if to.is_text() => {
                 matches!(from, Date | Timestamp | Timestamptz | Interval)
             }

@@ -22,7 +22,6 @@ const FOREIGN_TYPES: &[ForeignType] = &[
     foreign("anymultirange", Category::Pseudo),
     foreign("anyrange", Category::Pseudo),
     foreign("bit", Category::BitString),
-    foreign("bytea", Category::User),
     foreign("lseg", Category::Geometric),
     foreign("macaddr", Category::User),
     foreign("macaddr8", Category::User),

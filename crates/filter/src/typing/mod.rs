@@ -6,11 +6,13 @@
 //! Enforced by: `tests/it/agreement.rs` and `tests/it/catalog.rs`.
 
 mod array;
+mod array_call;
 mod call;
 pub(crate) mod catalog;
 mod coerce;
 mod collate;
 mod common_type;
+mod enums;
 pub(crate) mod expr;
 mod fold;
 pub(crate) mod foreign_type;
@@ -20,6 +22,7 @@ mod json;
 mod nearest;
 mod operator;
 mod polymorphic;
+mod range;
 pub(crate) mod resolve;
 mod row;
 pub(crate) mod sql_type;
@@ -185,6 +188,7 @@ impl<'s> Typer<'s> {
             SqlType::Unknown | SqlType::BOOL => Ok(self.coerce(typed, SqlType::BOOL, at)?.expr),
             kind => {
                 self.refuse_opaque(kind, at)?;
+                let kind = self.shown(kind);
                 let message = format!("argument of {what} must be type boolean, not type {kind}");
                 Err(self.invalid(at, "42804", message))
             }
@@ -195,17 +199,11 @@ impl<'s> Typer<'s> {
     fn refuse_opaque(&self, kind: SqlType, at: usize) -> Result<(), FilterError> {
         match kind {
             SqlType::Opaque(index) => {
-                let column_type = &self.schema.columns[index].column_type;
-                let hint =
-                    if column_type.kind == TypeKind::Enum { " (an enum, but for = and ::text)" } else { "" };
-                Err(self.unsupported(at, format!("the type {}{hint} is", column_type.name)))
+                let name = &self.schema.columns[index].column_type.name;
+                Err(self.unsupported(at, format!("the type {name} is")))
             }
             SqlType::Unknown | SqlType::Scalar(_) | SqlType::Array(_) => Ok(()),
         }
-    }
-
-    fn is_enum(&self, kind: SqlType) -> bool {
-        matches!(kind, SqlType::Opaque(index) if self.schema.columns[index].column_type.kind == TypeKind::Enum)
     }
 
     fn is(&self, negated: bool, test: IsTest, operand: &SyntaxTree) -> Result<TypedExpr, FilterError> {
@@ -322,9 +320,7 @@ impl<'s> Typer<'s> {
         let is_null = |typed: &TypedExpr| typed.expr == Expr::NULL && typed.kind == SqlType::Unknown;
         if is_null(&right) || is_null(&left) {
             let operand = if is_null(&right) { left } else { right };
-            if matches!(operand.kind, SqlType::Opaque(_)) && !self.is_enum(operand.kind) {
-                self.refuse_opaque(operand.kind, at)?;
-            }
+            self.refuse_opaque(operand.kind, at)?;
             let test = Expr::Is { negated: !negated, test: IsTest::Null, operand: Box::new(operand.expr) };
             return Ok(TypedExpr::boolean(test));
         }
@@ -381,7 +377,9 @@ fn not(negated: bool) -> &'static str {
 /// Returns whether the outermost operation of an expression never fails. Its operands may.
 pub(crate) fn never_fails(expr: &Expr) -> bool {
     let compares = |binary: &Binary| {
-        matches!(binary, Binary::Compare { .. } | Binary::Contains { .. } | Binary::Overlaps { .. })
+        use Binary::*;
+        let is_comparison = matches!(binary, Compare { .. } | Contains { .. } | Overlaps { .. });
+        is_comparison || matches!(binary, Range(_) | RangeHas { .. } | Inet(_) | ConcatBytes)
     };
     match expr {
         Expr::Const(_)
@@ -405,6 +403,8 @@ pub(crate) fn never_fails(expr: &Expr) -> bool {
         // Constant lists are folded, so these hold columns. Arrays of different dimensions can't be
         // nested in one.
         Expr::Array { nested, .. } => !nested,
+        // The cast of an enum to text is its label.
+        Expr::Unary(Unary::Cast { from: SqlType::Scalar(Scalar::Enum(_)), .. }, _) => true,
         Expr::Unary(Unary::Cast { from: SqlType::Scalar(from), to: SqlType::Scalar(to), .. }, _) => {
             match to {
                 Scalar::Int4 => *from == Scalar::Int2,
@@ -412,6 +412,9 @@ pub(crate) fn never_fails(expr: &Expr) -> bool {
                 _ => false,
             }
         }
+        Expr::Unary(Unary::Range(_), _) => true,
+        // A row may have a label that is newer than the filter.
+        Expr::Position { .. } | Expr::Label { .. } | Expr::ArrayCall { .. } => false,
         Expr::Call { function, .. } => function.never_fails(),
         Expr::Unary(..)
         | Expr::Index(..)

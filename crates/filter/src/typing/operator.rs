@@ -4,6 +4,7 @@ use super::collate::CollationSource;
 use super::expr::{Arithmetic, Binary, Comparison, Expr, Unary};
 use super::json::is_of_jsonb;
 use super::nearest;
+use super::range;
 use super::resolve::{self, OperatorResolution};
 use super::sql_type::{Scalar, SqlType};
 use super::{TypedExpr, Typer};
@@ -14,8 +15,12 @@ use crate::value::letter_case::Casing;
 /// Supported operators. Others are refused by name, for operands of any type.
 pub(crate) const OPERATORS: &[&str] = &[
     "=", "<>", "<", ">", "<=", ">=", "+", "-", "*", "/", "%", "^", "|/", "@", "&", "|", "#", "~", "||", "~~",
-    "!~~", "~~*", "!~~*", "^@", "@>", "<@", "&&", "->", "->>", "#>", "#>>", "?", "?|", "?&",
+    "!~~", "~~*", "!~~*", "^@", "@>", "<@", "&&", "->", "->>", "#>", "#>>", "?", "?|", "?&", "<<", ">>",
+    "<<=", ">>=", "&<", "&>", "-|-",
 ];
+
+/// Operators of integers, ranges or network addresses, of which the latter two are supported.
+const SPECIAL: &[&str] = &["<<", ">>", "<<=", ">>=", "&<", "&>", "-|-"];
 
 impl Typer<'_> {
     pub(super) fn prefix(&self, name: &str, operand: TypedExpr, at: usize) -> Result<TypedExpr, FilterError> {
@@ -24,7 +29,9 @@ impl Typer<'_> {
         let scalar = match resolve::prefix(name, operand.kind) {
             OperatorResolution::Found { result, .. } => result,
             OperatorResolution::None => {
-                return Err(self.no_operator("does not exist", &format!("{name} {}", operand.kind), at));
+                self.refuse_other_arithmetic(name, operand.kind, at)?;
+                let shown = format!("{name} {}", self.shown(operand.kind));
+                return Err(self.no_operator("does not exist", &shown, at));
             }
             OperatorResolution::Ambiguous => {
                 return Err(self.no_operator("is not unique", &format!("{name} {}", operand.kind), at));
@@ -53,19 +60,25 @@ impl Typer<'_> {
             let error = self.unsupported(at, format!("the operator {name} is"));
             return Err(error.or_nearest(nearest::operator(name)));
         }
-        if let Some(typed) = self.enum_equality(name, &left, &right, at)? {
-            return Ok(typed);
-        }
         self.refuse_opaque(left.kind, at)?;
         self.refuse_opaque(right.kind, at)?;
         if let Some(typed) = self.json_operator(name, &left, &right, at)? {
             return Ok(typed);
         }
+        if range::is_special(name, left.kind, right.kind) {
+            return self.special_operator(name, left, right, at);
+        }
+        if SPECIAL.contains(&name) {
+            let what = format!("the operator {name} (but of ranges and network addresses) is");
+            return Err(self.unsupported(at, what));
+        }
+        self.refuse_other_arithmetic(name, left.kind, at)?;
+        self.refuse_other_arithmetic(name, right.kind, at)?;
         let arrays = matches!(left.kind, SqlType::Array(_)) || matches!(right.kind, SqlType::Array(_));
         if arrays || matches!(name, "@>" | "<@" | "&&") {
             return self.array_operator(name, left, right, at);
         }
-        let shown = format!("{} {name} {}", left.kind, right.kind);
+        let shown = format!("{} {name} {}", self.shown(left.kind), self.shown(right.kind));
         match resolve::binary(name, left.kind, right.kind) {
             OperatorResolution::Found { left: left_kind, right: right_kind, result } => {
                 let left = self.coerce(left, left_kind, at)?;
@@ -91,6 +104,7 @@ impl Typer<'_> {
         if let Some(comparison) = Comparison::of(name) {
             self.check_operands(left.kind, collation, comparison, at)?;
             let ignore_blanks = left.kind == SqlType::Scalar(Scalar::Bpchar);
+            let (left, right) = self.in_order(comparison, left, right, at)?;
             return Ok(self.join(Binary::Compare { comparison, ignore_blanks }, left, right, result_kind));
         }
         if matches!(left.kind, SqlType::Scalar(Scalar::Json | Scalar::Jsonb)) && result != Scalar::Text
@@ -108,6 +122,9 @@ impl Typer<'_> {
             "&" => Arithmetic::And,
             "|" => Arithmetic::Or,
             "#" => Arithmetic::Xor,
+            "||" if result == Scalar::Bytea => {
+                return Ok(self.join(Binary::ConcatBytes, left, right, result_kind));
+            }
             "||" => {
                 let (left, right) = (self.as_text(left, at)?, self.as_text(right, at)?);
                 return Ok(TypedExpr { collation, ..self.join(Binary::Concat, left, right, result_kind) });
@@ -155,34 +172,36 @@ impl Typer<'_> {
         })
     }
 
-    /// Types `=` and `<>` on an enum as comparisons of labels. The schema has no order of
-    /// labels. Postgres refuses a label that does not exist.
-    fn enum_equality(
-        &self,
-        name: &str,
-        left: &TypedExpr,
-        right: &TypedExpr,
-        at: usize,
-    ) -> Result<Option<TypedExpr>, FilterError> {
-        let Some(comparison) = Comparison::of(name).filter(|comparison| comparison.is_equality()) else {
-            return Ok(None);
+    /// Refuses operators that Postgres has for these types and filters don't: arithmetic on network
+    /// addresses and ranges, and patterns on bytea.
+    fn refuse_other_arithmetic(&self, name: &str, kind: SqlType, at: usize) -> Result<(), FilterError> {
+        use Scalar::*;
+        let SqlType::Scalar(scalar) = kind else { return Ok(()) };
+        let exists = match scalar {
+            Inet | Cidr | Macaddr => matches!(name, "+" | "-" | "~" | "&" | "|"),
+            Bytea => matches!(name, "~~" | "!~~"),
+            _ => scalar.range_element().is_some() && matches!(name, "+" | "-" | "*"),
         };
-        let oid = |kind: SqlType| match kind {
-            SqlType::Opaque(index) if self.is_enum(kind) => Some(self.schema.columns[index].column_type.oid),
-            _ => None,
-        };
-        let fits = match (oid(left.kind), oid(right.kind)) {
-            (Some(left), Some(right)) => left == right,
-            (Some(_), None) => right.kind == SqlType::Unknown,
-            (None, Some(_)) => left.kind == SqlType::Unknown,
-            (None, None) => false,
-        };
-        if !fits {
-            return Ok(None);
+        match exists {
+            true => Err(self.unsupported(at, format!("the operator {name} of {} is", scalar.name()))),
+            false => Ok(()),
         }
-        let text = |typed: &TypedExpr| self.enum_text(typed.clone(), at);
-        let binary = Binary::Compare { comparison, ignore_blanks: false };
-        Ok(Some(self.join(binary, text(left)?, text(right)?, SqlType::BOOL)))
+    }
+
+    /// Returns operands whose values compare as the comparison demands.
+    pub(super) fn in_order(
+        &self,
+        comparison: Comparison,
+        left: TypedExpr,
+        right: TypedExpr,
+        at: usize,
+    ) -> Result<(TypedExpr, TypedExpr), FilterError> {
+        if comparison.is_equality() {
+            return Ok((left, right));
+        }
+        let ordered =
+            |typed: TypedExpr| Ok(TypedExpr { expr: self.ordered(typed.expr, typed.kind, at)?, ..typed });
+        Ok((ordered(left)?, ordered(right)?))
     }
 
     pub(super) fn quantified(
@@ -207,9 +226,9 @@ impl Typer<'_> {
             }
         };
         if matches!(left.kind, SqlType::Array(_)) || Comparison::of(name).is_none() && !name.contains("~~") {
-            return Err(self.unsupported(at, format!("{} {name} ANY/ALL is", left.kind)));
+            return Err(self.unsupported(at, format!("{} {name} ANY/ALL is", self.shown(left.kind))));
         }
-        let shown = format!("{} {name} {element}", left.kind);
+        let shown = format!("{} {name} {}", self.shown(left.kind), self.shown(element));
         let (left_kind, right_kind) = match resolve::binary(name, left.kind, element) {
             OperatorResolution::Found { left, right: SqlType::Scalar(right), .. } => {
                 (left, SqlType::Array(right))
@@ -222,6 +241,10 @@ impl Typer<'_> {
         let left = self.coerce(left, left_kind, at)?;
         let right = self.coerce(right, right_kind, at)?;
         let collation = self.merge([&left, &right], at)?;
+        let (left, right) = match Comparison::of(name) {
+            Some(comparison) => self.in_order(comparison, left, right, at)?,
+            None => (left, right),
+        };
         let operator = match Comparison::of(name) {
             Some(comparison) => {
                 self.check_operands(left.kind, collation, comparison, at)?;
@@ -233,7 +256,7 @@ impl Typer<'_> {
             },
         };
         let operands = Box::new([left.expr, right.expr]);
-        Ok(TypedExpr::boolean(Expr::Quantified { operator, all, operands }))
+        Ok(TypedExpr::boolean(Expr::Quantified { operator, all, is_sorted: false, operands }))
     }
 
     /// Refuses a comparison of values of a type whose collation doesn't allow it.

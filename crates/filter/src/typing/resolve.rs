@@ -2,6 +2,7 @@
 //! rows of `catalog.rs` and `functions/`.
 
 use super::catalog::{self, OperandType, Operator};
+use super::expr::Comparison;
 use super::polymorphic;
 use super::sql_type::{Category, Scalar, SqlType};
 
@@ -21,6 +22,9 @@ pub(crate) enum Resolution<R> {
 }
 
 pub(crate) fn binary(name: &str, left: SqlType, right: SqlType) -> OperatorResolution {
+    if let Some(resolution) = comparison_of_one_type(name, left, right) {
+        return resolution;
+    }
     let rows = catalog::binary(name);
     if let Some(exact) = exact(&rows, left, right) {
         return found(exact, left, right);
@@ -31,6 +35,20 @@ pub(crate) fn binary(name: &str, left: SqlType, right: SqlType) -> OperatorResol
         Resolution::None => OperatorResolution::None,
         Resolution::Ambiguous => OperatorResolution::Ambiguous,
     }
+}
+
+/// Resolves comparisons of enums and of ranges: both operands have one type (anyenum, anyrange).
+/// `None`: neither operand is one.
+fn comparison_of_one_type(name: &str, left: SqlType, right: SqlType) -> Option<OperatorResolution> {
+    let is_polymorphic = |kind: SqlType| matches!(kind, SqlType::Scalar(scalar) if scalar.is_enum() || scalar.range_element().is_some());
+    Comparison::of(name)?;
+    let kind = match (left, right) {
+        _ if !is_polymorphic(left) && !is_polymorphic(right) => return None,
+        (SqlType::Unknown, kind) | (kind, SqlType::Unknown) => kind,
+        _ if left == right => left,
+        _ => return Some(OperatorResolution::None),
+    };
+    Some(OperatorResolution::Found { left: kind, right: kind, result: Scalar::Bool })
 }
 
 /// Resolves a prefix operator.

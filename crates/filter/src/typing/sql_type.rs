@@ -24,6 +24,18 @@ pub(crate) enum Scalar {
     Interval,
     Json,
     Jsonb,
+    Bytea,
+    Inet,
+    Cidr,
+    Macaddr,
+    Int4range,
+    Int8range,
+    Numrange,
+    Tsrange,
+    Tstzrange,
+    Daterange,
+    /// The enum with this oid.
+    Enum(u32),
 }
 
 /// The type of an expression.
@@ -33,8 +45,7 @@ pub(crate) enum SqlType {
     Unknown,
     Scalar(Scalar),
     Array(Scalar),
-    /// An unsupported type: the type of the column at this position. It allows only IS NULL. An
-    /// enum also allows `=`, `<>` and `::text`.
+    /// An unsupported type: the type of the column at this position. It allows only IS NULL.
     Opaque(usize),
 }
 
@@ -46,6 +57,9 @@ pub(crate) enum Category {
     String,
     DateTime,
     Timespan,
+    Network,
+    Range,
+    Enum,
     BitString,
     Geometric,
     User,
@@ -65,6 +79,9 @@ impl Category {
             Category::Timespan => 'T',
             Category::BitString => 'V',
             Category::Geometric => 'G',
+            Category::Network => 'I',
+            Category::Range => 'R',
+            Category::Enum => 'E',
             Category::User => 'U',
             Category::Array => 'A',
             Category::Unknown => 'X',
@@ -73,9 +90,9 @@ impl Category {
     }
 }
 
-/// Rows of pg_type, in the order of [`Scalar`]: name in the catalog, name in messages, oid, oid of
-/// the array type.
-const PG_TYPES: [(Scalar, &str, &str, u32, u32); 19] = [
+/// Rows of pg_type: name in the catalog, name in messages, oid, oid of the array type. Enums have no
+/// row.
+const PG_TYPES: [(Scalar, &str, &str, u32, u32); 29] = [
     (Scalar::Bool, "bool", "boolean", 16, 1000),
     (Scalar::Int2, "int2", "smallint", 21, 1005),
     (Scalar::Int4, "int4", "integer", 23, 1007),
@@ -95,13 +112,19 @@ const PG_TYPES: [(Scalar, &str, &str, u32, u32); 19] = [
     (Scalar::Interval, "interval", "interval", 1186, 1187),
     (Scalar::Json, "json", "json", 114, 199),
     (Scalar::Jsonb, "jsonb", "jsonb", 3802, 3807),
+    (Scalar::Bytea, "bytea", "bytea", 17, 1001),
+    (Scalar::Inet, "inet", "inet", 869, 1041),
+    (Scalar::Cidr, "cidr", "cidr", 650, 651),
+    (Scalar::Macaddr, "macaddr", "macaddr", 829, 1040),
+    (Scalar::Int4range, "int4range", "int4range", 3904, 3905),
+    (Scalar::Int8range, "int8range", "int8range", 3926, 3927),
+    (Scalar::Numrange, "numrange", "numrange", 3906, 3907),
+    (Scalar::Tsrange, "tsrange", "tsrange", 3908, 3909),
+    (Scalar::Tstzrange, "tstzrange", "tstzrange", 3910, 3911),
+    (Scalar::Daterange, "daterange", "daterange", 3912, 3913),
 ];
 
 impl Scalar {
-    fn pg_type(self) -> &'static (Scalar, &'static str, &'static str, u32, u32) {
-        &PG_TYPES[self as usize]
-    }
-
     /// Returns the type with this name in the catalog.
     pub(crate) fn by_name(name: &str) -> Option<Scalar> {
         PG_TYPES.iter().find(|row| row.1 == name).map(|row| row.0)
@@ -111,14 +134,36 @@ impl Scalar {
         PG_TYPES.iter().map(|row| row.0)
     }
 
-    /// Returns the name in the catalog.
-    pub(crate) fn catalog_name(self) -> &'static str {
-        self.pg_type().1
+    /// Returns whether a type of Postgres has this name.
+    pub(crate) fn is_name(name: &str) -> bool {
+        Scalar::by_name(name).is_some()
     }
 
-    /// Returns the name in messages.
+    /// Returns the name in the catalog. The name of an enum is in the schema.
+    pub(crate) fn catalog_name(self) -> &'static str {
+        PG_TYPES.iter().find(|row| row.0 == self).map_or("enum", |row| row.1)
+    }
+
+    /// Returns the name in messages. The name of an enum is in the schema.
     pub(crate) fn name(self) -> &'static str {
-        self.pg_type().2
+        PG_TYPES.iter().find(|row| row.0 == self).map_or("enum", |row| row.2)
+    }
+
+    /// Returns the type of a range's bounds.
+    pub(crate) fn range_element(self) -> Option<Scalar> {
+        Some(match self {
+            Scalar::Int4range => Scalar::Int4,
+            Scalar::Int8range => Scalar::Int8,
+            Scalar::Numrange => Scalar::Numeric,
+            Scalar::Tsrange => Scalar::Timestamp,
+            Scalar::Tstzrange => Scalar::Timestamptz,
+            Scalar::Daterange => Scalar::Date,
+            _ => return None,
+        })
+    }
+
+    pub(crate) fn is_enum(self) -> bool {
+        matches!(self, Scalar::Enum(_))
     }
 
     pub(crate) fn is_text(self) -> bool {
@@ -135,7 +180,10 @@ impl Scalar {
             Bool => Category::Boolean,
             Int2 | Int4 | Int8 | Numeric | Float4 | Float8 => Category::Number,
             Text | Varchar | Bpchar => Category::String,
-            Uuid | Json | Jsonb => Category::User,
+            Uuid | Json | Jsonb | Bytea | Macaddr => Category::User,
+            Inet | Cidr => Category::Network,
+            Int4range | Int8range | Numrange | Tsrange | Tstzrange | Daterange => Category::Range,
+            Enum(_) => Category::Enum,
             Date | Time | Timetz | Timestamp | Timestamptz => Category::DateTime,
             Interval => Category::Timespan,
         }
@@ -143,7 +191,8 @@ impl Scalar {
 
     /// Returns whether the type is preferred in its category (pg_type.typispreferred).
     pub(crate) fn is_preferred(self) -> bool {
-        matches!(self, Scalar::Bool | Scalar::Float8 | Scalar::Text | Scalar::Timestamptz | Scalar::Interval)
+        use Scalar::*;
+        matches!(self, Bool | Float8 | Text | Timestamptz | Interval | Inet)
     }
 
     /// Returns whether Postgres casts the type to `target` implicitly (pg_cast, context `i`).
@@ -160,7 +209,8 @@ impl Scalar {
                 Date => matches!(target, Timestamp | Timestamptz),
                 Time => matches!(target, Interval | Timetz),
                 Timestamp => target == Timestamptz,
-                Bool | Float8 | Uuid | Timetz | Timestamptz | Interval | Json | Jsonb => false,
+                Cidr => target == Inet,
+                _ => false,
             }
     }
 
@@ -179,7 +229,8 @@ impl Scalar {
                 Timetz => target == Time,
                 Json => target == Jsonb,
                 Jsonb => target == Json || target == Bool || number(target),
-                Text | Varchar | Bpchar | Uuid | Date | Time => false,
+                Inet => target == Cidr,
+                _ => false,
             }
     }
 }

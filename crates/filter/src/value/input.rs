@@ -2,13 +2,15 @@
 
 use std::borrow::Cow;
 
-use super::SqlValue;
 use super::array::Array;
 use super::datetime::{Date, Time, Timestamp, Timetz};
 use super::interval::Interval;
 use super::interval_fields::IntervalFields;
 use super::json;
+use super::network::{self, Inet};
 use super::numeric::Numeric;
+use super::range::Range;
+use super::{SqlValue, bytes};
 use crate::error::EvalError;
 use crate::typing::{Scalar, SqlType};
 
@@ -33,6 +35,22 @@ pub(crate) enum InputError {
     Json,
     /// JSON with the character 0, which no text can hold.
     JsonZero,
+    /// A range without brackets, or with too many or too few commas.
+    RangeSyntax,
+    /// A range whose lower bound is above its upper bound.
+    RangeOrder,
+    /// An integer range that ends beyond the type.
+    RangeOverflow,
+    /// A date range that ends beyond the type.
+    RangeDate,
+    /// A byte string with this character among its hexadecimal digits.
+    HexDigit(char),
+    /// A byte string with an odd number of hexadecimal digits.
+    HexLength,
+    /// A byte string with a wrong escape.
+    Escape,
+    /// A network with bits set after its prefix.
+    HostBits,
     /// A form that is not parsed, though Postgres may accept it. The text is a plural noun.
     Unsupported(&'static str),
 }
@@ -68,6 +86,17 @@ impl InputError {
             InputError::Json => ("22P02", "invalid input syntax for type json".to_owned()),
             InputError::JsonZero => ("22P05", "unsupported Unicode escape sequence".to_owned()),
             InputError::Array(detail) => ("22P02", format!("malformed array literal{shown} ({detail})")),
+            InputError::RangeSyntax => ("22P02", format!("malformed range literal{shown}")),
+            InputError::RangeOrder => {
+                ("22000", "range lower bound must be less than or equal to range upper bound".to_owned())
+            }
+            InputError::RangeOverflow => ("22003", "integer out of range".to_owned()),
+            InputError::RangeDate => ("22008", "date out of range".to_owned()),
+            InputError::HexDigit(_) if value.is_none() => ("22023", "invalid hexadecimal digit".to_owned()),
+            InputError::HexDigit(char) => ("22023", format!("invalid hexadecimal digit: \"{char}\"")),
+            InputError::HexLength => ("22023", "invalid hexadecimal data: odd number of digits".to_owned()),
+            InputError::Escape => ("22P02", "invalid input syntax for type bytea".to_owned()),
+            InputError::HostBits => ("22P02", format!("invalid cidr value{shown}")),
             InputError::Unsupported(what) => ("0A000", format!("{what} are not supported in where clauses")),
         }
     }
@@ -124,6 +153,21 @@ pub(crate) fn read_scalar(text: &str, scalar: Scalar, modern: bool) -> Result<Sq
         Scalar::Json => {
             json::input::check(text)?;
             SqlValue::text(text)
+        }
+        Scalar::Bytea => SqlValue::Bytes(Cow::Owned(bytes::parse(text)?)),
+        Scalar::Inet => SqlValue::Inet(Inet::parse_inet(text)?),
+        Scalar::Cidr => SqlValue::Inet(Inet::parse_cidr(text)?),
+        Scalar::Macaddr => SqlValue::Macaddr(network::mac(text)?),
+        // The label. The typer checks constants, and rows have only labels that exist.
+        Scalar::Enum(_) => SqlValue::text(text),
+        Scalar::Int4range
+        | Scalar::Int8range
+        | Scalar::Numrange
+        | Scalar::Tsrange
+        | Scalar::Tstzrange
+        | Scalar::Daterange => {
+            let element = scalar.range_element().expect("it is a range");
+            SqlValue::Range(Cow::Owned(Range::parse(text, element, modern)?))
         }
     })
 }
@@ -235,7 +279,7 @@ fn uuid(text: &str) -> Result<[u8; 16], InputError> {
     if at == bytes.len() { Ok(uuid) } else { Err(InputError::Syntax) }
 }
 
-fn hexadecimal(digit: u8) -> Option<u8> {
+pub(super) fn hexadecimal(digit: u8) -> Option<u8> {
     match digit {
         b'0'..=b'9' => Some(digit - b'0'),
         b'a'..=b'f' => Some(digit - b'a' + 10),

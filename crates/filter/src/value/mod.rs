@@ -1,9 +1,10 @@
 //! SQL values, parsed from text.
 //!
-//! Invariant: parsing borrows from the row. Only numeric and arrays are copied.
+//! Invariant: parsing borrows from the row. Only numeric, bytea, arrays and ranges are copied.
 //! Out of scope: NULL, which is `None`, and types, which the expression holds.
 
 pub(crate) mod array;
+pub(crate) mod bytes;
 pub(crate) mod calendar;
 pub(crate) mod clock_field;
 mod clock_text;
@@ -14,8 +15,10 @@ pub(crate) mod interval_fields;
 pub(crate) mod json;
 pub(crate) mod letter_case;
 pub(crate) mod like;
+pub(crate) mod network;
 pub(crate) mod numeric;
 pub(crate) mod output;
+pub(crate) mod range;
 
 use std::borrow::Cow;
 use std::cmp::Ordering;
@@ -23,7 +26,9 @@ use std::cmp::Ordering;
 use self::array::Array;
 use self::datetime::{Date, Time, Timestamp, Timetz};
 use self::interval::Interval;
+use self::network::Inet;
 use self::numeric::Numeric;
+use self::range::Range;
 
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum SqlValue<'a> {
@@ -44,6 +49,11 @@ pub(crate) enum SqlValue<'a> {
     /// timestamp and timestamptz.
     Timestamp(Timestamp),
     Interval(Interval),
+    Bytes(Cow<'a, [u8]>),
+    /// inet and cidr.
+    Inet(Inet),
+    Macaddr([u8; 6]),
+    Range(Cow<'a, Range>),
     Array(Cow<'a, Array>),
 }
 
@@ -67,6 +77,8 @@ impl<'a> SqlValue<'a> {
             SqlValue::Json(text) => SqlValue::Json(Cow::Borrowed(text)),
             SqlValue::Numeric(numeric) => SqlValue::Numeric(Cow::Borrowed(numeric)),
             SqlValue::Array(array) => SqlValue::Array(Cow::Borrowed(array)),
+            SqlValue::Bytes(bytes) => SqlValue::Bytes(Cow::Borrowed(bytes)),
+            SqlValue::Range(range) => SqlValue::Range(Cow::Borrowed(range)),
             SqlValue::Bool(value) => SqlValue::Bool(*value),
             SqlValue::Int(value) => SqlValue::Int(*value),
             SqlValue::Float4(value) => SqlValue::Float4(*value),
@@ -77,6 +89,8 @@ impl<'a> SqlValue<'a> {
             SqlValue::Timetz(value) => SqlValue::Timetz(*value),
             SqlValue::Timestamp(value) => SqlValue::Timestamp(*value),
             SqlValue::Interval(value) => SqlValue::Interval(*value),
+            SqlValue::Inet(value) => SqlValue::Inet(*value),
+            SqlValue::Macaddr(value) => SqlValue::Macaddr(*value),
         }
     }
 
@@ -87,6 +101,8 @@ impl<'a> SqlValue<'a> {
             SqlValue::Json(text) => SqlValue::Json(Cow::Owned(text.into_owned())),
             SqlValue::Numeric(numeric) => SqlValue::Numeric(Cow::Owned(numeric.into_owned())),
             SqlValue::Array(array) => SqlValue::Array(Cow::Owned(array.into_owned())),
+            SqlValue::Bytes(bytes) => SqlValue::Bytes(Cow::Owned(bytes.into_owned())),
+            SqlValue::Range(range) => SqlValue::Range(Cow::Owned(range.into_owned())),
             SqlValue::Bool(value) => SqlValue::Bool(value),
             SqlValue::Int(value) => SqlValue::Int(value),
             SqlValue::Float4(value) => SqlValue::Float4(value),
@@ -97,6 +113,8 @@ impl<'a> SqlValue<'a> {
             SqlValue::Timetz(value) => SqlValue::Timetz(value),
             SqlValue::Timestamp(value) => SqlValue::Timestamp(value),
             SqlValue::Interval(value) => SqlValue::Interval(value),
+            SqlValue::Inet(value) => SqlValue::Inet(value),
+            SqlValue::Macaddr(value) => SqlValue::Macaddr(value),
         }
     }
 
@@ -129,6 +147,10 @@ impl<'a> SqlValue<'a> {
             (SqlValue::Json(left), SqlValue::Json(right)) => {
                 json::compare::order(left, right).unwrap_or_else(|_| left.cmp(right))
             }
+            (SqlValue::Bytes(left), SqlValue::Bytes(right)) => left.cmp(right),
+            (SqlValue::Inet(left), SqlValue::Inet(right)) => left.cmp(right),
+            (SqlValue::Macaddr(left), SqlValue::Macaddr(right)) => left.cmp(right),
+            (SqlValue::Range(left), SqlValue::Range(right)) => left.compare(right),
             (SqlValue::Array(left), SqlValue::Array(right)) => left.compare(right, ignore_blanks),
             _ => unreachable!("the types of a comparison were checked: {self:?}, {other:?}"),
         }

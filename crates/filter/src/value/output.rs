@@ -4,8 +4,8 @@
 use std::borrow::Cow;
 use std::fmt::Write as _;
 
-use super::SqlValue;
 use super::array::Array;
+use super::{SqlValue, bytes, network};
 use crate::typing::{Scalar, SqlType};
 
 /// Writes a value as the output function of its type. A boolean is `t` or `f`.
@@ -32,6 +32,10 @@ fn write_scalar(value: &SqlValue<'_>, scalar: Scalar) -> String {
         SqlValue::Timetz(value) => value.to_string(),
         SqlValue::Timestamp(value) => value.write(scalar == Scalar::Timestamptz),
         SqlValue::Interval(value) => value.to_string(),
+        SqlValue::Bytes(value) => bytes::write(value),
+        SqlValue::Inet(value) => value.write(scalar == Scalar::Cidr),
+        SqlValue::Macaddr(value) => network::write_mac(value),
+        SqlValue::Range(value) => value.write(scalar.range_element().expect("the type is a range")),
         SqlValue::Array(_) => unreachable!("an array is not a scalar"),
     }
 }

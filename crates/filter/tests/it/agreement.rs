@@ -238,6 +238,27 @@ fn texts_agree_under_other_collations() {
     }
 }
 
+/// Sessions that read snapshots search only pg_catalog, where citext has no operators.
+#[test]
+fn canonical_clauses_on_citext_mean_the_same_without_the_extension_s_schema() {
+    let mut grammar = Grammar::new(TestRng::new(forebay_testkit::seed()), true);
+    for version in [15, 18] {
+        let server = ReferenceServer::start(version, "", &Collation::C, forebay_testkit::seed(), ROWS);
+        let clauses: Vec<_> = (0..300).map(|_| grammar.citext()).collect();
+        let canonical = |clause: &String| {
+            let filter = Filter::parse(clause, &[], &server.schema);
+            filter.unwrap_or_else(|error| panic!("{clause}: {error}")).canonical().to_owned()
+        };
+        let canonical: Vec<_> = clauses.iter().map(canonical).collect();
+        let elsewhere = server.judge_in(&canonical, "pg_catalog");
+        for ((clause, canonical), (here, there)) in
+            clauses.iter().zip(&canonical).zip(server.judge(&clauses).iter().zip(&elsewhere))
+        {
+            assert_eq!(here, there, "{clause} as {canonical}");
+        }
+    }
+}
+
 /// Set `FOREBAY_PAIRS=2000000 FOREBAY_SEED=7`, and run
 /// `cargo test -p forebay-filter --release -- --ignored --nocapture millions`.
 #[test]

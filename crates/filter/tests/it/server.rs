@@ -21,16 +21,16 @@ const JUDGE: &str = r"
         id int;
     BEGIN
         BEGIN
-            EXECUTE format(E'SELECT array_agg((NOT (NOT (%s\n)))::text ORDER BY rn) FROM rows', clause) INTO answers;
+            EXECUTE format(E'SELECT array_agg((NOT (NOT (%s\n)))::text ORDER BY rn) FROM public.rows', clause) INTO answers;
             RETURN answers;
         EXCEPTION WHEN others THEN
             failed := SQLSTATE;
         END;
-        FOR id IN SELECT rn FROM rows ORDER BY rn LOOP
+        FOR id IN SELECT rn FROM public.rows ORDER BY rn LOOP
             -- What Postgres refuses before it looks at a row, it refuses for each.
             IF failed NOT LIKE '42%' THEN
                 BEGIN
-                    EXECUTE format(E'SELECT (NOT (NOT (%s\n)))::text FROM rows WHERE rn = %s', clause, id) INTO answer;
+                    EXECUTE format(E'SELECT (NOT (NOT (%s\n)))::text FROM public.rows WHERE rn = %s', clause, id) INTO answer;
                 EXCEPTION WHEN others THEN
                     answer := SQLSTATE;
                 END;
@@ -105,10 +105,15 @@ impl ReferenceServer {
 
     /// Returns the server's result for each clause and row: `true`, `false`, `None` or a SQLSTATE.
     pub(crate) fn judge(&self, clauses: &[String]) -> Vec<Vec<Option<String>>> {
+        self.judge_in(clauses, "public")
+    }
+
+    /// Returns the results of [`judge`](Self::judge) with this search_path for the clauses.
+    pub(crate) fn judge_in(&self, clauses: &[String], search_path: &str) -> Vec<Vec<Option<String>>> {
         let quoted: Vec<_> =
             clauses.iter().map(|clause| format!("('{}')", clause.replace('\'', "''"))).collect();
         let sql = format!(
-            "{SETTINGS} SELECT array_to_string(judge(c), ',', '-') FROM (VALUES {}) AS v (c)",
+            "{SETTINGS} SET search_path = {search_path}; SELECT array_to_string(public.judge(c), ',', '-') FROM (VALUES {}) AS v (c)",
             quoted.join(", ")
         );
         let answer = |row: Vec<Option<String>>| -> Vec<Option<String>> {

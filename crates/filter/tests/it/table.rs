@@ -1,6 +1,6 @@
 //! Test table: a column of every type, and rows of edge cases.
 
-use forebay_filter::{Collation, Column, ColumnType, Schema, TypeKind};
+use forebay_filter::{Collation, Column, Schema, TypeDetails, TypeKind, UserType};
 use forebay_testkit::TestRng;
 
 /// A column: its name, its type in SQL, pg_type.oid, and the type's short name.
@@ -10,6 +10,10 @@ pub(crate) struct TestColumn {
     pub(crate) oid: u32,
     pub(crate) kind: &'static str,
 }
+
+/// The oid of the test's enum. Servers assign others, which have no effect.
+const MOOD: u32 = 90_001;
+const CITEXT: u32 = 90_003;
 
 #[rustfmt::skip]
 pub(crate) const COLUMNS: &[TestColumn] = &[
@@ -39,6 +43,26 @@ pub(crate) const COLUMNS: &[TestColumn] = &[
     TestColumn { name: "ad", sql: "date[]", oid: 1182, kind: "date[]" },
     TestColumn { name: "js", sql: "jsonb", oid: 3802, kind: "jsonb" },
     TestColumn { name: "ks", sql: "jsonb", oid: 3802, kind: "jsonb" },
+    TestColumn { name: "by", sql: "bytea", oid: 17, kind: "bytea" },
+    TestColumn { name: "ip", sql: "inet", oid: 869, kind: "inet" },
+    TestColumn { name: "ip2", sql: "inet", oid: 869, kind: "inet" },
+    TestColumn { name: "net", sql: "cidr", oid: 650, kind: "cidr" },
+    TestColumn { name: "mac", sql: "macaddr", oid: 829, kind: "macaddr" },
+    TestColumn { name: "r4", sql: "int4range", oid: 3904, kind: "int4range" },
+    TestColumn { name: "s4", sql: "int4range", oid: 3904, kind: "int4range" },
+    TestColumn { name: "r8", sql: "int8range", oid: 3926, kind: "int8range" },
+    TestColumn { name: "nr", sql: "numrange", oid: 3906, kind: "numrange" },
+    TestColumn { name: "tr", sql: "tsrange", oid: 3908, kind: "tsrange" },
+    TestColumn { name: "tzr", sql: "tstzrange", oid: 3910, kind: "tstzrange" },
+    TestColumn { name: "dr", sql: "daterange", oid: 3912, kind: "daterange" },
+    TestColumn { name: "mood", sql: "mood", oid: MOOD, kind: "mood" },
+    TestColumn { name: "mood2", sql: "mood", oid: MOOD, kind: "mood" },
+    TestColumn { name: "am", sql: "mood[]", oid: MOOD + 1, kind: "mood[]" },
+    TestColumn { name: "ci", sql: "citext", oid: CITEXT, kind: "citext" },
+    TestColumn { name: "cj", sql: "citext", oid: CITEXT, kind: "citext" },
+    TestColumn { name: "aby", sql: "bytea[]", oid: 1001, kind: "bytea[]" },
+    TestColumn { name: "aip", sql: "inet[]", oid: 1041, kind: "inet[]" },
+    TestColumn { name: "ar", sql: "int4range[]", oid: 3905, kind: "int4range[]" },
 ];
 
 /// Returns edge cases of a type's values, as text.
@@ -54,7 +78,7 @@ pub(crate) fn values(kind: &str) -> &'static [&'static str] {
         "float4" => &["0", "1", "-1", "0.1", "3.5", "-0", "NaN", "Infinity", "-Infinity", "3.4028235e38", "1e-45", "16777217"],
         "float8" => &["0", "1", "-1", "0.1", "0.3", "2.5", "-0", "NaN", "Infinity", "-Infinity", "1.7976931348623157e308", "5e-324",
             "1e15", "1e-5", "9007199254740993", "0.5", "1.5"],
-        "text" | "varchar" | "bpchar" => &["", "a", "A", "b", "ab", "aB", "a ", " a", "abc", "%", "_", "a%", "a\\", "\\", "é", "É", "日本", "ß",
+        "text" | "varchar" | "bpchar" | "citext" => &["", "a", "A", "b", "ab", "aB", "a ", " a", "abc", "%", "_", "a%", "a\\", "\\", "é", "É", "日本", "ß",
             "1", "12", "-5", "t", "null", "x'y", "a_b", "aé"],
         "uuid" => &["00000000-0000-0000-0000-000000000000", "a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11", "ffffffff-ffff-ffff-ffff-ffffffffffff"],
         "date" => &["2000-01-01", "1999-12-31", "2024-02-29", "infinity", "-infinity", "0001-01-01 BC", "5874897-12-31", "4714-11-24 BC",
@@ -73,6 +97,23 @@ pub(crate) fn values(kind: &str) -> &'static [&'static str] {
             "[\"a\", \"b\", null, \"é\"]", "{\"a\": 1, \"b\": [1, 2.0, {\"c\": null}], \"k\": \"v\"}", "{\"a\": {\"b\": {\"c\": \"d\"}}}",
             "{\"a\": 1.0}", "{\"a\": true, \"k\": \"1\"}", "{\"\": 0, \"b\": 1, \"aa\": 2, \"é\": []}", "\"x'y \\n\\\"\\\\ é\"", "[[1], [2, {\"a\": 1}]]",
             "{\"a\": [\"b\"], \"n\": 100}", "[true, \"A\"]", "[null]", "[{}, []]", "{\"a\": \"B\"}", "{\"a\": \"a\"}", "{\"B\": 1}"],
+        "bytea" => &["\\x", "\\x00", "\\x6162", "\\xff00", "abc", "a\\\\b", "\\001x", "\\xFFfe", "\\x61"],
+        "inet" => &["10.1.2.3", "10.0.0.0/8", "10.0.0.0/9", "192.168.1.5/24", "0.0.0.0/0", "255.255.255.255", "::1", "::/0", "2001:db8::1/32",
+            "::ffff:10.1.2.3", "10.1.0.0/16", "fe80::1:0:0:0", "::10.1.2.3"],
+        "cidr" => &["10.0.0.0/8", "10.1.0.0/16", "10", "192.168.1", "0.0.0.0/0", "::/0", "2001:db8::/32", "10.1.2.3/32", "::1/128"],
+        "macaddr" => &["08:00:2b:01:02:03", "08-00-2b-01-02-03", "0800.2b01.0203", "ff:ff:ff:ff:ff:ff", "00:00:00:00:00:00"],
+        "int4range" => &["empty", "[1,5)", "[1,5]", "(1,5)", "(,5)", "[5,)", "(,)", "[5,9]", "[3,3]", "[0,1)", "[-2147483648,2147483647)", "[5,6)"],
+        "int8range" => &["empty", "[1,5)", "[1,5]", "(,5)", "[5,)", "(,)", "[3,3]", "[9223372036854775806,9223372036854775807)"],
+        "numrange" => &["empty", "[1,5)", "[1.0,5.00]", "(1,5)", "(,5)", "[5,)", "(,)", "(1,1.5]", "[NaN,NaN]", "[-2.5,Infinity)"],
+        "tsrange" | "tstzrange" => &["empty", "[2000-01-01 00:00:00,2024-02-29 12:00:00)", "(,2000-01-01 00:00:00]", "[2000-01-01 00:00:00,)",
+            "(,)", "[2000-01-01 00:00:00,infinity]", "(1999-12-31 23:59:59.999999,2000-01-01 00:00:00)"],
+        "daterange" => &["empty", "[2000-01-01,2024-02-29)", "[2000-01-01,2000-01-01]", "(1999-12-31,2000-01-02)", "(,2000-01-01]", "[2000-01-01,)", "(,)",
+            "[2000-01-01,infinity)", "[2000-01-01,infinity]", "(-infinity,2000-01-01)"],
+        "mood" => &["sad", "happy", "it's", "Zest", "able"],
+        "mood[]" => &["{}", "{sad}", "{sad,happy}", "{it's,NULL}", "{able,Zest}", "{{sad,able},{happy,Zest}}"],
+        "bytea[]" => &["{}", "{a}", "{\"\\\\x6162\",NULL}", "{b,a}"],
+        "inet[]" => &["{}", "{10.1.2.3}", "{10.0.0.0/8,::1}", "{NULL,10.1.2.3}"],
+        "int4range[]" => &["{}", "{\"[1,5)\"}", "{empty,NULL}", "{\"[1,4]\",\"(,)\"}"],
         other => panic!("no values of {other}"),
     }
 }
@@ -82,14 +123,25 @@ pub(crate) fn schema(collation: &Collation, version: u32) -> Schema {
     let column = |shown: &TestColumn| {
         let name = shown.name.trim_matches('"');
         let mut column = Column::new(name, shown.oid, shown.kind);
-        column.column_type.dimensions = u32::from(shown.sql.ends_with(']'));
+        let column_type = &mut column.column_type;
+        let is_array = shown.sql.ends_with(']');
+        column_type.dimensions = u32::from(is_array);
+        if shown.kind.ends_with("range") {
+            column_type.kind = TypeKind::Other;
+        }
+        if shown.kind.trim_end_matches("[]") == "mood" {
+            column_type.kind = if is_array { TypeKind::Base } else { TypeKind::Enum };
+            column_type.details = TypeDetails(Some(Box::new(mood(is_array))));
+        }
+        if shown.kind == "citext" {
+            let name = "citext".to_owned();
+            let citext =
+                UserType { oid: CITEXT, schema: "public".into(), name, is_array: false, labels: None };
+            column_type.details = TypeDetails(Some(Box::new(citext)));
+        }
         column
     };
-    let mut columns: Vec<_> = COLUMNS.iter().map(column).collect();
-    columns.push(Column {
-        name: "mood".to_owned(),
-        column_type: ColumnType { kind: TypeKind::Enum, ..Column::new("", 1, "mood").column_type },
-    });
+    let columns: Vec<_> = COLUMNS.iter().map(column).collect();
     Schema {
         table: Some("rows".to_owned()),
         columns,
@@ -98,19 +150,24 @@ pub(crate) fn schema(collation: &Collation, version: u32) -> Schema {
     }
 }
 
+fn mood(is_array: bool) -> UserType {
+    let labels = values("mood").iter().map(|label| label.to_string()).collect();
+    UserType { oid: MOOD, schema: "public".into(), name: "mood".into(), is_array, labels: Some(labels) }
+}
+
 pub(crate) fn create() -> String {
     let columns: Vec<_> = COLUMNS.iter().map(|shown| format!("{} {}", shown.name, shown.sql)).collect();
     format!(
-        "CREATE TYPE mood AS ENUM ('sad', 'happy', 'it''s');
-         CREATE TABLE rows (rn int PRIMARY KEY, {}, mood mood);",
+        "CREATE EXTENSION citext;
+          CREATE TYPE mood AS ENUM ('sad', 'happy', 'it''s', 'Zest', 'able');
+          CREATE TABLE rows (rn int PRIMARY KEY, {});",
         columns.join(", ")
     )
 }
 
 /// Returns the INSERT of one row.
 pub(crate) fn insert(rng: &mut TestRng, rn: usize) -> String {
-    let mut values: Vec<_> = COLUMNS.iter().map(|shown| value(rng, shown)).collect();
-    values.push(rng.pick(&["NULL", "'sad'", "'happy'", "'it''s'"]).to_string());
+    let values: Vec<_> = COLUMNS.iter().map(|shown| value(rng, shown)).collect();
     format!("({rn}, {})", values.join(", "))
 }
 

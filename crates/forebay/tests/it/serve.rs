@@ -9,6 +9,7 @@ pub(crate) mod support;
 mod catching_up;
 mod cleanup;
 mod collapse;
+mod column_types;
 mod crowd;
 mod ddl;
 mod failures;

@@ -6,7 +6,7 @@
 use forebay_replication::TableName;
 use forebay_replication::reservoir::tokio_postgres::types::Type;
 use forebay_replication::reservoir::tokio_postgres::{self, Client, Row};
-use forebay_shapes::filter::{ColumnType, TypeKind};
+use forebay_shapes::filter::{ColumnType, TypeDetails, TypeKind, UserType};
 
 use super::collation::Locale;
 use super::table_description::{
@@ -40,6 +40,14 @@ SELECT EDITION AS edition, LINEAGE AS lineage, c.oid, c.relkind::text, c.relpers
         SELECT FROM pg_cast k JOIN pg_type x ON x.oid = coalesce(be.oid, b.oid)
         WHERE k.castfunc >= 16384 AND (k.castsource IN (x.oid, x.typarray) OR k.casttarget IN (x.oid, x.typarray))
     ) AS element_has_casts,
+    CASE coalesce(be.typtype, b.typtype) WHEN 'e' THEN
+        ARRAY(SELECT v.enumlabel::text FROM pg_enum v WHERE v.enumtypid = coalesce(be.oid, b.oid) ORDER BY v.enumsortorder)
+    END AS enum_labels,
+    coalesce(be.typname, b.typname) = 'citext' AND EXISTS (
+        SELECT FROM pg_depend p JOIN pg_extension x ON x.oid = p.refobjid
+        WHERE p.classid = 'pg_type'::regclass AND p.objid = coalesce(be.oid, b.oid) AND p.deptype = 'e'
+            AND p.refclassid = 'pg_extension'::regclass AND x.extname = 'citext'
+    ) AS is_citext,
     l.facts ->> 'collprovider' AS provider, l.facts ->> 'collcollate' AS collate, l.facts ->> 'collctype' AS ctype,
     coalesce(l.facts ->> 'colllocale', l.facts ->> 'colliculocale') AS locale,
     (l.facts ->> 'collisdeterministic')::bool AS is_deterministic
@@ -296,6 +304,7 @@ fn column(row: &Row, name: String) -> Result<ColumnDescription, tokio_postgres::
             is_deterministic: row.try_get("is_deterministic")?,
         })
     });
+    let details = user_type(row)?;
     let filter_type = ColumnType {
         oid: row.try_get("base_oid")?,
         name: row.try_get("base_name")?,
@@ -308,6 +317,7 @@ fn column(row: &Row, name: String) -> Result<ColumnDescription, tokio_postgres::
             _ => TypeKind::Other,
         },
         collation: locale.transpose()?.map(Locale::collation),
+        details: TypeDetails(details.map(Box::new)),
     };
     let element = ElementType {
         schema: row.try_get("element_schema")?,
@@ -327,4 +337,20 @@ fn column(row: &Row, name: String) -> Result<ColumnDescription, tokio_postgres::
         is_generated: !row.try_get::<_, &str>("attgenerated")?.is_empty(),
         stream_type: (row.try_get("atttypid")?, row.try_get("atttypmod")?),
     })
+}
+
+/// Returns the details of a column whose type, or element type, is an enum or citext.
+fn user_type(row: &Row) -> Result<Option<UserType>, tokio_postgres::Error> {
+    let labels: Option<Vec<String>> = row.try_get("enum_labels")?;
+    if labels.is_none() && !row.try_get::<_, bool>("is_citext")? {
+        return Ok(None);
+    }
+    let oid = row.try_get("element_oid")?;
+    Ok(Some(UserType {
+        oid,
+        schema: row.try_get("element_schema")?,
+        name: row.try_get("element_name")?,
+        is_array: row.try_get::<_, u32>("base_oid")? != oid,
+        labels,
+    }))
 }

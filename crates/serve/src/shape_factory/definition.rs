@@ -3,12 +3,12 @@
 use std::sync::Arc;
 
 use forebay_replication::TableName;
-use forebay_shapes::filter::Filter;
+use forebay_shapes::filter::{Filter, FilterError};
 use forebay_shapes::{CatalogState, Shape, ShapeDefinition, ShapeOptions, TableSchema};
 use http::HeaderValue;
 
 use super::table_cache::CachedTable;
-use crate::database;
+use crate::database::{self, ColumnSelectionError};
 use crate::grant_scope;
 use crate::protocol::{InvalidRequest, RequestRefusal, ShapeRequest, schema};
 
@@ -29,7 +29,34 @@ pub(super) fn shape_definition(
                 .map_err(|error| RequestRefusal::from(InvalidRequest::field(field, error)))?;
         }
     }
+    if let Some(refusal) = generated_column(request, cached) {
+        return Err(refusal);
+    }
     Ok(ShapeDefinition { table: Arc::clone(&cached.table), options: shape_options(request, &cached.table)? })
+}
+
+/// Returns the refusal of a clause that names a generated column that the stream doesn't have.
+fn generated_column(request: &ShapeRequest, cached: &CachedTable) -> Option<RequestRefusal> {
+    let (Some(clause), Some(description)) = (&request.clause, &cached.description) else { return None };
+    let grant = grant_scope::find_grant(request, &cached.table).ok()?;
+    // Only for clients that may see all columns.
+    if grant_scope::granted_columns(grant, &cached.table).is_some() {
+        return None;
+    }
+    let params: Vec<&str> = request.params.iter().map(String::as_str).collect();
+    let FilterError::Invalid { sqlstate: "42703", message, .. } =
+        Filter::parse(clause, &params, &cached.table.types).err()?
+    else {
+        return None;
+    };
+    let table = &cached.table.name;
+    let is_named = |name: &&String| {
+        message == format!("column \"{name}\" does not exist")
+            || message == format!("column {table}.{name} does not exist")
+    };
+    let name = description.excluded.iter().find(is_named)?;
+    let error = ColumnSelectionError::Generated(name.clone());
+    Some(InvalidRequest::field("where", error).into())
 }
 
 /// Returns the columns, clause and modes that a request selects, restricted to its grant.

@@ -83,7 +83,8 @@ impl FingerprintInput {
     fn column(&mut self, column: &Column) {
         let Column { name, column_type } = column;
         self.text(name);
-        let ColumnType { oid, name, typmod, dimensions, kind, collation } = column_type;
+        // Details are no part of a type's identity.
+        let ColumnType { oid, name, typmod, dimensions, kind, collation, details: _ } = column_type;
         self.bytes(oid.to_le_bytes());
         self.text(name);
         self.bytes(typmod.to_le_bytes());

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::{LogMode, ReplicaMode, ShapeDefinition, ShapeOptions, TableSchema};
-use crate::filter::{Collation, Column, ColumnType, Schema, TypeKind};
+use crate::filter::{Collation, Column, ColumnType, Schema, TypeDetails, TypeKind, UserType};
 
 /// A table in which every field has a value of its own.
 fn orders() -> TableSchema {
@@ -38,8 +38,17 @@ fn orders() -> TableSchema {
 }
 
 fn column(name: &str, kind: TypeKind, collation: Option<Collation>) -> Column {
+    let mood = UserType {
+        oid: 25,
+        schema: "public".into(),
+        name: "mood".into(),
+        is_array: false,
+        labels: Some(vec!["sad".into()]),
+    };
+    // Tables of earlier releases have no details, and the same fingerprint.
+    let details = TypeDetails((kind == TypeKind::Enum).then(|| Box::new(mood)));
     let column_type =
-        ColumnType { oid: 25, name: "text".into(), typmod: 260, dimensions: 2, kind, collation };
+        ColumnType { oid: 25, name: "text".into(), typmod: 260, dimensions: 2, kind, collation, details };
     Column { name: name.into(), column_type }
 }
 

@@ -118,7 +118,7 @@ impl ShapeEngine {
         self.registry.touch(&shape);
         let described = &shape.definition().table;
         let is_baseline = described.state.is_some() && index.baselines.get(described.oid).is_none();
-        if is_baseline || !index.tables.contains_key(&table) {
+        if is_baseline || !index.has_table(table, described) {
             self.log_table(described);
         }
         let options = shape.definition().options.clone();

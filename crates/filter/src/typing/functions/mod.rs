@@ -11,6 +11,7 @@ mod text;
 mod time;
 
 use super::catalog::OperandType;
+use super::expr::ArrayFunction;
 use super::polymorphic;
 use super::resolve::{self, Resolution};
 use super::sql_type::SqlType;
@@ -61,6 +62,7 @@ pub(crate) enum BuiltCall {
     ArrayAppend,
     ArrayPrepend,
     Zone,
+    Array(ArrayFunction),
 }
 
 impl FunctionRow {

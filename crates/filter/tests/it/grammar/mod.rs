@@ -4,6 +4,7 @@ mod clock;
 mod flat;
 mod json;
 mod operators;
+mod special;
 mod texts;
 
 use forebay_testkit::TestRng;
@@ -14,7 +15,9 @@ const NUMBERS: &[&str] = &["int2", "int4", "int8", "numeric", "float4", "float8"
 const INTEGERS: &[&str] = &["int2", "int4", "int8"];
 const TEXTS: &[&str] = &["text", "varchar", "bpchar"];
 const MOMENTS: &[&str] = &["date", "timestamp", "timestamptz"];
-const ARRAYS: &[&str] = &["int4[]", "text[]", "numeric[]", "date[]"];
+const ARRAYS: &[&str] =
+    &["int4[]", "text[]", "numeric[]", "date[]", "mood[]", "bytea[]", "inet[]", "int4range[]"];
+const RANGES: &[&str] = &["int4range", "int8range", "numrange", "tsrange", "tstzrange", "daterange"];
 const SCALARS: &[&str] = &[
     "bool",
     "int2",
@@ -34,6 +37,19 @@ const SCALARS: &[&str] = &[
     "timestamptz",
     "interval",
     "jsonb",
+    "bytea",
+    "inet",
+    "cidr",
+    "macaddr",
+    "int4range",
+    "int8range",
+    "numrange",
+    "tsrange",
+    "tstzrange",
+    "daterange",
+    "mood",
+    "mood",
+    "inet",
 ];
 const COMPARISONS: &[&str] = &["=", "<>", "!=", "<", "<=", ">", ">="];
 const EQUALITIES: &[&str] = &["=", "<>"];
@@ -71,6 +87,7 @@ impl Grammar {
                 let operator = self.rng.pick(EQUALITIES);
                 format!("{call}({}) {operator} {}", self.text_of(1), self.text_of(0))
             }
+            2 if self.rng.percent(50) => self.citext(),
             2 => {
                 let (kind, operator) = (self.rng.pick(TEXTS), self.comparison("text"));
                 format!("{} {operator} {}", self.value(kind, 1), self.text_of(1))
@@ -120,7 +137,7 @@ impl Grammar {
     }
 
     fn simple(&mut self, depth: usize) -> String {
-        match self.rng.below(25) {
+        match self.rng.below(28) {
             23 => self.json_condition(depth),
             0..=3 => {
                 let kind = self.any_kind();
@@ -147,7 +164,7 @@ impl Grammar {
             }
             8 | 9 => self.like(depth),
             10 => {
-                let array = self.rng.pick(&["int4[]", "text[]", "numeric[]", "date[]"]);
+                let array = self.rng.pick(ARRAYS);
                 let element = array.trim_end_matches("[]");
                 let (operator, quantifier) =
                     (self.comparison(element), self.rng.pick(&["ANY", "ALL", "SOME"]));
@@ -162,6 +179,9 @@ impl Grammar {
                 let operator = self.rng.pick(&["@>", "<@", "&&"]);
                 format!("{} {operator} {}", self.value(array, depth), self.value(array, depth))
             }
+            22 if self.rng.percent(40) => self.citext(),
+            24 | 25 => self.range_or_network(depth),
+            20 | 21 => self.array_function(depth),
             13 => {
                 self.rng.pick(&["b", "NOT b", "b IS TRUE", "b IS NOT FALSE", "true", "b = true"]).to_string()
             }

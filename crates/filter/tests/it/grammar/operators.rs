@@ -43,6 +43,18 @@ impl Grammar {
             },
             "interval" => self.interval(depth),
             "jsonb" => self.json(depth),
+            "bytea" if self.rng.percent(50) => {
+                format!("({} || {})", self.value("bytea", depth), self.value("bytea", depth))
+            }
+            "bytea" | "macaddr" => format!("({})::text::{kind}", self.value(kind, depth)),
+            "inet" | "cidr" => {
+                let from = self.rng.pick(&["inet", "cidr"]);
+                format!("({})::{kind}", self.value(from, depth))
+            }
+            "mood" => format!("({})[{}]", self.value("mood[]", depth), 1 + self.rng.below(2)),
+            "int4range" if self.rng.percent(40) => format!("({})[1]", self.value("int4range[]", depth)),
+            "int4range" | "int8range" | "numrange" => format!("({})::text::{kind}", self.value(kind, depth)),
+            range if range.ends_with("range") => self.column(range),
             array => self.array(array, depth),
         }
     }

@@ -1,0 +1,102 @@
+//! Typing of operators and functions on ranges (anyrange, anyelement) and on network addresses.
+
+use super::expr::{Binary, Expr, Unary};
+use super::sql_type::{Scalar, SqlType};
+use super::{TypedExpr, Typer};
+use crate::error::FilterError;
+use crate::value::network::InetOperator;
+use crate::value::range::{RangeFunction, RangeOperator};
+
+fn range_element(kind: SqlType) -> Option<Scalar> {
+    match kind {
+        SqlType::Scalar(scalar) => scalar.range_element(),
+        _ => None,
+    }
+}
+
+fn is_network(kind: SqlType) -> bool {
+    matches!(kind, SqlType::Scalar(Scalar::Inet | Scalar::Cidr))
+}
+
+/// Returns whether the operator on these operands is one of ranges or of network addresses. An
+/// untyped constant is one if the other operand is.
+pub(super) fn is_special(name: &str, left: SqlType, right: SqlType) -> bool {
+    let is_range = |kind| range_element(kind).is_some();
+    (RangeOperator::of(name).is_some() && (is_range(left) || is_range(right)))
+        || (InetOperator::of(name).is_some() && (is_network(left) || is_network(right)))
+}
+
+impl Typer<'_> {
+    /// Types an operator for which [`is_special`] holds.
+    pub(super) fn special_operator(
+        &self,
+        name: &str,
+        left: TypedExpr,
+        right: TypedExpr,
+        at: usize,
+    ) -> Result<TypedExpr, FilterError> {
+        let (left_kind, right_kind) = (left.kind, right.kind);
+        let (binary, kinds) = match self.special_row(name, left_kind, right_kind) {
+            Some(row) => row,
+            None => {
+                let shown = format!("{} {name} {}", self.shown(left_kind), self.shown(right_kind));
+                return Err(self.no_operator("does not exist", &shown, at));
+            }
+        };
+        let operands = [self.coerce(left, kinds[0], at)?.expr, self.coerce(right, kinds[1], at)?.expr];
+        Ok(TypedExpr::boolean(Expr::Binary(binary, Box::new(operands))))
+    }
+
+    /// Returns the operator and its operand types. An untyped constant has the other operand's type.
+    fn special_row(&self, name: &str, left: SqlType, right: SqlType) -> Option<(Binary, [SqlType; 2])> {
+        const INET: SqlType = SqlType::Scalar(Scalar::Inet);
+        if is_network(left) || is_network(right) {
+            let fits = |kind| is_network(kind) || kind == SqlType::Unknown;
+            let operator = InetOperator::of(name).filter(|_| fits(left) && fits(right))?;
+            return Some((Binary::Inet(operator), [INET, INET]));
+        }
+        let operator = RangeOperator::of(name)?;
+        let simplifies = self.schema.server_version >= 17;
+        let element_of = |range, value| range_element(range).is_some_and(|of| value == SqlType::Scalar(of));
+        Some(match (left, right) {
+            (SqlType::Unknown, range) | (range, SqlType::Unknown) => {
+                (Binary::Range(operator), [range, range])
+            }
+            _ if left == right => (Binary::Range(operator), [left, left]),
+            _ if operator == RangeOperator::Contains && element_of(left, right) => {
+                (Binary::RangeHas { swapped: false, simplifies }, [left, right])
+            }
+            _ if operator == RangeOperator::ContainedBy && element_of(right, left) => {
+                (Binary::RangeHas { swapped: true, simplifies }, [left, right])
+            }
+            _ => return None,
+        })
+    }
+
+    /// Types a function of one range. `None`: it is another call.
+    pub(super) fn range_call(
+        &self,
+        name: &str,
+        arguments: &[TypedExpr],
+        at: usize,
+    ) -> Result<Option<TypedExpr>, FilterError> {
+        let Some(function) = RangeFunction::of(name) else { return Ok(None) };
+        let is_bound = matches!(function, RangeFunction::Bound { .. });
+        let kinds: Vec<_> = arguments.iter().map(|argument| argument.kind).collect();
+        let (argument, element) = match (arguments, &kinds[..]) {
+            ([argument], [kind]) if range_element(*kind).is_some() => (argument, range_element(*kind)),
+            _ if is_bound => return Ok(None),
+            (_, [SqlType::Unknown]) => {
+                return Err(self.unsupported(at, format!("{name} of a constant without a type is")));
+            }
+            _ => {
+                let kinds: Vec<_> = kinds.into_iter().map(|kind| self.shown(kind)).collect();
+                let message = format!("function {name}({}) does not exist", kinds.join(", "));
+                return Err(self.invalid(at, "42883", message));
+            }
+        };
+        let result = element.filter(|_| is_bound).unwrap_or(Scalar::Bool);
+        let expr = Expr::unary(Unary::Range(function), argument.expr.clone());
+        Ok(Some(TypedExpr::new(expr, SqlType::Scalar(result))))
+    }
+}
