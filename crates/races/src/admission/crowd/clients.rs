@@ -29,7 +29,8 @@ struct CrowdStream {
     first_byte_ms: f64,
 }
 
-/// Opens [`WARM_UP_STREAMS`] and `count` streams, and keeps all of them open. Then checks that one more request is refused.
+/// Opens [`WARM_UP_STREAMS`] and `count` streams, and keeps all of them open. Then checks that one
+/// more request is refused.
 /// Reports the median times of the first wave and of the last one.
 pub(crate) fn run(address: SocketAddr, count: usize) -> Result<ExperimentReport> {
     Builder::new_current_thread().enable_all().build()?.block_on(async {
