@@ -383,8 +383,38 @@ fn after_a_slowdown_refused_requests_raise_the_limit_only_after_a_long_time() {
     let refused = ProcessSample { open: 64, has_refused: true, ..ProcessSample::default() };
     adaptive.record_process(refused, now + CAUTIOUS_PROBE_AFTER / 2);
     assert_eq!(adaptive.limit(), lowered);
-    adaptive.record_process(refused, now + CAUTIOUS_PROBE_AFTER);
+    now += CAUTIOUS_PROBE_AFTER;
+    adaptive.record_process(refused, now);
     assert!(adaptive.limit() > lowered, "{adaptive:?}");
+    // More streams are slow again, so the next increase comes after twice the time.
+    for _ in 0..20 {
+        now += Duration::from_millis(200);
+        start(&mut adaptive, answered(40), 64, now);
+    }
+    let lowered = adaptive.limit();
+    adaptive.record_process(refused, now + CAUTIOUS_PROBE_AFTER * 3 / 2);
+    assert_eq!(adaptive.limit(), lowered);
+    adaptive.record_process(refused, now + CAUTIOUS_PROBE_AFTER * 2);
+    assert!(adaptive.limit() > lowered, "{adaptive:?}");
+}
+
+/// Between two increases because of refused requests, too few streams start for a window.
+#[test]
+fn a_few_slow_starts_after_each_increase_lower_the_limit() {
+    let mut adaptive = AdaptiveLimit::new(8, 1_000, 64);
+    let mut now = Duration::ZERO;
+    for _ in 0..40 {
+        now += Duration::from_millis(20);
+        start(&mut adaptive, answered(10), 20, now);
+    }
+    for _ in 0..10 {
+        (0..3).for_each(|_| start(&mut adaptive, answered(40), 64, now));
+        now += SECOND;
+        let sample = ProcessSample { open: 64, has_refused: true, ..ProcessSample::default() };
+        adaptive.record_process(sample, now);
+    }
+    let cause = adaptive.last_decrease().map(|decrease| decrease.cause);
+    assert_eq!(cause, Some(DecreaseCause::Latency), "{adaptive:?}");
 }
 
 #[test]

@@ -36,6 +36,7 @@ pub(crate) const RACE: Race = Race {
         "adaptive",
         "adaptive_half",
         "adaptive_double",
+        "adaptive_long",
     ],
     run,
     child: crowd::child,
@@ -59,6 +60,9 @@ fn run(board: &mut Scoreboard) -> Result<()> {
     }
     if adaptive::PHASES.iter().any(|(case, _)| board.is_selected(case)) {
         adaptive::run(board)?;
+    }
+    if board.is_selected(adaptive::LONG_CASE.0) {
+        adaptive::run_long(board)?;
     }
     Ok(())
 }

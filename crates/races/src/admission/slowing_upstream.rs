@@ -14,10 +14,21 @@ use tokio::sync::oneshot;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, interval};
 
-/// Mean work of a stream until its first byte, and from there to its end.
+/// Mean work of a stream until its response head.
 const HEAD: Duration = Duration::from_millis(40);
-const BODY: Duration = Duration::from_millis(160);
 const TICK: Duration = Duration::from_millis(1);
+
+/// Body of a stream: so many pieces of one byte, and the mean work for each.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct StreamLength {
+    pub(crate) pieces: usize,
+    pub(crate) work: Duration,
+}
+
+/// A stream of 200 ms, its head included.
+pub(crate) const SHORT: StreamLength = StreamLength { pieces: 1, work: Duration::from_millis(160) };
+/// A stream of ten seconds, with a piece every 200 ms.
+pub(crate) const LONG: StreamLength = StreamLength { pieces: 50, work: Duration::from_millis(200) };
 
 /// The upstream. Dropping it closes all connections.
 pub(crate) struct SlowingUpstream {
@@ -39,7 +50,7 @@ struct SharedWork {
 }
 
 impl SlowingUpstream {
-    pub(crate) async fn start(capacity: u32) -> Result<Self> {
+    pub(crate) async fn start(capacity: u32, length: StreamLength) -> Result<Self> {
         let listener = TcpListener::bind("127.0.0.1:0").await?;
         let address = listener.local_addr()?;
         let state = Arc::new(Mutex::new(SharedWork {
@@ -57,7 +68,7 @@ impl SlowingUpstream {
             let mut connections = JoinSet::new();
             while let Ok((socket, _)) = listener.accept().await {
                 let shared = Arc::clone(&shared);
-                connections.spawn(async move { drop(serve(socket, shared).await) });
+                connections.spawn(async move { drop(serve(socket, shared, length).await) });
             }
         });
         Ok(SlowingUpstream { address, state, _tasks: tasks })
@@ -108,7 +119,7 @@ async fn advance(state: Arc<Mutex<SharedWork>>) {
 }
 
 /// Serves the streams of one connection, one after the other.
-async fn serve(mut socket: TcpStream, state: Arc<Mutex<SharedWork>>) -> Result<()> {
+async fn serve(mut socket: TcpStream, state: Arc<Mutex<SharedWork>>, length: StreamLength) -> Result<()> {
     let mut request = Vec::new();
     loop {
         while !request.ends_with(b"\r\n\r\n") {
@@ -120,10 +131,13 @@ async fn serve(mut socket: TcpStream, state: Arc<Mutex<SharedWork>>) -> Result<(
         let _open = CountedStream::new(&state);
         let head = lock(&state).work(varied(HEAD));
         head.await?;
-        socket.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\n").await?;
-        let body = lock(&state).work(varied(BODY));
-        body.await?;
-        socket.write_all(b"done").await?;
+        let head = format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n", length.pieces);
+        socket.write_all(head.as_bytes()).await?;
+        for _ in 0..length.pieces {
+            let piece = lock(&state).work(varied(length.work));
+            piece.await?;
+            socket.write_all(b".").await?;
+        }
     }
 }
 

@@ -29,8 +29,8 @@ struct CrowdStream {
     first_byte_ms: f64,
 }
 
-/// Opens [`WARM_UP_STREAMS`] and `count` streams, and keeps all of them open. Then checks that one more request is refused.
-/// Reports the median times of the first wave and of the last one.
+/// Opens [`WARM_UP_STREAMS`] and `count` streams, and keeps all of them open. Then checks that one
+/// more request is refused. Reports the median times of the first measured wave and of the last.
 pub(crate) fn run(address: SocketAddr, count: usize) -> Result<ExperimentReport> {
     Builder::new_current_thread().enable_all().build()?.block_on(async {
         let mut early = Vec::new();
