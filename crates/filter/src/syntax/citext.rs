@@ -24,7 +24,7 @@ const TEXT_FUNCTIONS: &[&str] =
 pub(crate) fn rewrite(mut tree: SyntaxTree, text: &str, schema: &Schema) -> Result<SyntaxTree, FilterError> {
     if schema.columns.iter().any(|column| column.column_type.is_citext()) {
         Rewriter { text, schema }.tree(&mut tree)?;
-        if tree.height > super::MAX_DEPTH {
+        if tree.height > 2 * super::MAX_DEPTH {
             return Err(FilterError::TooDeep { limit: super::MAX_DEPTH });
         }
     }

@@ -16,8 +16,7 @@ use crate::value::SqlValue;
 const LEAST_SORTED: usize = 8;
 
 pub(super) fn fold(expr: Expr) -> Result<Expr, EvalError> {
-    let mut stable = false;
-    each(&expr, &mut |part| stable |= is_stable(part));
+    let stable = has_stable_part(&expr);
     let fold_constant = |expr: Expr| fold_constant(expr, stable);
     Ok(match expr {
         Expr::Const(_) | Expr::Column { .. } | Expr::CaseOperand => expr,
@@ -40,11 +39,12 @@ pub(super) fn fold(expr: Expr) -> Result<Expr, EvalError> {
             operand => fold_constant(Expr::unary(unary, operand))?,
         },
         Expr::Binary(binary, operands) => {
+            let are_stable = [has_stable_part(&operands[0]), has_stable_part(&operands[1])];
             let operands = pair(*operands)?;
             if operands.contains(&Expr::NULL) {
                 return Ok(Expr::NULL);
             }
-            match element_of_all_or_none(binary, &operands) {
+            match element_of_all_or_none(binary, &operands, are_stable) {
                 Some(truth) => Expr::truth(truth),
                 None => fold_constant(Expr::Binary(binary, operands))?,
             }
@@ -110,11 +110,14 @@ pub(super) fn fold(expr: Expr) -> Result<Expr, EvalError> {
 }
 
 /// Returns the value of `range @> element` for an empty or unbounded constant range
-/// (find_simplified_clause).
-fn element_of_all_or_none(binary: Binary, operands: &[Expr; 2]) -> Option<bool> {
+/// (find_simplified_clause). Postgres doesn't know the value of a range with stable parts.
+fn element_of_all_or_none(binary: Binary, operands: &[Expr; 2], are_stable: [bool; 2]) -> Option<bool> {
     let Binary::RangeHas { swapped, simplifies: true } = binary else { return None };
-    match &operands[usize::from(swapped)] {
-        Expr::Const(Some(SqlValue::Range(range))) => range.has_all_or_none(),
+    let range = usize::from(swapped);
+    match &operands[range] {
+        Expr::Const(Some(SqlValue::Range(range_value))) if !are_stable[range] => {
+            range_value.has_all_or_none()
+        }
         _ => None,
     }
 }
@@ -196,6 +199,13 @@ fn pair(operands: [Expr; 2]) -> Result<Box<[Expr; 2]>, EvalError> {
     Ok(Box::new([fold(left)?, fold(right)?]))
 }
 
+/// Returns whether any part of the expression is stable.
+fn has_stable_part(expr: &Expr) -> bool {
+    let mut stable = false;
+    each(expr, &mut |part| stable |= is_stable(part));
+    stable
+}
+
 /// Returns whether Postgres classifies the part as dependent on the session's settings.
 fn is_stable(expr: &Expr) -> bool {
     use Scalar::*;
@@ -245,8 +255,7 @@ fn fold_constant(expr: Expr, stable: bool) -> Result<Expr, EvalError> {
 fn chain(operands: Vec<Expr>, ends: bool) -> Result<Expr, EvalError> {
     let mut kept = Vec::new();
     for operand in operands {
-        let mut stable = false;
-        each(&operand, &mut |part| stable |= is_stable(part));
+        let stable = has_stable_part(&operand);
         match fold(operand)? {
             // Postgres evaluates it for each row, after the operands before it, which may fail.
             Expr::Const(Some(SqlValue::Bool(value))) if value == ends && stable && !kept.is_empty() => {
