@@ -88,6 +88,16 @@ impl Expression {
             return Err(FilterError::invalid(text, 0, "22021", message));
         }
         let tree = syntax::parse(text, params, schema.server_version, enums)?;
+        Expression::of_tree(&tree, text, schema, enums)
+    }
+
+    /// Returns a part of a clause as an expression. `text` is the whole clause.
+    pub(crate) fn of_tree(
+        tree: &SyntaxTree,
+        text: &str,
+        schema: &Schema,
+        enums: &[EnumType],
+    ) -> Result<Expression, FilterError> {
         let mut reader = ExpressionReader {
             text,
             schema,
@@ -101,7 +111,7 @@ impl Expression {
                 types: BTreeSet::new(),
             },
         };
-        reader.read(&tree, 0)?;
+        reader.read(tree, 0)?;
         Ok(reader.found)
     }
 

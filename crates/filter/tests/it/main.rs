@@ -5,6 +5,7 @@ mod catalog;
 mod grammar;
 mod index;
 mod letters;
+mod postgres_conditions;
 mod refusals;
 mod robustness;
 mod server;
