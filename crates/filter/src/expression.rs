@@ -18,6 +18,7 @@
 
 use std::collections::BTreeSet;
 
+use super::clock_dependence::depends_on_clock;
 use super::error::{FilterError, location};
 use super::schema::Schema;
 use super::syntax::{self, SyntaxKind, SyntaxTree, TypeName};
@@ -67,6 +68,7 @@ pub struct Expression {
     calls: BTreeSet<(String, usize)>,
     operators: BTreeSet<String>,
     types: BTreeSet<String>,
+    depends_on_clock: bool,
 }
 
 impl Expression {
@@ -109,6 +111,7 @@ impl Expression {
                 calls: BTreeSet::new(),
                 operators: BTreeSet::new(),
                 types: BTreeSet::new(),
+                depends_on_clock: depends_on_clock(tree, schema),
             },
         };
         reader.read(tree, 0)?;
@@ -134,6 +137,11 @@ impl Expression {
     /// Returns the operators of the clause. LIKE is `~~`.
     pub fn operators(&self) -> impl Iterator<Item = &str> {
         self.operators.iter().map(String::as_str)
+    }
+
+    /// Returns whether a text of the clause may be read as the current time, such as `today`.
+    pub fn depends_on_clock(&self) -> bool {
+        self.depends_on_clock
     }
 
     /// Returns the types of `pg_catalog` that the clause casts to. For an array, its element type.

@@ -83,6 +83,7 @@
 
 #![forbid(unsafe_code)]
 
+mod clock_dependence;
 mod conditions;
 mod error;
 mod eval;
@@ -172,8 +173,7 @@ impl Filter {
         rules: PostgresRules<'_>,
     ) -> Result<Filter, FilterError> {
         check_length(text, params)?;
-        let enums = if let PostgresRules::Checked { enums, .. } = rules { enums } else { &[] };
-        let tree = syntax::parse(text, params, schema.server_version, enums)?;
+        let tree = syntax::parse(text, params, schema.server_version, &[])?;
         let expr = typing::clause(&tree, text, schema, rules)?;
         let (mut columns, mut needs_postgres) = (Vec::new(), false);
         typing::each(&expr, &mut |expr| match expr {

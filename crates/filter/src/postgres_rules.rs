@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::expression::{EnumType, Expression};
+use crate::expression::Expression;
 
 /// Which conditions of a clause Postgres may evaluate in place of a filter; see
 /// [`Filter::parse_with`](crate::Filter::parse_with).
@@ -13,13 +13,8 @@ pub enum PostgresRules<'r> {
     None,
     /// All: for a clause in canonical form that was accepted before.
     Stored,
-    /// Those that pass a check.
-    Checked {
-        /// Enums that a clause may name as a type.
-        enums: &'r [EnumType],
-        /// Returns why a condition is refused.
-        check: &'r dyn Fn(&Expression) -> Result<(), String>,
-    },
+    /// Those for which this check doesn't return why they are refused.
+    Checked(&'r dyn Fn(&Expression) -> Result<(), String>),
 }
 
 impl fmt::Debug for PostgresRules<'_> {
@@ -27,7 +22,7 @@ impl fmt::Debug for PostgresRules<'_> {
         f.write_str(match self {
             PostgresRules::None => "None",
             PostgresRules::Stored => "Stored",
-            PostgresRules::Checked { .. } => "Checked",
+            PostgresRules::Checked(_) => "Checked",
         })
     }
 }

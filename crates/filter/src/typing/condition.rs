@@ -39,8 +39,8 @@ impl Typer<'_> {
                 columns.dedup();
                 columns
             }
-            PostgresRules::Checked { enums, check } => {
-                let expression = Expression::of_tree(tree, self.text, self.schema, enums)?;
+            PostgresRules::Checked(check) => {
+                let expression = Expression::of_tree(tree, self.text, self.schema, &[])?;
                 check(&expression).map_err(|message| FilterError::Disallowed { message })?;
                 expression.columns().collect()
             }

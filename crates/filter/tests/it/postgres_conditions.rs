@@ -12,6 +12,8 @@ fn schema() -> Schema {
             Column::new("org", 23, "int4"),
             Column::new("name", 25, "text"),
             Column::new("doc", 142, "xml"),
+            Column::new("seen", 1184, "timestamptz"),
+            Column::new("during", 3912, "daterange"),
         ],
         database_collation: Collation::Icu("en-US".to_owned()),
         server_version: 15,
@@ -23,13 +25,13 @@ fn allow_all(_: &Expression) -> Result<(), String> {
 }
 
 fn parse(clause: &str) -> Filter {
-    let rules = PostgresRules::Checked { enums: &[], check: &allow_all };
+    let rules = PostgresRules::Checked(&allow_all);
     Filter::parse_with(clause, &[], &schema(), rules).unwrap_or_else(|error| panic!("{clause}: {error}"))
 }
 
 #[track_caller]
 fn check(clause: &str, org: &str, name: &str, expected: RowVerdict) {
-    let row = [Some(org.as_bytes()), Some(name.as_bytes()), None];
+    let row = [Some(org.as_bytes()), Some(name.as_bytes()), None, None, None];
     assert_eq!(parse(clause).judge(&row), expected, "{clause} of {org}, {name}");
 }
 
@@ -99,9 +101,9 @@ fn the_index_finds_a_clause_by_its_native_operands() {
     let mut index = Index::new();
     index.add(1, Some(&filter), &schema());
     let mut found = Vec::new();
-    index.candidates(&[Some(&b"4"[..]), Some(b"a"), None], &mut found);
+    index.candidates(&[Some(&b"4"[..]), Some(b"a"), None, None, None], &mut found);
     assert!(found.is_empty());
-    index.candidates(&[Some(&b"5"[..]), Some(b"a"), None], &mut found);
+    index.candidates(&[Some(&b"5"[..]), Some(b"a"), None, None, None], &mut found);
     assert!(found.len() == 1 && !found[0].certain);
 }
 
@@ -140,7 +142,7 @@ fn a_condition_is_refused_without_rules_and_by_the_rules() {
         let operators: Vec<_> = expression.operators().map(str::to_owned).collect();
         Err(format!("no {}", operators.join(" ")))
     };
-    let rules = PostgresRules::Checked { enums: &[], check: &refuse };
+    let rules = PostgresRules::Checked(&refuse);
     let error = Filter::parse_with(clause, &[], &schema(), rules).unwrap_err();
     assert_eq!(
         error,
@@ -153,8 +155,38 @@ fn a_condition_is_refused_without_rules_and_by_the_rules() {
         ("name ~ 'a' AND org", "argument of AND must be type boolean, not type integer"),
         ("name ~ (SELECT 'a')", "subqueries are not supported in where clauses"),
     ] {
-        let rules = PostgresRules::Checked { enums: &[], check: &allow_all };
+        let rules = PostgresRules::Checked(&allow_all);
         let error = Filter::parse_with(clause, &[], &schema(), rules).unwrap_err();
         assert_eq!(error.to_string(), words, "{clause}");
+    }
+}
+
+#[test]
+fn a_condition_whose_value_depends_on_the_clock_is_reported() {
+    let depends = |clause: &str| Expression::parse(clause, &[], &schema(), &[]).unwrap().depends_on_clock();
+    for clause in [
+        "seen > 'now' AND name ~ 'a'",
+        "seen > 'TODAY 12:00'",
+        "name::date > '2024-01-01'",
+        "(name || 'x')::timestamptz IS NULL",
+        "string_to_array(name, ',')::date[] IS NULL",
+        "during @> 'tomorrow'",
+        "during && '[yesterday,)'",
+        "name ~ 'a' = ('now'::timestamp > '2024-01-01')",
+        "date_part('year', 'now') = 2024",
+        "daterange('today', NULL) IS NULL",
+        "'{now}' = ARRAY[seen]",
+    ] {
+        assert!(depends(clause), "{clause}");
+    }
+    for clause in [
+        "name ~ 'now'",
+        "seen::date > '2024-01-01'",
+        "date_trunc('day', seen) = '2024-01-01'::date::timestamptz",
+        "(seen + '1 day') > '2024-01-01'",
+        "name::interval > '1 day'",
+        "during @> '2024-01-01'::date",
+    ] {
+        assert!(!depends(clause), "{clause}");
     }
 }
