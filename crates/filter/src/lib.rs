@@ -216,6 +216,13 @@ impl Filter {
         self.needs_postgres
     }
 
+    /// Returns whether [`Filter::judge`] may leave a row undecided.
+    pub fn may_be_undecided(&self) -> bool {
+        let mut may_be = self.needs_postgres;
+        typing::each(&self.expr, &mut |expr| may_be |= typing::may_be_undecided(expr));
+        may_be
+    }
+
     /// Returns the clause as canonical SQL, with parameters replaced. Clauses that differ only in
     /// spelling have the same text.
     pub fn canonical(&self) -> &str {

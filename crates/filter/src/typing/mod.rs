@@ -395,6 +395,26 @@ pub(crate) fn never_fails(expr: &Expr) -> bool {
     }
 }
 
+/// Returns whether Postgres may have a value where the outermost operation of an expression fails.
+pub(crate) fn may_be_undecided(expr: &Expr) -> bool {
+    let is_surely_read = |kind: &SqlType| {
+        use Scalar::*;
+        match kind {
+            SqlType::Scalar(scalar) | SqlType::Array(scalar) => {
+                matches!(scalar, Bool | Int2 | Int4 | Int8 | Text | Varchar | Bpchar | Uuid)
+            }
+            // An enum's label is a text.
+            SqlType::Unknown | SqlType::Opaque(_) => true,
+        }
+    };
+    match expr {
+        Expr::Column { kind, .. } => !is_surely_read(kind),
+        Expr::Binary(Binary::Like { casing: Some(_), .. }, _)
+        | Expr::Quantified { operator: Binary::Like { casing: Some(_), .. }, .. } => true,
+        expr => !never_fails(expr),
+    }
+}
+
 /// Returns whether an expression refers to a column (contain_vars_of_level).
 fn has_column(expr: &Expr) -> bool {
     let mut found = false;

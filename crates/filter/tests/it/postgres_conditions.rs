@@ -91,6 +91,15 @@ fn letters_whose_case_depends_on_the_collation_are_undecided_on_their_rows_alone
         check("name ILIKE 'str%'", "1", name, expected);
         check("org = 2 AND name ILIKE 'str%'", "1", name, NoMatch);
     }
+    for (clause, may_be) in [
+        ("name ILIKE 'str%'", true),
+        ("name ILIKE ANY ('{a}')", true),
+        ("lower(name) = 'a'", true),
+        ("name ~ 'a'", true),
+        ("name LIKE 'str%' AND org IN (1, 2)", false),
+    ] {
+        assert_eq!(parse(clause).may_be_undecided(), may_be, "{clause}");
+    }
 }
 
 #[test]
