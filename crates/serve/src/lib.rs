@@ -187,6 +187,8 @@ mod buffered_bytes;
 mod catalog_scanner;
 mod catalog_watch;
 mod catch_up;
+mod clause_judge;
+mod clause_parser;
 mod config;
 mod connection_lender;
 mod consumer;

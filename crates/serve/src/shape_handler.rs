@@ -46,7 +46,7 @@ pub(crate) struct ShapeHandler {
     pub(crate) factory: ShapeFactory,
     pub(crate) comparer: TableComparer,
     pub(crate) snapshots: Arc<SnapshotRunner>,
-    pub(crate) builtins: BuiltinsCache,
+    pub(crate) builtins: Arc<BuiltinsCache>,
     pub(crate) manager: Manager,
     pub(crate) cache_times: CacheTimes,
     pub(crate) long_poll: Duration,
