@@ -84,6 +84,7 @@ mod eval;
 mod expression;
 mod index;
 mod index_key;
+mod row_verdict;
 mod schema;
 mod syntax;
 mod typing;
@@ -92,6 +93,7 @@ mod value;
 pub use error::{EvalError, FilterError};
 pub use expression::{EnumType, Expression};
 pub use index::{Candidate, Index};
+pub use row_verdict::RowVerdict;
 pub use schema::{Collation, Column, ColumnType, Schema, TypeKind};
 
 // Conditions and keys of the index. Public only for `tests/it`, which compares them with real
@@ -167,6 +169,16 @@ impl Filter {
     /// Fails if Postgres reports an error for the row; see [`EvalError`].
     pub fn matches(&self, row: &dyn TextRow) -> Result<Option<bool>, EvalError> {
         eval::truth(&self.expr, row)
+    }
+
+    /// Decides whether a row satisfies the clause. A row on which the clause fails doesn't.
+    pub fn judge(&self, row: &dyn TextRow) -> RowVerdict {
+        match self.matches(row) {
+            Ok(Some(true)) => RowVerdict::Match,
+            Ok(Some(false) | None) => RowVerdict::NoMatch,
+            Err(error) if error.sqlstate() == "0A000" => RowVerdict::Undecided,
+            Err(_) => RowVerdict::NoMatch,
+        }
     }
 
     /// Returns the clause as canonical SQL, with parameters replaced. Clauses that differ only in
