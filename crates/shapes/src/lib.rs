@@ -279,6 +279,7 @@ mod shapes;
 #[cfg(test)]
 mod simulation;
 mod store;
+mod undecided_rows;
 
 pub use forebay_filter as filter;
 pub use forebay_pgoutput as pgoutput;
@@ -297,3 +298,4 @@ pub use crate::shape::{
 };
 pub use crate::shapes::{Shapes, StorePosition};
 pub use crate::store::{OpenError, StoreFailure, StoreSummary, StoreUnusable};
+pub use crate::undecided_rows::UndecidedRows;

@@ -5,10 +5,15 @@
 //! The [`Follower`](crate::Follower) passes the messages of the stream to it.
 
 mod decision;
+mod followed_shape;
 mod followed_shapes;
 mod held_transaction;
+mod holds;
 mod open_transaction;
 mod recent_transactions;
+mod row_effect;
+mod row_verdicts;
+mod shape_hold;
 mod stream_relation;
 mod table_group;
 
@@ -16,6 +21,7 @@ pub use self::decision::SnapshotTiming;
 pub(crate) use self::decision::{FollowEffect, TransactionReceipt};
 pub(crate) use self::followed_shapes::FollowedShapes;
 pub(crate) use self::open_transaction::OpenTransaction;
+pub(crate) use self::row_verdicts::RowQuestion;
 pub use self::stream_relation::PartitionTree;
 pub(crate) use self::stream_relation::StreamRelation;
 pub(crate) use self::table_group::{ChangeScratch, RowChange};

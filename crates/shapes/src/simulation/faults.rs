@@ -144,6 +144,6 @@ fn a_damaged_store_is_refused_with_a_reason() {
     fs::remove_file(dir.join("catalog")).expect("the catalog exists");
     assert!(matches!(open(), Err(OpenError::Damaged { file: "catalog" })));
     let newer = String::from_utf8_lossy(&catalog).into_owned();
-    assert!(newer.contains("\"format\":1"));
+    assert!(newer.contains("\"format\":2"));
     fs::remove_dir_all(&dir).expect("the directory exists");
 }

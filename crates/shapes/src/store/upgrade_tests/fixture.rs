@@ -81,9 +81,9 @@ fn events() -> TableSchema {
 fn rows(name: &str, ids: std::ops::Range<u32>) -> Bytes {
     let row = |id| {
         format!(
-            "{{\"headers\":{{\"operation\":\"insert\",\"relation\":[\"public\",\"{name}\"]}},\
-             \"key\":\"\\\"public\\\".\\\"{name}\\\"/\\\"{id}\\\"\",\
-             \"value\":{{\"id\":\"{id}\",\"qty\":\"6\",\"note\":\"a\"}}}},\n"
+            "{{\"key\":\"\\\"public\\\".\\\"{name}\\\"/\\\"{id}\\\"\",\
+             \"value\":{{\"id\":\"{id}\",\"qty\":\"6\",\"note\":\"a\"}},\
+             \"headers\":{{\"operation\":\"insert\",\"relation\":[\"public\",\"{name}\"]}}}},\n"
         )
     };
     ids.map(row).collect::<String>().into()
