@@ -78,7 +78,7 @@ pub struct JudgementStatement {
 /// Reads the types and collations of columns: qualified names. The collation is NULL if it is the
 /// database's default. 100 is the oid of that collation.
 const COLUMNS_SQL: &str = "
-SELECT format('%I.%I', tn.nspname, t.typname), format('%I.%I', cn.nspname, c.collname)
+SELECT quote_ident(tn.nspname) || '.' || quote_ident(t.typname), quote_ident(cn.nspname) || '.' || quote_ident(c.collname)
 FROM unnest($2::int8[], $3::int4[]) WITH ORDINALITY AS used (type, number, place)
 JOIN pg_type t ON t.oid = used.type::oid JOIN pg_namespace tn ON tn.oid = t.typnamespace
 JOIN pg_attribute a ON a.attrelid = $1::int8::oid AND a.attnum = used.number AND NOT a.attisdropped

@@ -33,6 +33,10 @@ async fn table(database: &Database, table: &str) -> TableSchema {
     }
 }
 
+fn quoted(table: &TableSchema) -> String {
+    format!("\"{}\"", table.name.replace('"', "\"\""))
+}
+
 fn parse(clause: &str, table: &TableSchema) -> Filter {
     Filter::parse_with(clause, &[], &table.types, PostgresRules::Stored)
         .unwrap_or_else(|error| panic!("{clause}: {error}"))
@@ -55,7 +59,7 @@ async fn judge(
     let settings = "SET bytea_output = hex; SET DateStyle = 'ISO, DMY'; SET TimeZone = 'UTC'; \
         SET IntervalStyle = iso_8601";
     let rows: Vec<Texts> =
-        database.run(&format!("{settings}; SELECT {texts} FROM \"{}\" ORDER BY id", table.name));
+        database.run(&format!("{settings}; SELECT {texts} FROM {} ORDER BY id", quoted(table)));
     let mut client = database.client().await;
     let statement =
         JudgementStatement::new(&client, table, filter.columns(), filter.canonical()).await.unwrap();
