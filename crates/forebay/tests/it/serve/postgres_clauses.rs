@@ -2,8 +2,8 @@
 
 use std::collections::BTreeSet;
 
-use rustix::process::Signal;
 use forebay_testkit::{Direction, Proxy};
+use rustix::process::Signal;
 
 use super::support::{ServeFixture, ServeProcess, ShapeReader, changes, summarize};
 use crate::wire::until;
