@@ -185,11 +185,12 @@ async fn clauses_that_depend_on_more_than_the_row_are_refused() {
 async fn a_clause_that_is_too_slow_rotates_only_its_own_shape() {
     let fixture = ServeFixture::new(CREATE_WORDS);
     let serve = fixture.serve().await;
-    let slow = "word ~ '^(a+)+(a+)+(a+)+\\1\\2\\3x$'";
+    // Postgres tries every way to split the text before it compares the back-references.
+    let slow = "word ~ '^(.+)(.+)(.+)(.+)c\\4\\3\\2\\1$'";
     let mut other = serve.reader(&[("table", "words"), ("where", "word ~ '^a'")]).await;
     let mut rotated = serve.reader(&[("table", "words"), ("where", slow)]).await;
     let handles = (other.handle.clone(), rotated.handle.clone());
-    fixture.sql("INSERT INTO words VALUES (1, 0, repeat('a', 3000), '')");
+    fixture.sql("INSERT INTO words VALUES (1, 0, repeat('a', 1000) || 'c' || repeat('b', 1000), '')");
     let messages = other.live_changes(&serve, 1).await;
     assert_eq!(summarize(&messages), ["insert 1"]);
     let next = rotated.wait_for_refetch(&serve).await;
