@@ -181,6 +181,12 @@ impl Filter {
         }
     }
 
+    /// Returns whether some row may be undecided.
+    pub fn may_be_undecided(&self) -> bool {
+        // Also letters in patterns may be, which don't fail otherwise.
+        true
+    }
+
     /// Returns the clause as canonical SQL, with parameters replaced. Clauses that differ only in
     /// spelling have the same text.
     pub fn canonical(&self) -> &str {
