@@ -57,6 +57,12 @@ pub(crate) fn begin(engine: &Arc<ShapeEngine>) -> Result<Vec<u64>, OpenError> {
     let incomplete = engine.forget_incomplete();
     engine.registry.write().forget_unused_tables();
     let deleted = unlogged_deletions(engine);
+    {
+        // A shape without a snapshot is never continued, and transactions after the start of its hold
+        // may be acknowledged by now.
+        let index = engine.registry.read();
+        store.progress.retain_holds(|id| index.by_id(id).is_some() || deleted.contains(&id));
+    }
     if let Some(replayed) = replayed {
         wal::truncate_after(disk, replayed.position)?;
     }

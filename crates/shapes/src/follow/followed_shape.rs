@@ -8,7 +8,7 @@ use super::open_transaction::OpenTransaction;
 use super::row_effect::{DecodedRow, RowsOfChange};
 use super::row_verdicts::{HeldVerdict, PackedRow, RowVerdicts};
 use super::shape_hold::ShapeHold;
-use crate::filter::{Candidate, RowVerdict};
+use crate::filter::{Candidate, Filter, RowVerdict};
 use crate::row_keys::{KeyCounts, RowKeys, WaitingKeyChanges};
 use crate::shape::Shape;
 use crate::store::record::SnapshotVisibility;
@@ -18,6 +18,8 @@ use crate::store::record::SnapshotVisibility;
 pub(crate) struct FollowedShape {
     pub(super) shape: Arc<Shape>,
     pub(super) snapshot: SnapshotPhase,
+    /// Whether a row may be undecided.
+    pub(super) may_be_undecided: bool,
     /// Row keys, if the table has no primary key.
     pub(super) keys: Option<RowKeys>,
     /// Held transactions. `None`: nothing is held.
@@ -55,7 +57,7 @@ impl FollowedShape {
         let keys = shape.definition().table.key.is_empty();
         let keys = keys.then(|| RowKeys::Waiting(WaitingKeyChanges::default()));
         let (snapshot, hold) = (SnapshotPhase::Pending { since }, Some(Box::default()));
-        FollowedShape { shape, snapshot, keys, hold, verdicts: None }
+        FollowedShape::new(shape, snapshot, keys, hold)
     }
 
     /// Returns a shape with a complete snapshot, which is held from the commit `held_from` on.
@@ -67,7 +69,17 @@ impl FollowedShape {
     ) -> Self {
         let hold = held_from.map(|from| Box::new(ShapeHold::resumed(from)));
         let (snapshot, keys) = (SnapshotPhase::Taken(seen), keys.map(RowKeys::Counted));
-        FollowedShape { shape, snapshot, keys, hold, verdicts: None }
+        FollowedShape::new(shape, snapshot, keys, hold)
+    }
+
+    fn new(
+        shape: Arc<Shape>,
+        snapshot: SnapshotPhase,
+        keys: Option<RowKeys>,
+        hold: Option<Box<ShapeHold>>,
+    ) -> Self {
+        let may_be_undecided = shape.filter.as_ref().is_some_and(Filter::may_be_undecided);
+        FollowedShape { shape, snapshot, may_be_undecided, keys, hold, verdicts: None }
     }
 
     /// Returns whether a transaction doesn't concern the shape: its snapshot sees the transaction,

@@ -341,8 +341,7 @@ impl FollowedShapes {
                 });
                 TouchDestination::Held
             }
-            // Only a clause can be undecided.
-            (_, _) if followed.shape.filter.is_some() => TouchDestination::Deferred,
+            (_, _) if followed.may_be_undecided => TouchDestination::Deferred,
             (_, _) => TouchDestination::Store,
         }
     }

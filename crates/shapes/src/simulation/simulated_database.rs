@@ -45,9 +45,6 @@ pub(crate) enum SimulatedChange {
 /// Where clause in SQL, and the same in Rust. `None`: it fails on the row.
 pub(crate) type SimulatedClause = (Option<&'static str>, fn(&SimulatedRow) -> Option<bool>);
 
-/// Clause that only Postgres can evaluate on rows with an `ß`.
-pub(crate) const UNDECIDED_CLAUSE: usize = 5;
-
 pub(crate) const CLAUSES: [SimulatedClause; 6] = [
     (None, |_| Some(true)),
     (Some("qty > 5"), |row| Some(quantity(row).is_some_and(|quantity| quantity > 5))),
@@ -62,7 +59,8 @@ pub(crate) const CLAUSES: [SimulatedClause; 6] = [
     (Some("upper(note) LIKE 'A%'"), |row| Some(row[2].as_deref().is_some_and(upper_starts_with_a))),
 ];
 
-/// Returns what Postgres answers for a row of [`UNDECIDED_CLAUSE`].
+/// Returns what Postgres answers for the last clause, which only it can evaluate on notes with an
+/// `ß`.
 pub(crate) fn upper_starts_with_a(note: &str) -> bool {
     note.starts_with('a')
 }

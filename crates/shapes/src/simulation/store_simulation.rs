@@ -233,8 +233,11 @@ impl StoreSimulation {
         self.decided += usize::from(before > 0);
     }
 
-    /// Decides all rows. Then no shape is held.
+    /// Gives up all creations, and decides all rows. Then no shape is held.
     pub(super) fn judge_all(&mut self) -> StepResult {
+        self.hold();
+        self.creations.clear();
+        self.idle()?;
         loop {
             self.batches.extend(self.store.take_undecided());
             let Some(batch) = self.batches.pop() else { break };

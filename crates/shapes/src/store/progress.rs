@@ -58,6 +58,11 @@ impl StoreProgress {
         }
     }
 
+    /// Forgets the holds of other shapes than those for which `is_kept` is true.
+    pub(crate) fn retain_holds(&self, is_kept: impl Fn(u64) -> bool) {
+        self.holds.lock().retain(|shape, _| is_kept(*shape));
+    }
+
     /// Forgets all holds.
     pub(crate) fn clear_holds(&self) {
         self.holds.lock().clear();
