@@ -396,13 +396,15 @@ pub(crate) fn never_fails(expr: &Expr) -> bool {
 }
 
 /// Returns whether Postgres may have a value where the outermost operation of an expression fails.
+/// If this is false of all parts, no row may be undecided: large transactions rely on it.
 pub(crate) fn may_be_undecided(expr: &Expr) -> bool {
     let is_surely_read = |kind: &SqlType| {
         use Scalar::*;
         match kind {
-            SqlType::Scalar(scalar) | SqlType::Array(scalar) => {
+            SqlType::Scalar(scalar) => {
                 matches!(scalar, Bool | Int2 | Int4 | Int8 | Text | Varchar | Bpchar | Uuid)
             }
+            SqlType::Array(_) => false,
             // An enum's label is a text.
             SqlType::Unknown | SqlType::Opaque(_) => true,
         }

@@ -92,7 +92,7 @@ fn compare(server: &ReferenceServer, clause: &str, answers: &[Option<String>], t
         let fits = match (filter.judge(row), theirs.as_deref()) {
             (RowVerdict::Match, theirs) => !matches!(theirs, Some("false") | None),
             (RowVerdict::NoMatch, theirs) => theirs != Some("true"),
-            (RowVerdict::Undecided, _) => true,
+            (RowVerdict::Undecided, _) => filter.may_be_undecided(),
         };
         if !fits {
             tally.wrong.push(format!("{clause}\n    judged {:?}, Postgres' {theirs:?}", filter.judge(row)));
