@@ -106,6 +106,7 @@ impl ClauseJudge {
             return Ok(());
         }
         self.rate.wait().await;
+        let _awake = self.manager.keep_awake();
         let begun = Instant::now();
         let attempt = self.ask(&shape, &rows).await;
         metrics::judgement_ended(attempt.as_deref().ok(), begun.elapsed());
