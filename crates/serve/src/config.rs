@@ -34,8 +34,8 @@ pub struct Config {
     /// Name of the claim with the grants of a token. Needed if
     /// [`Access::tokens`](crate::protocol::Access::tokens) is set.
     pub tokens_claim: Option<String>,
-    /// Whether a clause may have conditions that only Postgres can evaluate. Postgres then evaluates
-    /// the clause on changed rows. Default: true.
+    /// Whether a clause may have conditions that only Postgres can evaluate. Then Postgres
+    /// evaluates the clause on changed rows. Default: true.
     pub postgres_clauses: bool,
     /// Maximum number of shapes with such clauses. Default: 1,000.
     pub postgres_clause_shapes: usize,

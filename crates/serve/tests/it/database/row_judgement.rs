@@ -53,7 +53,9 @@ async fn judge(
     let texts: Vec<String> = filter
         .columns()
         .iter()
-        .map(|column| format!("\"{}\"::text", table.types.columns[*column].name))
+        .map(|column| format!("\"{}\"", table.types.columns[*column].name))
+        // concat() calls the type's output function, as the stream does. A cast drops blanks.
+        .map(|name| format!("CASE WHEN {name} IS NOT NULL THEN concat({name}) END"))
         .collect();
     let texts = if texts.is_empty() { "1".to_owned() } else { texts.join(", ") };
     let settings = "SET bytea_output = hex; SET DateStyle = 'ISO, DMY'; SET TimeZone = 'UTC'; \

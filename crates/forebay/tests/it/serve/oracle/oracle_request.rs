@@ -147,7 +147,7 @@ impl ClauseGenerator<'_> {
             13 => format!("id < {id}"),
             14 => format!("id >= {id} AND grp <> {group}"),
             // Postgres evaluates these on changed rows.
-            15 => format!("label ~ '^[{letter}-c]'"),
+            15 => format!("label ~ '^[a-{letter}]'"),
             16 => format!("label COLLATE \"en-x-icu\" > '{letter}{group}'"),
             17 => format!("tags::text ~ '{letter}' AND id < {id}"),
             _ => format!("label IS DISTINCT FROM '{letter}{group}'"),
