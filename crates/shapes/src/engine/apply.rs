@@ -159,6 +159,8 @@ fn apply_creation(engine: &ShapeEngine, id: u64, handle: &str, table: u64, optio
     index.next_id = index.next_id.max(id + 1);
     index.last_handle = index.last_handle.max(time_of(handle).unwrap_or(0));
     let is_known = index.by_id(id).is_some_and(|known| known.handle() == handle);
+    // A shape with the same id may have been dropped before its deletion was in the WAL.
+    engine.store.progress.set_hold(id, None);
     if !is_deleted && !is_known {
         let shape = build(engine, &index, id, handle, table, options);
         shape.into_iter().for_each(|shape| index.add(Arc::new(shape)));
