@@ -300,7 +300,7 @@ test('errors of a clause are reported, with the position of a syntax error', LIM
   for (const [where, message] of [
     ['1 x 1', 'At location 17: syntax error at or near \\"x\\"'],
     ['"mood" = ANY($1)', 'invalid input value for enum'],
-    ['pg_sleep(1) IS NULL', 'the function pg_sleep of 1 arguments is not supported in subsets'],
+    ['pg_sleep(1) IS NULL', 'the function pg_sleep of 1 arguments is not supported in where clauses'],
     ['"word" > (SELECT 1)', 'subqueries are not supported'],
     ['"nope" > 1', 'column \\"nope\\" does not exist'],
   ]) {

@@ -63,6 +63,12 @@ pub enum FilterError {
         /// The nearest construct that is supported, if there is one: `LIKE`.
         nearest: Option<&'static str>,
     },
+    /// Only Postgres can evaluate a condition, and the rules for such conditions refuse it.
+    #[error("{message}")]
+    Disallowed {
+        /// What the condition uses.
+        message: String,
+    },
     /// A `$n` has no value.
     #[error("there is no value for parameter ${number}")]
     NoParameter {
@@ -80,7 +86,7 @@ impl FilterError {
             }
             FilterError::Syntax { .. } => "42601",
             FilterError::Invalid { sqlstate, .. } => sqlstate,
-            FilterError::Unsupported { .. } => "0A000",
+            FilterError::Unsupported { .. } | FilterError::Disallowed { .. } => "0A000",
             FilterError::NoParameter { .. } => "42P02",
         }
     }
@@ -145,6 +151,16 @@ impl EvalError {
 
     pub(crate) fn division_by_zero() -> Self {
         EvalError::new("22012", "division by zero")
+    }
+
+    /// The value of a condition that only Postgres can evaluate.
+    pub(crate) fn undecided() -> Self {
+        EvalError::new("0A000", "only Postgres can evaluate a part of the clause")
+    }
+
+    /// Returns whether Postgres may have a result.
+    pub(crate) fn is_undecided(&self) -> bool {
+        self.sqlstate == "0A000"
     }
 
     /// Returns Postgres' SQLSTATE, such as `22012` for a division by zero. `0A000`: Postgres has a

@@ -18,6 +18,7 @@
 
 use std::collections::BTreeSet;
 
+use super::clock_dependence::depends_on_clock;
 use super::error::FilterError;
 use super::schema::Schema;
 use super::syntax::{self, SyntaxKind, SyntaxTree, TypeName};
@@ -67,6 +68,7 @@ pub struct Expression {
     calls: BTreeSet<(String, usize)>,
     operators: BTreeSet<String>,
     types: BTreeSet<String>,
+    depends_on_clock: bool,
 }
 
 impl Expression {
@@ -88,6 +90,16 @@ impl Expression {
             return Err(FilterError::invalid(text, 0, "22021", message));
         }
         let tree = syntax::parse(text, params, schema.server_version, enums)?;
+        Expression::of_tree(&tree, text, schema, enums)
+    }
+
+    /// Returns a part of a clause as an expression. `text` is the whole clause.
+    pub(crate) fn of_tree(
+        tree: &SyntaxTree,
+        text: &str,
+        schema: &Schema,
+        enums: &[EnumType],
+    ) -> Result<Expression, FilterError> {
         let mut reader = ExpressionReader {
             text,
             schema,
@@ -99,9 +111,10 @@ impl Expression {
                 calls: BTreeSet::new(),
                 operators: BTreeSet::new(),
                 types: BTreeSet::new(),
+                depends_on_clock: depends_on_clock(tree, schema),
             },
         };
-        reader.read(&tree, 0)?;
+        reader.read(tree, 0)?;
         Ok(reader.found)
     }
 
@@ -124,6 +137,11 @@ impl Expression {
     /// Returns the operators of the clause. LIKE is `~~`.
     pub fn operators(&self) -> impl Iterator<Item = &str> {
         self.operators.iter().map(String::as_str)
+    }
+
+    /// Returns whether a text of the clause may be read as the current time, such as `today`.
+    pub fn depends_on_clock(&self) -> bool {
+        self.depends_on_clock
     }
 
     /// Returns the types of `pg_catalog` that the clause casts to. For an array, its element type.

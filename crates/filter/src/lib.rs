@@ -44,6 +44,10 @@
 //!   `unsupported_constructs_are_named`
 //! - A call is resolved among all overloads that Postgres has.
 //!   `every_function_has_all_the_overloads_that_postgres_has`
+//! - A condition that only Postgres can evaluate leaves undecided only rows that the other
+//!   conditions don't decide.
+//!   `native_operands_decide_a_row_wherever_they_can`,
+//!   `letters_whose_case_depends_on_the_collation_are_undecided_on_their_rows_alone`
 //! - A search of the index finds the same filters as evaluating every filter.
 //!   `random_filters_are_found_as_if_each_were_evaluated`,
 //!   `a_filter_that_several_conditions_find_is_found_once`
@@ -70,10 +74,11 @@
 //! | types, operators, casts, collations, constant folding | `typing/` |
 //! | functions: their overloads, and their evaluation | `typing/functions/`, `eval/function.rs` |
 //! | evaluation | `eval/` |
+//! | conditions that only Postgres can evaluate | `postgres_rules.rs`, `typing/condition.rs` |
 //! | parsing and formatting of values | `value/` |
 //! | conditions and keys that an index looks up | `conditions.rs`, `index_key.rs`, `key_expression.rs` |
 //! | hash lookups and the interval tree | `index/` |
-//! | clauses that Postgres evaluates | `expression.rs` |
+//! | clauses and conditions that Postgres evaluates, as SQL | `expression.rs` |
 //! | jsonb, without a tree | `value/json/` |
 //! | comparison with real servers | `tests/it/agreement.rs`, `tests/it/catalog.rs` |
 //!
@@ -87,6 +92,7 @@
 
 #![forbid(unsafe_code)]
 
+mod clock_dependence;
 mod conditions;
 mod error;
 mod eval;
@@ -94,6 +100,8 @@ mod expression;
 mod index;
 mod index_key;
 mod key_expression;
+mod postgres_rules;
+mod row_verdict;
 mod schema;
 mod syntax;
 #[doc(hidden)]
@@ -104,6 +112,8 @@ mod value;
 pub use error::{EvalError, FilterError};
 pub use expression::{EnumType, Expression};
 pub use index::{Candidate, Index};
+pub use postgres_rules::PostgresRules;
+pub use row_verdict::RowVerdict;
 pub use schema::{Collation, Column, ColumnType, Schema, TypeDetails, TypeKind, UserType};
 
 // Conditions and keys of the index. Public only for `tests/it`, which compares them with real
@@ -157,6 +167,7 @@ pub struct Filter {
     expr: Expr,
     canonical: String,
     columns: Vec<usize>,
+    needs_postgres: bool,
 }
 
 impl Filter {
@@ -165,19 +176,36 @@ impl Filter {
     /// # Errors
     /// See [`FilterError`].
     pub fn parse(text: &str, params: &[&str], schema: &Schema) -> Result<Filter, FilterError> {
+        Filter::parse_with(text, params, schema, PostgresRules::None)
+    }
+
+    /// Parses a clause of which Postgres may evaluate some conditions. A condition is the clause
+    /// itself, or an operand of AND, OR, NOT or IS TRUE.
+    ///
+    /// # Errors
+    /// See [`FilterError`]. [`FilterError::Disallowed`]: a condition that the rules refuse.
+    pub fn parse_with(
+        text: &str,
+        params: &[&str],
+        schema: &Schema,
+        rules: PostgresRules<'_>,
+    ) -> Result<Filter, FilterError> {
         check_length(text, params)?;
         let tree = syntax::parse(text, params, schema.server_version, &enums(schema))?;
         let tree = syntax::citext::rewrite(tree, text, schema)?;
-        let expr = typing::clause(&tree, text, schema)?;
-        let mut columns = Vec::new();
-        typing::each(&expr, &mut |expr| {
-            if let Expr::Column { index, .. } = expr {
-                columns.push(*index);
+        let expr = typing::clause(&tree, text, schema, rules)?;
+        let (mut columns, mut needs_postgres) = (Vec::new(), false);
+        typing::each(&expr, &mut |expr| match expr {
+            Expr::Column { index, .. } => columns.push(*index),
+            Expr::Postgres { columns: named } => {
+                columns.extend(named);
+                needs_postgres = true;
             }
+            _ => {}
         });
         columns.sort_unstable();
         columns.dedup();
-        Ok(Filter { expr, canonical: tree.to_string(), columns })
+        Ok(Filter { expr, canonical: tree.to_string(), columns, needs_postgres })
     }
 
     /// Evaluates the clause for a row; `None` is NULL.
@@ -186,6 +214,32 @@ impl Filter {
     /// Fails if Postgres reports an error for the row; see [`EvalError`].
     pub fn matches(&self, row: &dyn TextRow) -> Result<Option<bool>, EvalError> {
         eval::truth(&self.expr, row)
+    }
+
+    /// Decides whether a row satisfies the clause, without Postgres where that is possible.
+    ///
+    /// AND is false if any operand is, and OR is true if any operand is, even if another operand
+    /// fails. A row on which the clause fails otherwise doesn't satisfy it.
+    pub fn judge(&self, row: &dyn TextRow) -> RowVerdict {
+        match eval::lenient_truth(&self.expr, row) {
+            Ok(Some(true)) => RowVerdict::Match,
+            Ok(Some(false) | None) => RowVerdict::NoMatch,
+            Err(error) if error.is_undecided() => RowVerdict::Undecided,
+            Err(_) => RowVerdict::NoMatch,
+        }
+    }
+
+    /// Returns whether only Postgres can evaluate a condition of the clause. Without one, single
+    /// rows may still be undecided.
+    pub fn needs_postgres(&self) -> bool {
+        self.needs_postgres
+    }
+
+    /// Returns whether [`Filter::judge`] may leave a row undecided.
+    pub fn may_be_undecided(&self) -> bool {
+        let mut may_be = self.needs_postgres;
+        typing::each(&self.expr, &mut |expr| may_be |= typing::may_be_undecided(expr));
+        may_be
     }
 
     /// Returns the clause as canonical SQL, with parameters replaced. Clauses that differ only in

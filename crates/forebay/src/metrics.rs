@@ -46,6 +46,7 @@ pub fn install() -> Result<PrometheusHandle, BuildError> {
         (admission::WAIT_SECONDS, &HEAD_BUCKETS),
         (admission::STREAM_SECONDS, &STREAM_BUCKETS),
         (serve::SNAPSHOT_SECONDS, &serve::SNAPSHOT_BUCKETS),
+        (serve::JUDGEMENT_SECONDS, &serve::JUDGEMENT_BUCKETS),
         (replication::RECOVERY_SECONDS, &STREAM_BUCKETS),
         (reservoir::DIAL_SECONDS, &HEAD_BUCKETS),
         (reservoir::WAIT_SECONDS, &HEAD_BUCKETS),

@@ -14,13 +14,14 @@ use forebay_replication::{Manager, ManagerConfig, ManagerConfigError, ManagerEve
 use forebay_shapes::Shapes;
 use parking_lot::Mutex;
 use tokio::sync::broadcast::error::RecvError;
-use tokio::task::{AbortHandle, spawn_blocking};
+use tokio::task::{AbortHandle, JoinHandle, spawn_blocking};
 use tokio::time::{Instant, interval};
 use tracing::{error, warn};
 
 use super::access_control::AccessControl;
 use super::catalog_scanner::{CatalogScanner, PublicationChanges};
 use super::catalog_watch::CatalogWatch;
+use super::clause_judge::{self, ClauseJudge};
 use super::config::Config;
 use super::connection_lender::ConnectionLender;
 use super::consumer::ShapesConsumer;
@@ -96,7 +97,23 @@ impl ShapeBackend {
             unpublish_after: config.unpublish_after,
             compared: Mutex::default(),
         });
-        let factory = ShapeFactory::new(shapes.clone(), manager.clone(), tables, Arc::clone(&snapshots));
+        let builtins = Arc::new(BuiltinsCache::new(manager.clone()));
+        let factory = ShapeFactory::new(
+            shapes.clone(),
+            manager.clone(),
+            tables,
+            Arc::clone(&snapshots),
+            Arc::clone(&builtins),
+            if config.postgres_clauses { config.postgres_clause_shapes } else { 0 },
+        );
+        let judge = Arc::new(ClauseJudge::new(
+            shapes.clone(),
+            manager.clone(),
+            config.postgres_clauses,
+            config.postgres_clause_statements_per_s,
+        ));
+        let judges: [_; clause_judge::WORKERS] =
+            std::array::from_fn(|_| tokio::spawn(Arc::clone(&judge).run()));
         let tasks = [
             tokio::spawn(republish(Arc::clone(&watch), manager.clone())),
             tokio::spawn(watch.run()),
@@ -107,7 +124,7 @@ impl ShapeBackend {
             factory,
             comparer,
             snapshots,
-            builtins: BuiltinsCache::new(manager.clone()),
+            builtins,
             manager,
             cache_times: cache_times(&config),
             long_poll: config.long_poll,
@@ -120,7 +137,7 @@ impl ShapeBackend {
         };
         Ok(ShapeBackend {
             handler: Arc::new(handler),
-            tasks: tasks.map(|task| task.abort_handle()).into(),
+            tasks: tasks.iter().chain(&judges).map(JoinHandle::abort_handle).collect(),
             tokens_claim: config.tokens_claim.map(Into::into),
         })
     }

@@ -75,7 +75,7 @@ impl CatchUpGoal {
     fn new(source: &StreamSource) -> Option<CatchUpGoal> {
         let StreamSource { shape, shapes, writes } = source;
         // Read before subscribing: everything up to `seen` is in the log.
-        let seen = shapes.seen();
+        let seen = shapes.seen_of(shape);
         let (tail, end) = shape.attach(ShapeTopic::new, |topic| topic.subscribe(writes))?;
         // Checked after subscribing: a store that became unusable earlier doesn't notify the new
         // subscription.

@@ -34,6 +34,13 @@ pub struct Config {
     /// Name of the claim with the grants of a token. Needed if
     /// [`Access::tokens`](crate::protocol::Access::tokens) is set.
     pub tokens_claim: Option<String>,
+    /// Whether a clause may have conditions that only Postgres can evaluate. Then Postgres
+    /// evaluates the clause on changed rows. Default: true.
+    pub postgres_clauses: bool,
+    /// Maximum number of shapes with such clauses. Default: 1,000.
+    pub postgres_clause_shapes: usize,
+    /// Maximum number of statements per second that evaluate clauses on changed rows. Default: 100.
+    pub postgres_clause_statements_per_s: u32,
     /// Builds the response at `/`; `None`: an empty one.
     pub home: Option<fn() -> Response<Bytes>>,
 }
@@ -50,6 +57,9 @@ impl Default for Config {
             stale_age_s: 300,
             body_timeout: Duration::from_secs(120),
             tokens_claim: None,
+            postgres_clauses: true,
+            postgres_clause_shapes: 1_000,
+            postgres_clause_statements_per_s: 100,
             home: None,
         }
     }

@@ -14,6 +14,7 @@ use std::borrow::Cow;
 use forebay_shapes::TableSchema;
 use forebay_shapes::filter::{Filter, FilterError, Schema};
 
+use super::clause_parser::ClauseParser;
 use super::protocol::{Grant, RequestRefusal, ShapeRequest};
 
 /// Returns the first grant for the table that has all requested columns. `None`: the request needs
@@ -53,22 +54,21 @@ pub(super) fn visible_schema<'t>(grant: Option<&Grant>, table: &'t TableSchema) 
     Cow::Owned(schema)
 }
 
-/// Returns the grant's own clause in canonical form.
+/// Returns the grant's own clause.
 ///
 /// # Errors
 /// Fails if the clause doesn't fit the table.
 pub(super) fn grant_clause(
     grant: Option<&Grant>,
     table: &TableSchema,
-) -> Result<Option<String>, RequestRefusal> {
+    parser: ClauseParser<'_>,
+) -> Result<Option<Filter>, RequestRefusal> {
     let Some(grant) = grant else { return Ok(None) };
     let params: Vec<&str> = grant.params.iter().map(String::as_str).collect();
-    let parse = |clause: &String| Filter::parse(clause, &params, &table.types);
-    let filter = grant.clause.as_ref().map(parse).transpose();
-    let filter = filter.map_err(|error| RequestRefusal::BadGrant {
+    let parse = |clause: &String| parser.parse(clause, &params, &table.types);
+    grant.clause.as_ref().map(parse).transpose().map_err(|error| RequestRefusal::BadGrant {
         message: format!("The token's grant has a where clause that can't be used: {error}").into(),
-    })?;
-    Ok(filter.map(|filter| filter.canonical().to_owned()))
+    })
 }
 
 /// Returns SQL that evaluates `inner` only where `outer` is true.
@@ -79,12 +79,14 @@ pub(super) fn guarded_clause(outer: &str, inner: &str) -> String {
     format!("({outer}) AND (CASE WHEN ({outer}) THEN ({inner}) ELSE false END)")
 }
 
-/// Returns [`guarded_clause`] in canonical form, for a shape: filters must evaluate it, too.
+/// Returns [`guarded_clause`] in canonical form, for a shape: filters must evaluate it, too. Both
+/// clauses were checked.
 ///
 /// # Errors
 /// Fails if the result is too long or too deep for a filter.
 pub(super) fn guarded_filter(outer: &str, inner: &str, types: &Schema) -> Result<String, FilterError> {
-    Ok(Filter::parse(&guarded_clause(outer, inner), &[], types)?.canonical().to_owned())
+    let filter = ClauseParser::Unchecked.parse(&guarded_clause(outer, inner), &[], types)?;
+    Ok(filter.canonical().to_owned())
 }
 
 /// Returns whether a column is granted or in the primary key.

@@ -119,6 +119,13 @@
 //! - A subset's clause can read only the row that it is evaluated for.
 //!   `only_functions_that_read_nothing_but_their_arguments_are_allowed`,
 //!   `no_clause_does_more_than_evaluate_a_row`
+//! - A clause that Postgres evaluates on changed rows has the value that it has in a snapshot.
+//!   `texts_are_judged_as_in_the_table_under_every_kind_of_collation`,
+//!   `values_of_all_types_are_judged_as_in_the_table`,
+//!   `text_is_ordered_and_compared_by_icu_in_snapshots_and_live`
+//! - A clause that is slow, or fails on a row, affects no other shape.
+//!   `a_clause_that_is_too_slow_rotates_only_its_own_shape`,
+//!   `rows_on_which_the_clause_fails_do_not_change_the_outcome_of_others`
 //! - A live response without changes is never revalidated with 304: each one has a new ETag.
 //!   `head_requests_etags_and_compression_follow_http`
 //!
@@ -136,6 +143,8 @@
 //! | one subset | 64 MiB | 400 |
 //! | all subsets | 256 MiB | 503 with Retry-After |
 //! | a subset's clause that only Postgres can evaluate | 5 s | 400 |
+//! | a statement that evaluates a shape's clause on changed rows | 1,000 rows, 5 s; two at once; [`Config::postgres_clause_statements_per_s`] | the shape waits; a clause that is too slow ends its shape |
+//! | shapes with such clauses | [`Config::postgres_clause_shapes`] | 503 with Retry-After |
 //! | tables in one periodic scan of the catalog | 500 | the next scan reads the next 500 |
 //! | connections that the consumer requests | 1 | the stream waits |
 //! | lines of failed requests in the log | 10 per second | counted in the next line |
@@ -187,6 +196,8 @@ mod buffered_bytes;
 mod catalog_scanner;
 mod catalog_watch;
 mod catch_up;
+mod clause_judge;
+mod clause_parser;
 mod config;
 mod connection_lender;
 mod consumer;

@@ -9,6 +9,7 @@ use metrics::{
     Counter, Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram,
 };
 
+use super::database::RowOutcome;
 use super::protocol::Route;
 
 const RESPONSES: &str = "forebay_serve_answers_total";
@@ -22,9 +23,17 @@ const SHAPE_BYTES: &str = "forebay_shape_bytes";
 const WRITING: &str = "forebay_store_writing";
 const FULL: &str = "forebay_store_disk_full";
 const UNWRITTEN: &str = "forebay_store_unwritten_bytes";
+const JUDGED_ROWS: &str = "forebay_serve_judged_rows_total";
+/// Histogram of the duration of judgements.
+pub const JUDGEMENT_SECONDS: &str = "forebay_serve_judgement_seconds";
+const GIVEN_UP: &str = "forebay_serve_clauses_given_up_total";
+const HELD: &str = "forebay_shapes_held";
 
 /// Upper bounds of the histogram's buckets, in seconds: from a few rows to a large table.
 pub const SNAPSHOT_BUCKETS: [f64; 9] = [0.01, 0.05, 0.25, 1.0, 5.0, 15.0, 60.0, 300.0, 1_800.0];
+
+/// Upper bounds of the histogram's buckets, in seconds: from one row to several slow statements.
+pub const JUDGEMENT_BUCKETS: [f64; 8] = [0.001, 0.005, 0.025, 0.1, 0.5, 2.5, 5.0, 15.0];
 
 /// Describes all metrics to the recorder.
 pub fn describe() {
@@ -48,6 +57,17 @@ pub fn describe() {
         UNWRITTEN,
         Unit::Bytes,
         "Bytes of shapes that are only in memory and in the write-ahead log."
+    );
+    describe_gauge!(HELD, "Shapes whose changes are held until Postgres has evaluated their clauses.");
+    describe_counter!(JUDGED_ROWS, "Changed rows on which Postgres evaluated a shape's clause, by outcome.");
+    describe_histogram!(
+        JUDGEMENT_SECONDS,
+        Unit::Seconds,
+        "Time for which Postgres evaluated a clause on a batch of rows, including the wait for a connection."
+    );
+    describe_counter!(
+        GIVEN_UP,
+        "Shapes that were deleted because Postgres evaluates their clause too slowly or rejects it."
     );
 }
 
@@ -112,6 +132,23 @@ pub(crate) fn snapshot_ended(outcome: SnapshotOutcome, after: Duration) {
     }
 }
 
+/// Counts the rows of a judgement, and records its duration. `None`: it failed.
+pub(crate) fn judgement_ended(outcomes: Option<&[RowOutcome]>, after: Duration) {
+    histogram!(JUDGEMENT_SECONDS).record(after.as_secs_f64());
+    let outcomes = outcomes.unwrap_or_default();
+    for (outcome, label) in
+        [(RowOutcome::True, "true"), (RowOutcome::NotTrue, "not_true"), (RowOutcome::Failed, "failed")]
+    {
+        let rows = outcomes.iter().filter(|other| **other == outcome).count();
+        counter!(JUDGED_ROWS, "outcome" => label).increment(rows as u64);
+    }
+}
+
+/// Counts a shape that the clause judge deletes.
+pub(crate) fn shape_given_up() {
+    counter!(GIVEN_UP).increment(1);
+}
+
 /// Sets the gauges whose values are read on request.
 pub(crate) fn measure(shapes: &Shapes, running: usize, waiting: usize) {
     let all = shapes.all();
@@ -120,6 +157,7 @@ pub(crate) fn measure(shapes: &Shapes, running: usize, waiting: usize) {
     gauge!(WRITING).set(f64::from(u8::from(shapes.is_writing())));
     gauge!(FULL).set(f64::from(u8::from(shapes.is_full())));
     gauge!(UNWRITTEN).set(shapes.unwritten_bytes() as f64);
+    gauge!(HELD).set(shapes.held_shapes() as f64);
     gauge!(SNAPSHOTS_RUNNING).set(running as f64);
     gauge!(SNAPSHOTS_WAITING).set(waiting as f64);
 }

@@ -46,7 +46,7 @@ pub(crate) struct ShapeHandler {
     pub(crate) factory: ShapeFactory,
     pub(crate) comparer: TableComparer,
     pub(crate) snapshots: Arc<SnapshotRunner>,
-    pub(crate) builtins: BuiltinsCache,
+    pub(crate) builtins: Arc<BuiltinsCache>,
     pub(crate) manager: Manager,
     pub(crate) cache_times: CacheTimes,
     pub(crate) long_poll: Duration,
@@ -253,7 +253,7 @@ impl ShapeHandler {
         if let Err(gone) = while_valid(context.request.bearer.as_ref(), shape.wait_until_complete()).await? {
             return Err(self.refuse_gone(gone, context.request).await);
         }
-        let seen = self.shapes.seen();
+        let seen = self.shapes.seen_of(shape);
         let page = LogPage::empty(shape.log_end());
         self.respond_log(context, shape, page, seen, None)
     }
@@ -271,7 +271,7 @@ impl ShapeHandler {
         if live == LiveMode::Events {
             return self.events(context, shape, offset).await;
         }
-        let seen = self.shapes.seen();
+        let seen = self.shapes.seen_of(shape);
         let page = self.page(shape, offset).await?;
         if page.to > page.from || live == LiveMode::Off {
             return self.respond_log(context, shape, page, seen, Some(offset));
@@ -293,7 +293,7 @@ impl ShapeHandler {
         match timeout(context.at_most(self.long_poll), shape.wait_for_log_after(after)).await {
             Ok(Ok(())) | Err(_) => {
                 self.check_store()?;
-                let seen = self.shapes.seen();
+                let seen = self.shapes.seen_of(shape);
                 let page = self.page(shape, offset).await?;
                 self.respond_log(context, shape, page, seen, Some(offset))
             }

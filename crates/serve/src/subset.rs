@@ -19,10 +19,8 @@ use forebay_shapes::{Offset, ShapeDefinition, StartOffset};
 use http::Response;
 
 use super::body::BodyContent;
-use super::database::{
-    Builtins, DisallowedBuiltin, ElementType, RowSink, SnapshotError, SnapshotQuery, SubsetPage,
-    TableDescription,
-};
+use super::clause_parser::{check_condition, is_plain_enum};
+use super::database::{Builtins, RowSink, SnapshotError, SnapshotQuery, SubsetPage, TableDescription};
 use super::grant_scope;
 use super::protocol::cache_policy::CachePolicy;
 use super::protocol::headers::{BodyKind, ShapeResponseHead, header_value};
@@ -164,10 +162,8 @@ fn invalid_clause(error: &dyn std::fmt::Display) -> RequestRefusal {
 
 /// Parses a clause that the filter can't evaluate as Postgres does.
 ///
-/// Postgres evaluates it, so it may use only functions that read nothing but the row
-/// ([`Builtins`]). Columns of types that are neither built in nor enums are refused: their
-/// operators are in other schemas, and Postgres would resolve to different ones. Enums with casts
-/// that call functions are refused, too.
+/// Postgres evaluates it, so it may use only functions that read nothing but the row; see
+/// [`check_condition`].
 fn postgres_expression(
     text: &str,
     params: &[&str],
@@ -178,7 +174,6 @@ fn postgres_expression(
     let of_column = |name: &str| table.columns.iter().find(|column| column.name == name);
     let elements = types.columns.iter().filter_map(|column| Some(&of_column(&column.name)?.element));
     let mut enums: Vec<EnumType> = Vec::new();
-    let is_plain_enum = |element: &ElementType| element.is_enum && !element.has_casts;
     for element in elements.filter(|element| is_plain_enum(element) && !builtins.has_type(&element.name)) {
         let named = EnumType { schema: element.schema.clone(), name: element.name.clone() };
         if !enums.contains(&named) {
@@ -190,16 +185,7 @@ fn postgres_expression(
     enums.retain(|one| all.iter().filter(|other| other.name == one.name).count() == 1);
     let expression =
         Expression::parse(text, params, types, &enums).map_err(|error| invalid_clause(&error))?;
-    for index in expression.columns() {
-        let element = of_column(&types.columns[index].name).map(|column| &column.element);
-        let is_known = |element: &ElementType| {
-            is_plain_enum(element) || (element.is_builtin && builtins.has_type(&element.name))
-        };
-        if let Some(other) = element.filter(|element| !is_known(element)) {
-            return Err(invalid_clause(&DisallowedBuiltin::Type(other.name.clone())));
-        }
-    }
-    builtins.check(&expression).map_err(|error| invalid_clause(&error))?;
+    check_condition(&expression, types, table, builtins).map_err(|error| invalid_clause(&error))?;
     Ok(expression)
 }
 

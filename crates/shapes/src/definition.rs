@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 pub(crate) use self::state::is_newer;
 pub use self::state::{CatalogChange, CatalogState};
 use crate::encode::{self, RowEncoder};
-use crate::filter::{Filter, FilterError, Schema};
+use crate::filter::{Filter, FilterError, PostgresRules, Schema};
 
 /// Properties of a table on which its shapes depend.
 ///
@@ -167,7 +167,8 @@ impl ShapeDefinition {
     }
 
     pub(crate) fn filter(&self) -> Result<Option<Filter>, FilterError> {
-        let parse = |clause| Filter::parse(clause, &[], &self.table.types);
+        // Conditions that only Postgres can evaluate were checked when the shape was created.
+        let parse = |clause| Filter::parse_with(clause, &[], &self.table.types, PostgresRules::Stored);
         self.options.clause.as_deref().map(parse).transpose()
     }
 

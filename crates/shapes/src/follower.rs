@@ -12,8 +12,11 @@
 //!   WAL has them in that order.
 //!
 //! A shape is *unfit* if its log can't represent a change exactly. For example, its table was
-//! altered or truncated, its clause fails, or the row is too large. An unfit shape is deleted, and
-//! its clients start over.
+//! altered or truncated, or the row is too large. An unfit shape is deleted, and its clients start
+//! over.
+//!
+//! A row on which the clause of a shape fails is not in the shape. If only Postgres can judge a row,
+//! the shape is [held](crate::follow) until it has.
 //!
 //! Partitions: a publication sends the change of a partition's row with the oid of the partition,
 //! or with the oid of a published partitioned table. With the oid of the partition, the change goes
@@ -171,11 +174,14 @@ impl Follower {
         for shape in self.scratch.unfit.drain(..) {
             following.mark_unfit(shape, transaction);
         }
+        for shape in self.scratch.overfull.drain(..) {
+            following.delete_because(shape, "more changes would be held for it than held_bytes");
+        }
         if transaction.has_many_keys() {
             following.count_keys(transaction);
         }
         if transaction.is_part_full() {
-            if let Some(changes) = transaction.part(&mut following) {
+            for changes in transaction.parts(&mut following) {
                 following.log(Record::Part(changes));
             }
             following.delete_overfull(self.engine.store.config.held_bytes);
@@ -210,9 +216,13 @@ impl Follower {
         }
         let mut following = self.following()?;
         following.count_keys(&mut transaction);
-        let changes = transaction.last_part(&mut following);
-        let earlier = transaction.shapes_of_earlier_parts(&changes);
-        following.log(Record::Commit(changes, CommitRecord { end, earlier }));
+        if transaction.receipt == TransactionReceipt::First {
+            let (parts, changes) = transaction.last_parts(&mut following);
+            parts.into_iter().for_each(|part| following.log(Record::Part(part)));
+            let earlier = transaction.shapes_of_earlier_parts(&changes);
+            let holds = following.begin_holds(&transaction);
+            following.log(Record::Commit(changes, CommitRecord { end, earlier, holds }));
+        }
         following.commit(&transaction, end, self.engine.store.config.held_bytes);
         Ok(())
     }

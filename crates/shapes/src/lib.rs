@@ -124,6 +124,22 @@
 //!   because the offset of a client may be between them.
 //! - A shape is followed before its snapshot is taken. Transactions are held until the snapshot's
 //!   visibility is known. Then those that the snapshot sees are dropped.
+//! - If only Postgres can judge a row of a transaction, the shape is *held* from this commit on. The
+//!   changes of this transaction and of later ones are kept as rows. A task of the server gets the
+//!   undecided rows from [`Shapes::undecided_rows`], asks Postgres, and passes the verdicts to
+//!   [`Shapes::decide`]. Then the transactions are encoded, and reach the log in order, at the
+//!   offsets that they would have had. Other shapes don't wait.
+//!
+//!   ```text
+//!    Follower ── undecided row ──▶ ShapeHold (follow/shape_hold.rs) ──▶ Shapes::undecided_rows
+//!       │ commit record: held from L                                          │ one query
+//!       ▼                                                                     ▼
+//!    WAL ◀── late commits, in order ◀── release (follow/holds.rs) ◀── Shapes::decide
+//!   ```
+//!
+//!   While a shape is held from L, nothing states that it is up to date at L or later
+//!   ([`Shapes::seen_of`]), and Postgres gets no acknowledgement beyond L. After a crash or a takeover,
+//!   Postgres repeats the transactions from L on, and only the held shapes get them again.
 //! - A client identifies a row by its key. Two rows may have the same key: within a transaction if
 //!   the key is deferrable, and always if the table has no key. When one of two such rows is
 //!   deleted or gets another key, clients would delete their only copy, so the shape is deleted.
@@ -142,10 +158,20 @@
 //!   `random_filters_are_found_as_if_each_were_evaluated`
 //! - A shape whose log can't represent a change exactly is deleted, and its clients start over.
 //!   `an_altered_table_deletes_the_shapes_that_need_the_altered_columns`,
-//!   `a_clause_that_fails_on_a_row_deletes_its_shape`,
 //!   `a_missing_old_row_deletes_the_tables_shapes`,
 //!   `two_rows_with_one_deferrable_key_in_a_transaction_delete_the_shapes`,
 //!   `a_row_that_leaves_while_an_equal_row_remains_deletes_the_shape`
+//! - While Postgres judges rows of a shape, its log gets nothing, and no up-to-date is beyond it.
+//!   Afterwards the log is as if the rows had been judged at once. Other shapes don't wait.
+//!   `an_undecided_row_holds_its_shape_and_no_other`,
+//!   `held_transactions_reach_the_log_in_order_whatever_is_decided_first`,
+//!   `a_reader_beside_the_writer_shows_no_more_than_the_writer`,
+//!   `a_kill_keeps_a_held_shape_and_the_stream_repeats_its_transactions`,
+//!   `a_hold_that_the_stream_does_not_repeat_deletes_only_its_shape`,
+//!   `a_hold_before_the_snapshot_begins_if_the_snapshot_misses_the_transaction`
+//! - Postgres judges each distinct row of a shape once, unless its verdict was forgotten.
+//!   `updates_of_another_column_ask_for_a_row_once`,
+//!   `each_distinct_row_is_asked_once_and_the_answer_is_kept`
 //! - A snapshot that misses an earlier transaction of the stream is refused.
 //!   `transactions_from_before_a_shape_was_followed_must_be_in_its_snapshot`,
 //!   `an_invisible_commit_is_detected_however_many_commits_follow`
@@ -199,6 +225,10 @@
 //! | a transaction in memory | parts of 1 MiB | the part is queued |
 //! | one message | `message_bytes`, 256 MiB | the shapes that would get it are deleted |
 //! | changes held for a shape without a snapshot | `held_bytes`, 16 MiB | the shape is deleted |
+//! | changes held for a shape until Postgres has judged its rows | `held_bytes`, 16 MiB | the shape is deleted |
+//! | earlier messages of a transaction for shapes that may still be held | `held_bytes`, 16 MiB | they are queued, and an undecided row deletes its shape |
+//! | undecided rows in a batch | 1,000; 8 MiB or one row | the others are in the next batch |
+//! | remembered verdicts of a shape; of all shapes | 512 KiB; 64 MiB | the oldest are forgotten, and Postgres is asked again |
 //! | open files of shapes | `open_files`, 512 | the least recently used file is closed |
 //! | recent transactions of one table; of all | 1,048,576 (24 MiB); 4,194,304 (96 MiB) | the oldest is forgotten, and a new shape needs a snapshot with a newer `xmin` |
 //! | deferrable keys that rows enter in one transaction | 1,048,576 | the table's shapes are deleted |
@@ -213,7 +243,8 @@
 //! `shapes_beyond_max_bytes_are_deleted_at_a_checkpoint`,
 //! `shapes_beyond_max_bytes_are_deleted_when_a_snapshot_completes`,
 //! `what_is_queued_and_what_is_being_written_share_one_bound`,
-//! `held_bytes_are_bounded_within_a_transaction_and_across_many`, `all_tables_share_one_bound`,
+//! `held_bytes_are_bounded_within_a_transaction_and_across_many`, `what_is_held_is_bounded`,
+//! `batches_and_answers_are_bounded`, `all_tables_share_one_bound`,
 //! `an_idle_shape_takes_less_than_five_kilobytes`.
 //!
 //! # Lock order
@@ -244,6 +275,7 @@
 //! | effect of a row change on a shape | `follow/table_group.rs` |
 //! | messages of the stream | `follower.rs` |
 //! | held transactions; altered tables | `follow/followed_shapes.rs` |
+//! | undecided rows; release of held transactions | `undecided_rows.rs`, `follow/row_verdicts.rs`; `follow/holds.rs` |
 //! | parts of a transaction | `follow/open_transaction.rs` |
 //! | changes of partitions | `follower.rs`, `follow/stream_relation.rs` |
 //! | commits that aren't visible yet | `follow/recent_transactions.rs` |
@@ -279,6 +311,7 @@ mod shapes;
 #[cfg(test)]
 mod simulation;
 mod store;
+mod undecided_rows;
 
 pub use forebay_filter as filter;
 pub use forebay_pgoutput as pgoutput;
@@ -297,3 +330,4 @@ pub use crate::shape::{
 };
 pub use crate::shapes::{Shapes, StorePosition};
 pub use crate::store::{OpenError, StoreFailure, StoreSummary, StoreUnusable};
+pub use crate::undecided_rows::UndecidedRows;

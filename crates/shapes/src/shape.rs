@@ -159,6 +159,7 @@ impl Shape {
             seen: None,
             rows_end: None,
             is_settled: false,
+            held_from: None,
             listener: None,
         };
         let (state, changed, used) =
@@ -175,6 +176,16 @@ impl Shape {
     /// Returns the definition.
     pub fn definition(&self) -> &ShapeDefinition {
         &self.definition
+    }
+
+    /// Returns its parsed where clause; `None`: all rows.
+    pub fn filter(&self) -> Option<&Filter> {
+        self.filter.as_ref()
+    }
+
+    /// Returns whether the log waits for verdicts of Postgres.
+    pub fn is_held(&self) -> bool {
+        self.lock().held_from.is_some()
     }
 
     /// Returns the encoder of its rows.

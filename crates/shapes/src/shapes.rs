@@ -16,6 +16,7 @@ use crate::config::StoreConfig;
 use crate::creation::ShapeCreation;
 use crate::definition::{CatalogState, ShapeDefinition, TableSchema};
 use crate::engine::{CreateError, FoundShape, ShapeEngine, replay, writer};
+use crate::filter::RowVerdict;
 use crate::follower::Follower;
 use crate::offset::Offset;
 use crate::registry::time_of;
@@ -24,6 +25,7 @@ use crate::store::disk::{Disk, RealDisk};
 use crate::store::record::{Note, Record};
 use crate::store::write_queue::AfterWrite;
 use crate::store::{OpenError, Store, StoreFailure, StoreUnusable};
+use crate::undecided_rows::UndecidedRows;
 
 /// Handle of a store and all its shapes. Cheap to clone.
 #[derive(Clone)]
@@ -36,7 +38,8 @@ pub struct Shapes {
 pub struct StorePosition {
     /// Name of the followed database history, set by [`Shapes::reset`] or [`Shapes::adopt`].
     pub origin: String,
-    /// Position (LSN) up to which everything is durable.
+    /// Position (LSN) from which on the stream must continue: everything before it is durable, and
+    /// no shape is held from a commit before it.
     pub lsn: u64,
 }
 
@@ -98,13 +101,70 @@ impl Shapes {
     /// Returns the position of the store; `None`: it has followed nothing yet.
     pub fn position(&self) -> Option<StorePosition> {
         let progress = &self.engine.store.progress;
-        Some(StorePosition { origin: progress.origin()?, lsn: progress.durable() })
+        Some(StorePosition { origin: progress.origin()?, lsn: progress.acknowledgeable() })
     }
 
     /// Returns an LSN that separates readable changes from later ones: the offset `<seen>_0` is
-    /// after all readable changes and before all later ones.
+    /// after all readable changes and before all later ones, except those of held shapes.
     pub fn seen(&self) -> u64 {
         self.engine.store.progress.seen()
+    }
+
+    /// Returns an LSN that separates a shape's readable changes from later ones: the offset
+    /// `<seen>_0` is after all changes that are readable now, and before all later ones. Call it
+    /// before the log is read.
+    pub fn seen_of(&self, shape: &Shape) -> u64 {
+        // In this order: the hold of a transaction is set before the transaction is seen.
+        shape.seen_at_most(self.seen())
+    }
+
+    /// Waits until Postgres must judge rows of a shape, and returns them. Several tasks may wait.
+    pub async fn undecided_rows(&self) -> UndecidedRows {
+        loop {
+            let more = self.engine.undecided.notified();
+            tokio::pin!(more);
+            // From here on, no notification is missed.
+            more.as_mut().enable();
+            if let Some(rows) = self.take_undecided() {
+                return rows;
+            }
+            more.await;
+        }
+    }
+
+    pub(crate) fn take_undecided(&self) -> Option<UndecidedRows> {
+        if !self.is_writing() {
+            return None;
+        }
+        let mut following = self.engine.following();
+        let (shape, questions) = following.take_undecided()?;
+        Some(UndecidedRows::new(Arc::clone(&self.engine), shape, following.generation(), questions))
+    }
+
+    /// Sets the verdicts of Postgres on rows, one for each row in their order. Transactions that
+    /// waited only for them reach the log. Undecided rows, and rows without a verdict, are asked
+    /// again.
+    pub fn decide(&self, rows: UndecidedRows, verdicts: &[RowVerdict]) {
+        let (shape, generation, questions) = rows.take();
+        if self.is_writing() {
+            self.engine.following().decide(generation, shape.id, questions, verdicts);
+        }
+    }
+
+    /// Deletes the shape of rows that Postgres can't judge. Its clients start over.
+    pub fn give_up(&self, rows: UndecidedRows, reason: &str) {
+        let (shape, generation, _) = rows.take();
+        if self.is_writing() {
+            let mut following = self.engine.following();
+            if following.generation() == generation {
+                following.delete_because(shape.id, reason);
+            }
+        }
+    }
+
+    /// Returns the number of shapes whose logs wait for verdicts of Postgres.
+    pub fn held_shapes(&self) -> usize {
+        self.all().iter().filter(|shape| shape.is_held()).count()
     }
 
     /// Waits until the store has reached the LSN of an offset.
@@ -138,7 +198,9 @@ impl Shapes {
     /// Queues an advance of the position to `lsn`. The caller guarantees that no change before
     /// `lsn` that isn't queued yet concerns a shape.
     pub fn advance(&self, lsn: u64) {
-        self.engine.log_note(Note::Advance { lsn });
+        let mut following = self.engine.following();
+        following.check_resumed(lsn);
+        following.log(Record::Note(Note::Advance { lsn }, Bytes::new()));
     }
 
     /// Sets the callback that receives each new durable position.

@@ -29,6 +29,9 @@ const CLOSED: &[(&str, &str)] = &[
     ("SnapshotChunk", "open, complete, or none"),
     ("StartOffset", "a reader must start at each"),
     ("NullsOrder", "first or last"),
+    ("PostgresRules", "nothing, everything, or what a check accepts"),
+    ("RowOutcome", "true, not true, or an error"),
+    ("RowVerdict", "a row matches, or not, or that isn't known"),
     ("Reload", "a program must apply each on SIGHUP"),
 ];
 /// Crates without a library for others.

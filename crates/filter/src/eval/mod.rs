@@ -38,17 +38,23 @@ pub(crate) type EvalResult<'v> = Result<Option<SqlValue<'v>>, EvalError>;
 /// Evaluates an expression without columns.
 pub(crate) fn constant(expr: &Expr) -> EvalResult<'_> {
     static NO_ROW: [Option<&[u8]>; 0] = [];
-    Scope { row: &NO_ROW, operand: None }.value(expr)
+    Scope { row: &NO_ROW, operand: None, lenient: false }.value(expr)
 }
 
 /// Evaluates an expression.
 pub(crate) fn value<'v>(expr: &'v Expr, row: &'v dyn TextRow) -> EvalResult<'v> {
-    Scope { row, operand: None }.value(expr)
+    Scope { row, operand: None, lenient: false }.value(expr)
 }
 
 /// Evaluates a boolean expression.
 pub(crate) fn truth(expr: &Expr, row: &dyn TextRow) -> Result<Option<bool>, EvalError> {
-    Scope { row, operand: None }.truth(expr)
+    Scope { row, operand: None, lenient: false }.truth(expr)
+}
+
+/// Evaluates a boolean expression. An operand of AND or OR that fails has no effect if another
+/// operand decides the result. Fails as undecided if Postgres may have a result.
+pub(crate) fn lenient_truth(expr: &Expr, row: &dyn TextRow) -> Result<Option<bool>, EvalError> {
+    Scope { row, operand: None, lenient: true }.truth(expr)
 }
 
 /// Evaluation context: the row, and the operand of the enclosing CASE.
@@ -56,6 +62,8 @@ struct Scope<'v, 'o> {
     row: &'v dyn TextRow,
     /// The operand's value of the innermost CASE.
     operand: Option<&'o SqlValue<'v>>,
+    /// Whether a failing operand of AND or OR may be ignored.
+    lenient: bool,
 }
 
 impl<'v> Scope<'v, '_> {
@@ -190,6 +198,7 @@ impl<'v> Scope<'v, '_> {
             },
             Expr::Case { operand, arms, otherwise } => self.case(operand.as_deref(), arms, otherwise),
             Expr::CaseOperand => Ok(self.operand.cloned()),
+            Expr::Postgres { .. } => Err(EvalError::undecided()),
             Expr::ArrayCat(operands) => match self.pair(operands)? {
                 (Some(left), Some(right)) => {
                     Ok(Some(SqlValue::array(as_array(left).concat(&as_array(right))?)))
@@ -216,7 +225,11 @@ impl<'v> Scope<'v, '_> {
             SqlType::Scalar(Scalar::Json) => return Ok(Some(SqlValue::text(text))),
             _ => {}
         }
-        input::read(text, kind, false).map(Some).map_err(|error| error.of_row(kind))
+        input::read(text, kind, false).map(Some).map_err(|error| match self.lenient {
+            // Postgres has written the text: it is a value.
+            true => EvalError::undecided(),
+            false => error.of_row(kind),
+        })
     }
 
     fn pair(
@@ -228,15 +241,21 @@ impl<'v> Scope<'v, '_> {
 
     /// Evaluates AND (`ends` is false) or OR (`ends` is true).
     fn chain(&self, operands: &'v [Expr], ends: bool) -> Result<Option<bool>, EvalError> {
-        let mut unknown = false;
+        let (mut unknown, mut failure) = (false, None);
         for operand in operands {
-            match self.truth(operand)? {
-                Some(value) if value == ends => return Ok(Some(ends)),
-                Some(_) => {}
-                None => unknown = true,
+            match self.truth(operand) {
+                Ok(Some(value)) if value == ends => return Ok(Some(ends)),
+                Ok(Some(_)) => {}
+                Ok(None) => unknown = true,
+                Err(error) if !self.lenient => return Err(error),
+                Err(error) if error.is_undecided() => failure = Some(error),
+                Err(error) => failure = failure.or(Some(error)),
             }
         }
-        Ok(if unknown { None } else { Some(!ends) })
+        match failure {
+            Some(error) => Err(error),
+            None => Ok(if unknown { None } else { Some(!ends) }),
+        }
     }
 
     fn quantified(&self, operator: Binary, all: bool, operands: &'v [Expr; 2]) -> EvalResult<'v> {
@@ -392,8 +411,8 @@ impl<'v> Scope<'v, '_> {
             None => None,
         };
         let inner = match operand {
-            Some(_) => Scope { row: self.row, operand: value.as_ref() },
-            None => Scope { row: self.row, operand: self.operand },
+            Some(_) => Scope { operand: value.as_ref(), ..*self },
+            None => Scope { ..*self },
         };
         for (when, then) in arms {
             if inner.truth(when)? == Some(true) {

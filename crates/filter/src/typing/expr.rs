@@ -24,6 +24,10 @@ pub(crate) enum Expr {
     And(Vec<Expr>),
     Or(Vec<Expr>),
     Not(Box<Expr>),
+    /// A condition that only Postgres can evaluate, and the columns that it uses, sorted.
+    Postgres {
+        columns: Vec<usize>,
+    },
     Is {
         negated: bool,
         test: IsTest,

@@ -19,7 +19,7 @@ pub(super) fn fold(expr: Expr) -> Result<Expr, EvalError> {
     let stable = has_stable_part(&expr);
     let fold_constant = |expr: Expr| fold_constant(expr, stable);
     Ok(match expr {
-        Expr::Const(_) | Expr::Column { .. } | Expr::CaseOperand => expr,
+        Expr::Const(_) | Expr::Column { .. } | Expr::CaseOperand | Expr::Postgres { .. } => expr,
         Expr::And(operands) => chain(operands, false)?,
         Expr::Or(operands) => chain(operands, true)?,
         Expr::Not(operand) => match fold(*operand)? {
@@ -147,7 +147,7 @@ pub(crate) fn each(expr: &Expr, visit: &mut impl FnMut(&Expr)) {
 
 fn children(expr: &Expr, visit: &mut dyn FnMut(&Expr)) {
     match expr {
-        Expr::Const(_) | Expr::Column { .. } | Expr::CaseOperand => {}
+        Expr::Const(_) | Expr::Column { .. } | Expr::CaseOperand | Expr::Postgres { .. } => {}
         Expr::And(items) | Expr::Or(items) | Expr::Coalesce(items) => items.iter().for_each(visit),
         Expr::Array { items, .. }
         | Expr::Extreme { items, .. }

@@ -12,6 +12,7 @@ pub(crate) mod catalog;
 mod coerce;
 mod collate;
 mod common_type;
+mod condition;
 mod enums;
 pub(crate) mod expr;
 mod fold;
@@ -33,16 +34,21 @@ pub(crate) use fold::each;
 pub(crate) use operator::OPERATORS;
 pub(crate) use sql_type::{Scalar, SqlType};
 
-use crate::error::FilterError;
+use crate::error::{EvalError, FilterError};
+use crate::postgres_rules::PostgresRules;
 use crate::schema::{Collation, Schema, TypeKind};
 use crate::syntax::{IsTest, SyntaxKind, SyntaxTree};
 use crate::value::SqlValue;
 
 /// Types a clause. Fails if it is not a boolean.
-pub(crate) fn clause(tree: &SyntaxTree, text: &str, schema: &Schema) -> Result<Expr, FilterError> {
-    let typer = Typer::new(text, schema);
-    let typed = typer.tree(tree)?;
-    let expr = typer.boolean(typed, "WHERE", tree.at)?;
+pub(crate) fn clause(
+    tree: &SyntaxTree,
+    text: &str,
+    schema: &Schema,
+    rules: PostgresRules<'_>,
+) -> Result<Expr, FilterError> {
+    let typer = Typer { text, schema, rules };
+    let expr = typer.condition(tree, "WHERE")?;
     typer.fold(expr, tree.at)
 }
 
@@ -67,13 +73,11 @@ impl TypedExpr {
 pub(crate) struct Typer<'s> {
     text: &'s str,
     schema: &'s Schema,
+    /// Which conditions Postgres may decide.
+    rules: PostgresRules<'s>,
 }
 
-impl<'s> Typer<'s> {
-    fn new(text: &'s str, schema: &'s Schema) -> Self {
-        Typer { text, schema }
-    }
-
+impl Typer<'_> {
     fn invalid(&self, at: usize, sqlstate: &'static str, message: String) -> FilterError {
         FilterError::invalid(self.text, at, sqlstate, message)
     }
@@ -85,10 +89,14 @@ impl<'s> Typer<'s> {
 
     /// Evaluates constant parts.
     fn fold(&self, expr: Expr, at: usize) -> Result<Expr, FilterError> {
-        fold::fold(expr).map_err(|error| match error.sqlstate() {
-            "0A000" => self.unsupported(at, format!("a constant part ({error}) is")),
-            sqlstate => self.invalid(at, sqlstate, error.to_string()),
+        fold::fold(expr).map_err(|error| match error.is_undecided() {
+            true => self.constant_part(&error, at),
+            false => self.invalid(at, error.sqlstate(), error.to_string()),
         })
+    }
+
+    fn constant_part(&self, error: &EvalError, at: usize) -> FilterError {
+        self.unsupported(at, format!("a constant part ({error}) is"))
     }
 
     /// Returns whether texts are parsed as in Postgres 16 and newer.
@@ -109,9 +117,7 @@ impl<'s> Typer<'s> {
             SyntaxKind::And(operands) => Ok(TypedExpr::boolean(Expr::And(self.booleans(operands, "AND")?))),
             SyntaxKind::Or(operands) => Ok(TypedExpr::boolean(Expr::Or(self.booleans(operands, "OR")?))),
             SyntaxKind::Not(operand) => {
-                let typed = self.tree(operand)?;
-                let operand = self.boolean(typed, "NOT", operand.at)?;
-                Ok(TypedExpr::boolean(Expr::Not(Box::new(operand))))
+                Ok(TypedExpr::boolean(Expr::Not(Box::new(self.condition(operand, "NOT")?))))
             }
             SyntaxKind::Unary(operator, operand) => {
                 let operand = self.tree(operand)?;
@@ -178,8 +184,7 @@ impl<'s> Typer<'s> {
     }
 
     fn booleans(&self, operands: &[SyntaxTree], what: &str) -> Result<Vec<Expr>, FilterError> {
-        let one = |tree: &SyntaxTree| self.boolean(self.tree(tree)?, what, tree.at);
-        operands.iter().map(one).collect()
+        operands.iter().map(|tree| self.condition(tree, what)).collect()
     }
 
     /// Casts to a boolean (coerce_to_boolean).
@@ -207,20 +212,19 @@ impl<'s> Typer<'s> {
     }
 
     fn is(&self, negated: bool, test: IsTest, operand: &SyntaxTree) -> Result<TypedExpr, FilterError> {
-        let typed = self.tree(operand)?;
-        let expr = match (test, typed.kind) {
-            (IsTest::Null, SqlType::Opaque(index)) => {
-                if self.schema.columns[index].column_type.kind == TypeKind::Composite {
+        let expr = match test {
+            IsTest::Null => {
+                let typed = self.tree(operand)?;
+                if let SqlType::Opaque(index) = typed.kind
+                    && self.schema.columns[index].column_type.kind == TypeKind::Composite
+                {
                     return Err(self.unsupported(operand.at, "IS NULL of a composite value is".to_owned()));
                 }
                 typed.expr
             }
-            (IsTest::Null, _) => typed.expr,
-            (IsTest::True, _) => self.boolean(typed, &format!("IS {}TRUE", not(negated)), operand.at)?,
-            (IsTest::False, _) => self.boolean(typed, &format!("IS {}FALSE", not(negated)), operand.at)?,
-            (IsTest::Unknown, _) => {
-                self.boolean(typed, &format!("IS {}UNKNOWN", not(negated)), operand.at)?
-            }
+            IsTest::True => self.condition(operand, &format!("IS {}TRUE", not(negated)))?,
+            IsTest::False => self.condition(operand, &format!("IS {}FALSE", not(negated)))?,
+            IsTest::Unknown => self.condition(operand, &format!("IS {}UNKNOWN", not(negated)))?,
         };
         Ok(TypedExpr::boolean(Expr::Is { negated, test, operand: Box::new(expr) }))
     }
@@ -394,6 +398,7 @@ pub(crate) fn never_fails(expr: &Expr) -> bool {
         | Expr::Coalesce(_)
         | Expr::Case { .. }
         | Expr::CaseOperand => true,
+        Expr::Postgres { .. } => false,
         // Only a pattern that ends in the escape character fails, and only on some texts.
         Expr::Binary(Binary::Like { .. }, operands) => {
             matches!(&operands[1], Expr::Const(Some(SqlValue::Text(pattern))) if !pattern.ends_with('\\'))
@@ -426,9 +431,31 @@ pub(crate) fn never_fails(expr: &Expr) -> bool {
     }
 }
 
+/// Returns whether Postgres may have a value where the outermost operation of an expression fails.
+/// If this is false of all parts, no row may be undecided: large transactions rely on it.
+pub(crate) fn may_be_undecided(expr: &Expr) -> bool {
+    let is_surely_read = |kind: &SqlType| {
+        use Scalar::*;
+        match kind {
+            SqlType::Scalar(scalar) => {
+                matches!(scalar, Bool | Int2 | Int4 | Int8 | Text | Varchar | Bpchar | Uuid)
+            }
+            SqlType::Array(_) => false,
+            // An enum's label is a text.
+            SqlType::Unknown | SqlType::Opaque(_) => true,
+        }
+    };
+    match expr {
+        Expr::Column { kind, .. } => !is_surely_read(kind),
+        Expr::Binary(Binary::Like { casing: Some(_), .. }, _)
+        | Expr::Quantified { operator: Binary::Like { casing: Some(_), .. }, .. } => true,
+        expr => !never_fails(expr),
+    }
+}
+
 /// Returns whether an expression refers to a column (contain_vars_of_level).
 fn has_column(expr: &Expr) -> bool {
     let mut found = false;
-    fold::each(expr, &mut |expr| found |= matches!(expr, Expr::Column { .. }));
+    fold::each(expr, &mut |expr| found |= matches!(expr, Expr::Column { .. } | Expr::Postgres { .. }));
     found
 }

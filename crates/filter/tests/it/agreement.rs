@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Instant;
 
-use forebay_filter::{Collation, Filter, FilterError, IndexCondition, IndexKey};
+use forebay_filter::{Collation, Filter, FilterError, IndexCondition, IndexKey, RowVerdict};
 use forebay_testkit::TestRng;
 
 use crate::grammar::Grammar;
@@ -86,6 +86,16 @@ fn compare(server: &ReferenceServer, clause: &str, answers: &[Option<String>], t
             tally
                 .wrong
                 .push(format!("{clause}\n    true, but not by its conditions: {:?}", filter.conditions()));
+            return;
+        }
+        // Where Postgres fails, the judgement is this crate's own.
+        let fits = match (filter.judge(row), theirs.as_deref()) {
+            (RowVerdict::Match, theirs) => !matches!(theirs, Some("false") | None),
+            (RowVerdict::NoMatch, theirs) => theirs != Some("true"),
+            (RowVerdict::Undecided, _) => filter.may_be_undecided(),
+        };
+        if !fits {
+            tally.wrong.push(format!("{clause}\n    judged {:?}, Postgres' {theirs:?}", filter.judge(row)));
             return;
         }
         *tally.answers.entry(theirs.clone().unwrap_or_else(|| "null".to_owned())).or_default() += 1;

@@ -8,6 +8,7 @@ mod fuzz_corpus;
 mod grammar;
 mod index;
 mod letters;
+mod postgres_conditions;
 mod refusals;
 mod robustness;
 mod server;

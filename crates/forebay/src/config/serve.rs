@@ -67,6 +67,12 @@ pub struct ServeConfig {
     /// Maximum number of concurrent snapshots: at least 1, at most the number of connections for
     /// them.
     pub snapshots: usize,
+    /// Whether Postgres evaluates clauses that Forebay can't.
+    pub postgres_clauses: bool,
+    /// Maximum number of shapes with such clauses.
+    pub postgres_clause_shapes: usize,
+    /// Maximum number of statements per second that evaluate them on changed rows.
+    pub postgres_clause_statements_per_s: u32,
     /// Connections of clients.
     pub http: HttpServerConfig,
     /// Limits for streams.
@@ -145,6 +151,9 @@ fn check_all(settings: ServeSettings, layers: &SettingLayers) -> Result<ServeCon
         connections_per_second: database.connections_per_second,
         unpublish_after: Some(database.unpublish_after_ms).filter(|time| !time.is_zero()),
         snapshots: check_snapshots(serve.snapshots, most_snapshots, layers)?,
+        postgres_clauses: serve.postgres_clauses,
+        postgres_clause_shapes: serve.postgres_clause_shapes as usize,
+        postgres_clause_statements_per_s: serve.postgres_clause_statements_per_s,
         secret: serve.secret,
         drain_timeout: http.drain_timeout,
         http,

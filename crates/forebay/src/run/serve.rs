@@ -206,6 +206,9 @@ impl ShapeServer {
 fn backend_config(config: &ServeConfig) -> Config {
     let mut backend = Config::default();
     backend.snapshots = config.snapshots;
+    backend.postgres_clauses = config.postgres_clauses;
+    backend.postgres_clause_shapes = config.postgres_clause_shapes;
+    backend.postgres_clause_statements_per_s = config.postgres_clause_statements_per_s;
     backend.unpublish_after = config.unpublish_after;
     backend.long_poll = config.long_poll;
     backend.sse_keep_alive = config.sse_keep_alive;

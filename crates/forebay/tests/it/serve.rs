@@ -23,6 +23,7 @@ mod metrics;
 mod operations;
 mod partitions;
 mod pool;
+mod postgres_clauses;
 mod protocol;
 mod publishing;
 mod rewrites;

@@ -118,7 +118,7 @@ struct BuiltinFunction {
 pub enum DisallowedBuiltin {
     /// A function.
     #[error(
-        "the function {name} of {arguments} arguments is not supported in subsets: only immutable functions of pg_catalog \
+        "the function {name} of {arguments} arguments is not supported in where clauses: only immutable functions of pg_catalog \
          are, and not all of them"
     )]
     Function {
@@ -128,16 +128,22 @@ pub enum DisallowedBuiltin {
         arguments: usize,
     },
     /// An operator.
-    #[error("the operator {0} is not supported in subsets: only those of pg_catalog are")]
+    #[error("the operator {0} is not supported in where clauses: only those of pg_catalog are")]
     Operator(String),
     /// A type.
-    #[error("the type {0} is not supported in subsets")]
+    #[error("the type {0} is not supported in where clauses")]
     Type(String),
     /// Any clause may call this cast implicitly.
     #[error(
-        "this clause is not supported in subsets: the cast from {0} calls a function that isn't Postgres' own"
+        "this where clause is not supported: the cast from {0} calls a function that isn't Postgres' own"
     )]
     Cast(String),
+    /// A text that Postgres may read as the current time.
+    #[error(
+        "a where clause whose value depends on the current time is not supported: a text may be `now` or `today` where \
+         it becomes a date or time"
+    )]
+    Clock,
 }
 
 impl Builtins {

@@ -13,6 +13,7 @@
 //! | a table's catalog rows, for cheap comparisons | `catalog_entry.rs` |
 //! | reading rows; errors | `snapshot.rs`, `snapshot_error.rs` |
 //! | transactions that wrote before the publication | `writers.rs` |
+//! | evaluating a clause on rows of the stream | `row_judgement.rs` |
 //! | clauses that Postgres rejects; functions they may use | `clause_rejection.rs`, `builtins.rs` |
 
 mod builtins;
@@ -20,6 +21,7 @@ mod catalog_entry;
 mod clause_rejection;
 mod collation;
 mod describe;
+mod row_judgement;
 mod snapshot;
 mod snapshot_error;
 mod table_description;
@@ -29,6 +31,7 @@ pub use self::builtins::{Builtins, DisallowedBuiltin};
 pub use self::catalog_entry::{CatalogEntry, TableSelection, current_snapshot, partition_tree, read_entries};
 pub use self::clause_rejection::{ClauseRejection, ValidateError, validate_clause};
 pub use self::describe::{CatalogError, DescribeError, describe, describe_ignoring_privileges};
+pub use self::row_judgement::{JudgementError, JudgementStatement, RowOutcome};
 pub use self::snapshot::{RowSink, SnapshotQuery, SnapshotSummary, SubsetPage, snapshot};
 pub use self::snapshot_error::SnapshotError;
 pub use self::table_description::{

@@ -56,6 +56,11 @@ const READING_SETTINGS: &[(&str, &str)] = &[
     ("gin_fuzzy_search_limit", "0"),
 ];
 
+/// Returns all settings of a session that reads rows or evaluates a clause.
+pub(super) fn reading_settings() -> impl Iterator<Item = (&'static str, &'static str)> {
+    DISPLAY_SETTINGS.iter().chain(READING_SETTINGS).copied()
+}
+
 /// Settings that the lock and the first SELECT depend on.
 const FIRST_SETTINGS: &[&str] = &["lock_timeout", "search_path"];
 
@@ -317,8 +322,7 @@ async fn copy<S: RowSink>(
 fn script(query: &SnapshotQuery<'_>) -> String {
     let mut script = String::from("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY");
     let mut write = |text: fmt::Arguments<'_>| script.write_fmt(text).expect("a String accepts every write");
-    let settings = || DISPLAY_SETTINGS.iter().chain(READING_SETTINGS);
-    for (key, value) in settings().filter(|(key, _)| FIRST_SETTINGS.contains(key)) {
+    for (key, value) in reading_settings().filter(|(key, _)| FIRST_SETTINGS.contains(key)) {
         write(format_args!("; SET LOCAL {key} = '{value}'"));
     }
     if let Some(timeout) = query.timeout {
@@ -333,7 +337,7 @@ fn script(query: &SnapshotQuery<'_>) -> String {
         "; LOCK TABLE ONLY {name} IN ACCESS SHARE MODE; \
          SELECT pg_current_snapshot()::text, pg_current_wal_insert_lsn()::text, {edition}, {partitions}, concat(NULL",
     ));
-    for (key, value) in settings().filter(|(key, _)| !FIRST_SETTINGS.contains(key)) {
+    for (key, value) in reading_settings().filter(|(key, _)| !FIRST_SETTINGS.contains(key)) {
         write(format_args!(
             ", CASE WHEN current_setting('{key}') <> '{value}' THEN set_config('{key}', '{value}', true) END"
         ));

@@ -8,18 +8,21 @@ use forebay_shapes::{CatalogState, Shape, ShapeDefinition, ShapeOptions, TableSc
 use http::HeaderValue;
 
 use super::table_cache::CachedTable;
+use crate::clause_parser::ClauseParser;
 use crate::database::{self, ColumnSelectionError};
 use crate::grant_scope;
 use crate::protocol::{InvalidRequest, RequestRefusal, ShapeRequest, schema};
 
-/// Returns the definition of the shape that a request selects.
+/// Returns the definition of the shape that a request selects, and whether only Postgres can
+/// evaluate a condition of its clause.
 ///
 /// # Errors
 /// Fails if a column doesn't exist, the clause can't be parsed, or the grants don't cover it.
 pub(super) fn shape_definition(
     request: &ShapeRequest,
     cached: &CachedTable,
-) -> Result<ShapeDefinition, RequestRefusal> {
+    parser: ClauseParser<'_>,
+) -> Result<(ShapeDefinition, bool), RequestRefusal> {
     // Grants come first: an error about a column must not reveal whether it exists.
     grant_scope::find_grant(request, &cached.table)?;
     for (field, names) in [("columns", &request.columns), ("queryable_columns", &request.queryable_columns)] {
@@ -32,12 +35,16 @@ pub(super) fn shape_definition(
     if let Some(refusal) = generated_column(request, cached) {
         return Err(refusal);
     }
-    Ok(ShapeDefinition { table: Arc::clone(&cached.table), options: shape_options(request, &cached.table)? })
+    let (options, needs_postgres) = shape_options(request, &cached.table, parser)?;
+    Ok((ShapeDefinition { table: Arc::clone(&cached.table), options }, needs_postgres))
 }
 
 /// Returns the refusal of a clause that names a generated column that the stream doesn't have.
 fn generated_column(request: &ShapeRequest, cached: &CachedTable) -> Option<RequestRefusal> {
     let (Some(clause), Some(description)) = (&request.clause, &cached.description) else { return None };
+    if description.excluded.is_empty() {
+        return None;
+    }
     let grant = grant_scope::find_grant(request, &cached.table).ok()?;
     // Only for clients that may see all columns.
     if grant_scope::granted_columns(grant, &cached.table).is_some() {
@@ -59,20 +66,33 @@ fn generated_column(request: &ShapeRequest, cached: &CachedTable) -> Option<Requ
     Some(InvalidRequest::field("where", error).into())
 }
 
-/// Returns the columns, clause and modes that a request selects, restricted to its grant.
-fn shape_options(request: &ShapeRequest, table: &TableSchema) -> Result<ShapeOptions, RequestRefusal> {
+/// Returns the columns, clause and modes that a request selects, restricted to its grant; and
+/// whether only Postgres can evaluate a condition of the clause.
+fn shape_options(
+    request: &ShapeRequest,
+    table: &TableSchema,
+    parser: ClauseParser<'_>,
+) -> Result<(ShapeOptions, bool), RequestRefusal> {
     let grant = grant_scope::find_grant(request, table)?;
-    let wrong = |error| RequestRefusal::from(InvalidRequest::field("where", error));
+    let wrong = |error| match (&error, parser) {
+        (FilterError::Unsupported { .. }, ClauseParser::Native) => {
+            let hint = "serve.postgres_clauses is off, with which Postgres evaluates what Forebay can't";
+            InvalidRequest::field("where", format!("{error} ({hint})")).into()
+        }
+        _ => RequestRefusal::from(InvalidRequest::field("where", error)),
+    };
     let params: Vec<&str> = request.params.iter().map(String::as_str).collect();
     let types = grant_scope::visible_schema(grant, table);
-    let parse = |clause: &str| Filter::parse(clause, &params, &types);
+    let parse = |clause: &str| parser.parse(clause, &params, &types);
     let own = request.clause.as_deref().map(parse).transpose().map_err(wrong)?;
-    let own = own.map(|filter| filter.canonical().to_owned());
-    let clause = match (grant_scope::grant_clause(grant, table)?, own) {
+    let granted = grant_scope::grant_clause(grant, table, parser)?;
+    let needs_postgres = own.iter().chain(&granted).any(Filter::needs_postgres);
+    let clause = match (granted, own) {
         (Some(granted), Some(own)) => {
-            Some(grant_scope::guarded_filter(&granted, &own, &table.types).map_err(wrong)?)
+            let (granted, own) = (granted.canonical(), own.canonical());
+            Some(grant_scope::guarded_filter(granted, own, &table.types).map_err(wrong)?)
         }
-        (granted, own) => granted.or(own),
+        (granted, own) => granted.or(own).map(|filter| filter.canonical().to_owned()),
     };
     let all = grant_scope::granted_columns(grant, table);
     let chosen = request.columns.as_ref().or(request.queryable_columns.as_ref()).or(all.as_ref());
@@ -80,7 +100,8 @@ fn shape_options(request: &ShapeRequest, table: &TableSchema) -> Result<ShapeOpt
         let of_table = table.types.columns.iter().map(|column| &column.name);
         of_table.filter(|name| names.contains(name)).cloned().collect()
     });
-    Ok(ShapeOptions { clause, columns, replica: request.replica, log: request.log })
+    let options = ShapeOptions { clause, columns, replica: request.replica, log: request.log };
+    Ok((options, needs_postgres))
 }
 
 /// Returns the parts of a description that shapes depend on, and that their clients receive.
@@ -113,8 +134,12 @@ pub(crate) fn table_schema(
 
 /// Returns whether the request selects this shape.
 pub(crate) fn selects(request: &ShapeRequest, shape: &Shape) -> Result<bool, RequestRefusal> {
-    let is_same = is_of_table(request, shape);
-    Ok(is_same && shape_options(request, &shape.definition().table)? == shape.definition().options)
+    if !is_of_table(request, shape) {
+        return Ok(false);
+    }
+    // The shape's own clause was checked when the shape was created.
+    let (options, _) = shape_options(request, &shape.definition().table, ClauseParser::Unchecked)?;
+    Ok(options == shape.definition().options)
 }
 
 /// Returns whether a request with a shape's handle agrees with that shape: its table, if the

@@ -24,7 +24,7 @@
 //! | shapes that don't fit their table any more | `table_comparer.rs` |
 //! | permits, earlier writers, the snapshot | `snapshot_runner.rs` |
 //! | the snapshot's rows on disk | `snapshot_sink.rs` |
-//! | functions and types for clauses of subsets | `builtins_cache.rs` |
+//! | functions and types for clauses that Postgres evaluates | `builtins_cache.rs` |
 //! | the refusal for each error | `refusals.rs` |
 
 mod builtins_cache;
@@ -40,6 +40,7 @@ mod table_publisher;
 use std::sync::Arc;
 
 use forebay_replication::{Manager, ManagerStep};
+use forebay_shapes::filter::Filter;
 use forebay_shapes::{CreateError, Shape, ShapeDefinition, Shapes};
 
 pub(crate) use self::builtins_cache::BuiltinsCache;
@@ -52,6 +53,7 @@ pub(crate) use self::table_cache::TableCache;
 pub(crate) use self::table_comparer::{ComparisonOutcome, TableComparer};
 pub(crate) use self::table_describer::TableDescriber;
 pub(crate) use self::table_publisher::{TablePublishError, TablePublisher};
+use super::clause_parser::ClauseParser;
 use super::database::TableDescription;
 use super::metrics::SnapshotOutcome;
 use super::protocol::{InvalidRequest, RequestRefusal, ShapeRequest};
@@ -64,6 +66,10 @@ pub(crate) struct ShapeFactory {
     manager: Manager,
     tables: Arc<TableCache>,
     snapshots: Arc<SnapshotRunner>,
+    builtins: Arc<BuiltinsCache>,
+    /// Maximum number of shapes with a condition that only Postgres can evaluate; 0: such clauses
+    /// are refused.
+    max_postgres_clauses: usize,
 }
 
 impl ShapeFactory {
@@ -72,8 +78,10 @@ impl ShapeFactory {
         manager: Manager,
         tables: Arc<TableCache>,
         snapshots: Arc<SnapshotRunner>,
+        builtins: Arc<BuiltinsCache>,
+        max_postgres_clauses: usize,
     ) -> Self {
-        ShapeFactory { shapes, manager, tables, snapshots }
+        ShapeFactory { shapes, manager, tables, snapshots, builtins, max_postgres_clauses }
     }
 
     /// Returns the definition of the requested shape, and the description of its table. The
@@ -86,8 +94,31 @@ impl ShapeFactory {
             return Err(InvalidRequest::field("table", "can't be blank").into());
         };
         let cached = while_valid(request.bearer.as_ref(), self.tables.get(name)).await??;
-        let definition = shape_definition(request, &cached)?;
+        if self.max_postgres_clauses == 0 {
+            let (definition, _) = shape_definition(request, &cached, ClauseParser::Native)?;
+            return Ok((definition, cached.description));
+        }
+        let (definition, needs_postgres) = shape_definition(request, &cached, ClauseParser::Unchecked)?;
+        if needs_postgres && self.shapes.find_same(&definition).is_none() {
+            let Some(table) = &cached.description else { return Err(self.creation_refusal()) };
+            let loading = self.builtins.get(table.server_version);
+            let builtins = &*while_valid(request.bearer.as_ref(), loading).await??;
+            shape_definition(request, &cached, ClauseParser::Checked { table, builtins })?;
+            self.check_postgres_clauses()?;
+        }
         Ok((definition, cached.description))
+    }
+
+    /// Fails if no further shape may have a condition that only Postgres can evaluate.
+    fn check_postgres_clauses(&self) -> Result<(), RequestRefusal> {
+        let needs_postgres = |shape: &&Arc<Shape>| shape.filter().is_some_and(Filter::needs_postgres);
+        match self.shapes.all().iter().filter(needs_postgres).count() < self.max_postgres_clauses {
+            true => Ok(()),
+            false => {
+                let limit = self.max_postgres_clauses as u64;
+                Err(RequestRefusal::overloaded("postgres_clause", limit, random_u64()))
+            }
+        }
     }
 
     /// Returns the requested shape. If there is none, starts to create it, and returns without

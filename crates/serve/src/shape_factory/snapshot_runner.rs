@@ -16,6 +16,7 @@ use std::time::Duration;
 
 use forebay_replication::reservoir::{ConnectionGuard, PostgresClient};
 use forebay_replication::{AwakeGuard, Manager, NotReady, PoolError};
+use forebay_shapes::filter::Filter;
 use forebay_shapes::{LogMode, ShapeCreation, ShapeGone, Shapes, SnapshotFailure, TableSchema};
 use parking_lot::Mutex;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
@@ -39,6 +40,10 @@ const MAX_QUEUED: usize = 1000;
 /// Maximum wait for transactions from before the table was published, and for a commit of the
 /// stream to become visible.
 const WRITERS_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Maximum time for the snapshot of a shape whose clause only Postgres can evaluate: a clause must
+/// not hold a snapshot's connection for ever.
+const POSTGRES_CLAUSE_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// Pause before the next attempt when a commit that the stream has delivered isn't visible to
 /// queries yet.
@@ -206,16 +211,17 @@ async fn read_snapshot(
     table: &TableDescription,
 ) -> (Result<SnapshotSummary, SnapshotError<SnapshotSinkError>>, Option<ShapeCreation>) {
     let definition = creation.shape().definition().clone();
+    let needs_postgres = creation.shape().filter().is_some_and(Filter::needs_postgres);
     let query = SnapshotQuery {
         table,
         selected: &definition.selected(),
         clause: definition.options.clause.as_deref(),
-        analyses: false,
+        analyses: needs_postgres,
         // A changes-only shape needs the snapshot's visibility and the validation of its clause,
         // but no rows.
         is_empty: definition.options.log == LogMode::ChangesOnly,
         page: None,
-        timeout: None,
+        timeout: needs_postgres.then_some(POSTGRES_CLAUSE_TIMEOUT),
     };
     let mut sink = SnapshotSink::new(creation);
     let until = Instant::now() + WRITERS_TIMEOUT;

@@ -3,6 +3,7 @@
 mod builtins;
 mod clauses;
 mod describe;
+mod row_judgement;
 mod snapshot_failures;
 mod snapshot_rows;
 mod snapshot_speed;

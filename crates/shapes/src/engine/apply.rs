@@ -85,8 +85,19 @@ fn apply_commit(
         let index = engine.registry.read();
         let shapes = touched.chain(commit.earlier.iter().copied()).filter_map(|id| index.by_id(id));
         for shape in shapes {
-            shape.publish(seen, engine.store.config.chunk_bytes);
+            // The messages and the hold change together: no up-to-date states that the log has
+            // messages that it hasn't.
+            let hold = commit.holds.iter().find(|hold| hold.shape == shape.id);
+            shape.publish(seen, hold.map(|hold| hold.start()), engine.store.config.chunk_bytes);
             visible.shapes.push(Arc::clone(shape));
+        }
+        for hold in &commit.holds {
+            // A deleted shape is held until its deletion is in the WAL. Postgres repeats more
+            // transactions then than are needed.
+            if let Some(shape) = index.by_id(hold.shape) {
+                shape.set_hold(hold.start());
+                progress.set_hold(hold.shape, hold.start());
+            }
         }
     }
     // After all shapes published: `seen` states that the transaction is visible in all of them.
@@ -119,6 +130,7 @@ fn apply_note(engine: &ShapeEngine, note: &Note, bytes: &Bytes, visible: &mut Vi
         }
         Note::Delete { id } => {
             forget_with_files(engine, *id);
+            store.progress.set_hold(*id, None);
             store.unlogged_deletions.lock().remove(id);
         }
         Note::Reset { origin, lsn, below } => {
@@ -126,6 +138,7 @@ fn apply_note(engine: &ShapeEngine, note: &Note, bytes: &Bytes, visible: &mut Vi
             let ids: Vec<_> =
                 registry.read().shapes().map(|shape| shape.id).filter(|id| id < below).collect();
             ids.into_iter().for_each(|id| forget_with_files(engine, id));
+            store.progress.clear_holds();
             store.progress.set_origin(Some(origin.clone()));
             // The first commit of the new history may be at `lsn` itself.
             store.progress.set(*lsn, lsn.saturating_sub(1).max(1));
@@ -146,6 +159,8 @@ fn apply_creation(engine: &ShapeEngine, id: u64, handle: &str, table: u64, optio
     index.next_id = index.next_id.max(id + 1);
     index.last_handle = index.last_handle.max(time_of(handle).unwrap_or(0));
     let is_known = index.by_id(id).is_some_and(|known| known.handle() == handle);
+    // A shape with the same id may have been dropped before its deletion was in the WAL.
+    engine.store.progress.set_hold(id, None);
     if !is_deleted && !is_known {
         let shape = build(engine, &index, id, handle, table, options);
         shape.into_iter().for_each(|shape| index.add(Arc::new(shape)));
@@ -205,6 +220,7 @@ pub(super) fn load_catalog(engine: &ShapeEngine, catalog: &StoreCatalog, visible
         index.last_handle = index.last_handle.max(catalog.header.last_handle);
     }
     forget_missing(engine, catalog, u64::MAX);
+    engine.store.progress.clear_holds();
     catalog.shapes.iter().for_each(|shape| load_shape(engine, shape, visible));
     engine.registry.write().baselines.load(&catalog.header.states);
     let progress = &engine.store.progress;
@@ -215,7 +231,10 @@ pub(super) fn load_catalog(engine: &ShapeEngine, catalog: &StoreCatalog, visible
 
 /// Adds a shape of the catalog, or advances it if it is known.
 fn load_shape(engine: &ShapeEngine, catalog_shape: &CatalogShape, visible: &mut VisibleChanges) {
-    let CatalogShape { id, handle, table, options, .. } = catalog_shape;
+    let CatalogShape { id, handle, table, options, held_from, .. } = catalog_shape;
+    if held_from.is_some() {
+        engine.store.progress.set_hold(*id, *held_from);
+    }
     let known = engine.registry.read().by_id(*id).cloned();
     if let Some(shape) = known {
         if shape.handle() == handle && shape.skip_to(catalog_shape) == CatalogMatch::Same {

@@ -26,6 +26,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use parking_lot::MutexGuard;
+use tokio::sync::Notify;
 
 use self::apply::VisibleChanges;
 use crate::definition::{ShapeDefinition, TableSchema};
@@ -44,6 +45,8 @@ pub(crate) struct ShapeEngine {
     pub(crate) store: Store,
     pub(crate) key_budget: Arc<KeyBudget>,
     followed: RankedMutex<FollowedShapes>,
+    /// Wakes the tasks that pass undecided rows to Postgres.
+    pub(crate) undecided: Notify,
 }
 
 /// The followed shapes, locked. Performs their decisions before it unlocks them.
@@ -73,11 +76,13 @@ pub enum CreateError {
 
 impl ShapeEngine {
     pub(crate) fn new(store: Store) -> Self {
+        let followed = FollowedShapes::new(&store.config);
         ShapeEngine {
             registry: ShapeRegistry::new(Arc::clone(&store.files)),
             store,
             key_budget: Arc::default(),
-            followed: RankedMutex::new(LockRank::Followed, FollowedShapes::default()),
+            followed: RankedMutex::new(LockRank::Followed, followed),
+            undecided: Notify::new(),
         }
     }
 
@@ -200,18 +205,27 @@ impl ShapeEngine {
         // Before keys are counted again: the old counts return their reservations.
         self.following().clear(self.store.progress.durable());
         for shape in self.registry.shapes() {
-            let Some(seen) = shape.lock().seen.clone() else { continue };
+            let (Some(seen), held_from) = ({
+                let state = shape.lock();
+                (state.seen.clone(), state.held_from)
+            }) else {
+                continue;
+            };
             let keys = shape.definition().table.key.is_empty().then(|| {
                 KeyCounts::read(&shape, &self.key_budget, &mut bytes).unwrap_or_else(|| {
                     inexact.push(shape.id);
                     KeyCounts::uncounted()
                 })
             });
-            complete.push((shape, seen, keys));
+            complete.push((shape, seen, keys, held_from));
         }
         let mut following = self.following();
         following.clear(self.store.progress.durable());
-        complete.into_iter().for_each(|(shape, seen, keys)| following.add_complete(shape, seen, keys));
+        // Each commit is visible, also without messages.
+        following.resume_holds(self.store.progress.seen().saturating_sub(1));
+        for (shape, seen, keys, held_from) in complete {
+            following.add_complete(shape, seen, keys, held_from);
+        }
         inexact
     }
 
@@ -256,6 +270,7 @@ impl FollowingGuard<'_> {
                     self.engine.forget(id);
                 }
                 FollowEffect::Settle(shape) => shape.mark_settled(),
+                FollowEffect::Ask => self.engine.undecided.notify_waiters(),
             }
         }
     }

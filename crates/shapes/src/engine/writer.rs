@@ -18,6 +18,7 @@ use bytes::Bytes;
 use super::apply::{self, VisibleChanges};
 use super::checkpoint::{self, StoreCheckpoint};
 use super::{ShapeEngine, replay};
+use crate::store::catalog::{self, StoreCatalog};
 use crate::store::disk::DiskFile;
 use crate::store::record::{Note, Record};
 use crate::store::wal::{self, WalPosition, WalWriter};
@@ -56,6 +57,12 @@ pub(crate) fn begin(engine: &Arc<ShapeEngine>) -> Result<Vec<u64>, OpenError> {
     let incomplete = engine.forget_incomplete();
     engine.registry.write().forget_unused_tables();
     let deleted = unlogged_deletions(engine);
+    {
+        // A shape without a snapshot is never continued, and transactions after the start of its hold
+        // may be acknowledged by now.
+        let index = engine.registry.read();
+        store.progress.retain_holds(|id| index.by_id(id).is_some() || deleted.contains(&id));
+    }
     if let Some(replayed) = replayed {
         wal::truncate_after(disk, replayed.position)?;
     }
@@ -65,10 +72,13 @@ pub(crate) fn begin(engine: &Arc<ShapeEngine>) -> Result<Vec<u64>, OpenError> {
     let has_records =
         replayed.is_some_and(|replayed| replayed.position > WalPosition::start(replayed.catalog));
     let replayed = replayed.get_or_insert(ReplayPosition { position: wal.position(), catalog: segment });
-    // The catalog states the format of the directory. A version that raises the format must write
-    // a whole checkpoint here, even if there is a catalog. Otherwise the WAL could get a record of
-    // a new kind under the old format.
-    if is_new {
+    // The catalog states the format of the directory. The WAL must not get a record of a new kind
+    // under an older format.
+    let has_older_format = StoreCatalog::read_format(disk)?.is_some_and(|format| format < catalog::FORMAT);
+    if has_older_format {
+        StoreCheckpoint::capture(engine, segment).write(engine)?;
+        *replayed = ReplayPosition { position: wal.position(), catalog: segment };
+    } else if is_new {
         StoreCheckpoint::capture(engine, segment).write_catalog(engine)?;
     }
     replayed.position = wal.position();
@@ -92,7 +102,7 @@ pub(crate) fn begin(engine: &Arc<ShapeEngine>) -> Result<Vec<u64>, OpenError> {
         visible: VisibleChanges::default(),
     };
     writer.write_head()?;
-    let run = move || writer.run(has_records);
+    let run = move || writer.run(has_records && !has_older_format);
     let thread = thread::Builder::new().name("forebay-store".into()).spawn(run)?;
     *mode = StoreMode::Writing { thread, _lock: directory_lock };
     store.role.begin_turn(queue);

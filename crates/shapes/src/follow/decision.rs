@@ -13,8 +13,11 @@ pub(crate) enum FollowEffect {
     Log(Record),
     /// Delete a shape permanently. It isn't followed any more.
     Delete(u64),
-    /// Wake the creation of a shape: its held transactions are decided, and queued before this.
+    /// Wake the creation of a shape. Its transactions from before its snapshot are dropped, and the
+    /// others are queued before this, or held until Postgres has judged their rows.
     Settle(Arc<Shape>),
+    /// Wake the tasks that pass undecided rows to Postgres.
+    Ask,
 }
 
 /// Whether the stream has sent a transaction before.
@@ -23,12 +26,16 @@ pub(crate) enum TransactionReceipt {
     First,
     /// It was queued for the store before.
     Repeated,
+    /// It was queued for the store before. Some shapes were held then and need it again.
+    Resumed,
 }
 
 /// Where a transaction's messages for a shape go.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum TouchDestination {
     Store,
+    /// They wait in memory for the commit, because a later row of the transaction may be undecided.
+    Deferred,
     /// They are held until the snapshot of the shape is taken.
     Held,
     /// The shape isn't followed any more.

@@ -1,10 +1,12 @@
 //! Followed shapes: the shapes that are matched with changes, and the transactions held for them.
 //!
-//! Invariant: between transactions, no changes are held for a shape whose snapshot is taken.
-//! Enforced by: only [`settle`](FollowedShapes::settle) applies a taken snapshot, and it runs
-//! between transactions.
+//! Invariant: between transactions, the first transaction that is held for a shape whose snapshot is
+//! taken waits for a verdict.
+//! Enforced by: `release` runs after each commit, each taken snapshot, and each verdict. The
+//! exception is a shape that [resumes](super::shape_hold::ResumePoint): its transactions are
+//! released when it has received all of them.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::mem;
 use std::sync::Arc;
 
@@ -12,12 +14,13 @@ use bytes::Bytes;
 use forebay_pgoutput::{Snapshot, Xid};
 
 use super::decision::{FollowEffect, SnapshotTiming, TouchDestination, TransactionReceipt};
-use super::held_transaction::HeldTransaction;
+use super::followed_shape::{FollowedShape, SnapshotPhase};
 use super::open_transaction::OpenTransaction;
 use super::recent_transactions::RecentTransactions;
 use super::table_group::{DescribedTable, TableGroup};
+use crate::config::StoreConfig;
 use crate::definition::TableSchema;
-use crate::row_keys::{AmbiguousKey, KeyCounts, RowKeys, WaitingKeyChanges};
+use crate::row_keys::{AmbiguousKey, KeyCounts};
 use crate::shape::Shape;
 use crate::store::record::{MAX_TEXT, MessageRange, Record, ShapeTouch, SnapshotVisibility};
 
@@ -25,20 +28,20 @@ use crate::store::record::{MAX_TEXT, MessageRange, Record, ShapeTouch, SnapshotV
 #[derive(Debug, Default)]
 pub(crate) struct FollowedShapes {
     /// Decisions that aren't performed yet.
-    effects: Vec<FollowEffect>,
+    pub(super) effects: Vec<FollowEffect>,
     /// Number of times the set was cleared.
-    generation: u64,
+    pub(super) generation: u64,
     /// Position before which every commit was queued for the store.
-    queued_to: u64,
+    pub(super) queued_to: u64,
     /// Commit position and id of the transaction that is being applied.
-    transaction: Option<(u64, u32)>,
+    pub(super) transaction: Option<(u64, u32)>,
     recent: RecentTransactions,
     /// Number of calls of [`add`](Self::add) so far. Never reset.
     follow_count: u64,
     /// Oids of the tables below each partitioned table.
     descendants: HashMap<u32, Vec<u32>>,
     /// Shapes by table oid. A table has several groups while its schema changes.
-    groups: HashMap<u32, Vec<TableGroup>>,
+    pub(super) groups: HashMap<u32, Vec<TableGroup>>,
     /// Table oid of each shape.
     oids: HashMap<u64, u32>,
     /// Shapes whose snapshot was taken and isn't applied yet.
@@ -46,37 +49,28 @@ pub(crate) struct FollowedShapes {
     /// Shapes without a snapshot, each with the value of `follow_count` when it was followed.
     /// Transactions are held for them.
     awaiting_snapshot: HashMap<u64, u64>,
-}
-
-/// Shape that is matched with changes.
-#[derive(Debug)]
-pub(crate) struct FollowedShape {
-    pub(super) shape: Arc<Shape>,
-    snapshot: SnapshotPhase,
-    /// Row keys, if the table has no primary key.
-    keys: Option<RowKeys>,
-}
-
-/// Whether the snapshot of a shape is taken, and which transactions it sees.
-#[derive(Debug)]
-enum SnapshotPhase {
-    /// The snapshot isn't taken yet: transactions are held.
-    Pending {
-        held: Vec<HeldTransaction>,
-        /// Transactions with a commit at or after this LSN are held. The snapshot must see all
-        /// earlier ones.
-        since: u64,
-    },
-    /// The snapshot sees these transactions.
-    Taken(SnapshotVisibility),
+    /// Shapes with undecided rows that are in no batch.
+    pub(super) asking: VecDeque<u64>,
+    /// Shapes that were held when this process began to write, and need earlier transactions again.
+    pub(super) resuming: Vec<u64>,
+    /// Commit of the last transaction that the store had then.
+    pub(super) resume_to: u64,
+    /// Maximum size of a message, in bytes.
+    pub(super) message_bytes: usize,
 }
 
 impl FollowedShapes {
+    /// Returns no shapes.
+    pub(crate) fn new(config: &StoreConfig) -> Self {
+        FollowedShapes { message_bytes: config.message_bytes.min(MAX_TEXT), ..FollowedShapes::default() }
+    }
+
     /// Removes all shapes. Commits before `lsn` will be skipped. Streams that started earlier must
     /// start over.
     pub(crate) fn clear(&mut self, lsn: u64) {
         debug_assert!(self.effects.is_empty(), "effects are performed before the lock is released");
-        let FollowedShapes { generation, recent, follow_count, descendants, .. } = mem::take(self);
+        let FollowedShapes { generation, recent, follow_count, descendants, message_bytes, .. } =
+            mem::take(self);
         let generation = generation + 1;
         *self = FollowedShapes {
             generation,
@@ -84,6 +78,7 @@ impl FollowedShapes {
             recent,
             follow_count,
             descendants,
+            message_bytes,
             ..FollowedShapes::default()
         };
     }
@@ -111,24 +106,28 @@ impl FollowedShapes {
     /// Starts a transaction.
     pub(crate) fn begin(&mut self, lsn: u64, xid: u32) -> TransactionReceipt {
         self.abandon();
-        if lsn < self.queued_to {
-            return TransactionReceipt::Repeated;
+        if !self.resuming.is_empty() {
+            self.check_resumed(lsn);
         }
-        self.transaction = Some((lsn, xid));
-        TransactionReceipt::First
+        if lsn >= self.queued_to {
+            self.transaction = Some((lsn, xid));
+            TransactionReceipt::First
+        } else if self.resuming.is_empty() {
+            TransactionReceipt::Repeated
+        } else {
+            self.transaction = Some((lsn, xid));
+            TransactionReceipt::Resumed
+        }
     }
 
     /// Drops the transaction that is being applied.
     pub(crate) fn abandon(&mut self) {
         if let Some((lsn, _)) = self.transaction.take() {
-            let waiting: Vec<_> = self.awaiting_snapshot.keys().copied().collect();
-            for shape in waiting {
-                if let Some(FollowedShape { snapshot: SnapshotPhase::Pending { held, .. }, .. }) =
-                    self.followed_shape(shape)
-                {
-                    held.pop_if(|held| held.lsn == lsn);
-                }
+            let followed = self.groups.values_mut().flatten().flat_map(TableGroup::followed_shapes);
+            for hold in followed.filter_map(|followed| followed.hold.as_mut()) {
+                hold.abandon(lsn);
             }
+            self.end_empty_holds();
         }
         self.settle();
     }
@@ -137,10 +136,18 @@ impl FollowedShapes {
     /// `held_bytes` are held.
     pub(crate) fn commit(&mut self, transaction: &OpenTransaction, end: u64, held_bytes: usize) {
         self.transaction = None;
-        for oid in &transaction.oids {
-            self.recent.push(*oid, transaction.lsn, transaction.xid);
+        if transaction.receipt == TransactionReceipt::Resumed {
+            self.commit_resumed(transaction.lsn);
+        } else {
+            for oid in &transaction.oids {
+                self.recent.push(*oid, transaction.lsn, transaction.xid);
+            }
+            self.queued_to = self.queued_to.max(end);
         }
-        self.queued_to = self.queued_to.max(end);
+        for shape in &transaction.held_shapes {
+            self.release(*shape);
+            self.ask(*shape);
+        }
         self.settle();
         self.delete_overfull(held_bytes);
     }
@@ -149,29 +156,21 @@ impl FollowedShapes {
     pub(crate) fn add(&mut self, shape: Arc<Shape>) {
         self.awaiting_snapshot.insert(shape.id, self.follow_count);
         self.follow_count += 1;
-        let since = self.transaction.map_or(self.queued_to, |(lsn, _)| lsn.saturating_add(1));
-        let keys = shape.definition().table.key.is_empty();
-        let keys = keys.then(|| RowKeys::Waiting(WaitingKeyChanges::default()));
-        self.insert(FollowedShape {
-            shape,
-            snapshot: SnapshotPhase::Pending { held: Vec::new(), since },
-            keys,
-        });
+        let since = self.transaction.map_or(0, |(lsn, _)| lsn.saturating_add(1)).max(self.queued_to);
+        self.insert(FollowedShape::pending(shape, since));
     }
 
     /// Follows a shape with a complete snapshot. `keys` are those of its rows, if its table has no
-    /// primary key.
+    /// primary key. `held_from` is the commit from which on the shape is held.
     pub(crate) fn add_complete(
         &mut self,
         shape: Arc<Shape>,
         seen: SnapshotVisibility,
         keys: Option<KeyCounts>,
+        held_from: Option<u64>,
     ) {
-        self.insert(FollowedShape {
-            shape,
-            snapshot: SnapshotPhase::Taken(seen),
-            keys: keys.map(RowKeys::Counted),
-        });
+        self.resuming.extend(held_from.map(|_| shape.id));
+        self.insert(FollowedShape::complete(shape, seen, keys, held_from));
     }
 
     fn insert(&mut self, followed: FollowedShape) {
@@ -232,29 +231,27 @@ impl FollowedShapes {
         if is_early { SnapshotTiming::TooEarly } else { SnapshotTiming::InTime }
     }
 
-    /// Applies taken snapshots: queues the held transactions that a snapshot doesn't see, and drops
-    /// the others.
+    /// Applies taken snapshots: drops the held transactions that a snapshot sees, and queues the
+    /// others up to the first one that waits for a verdict.
     fn settle(&mut self) {
         for (shape, seen) in mem::take(&mut self.unsettled) {
             self.awaiting_snapshot.remove(&shape);
             let Some(followed) = self.followed_shape(shape) else { continue };
-            let held = mem::replace(&mut followed.snapshot, SnapshotPhase::Taken(seen.clone()));
+            followed.snapshot = SnapshotPhase::Taken(seen.clone());
             let settled = Arc::clone(&followed.shape);
-            let SnapshotPhase::Pending { mut held, .. } = held else { continue };
-            held.retain(|held| !seen.sees(held.lsn, held.xid));
-            if held.iter().any(|held| held.is_unfit) {
+            let is_unfit = followed.hold.as_mut().is_some_and(|hold| {
+                hold.drop_seen(&seen);
+                hold.has_unfit()
+            });
+            if let Some(verdicts) = &mut followed.verdicts {
+                verdicts.drop_unused();
+            }
+            if is_unfit {
                 self.delete(shape);
                 continue;
             }
-            if let Some(keys) = self.followed_shape(shape).and_then(|followed| followed.keys.as_mut()) {
-                // The keys of the snapshot aren't set yet, so `apply` only stores the changes.
-                // `set_key_counts` checks them.
-                let _stored = held.iter().try_for_each(|held| keys.apply(&held.key_changes));
-            }
-            // A record without messages would move the end of the shape's log to an offset that
-            // no message has.
-            let messages = held.into_iter().filter(|held| !held.text.is_empty());
-            self.effects.extend(messages.map(|held| FollowEffect::Log(held.record(shape))));
+            self.release(shape);
+            self.ask(shape);
             self.effects.push(FollowEffect::Settle(settled));
         }
     }
@@ -268,23 +265,31 @@ impl FollowedShapes {
         let waiting: Vec<_> = self.awaiting_snapshot.keys().copied().collect();
         for shape in waiting {
             if self.followed_shape(shape).is_some_and(|followed| followed.held_bytes() > limit) {
-                self.delete(shape);
+                self.delete_because(shape, "more changes would be held for it than held_bytes");
             }
         }
+    }
+
+    /// Deletes a shape, and logs why.
+    pub(crate) fn delete_because(&mut self, shape: u64, reason: &str) {
+        if let Some(followed) = self.followed_shape(shape) {
+            tracing::warn!(handle = followed.shape.handle(), reason, "shape deleted: held changes");
+        }
+        self.delete(shape);
     }
 
     /// Deletes a shape whose log can't represent a transaction, unless its snapshot sees the
     /// transaction. If the snapshot isn't taken, [`settle`](Self::settle) decides later.
     pub(crate) fn mark_unfit(&mut self, shape: u64, transaction: &OpenTransaction) {
         let Some(followed) = self.followed_shape(shape) else { return };
-        if followed.snapshot_sees(transaction) {
+        if followed.skips(transaction) {
             return;
         }
-        match &mut followed.snapshot {
-            SnapshotPhase::Pending { held, .. } => {
-                HeldTransaction::find_or_add(transaction, held).is_unfit = true
+        match (&followed.snapshot, &mut followed.hold) {
+            (SnapshotPhase::Pending { .. }, Some(hold)) => {
+                hold.update(transaction, |held| held.is_unfit = true)
             }
-            SnapshotPhase::Taken(_) => self.delete(shape),
+            (SnapshotPhase::Pending { .. } | SnapshotPhase::Taken(_), _) => self.delete(shape),
         }
     }
 
@@ -292,15 +297,16 @@ impl FollowedShapes {
     /// couldn't distinguish the rows.
     pub(crate) fn count_keys(&mut self, transaction: &mut OpenTransaction) {
         for (shape, changes) in transaction.take_key_changes() {
-            let Some(FollowedShape { snapshot, keys: Some(keys), .. }) = self.followed_shape(shape) else {
+            let Some(FollowedShape { snapshot, hold, keys: Some(keys), .. }) = self.followed_shape(shape)
+            else {
                 continue;
             };
-            let applied = match snapshot {
-                SnapshotPhase::Pending { held, .. } => {
-                    HeldTransaction::find_or_add(transaction, held).key_changes.extend(changes);
+            let applied = match (snapshot, hold) {
+                (SnapshotPhase::Pending { .. }, Some(hold)) => {
+                    hold.update(transaction, |held| held.key_changes.extend(changes));
                     Ok(())
                 }
-                SnapshotPhase::Taken(_) => keys.apply(&changes),
+                (SnapshotPhase::Pending { .. } | SnapshotPhase::Taken(_), _) => keys.apply(&changes),
             };
             if applied == Err(AmbiguousKey) {
                 self.delete(shape);
@@ -324,17 +330,19 @@ impl FollowedShapes {
         text: &Bytes,
         transaction: &OpenTransaction,
     ) -> TouchDestination {
-        match self.followed_shape(touch.shape).map(|followed| &mut followed.snapshot) {
-            None => TouchDestination::Nowhere,
-            Some(SnapshotPhase::Taken(_)) => TouchDestination::Store,
-            Some(SnapshotPhase::Pending { held, .. }) => {
-                let held = HeldTransaction::find_or_add(transaction, held);
-                for MessageRange { from, to, last_op } in touch.ranges.iter().filter(|_| !held.is_unfit) {
-                    held.text.extend_from_slice(&text[*from as usize..*to as usize]);
-                    held.last_op = *last_op;
-                }
+        let Some(followed) = self.followed_shape(touch.shape) else { return TouchDestination::Nowhere };
+        match (&followed.snapshot, &mut followed.hold) {
+            (SnapshotPhase::Pending { .. }, Some(hold)) => {
+                hold.update(transaction, |held| {
+                    for MessageRange { from, to, last_op } in touch.ranges.iter().filter(|_| !held.is_unfit) {
+                        held.text.extend_from_slice(&text[*from as usize..*to as usize]);
+                        held.last_op = *last_op;
+                    }
+                });
                 TouchDestination::Held
             }
+            (_, _) if followed.may_be_undecided => TouchDestination::Deferred,
+            (_, _) => TouchDestination::Store,
         }
     }
 
@@ -397,7 +405,7 @@ impl FollowedShapes {
         }
     }
 
-    fn followed_shape(&mut self, shape: u64) -> Option<&mut FollowedShape> {
+    pub(super) fn followed_shape(&mut self, shape: u64) -> Option<&mut FollowedShape> {
         let groups = self.groups.get_mut(self.oids.get(&shape)?)?;
         groups.iter_mut().find_map(|group| group.followed_shape(shape))
     }
@@ -407,23 +415,6 @@ impl FollowedShapes {
 impl FollowedShapes {
     pub(crate) fn is_empty(&self) -> bool {
         self.oids.is_empty() && self.groups.is_empty() && self.awaiting_snapshot.is_empty()
-    }
-}
-
-impl FollowedShape {
-    /// Returns whether the snapshot sees a transaction. `false` while the snapshot isn't taken.
-    pub(super) fn snapshot_sees(&self, transaction: &OpenTransaction) -> bool {
-        match &self.snapshot {
-            SnapshotPhase::Taken(seen) => seen.sees(transaction.lsn, transaction.xid),
-            SnapshotPhase::Pending { .. } => false,
-        }
-    }
-
-    fn held_bytes(&self) -> usize {
-        match &self.snapshot {
-            SnapshotPhase::Pending { held, .. } => held.iter().map(HeldTransaction::bytes).sum(),
-            SnapshotPhase::Taken(_) => 0,
-        }
     }
 }
 

@@ -3,12 +3,23 @@
 //! This module has no lock, no queue and no disk. [`FollowedShapes`] returns its decisions as
 //! [`FollowEffect`]s, which the engine performs in order under the lock of the followed shapes.
 //! The [`Follower`](crate::Follower) passes the messages of the stream to it.
+//!
+//! A [`ShapeHold`](shape_hold) keeps the transactions that can't reach the log of a shape yet. Today
+//! a hold begins with a row that waits for a verdict. Any other cause can begin one: it adds the
+//! shape to `held_shapes` of the transaction at whose commit the hold begins. From then on the rows
+//! of later changes are kept, so that they can be judged again, and `release` decides when they
+//! reach the log. A late commit for one shape may have any LSN above the last one in its log.
 
 mod decision;
+mod followed_shape;
 mod followed_shapes;
 mod held_transaction;
+mod holds;
 mod open_transaction;
 mod recent_transactions;
+mod row_effect;
+mod row_verdicts;
+mod shape_hold;
 mod stream_relation;
 mod table_group;
 
@@ -16,6 +27,7 @@ pub use self::decision::SnapshotTiming;
 pub(crate) use self::decision::{FollowEffect, TransactionReceipt};
 pub(crate) use self::followed_shapes::FollowedShapes;
 pub(crate) use self::open_transaction::OpenTransaction;
+pub(crate) use self::row_verdicts::RowQuestion;
 pub use self::stream_relation::PartitionTree;
 pub(crate) use self::stream_relation::StreamRelation;
 pub(crate) use self::table_group::{ChangeScratch, RowChange};

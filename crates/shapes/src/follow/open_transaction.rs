@@ -4,7 +4,7 @@
 //! record.
 //! Enforced by: the transaction is queued in parts, and a message beyond the maximum is discarded.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::mem;
 use std::sync::Arc;
 
@@ -12,9 +12,10 @@ use bytes::Bytes;
 
 use super::decision::{TouchDestination, TransactionReceipt};
 use super::followed_shapes::FollowedShapes;
+use super::row_effect::{EncodedMessages, RowChangeKeys, RowEffect, RowsOfChange};
 use super::stream_relation::StreamRelation;
 use crate::config::StoreConfig;
-use crate::encode::{LogPosition, RowEncoder, ShapeChange};
+use crate::encode::{LogPosition, RowEncoder};
 use crate::row_keys::{AmbiguousKey, KeyChange};
 use crate::shape::Shape;
 use crate::store::record::{MAX_TEXT, MessageRange, ShapeTouch, TransactionPart};
@@ -28,9 +29,6 @@ const MAX_ENTERED: usize = 1 << 20;
 
 /// Maximum number of key changes that wait for the commit. A change takes 16 bytes: 16 MiB.
 const MAX_KEY_CHANGES: usize = 1 << 20;
-
-/// Values of a row, in the order of its table's columns.
-pub(crate) type DecodedRow<'a> = Vec<Option<&'a [u8]>>;
 
 /// Transaction that is being applied.
 #[derive(Debug)]
@@ -55,7 +53,15 @@ pub(crate) struct OpenTransaction {
     key_change_count: usize,
     part_bytes: usize,
     message_bytes: usize,
+    /// Maximum size of what is held for a shape, and of `deferred`.
+    pub(super) held_bytes: usize,
     has_parts: bool,
+    /// Shapes for which this transaction is held, and rows are kept.
+    pub(super) held_shapes: BTreeSet<u64>,
+    /// Earlier messages of shapes that may still be held because of this transaction. Together at
+    /// most `held_bytes`: beyond it, they are queued, and an undecided row deletes its shape.
+    deferred: Vec<(Bytes, Vec<ShapeTouch>)>,
+    deferred_bytes: usize,
     /// Messages since the last part.
     text: Vec<u8>,
     /// Ranges of `text`, by shape.
@@ -66,23 +72,6 @@ pub(crate) struct OpenTransaction {
     touch_indexes: HashMap<u64, usize>,
     /// Ids of the shapes that earlier parts touched.
     touched_by_parts: HashSet<u64>,
-}
-
-/// Effect of a row change on a shape.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum RowEffect {
-    Insert,
-    Update,
-    Delete,
-    /// The row is in the shape before and after, with another key.
-    Rekey,
-}
-
-/// Hashes of the keys of a row before and after a change.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct RowChangeKeys {
-    pub(crate) old: Option<u64>,
-    pub(crate) new: Option<u64>,
 }
 
 /// Change encoded for all shapes with the same row encoder.
@@ -121,7 +110,11 @@ impl OpenTransaction {
             key_change_count: 0,
             part_bytes: config.part_bytes.min(MAX_TEXT),
             message_bytes: config.message_bytes.min(MAX_TEXT),
+            held_bytes: config.held_bytes.min(MAX_TEXT),
             has_parts: false,
+            held_shapes: BTreeSet::new(),
+            deferred: Vec::new(),
+            deferred_bytes: 0,
             text: Vec::new(),
             touches: Vec::new(),
             range_count: 0,
@@ -136,7 +129,7 @@ impl OpenTransaction {
         &mut self,
         shape: &Shape,
         effect: RowEffect,
-        rows: (Option<&DecodedRow<'_>>, Option<&DecodedRow<'_>>),
+        rows: RowsOfChange<'_, '_>,
         encoded: &mut Vec<EncodedChange>,
     ) -> Result<(), MessageTooLarge> {
         let encoder = Arc::as_ptr(&shape.encoder).addr();
@@ -163,43 +156,21 @@ impl OpenTransaction {
         &mut self,
         encoder: &RowEncoder,
         effect: RowEffect,
-        rows: (Option<&DecodedRow<'_>>, Option<&DecodedRow<'_>>),
+        rows: RowsOfChange<'_, '_>,
     ) -> EncodeOutcome {
-        let values = [rows.0, rows.1].into_iter().flatten().flatten().flatten();
-        if values.map(|value| value.len()).sum::<usize>() > self.message_bytes {
-            return EncodeOutcome::TooLarge;
-        }
-        let place = |op: u64| LogPosition { lsn: self.lsn, op, xid: self.xid };
-        let (here, next) = (place(self.op), place(self.op + 1));
+        let at = LogPosition { lsn: self.lsn, op: self.op, xid: self.xid };
         let from = self.text.len();
-        let text = &mut self.text;
-        let is_written = match (effect, rows) {
-            (RowEffect::Insert, (_, Some(row))) => {
-                encoder.change(text, ShapeChange::Insert { row, from: None }, here)
-            }
-            (RowEffect::Update, (Some(old), Some(new))) => {
-                encoder.change(text, ShapeChange::Update { old, new }, here)
-            }
-            (RowEffect::Delete, (Some(row), _)) => {
-                encoder.change(text, ShapeChange::Delete { row, to: None }, here)
-            }
-            (RowEffect::Rekey, (Some(old), Some(new))) => {
-                encoder.change(text, ShapeChange::Delete { row: old, to: Some(new) }, here)
-                    && encoder.change(text, ShapeChange::Insert { row: new, from: Some(old) }, next)
-            }
-            _ => false,
+        let encoded = effect.encode(encoder, rows, at, self.message_bytes, &mut self.text);
+        let last_op = match encoded {
+            EncodedMessages::Nothing => return EncodeOutcome::Nothing,
+            EncodedMessages::Written { last_op } if self.text.len() <= MAX_TEXT => Some(last_op),
+            EncodedMessages::Written { .. } | EncodedMessages::TooLarge => None,
         };
-        if !is_written {
-            return EncodeOutcome::Nothing;
-        }
-        match (u32::try_from(from), u32::try_from(text.len())) {
-            (Ok(from), Ok(to)) if text.len() <= MAX_TEXT && (to - from) as usize <= self.message_bytes => {
-                let last_op = if effect == RowEffect::Rekey { next.op } else { here.op };
-                EncodeOutcome::At(MessageRange { from, to, last_op })
-            }
+        match (u32::try_from(from), u32::try_from(self.text.len()), last_op) {
+            (Ok(from), Ok(to), Some(last_op)) => EncodeOutcome::At(MessageRange { from, to, last_op }),
             _ => {
-                text.truncate(from);
-                text.shrink_to(self.part_bytes);
+                self.text.truncate(from);
+                self.text.shrink_to(self.part_bytes);
                 EncodeOutcome::TooLarge
             }
         }
@@ -261,19 +232,21 @@ impl OpenTransaction {
     }
 
     /// Adds the keys of rows that enter or leave a shape, whose table has no primary key.
-    pub(crate) fn add_key_changes(&mut self, shape: u64, effect: RowEffect, keys: &RowChangeKeys) {
+    pub(super) fn add_key_changes(&mut self, shape: u64, effect: RowEffect, keys: &RowChangeKeys) {
         if effect == RowEffect::Update {
             return;
         }
         let changes = self.key_changes.entry(shape).or_default();
         let before = changes.len();
-        if let (RowEffect::Delete | RowEffect::Rekey, Some(old)) = (effect, keys.old) {
-            changes.push(KeyChange::Left(old));
-        }
-        if let (RowEffect::Insert | RowEffect::Rekey, Some(new)) = (effect, keys.new) {
-            changes.push(KeyChange::Entered(new));
-        }
+        changes.extend(effect.key_changes(keys));
         self.key_change_count += changes.len() - before;
+    }
+
+    /// Removes the key changes of a shape that aren't counted yet.
+    pub(super) fn take_key_changes_of(&mut self, shape: u64) -> Vec<KeyChange> {
+        let changes = self.key_changes.remove(&shape).unwrap_or_default();
+        self.key_change_count -= changes.len();
+        changes
     }
 
     /// Returns whether there are so many key changes that they must be counted before the commit.
@@ -293,19 +266,32 @@ impl OpenTransaction {
         self.text.len() >= self.part_bytes || self.range_count >= PART_RANGES
     }
 
-    /// Returns the changes since the last part. Changes of shapes without a snapshot are held
-    /// instead. `None`: no other changes are left.
-    pub(crate) fn part(&mut self, followed: &mut FollowedShapes) -> Option<TransactionPart> {
-        let changes = self.next_part(followed);
-        (!changes.touches.is_empty()).then(|| {
-            self.has_parts = true;
-            self.touched_by_parts.extend(changes.touches.iter().map(|touch| touch.shape));
-            changes
-        })
+    /// Returns the changes since the last part, in parts. Changes of shapes without a snapshot are
+    /// held instead, and those of shapes that may still be held wait. Empty: no other changes are
+    /// left.
+    pub(crate) fn parts(&mut self, followed: &mut FollowedShapes) -> Vec<TransactionPart> {
+        let (touches, deferred, text) = self.take_changes(followed, false);
+        if !deferred.is_empty() {
+            self.deferred_bytes += text.len();
+            self.deferred.push((text.clone(), deferred));
+        }
+        let is_beyond = self.deferred_bytes > self.held_bytes;
+        let mut parts = if is_beyond { self.deferred_parts() } else { Vec::new() };
+        parts.extend(self.queued_part(touches, text));
+        parts
     }
 
-    pub(crate) fn last_part(&mut self, followed: &mut FollowedShapes) -> TransactionPart {
-        self.next_part(followed)
+    /// Returns the rest of the transaction: parts, and the last part.
+    pub(crate) fn last_parts(
+        &mut self,
+        followed: &mut FollowedShapes,
+    ) -> (Vec<TransactionPart>, TransactionPart) {
+        let earlier = self.deferred_parts();
+        let (touches, _, mut text) = self.take_changes(followed, true);
+        if touches.is_empty() {
+            text = Bytes::new();
+        }
+        (earlier, TransactionPart { lsn: self.lsn, is_first: !self.has_parts, touches, text })
     }
 
     /// Returns the shapes that earlier parts touched and the last part doesn't.
@@ -316,15 +302,72 @@ impl OpenTransaction {
         self.touched_by_parts.drain().collect()
     }
 
-    fn next_part(&mut self, followed: &mut FollowedShapes) -> TransactionPart {
+    /// Removes the messages of a shape that aren't queued yet. Returns them, and the operation
+    /// number of the last one. `None`: messages of the shape are queued already.
+    pub(super) fn detach(&mut self, shape: u64) -> Option<(Vec<u8>, u64)> {
+        if self.touched_by_parts.contains(&shape) {
+            return None;
+        }
+        let (mut messages, mut last) = (Vec::new(), 0);
+        let mut detach_from = |touch: &mut ShapeTouch, text: &[u8]| {
+            for MessageRange { from, to, last_op } in touch.ranges.drain(..) {
+                messages.extend_from_slice(&text[from as usize..to as usize]);
+                last = last_op;
+            }
+        };
+        for (text, touches) in &mut self.deferred {
+            touches
+                .iter_mut()
+                .filter(|touch| touch.shape == shape)
+                .for_each(|touch| detach_from(touch, text));
+        }
+        if let Some(at) = self.touch_indexes.get(&shape) {
+            detach_from(&mut self.touches[*at], &self.text);
+        }
+        Some((messages, last))
+    }
+
+    /// Returns the deferred messages as parts.
+    fn deferred_parts(&mut self) -> Vec<TransactionPart> {
+        self.deferred_bytes = 0;
+        let deferred = mem::take(&mut self.deferred).into_iter();
+        deferred.filter_map(|(text, touches)| self.queued_part(touches, text)).collect()
+    }
+
+    /// Returns a part with these changes; `None`: there are none.
+    fn queued_part(&mut self, mut touches: Vec<ShapeTouch>, text: Bytes) -> Option<TransactionPart> {
+        touches.retain(|touch| !touch.ranges.is_empty());
+        if touches.is_empty() {
+            return None;
+        }
+        let is_first = !mem::replace(&mut self.has_parts, true);
+        self.touched_by_parts.extend(touches.iter().map(|touch| touch.shape));
+        Some(TransactionPart { lsn: self.lsn, is_first, touches, text })
+    }
+
+    /// Removes the changes since the last part. Returns those for the store, those that are
+    /// deferred, and their text. At the commit, no changes are deferred.
+    fn take_changes(
+        &mut self,
+        followed: &mut FollowedShapes,
+        is_commit: bool,
+    ) -> (Vec<ShapeTouch>, Vec<ShapeTouch>, Bytes) {
         self.touch_indexes.clear();
         self.range_count = 0;
-        let mut text = Bytes::from(mem::take(&mut self.text));
+        let (text, mut deferred) = (Bytes::from(mem::take(&mut self.text)), Vec::new());
         let mut touches = mem::take(&mut self.touches);
-        touches.retain(|touch| followed.route(touch, &text, self) == TouchDestination::Store);
-        if touches.is_empty() {
-            text = Bytes::new();
-        }
-        TransactionPart { lsn: self.lsn, is_first: !self.has_parts, touches, text }
+        touches.retain_mut(|touch| {
+            let is_empty = touch.ranges.is_empty();
+            match followed.route(touch, &text, self) {
+                TouchDestination::Store => !is_empty,
+                TouchDestination::Deferred if is_commit => !is_empty,
+                TouchDestination::Deferred => {
+                    deferred.push(mem::take(touch));
+                    false
+                }
+                TouchDestination::Held | TouchDestination::Nowhere => false,
+            }
+        });
+        (touches, deferred, text)
     }
 }

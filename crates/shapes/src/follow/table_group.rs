@@ -2,16 +2,18 @@
 
 use std::collections::HashMap;
 use std::hash::BuildHasher;
+use std::mem;
 use std::sync::Arc;
 
 use forebay_pgoutput::{Relation, Tuple, TupleValue};
 
-use super::followed_shapes::FollowedShape;
-use super::open_transaction::{DecodedRow, EncodedChange, OpenTransaction, RowChangeKeys, RowEffect};
+use super::followed_shape::{FollowedShape, HoldOutcome};
+use super::held_transaction::ChangedRows;
+use super::open_transaction::{EncodedChange, OpenTransaction};
+use super::row_effect::{DecodedRow, RowChangeKeys, RowEffect, RowsOfChange};
 use crate::definition::TableSchema;
-use crate::filter::{Candidate, ColumnType, EvalError, Index};
-use crate::row_keys::{self, HASH_STATE};
-use crate::shape::Shape;
+use crate::filter::{Candidate, ColumnType, Index, RowVerdict};
+use crate::row_keys::HASH_STATE;
 
 /// Shapes that were created with the same version of a table.
 #[derive(Debug)]
@@ -74,6 +76,12 @@ pub(crate) struct ChangeScratch {
     new: Vec<Candidate>,
     /// Messages encoded for this change.
     encoded: Vec<EncodedChange>,
+    /// Hashes of the row keys, if a shape needs them.
+    keys: Option<RowChangeKeys>,
+    /// The rows, if a shape holds the change.
+    changed_rows: Option<Arc<ChangedRows>>,
+    /// Ids of the shapes for which too much is held.
+    pub(crate) overfull: Vec<u64>,
     /// Ids of the shapes whose logs can't represent the change.
     pub(crate) unfit: Vec<u64>,
 }
@@ -160,10 +168,18 @@ impl TableGroup {
         self.followed.get_mut(&shape)
     }
 
+    pub(super) fn followed_shapes(&mut self) -> impl Iterator<Item = &mut FollowedShape> {
+        self.followed.values_mut()
+    }
+
     pub(crate) fn add(&mut self, followed: FollowedShape) {
         self.index.add(followed.shape.id, followed.shape.filter.as_ref(), &self.table.types);
         self.followed.insert(followed.shape.id, followed);
-        // Forces a comparison of the new shape with the stream's description of the table.
+        self.clear_mappings();
+    }
+
+    /// Forces a comparison of all shapes with the stream's descriptions of the table.
+    pub(super) fn clear_mappings(&mut self) {
         self.mapping.0 = 0;
         self.mappings.clear();
     }
@@ -215,35 +231,19 @@ impl TableGroup {
             }
         }
         scratch.encoded.clear();
-        let mut keys = None;
-        let (mut was, mut is) = (scratch.old.iter().peekable(), scratch.new.iter().peekable());
+        (scratch.keys, scratch.changed_rows) = (None, None);
+        let (old_found, new_found) = (mem::take(&mut scratch.old), mem::take(&mut scratch.new));
+        let (mut was, mut is) = (old_found.iter().peekable(), new_found.iter().peekable());
         while let Some(shape) =
             [was.peek(), is.peek()].into_iter().flatten().map(|candidate| candidate.id).min()
         {
             let was = was.next_if(|candidate| candidate.id == shape);
             let is = is.next_if(|candidate| candidate.id == shape);
-            let Some(followed) =
-                self.followed.get(&shape).filter(|followed| !followed.snapshot_sees(transaction))
-            else {
-                continue;
-            };
-            let rows = (old.as_ref(), new.as_ref());
-            let is_fit = match effect(&followed.shape, (was, is), rows) {
-                Ok(None) => true,
-                Ok(Some(effect)) => {
-                    if self.table.key.is_empty() {
-                        // The hashes are equal for all shapes of the table.
-                        let keys = keys.get_or_insert_with(|| row_keys(&followed.shape, rows));
-                        transaction.add_key_changes(shape, effect, keys);
-                    }
-                    transaction.write(&followed.shape, effect, rows, &mut scratch.encoded).is_ok()
-                }
-                Err(_) => false,
-            };
-            if !is_fit {
-                scratch.unfit.push(shape);
+            if let Some(followed) = self.followed.get_mut(&shape) {
+                change_shape(followed, (was, is), (old.as_ref(), new.as_ref()), transaction, scratch);
             }
         }
+        (scratch.old, scratch.new) = (old_found, new_found);
     }
 
     /// Returns hashes of the key that a row leaves and of the key that it gets.
@@ -327,39 +327,37 @@ impl TableGroup {
     }
 }
 
-/// Returns hashes of the keys of both rows, in the form that messages have.
-fn row_keys(shape: &Shape, (old, new): (Option<&DecodedRow<'_>>, Option<&DecodedRow<'_>>)) -> RowChangeKeys {
-    let mut text = Vec::new();
-    let mut key = |row: &DecodedRow<'_>| {
-        text.clear();
-        shape.encoder.key(&mut text, row);
-        row_keys::hash(&text)
-    };
-    RowChangeKeys { old: old.map(&mut key), new: new.map(key) }
-}
-
-/// Returns the effect of a change on a shape. `was` and `is` are the index's candidates for the old
-/// and the new row.
-fn effect(
-    shape: &Shape,
+/// Applies a row change to a shape. `was` and `is` are the index's candidates for the old and the
+/// new row. Adds the shape to `scratch` if it is unfit, or if too much is held for it.
+fn change_shape(
+    followed: &mut FollowedShape,
     (was, is): (Option<&Candidate>, Option<&Candidate>),
-    (old, new): (Option<&DecodedRow<'_>>, Option<&DecodedRow<'_>>),
-) -> Result<Option<RowEffect>, EvalError> {
-    let within =
-        |candidate: Option<&Candidate>, row: Option<&DecodedRow<'_>>| match (candidate, row, &shape.filter) {
-            (Some(candidate), Some(row), Some(filter)) => {
-                Ok(candidate.certain || filter.matches(row)? == Some(true))
-            }
-            (Some(_), Some(_), None) => Ok(true),
-            (None, _, _) | (_, None, _) => Ok(false),
-        };
-    Ok(match (within(was, old)?, within(is, new)?) {
-        (false, false) => None,
-        (false, true) => Some(RowEffect::Insert),
-        (true, false) => Some(RowEffect::Delete),
-        (true, true) => match (old, new) {
-            (Some(old), Some(new)) if !shape.encoder.has_same_key(old, new) => Some(RowEffect::Rekey),
-            _ => Some(RowEffect::Update),
-        },
-    })
+    rows: RowsOfChange<'_, '_>,
+    transaction: &mut OpenTransaction,
+    scratch: &mut ChangeScratch,
+) {
+    if followed.skips(transaction) {
+        return;
+    }
+    let verdicts = (followed.judge(was, rows.0), followed.judge(is, rows.1));
+    let is_undecided = verdicts.0 == RowVerdict::Undecided || verdicts.1 == RowVerdict::Undecided;
+    let (was, is) = if is_undecided || followed.keeps_rows() {
+        match followed.hold_change(transaction, rows, verdicts, &mut scratch.changed_rows) {
+            HoldOutcome::Decided(was, is) => (was, is),
+            HoldOutcome::Held => return,
+            HoldOutcome::Overfull => return scratch.overfull.push(followed.shape.id),
+        }
+    } else {
+        (verdicts.0 == RowVerdict::Match, verdicts.1 == RowVerdict::Match)
+    };
+    let shape = &followed.shape;
+    let Some(effect) = RowEffect::of(&shape.encoder, (was, is), rows) else { return };
+    if shape.definition().table.key.is_empty() {
+        // The hashes are equal for all shapes of the table.
+        let keys = scratch.keys.get_or_insert_with(|| RowChangeKeys::of(shape, rows));
+        transaction.add_key_changes(shape.id, effect, keys);
+    }
+    if transaction.write(shape, effect, rows, &mut scratch.encoded).is_err() {
+        scratch.unfit.push(shape.id);
+    }
 }

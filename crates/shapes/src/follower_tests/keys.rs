@@ -277,7 +277,7 @@ fn a_shape_of_a_release_without_counts_is_deleted_if_its_log_removed_one_of_two_
         .engine
         .store
         .role
-        .enqueue(Record::Commit(changes, CommitRecord { end: place.lsn + 8, earlier: Vec::new() }));
+        .enqueue(Record::Commit(changes, CommitRecord { end: place.lsn + 8, ..CommitRecord::default() }));
     bench.store.end_writing();
     assert_eq!(brief(&shapes[0]).len(), 1);
     bench.store.begin_writing().unwrap();

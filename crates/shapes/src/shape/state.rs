@@ -23,9 +23,12 @@ pub(crate) struct ShapeState {
     pub(crate) seen: Option<SnapshotVisibility>,
     /// End of the snapshot's rows, in bytes, once it is known. The snapshot-end message follows it.
     pub(crate) rows_end: Option<u64>,
-    /// Whether all held transactions are decided: queued for the WAL, or dropped because the
-    /// snapshot sees them.
+    /// Whether the snapshot is applied to the held transactions. Those that it sees are dropped; the
+    /// others are queued for the WAL, or wait for verdicts of Postgres.
     pub(super) is_settled: bool,
+    /// LSN of the commit from which on the shape is held: the log doesn't have this transaction and
+    /// later ones yet.
+    pub(crate) held_from: Option<u64>,
     pub(crate) listener: Option<Arc<dyn LogListener>>,
 }
 
@@ -57,7 +60,10 @@ pub(crate) enum SequenceKind {
 impl Shape {
     /// Loads the state from a catalog file.
     pub(crate) fn load(&self, catalog_shape: &CatalogShape) {
-        self.change(|state| state.log = MessageSequence::from_catalog(&catalog_shape.log));
+        self.change(|state| {
+            state.log = MessageSequence::from_catalog(&catalog_shape.log);
+            state.held_from = catalog_shape.held_from;
+        });
         self.apply_merge(&catalog_shape.log);
         if let Some(completed) = &catalog_shape.snapshot {
             self.complete_with(completed, Bytes::new());
@@ -79,13 +85,16 @@ impl Shape {
     }
 
     /// Makes the staged messages visible, and passes them to the listener. They are a whole
-    /// transaction. The caller wakes the readers with [`notify`](Self::notify).
+    /// transaction. `hold` changes the start of the shape's hold. The caller wakes the readers with [`notify`](Self::notify).
     ///
     /// The listener is called under the lock: a stream that attaches after the messages are
     /// readable must not get them from the listener, too.
-    pub(crate) fn publish(&self, seen: u64, chunk_bytes: u64) {
+    pub(crate) fn publish(&self, seen: u64, hold: Option<Option<u64>>, chunk_bytes: u64) {
         self.change(|state| {
             let from = state.log.len();
+            if let Some(held_from) = hold {
+                state.held_from = held_from;
+            }
             state.log.finish_transaction(chunk_bytes);
             state.log.publish();
             if let Some(listener) = state.listener.take_if(|_| state.log.len() > from) {
@@ -94,7 +103,7 @@ impl Shape {
                     // Only a transaction larger than `unwritten_bytes` is in a file before it is
                     // published.
                     listener.ended();
-                } else if listener.published(&found.pieces, state.log.last(), seen) {
+                } else if listener.published(&found.pieces, state.log.last(), state.seen_at_most(seen)) {
                     state.listener = Some(listener);
                 }
             }
@@ -109,6 +118,7 @@ impl Shape {
                 return Err(());
             }
             let is_behind = state.log.len() < catalog_shape.log.len;
+            state.held_from = catalog_shape.held_from;
             state.log = MessageSequence::from_catalog(&catalog_shape.log);
             state.apply_merge(&catalog_shape.log);
             Ok(state.listener.take_if(|_| is_behind))
@@ -171,7 +181,18 @@ impl Shape {
         is_lost && self.lock().log.base() == base && self.gone().is_none()
     }
 
-    /// Marks all held transactions as decided, and wakes the creation.
+    /// Sets the commit from which on the shape is held; `None`: it isn't held.
+    pub(crate) fn set_hold(&self, from: Option<u64>) {
+        self.lock().held_from = from;
+    }
+
+    /// Returns the LSN such that the offset `<seen>_0` is after all readable messages and before all
+    /// later ones. `seen` is that of the store, read before.
+    pub(crate) fn seen_at_most(&self, seen: u64) -> u64 {
+        self.lock().seen_at_most(seen)
+    }
+
+    /// Marks the snapshot as applied to the held transactions, and wakes the creation.
     pub(crate) fn mark_settled(&self) {
         self.lock().is_settled = true;
         self.notify();
@@ -239,6 +260,7 @@ impl Shape {
             options: self.definition.options.clone(),
             snapshot,
             log,
+            held_from: state.held_from,
         }
     }
 }
@@ -252,6 +274,12 @@ impl ShapeState {
             ShapePhase::Complete => self.log.unwritten_bytes() + self.snapshot.unwritten_bytes(),
             ShapePhase::Gone(_) => 0,
         }
+    }
+
+    /// Returns `seen` of the store, but at most the LSN before the commit from which on the shape is
+    /// held.
+    fn seen_at_most(&self, seen: u64) -> u64 {
+        self.held_from.map_or(seen, |from| seen.min(from.saturating_sub(1)))
     }
 
     /// Returns the page of the log at a position, up to the end of a chunk; `None`: the position

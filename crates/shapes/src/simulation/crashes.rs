@@ -14,9 +14,17 @@ fn disk_after_crash(disk: &SimulatedDisk, rng: &mut SimulatedRng) -> SimulatedDi
     if rng.between(0, 3) == 0 { disk.after_kill() } else { disk.after_crash(rng.between(0, 1 << 30) as u64) }
 }
 
-/// Runs a simulation through all crashes. Returns the number of disk calls, and how often a merged
-/// log was checked.
-fn run(seed: u64, mut crash: impl FnMut(&SimulatedDisk, &mut SimulatedRng)) -> (u64, usize) {
+/// Numbers of a run.
+struct RunCounts {
+    disk_calls: u64,
+    /// Number of times a merged log was checked.
+    merged: usize,
+    /// Number of verdicts for held shapes.
+    decided: usize,
+}
+
+/// Runs a simulation through all crashes.
+fn run(seed: u64, mut crash: impl FnMut(&SimulatedDisk, &mut SimulatedRng)) -> RunCounts {
     let mut rng = SimulatedRng::new(seed ^ 0x5eed);
     let mut disk = SimulatedDisk::new(seed);
     crash(&disk, &mut rng);
@@ -41,25 +49,28 @@ fn run(seed: u64, mut crash: impl FnMut(&SimulatedDisk, &mut SimulatedRng)) -> (
     let ops = disk.ops();
     disk.crash_at(u64::MAX);
     simulation.catch_up().expect("no more crashes");
+    simulation.judge_all().expect("no more crashes");
     simulation.verify();
     simulation.store.end_writing();
-    (ops, simulation.merged)
+    RunCounts { disk_calls: ops, merged: simulation.merged, decided: simulation.decided }
 }
 
 #[test]
 fn without_a_crash_every_guarantee_holds() {
-    let mut merged = 0;
+    let (mut merged, mut decided) = (0, 0);
     for seed in seeds(10) {
         eprintln!("seed {seed}");
-        merged += run(seed, |_, _| {}).1;
+        let counts = run(seed, |_, _| {});
+        (merged, decided) = (merged + counts.merged, decided + counts.decided);
     }
     assert!(merged > 0, "no log was long enough to be merged");
+    assert!(decided > 0, "no shape was held");
 }
 
 #[test]
 fn a_crash_at_any_disk_call_breaks_no_guarantee() {
     for seed in seeds(4) {
-        let (calls, _) = run(seed, |_, _| {});
+        let calls = run(seed, |_, _| {}).disk_calls;
         // Every call if `FOREBAY_SEEDS` is set, otherwise about 25 of them.
         let step = if std::env::var_os("FOREBAY_SEEDS").is_some() { 1 } else { calls / 25 + 1 };
         for call in (1 + seed % step..=calls).step_by(step as usize) {

@@ -50,6 +50,7 @@ fn on_a_full_disk_nothing_is_acknowledged_and_reads_succeed() {
     let mut simulation = StoreSimulation::new(Arc::new(disk.clone()), 1).expect("nothing crashes");
     (0..100).try_for_each(|_| simulation.step()).expect("nothing crashes");
     simulation.catch_up().expect("nothing crashes");
+    simulation.judge_all().expect("nothing crashes");
     let (store, before) =
         (simulation.store.clone(), simulation.store.position().expect("the store has an origin").lsn);
     disk.fill(10);
@@ -144,6 +145,6 @@ fn a_damaged_store_is_refused_with_a_reason() {
     fs::remove_file(dir.join("catalog")).expect("the catalog exists");
     assert!(matches!(open(), Err(OpenError::Damaged { file: "catalog" })));
     let newer = String::from_utf8_lossy(&catalog).into_owned();
-    assert!(newer.contains("\"format\":1"));
+    assert!(newer.contains("\"format\":2"));
     fs::remove_dir_all(&dir).expect("the directory exists");
 }

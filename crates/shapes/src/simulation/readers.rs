@@ -182,8 +182,14 @@ fn check_reader_agrees(simulation: &mut StoreSimulation, reader: &Shapes) {
         (visible(&simulation.store, &mut simulation.rng), visible(reader, &mut simulation.rng));
     assert_eq!(theirs.keys().collect::<Vec<_>>(), ours.keys().collect::<Vec<_>>());
     assert!(theirs == ours, "the bytes of some shape differ");
-    assert_eq!(simulation.store.position(), reader.position());
+    let durable =
+        |store: &Shapes| (store.engine.store.progress.origin(), store.engine.store.progress.durable());
+    assert_eq!(durable(&simulation.store), durable(reader));
     assert_eq!(simulation.store.seen(), reader.seen());
+    for handle in ours.keys() {
+        let seen_of = |store: &Shapes| store.find(handle).map(|shape| store.seen_of(&shape));
+        assert_eq!(seen_of(&simulation.store), seen_of(reader), "a reader beside the writer");
+    }
     // Bytes that are in files must not stay in memory.
     let (unwritten, limit) =
         (reader.engine.store.files.unwritten(), 2 * config().wal_bytes + config().unwritten_bytes);
@@ -237,6 +243,7 @@ fn a_reader_sees_the_writers_records_and_can_take_over() {
         }
         left.store(u64::MAX, Ordering::SeqCst);
         simulation.catch_up().expect("the writer isn't killed");
+        simulation.judge_all().expect("the writer isn't killed");
         check_reader_agrees(&mut simulation, &reader);
         simulation.store.end_writing();
     }

@@ -11,14 +11,16 @@ use tokio::runtime::{Builder, Runtime};
 
 use super::message_bytes::MessageBytes;
 use super::simulated_creation::SimulatedCreation;
-use super::simulated_database::{MESSAGE_BYTES, SimulatedDatabase};
+use super::simulated_database::{MESSAGE_BYTES, SimulatedDatabase, upper_starts_with_a};
 use crate::config::StoreConfig;
 use crate::definition::ShapeDefinition;
+use crate::filter::RowVerdict;
 use crate::follower::Follower;
 use crate::shapes::Shapes;
 use crate::store::OpenError;
 use crate::store::disk::{Disk, SimulatedRng};
 use crate::store::shape_files;
+use crate::undecided_rows::UndecidedRows;
 
 /// The disk crashed.
 #[derive(Debug)]
@@ -43,6 +45,10 @@ pub(super) struct StoreSimulation {
     pub(super) handles: BTreeSet<String>,
     /// Last position that the store reported as durable.
     acknowledged: Arc<AtomicU64>,
+    /// Rows that wait for a simulated verdict of Postgres.
+    batches: Vec<UndecidedRows>,
+    /// Number of verdicts that ended or shortened a hold.
+    pub(super) decided: usize,
     /// Number of times a merged log was checked.
     pub(super) merged: usize,
 }
@@ -87,7 +93,7 @@ pub(super) fn config() -> StoreConfig {
         compact_bytes: 900,
         open_files: 3,
         small_snapshot_bytes: 600,
-        held_bytes: 6000,
+        held_bytes: 200_000,
         part_bytes: 800,
         message_bytes: MESSAGE_BYTES,
         waits_for_checkpoints: true,
@@ -119,6 +125,8 @@ impl StoreSimulation {
             creations: Vec::new(),
             handles: BTreeSet::new(),
             acknowledged: Arc::default(),
+            batches: Vec::new(),
+            decided: 0,
             merged: 0,
         };
         simulation.begin()?;
@@ -146,6 +154,9 @@ impl StoreSimulation {
 
     /// Takes one random step.
     pub(super) fn step(&mut self) -> StepResult {
+        if self.rng.between(0, 3) == 0 {
+            self.judge()?;
+        }
         match self.rng.between(0, 99) {
             0..25 => {
                 self.model.database.commit(&mut self.rng);
@@ -182,6 +193,59 @@ impl StoreSimulation {
         while self.stream.0 < self.model.database.log.len() {
             self.send_messages()?;
         }
+        Ok(())
+    }
+
+    /// Does what a task that passes undecided rows to Postgres does: takes rows, or decides some of
+    /// them. Verdicts come late and in any order.
+    fn judge(&mut self) -> StepResult {
+        self.hold();
+        if self.batches.is_empty() || self.rng.coin() {
+            self.batches.extend(self.store.take_undecided());
+        } else {
+            let batch = self.batches.swap_remove(self.rng.between(0, self.batches.len() - 1));
+            match self.rng.between(0, 39) {
+                0 => {
+                    let expected = self.model.shapes.get_mut(batch.shape().handle());
+                    expected.into_iter().for_each(|expected| expected.is_deletion_requested = true);
+                    self.store.give_up(batch, "the simulation gave up");
+                }
+                1..5 => drop(batch),
+                _ => self.decide(batch),
+            }
+        }
+        self.idle()
+    }
+
+    fn decide(&mut self, batch: UndecidedRows) {
+        let answer = |row: Vec<Option<&[u8]>>| match row[..] {
+            [Some(note)] if upper_starts_with_a(str::from_utf8(note).expect("text")) => RowVerdict::Match,
+            [_] => RowVerdict::NoMatch,
+            _ => panic!("the clause uses one column"),
+        };
+        let mut verdicts: Vec<_> = batch.rows().map(answer).collect();
+        if self.rng.between(0, 9) == 0 {
+            let unknown = self.rng.between(0, verdicts.len() - 1);
+            verdicts[unknown] = RowVerdict::Undecided;
+        }
+        let before = self.store.held_shapes();
+        self.store.decide(batch, &verdicts);
+        self.decided += usize::from(before > 0);
+    }
+
+    /// Gives up all creations, and decides all rows. Then no shape is held.
+    pub(super) fn judge_all(&mut self) -> StepResult {
+        self.hold();
+        self.creations.clear();
+        self.idle()?;
+        loop {
+            self.batches.extend(self.store.take_undecided());
+            let Some(batch) = self.batches.pop() else { break };
+            self.hold();
+            self.decide(batch);
+            self.idle()?;
+        }
+        assert_eq!(self.store.held_shapes(), 0);
         Ok(())
     }
 
@@ -294,6 +358,7 @@ impl StoreSimulation {
     pub(super) fn stop(&mut self) {
         self.record_read_lengths();
         self.creations.clear();
+        self.batches.clear();
         self.store.end_writing();
         self.model.acknowledged = self.model.acknowledged.max(self.acknowledged.load(Ordering::SeqCst));
     }

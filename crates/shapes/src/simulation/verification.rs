@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use tokio::runtime::Builder;
 
-use super::simulated_database::SimulatedDatabase;
+use super::simulated_database::{SimulatedDatabase, SimulatedTransaction};
 use super::store_simulation::{ModelShape, StoreSimulation};
 use crate::encode::offset_of;
 use crate::offset::Offset;
@@ -110,6 +110,7 @@ impl StoreSimulation {
         let store = self.store.clone();
         let visible = visible(&store, &mut self.rng);
         let position = store.position().map_or(0, |position| position.lsn);
+        let durable = store.engine.store.progress.durable();
         let model = &self.model;
         assert!(
             position >= model.acknowledged,
@@ -122,9 +123,21 @@ impl StoreSimulation {
             let end = rows.strip_suffix(b",\n").expect("a snapshot ends with a message");
             let end: serde_json::Value = serde_json::from_slice(end).expect("one message follows the rows");
             assert_eq!(end["headers"]["control"], "snapshot-end");
-            let expected = shape.expected_log(&model.database, position);
-            let expected = expected.unwrap_or_else(|| panic!("{handle} should be deleted before {position}"));
-            let base = store.find(handle).map_or(0, |shape| shape.lock().log.base());
+            let found = store.find(handle).expect("the shape was read");
+            // Other shapes don't wait for a held one.
+            let (base, held_from) = {
+                let state = found.lock();
+                (state.log.base(), state.held_from.unwrap_or(u64::MAX))
+            };
+            let expected = shape.expected_log(&model.database, |it| it.end <= durable && it.lsn < held_from);
+            let expected = expected.unwrap_or_else(|| panic!("{handle} should be deleted before {durable}"));
+            // An up-to-date states that the log has all earlier transactions.
+            let seen = store.seen_of(&found);
+            let stated = shape.expected_log(&model.database, |it| it.lsn < seen).map(|log| log.len());
+            assert!(
+                stated.is_some_and(|stated| stated <= expected.len()),
+                "{handle} isn't up to date at {seen}"
+            );
             self.merged += usize::from(base > 0);
             check_log(&shape.rows, &expected, base as usize, log, &mut self.rng);
             assert!(expected.len() as u64 >= shape.read, "{} bytes of {handle} were read before", shape.read);
@@ -141,10 +154,14 @@ impl StoreSimulation {
 }
 
 impl ModelShape {
-    /// Returns the expected log at a position; `None`: the shape is deleted by then.
-    fn expected_log(&self, database: &SimulatedDatabase, position: u64) -> Option<Vec<u8>> {
-        let indexes =
-            (self.seen..database.log.len()).take_while(|index| database.log[*index].end <= position);
+    /// Returns the expected log after the first transactions that fulfil `is_included`; `None`: the
+    /// shape is deleted by then.
+    fn expected_log(
+        &self,
+        database: &SimulatedDatabase,
+        is_included: impl Fn(&SimulatedTransaction) -> bool,
+    ) -> Option<Vec<u8>> {
+        let indexes = (self.seen..database.log.len()).take_while(|index| is_included(&database.log[*index]));
         let messages =
             indexes.map(|index| database.expected_messages(index, self.table, self.clause, &self.definition));
         messages.collect::<Option<Vec<_>>>().map(|messages| messages.concat())

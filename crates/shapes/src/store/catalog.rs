@@ -15,9 +15,11 @@ use super::record::{CatalogHeader, CatalogShape, Note, Record};
 use super::shape_files;
 use crate::definition::TableSchema;
 
-/// Format that this version writes, and the only one that it reads. The docs of [`store`](super)
-/// state when it is raised.
-pub(crate) const FORMAT: u32 = 1;
+/// Format that this version writes. The docs of [`store`](super) state when it is raised.
+pub(crate) const FORMAT: u32 = 2;
+
+/// Oldest format that this version reads. Format 1 has no holds.
+const OLDEST_FORMAT: u32 = 1;
 
 pub(crate) const FILE_NAME: &str = "catalog";
 const TEMPORARY_NAME: &str = "catalog.new";
@@ -49,6 +51,22 @@ impl StoreCatalog {
         disk.rename(TEMPORARY_NAME, FILE_NAME).and_then(|()| disk.sync_dir("")).map_err(io::Error::other)
     }
 
+    /// Returns the format of the directory, which [`read`](Self::read) accepted; `None`: there is no
+    /// catalog.
+    pub(crate) fn read_format(disk: &dyn Disk) -> io::Result<Option<u32>> {
+        let file = match disk.open(FILE_NAME) {
+            Ok(file) => file,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(error),
+        };
+        let start = shape_files::read_range(&*file, 0, file.len()?.min(4))?;
+        let first = shape_files::read_range(&*file, 0, frame::framed_length(&start) as u64)?;
+        Ok(match frame::read_frame(&first.into()) {
+            Ok(Some((Record::Note(Note::Catalog(header), _), _))) => Some(header.format),
+            Ok(_) | Err(_) => None,
+        })
+    }
+
     /// Reads the catalog. Returns `None` if there is none.
     pub(crate) fn read(disk: &dyn Disk) -> Result<Option<Self>, OpenError> {
         let file = match disk.open(FILE_NAME) {
@@ -66,7 +84,7 @@ impl StoreCatalog {
         while let Some((Record::Note(note, _), length)) = frame::read_frame(&bytes).map_err(unreadable)? {
             let _read = bytes.split_to(length);
             match note {
-                Note::Catalog(header) if is_first && header.format != FORMAT => {
+                Note::Catalog(header) if is_first && !(OLDEST_FORMAT..=FORMAT).contains(&header.format) => {
                     return Err(OpenError::Format { found: header.format, known: FORMAT });
                 }
                 Note::Catalog(header) if is_first => catalog.header = header,
@@ -103,8 +121,9 @@ mod tests {
         let snapshot = Some(CompletedSnapshot { id: 4, seen, len: 900, chunks: vec![500, 900] });
         let log =
             CatalogLog { len: 70, last: (9, 4), chunks: vec![(60, 9, 2)], base: 20, past: vec![(15, 4, 2)] };
-        let kept = CatalogShape { id: 4, handle: "1-2".into(), table: 8, options, snapshot, log };
-        let incomplete = CatalogShape { id: 5, snapshot: None, ..kept.clone() };
+        let held_from = Some(12);
+        let kept = CatalogShape { id: 4, handle: "1-2".into(), table: 8, options, snapshot, log, held_from };
+        let incomplete = CatalogShape { id: 5, snapshot: None, held_from: None, ..kept.clone() };
         let state = CatalogState { columns: vec![(1, 700)], facts: vec![-3], ..CatalogState::default() };
         let head = CatalogHeader {
             format: FORMAT,
@@ -122,6 +141,7 @@ mod tests {
         assert_eq!(StoreCatalog::read(&disk).unwrap(), None);
         example_catalog().write(&disk).unwrap();
         assert_eq!(StoreCatalog::read(&disk).unwrap(), Some(example_catalog()));
+        assert_eq!(StoreCatalog::read_format(&disk).unwrap(), Some(FORMAT));
     }
 
     #[test]
@@ -162,12 +182,14 @@ mod tests {
 
     #[test]
     fn a_catalog_of_another_format_is_refused_with_its_format() {
-        let disk = SimulatedDisk::new(1);
-        let mut bytes = Vec::new();
-        let note = Note::Catalog(CatalogHeader { format: FORMAT + 1, ..CatalogHeader::default() });
-        let _nothing = frame::write_frame(&Record::Note(note, Bytes::new()), &mut bytes);
-        disk.create(FILE_NAME).unwrap().write_all_at(&bytes, 0).unwrap();
-        let refused = StoreCatalog::read(&disk);
-        assert!(matches!(refused, Err(OpenError::Format { found, known: FORMAT }) if found == FORMAT + 1));
+        for format in [0, FORMAT + 1] {
+            let disk = SimulatedDisk::new(1);
+            let mut bytes = Vec::new();
+            let note = Note::Catalog(CatalogHeader { format, ..CatalogHeader::default() });
+            let _nothing = frame::write_frame(&Record::Note(note, Bytes::new()), &mut bytes);
+            disk.create(FILE_NAME).unwrap().write_all_at(&bytes, 0).unwrap();
+            let refused = StoreCatalog::read(&disk);
+            assert!(matches!(refused, Err(OpenError::Format { found, known: FORMAT }) if found == format));
+        }
     }
 }

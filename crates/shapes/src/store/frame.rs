@@ -15,7 +15,7 @@ use std::fmt;
 use bytes::Bytes;
 use serde::de::IgnoredAny;
 
-use super::record::{CommitRecord, MessageRange, Record, ShapeTouch, TransactionPart};
+use super::record::{CommitRecord, HoldChange, MessageRange, Record, ShapeTouch, TransactionPart};
 
 /// Bytes of a frame before its payload: length and checksum.
 pub(crate) const FRAME_HEADER_BYTES: usize = 8;
@@ -27,6 +27,8 @@ pub(crate) const MAX_PAYLOAD_BYTES: usize = 1 << 30;
 const PART: u8 = 1;
 const COMMIT: u8 = 2;
 const NOTE: u8 = 3;
+/// A commit that changes holds. Not in directories of format 1.
+const COMMIT_WITH_HOLDS: u8 = 4;
 
 /// Appends the record's frame to `out`, without the text that ends it. Returns the text, which the
 /// caller must write after `out`.
@@ -40,10 +42,17 @@ pub(crate) fn write_frame(record: &Record, out: &mut Vec<u8>) -> Bytes {
             changes.text.clone()
         }
         Record::Commit(changes, commit) => {
-            out.push(COMMIT);
+            out.push(if commit.holds.is_empty() { COMMIT } else { COMMIT_WITH_HOLDS });
             put_varint(out, commit.end);
             put_varint(out, commit.earlier.len() as u64);
             commit.earlier.iter().for_each(|shape| put_varint(out, *shape));
+            if !commit.holds.is_empty() {
+                put_varint(out, commit.holds.len() as u64);
+                commit.holds.iter().for_each(|hold| {
+                    put_varint(out, hold.shape);
+                    put_varint(out, hold.from);
+                });
+            }
             put_changes(out, changes);
             changes.text.clone()
         }
@@ -86,7 +95,7 @@ impl UnknownRecord {
                 Some(name) => format!("a note {name:?}"),
                 None => "a note without a name".to_owned(),
             },
-            Some(&(PART | COMMIT)) => "a transaction in another form".to_owned(),
+            Some(&(PART | COMMIT | COMMIT_WITH_HOLDS)) => "a transaction in another form".to_owned(),
             Some(kind) => format!("a record of kind {kind}"),
             None => "a record without a kind".to_owned(),
         })
@@ -136,10 +145,14 @@ fn whole_payload(bytes: &Bytes) -> Option<Bytes> {
 fn decode(mut cursor: PayloadCursor) -> Option<Record> {
     match cursor.byte()? {
         PART => cursor.changes().map(Record::Part),
-        COMMIT => {
+        kind @ (COMMIT | COMMIT_WITH_HOLDS) => {
             let end = cursor.varint()?;
             let earlier = cursor.list(PayloadCursor::varint)?;
-            Some(Record::Commit(cursor.changes()?, CommitRecord { end, earlier }))
+            let hold = |cursor: &mut PayloadCursor| {
+                Some(HoldChange { shape: cursor.varint()?, from: cursor.varint()? })
+            };
+            let holds = if kind == COMMIT { Vec::new() } else { cursor.list(hold)? };
+            Some(Record::Commit(cursor.changes()?, CommitRecord { end, earlier, holds }))
         }
         NOTE => {
             let length = usize::try_from(cursor.varint()?).ok()?;
@@ -272,7 +285,21 @@ mod tests {
         };
         vec![
             Record::Part(changes.clone()),
-            Record::Commit(changes, CommitRecord { end: 7, earlier: vec![1, 1 << 40] }),
+            Record::Commit(
+                changes.clone(),
+                CommitRecord { end: 7, earlier: vec![1, 1 << 40], holds: Vec::new() },
+            ),
+            Record::Commit(
+                changes,
+                CommitRecord {
+                    end: 0,
+                    earlier: Vec::new(),
+                    holds: vec![
+                        HoldChange { shape: 3, from: 1 << 50 },
+                        HoldChange { shape: 1 << 40, from: 0 },
+                    ],
+                },
+            ),
             Record::Note(Note::Delete { id: 5 }, Bytes::new()),
             Record::Note(Note::Advance { lsn: 5 }, Bytes::from_static(b"more")),
         ]
@@ -304,6 +331,7 @@ mod tests {
             (vec![NOTE, 200], "a note without a name"),
             (vec![PART, 1, 2, 0], "a transaction in another form"),
             (vec![COMMIT], "a transaction in another form"),
+            (vec![COMMIT_WITH_HOLDS, 0, 0, 1], "a transaction in another form"),
         ] {
             let mut bytes = framed_payload(&payload);
             assert_eq!(read_frame(&bytes.clone().into()), Err(UnknownRecord(expected.to_owned())));

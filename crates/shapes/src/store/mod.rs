@@ -25,11 +25,20 @@
 //! states how many bytes of each shape file are valid. Recovery ignores the bytes after them, and
 //! restores those of committed transactions from the WAL.
 //!
+//! # Formats
+//! | format | what is new |
+//! |---|---|
+//! | 1 | |
+//! | 2 | Commits may state from which commit on a shape is held. So may a shape in the catalog. |
+//!
+//! This version reads both. When it begins to write to a directory of format 1, it first writes a
+//! whole checkpoint, whose catalog has format 2.
+//!
 //! # Versions
 //! A directory that this version can't read is refused ([`OpenError::Format`],
 //! [`OpenError::Unreadable`]), and no byte of it changes.
 //! - The catalog's first record has the format of the whole directory ([`catalog::FORMAT`]). A
-//!   version refuses every other format.
+//!   version refuses formats that it doesn't know.
 //! - These changes raise the format: a new kind of record or note, a field that readers must
 //!   understand, a new kind of file, and another encoding of the shapes' files. A writer writes the
 //!   catalog with its format before the first such record: see

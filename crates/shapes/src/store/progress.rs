@@ -1,5 +1,6 @@
 //! Store progress: how far the store has followed the replication stream.
 
+use std::collections::HashMap;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -20,6 +21,9 @@ pub(crate) struct StoreProgress {
     durable: AtomicU64,
     /// LSN such that the offset `<seen>_0` is after all visible changes and before all later ones.
     seen: AtomicU64,
+    /// Shapes that are held, each with the LSN of the commit from which on it is. Empty for most
+    /// stores.
+    holds: Mutex<HashMap<u64, u64>>,
     /// Wakes the tasks that wait for `durable` or `seen`.
     changed: Notify,
     on_durable: Mutex<Option<DurableCallback>>,
@@ -36,6 +40,32 @@ impl StoreProgress {
 
     pub(crate) fn durable(&self) -> u64 {
         self.durable.load(Ordering::Acquire)
+    }
+
+    /// Returns the LSN up to which Postgres needs to repeat nothing: at most the first commit from
+    /// which on a shape is held.
+    pub(crate) fn acknowledgeable(&self) -> u64 {
+        let first_hold = self.holds.lock().values().copied().min();
+        self.durable().min(first_hold.unwrap_or(u64::MAX))
+    }
+
+    /// Sets the commit from which on a shape is held; `None`: it isn't held.
+    pub(crate) fn set_hold(&self, shape: u64, from: Option<u64>) {
+        let mut holds = self.holds.lock();
+        match from {
+            Some(from) => drop(holds.insert(shape, from)),
+            None => drop(holds.remove(&shape)),
+        }
+    }
+
+    /// Forgets the holds of other shapes than those for which `is_kept` is true.
+    pub(crate) fn retain_holds(&self, is_kept: impl Fn(u64) -> bool) {
+        self.holds.lock().retain(|shape, _| is_kept(*shape));
+    }
+
+    /// Forgets all holds.
+    pub(crate) fn clear_holds(&self) {
+        self.holds.lock().clear();
     }
 
     /// Returns the LSN for which `<seen>_0` is after all visible messages and before all later
@@ -86,10 +116,10 @@ impl StoreProgress {
         *self.on_durable.lock() = Some(callback);
     }
 
-    /// Passes the durable position to the callback.
+    /// Passes the position that may be acknowledged to the callback.
     pub(crate) fn report_durable(&self) {
         if let Some(on_durable) = &*self.on_durable.lock() {
-            on_durable(self.durable());
+            on_durable(self.acknowledgeable());
         }
     }
 }

@@ -60,10 +60,29 @@ pub(crate) struct MessageRange {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct CommitRecord {
     /// LSN after the transaction. 0 for a late commit: the transaction itself was logged before.
-    /// Its changes for one shape were held until the visibility of the shape's snapshot was known.
+    /// Its changes for one shape were held until the visibility of the shape's snapshot was known,
+    /// or until Postgres had judged their rows.
     pub(crate) end: u64,
     /// Ids of the shapes that earlier parts changed and this part doesn't.
     pub(crate) earlier: Vec<u64>,
+    /// Shapes that are held from another commit on than before, or aren't held any more.
+    pub(crate) holds: Vec<HoldChange>,
+}
+
+/// A shape is held from a commit on: its log doesn't have this transaction and later ones yet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct HoldChange {
+    /// Id of the shape.
+    pub(crate) shape: u64,
+    /// LSN of the commit. 0: the shape isn't held.
+    pub(crate) from: u64,
+}
+
+impl HoldChange {
+    /// Returns the LSN of the commit; `None`: the shape isn't held.
+    pub(crate) fn start(self) -> Option<u64> {
+        (self.from > 0).then_some(self.from)
+    }
 }
 
 /// A record without changes, encoded as JSON. The names of its variants and fields are part of the
@@ -157,6 +176,9 @@ pub(crate) struct CatalogShape {
     /// `None` if the snapshot was not complete.
     pub(crate) snapshot: Option<CompletedSnapshot>,
     pub(crate) log: CatalogLog,
+    /// LSN of the commit from which on the shape is held; `None`: it isn't held.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) held_from: Option<u64>,
 }
 
 /// Log of a shape in the catalog.

@@ -291,7 +291,10 @@ mod tests {
         let for_ever = Duration::from_secs(3600);
         let queue = WriteQueue::default();
         let commit = || WriteJob {
-            record: Record::Commit(TransactionPart::default(), CommitRecord { end: 1, earlier: Vec::new() }),
+            record: Record::Commit(
+                TransactionPart::default(),
+                CommitRecord { end: 1, ..CommitRecord::default() },
+            ),
             done: None,
             after: AfterWrite::Nothing,
         };

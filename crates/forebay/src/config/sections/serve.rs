@@ -103,6 +103,23 @@ settings! {
             example("16"),
             at_least(1);
 
+        /// Whether a where clause may use what Forebay can't evaluate itself, such as regular
+        /// expressions, or the order of text under the database's collation. Postgres then
+        /// evaluates the clause on changed rows that Forebay can't decide, in batches on the
+        /// connections for metadata. Such a shape follows its changes a few milliseconds later, and
+        /// waits while the database is away; other shapes never wait. It is on because most
+        /// databases have a collation under which Forebay can't order text. If it is off, such
+        /// clauses get a 400, and existing shapes with one are deleted at their next undecided row.
+        /// Subsets aren't affected.
+        postgres_clauses: bool = true;
+
+        /// Maximum number of shapes with such clauses. Requests for further ones get a 503.
+        postgres_clause_shapes: u32 = 1_000, at_least(1);
+
+        /// Maximum number of statements per second that evaluate clauses on changed rows. A
+        /// statement has up to 1,000 rows of one shape.
+        postgres_clause_statements_per_s: u32 = 100, at_least(1);
+
         /// Addresses and networks of the proxies whose headers about clients (user, address) are
         /// trusted.
         trusted_proxies: Vec<Network> = EMPTY;

@@ -20,6 +20,7 @@ use crate::shapes::Shapes;
 use crate::simulation::follow_bench::{FollowBench, ITEMS, of_columns, options, row, snapshot_before};
 use crate::simulation::message_bytes::MessageBytes;
 use crate::simulation::simulated_database::table;
+use crate::store::catalog::{FORMAT, StoreCatalog};
 use crate::store::disk::{Disk, SimulatedDisk};
 use crate::store::frame::framed_payload;
 use crate::store::{OpenError, StoreSummary, shape_files};
@@ -81,9 +82,9 @@ fn events() -> TableSchema {
 fn rows(name: &str, ids: std::ops::Range<u32>) -> Bytes {
     let row = |id| {
         format!(
-            "{{\"headers\":{{\"operation\":\"insert\",\"relation\":[\"public\",\"{name}\"]}},\
-             \"key\":\"\\\"public\\\".\\\"{name}\\\"/\\\"{id}\\\"\",\
-             \"value\":{{\"id\":\"{id}\",\"qty\":\"6\",\"note\":\"a\"}}}},\n"
+            "{{\"key\":\"\\\"public\\\".\\\"{name}\\\"/\\\"{id}\\\"\",\
+             \"value\":{{\"id\":\"{id}\",\"qty\":\"6\",\"note\":\"a\"}},\
+             \"headers\":{{\"operation\":\"insert\",\"relation\":[\"public\",\"{name}\"]}}}},\n"
         )
     };
     ids.map(row).collect::<String>().into()
@@ -318,6 +319,9 @@ fn a_fixture_of_an_earlier_version_is_read_and_can_be_written() {
         assert_served(&store, &expected);
         store.begin_writing().unwrap();
         assert_served(&store, &expected);
+        // Before the first record of a new kind.
+        let format = StoreCatalog::read_format(&*store.engine.store.disk).unwrap();
+        assert_eq!(format, Some(FORMAT), "{}", fixture.display());
         let handles: Vec<_> = store.all().iter().map(|shape| shape.handle().to_owned()).collect();
         assert_eq!(handles.len(), expected.complete.len(), "{handles:?}");
         assert!(expected.gone.iter().all(|handle| store.find(handle).is_none()));

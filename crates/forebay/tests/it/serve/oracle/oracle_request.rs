@@ -131,7 +131,7 @@ impl ClauseGenerator<'_> {
         let (group, other) = (self.rng.below(8), self.rng.below(8));
         let (amount, id) = (self.rng.below(100), self.rng.between(1, 120));
         let letter = self.rng.pick(&["a", "b", "c", "d"]);
-        let plain = match self.rng.below(16) {
+        let plain = match self.rng.below(19) {
             0 | 1 => return self.equality(group),
             2 => format!("grp IN ({group}, {other})"),
             3 => format!("amount > {amount}"),
@@ -146,6 +146,10 @@ impl ClauseGenerator<'_> {
             12 => format!("'{letter}' = ANY(tags)"),
             13 => format!("id < {id}"),
             14 => format!("id >= {id} AND grp <> {group}"),
+            // Postgres evaluates these on changed rows.
+            15 => format!("label ~ '^[a-{letter}]'"),
+            16 => format!("label COLLATE \"en-x-icu\" > '{letter}{group}'"),
+            17 => format!("tags::text ~ '{letter}' AND id < {id}"),
             _ => format!("label IS DISTINCT FROM '{letter}{group}'"),
         };
         (plain.clone(), plain)

@@ -63,7 +63,13 @@ const fn part(name: &'static str, leaves: &'static [&'static str]) -> OracleTabl
         leaves,
         columns: &PARTS_COLUMNS,
         key: &["id", "region"],
-        clauses: &["region = 'a'", "id < 60", "note LIKE 'n1%'", "region <> 'b' AND id >= 20"],
+        clauses: &[
+            "region = 'a'",
+            "id < 60",
+            "note LIKE 'n1%'",
+            "region <> 'b' AND id >= 20",
+            "note ~ '^n[1-4]'",
+        ],
         rules: MessageRules::PartitionTree,
     }
 }
@@ -92,7 +98,7 @@ pub(crate) static OTHERS: [OracleTable; 8] = [
         leaves: &["pos"],
         columns: &["id", "version", "note"],
         key: &["id"],
-        clauses: &["id < 20", "id >= 10"],
+        clauses: &["id < 20", "id >= 10", "id::text ~ '[13]'"],
         rules: MessageRules::MovingKeys,
     },
     OracleTable {
@@ -101,7 +107,7 @@ pub(crate) static OTHERS: [OracleTable; 8] = [
         leaves: &["twins"],
         columns: &["a", "b"],
         key: &["a", "b"],
-        clauses: &["a < 4", "b = 'x'"],
+        clauses: &["a < 4", "b = 'x'", "b ~ '[x-y]'"],
         rules: MessageRules::MovingKeys,
     },
     OracleTable {
@@ -110,7 +116,7 @@ pub(crate) static OTHERS: [OracleTable; 8] = [
         leaves: &["wide"],
         columns: &["id", "amount", "total", "mood", "moods", "limited", "pair", "body"],
         key: &["id"],
-        clauses: &["amount > 50", "mood::text = 'sad'", "id < 20"],
+        clauses: &["amount > 50", "mood::text = 'sad'", "id < 20", "mood > 'sad'"],
         rules: MessageRules::Strict,
     },
 ];
