@@ -1,5 +1,5 @@
-//! Operators and casts exist for the same pairs of types as in real servers' catalogs, and functions
-//! have the same rows.
+//! Operators and casts exist for the same pairs of types as in real servers' catalogs, and
+//! functions have the same rows.
 
 use forebay_filter::{Collation, Filter, FilterError, tables};
 use forebay_sandbox::Postgres;
