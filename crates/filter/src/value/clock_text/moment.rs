@@ -12,9 +12,10 @@ const CLOCK_WORDS: InputError = InputError::Unsupported("dates and times that de
 const LABELLED: InputError = InputError::Unsupported("dates and times with labelled fields");
 
 /// What a text is parsed as.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(in crate::value) enum MomentText {
     /// A date, a timestamp or a timestamptz.
+    #[default]
     Date,
     /// A time or a timetz. It may have a date, too.
     TimeOnly,
@@ -51,7 +52,7 @@ impl MomentText {
 }
 
 /// State of the decoder: the values so far, and which of them are set.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct MomentDecoder {
     kind: MomentText,
     set: u32,
@@ -73,31 +74,6 @@ struct MomentDecoder {
     /// Whether a word was taken for a zone that may not exist.
     has_unknown_zone: bool,
     special: Option<DecodedMoment>,
-}
-
-impl Default for MomentDecoder {
-    fn default() -> Self {
-        MomentDecoder {
-            kind: MomentText::Date,
-            set: 0,
-            year: 0,
-            month: 0,
-            day: 0,
-            day_of_year: 0,
-            hour: 0,
-            minute: 0,
-            second: 0,
-            micros: 0,
-            west: 0,
-            is_after_noon: None,
-            before_christ: false,
-            has_month_word: false,
-            has_short_year: false,
-            expects_time: false,
-            has_unknown_zone: false,
-            special: None,
-        }
-    }
 }
 
 impl MomentDecoder {
