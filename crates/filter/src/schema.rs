@@ -51,8 +51,8 @@ pub struct ColumnType {
 
 /// Details of a user-defined type; none for a type of Postgres.
 ///
-/// Details are no part of a type's identity: all are equal. Schemas that were stored without details
-/// equal those with them, and an enum's new label makes no other type of it.
+/// Details are no part of a type's identity: all are equal. Schemas that were stored without
+/// details equal those with them, and an enum's new label makes no other type of it.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct TypeDetails(pub Option<Box<UserType>>);

@@ -1,8 +1,9 @@
 //! citext: rewrites comparisons and patterns on citext columns as those on text.
 //!
 //! The operators of citext are in the extension's schema, which the sessions that read snapshots
-//! don't search: there, `email = 'x'` would compare texts, and case would count. So the clause names
-//! the operations that the extension performs (citext.c): `=` and the other comparisons compare
+//! don't search: there, `email = 'x'` would compare texts, and case would count. So the clause
+//! names the operations that the extension performs (citext.c): `=` and the other comparisons
+//! compare
 //! `lower(x COLLATE "default")`, and LIKE is ILIKE.
 //!
 //! Invariant: afterwards, a citext column is only cast to a text type or tested for NULL. All other
@@ -114,8 +115,8 @@ impl Rewriter<'_> {
         Ok(())
     }
 
-    /// Refuses an order by another collation than the database's. Letters always change case by that
-    /// of the database.
+    /// Refuses an order by another collation than the database's. Letters always change case by
+    /// that of the database.
     fn check_order<'t>(
         &self,
         operator: &str,

@@ -16,10 +16,39 @@ use crate::value::SqlValue;
 const LEAST_SORTED: usize = 8;
 
 pub(super) fn fold(expr: Expr) -> Result<Expr, EvalError> {
+    // Long chains of operators recurse deeply. So their frames are small: the other expressions have
+    // a function of their own.
+    match expr {
+        Expr::Const(_) | Expr::Column { .. } | Expr::CaseOperand => Ok(expr),
+        Expr::Binary(binary, operands) => fold_binary(binary, operands),
+        expr => fold_uncommon(expr),
+    }
+}
+
+#[inline(never)]
+fn fold_binary(binary: Binary, operands: Box<[Expr; 2]>) -> Result<Expr, EvalError> {
+    let are_stable = [has_stable_part(&operands[0]), has_stable_part(&operands[1])];
+    let operands = pair(*operands)?;
+    if operands.contains(&Expr::NULL) {
+        return Ok(Expr::NULL);
+    }
+    match element_of_all_or_none(binary, &operands, are_stable) {
+        Some(truth) => Ok(Expr::truth(truth)),
+        None => {
+            let expr = Expr::Binary(binary, operands);
+            let stable = are_stable.contains(&true) || is_stable(&expr);
+            fold_constant(expr, stable)
+        }
+    }
+}
+
+#[inline(never)]
+fn fold_uncommon(expr: Expr) -> Result<Expr, EvalError> {
     let stable = has_stable_part(&expr);
     let fold_constant = |expr: Expr| fold_constant(expr, stable);
     Ok(match expr {
         Expr::Const(_) | Expr::Column { .. } | Expr::CaseOperand | Expr::Postgres { .. } => expr,
+        Expr::Binary(binary, operands) => fold_binary(binary, operands)?,
         Expr::And(operands) => chain(operands, false)?,
         Expr::Or(operands) => chain(operands, true)?,
         Expr::Not(operand) => match fold(*operand)? {
@@ -38,17 +67,6 @@ pub(super) fn fold(expr: Expr) -> Result<Expr, EvalError> {
             Expr::Const(None) => Expr::NULL,
             operand => fold_constant(Expr::unary(unary, operand))?,
         },
-        Expr::Binary(binary, operands) => {
-            let are_stable = [has_stable_part(&operands[0]), has_stable_part(&operands[1])];
-            let operands = pair(*operands)?;
-            if operands.contains(&Expr::NULL) {
-                return Ok(Expr::NULL);
-            }
-            match element_of_all_or_none(binary, &operands, are_stable) {
-                Some(truth) => Expr::truth(truth),
-                None => fold_constant(Expr::Binary(binary, operands))?,
-            }
-        }
         Expr::Call { function, is_strict, is_stable, arguments } => {
             let arguments = list(arguments)?;
             if is_strict && arguments.contains(&Expr::NULL) {
@@ -122,8 +140,8 @@ fn element_of_all_or_none(binary: Binary, operands: &[Expr; 2], are_stable: [boo
     }
 }
 
-/// Sorts the elements of a constant array, if `= ANY` or `<> ALL` can search them. Their order has no
-/// effect on the result.
+/// Sorts the elements of a constant array, if `= ANY` or `<> ALL` can search them. Their order has
+/// no effect on the result.
 fn sort_elements(operator: Binary, all: bool, array: &mut Expr) -> bool {
     let Binary::Compare { comparison, ignore_blanks } = operator else { return false };
     let wanted = if all { Comparison::NotEqual } else { Comparison::Equal };

@@ -47,7 +47,8 @@ impl Typer<'_> {
         Ok(TypedExpr::boolean(Expr::Binary(binary, Box::new(operands))))
     }
 
-    /// Returns the operator and its operand types. An untyped constant has the other operand's type.
+    /// Returns the operator and its operand types. An untyped constant has the other operand's
+    /// type.
     fn special_row(&self, name: &str, left: SqlType, right: SqlType) -> Option<(Binary, [SqlType; 2])> {
         const INET: SqlType = SqlType::Scalar(Scalar::Inet);
         if is_network(left) || is_network(right) {

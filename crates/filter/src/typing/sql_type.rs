@@ -90,8 +90,8 @@ impl Category {
     }
 }
 
-/// Rows of pg_type: name in the catalog, name in messages, oid, oid of the array type. Enums have no
-/// row.
+/// Rows of pg_type: name in the catalog, name in messages, oid, oid of the array type. Enums have
+/// no row.
 const PG_TYPES: [(Scalar, &str, &str, u32, u32); 29] = [
     (Scalar::Bool, "bool", "boolean", 16, 1000),
     (Scalar::Int2, "int2", "smallint", 21, 1005),

@@ -146,7 +146,10 @@ fn a_stored_clause_gives_the_same_filter_as_the_one_that_was_checked() {
 fn a_condition_is_refused_without_rules_and_by_the_rules() {
     let clause = "org = 5 AND name ~ '^a'";
     let error = Filter::parse(clause, &[], &schema()).unwrap_err();
-    assert_eq!(error.to_string(), "the operator ~ is not supported in where clauses");
+    assert_eq!(
+        error.to_string(),
+        "the operator ~ is not supported in where clauses (at location 32); the nearest supported is LIKE"
+    );
     let refuse = |expression: &Expression| {
         let operators: Vec<_> = expression.operators().map(str::to_owned).collect();
         Err(format!("no {}", operators.join(" ")))
