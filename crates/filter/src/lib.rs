@@ -42,6 +42,8 @@
 //!   `random_clauses_agree_with_postgres_15`, `random_clauses_agree_with_postgres_18`
 //! - Unsupported constructs are refused by name.
 //!   `unsupported_constructs_are_named`
+//! - A call is resolved among all overloads that Postgres has.
+//!   `every_function_has_all_the_overloads_that_postgres_has`
 //! - A search of the index finds the same filters as evaluating every filter.
 //!   `random_filters_are_found_as_if_each_were_evaluated`,
 //!   `a_filter_that_several_conditions_find_is_found_once`
@@ -61,6 +63,7 @@
 //! |---|---|
 //! | tokens, grammar, canonical text | `syntax/` |
 //! | types, operators, casts, collations, constant folding | `typing/` |
+//! | functions: their overloads, and their evaluation | `typing/functions/`, `eval/function.rs` |
 //! | evaluation | `eval/` |
 //! | parsing and formatting of values | `value/` |
 //! | conditions and keys that an index looks up | `conditions.rs`, `index_key.rs`, `key_expression.rs` |

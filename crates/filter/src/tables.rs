@@ -1,8 +1,8 @@
-//! Tables of functions and types, as texts: for the tests that compare them with real servers, and
-//! for `docs/where.md`.
+//! Tables of types, operators and functions, as texts: for the tests that compare them with real
+//! servers, and for `docs/where.md`.
 
 use crate::typing::foreign_type::ForeignType;
-use crate::typing::functions;
+use crate::typing::{OPERATORS, Scalar, catalog, functions};
 
 /// A function of the table.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -59,7 +59,51 @@ pub fn foreign_types() -> Vec<ForeignEntry> {
     ForeignType::all().map(entry).collect()
 }
 
-/// Returns the names of the supported scalar types in pg_type.
-pub fn scalar_types() -> Vec<&'static str> {
-    crate::typing::Scalar::all().map(crate::typing::Scalar::catalog_name).collect()
+/// A supported scalar type.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TypeEntry {
+    /// pg_type.typname.
+    pub name: &'static str,
+    /// Name in messages: format_type().
+    pub title: &'static str,
+}
+
+/// Returns the supported scalar types.
+pub fn scalar_types() -> Vec<TypeEntry> {
+    Scalar::all().map(|scalar| TypeEntry { name: scalar.catalog_name(), title: scalar.name() }).collect()
+}
+
+/// An operator on scalar types.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OperatorEntry {
+    /// pg_operator.oprname.
+    pub name: &'static str,
+    /// Name of the left operand's type in pg_type; none for a prefix operator.
+    pub left: Option<&'static str>,
+    /// Name of the right operand's type in pg_type.
+    pub right: &'static str,
+    /// Name of the result's type in pg_type.
+    pub result: &'static str,
+}
+
+/// Returns the supported operators on scalar types.
+pub fn operators() -> Vec<OperatorEntry> {
+    let mut entries = Vec::new();
+    for &name in OPERATORS {
+        let binary = catalog::binary(name).into_iter().map(|row| OperatorEntry {
+            name,
+            left: Some(row.left.name()),
+            right: row.right.name(),
+            result: row.result.catalog_name(),
+        });
+        entries.extend(binary);
+        let prefix = catalog::prefix(name).iter().map(|scalar| OperatorEntry {
+            name,
+            left: None,
+            right: scalar.catalog_name(),
+            result: scalar.catalog_name(),
+        });
+        entries.extend(prefix);
+    }
+    entries
 }

@@ -13,6 +13,8 @@ use crate::value::{SqlValue, like};
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Function {
     ArrayDimensions,
+    /// length() and octet_length() of bytea.
+    ByteLength,
     /// lower() and upper().
     Case(Casing, LetterCase),
     JustifyDays,
@@ -30,6 +32,7 @@ impl Function {
                 let dimensions = arguments.array().dimensions.len();
                 return Ok((dimensions > 0).then_some(SqlValue::Int(dimensions as i64)));
             }
+            Function::ByteLength => SqlValue::Int(arguments.bytes().len() as i64),
             Function::Case(casing, case) => SqlValue::Text(casing.apply(arguments.text(), case)?),
             Function::JustifyDays => SqlValue::Interval(arguments.interval().justify_days()?),
             Function::JustifyHours => SqlValue::Interval(arguments.interval().justify_hours()?),
@@ -46,7 +49,7 @@ impl Function {
     /// Returns whether the function never fails on a row.
     pub(crate) fn never_fails(self) -> bool {
         match self {
-            Function::ArrayDimensions => true,
+            Function::ArrayDimensions | Function::ByteLength => true,
             Function::Text(function) => function.never_fails(),
             _ => false,
         }
@@ -95,6 +98,13 @@ impl<'v> Arguments<'v> {
     /// Takes the next argument, if the call has one.
     pub(crate) fn optional_int(&mut self) -> Option<i64> {
         (self.0.len() > 0).then(|| self.int())
+    }
+
+    pub(super) fn bytes(&mut self) -> Cow<'v, [u8]> {
+        match self.value() {
+            SqlValue::Bytes(bytes) => bytes,
+            other => unreachable!("it is a byte string by type: {other:?}"),
+        }
     }
 
     pub(crate) fn array(&mut self) -> Cow<'v, Array> {

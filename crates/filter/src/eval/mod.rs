@@ -351,8 +351,8 @@ impl<'v> Scope<'v, '_> {
         Ok((!is_null).then(|| text.into()))
     }
 
-    /// Evaluates `<`, `<=`, `>` or `>=` of rows: the first pair that differs decides. Later pairs are
-    /// not evaluated.
+    /// Evaluates `<`, `<=`, `>` or `>=` of rows: the first pair that differs decides.
+    /// Later pairs are not evaluated.
     fn row_comparison(
         &self,
         comparison: Comparison,

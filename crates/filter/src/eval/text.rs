@@ -242,7 +242,8 @@ fn capitals(text: &str, is_ascii_alone: bool) -> Result<String, EvalError> {
     Ok(text.chars().map(capital).collect())
 }
 
-/// Fails if a result of this many bytes is too long. `requested`: the bytes that Postgres allocates.
+/// Fails if a result of this many bytes is too long. `requested`: the bytes that
+/// Postgres allocates.
 fn check_length(bytes: usize, given: usize, requested: i64) -> Result<(), EvalError> {
     if requested.saturating_add(HEADER) > MAX_VALUE {
         return Err(EvalError::new("54000", "requested length too large"));

@@ -82,6 +82,7 @@ impl Typer<'_> {
                 if function.compares_texts() {
                     self.check_equality(collation, at)?;
                 }
+                self.check_growth(function, &arguments, at)?;
                 native(function, arguments)
             }
             Support::Built(call @ (BuiltCall::Lower | BuiltCall::Upper | BuiltCall::InitCap)) => {
@@ -258,7 +259,8 @@ impl Typer<'_> {
         Ok(TypedExpr { expr, kind, collation })
     }
 
-    /// Types NULLIF as `=` of both. The result is the left operand, with the type that `=` gives it.
+    /// Types NULLIF as `=` of both. The result is the left operand, with the type that
+    /// `=` gives it.
     fn null_if(&self, mut typed: Vec<TypedExpr>, at: usize) -> Result<TypedExpr, FilterError> {
         let (Some(right), Some(left)) = (typed.pop(), typed.pop()) else {
             unreachable!("the parser counts the operands");

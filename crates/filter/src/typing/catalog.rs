@@ -44,6 +44,20 @@ impl OperandType {
         }
     }
 
+    /// Returns the name in pg_type. Arrays have the name of their element.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            OperandType::Scalar(scalar) | OperandType::Array(scalar) => scalar.catalog_name(),
+            OperandType::Foreign(foreign) => foreign.name,
+            OperandType::Any => "any",
+            OperandType::Element => "anyelement",
+            OperandType::NonArray => "anynonarray",
+            OperandType::AnyArray => "anyarray",
+            OperandType::Compatible => "anycompatible",
+            OperandType::CompatibleArray => "anycompatiblearray",
+        }
+    }
+
     /// Returns whether it is exactly this type.
     pub(crate) fn is(self, given: SqlType) -> bool {
         match (self, given) {

@@ -17,6 +17,7 @@ pub(crate) mod expr;
 mod fold;
 pub(crate) mod foreign_type;
 pub(crate) mod functions;
+mod growth;
 mod nearest;
 mod operator;
 mod polymorphic;
@@ -28,6 +29,7 @@ pub(crate) mod sql_type;
 use collate::CollationSource;
 use expr::{Binary, Comparison, Expr, Unary};
 pub(crate) use fold::each;
+pub(crate) use operator::OPERATORS;
 pub(crate) use sql_type::{Scalar, SqlType};
 
 use crate::error::FilterError;
@@ -133,7 +135,7 @@ impl<'s> Typer<'s> {
                 self.quantified(operator, *all, left, right, at)
             }
             SyntaxKind::Is { negated, test, operand } => match (&operand.kind, test) {
-                (SyntaxKind::Row(items), IsTest::Null) => self.row_is_null(*negated, items),
+                (SyntaxKind::Row(items), IsTest::Null) => self.row_is_null(*negated, items, operand.at),
                 _ => self.is(*negated, *test, operand),
             },
             SyntaxKind::Distinct { negated, operands } => match (&operands[0].kind, &operands[1].kind) {

@@ -11,7 +11,7 @@ use crate::schema::Collation;
 use crate::value::letter_case::Casing;
 
 /// Supported operators. Others are refused by name, for operands of any type.
-const KNOWN: &[&str] = &[
+pub(crate) const OPERATORS: &[&str] = &[
     "=", "<>", "<", ">", "<=", ">=", "+", "-", "*", "/", "%", "^", "|/", "@", "&", "|", "#", "~", "||", "~~",
     "!~~", "~~*", "!~~*", "^@", "@>", "<@", "&&", "<<", ">>", "<<=", ">>=", "&<", "&>", "-|-",
 ];
@@ -256,7 +256,7 @@ impl Typer<'_> {
     }
 
     fn refuse_unknown_operator(&self, name: &str, at: usize) -> Result<(), FilterError> {
-        if KNOWN.contains(&name) {
+        if OPERATORS.contains(&name) {
             return Ok(());
         }
         let error = self.unsupported(at, format!("the operator {name} is"));

@@ -2,6 +2,7 @@
 
 mod agreement;
 mod catalog;
+mod docs;
 mod grammar;
 mod index;
 mod letters;
@@ -10,3 +11,5 @@ mod robustness;
 mod server;
 mod speed;
 mod table;
+mod tanstack;
+mod types;

@@ -281,6 +281,10 @@ fn columns_with_other_collations_conflict_as_in_postgres() {
     schema.columns[u].column_type.collation = Some(Collation::Icu("de".to_owned()));
     let error = Filter::parse("t = u", &[], &schema).unwrap_err();
     assert_eq!(error.to_string(), "could not determine which collation to use for string comparison");
+    let error = Filter::parse("lower(t || u) = 'a'", &[], &schema).unwrap_err();
+    assert_eq!(error.to_string(), "could not determine which collation to use for lower() function");
+    assert!(Filter::parse("strpos(t, u) = 1", &[], &schema).is_err());
+    assert!(Filter::parse("length(t || u) = 1", &[], &schema).is_ok(), "lengths need no collation");
     assert!(Filter::parse("t COLLATE \"C\" < u", &[], &schema).is_ok());
 }
 

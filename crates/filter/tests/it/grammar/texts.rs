@@ -5,7 +5,16 @@ use super::{Grammar, SCALARS};
 impl Grammar {
     /// Returns a comparison of a call with a likely result.
     pub(super) fn text_call(&mut self, depth: usize) -> String {
-        match self.rng.below(9) {
+        match self.rng.below(12) {
+            9 => {
+                let separator = self.rng.pick(&["','", "','", "t", "',a'"]);
+                let part = self.rng.pick(&["1", "2", "3", "-1", "-2", "-3", "i4"]);
+                format!("split_part(t || ',a,b,', {separator}, {part}) = {}", self.short_text())
+            }
+            10 => {
+                let call = self.rng.pick(&["right", "left"]);
+                format!("{call}(t, {}) = {}", self.count(), self.rng.pick(&["t", "''", "u", "'b'"]))
+            }
             0 => {
                 let digests = ["0cc175b9c0f1b6a831c399e269772661", "d41d8cd98f00b204e9800998ecf8427e"];
                 format!("md5({}) = '{}'", self.text_of(depth), self.rng.pick(&digests))
@@ -81,17 +90,22 @@ impl Grammar {
                 let (side, set) = (self.rng.pick(&["BOTH", "LEADING", "TRAILING"]), self.short_text());
                 format!("trim({side} {set} FROM {text})")
             }
-            7 => format!("replace({text}, {}, {})", self.short_text(), self.short_text()),
+            7 => {
+                let to = self.rng.pick(&["'a'", "''", "'bb'", "'é'", "NULL"]);
+                format!("replace({}, {}, {to})", self.text_of(0), self.short_text())
+            }
             8 => format!("split_part({text}, {}, {})", self.short_text(), self.count()),
             9 => {
                 let call = self.rng.pick(&["lpad", "rpad"]);
-                let length = self.rng.pick(&["0", "1", "3", "5", "-1", "i2", "2147483647"]);
+                let length = self.rng.pick(&["0", "1", "3", "5", "-1", "8", "NULL"]);
                 match self.rng.below(2) {
                     0 => format!("{call}({text}, {length})"),
                     _ => format!("{call}({text}, {length}, {})", self.short_text()),
                 }
             }
-            10 => format!("repeat({text}, {})", self.rng.pick(&["0", "1", "2", "-1", "i2", "2147483647"])),
+            10 => {
+                format!("repeat({}, {})", self.text_of(0), self.rng.pick(&["0", "1", "2", "-1", "3", "NULL"]))
+            }
             11 => format!("reverse({text})"),
             12 => {
                 let codes = ["97", "233", "26085", "0", "-1", "55296", "1114112", "i4", "128512", "ascii(t)"];
