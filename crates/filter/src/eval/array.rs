@@ -10,6 +10,9 @@ use crate::typing::expr::ArrayFunction;
 use crate::value::SqlValue;
 use crate::value::array::{Array, Dimension};
 
+/// Maximum bytes that array_replace adds: a short clause must not create large values.
+const MAX_REPLACEMENT: usize = 16 * 1024 * 1024;
+
 /// Calls a function. A NULL array gives NULL; other arguments may be NULL.
 pub(super) fn call<'v>(
     function: ArrayFunction,
@@ -48,8 +51,16 @@ pub(super) fn call<'v>(
         ArrayFunction::Replace => {
             let mut array = array.into_owned();
             let new = rest[1].clone().map(SqlValue::into_owned);
-            let found = array.items.iter_mut().filter(|item| is_equal(item, &rest[0]));
-            found.for_each(|item| item.clone_from(&new));
+            let found: Vec<_> = array.items.iter_mut().filter(|item| is_equal(item, &rest[0])).collect();
+            let length = match &new {
+                Some(SqlValue::Text(text)) => text.len(),
+                Some(SqlValue::Bytes(bytes)) => bytes.len(),
+                _ => 0,
+            };
+            if found.len().saturating_mul(length) > MAX_REPLACEMENT {
+                return Err(EvalError::new("0A000", "array_replace adds more than 16 MiB"));
+            }
+            found.into_iter().for_each(|item| item.clone_from(&new));
             Some(SqlValue::array(array))
         }
     })

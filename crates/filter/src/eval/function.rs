@@ -16,6 +16,8 @@ use crate::value::{SqlValue, like};
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Function {
     ArrayDimensions,
+    /// length() and octet_length() of bytea.
+    ByteLength,
     /// lower() and upper().
     Case(Casing, LetterCase),
     /// A function that an operator of jsonb calls, too.
@@ -44,6 +46,7 @@ impl Function {
                 let dimensions = arguments.array().dimensions.len();
                 return Ok((dimensions > 0).then_some(SqlValue::Int(dimensions as i64)));
             }
+            Function::ByteLength => SqlValue::Int(arguments.bytes().len() as i64),
             Function::Case(casing, case) => SqlValue::Text(casing.apply(arguments.text(), case)?),
             Function::Json(operator) => {
                 let (left, right) = (arguments.value(), arguments.value());
@@ -73,7 +76,10 @@ impl Function {
     /// Returns whether the function never fails on a row.
     pub(crate) fn never_fails(self) -> bool {
         match self {
-            Function::ArrayDimensions | Function::JsonPath { .. } | Function::JsonTypeof => true,
+            Function::ArrayDimensions
+            | Function::ByteLength
+            | Function::JsonPath { .. }
+            | Function::JsonTypeof => true,
             Function::Text(function) => function.never_fails(),
             Function::Json(operator) => !operator.may_fail(),
             _ => false,
@@ -123,6 +129,13 @@ impl<'v> Arguments<'v> {
     /// Takes the next argument, if the call has one.
     pub(crate) fn optional_int(&mut self) -> Option<i64> {
         (self.0.len() > 0).then(|| self.int())
+    }
+
+    pub(super) fn bytes(&mut self) -> Cow<'v, [u8]> {
+        match self.value() {
+            SqlValue::Bytes(bytes) => bytes,
+            other => unreachable!("it is a byte string by type: {other:?}"),
+        }
     }
 
     pub(crate) fn array(&mut self) -> Cow<'v, Array> {

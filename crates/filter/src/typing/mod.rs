@@ -142,7 +142,7 @@ impl Typer<'_> {
                 self.quantified(operator, *all, left, right, at)
             }
             SyntaxKind::Is { negated, test, operand } => match (&operand.kind, test) {
-                (SyntaxKind::Row(items), IsTest::Null) => self.row_is_null(*negated, items),
+                (SyntaxKind::Row(items), IsTest::Null) => self.row_is_null(*negated, items, operand.at),
                 _ => self.is(*negated, *test, operand),
             },
             SyntaxKind::Distinct { negated, operands } => match (&operands[0].kind, &operands[1].kind) {

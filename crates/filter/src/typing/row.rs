@@ -1,7 +1,7 @@
 //! Typing of rows in comparisons (make_row_comparison_op, make_row_distinct_op).
 
 use super::expr::{Binary, Comparison, Expr};
-use super::{TypedExpr, Typer};
+use super::{TypedExpr, Typer, has_column};
 use crate::error::FilterError;
 use crate::syntax::{IsTest, SyntaxKind, SyntaxTree};
 
@@ -72,9 +72,21 @@ impl Typer<'_> {
     }
 
     /// Types IS NULL of a row: every entry is NULL. IS NOT NULL: no entry is.
-    pub(super) fn row_is_null(&self, negated: bool, items: &[SyntaxTree]) -> Result<TypedExpr, FilterError> {
+    pub(super) fn row_is_null(
+        &self,
+        negated: bool,
+        items: &[SyntaxTree],
+        at: usize,
+    ) -> Result<TypedExpr, FilterError> {
         let one = |item: &SyntaxTree| Ok(self.is(negated, IsTest::Null, item)?.expr);
-        Ok(TypedExpr::boolean(Expr::And(items.iter().map(one).collect::<Result<_, FilterError>>()?)))
+        let entries = items.iter().map(one).collect::<Result<Vec<_>, FilterError>>()?;
+        // Postgres makes such a row one constant, and then tests it for every row of the table.
+        if !entries.iter().any(has_column) {
+            return Err(self.unsupported(at, "IS NULL of a row of constants is".to_owned()));
+        }
+        // Postgres evaluates constant parts of all entries, also after one that decides the test.
+        let entries = entries.into_iter().map(|entry| self.fold(entry, at));
+        Ok(TypedExpr::boolean(Expr::And(entries.collect::<Result<_, _>>()?)))
     }
 
     pub(super) fn row_distinct(

@@ -15,3 +15,4 @@ mod server;
 mod speed;
 mod table;
 mod tanstack;
+mod types;

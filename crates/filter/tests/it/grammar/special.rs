@@ -51,6 +51,10 @@ impl Grammar {
                 format!("{call}({array}, {number}) = {}", self.rng.below(3))
             }
             1 => format!("cardinality({array}) > {number}"),
+            2 if self.rng.percent(50) => {
+                let call = self.rng.pick(&["length", "octet_length"]);
+                format!("{call}({}) = {number}", self.value("bytea", depth))
+            }
             2 => format!("array_dims({array}) = '[1:{number}]'"),
             3 => format!("array_position({array}, {}) = {number}", self.partner(&item, depth)),
             4 => format!("array_position({array}, {}, {number}) > 0", self.partner(&item, 0)),

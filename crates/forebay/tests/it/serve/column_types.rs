@@ -20,7 +20,7 @@ async fn clauses_on_every_type_follow_live_changes() {
         ("m > 'sad'", ""),
         ("m = ANY($1)", "{ok,happy}"),
         ("m = 'happy'::mood", ""),
-        ("f BETWEEN 'ok' AND 'happy'", ""),
+        ("f::mood BETWEEN 'ok' AND 'happy'", ""),
         ("email = $1", "ann@x.org"),
         ("email LIKE 'ANN%'", ""),
         ("ip << '10.0.0.0/8'", ""),
