@@ -20,15 +20,15 @@ pub(super) fn fold(expr: Expr) -> Result<Expr, EvalError> {
     // a function of their own.
     match expr {
         Expr::Const(_) | Expr::Column { .. } | Expr::CaseOperand => Ok(expr),
-        Expr::Binary(binary, operands) => fold_binary(binary, operands),
+        Expr::Binary(binary, operands) => fold_binary(binary, *operands),
         expr => fold_uncommon(expr),
     }
 }
 
 #[inline(never)]
-fn fold_binary(binary: Binary, operands: Box<[Expr; 2]>) -> Result<Expr, EvalError> {
+fn fold_binary(binary: Binary, operands: [Expr; 2]) -> Result<Expr, EvalError> {
     let are_stable = [has_stable_part(&operands[0]), has_stable_part(&operands[1])];
-    let operands = pair(*operands)?;
+    let operands = pair(operands)?;
     if operands.contains(&Expr::NULL) {
         return Ok(Expr::NULL);
     }
@@ -48,7 +48,7 @@ fn fold_uncommon(expr: Expr) -> Result<Expr, EvalError> {
     let fold_constant = |expr: Expr| fold_constant(expr, stable);
     Ok(match expr {
         Expr::Const(_) | Expr::Column { .. } | Expr::CaseOperand | Expr::Postgres { .. } => expr,
-        Expr::Binary(binary, operands) => fold_binary(binary, operands)?,
+        Expr::Binary(binary, operands) => fold_binary(binary, *operands)?,
         Expr::And(operands) => chain(operands, false)?,
         Expr::Or(operands) => chain(operands, true)?,
         Expr::Not(operand) => match fold(*operand)? {
