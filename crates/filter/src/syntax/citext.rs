@@ -3,8 +3,7 @@
 //! The operators of citext are in the extension's schema, which the sessions that read snapshots
 //! don't search: there, `email = 'x'` would compare texts, and case would count. So the clause
 //! names the operations that the extension performs (citext.c): `=` and the other comparisons
-//! compare
-//! `lower(x COLLATE "default")`, and LIKE is ILIKE.
+//! compare `lower(x COLLATE "default")`, and LIKE is ILIKE.
 //!
 //! Invariant: afterwards, a citext column is only cast to a text type or tested for NULL. All other
 //! uses are refused.

@@ -95,8 +95,7 @@ impl Typer<'_> {
         Ok(())
     }
 
-    /// Refuses casts that only some versions of Postgres have: of integers to bytea and back, and
-    /// of ranges to multiranges.
+    /// Refuses casts that only some versions of Postgres have: of integers to bytea and back.
     fn refuse_version_dependent(&self, from: SqlType, to: SqlType, at: usize) -> Result<(), FilterError> {
         let is_bytea = |kind| matches!(kind, SqlType::Scalar(Scalar::Bytea) | SqlType::Array(Scalar::Bytea));
         match is_bytea(from) || is_bytea(to) {
