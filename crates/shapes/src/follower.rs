@@ -15,8 +15,8 @@
 //! altered or truncated, or the row is too large. An unfit shape is deleted, and its clients start
 //! over.
 //!
-//! A row on which the clause of a shape fails is not in the shape. If only Postgres can judge a row,
-//! the shape is [held](crate::follow) until it has.
+//! A row on which the clause of a shape fails is not in the shape. If only Postgres can judge a
+//! row, the shape is [held](crate::follow) until it has.
 //!
 //! Partitions: a publication sends the change of a partition's row with the oid of the partition,
 //! or with the oid of a published partitioned table. With the oid of the partition, the change goes

@@ -124,9 +124,9 @@
 //!   because the offset of a client may be between them.
 //! - A shape is followed before its snapshot is taken. Transactions are held until the snapshot's
 //!   visibility is known. Then those that the snapshot sees are dropped.
-//! - If only Postgres can judge a row of a transaction, the shape is *held* from this commit on. The
-//!   changes of this transaction and of later ones are kept as rows. A task of the server gets the
-//!   undecided rows from [`Shapes::undecided_rows`], asks Postgres, and passes the verdicts to
+//! - If only Postgres can judge a row of a transaction, the shape is *held* from this commit on.
+//!   The changes of this transaction and of later ones are kept as rows. A task of the server gets
+//!   the undecided rows from [`Shapes::undecided_rows`], asks Postgres, and passes the verdicts to
 //!   [`Shapes::decide`]. Then the transactions are encoded, and reach the log in order, at the
 //!   offsets that they would have had. Other shapes don't wait.
 //!
@@ -138,8 +138,9 @@
 //!   ```
 //!
 //!   While a shape is held from L, nothing states that it is up to date at L or later
-//!   ([`Shapes::seen_of`]), and Postgres gets no acknowledgement beyond L. After a crash or a takeover,
-//!   Postgres repeats the transactions from L on, and only the held shapes get them again.
+//!   ([`Shapes::seen_of`]), and Postgres gets no acknowledgement beyond L. After a crash or a
+//!   takeover, Postgres repeats the transactions from L on, and only the held shapes get them
+//!   again.
 //! - A client identifies a row by its key. Two rows may have the same key: within a transaction if
 //!   the key is deferrable, and always if the table has no key. When one of two such rows is
 //!   deleted or gets another key, clients would delete their only copy, so the shape is deleted.

@@ -29,6 +29,7 @@ const CLOSED: &[(&str, &str)] = &[
     ("SnapshotChunk", "open, complete, or none"),
     ("StartOffset", "a reader must start at each"),
     ("NullsOrder", "first or last"),
+    ("RowVerdict", "a row matches, or not, or that isn't known"),
     ("Reload", "a program must apply each on SIGHUP"),
 ];
 /// Crates without a library for others.

@@ -58,8 +58,8 @@ pub(crate) fn begin(engine: &Arc<ShapeEngine>) -> Result<Vec<u64>, OpenError> {
     engine.registry.write().forget_unused_tables();
     let deleted = unlogged_deletions(engine);
     {
-        // A shape without a snapshot is never continued, and transactions after the start of its hold
-        // may be acknowledged by now.
+        // A shape without a snapshot is never continued, and transactions after the start of its
+        // hold may be acknowledged by now.
         let index = engine.registry.read();
         store.progress.retain_holds(|id| index.by_id(id).is_some() || deleted.contains(&id));
     }

@@ -116,8 +116,8 @@ impl FollowedShape {
         }
     }
 
-    /// Holds a change if its verdicts aren't known, or if earlier changes are held. `shared` has the
-    /// rows if another shape holds the change, too.
+    /// Holds a change if its verdicts aren't known, or if earlier changes are held. `shared` has
+    /// the rows if another shape holds the change, too.
     pub(super) fn hold_change(
         &mut self,
         transaction: &mut OpenTransaction,

@@ -1,7 +1,7 @@
 //! Followed shapes: the shapes that are matched with changes, and the transactions held for them.
 //!
-//! Invariant: between transactions, the first transaction that is held for a shape whose snapshot is
-//! taken waits for a verdict.
+//! Invariant: between transactions, the first transaction that is held for a shape whose snapshot
+//! is taken waits for a verdict.
 //! Enforced by: `release` runs after each commit, each taken snapshot, and each verdict. The
 //! exception is a shape that [resumes](super::shape_hold::ResumePoint): its transactions are
 //! released when it has received all of them.

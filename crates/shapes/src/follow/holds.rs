@@ -17,8 +17,8 @@ use crate::shape::Shape;
 use crate::store::record::{CommitRecord, HoldChange, MessageRange, Record, ShapeTouch, TransactionPart};
 
 impl FollowedShapes {
-    /// Returns the shapes that are held from the commit of this transaction on. Its record has them,
-    /// so that nothing is shown or acknowledged beyond it.
+    /// Returns the shapes that are held from the commit of this transaction on. Its record has
+    /// them, so that nothing is shown or acknowledged beyond it.
     pub(crate) fn begin_holds(&mut self, transaction: &OpenTransaction) -> Vec<HoldChange> {
         let mut holds = Vec::new();
         for shape in &transaction.held_shapes {
@@ -164,8 +164,8 @@ impl FollowedShapes {
         if resumed.is_empty() {
             return;
         }
-        // The repeated transactions may have another description of their tables. It wasn't compared
-        // with the other shapes.
+        // The repeated transactions may have another description of their tables. It wasn't
+        // compared with the other shapes.
         self.groups.values_mut().flatten().for_each(TableGroup::clear_mappings);
         for shape in resumed {
             if let Some(hold) = self.followed_shape(shape).and_then(|followed| followed.hold.as_mut()) {

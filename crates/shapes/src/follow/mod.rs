@@ -4,11 +4,11 @@
 //! [`FollowEffect`]s, which the engine performs in order under the lock of the followed shapes.
 //! The [`Follower`](crate::Follower) passes the messages of the stream to it.
 //!
-//! A [`ShapeHold`](shape_hold) keeps the transactions that can't reach the log of a shape yet. Today
-//! a hold begins with a row that waits for a verdict. Any other cause can begin one: it adds the
-//! shape to `held_shapes` of the transaction at whose commit the hold begins. From then on the rows
-//! of later changes are kept, so that they can be judged again, and `release` decides when they
-//! reach the log. A late commit for one shape may have any LSN above the last one in its log.
+//! A [`ShapeHold`](shape_hold) keeps the transactions that can't reach the log of a shape yet.
+//! Today a hold begins with a row that waits for a verdict. Any other cause can begin one: it adds
+//! the shape to `held_shapes` of the transaction at whose commit the hold begins. From then on the
+//! rows of later changes are kept, so that they can be judged again, and `release` decides when
+//! they reach the log. A late commit for one shape may have any LSN above the last one in its log.
 
 mod decision;
 mod followed_shape;

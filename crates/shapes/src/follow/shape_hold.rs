@@ -1,11 +1,11 @@
 //! Shape hold: the transactions that are held for one shape, in commit order.
 //!
-//! A shape is *held* from a commit on if a row of that transaction waits for a verdict. The messages
-//! of this transaction and of all later ones are appended to the log when the verdicts are known,
-//! in order. Then the log has the same offsets as without a hold.
+//! A shape is *held* from a commit on if a row of that transaction waits for a verdict. The
+//! messages of this transaction and of all later ones are appended to the log when the verdicts are
+//! known, in order. Then the log has the same offsets as without a hold.
 //!
-//! Invariant: while a committed transaction is held for a shape with a snapshot, the WAL states from
-//! which commit on. Nothing after it is acknowledged to Postgres, which sends it again after a
+//! Invariant: while a committed transaction is held for a shape with a snapshot, the WAL states
+//! from which commit on. Nothing after it is acknowledged to Postgres, which sends it again after a
 //! crash.
 //! Enforced by: the record of the commit has the start of the hold. The record of each released
 //! transaction has the start of the next one.

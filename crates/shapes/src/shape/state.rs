@@ -23,8 +23,8 @@ pub(crate) struct ShapeState {
     pub(crate) seen: Option<SnapshotVisibility>,
     /// End of the snapshot's rows, in bytes, once it is known. The snapshot-end message follows it.
     pub(crate) rows_end: Option<u64>,
-    /// Whether the snapshot is applied to the held transactions. Those that it sees are dropped; the
-    /// others are queued for the WAL, or wait for verdicts of Postgres.
+    /// Whether the snapshot is applied to the held transactions. Those that it sees are dropped;
+    /// the others are queued for the WAL, or wait for verdicts of Postgres.
     pub(super) is_settled: bool,
     /// LSN of the commit from which on the shape is held: the log doesn't have this transaction and
     /// later ones yet.
@@ -85,7 +85,8 @@ impl Shape {
     }
 
     /// Makes the staged messages visible, and passes them to the listener. They are a whole
-    /// transaction. `hold` changes the start of the shape's hold. The caller wakes the readers with [`notify`](Self::notify).
+    /// transaction. `hold` changes the start of the shape's hold. The caller wakes the readers with
+    /// [`notify`](Self::notify).
     ///
     /// The listener is called under the lock: a stream that attaches after the messages are
     /// readable must not get them from the listener, too.
@@ -186,8 +187,8 @@ impl Shape {
         self.lock().held_from = from;
     }
 
-    /// Returns the LSN such that the offset `<seen>_0` is after all readable messages and before all
-    /// later ones. `seen` is that of the store, read before.
+    /// Returns the LSN such that the offset `<seen>_0` is after all readable messages and before
+    /// all later ones. `seen` is that of the store, read before.
     pub(crate) fn seen_at_most(&self, seen: u64) -> u64 {
         self.lock().seen_at_most(seen)
     }
@@ -276,8 +277,8 @@ impl ShapeState {
         }
     }
 
-    /// Returns `seen` of the store, but at most the LSN before the commit from which on the shape is
-    /// held.
+    /// Returns `seen` of the store, but at most the LSN before the commit from which on the shape
+    /// is held.
     fn seen_at_most(&self, seen: u64) -> u64 {
         self.held_from.map_or(seen, |from| seen.min(from.saturating_sub(1)))
     }

@@ -51,8 +51,8 @@ impl StoreCatalog {
         disk.rename(TEMPORARY_NAME, FILE_NAME).and_then(|()| disk.sync_dir("")).map_err(io::Error::other)
     }
 
-    /// Returns the format of the directory, which [`read`](Self::read) accepted; `None`: there is no
-    /// catalog.
+    /// Returns the format of the directory, which [`read`](Self::read) accepted; `None`: there is
+    /// no catalog.
     pub(crate) fn read_format(disk: &dyn Disk) -> io::Result<Option<u32>> {
         let file = match disk.open(FILE_NAME) {
             Ok(file) => file,
