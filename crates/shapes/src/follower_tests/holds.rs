@@ -1,6 +1,7 @@
 //! Holds: rows that only Postgres can judge.
 
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
 
 use forebay_pgoutput::Snapshot;
 use serde_json::json;
@@ -150,13 +151,14 @@ fn a_batch_that_is_dropped_or_undecided_is_asked_again() {
 fn a_task_that_waits_for_undecided_rows_is_woken() {
     let mut bench = FollowBench::new();
     let _held = undecided_shape(&mut bench, CLAUSE);
-    let store = bench.store.clone();
+    let (store, (found, finding)) = (bench.store.clone(), mpsc::sync_channel(1));
     let waiting = std::thread::spawn(move || {
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
-        runtime.block_on(store.undecided_rows()).len()
+        found.send(runtime.block_on(store.undecided_rows()).len()).unwrap();
     });
     bench.transact(&[insert(["1", "0", "ß"])]);
-    assert_eq!(waiting.join().unwrap(), 1);
+    assert_eq!(finding.recv_timeout(Duration::from_secs(30)), Ok(1));
+    waiting.join().unwrap();
 }
 
 #[test]
