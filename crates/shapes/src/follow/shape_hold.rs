@@ -75,8 +75,12 @@ impl ShapeHold {
         self.transactions.iter().any(|held| held.is_unfit)
     }
 
-    /// Drops the transaction with this commit, which was interrupted.
+    /// Drops the transaction with this commit, which was interrupted. Does nothing if the shape has
+    /// received the whole transaction before.
     pub(super) fn abandon(&mut self, lsn: u64) {
+        if self.resume.is_some_and(|resume| resume.next > lsn) {
+            return;
+        }
         if let Some(held) = self.transactions.pop_back_if(|held| held.lsn == lsn) {
             self.bytes -= held.bytes();
         }

@@ -1,6 +1,7 @@
 //! Holds: rows that only Postgres can judge.
 
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
 
 use forebay_pgoutput::Snapshot;
 use serde_json::json;
@@ -150,13 +151,14 @@ fn a_batch_that_is_dropped_or_undecided_is_asked_again() {
 fn a_task_that_waits_for_undecided_rows_is_woken() {
     let mut bench = FollowBench::new();
     let _held = undecided_shape(&mut bench, CLAUSE);
-    let store = bench.store.clone();
+    let (store, (found, finding)) = (bench.store.clone(), mpsc::sync_channel(1));
     let waiting = std::thread::spawn(move || {
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
-        runtime.block_on(store.undecided_rows()).len()
+        found.send(runtime.block_on(store.undecided_rows()).len()).unwrap();
     });
     bench.transact(&[insert(["1", "0", "ß"])]);
-    assert_eq!(waiting.join().unwrap(), 1);
+    assert_eq!(finding.recv_timeout(Duration::from_secs(30)), Ok(1));
+    waiting.join().unwrap();
 }
 
 #[test]
@@ -256,13 +258,14 @@ fn a_kill_keeps_a_held_shape_and_the_stream_repeats_its_transactions() {
         let [found, others] = [&held, &other].map(|shape| next.store.find(shape.handle()).unwrap());
         assert_eq!((position(&next), ids(&found)), (before.0 + 10, vec!["1".to_owned()]));
         assert_eq!(next.store.seen_of(&found), before.0 + 9);
-        // The last transaction is interrupted, and the stream starts over.
-        for count in [2, 3] {
+        // The stream starts over: within the last transaction, then within one that was repeated.
+        let interrupted = |lsn: u64, xid: u32| [MessageBytes::begin(lsn, xid), insert(["4", "0", "ß"])];
+        for count in [2, 1, 3] {
             for (at, messages) in (1..).zip(&transactions[..count]) {
                 next.send(&transaction(before.0 + at * 10, before.1 + at as u32, messages));
             }
-            if count == 2 {
-                next.send(&[MessageBytes::begin(before.0 + 30, before.1 + 3), insert(["4", "0", "ß"])]);
+            if count < 3 {
+                next.send(&interrupted(before.0 + (count as u64 + 1) * 10, before.1 + count as u32 + 1));
                 next.follower.restart();
                 next.send(&[MessageBytes::relation(&table(ITEMS, "items", vec![0]))]);
             }
