@@ -16,8 +16,8 @@ use crate::value::SqlValue;
 const LEAST_SORTED: usize = 8;
 
 pub(super) fn fold(expr: Expr) -> Result<Expr, EvalError> {
-    // Long chains of operators recurse deeply. So their frames are small: the other expressions have
-    // a function of their own.
+    // Long chains of operators recurse deeply. So their frames are small: other expressions have a
+    // function of their own.
     match expr {
         Expr::Const(_) | Expr::Column { .. } | Expr::CaseOperand => Ok(expr),
         Expr::Binary(binary, operands) => fold_binary(binary, *operands),
