@@ -6,9 +6,9 @@
 //! Enforced by: conditions come only from operands that the clause requires to be true. If other
 //! operands remain, or one could fail, `rest` is set.
 
-use super::eval::json::JsonOperator;
 mod json;
 
+use super::eval::json::JsonOperator;
 use super::index_key::IndexKey;
 use super::key_expression::KeyExpression;
 use super::typing::expr::{Binary, Comparison, Expr};

@@ -35,6 +35,9 @@ pub enum FilterError {
         /// Maximum depth.
         limit: usize,
     },
+    /// Operands of BETWEEN, IN or CASE, which are copied, are too large or nested too deep.
+    #[error("the where clause repeats large operands of BETWEEN, IN or CASE: name them in fewer places")]
+    TooManyCopies,
     /// The clause is not valid SQL syntax. The message is that of Postgres.
     #[error("At location {location}: {message}")]
     Syntax {
@@ -81,9 +84,10 @@ impl FilterError {
     /// Returns Postgres' SQLSTATE. `0A000`: supported by Postgres, not by filters.
     pub fn sqlstate(&self) -> &'static str {
         match self {
-            FilterError::TooLong { .. } | FilterError::ParamsTooLong { .. } | FilterError::TooDeep { .. } => {
-                "54001"
-            }
+            FilterError::TooLong { .. }
+            | FilterError::ParamsTooLong { .. }
+            | FilterError::TooDeep { .. }
+            | FilterError::TooManyCopies => "54001",
             FilterError::Syntax { .. } => "42601",
             FilterError::Invalid { sqlstate, .. } => sqlstate,
             FilterError::Unsupported { .. } | FilterError::Disallowed { .. } => "0A000",

@@ -193,6 +193,9 @@ impl Filter {
         check_length(text, params)?;
         let tree = syntax::parse(text, params, schema.server_version, &enums(schema))?;
         let tree = syntax::citext::rewrite(tree, text, schema)?;
+        if syntax::weight(&tree) > syntax::MAX_WEIGHT {
+            return Err(FilterError::TooManyCopies);
+        }
         let expr = typing::clause(&tree, text, schema, rules)?;
         let (mut columns, mut needs_postgres) = (Vec::new(), false);
         typing::each(&expr, &mut |expr| match expr {

@@ -32,6 +32,10 @@ const STATEMENT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Number of times that Postgres may reject a shape's clause. The first may be caused by a type
 /// that was renamed.
 const MAX_REJECTIONS: u32 = 3;
+/// Number of statements for a shape that may end without an answer, one after the other: their
+/// connection was lost, or the server has no resources. With the wait between attempts, a restart
+/// of the server takes far fewer.
+const MAX_FAILURES: u32 = 30;
 /// Maximum number of shapes whose statements are cached.
 const MAX_CACHED: usize = 10_000;
 /// Wait after the first failed attempt. It doubles with each further one.
@@ -57,8 +61,10 @@ pub(crate) struct ClauseJudge {
 #[derive(Debug, Clone, Default)]
 struct JudgedShape {
     statement: Option<Arc<JudgementStatement>>,
-    /// Number of times that Postgres has rejected the clause.
+    /// Number of times that Postgres has rejected the clause since the last success.
     rejections: u32,
+    /// Number of statements that ended without an answer since the last success.
+    failures: u32,
 }
 
 /// Why rows weren't judged.
@@ -114,6 +120,9 @@ impl ClauseJudge {
             Ok(outcomes) => {
                 let verdicts: Vec<RowVerdict> = outcomes.into_iter().map(verdict).collect();
                 self.shapes.decide(rows, &verdicts);
+                self.count_success(shape.handle());
+                // What was held is queued for the store now.
+                self.shapes.wait_for_room().await;
                 return Ok(());
             }
             Err(error) => error,
@@ -123,7 +132,9 @@ impl ClauseJudge {
             AttemptError::Judgement(JudgementError::Rejected(_)) => {
                 self.count_rejection(shape.handle()) >= MAX_REJECTIONS
             }
-            AttemptError::Judgement(_) | AttemptError::Pool(_) => false,
+            // A statement that ends its connection every time must not hold the shape for ever.
+            AttemptError::Judgement(_) => self.count_failure(shape.handle()) >= MAX_FAILURES,
+            AttemptError::Pool(_) => false,
         };
         if is_final {
             self.give_up(rows, &error.to_string());
@@ -173,6 +184,20 @@ impl ClauseJudge {
         judged.statement = None;
         judged.rejections += 1;
         judged.rejections
+    }
+
+    /// Counts that a statement ended without an answer, and returns how often that happened.
+    fn count_failure(&self, handle: &str) -> u32 {
+        let mut judged = self.judged.lock();
+        let judged = judged.entry(handle.to_owned()).or_default();
+        judged.failures += 1;
+        judged.failures
+    }
+
+    fn count_success(&self, handle: &str) {
+        if let Some(judged) = self.judged.lock().get_mut(handle) {
+            (judged.rejections, judged.failures) = (0, 0);
+        }
     }
 
     /// Deletes the shape of the rows. The store logs the handle and the reason.

@@ -32,9 +32,14 @@ fn add_members(
     if depth == MAX_MEMBER_DEPTH || conditions.len() >= MAX_MEMBERS || Kind::of(part)? != Kind::Object {
         return Ok(true);
     }
-    let (mut members, mut rest, mut is_empty) = (Members::of(part)?, false, true);
+    let (mut members, mut rest, mut is_empty, mut visited) = (Members::of(part)?, false, true, 0);
     while let Some((key, value)) = members.next_pair()? {
         is_empty = false;
+        // Further members are evaluated, not looked up.
+        if conditions.len() >= MAX_MEMBERS || visited == MAX_MEMBERS {
+            return Ok(true);
+        }
+        visited += 1;
         let key = Expr::Const(Some(SqlValue::text(&string::unescape(key)?).into_owned()));
         let lookup = Binary::Json(JsonOperator::Member { as_text: false });
         let member = Expr::Binary(lookup, Box::new([whole.clone(), key]));

@@ -18,9 +18,11 @@ mod predicate;
 mod primary;
 mod special_call;
 mod type_name;
+mod weight;
 
 pub(crate) use parser::parse;
 pub(crate) use type_name::TypeName;
+pub(crate) use weight::{MAX_WEIGHT, weight};
 
 /// Maximum depth of a tree, in levels. The left operand of an operator counts as half a level, so
 /// that long sums are within it.

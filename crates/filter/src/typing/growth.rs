@@ -7,6 +7,7 @@ use super::expr::{Binary, Expr};
 use super::{TypedExpr, Typer, each};
 use crate::error::FilterError;
 use crate::eval::function::Function;
+use crate::eval::json::JsonOperator;
 use crate::eval::text::TextFunction;
 use crate::value::SqlValue;
 
@@ -66,7 +67,10 @@ fn grows(expr: &Expr) -> bool {
     let mut found = false;
     each(expr, &mut |part| {
         found |= match part {
-            Expr::Binary(Binary::Concat, _) | Expr::Concat { .. } | Expr::Array { .. } => true,
+            Expr::Binary(Binary::Concat | Binary::ConcatBytes | Binary::Json(JsonOperator::Concat), _) => {
+                true
+            }
+            Expr::Concat { .. } | Expr::Array { .. } => true,
             Expr::ArrayCat(_) | Expr::ArrayPush { .. } => true,
             Expr::Call { function: Function::Text(function), .. } => {
                 matches!(function, TextFunction::Repeat | TextFunction::Replace)

@@ -353,6 +353,23 @@ fn hostile_sizes_are_refused_at_once() {
             assert!(expected, "{open} × {depth}: {error}");
         }
     }
+    let nested = |open: &str, close: &str, depth: usize| {
+        format!("{}i4{} = 1", open.repeat(depth), close.repeat(depth))
+    };
+    for clause in [
+        nested("CASE WHEN (", " BETWEEN 1 AND 2) THEN 1 END", 30),
+        nested("CASE WHEN (", " BETWEEN SYMMETRIC 1 AND 2) THEN 1 END", 20),
+        nested("CASE WHEN ROW(", ", 1) IN ((1, 1), (2, 1)) THEN 1 END", 30),
+        nested("CASE ", " WHEN 1 THEN 1 WHEN 2 THEN 2 END", 30),
+    ] {
+        let error = refusal(&clause);
+        let is_refused = matches!(error, FilterError::TooManyCopies | FilterError::TooDeep { .. });
+        assert!(is_refused, "{clause}: {error}");
+    }
+    let (large, items) = ("x".repeat(1 << 19), "t, ".repeat(1_000));
+    let error =
+        Filter::parse(&format!("t || $1 IN ({items}t)"), &[&large], &table::schema(&Collation::C, 15));
+    assert_eq!(error.unwrap_err(), FilterError::TooManyCopies);
     for chain in ["i4 + ", "t || ", "- "] {
         let error = refusal(&format!("{}i4 = 1", chain.repeat(5_000)));
         assert!(matches!(error, FilterError::TooDeep { .. }), "{chain}: {error}");

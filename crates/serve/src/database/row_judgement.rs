@@ -19,7 +19,7 @@ use forebay_replication::reservoir::tokio_postgres::types::{ToSql, Type};
 use forebay_replication::reservoir::tokio_postgres::{self, Client};
 use forebay_replication::reservoir::{ConnectionGuard, PostgresClient};
 use forebay_shapes::TableSchema;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 
 use super::quote_identifier;
 use super::server_message;
@@ -28,7 +28,7 @@ use super::snapshot::reading_settings;
 /// Rows of a part after a statement has failed.
 const PART_ROWS: usize = 32;
 /// Maximum number of statements of one judgement that exceed the time limit.
-const MAX_TIMEOUTS: usize = 3;
+const MAX_TIMEOUTS: u32 = 3;
 /// How much longer than the server's time limit a reply may take.
 const REPLY_GRACE: Duration = Duration::from_secs(5);
 
@@ -131,7 +131,7 @@ impl JudgementStatement {
         rows: &[Vec<Option<String>>],
         limit: Duration,
     ) -> Result<(Vec<RowOutcome>, usize), JudgementError> {
-        let (mut statements, mut timeouts) = (0, 0);
+        let (mut statements, mut timeouts, begun) = (0, 0, Instant::now());
         let mut outcomes = vec![RowOutcome::NotTrue; rows.len()];
         let mut parts: Vec<Range<usize>> = Vec::new();
         let mut next = Some(0..rows.len());
@@ -146,6 +146,10 @@ impl JudgementStatement {
                 }
                 Err(error) => StatementFailure::of(error)?,
             };
+            // Many statements, none of which is too slow by itself, take long, too.
+            if begun.elapsed() > limit * MAX_TIMEOUTS {
+                return Err(JudgementError::TooSlow { limit });
+            }
             let smaller = match (failure, part.len()) {
                 (StatementFailure::Row, 0 | 1) => {
                     outcomes[part].fill(RowOutcome::Failed);

@@ -9,6 +9,8 @@ use crate::value::numeric::Numeric;
 
 /// Maximum depth of a document. Postgres' own limit depends on its stack.
 const MAX_DEPTH: usize = 1_000;
+/// Maximum bytes by which the numbers of a document may be longer than its text.
+const MAX_ADDED_DIGITS: usize = 1 << 20;
 
 /// Parses a JSON text, and returns it in the layout of jsonb.
 pub(crate) fn parse(text: &str) -> Result<String, InputError> {
@@ -223,6 +225,10 @@ impl JsonParser<'_> {
             self.out.push_str(text);
         } else {
             self.out.push_str(&Numeric::parse(text)?.to_string());
+            // A number such as 1e131071 has more digits than its text.
+            if self.out.len() > self.text.len() + MAX_ADDED_DIGITS {
+                return Err(InputError::Unsupported("JSON documents with such long numbers"));
+            }
         }
         Ok(())
     }

@@ -1,0 +1,47 @@
+//! Weight of a tree: the nodes and bytes that typing makes of it.
+//!
+//! Typing copies the operands of BETWEEN, IN and CASE. Copies within copies multiply, so a short
+//! clause could take any amount of time and memory.
+
+use super::{SyntaxKind, SyntaxTree};
+
+/// Maximum weight of a clause.
+pub(crate) const MAX_WEIGHT: usize = 8 << 20;
+
+/// Returns the weight of a tree.
+pub(crate) fn weight(tree: &SyntaxTree) -> usize {
+    let mut sum: usize = 1;
+    let mut add = |tree: &SyntaxTree, copies: usize| {
+        sum = sum.saturating_add(weight(tree).saturating_mul(copies));
+    };
+    match &tree.kind {
+        SyntaxKind::Text(text) | SyntaxKind::Number(text) => return text.len().saturating_add(1),
+        SyntaxKind::Between { symmetric, operands, .. } => {
+            let [operand, low, high] = &**operands;
+            let copies = if *symmetric { 2 } else { 1 };
+            add(operand, 2 * copies);
+            add(low, copies);
+            add(high, copies);
+        }
+        SyntaxKind::In { operand, list, .. } => {
+            let is_row = matches!(operand.kind, SyntaxKind::Row(_));
+            let copied = list.iter().filter(|item| is_row || !is_constant(item)).count();
+            add(operand, 1 + copied);
+            list.iter().for_each(|item| add(item, 1));
+        }
+        SyntaxKind::Case { operand: Some(operand), arms, otherwise } => {
+            add(operand, 1 + arms.len());
+            otherwise.iter().for_each(|tree| add(tree, 1));
+            for (when, then) in arms {
+                add(when, 1);
+                add(then, 1);
+            }
+        }
+        kind => kind.each_child(&mut |child| add(child, 1)),
+    }
+    sum
+}
+
+fn is_constant(tree: &SyntaxTree) -> bool {
+    matches!(tree.kind, SyntaxKind::Text(_) | SyntaxKind::Number(_) | SyntaxKind::Bool(_) | SyntaxKind::Null)
+}
