@@ -238,6 +238,13 @@ impl Filter {
         self.needs_postgres
     }
 
+    /// Returns whether the clause calls functions, which may take long on large values.
+    pub fn calls_functions(&self) -> bool {
+        let mut calls = false;
+        typing::each(&self.expr, &mut |expr| calls |= matches!(expr, Expr::Call { .. }));
+        calls
+    }
+
     /// Returns whether [`Filter::judge`] may leave a row undecided.
     pub fn may_be_undecided(&self) -> bool {
         let mut may_be = self.needs_postgres;

@@ -31,8 +31,8 @@ use super::token_verifier::while_valid;
 
 /// Maximum size of a subset, which is in memory as a whole. Clients read larger ones in parts.
 const MAX_BYTES: usize = 64 << 20;
-/// Maximum time for a clause that only Postgres can evaluate.
-const POSTGRES_CLAUSE_TIMEOUT: Duration = Duration::from_secs(5);
+/// Maximum time for a clause that only Postgres can evaluate, or that calls functions.
+const CLAUSE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Maximum bytes of all subsets that are being read or sent to clients. Beyond it, requests are
 /// refused with 503.
 const MAX_HELD_BYTES: usize = 256 << 20;
@@ -60,7 +60,7 @@ impl ShapeHandler {
             analyses: clause.needs_postgres,
             is_empty: false,
             page,
-            timeout: clause.needs_postgres.then_some(POSTGRES_CLAUSE_TIMEOUT),
+            timeout: clause.may_be_slow.then_some(CLAUSE_TIMEOUT),
         };
         let reading = self.snapshots.read_rows(&query, &mut rows);
         while_valid(request.bearer.as_ref(), reading).await?.map_err(read_refusal)?;
@@ -108,6 +108,8 @@ struct SubsetClause {
     sql: Option<String>,
     /// Whether only Postgres can evaluate it.
     needs_postgres: bool,
+    /// Whether it may take long on a row: it calls functions.
+    may_be_slow: bool,
 }
 
 impl ShapeHandler {
@@ -122,18 +124,20 @@ impl ShapeHandler {
     ) -> Result<SubsetClause, RequestRefusal> {
         let of_shape = &definition.options.clause;
         let Some(text) = &subset.clause else {
-            return Ok(SubsetClause { sql: of_shape.clone(), needs_postgres: false });
+            return Ok(SubsetClause { sql: of_shape.clone(), needs_postgres: false, may_be_slow: false });
         };
         let params: Vec<&str> = subset.params.iter().map(String::as_str).collect();
-        let (sql, columns, may_fail, needs_postgres) = match Filter::parse(text, &params, types) {
+        let (sql, columns, may_fail, needs_postgres, may_be_slow) = match Filter::parse(text, &params, types)
+        {
             Ok(filter) => {
-                (filter.canonical().to_owned(), filter.columns().to_vec(), filter.may_fail(), false)
+                let sql = filter.canonical().to_owned();
+                (sql, filter.columns().to_vec(), filter.may_fail(), false, filter.calls_functions())
             }
             Err(FilterError::Unsupported { .. }) => {
                 let loading = self.builtins.get(table.server_version);
                 let builtins = while_valid(request.bearer.as_ref(), loading).await??;
                 let expression = postgres_expression(text, &params, types, table, &builtins)?;
-                (expression.sql().to_owned(), expression.columns().collect(), true, true)
+                (expression.sql().to_owned(), expression.columns().collect(), true, true, true)
             }
             Err(error) => return Err(invalid_clause(&error)),
         };
@@ -152,7 +156,7 @@ impl ShapeHandler {
             Some(of_shape) => format!("({of_shape}) AND ({sql})"),
             None => sql,
         };
-        Ok(SubsetClause { sql: Some(sql), needs_postgres })
+        Ok(SubsetClause { sql: Some(sql), needs_postgres, may_be_slow })
     }
 }
 
