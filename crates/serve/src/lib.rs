@@ -142,7 +142,7 @@
 //! | cached long-poll responses | 64 of 16 KiB | the response in the same slot is replaced |
 //! | one subset | 64 MiB | 400 |
 //! | all subsets | 256 MiB | 503 with Retry-After |
-//! | a subset's clause that only Postgres can evaluate | 5 s | 400 |
+//! | a subset's clause that only Postgres can evaluate, or that calls functions | 5 s | 400 |
 //! | a statement that evaluates a shape's clause on changed rows | 1,000 rows, 5 s; two at once; [`Config::postgres_clause_statements_per_s`] | the shape waits; a clause that is too slow ends its shape |
 //! | shapes with such clauses | [`Config::postgres_clause_shapes`] | 503 with Retry-After |
 //! | tables in one periodic scan of the catalog | 500 | the next scan reads the next 500 |
