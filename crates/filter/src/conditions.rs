@@ -8,13 +8,13 @@
 
 mod json;
 
+use forebay_values::{Array, Scalar, SqlValue, like};
+
 use super::eval::json::JsonOperator;
 use super::index_key::IndexKey;
 use super::key_expression::KeyExpression;
+use super::typing::SqlType;
 use super::typing::expr::{Binary, Comparison, Expr};
-use super::typing::{Scalar, SqlType};
-use super::value::array::Array;
-use super::value::{SqlValue, like};
 
 /// One way in which a clause can be true.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -312,7 +312,7 @@ fn any(ignore_blanks: bool, operands: &[Expr; 2]) -> OperandNeed {
             Expr::Column { index, kind: SqlType::Scalar(scalar) },
             Expr::Const(Some(SqlValue::Array(array))),
         ] if has_keys_for(*scalar, ignore_blanks) => {
-            let values: Vec<_> = array.items.iter().flatten().cloned().collect();
+            let values: Vec<_> = array.items().iter().flatten().cloned().collect();
             equals(*index, *scalar, &values)
         }
         [Expr::Const(Some(value)), Expr::Column { index, kind: SqlType::Array(scalar) }]
@@ -322,18 +322,18 @@ fn any(ignore_blanks: bool, operands: &[Expr; 2]) -> OperandNeed {
         }
         [Expr::Const(_), _] => OperandNeed::Other,
         [expr, Expr::Const(Some(SqlValue::Array(array)))] => {
-            expression_in(expr, ignore_blanks, array.items.iter().flatten())
+            expression_in(expr, ignore_blanks, array.items().iter().flatten())
         }
         _ => OperandNeed::Other,
     }
 }
 
 fn elements(column: usize, scalar: Scalar, array: &Array) -> OperandNeed {
-    if array.items.contains(&None) {
+    if array.items().contains(&None) {
         return OperandNeed::Never;
     }
     let keys: Option<Vec<_>> =
-        array.items.iter().flatten().map(|value| IndexKey::of(value, scalar)).collect();
+        array.items().iter().flatten().map(|value| IndexKey::of(value, scalar)).collect();
     match keys.map(sorted) {
         Some(keys) if !keys.is_empty() => OperandNeed::Exactly(IndexCondition::Elements { column, keys }),
         _ => OperandNeed::Other,

@@ -1,8 +1,6 @@
-//! Errors: why a where clause is refused, and why a clause fails on a row.
+//! Errors: why a where clause is refused.
 //!
 //! The texts are sent to clients and follow those of Postgres. They must not change.
-
-use std::borrow::Cow;
 
 use thiserror::Error;
 
@@ -132,44 +130,4 @@ fn nearest_note(nearest: Option<&str>) -> String {
 pub(crate) fn location(text: &str, at: usize) -> usize {
     let before = text.get(..at).unwrap_or(text);
     PREFIX.len() + before.chars().count()
-}
-
-/// Why a clause fails on a row: the error that Postgres reports for the row.
-///
-/// The text never holds values of the row, and may be logged.
-#[derive(Clone, Debug, Error, PartialEq, Eq)]
-#[error("{message}")]
-pub struct EvalError {
-    sqlstate: &'static str,
-    message: Cow<'static, str>,
-}
-
-impl EvalError {
-    pub(crate) fn new(sqlstate: &'static str, message: impl Into<Cow<'static, str>>) -> Self {
-        EvalError { sqlstate, message: message.into() }
-    }
-
-    pub(crate) fn out_of_range(what: &str) -> Self {
-        EvalError::new("22003", format!("{what} out of range"))
-    }
-
-    pub(crate) fn division_by_zero() -> Self {
-        EvalError::new("22012", "division by zero")
-    }
-
-    /// The value of a condition that only Postgres can evaluate.
-    pub(crate) fn undecided() -> Self {
-        EvalError::new("0A000", "only Postgres can evaluate a part of the clause")
-    }
-
-    /// Returns whether Postgres may have a result.
-    pub(crate) fn is_undecided(&self) -> bool {
-        self.sqlstate == "0A000"
-    }
-
-    /// Returns Postgres' SQLSTATE, such as `22012` for a division by zero. `0A000`: Postgres has a
-    /// result, but it differs between versions or collation providers.
-    pub fn sqlstate(&self) -> &'static str {
-        self.sqlstate
-    }
 }

@@ -7,13 +7,10 @@
 use std::cmp::Ordering;
 use std::hash::{Hash, Hasher};
 
-use super::error::EvalError;
+use forebay_values::{EvalError, Inet, Numeric, Scalar, SqlValue, json, unpadded};
+
 use super::schema::ColumnType;
-use super::typing::{Scalar, SqlType};
-use super::value::network::Inet;
-use super::value::numeric::Numeric;
-use super::value::{SqlValue, unpadded};
-use super::value::{input, json};
+use super::typing::SqlType;
 
 /// A value that an index can look up.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -48,7 +45,7 @@ struct NumericKey(Numeric);
 
 impl Ord for NumericKey {
     fn cmp(&self, other: &Self) -> Ordering {
-        self.0.cmp(&other.0)
+        self.0.compare(&other.0)
     }
 }
 
@@ -81,7 +78,7 @@ impl IndexKey {
         let Some(kind @ SqlType::Scalar(scalar)) = column.sql_type() else { return Ok(None) };
         if scalar == Scalar::Jsonb {
             let text = utf8(text)?;
-            return Ok(Some(IndexKey(KeyForm::Json(json::compare::key(text)?))));
+            return Ok(Some(IndexKey(KeyForm::Json(json::key(text)?))));
         }
         Ok(IndexKey::of(&read(text, kind)?, scalar))
     }
@@ -95,7 +92,7 @@ impl IndexKey {
         let Some(kind @ SqlType::Array(scalar)) = column.sql_type() else { return Ok(None) };
         match read(text, kind)? {
             SqlValue::Array(array) => {
-                Ok(array.items.iter().flatten().map(|item| IndexKey::of(item, scalar)).collect())
+                Ok(array.items().iter().flatten().map(|item| IndexKey::of(item, scalar)).collect())
             }
             other => unreachable!("it is an array by type: {other:?}"),
         }
@@ -115,7 +112,7 @@ impl IndexKey {
             }
             (SqlValue::Text(value), Scalar::Bpchar) => KeyForm::Text(unpadded(value).into()),
             (SqlValue::Text(value), Scalar::Text | Scalar::Varchar) => KeyForm::Text(value.as_ref().into()),
-            (SqlValue::Json(value), Scalar::Jsonb) => KeyForm::Json(json::compare::key(value).ok()?),
+            (SqlValue::Json(value), Scalar::Jsonb) => KeyForm::Json(json::key(value).ok()?),
             (SqlValue::Uuid(value), Scalar::Uuid) => KeyForm::Uuid(*value),
             (SqlValue::Date(value), Scalar::Date) => KeyForm::Date(value.0),
             (SqlValue::Time(value), Scalar::Time) => KeyForm::Time(value.0),
@@ -176,7 +173,7 @@ impl IndexKey {
 }
 
 fn read(text: &[u8], kind: SqlType) -> Result<SqlValue<'_>, EvalError> {
-    input::read(utf8(text)?, kind, false).map_err(|error| error.of_row(kind))
+    kind.read(utf8(text)?, false).map_err(|error| error.without_text(kind.value_type()))
 }
 
 fn utf8(text: &[u8]) -> Result<&str, EvalError> {

@@ -10,8 +10,9 @@ use std::cmp::Ordering;
 use std::fmt::{self, Debug, Formatter};
 use std::sync::Arc;
 
+use forebay_values::EvalError;
+
 use super::TextRow;
-use super::error::EvalError;
 use super::eval;
 use super::index_key::{IndexKey, KeyFormId};
 use super::typing::{self, expr::Expr};

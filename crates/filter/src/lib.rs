@@ -1,7 +1,7 @@
 //! Where clauses, evaluated row by row as Postgres evaluates them, and an index over many of them.
 //!
 //! ```
-//! use forebay_filter::{Collation, Column, Filter, Schema};
+//! use forebay_filter::{Column, Filter, Schema};
 //!
 //! let schema = Schema {
 //!     table: Some("items".to_owned()),
@@ -107,14 +107,13 @@ mod syntax;
 #[doc(hidden)]
 pub mod tables;
 mod typing;
-mod value;
 
-pub use error::{EvalError, FilterError};
+pub use error::FilterError;
 pub use expression::{EnumType, Expression};
 pub use index::{Candidate, Index};
 pub use postgres_rules::PostgresRules;
 pub use row_verdict::RowVerdict;
-pub use schema::{Collation, Column, ColumnType, Schema, TypeDetails, TypeKind, UserType};
+pub use schema::{Column, ColumnType, Schema, TypeDetails, TypeKind, UserType};
 
 // Conditions and keys of the index. Public only for `tests/it`, which compares them with real
 // servers.
@@ -125,6 +124,8 @@ pub use index_key::IndexKey;
 #[doc(hidden)]
 pub use key_expression::KeyExpression;
 
+use forebay_values::Scalar;
+pub use forebay_values::{Collation, EvalError};
 use typing::expr::Expr;
 
 /// Maximum length of a clause without its parameters, in bytes.
@@ -281,7 +282,7 @@ impl Filter {
 
 /// Returns the enums that a clause may name as types. Postgres finds its own types first.
 fn enums(schema: &Schema) -> Vec<EnumType> {
-    let is_enum = |user: &&UserType| user.labels.is_some() && !typing::Scalar::is_name(&user.name);
+    let is_enum = |user: &&UserType| user.labels.is_some() && Scalar::by_name(&user.name).is_none();
     let types = schema.user_types().filter(is_enum);
     types.map(|user| EnumType { schema: user.schema.clone(), name: user.name.clone() }).collect()
 }

@@ -1,8 +1,10 @@
 //! Tables of types, operators and functions, as texts: for the tests that compare them with real
 //! servers, and for `docs/where.md`.
 
+use forebay_values::Scalar;
+
 use crate::typing::foreign_type::ForeignType;
-use crate::typing::{OPERATORS, Scalar, catalog, functions};
+use crate::typing::{OPERATORS, catalog, functions};
 
 /// A function of the table.
 #[derive(Clone, Debug, PartialEq, Eq)]

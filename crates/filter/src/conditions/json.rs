@@ -1,11 +1,14 @@
 //! Index conditions of jsonb containment.
 
+use forebay_values::{
+    SqlValue,
+    json::{Kind, Members},
+    json::{Malformed, unescape},
+};
+
 use super::{IndexCondition, OperandNeed, expression_in};
 use crate::eval::json::JsonOperator;
 use crate::typing::expr::{Binary, Expr};
-use crate::value::SqlValue;
-use crate::value::json::scan::{Kind, Members};
-use crate::value::json::{Malformed, string};
 
 /// Maximum number of members of a constant that are conditions of a containment.
 const MAX_MEMBERS: usize = 8;
@@ -40,7 +43,7 @@ fn add_members(
             return Ok(true);
         }
         visited += 1;
-        let key = Expr::Const(Some(SqlValue::text(&string::unescape(key)?).into_owned()));
+        let key = Expr::Const(Some(SqlValue::text(&unescape(key)?).into_owned()));
         let lookup = Binary::Json(JsonOperator::Member { as_text: false });
         let member = Expr::Binary(lookup, Box::new([whole.clone(), key]));
         if Kind::of(value)?.is_container() {

@@ -2,9 +2,7 @@
 
 use std::borrow::Cow;
 
-use crate::error::EvalError;
-use crate::value::SqlValue;
-use crate::value::array::Array;
+use forebay_values::{Array, EvalError, SqlValue};
 
 /// Returns the position of a label, or an array of positions. Fails if the enum got the label later
 /// than the filter was made.
@@ -14,7 +12,7 @@ pub(super) fn position<'v>(labels: &[String], value: SqlValue<'v>) -> Result<Sql
         None => Err(EvalError::new("0A000", "the label of an enum is newer than the clause")),
     };
     match value {
-        SqlValue::Array(array) => each(&array, |item| match item {
+        SqlValue::Array(array) => each(array, |item| match item {
             SqlValue::Text(label) => of_label(label),
             other => unreachable!("it is a label by type: {other:?}"),
         }),
@@ -30,16 +28,14 @@ pub(super) fn label<'v>(labels: &[String], value: SqlValue<'v>) -> SqlValue<'v> 
         other => unreachable!("it is a position by type: {other:?}"),
     };
     match value {
-        SqlValue::Array(array) => each(&array, |item| Ok(at(item))).expect("every position has a label"),
+        SqlValue::Array(array) => each(array, |item| Ok(at(item))).expect("every position has a label"),
         value => at(&value),
     }
 }
 
 fn each(
-    array: &Array,
+    array: Cow<'_, Array>,
     change: impl Fn(&SqlValue<'static>) -> Result<SqlValue<'static>, EvalError>,
 ) -> Result<SqlValue<'static>, EvalError> {
-    let items = array.items.iter().map(|item| item.as_ref().map(&change).transpose());
-    let items = items.collect::<Result<_, _>>()?;
-    Ok(SqlValue::array(Array { dimensions: array.dimensions.clone(), items }))
+    array.into_owned().try_map(|item| change(&item).map(Some)).map(SqlValue::array)
 }

@@ -2,15 +2,13 @@
 
 use std::borrow::Cow;
 
-use super::clock_part::ClockFunction;
+use forebay_values::{Array, Casing, Interval, LetterCase, SqlValue, like};
+
+use super::clock_function::ClockFunction;
 use super::json::{self, JsonOperator};
 use super::number::NumberFunction;
 use super::text::TextFunction;
 use super::{EvalResult, as_array, as_text};
-use crate::value::array::Array;
-use crate::value::interval::Interval;
-use crate::value::letter_case::{Casing, LetterCase};
-use crate::value::{SqlValue, like};
 
 /// A function, with what typing determined for the call.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -43,7 +41,7 @@ impl Function {
     pub(super) fn apply(self, mut arguments: Arguments<'_>) -> EvalResult<'_> {
         let value = match self {
             Function::ArrayDimensions => {
-                let dimensions = arguments.array().dimensions.len();
+                let dimensions = arguments.array().dimensions().len();
                 return Ok((dimensions > 0).then_some(SqlValue::Int(dimensions as i64)));
             }
             Function::ByteLength => SqlValue::Int(arguments.bytes().len() as i64),

@@ -2,13 +2,13 @@
 
 use std::borrow::Cow;
 
+use forebay_values::{
+    Array, EvalError, Numeric, Scalar, SqlValue, ValueType,
+    json::{self, Malformed},
+    json::{Kind, Members},
+};
+
 use super::{EvalResult, as_array, as_text};
-use crate::error::EvalError;
-use crate::typing::{Scalar, SqlType};
-use crate::value::SqlValue;
-use crate::value::array::Array;
-use crate::value::json::scan::{self, Kind};
-use crate::value::json::{self, Malformed, contain, edit};
 
 /// An operator on jsonb. NULL if either operand is NULL.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -47,7 +47,8 @@ impl JsonOperator {
             }
             JsonOperator::Path { as_text } => {
                 let path = as_array(right);
-                let Some(steps) = path.items.iter().map(|step| step.as_ref().map(key_text)).collect() else {
+                let Some(steps) = path.items().iter().map(|step| step.as_ref().map(key_text)).collect()
+                else {
                     return Ok(None);
                 };
                 let steps: Vec<_> = steps;
@@ -57,19 +58,21 @@ impl JsonOperator {
             JsonOperator::Contains { swapped } => {
                 let other = as_json(right);
                 let (whole, part) = if swapped { (other, text) } else { (text, other) };
-                SqlValue::Bool(contain::contains(&whole, &part)?)
+                SqlValue::Bool(json::contains(&whole, &part)?)
             }
-            JsonOperator::Exists => SqlValue::Bool(contain::exists(&text, &as_text(right))?),
+            JsonOperator::Exists => SqlValue::Bool(json::exists(&text, &as_text(right))?),
             JsonOperator::ExistsAny => SqlValue::Bool(any_exists(&text, &as_array(right), true)?),
             JsonOperator::ExistsAll => SqlValue::Bool(!any_exists(&text, &as_array(right), false)?),
-            JsonOperator::Concat => json_value(edit::concat(&text, &as_json(right))?),
+            JsonOperator::Concat => json_value(json::concat(&text, &as_json(right))?),
             JsonOperator::Delete => json_value(match right {
-                SqlValue::Int(index) => edit::delete_index(&text, index)?,
-                SqlValue::Array(keys) if keys.dimensions.len() > 1 => {
+                SqlValue::Int(index) => json::delete_index(&text, index)?,
+                SqlValue::Array(keys) if keys.dimensions().len() > 1 => {
                     return Err(EvalError::new("2202E", "wrong number of array subscripts"));
                 }
-                SqlValue::Array(keys) => edit::delete_keys(&text, keys.items.iter().flatten().map(key_text))?,
-                key => edit::delete_keys(&text, [&*as_text(key)])?,
+                SqlValue::Array(keys) => {
+                    json::delete_keys(&text, keys.items().iter().flatten().map(key_text))?
+                }
+                key => json::delete_keys(&text, [&*as_text(key)])?,
             }),
         };
         Ok(Some(value))
@@ -83,8 +86,8 @@ impl JsonOperator {
 
 /// Returns whether one of the names, of which NULLs are ignored, exists or does not.
 fn any_exists(json: &str, names: &Array, wanted: bool) -> Result<bool, Malformed> {
-    for name in names.items.iter().flatten() {
-        if contain::exists(json, key_text(name))? == wanted {
+    for name in names.items().iter().flatten() {
+        if json::exists(json, key_text(name))? == wanted {
             return Ok(true);
         }
     }
@@ -123,12 +126,10 @@ pub(super) fn cast(value: SqlValue<'_>, to: Scalar, null_is_null: bool) -> EvalR
         (Kind::Null, _) if null_is_null => None,
         (Kind::Bool, Scalar::Bool) => Some(SqlValue::Bool(*text == *"true")),
         (Kind::Number, to) if to != Scalar::Bool => {
-            let number = SqlValue::numeric(
-                crate::value::numeric::Numeric::parse(&text).map_err(|_| EvalError::from(Malformed))?,
-            );
+            let number = SqlValue::numeric(Numeric::parse(&text).map_err(|_| EvalError::from(Malformed))?);
             return match to {
                 Scalar::Numeric => Ok(Some(number)),
-                to => super::cast::cast(number, SqlType::Scalar(Scalar::Numeric), SqlType::Scalar(to), false),
+                to => number.cast(ValueType::Scalar(Scalar::Numeric), ValueType::Scalar(to), false),
             };
         }
         _ => {
@@ -144,7 +145,7 @@ pub(super) fn cast(value: SqlValue<'_>, to: Scalar, null_is_null: bool) -> EvalR
 pub(super) fn array_length(value: SqlValue<'_>) -> Result<i64, EvalError> {
     let text = as_json(value);
     match Kind::of(&text)? {
-        Kind::Array => Ok(scan::Members::of(&text)?.count()? as i64),
+        Kind::Array => Ok(Members::of(&text)?.count()? as i64),
         Kind::Object => Err(EvalError::new("22023", "cannot get array length of a non-array")),
         _ => Err(EvalError::new("22023", "cannot get array length of a scalar")),
     }

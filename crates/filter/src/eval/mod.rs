@@ -7,11 +7,8 @@
 //! Out of scope: caches. A column is parsed where it is used, and most clauses use each column
 //! once.
 
-mod arithmetic;
 mod array;
-mod cast;
-pub(crate) mod clock_part;
-mod datetime;
+pub(crate) mod clock_function;
 mod enums;
 pub(crate) mod function;
 pub(crate) mod json;
@@ -22,16 +19,13 @@ pub(crate) mod text;
 use std::borrow::Cow;
 use std::cmp::Ordering;
 
+use forebay_values::{Array, EvalError, Inet, LetterCase, Range, Scalar, SqlValue, compare_text, like};
+
 use self::function::Arguments;
 use super::TextRow;
-use super::error::EvalError;
 use super::syntax::IsTest;
+use super::typing::SqlType;
 use super::typing::expr::{Binary, Comparison, Expr, Unary};
-use super::typing::{Scalar, SqlType};
-use super::value::array::Array;
-use super::value::network::Inet;
-use super::value::range::Range;
-use super::value::{SqlValue, bytes as byte_string, input, like, output};
 
 /// A value, `None` for NULL, or Postgres' error.
 pub(crate) type EvalResult<'v> = Result<Option<SqlValue<'v>>, EvalError>;
@@ -56,6 +50,11 @@ pub(crate) fn truth(expr: &Expr, row: &dyn TextRow) -> Result<Option<bool>, Eval
 /// operand decides the result. Fails as undecided if Postgres may have a result.
 pub(crate) fn lenient_truth(expr: &Expr, row: &dyn TextRow) -> Result<Option<bool>, EvalError> {
     Scope { row, operand: None, lenient: true }.truth(expr)
+}
+
+/// The error for a value that only Postgres can determine.
+fn undecided() -> EvalError {
+    EvalError::new("0A000", "only Postgres can evaluate a part of the clause")
 }
 
 /// Evaluation context: the row, and the operand of the enclosing CASE.
@@ -199,7 +198,7 @@ impl<'v> Scope<'v, '_> {
             },
             Expr::Case { operand, arms, otherwise } => self.case(operand.as_deref(), arms, otherwise),
             Expr::CaseOperand => Ok(self.operand.cloned()),
-            Expr::Postgres { .. } => Err(EvalError::undecided()),
+            Expr::Postgres { .. } => Err(undecided()),
             Expr::ArrayCat(operands) => match self.pair(operands)? {
                 (Some(left), Some(right)) => {
                     Ok(Some(SqlValue::array(as_array(left).concat(&as_array(right))?)))
@@ -226,10 +225,10 @@ impl<'v> Scope<'v, '_> {
             SqlType::Scalar(Scalar::Json) => return Ok(Some(SqlValue::text(text))),
             _ => {}
         }
-        input::read(text, kind, false).map(Some).map_err(|error| match self.lenient {
+        kind.read(text, false).map(Some).map_err(|error| match self.lenient {
             // Postgres has written the text: it is a value.
-            true => EvalError::undecided(),
-            false => error.of_row(kind),
+            true => undecided(),
+            false => error.without_text(kind.value_type()),
         })
     }
 
@@ -282,7 +281,7 @@ impl<'v> Scope<'v, '_> {
             if let (false, Some(Some(SqlValue::Text(separator)))) = (is_first, &separator) {
                 text.push_str(separator);
             }
-            text.push_str(&output::write(value, *kind));
+            text.push_str(&value.into_text(kind.value_type()));
             is_first = false;
         }
         let is_null = separator.is_some_and(|separator| separator.is_none());
@@ -360,19 +359,19 @@ fn as_text(value: SqlValue<'_>) -> Cow<'_, str> {
 
 fn apply_unary(unary: Unary, value: SqlValue<'_>) -> EvalResult<'_> {
     match unary {
-        Unary::Negate(scalar) => arithmetic::negate(value, scalar).map(Some),
-        Unary::Abs(scalar) => arithmetic::absolute(value, scalar).map(Some),
+        Unary::Negate(scalar) => value.negated(scalar).map(Some),
+        Unary::Abs(scalar) => value.absolute(scalar).map(Some),
         Unary::BitNot => match value {
             SqlValue::Int(value) => Ok(Some(SqlValue::Int(!value))),
             other => unreachable!("it is an integer by type: {other:?}"),
         },
-        Unary::SquareRoot => arithmetic::square_root(value).map(Some),
+        Unary::SquareRoot => value.square_root().map(Some),
         Unary::Range(function) => Ok(function.apply(&as_range(value))),
-        Unary::Cast { from, to, modern } => cast::cast(value, from, to, modern),
+        Unary::Cast { from, to, modern } => value.cast(from.value_type(), to.value_type(), modern),
         Unary::JsonCast { to, null_is_null } => json::cast(value, to, null_is_null),
-        Unary::Fit(fit) => cast::fit(value, fit).map(Some),
-        Unary::Shift(micros) => datetime::shift(value, micros).map(Some),
-        Unary::MoveZone(west) => Ok(Some(datetime::move_zone(value, west))),
+        Unary::Fit(fit) => value.fitted(fit).map(Some),
+        Unary::Shift(micros) => shift(value, micros).map(Some),
+        Unary::MoveZone(west) => Ok(Some(move_zone(value, west))),
     }
 }
 
@@ -381,7 +380,7 @@ fn apply<'v>(binary: Binary, left: SqlValue<'v>, right: SqlValue<'v>) -> Result<
         Binary::Compare { comparison, ignore_blanks } => {
             SqlValue::Bool(holds(comparison, &left, &right, ignore_blanks))
         }
-        Binary::Arithmetic(arithmetic, result) => return arithmetic::apply(arithmetic, result, left, right),
+        Binary::Arithmetic(arithmetic, result) => return left.compute(arithmetic, right, result),
         Binary::Concat => {
             let mut text = as_text(left).into_owned();
             text.push_str(&as_text(right));
@@ -390,7 +389,6 @@ fn apply<'v>(binary: Binary, left: SqlValue<'v>, right: SqlValue<'v>) -> Result<
         Binary::Like { negated, casing } => {
             let (mut text, mut pattern) = (as_text(left), as_text(right));
             if let Some(casing) = casing {
-                use super::value::letter_case::LetterCase;
                 pattern = casing.apply(pattern, LetterCase::Lower)?;
                 text = casing.apply(text, LetterCase::Lower)?;
             }
@@ -431,14 +429,10 @@ fn compare_bytes(
     constant: &SqlValue<'_>,
 ) -> Option<bool> {
     match constant {
-        SqlValue::Int(constant) if scalar.is_integer() => {
-            Some(satisfies(comparison, input::short_integer(bytes)?.cmp(constant)))
-        }
-        SqlValue::Bytes(constant) => Some(satisfies(comparison, byte_string::compare_text(bytes, constant)?)),
         SqlValue::Text(constant) if comparison.is_equality() && !ignore_blanks => {
             Some((bytes == constant.as_bytes()) == (comparison == Comparison::Equal))
         }
-        _ => None,
+        constant => Some(satisfies(comparison, compare_text(bytes, scalar, constant)?)),
     }
 }
 
@@ -450,7 +444,7 @@ fn holds(comparison: Comparison, left: &SqlValue<'_>, right: &SqlValue<'_>, igno
         return (left == right) == (comparison == Comparison::Equal);
     }
     if let (true, SqlValue::Json(left), SqlValue::Json(right)) = (comparison.is_equality(), left, right) {
-        let equal = super::value::json::compare::equal(left, right).unwrap_or(false);
+        let equal = forebay_values::json::equal(left, right).unwrap_or(false);
         return equal == (comparison == Comparison::Equal);
     }
     satisfies(comparison, left.compare(right, ignore_blanks))
@@ -467,12 +461,16 @@ fn satisfies(comparison: Comparison, order: Ordering) -> bool {
     }
 }
 
-/// Fails if an integer is out of its type's range.
-fn fit_integer(value: i64, scalar: Scalar) -> Result<SqlValue<'static>, EvalError> {
-    let fits = match scalar {
-        Scalar::Int2 => i16::try_from(value).is_ok(),
-        Scalar::Int4 => i32::try_from(value).is_ok(),
-        _ => true,
-    };
-    if fits { Ok(SqlValue::Int(value)) } else { Err(EvalError::out_of_range(scalar.name())) }
+fn shift(value: SqlValue<'_>, micros: i64) -> Result<SqlValue<'_>, EvalError> {
+    match value {
+        SqlValue::Timestamp(moment) => moment.shifted(micros).map(SqlValue::Timestamp),
+        other => unreachable!("it is a timestamp by type: {other:?}"),
+    }
+}
+
+fn move_zone(value: SqlValue<'_>, west: i32) -> SqlValue<'_> {
+    match value {
+        SqlValue::Timetz(time) => SqlValue::Timetz(time.in_zone(west)),
+        other => unreachable!("it is a time by type: {other:?}"),
+    }
 }

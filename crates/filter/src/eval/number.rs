@@ -1,15 +1,11 @@
 //! Functions of numbers (int.c, float.c, numeric.c).
 
 use std::borrow::Cow;
+use std::cmp::Ordering;
 
-use super::arithmetic;
-use super::fit_integer;
+use forebay_values::{Arithmetic, EvalError, Numeric, Scalar, SqlValue};
+
 use super::function::Arguments;
-use crate::error::EvalError;
-use crate::typing::Scalar;
-use crate::typing::expr::Arithmetic;
-use crate::value::SqlValue;
-use crate::value::numeric::Numeric;
 
 /// Digits after the point up to which versions of Postgres round alike.
 const MAX_DIGITS: i64 = 2000;
@@ -40,14 +36,12 @@ impl NumberFunction {
     pub(super) fn apply<'v>(self, arguments: &mut Arguments<'v>) -> Result<SqlValue<'v>, EvalError> {
         let first = arguments.value();
         match self {
-            NumberFunction::Abs(scalar) => arithmetic::absolute(first, scalar),
-            NumberFunction::Power => {
-                arithmetic::apply(Arithmetic::Power, Scalar::Float8, first, arguments.value())
-            }
+            NumberFunction::Abs(scalar) => first.absolute(scalar),
+            NumberFunction::Power => first.compute(Arithmetic::Power, arguments.value(), Scalar::Float8),
             NumberFunction::Remainder(scalar) => {
-                arithmetic::apply(Arithmetic::Remainder, scalar, first, arguments.value())
+                first.compute(Arithmetic::Remainder, arguments.value(), scalar)
             }
-            NumberFunction::SquareRoot => arithmetic::square_root(first),
+            NumberFunction::SquareRoot => first.square_root(),
             NumberFunction::Gcd(scalar) => fit(gcd(integer(first), integer(arguments.value())), scalar),
             NumberFunction::Lcm(scalar) => {
                 let (left, right) = (integer(first), integer(arguments.value()));
@@ -96,8 +90,12 @@ impl NumberFunction {
     fn of_numeric(self, value: &Numeric) -> Result<Numeric, EvalError> {
         let whole = value.truncated(0);
         match self {
-            NumberFunction::Ceil if whole < *value => whole.add(&Numeric::from_i64(1)),
-            NumberFunction::Floor if whole > *value => whole.subtract(&Numeric::from_i64(1)),
+            NumberFunction::Ceil if whole.compare(value) == Ordering::Less => {
+                whole.add(&Numeric::from_i64(1))
+            }
+            NumberFunction::Floor if whole.compare(value) == Ordering::Greater => {
+                whole.subtract(&Numeric::from_i64(1))
+            }
             NumberFunction::Round => value.rounded(0),
             NumberFunction::Sign if *value == Numeric::NaN => Ok(Numeric::NaN),
             NumberFunction::Sign => Ok(Numeric::from_i64(value.sign().into())),
@@ -108,7 +106,7 @@ impl NumberFunction {
 
 fn fit(value: i128, scalar: Scalar) -> Result<SqlValue<'static>, EvalError> {
     let value = i64::try_from(value).map_err(|_| EvalError::out_of_range(scalar.name()))?;
-    fit_integer(value, scalar)
+    SqlValue::integer(value, scalar)
 }
 
 fn gcd(left: i128, right: i128) -> i128 {

@@ -2,22 +2,21 @@
 
 use std::cmp::Ordering;
 
+use forebay_values::{Array, EvalError, SqlValue};
+
 use super::{EvalResult, Scope, apply, as_array, holds};
-use crate::error::EvalError;
 use crate::typing::expr::{Binary, Expr};
-use crate::value::SqlValue;
-use crate::value::array::Array;
 
 impl<'v> Scope<'v, '_> {
     pub(super) fn quantified(&self, operator: Binary, all: bool, operands: &'v [Expr; 2]) -> EvalResult<'v> {
         let (left, right) = self.pair(operands)?;
         let Some(array) = right.map(as_array) else { return Ok(None) };
-        if array.items.is_empty() {
+        if array.items().is_empty() {
             return Ok(Some(SqlValue::Bool(all)));
         }
         let Some(left) = left else { return Ok(None) };
         let mut unknown = false;
-        for item in &array.items {
+        for item in array.items() {
             let Some(item) = item else {
                 unknown = true;
                 continue;
@@ -39,14 +38,14 @@ impl<'v> Scope<'v, '_> {
     pub(super) fn search(&self, ignore_blanks: bool, all: bool, operands: &'v [Expr; 2]) -> EvalResult<'v> {
         let (left, right) = self.pair(operands)?;
         let (Some(left), Some(array)) = (left, right.map(as_array)) else { return Ok(None) };
-        let nulls_begin = array.items.partition_point(Option::is_some);
-        let found = array.items[..nulls_begin].binary_search_by(|item| match item {
+        let nulls_begin = array.items().partition_point(Option::is_some);
+        let found = array.items()[..nulls_begin].binary_search_by(|item| match item {
             Some(item) => left.compare(item, ignore_blanks).reverse(),
             None => Ordering::Greater,
         });
         Ok(match found {
             Ok(_) => Some(SqlValue::Bool(!all)),
-            Err(_) if nulls_begin < array.items.len() => None,
+            Err(_) if nulls_begin < array.items().len() => None,
             Err(_) => Some(SqlValue::Bool(all)),
         })
     }

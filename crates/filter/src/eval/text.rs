@@ -6,12 +6,11 @@
 use std::borrow::Cow;
 use std::collections::HashMap;
 
+use forebay_values::{EvalError, SqlValue};
 use md5::{Digest, Md5};
 
 use super::EvalResult;
 use super::function::Arguments;
-use crate::error::EvalError;
-use crate::value::SqlValue;
 
 /// Maximum bytes of a result that is longer than the arguments.
 const MAX_RESULT: usize = 1 << 20;
@@ -74,7 +73,7 @@ impl TextFunction {
             TextFunction::Left => cut(text, |text| (0, left_end(text, arguments.int()))),
             TextFunction::Right => cut(text, |text| (right_start(text, arguments.int()), text.len())),
             TextFunction::Length => number(text.chars().count()),
-            TextFunction::LengthUnpadded => number(crate::value::unpadded(&text).chars().count()),
+            TextFunction::LengthUnpadded => number(forebay_values::unpadded(&text).chars().count()),
             TextFunction::Md5 => Md5::digest(text.as_bytes())
                 .iter()
                 .map(|byte| format!("{byte:02x}"))
@@ -151,12 +150,6 @@ impl TextFunction {
                 | TextFunction::SplitPart
                 | TextFunction::StartsWith
         )
-    }
-}
-
-impl From<String> for SqlValue<'_> {
-    fn from(text: String) -> Self {
-        SqlValue::Text(Cow::Owned(text))
     }
 }
 

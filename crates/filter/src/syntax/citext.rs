@@ -8,12 +8,11 @@
 //! Invariant: afterwards, a citext column is only cast to a text type or tested for NULL. All other
 //! uses are refused.
 
+use forebay_values::{Array, Scalar, SqlValue, ValueType};
+
 use super::{IsTest, SyntaxKind, SyntaxTree, TypeName};
 use crate::error::FilterError;
 use crate::schema::{Column, Schema};
-use crate::typing::Scalar;
-use crate::value::SqlValue;
-use crate::value::array::Array;
 
 const COMPARISONS: &[&str] = &["=", "<>", "<", "<=", ">", ">="];
 /// Functions of text that have no variant for citext.
@@ -141,14 +140,14 @@ impl Rewriter<'_> {
         }
         self.check_order(operator, std::iter::once(&*column))?;
         let items = Array::parse(text, Scalar::Text, true).map_err(|error| {
-            let (sqlstate, message) = error.describe(crate::typing::SqlType::Array(Scalar::Text), Some(text));
+            let (sqlstate, message) = error.describe(ValueType::Array(Scalar::Text), Some(text));
             FilterError::invalid(self.text, at, sqlstate, message)
         })?;
         let item = |item: Option<SqlValue<'_>>| match item {
             Some(SqlValue::Text(text)) => folded(SyntaxTree::new(SyntaxKind::Text(text.into_owned()), at)),
             _ => SyntaxTree::new(SyntaxKind::Null, at),
         };
-        let items: Vec<_> = items.items.into_iter().map(item).collect();
+        let items: Vec<_> = items.into_items().into_iter().map(item).collect();
         let name = TypeName { is_array: true, ..TypeName::plain("text") };
         let list = Box::new(SyntaxTree::new(SyntaxKind::Array(items), at));
         *array = SyntaxTree::new(SyntaxKind::Cast(list, name), at);

@@ -1,9 +1,10 @@
 //! Type names in a clause: `double precision`, `varchar(3)[]`.
 
+use forebay_values::IntervalFields;
+
 use super::lexer::SqlTokenKind;
 use super::parser::Parser;
 use crate::error::FilterError;
-use crate::value::interval_fields::IntervalFields;
 
 /// A type by its name in the catalog: `INTEGER` and `int4` are both `int4`.
 #[derive(Clone, Debug, PartialEq, Eq)]

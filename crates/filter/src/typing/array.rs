@@ -1,12 +1,13 @@
 //! Typing of arrays: ARRAY[…], subscripts, and operators on whole arrays.
 
+use forebay_values::{ArrayEnd, Scalar};
+
 use super::common_type;
 use super::expr::{Binary, Comparison, Expr};
-use super::sql_type::{Category, Scalar, SqlType};
+use super::sql_type::{Category, SqlType};
 use super::{TypedExpr, Typer};
 use crate::error::FilterError;
 use crate::syntax::{Subscript, SyntaxKind, SyntaxTree};
-use crate::value::array::ArrayEnd;
 
 const MAX_DIMENSIONS: usize = 6;
 
@@ -97,7 +98,7 @@ impl Typer<'_> {
         let sliced = subscripts.iter().any(|subscript| matches!(subscript, Subscript::Slice(..)));
         if sliced {
             // If any subscript is a slice, `[n]` means `[1:n]`.
-            let one = || Some(Expr::Const(Some(crate::value::SqlValue::Int(1))));
+            let one = || Some(Expr::Const(Some(forebay_values::SqlValue::Int(1))));
             let range = |subscript: &Subscript| match subscript {
                 Subscript::Index(index) => Ok((one(), Some(bound(index)?))),
                 Subscript::Slice(from, to) => {

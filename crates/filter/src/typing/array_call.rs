@@ -1,7 +1,9 @@
 //! Typing of array functions that compare elements, or take the number of a dimension.
 
+use forebay_values::Scalar;
+
 use super::expr::{ArrayFunction, Expr};
-use super::sql_type::{Scalar, SqlType};
+use super::sql_type::SqlType;
 use super::{TypedExpr, Typer};
 use crate::error::FilterError;
 

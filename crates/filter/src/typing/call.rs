@@ -1,24 +1,23 @@
 //! Typing of function calls, CASE, COALESCE, GREATEST and LEAST.
 
+use forebay_values::{ArrayEnd, Collation, LetterCase, Scalar, SqlValue};
+
 use super::collate::CollationSource;
 use super::expr::{Binary, Comparison, Expr, Unary};
 use super::functions::{self, BuiltCall, CallResolution, ResolvedCall, Support};
 use super::nearest;
 use super::resolve::{self, OperatorResolution};
-use super::sql_type::{Scalar, SqlType};
+use super::sql_type::SqlType;
 use super::{TypedExpr, Typer};
 use crate::error::FilterError;
 use crate::eval::function::Function;
 use crate::eval::text::TextFunction;
-use crate::schema::Collation;
 use crate::syntax::{ChoiceFunction, SyntaxTree};
-use crate::value::SqlValue;
-use crate::value::array::ArrayEnd;
-use crate::value::calendar::MICROS_PER_SECOND;
-use crate::value::letter_case::LetterCase;
 
 /// Names of no function in Postgres, although it has an operator of that name.
 const ABSENT: &[&str] = &["ilike"];
+
+const MICROS_PER_SECOND: i64 = 1_000_000;
 
 impl Typer<'_> {
     pub(super) fn call(

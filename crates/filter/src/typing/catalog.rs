@@ -1,9 +1,11 @@
 //! Operator table: the rows of pg_operator for the supported scalar types. `tests/it/catalog.rs`
 //! compares it with real servers.
 
+use forebay_values::Scalar;
+use forebay_values::Scalar::*;
+
 use super::foreign_type::ForeignType;
-use super::sql_type::Scalar::{self, *};
-use super::sql_type::{Category, SqlType};
+use super::sql_type::{Category, SqlType, TypeRules};
 
 /// Operand type of an operator, or argument type of a function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

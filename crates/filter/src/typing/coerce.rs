@@ -1,15 +1,13 @@
 //! Typing of casts, explicit and implicit (parse_coerce.c).
 
-use super::expr::{Expr, TypeModifier, Unary};
+use forebay_values::{InputError, Interval, IntervalFields, Scalar, SqlValue, TypeModifier};
+
+use super::expr::{Expr, Unary};
 use super::nearest;
-use super::sql_type::{Scalar, SqlType};
+use super::sql_type::{SqlType, TypeRules};
 use super::{TypedExpr, Typer};
 use crate::error::FilterError;
 use crate::syntax::{SyntaxKind, SyntaxTree, TypeName};
-use crate::value::SqlValue;
-use crate::value::input::{self, InputError};
-use crate::value::interval::Interval;
-use crate::value::interval_fields::IntervalFields;
 
 /// Maximum `n` of varchar(n) and char(n), in characters.
 const MAX_LENGTH: i32 = 10_485_760;
@@ -31,7 +29,7 @@ impl Typer<'_> {
         let expr = match (kind, expr) {
             (SqlType::Unknown, Expr::Const(None)) => Expr::NULL,
             (SqlType::Unknown, Expr::Const(Some(SqlValue::Text(text)))) => {
-                self.constant(&text, target, input::read(&text, target, self.modern()), at)?
+                self.constant(&text, target, target.read(&text, self.modern()), at)?
             }
             (SqlType::Unknown, other) => unreachable!("only constants have no type: {other:?}"),
             (_, expr) => self.convert(expr, kind, target, at)?,
@@ -55,7 +53,7 @@ impl Typer<'_> {
             }
             Err(InputError::Unsupported(what)) => Err(FilterError::unsupported(self.text, at, what)),
             Err(error) => {
-                let (sqlstate, message) = error.describe(target, Some(text));
+                let (sqlstate, message) = error.describe(target.value_type(), Some(text));
                 Err(self.invalid(at, sqlstate, message))
             }
         }

@@ -1,10 +1,12 @@
 //! Collation derivation: which collation a comparison uses (parse_collate.c).
 
+use forebay_values::Collation;
+
 use super::expr::Comparison;
 use super::sql_type::SqlType;
 use super::{TypedExpr, Typer};
 use crate::error::FilterError;
-use crate::schema::{Collation, Schema};
+use crate::schema::Schema;
 use crate::syntax::SyntaxTree;
 
 /// Where an expression's collation comes from.

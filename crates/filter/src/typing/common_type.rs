@@ -1,6 +1,8 @@
 //! Common type of several expressions (select_common_type).
 
-use super::sql_type::{Scalar, SqlType};
+use forebay_values::Scalar;
+
+use super::sql_type::{SqlType, TypeRules};
 
 /// Returns the common type. `Err` holds the two types that have none.
 pub(super) fn select(kinds: &[SqlType]) -> Result<SqlType, (SqlType, SqlType)> {

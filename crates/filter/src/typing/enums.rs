@@ -2,12 +2,13 @@
 
 use std::sync::Arc;
 
+use forebay_values::{Scalar, SqlValue};
+
 use super::Typer;
 use super::expr::Expr;
-use super::sql_type::{Scalar, SqlType};
+use super::sql_type::SqlType;
 use crate::error::FilterError;
 use crate::syntax::TypeName;
-use crate::value::SqlValue;
 
 impl Typer<'_> {
     /// Returns a type's name in messages.
@@ -48,7 +49,7 @@ impl Typer<'_> {
             _ => Ok(()),
         };
         match value {
-            SqlValue::Array(array) => array.items.iter().flatten().try_for_each(check),
+            SqlValue::Array(array) => array.items().iter().flatten().try_for_each(check),
             value => check(value),
         }
     }

@@ -2,16 +2,14 @@
 
 use std::sync::Arc;
 
-use super::sql_type::{Scalar, SqlType};
+use forebay_values::{
+    Arithmetic, ArrayEnd, Casing, InetOperator, RangeFunction, RangeOperator, Scalar, SqlValue, TypeModifier,
+};
+
+use super::sql_type::SqlType;
 use crate::eval::function::Function;
 use crate::eval::json::JsonOperator;
 use crate::syntax::IsTest;
-use crate::value::SqlValue;
-use crate::value::array::ArrayEnd;
-use crate::value::interval_fields::IntervalFields;
-use crate::value::letter_case::Casing;
-use crate::value::network::InetOperator;
-use crate::value::range::{RangeFunction, RangeOperator};
 
 /// A typed expression. Operands have the operator's types: implicit casts are separate nodes.
 #[derive(Clone, Debug, PartialEq)]
@@ -145,21 +143,6 @@ pub(crate) enum Unary {
     MoveZone(i32),
 }
 
-/// Length or precision of a type (pg_attribute.atttypmod).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum TypeModifier {
-    /// varchar(n): longer texts are truncated.
-    Length(usize),
-    /// char(n): texts are truncated or padded.
-    Padded(usize),
-    /// numeric(p, s).
-    Digits { precision: i32, scale: i32 },
-    /// Digits of the seconds: timestamp(p), time(p).
-    Fraction(u32),
-    /// Fields of an interval, and the digits of its seconds.
-    Interval { fields: IntervalFields, digits: Option<u32> },
-}
-
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Comparison {
     Equal,
@@ -168,19 +151,6 @@ pub(crate) enum Comparison {
     LessOrEqual,
     Greater,
     GreaterOrEqual,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Arithmetic {
-    Add,
-    Subtract,
-    Multiply,
-    Divide,
-    Remainder,
-    Power,
-    And,
-    Or,
-    Xor,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -6,11 +6,11 @@
 //! fail.
 //! Exception: Postgres does not fold parts that depend on the session's settings ("stable").
 
+use forebay_values::{EvalError, Scalar, SqlValue};
+
 use super::expr::{Binary, Comparison, Expr, Unary};
-use super::sql_type::{Scalar, SqlType};
-use crate::error::EvalError;
+use super::sql_type::SqlType;
 use crate::eval;
-use crate::value::SqlValue;
 
 /// Least number of elements for which a search is faster than comparing all of them.
 const LEAST_SORTED: usize = 8;
@@ -146,10 +146,10 @@ fn sort_elements(operator: Binary, all: bool, array: &mut Expr) -> bool {
     let Binary::Compare { comparison, ignore_blanks } = operator else { return false };
     let wanted = if all { Comparison::NotEqual } else { Comparison::Equal };
     let Expr::Const(Some(SqlValue::Array(array))) = array else { return false };
-    if comparison != wanted || array.items.len() < LEAST_SORTED {
+    if comparison != wanted || array.items().len() < LEAST_SORTED {
         return false;
     }
-    array.to_mut().items.sort_by(|left, right| match (left, right) {
+    array.to_mut().items_mut().sort_by(|left, right| match (left, right) {
         (Some(left), Some(right)) => left.compare(right, ignore_blanks),
         // NULLs come last.
         (left, right) => left.is_none().cmp(&right.is_none()),

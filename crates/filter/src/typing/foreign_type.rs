@@ -1,7 +1,9 @@
 //! Types of pg_type that filters don't support, and pseudo-types. Overloads of functions take them,
 //! so resolution must know them. `tests/it/catalog.rs` compares them with real servers.
 
-use super::sql_type::{Category, Scalar, SqlType};
+use forebay_values::Scalar;
+
+use super::sql_type::{Category, SqlType};
 
 /// A row of pg_type that is no [`Scalar`].
 #[derive(Debug, PartialEq, Eq)]

@@ -3,13 +3,14 @@
 //! Postgres evaluates the clause too, for snapshots, and holds up to 1 GB for one value. So the
 //! clause must bound the result: the factor is a constant, and factors don't multiply.
 
+use forebay_values::SqlValue;
+
 use super::expr::{Binary, Expr};
 use super::{TypedExpr, Typer, each};
 use crate::error::FilterError;
 use crate::eval::function::Function;
 use crate::eval::json::JsonOperator;
 use crate::eval::text::TextFunction;
-use crate::value::SqlValue;
 
 /// Maximum count of repeat(), of a value that is no constant.
 const MAX_REPEATS: i64 = 1000;

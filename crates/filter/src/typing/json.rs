@@ -1,7 +1,9 @@
 //! Typing of jsonb: operators that the table in `catalog.rs` can't hold, subscripts and casts.
 
+use forebay_values::Scalar;
+
 use super::expr::{Binary, Expr, Unary};
-use super::sql_type::{Scalar, SqlType};
+use super::sql_type::SqlType;
 use super::{TypedExpr, Typer};
 use crate::error::FilterError;
 use crate::eval::json::JsonOperator;

@@ -32,13 +32,14 @@ use collate::CollationSource;
 use expr::{Binary, Comparison, Expr, Unary};
 pub(crate) use fold::each;
 pub(crate) use operator::OPERATORS;
-pub(crate) use sql_type::{Scalar, SqlType};
+pub(crate) use sql_type::SqlType;
 
-use crate::error::{EvalError, FilterError};
+use forebay_values::{Collation, EvalError, Scalar, SqlValue};
+
+use crate::error::FilterError;
 use crate::postgres_rules::PostgresRules;
-use crate::schema::{Collation, Schema, TypeKind};
+use crate::schema::{Schema, TypeKind};
 use crate::syntax::{IsTest, SyntaxKind, SyntaxTree};
-use crate::value::SqlValue;
 
 /// Types a clause. Fails if it is not a boolean.
 pub(crate) fn clause(

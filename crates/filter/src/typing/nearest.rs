@@ -1,7 +1,8 @@
 //! Nearest supported construct to one that is not, for error messages.
 
+use forebay_values::Scalar;
+
 use super::functions;
-use super::sql_type::Scalar;
 
 /// Functions of other databases, and of Postgres, with what a clause can say instead.
 #[rustfmt::skip]

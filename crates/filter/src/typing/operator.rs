@@ -1,16 +1,16 @@
 //! Typing of operators (make_op, make_scalar_array_op).
 
+use forebay_values::{Arithmetic, Casing, Collation, Scalar};
+
 use super::collate::CollationSource;
-use super::expr::{Arithmetic, Binary, Comparison, Expr, Unary};
+use super::expr::{Binary, Comparison, Expr, Unary};
 use super::json::is_of_jsonb;
 use super::nearest;
 use super::range;
 use super::resolve::{self, OperatorResolution};
-use super::sql_type::{Scalar, SqlType};
+use super::sql_type::SqlType;
 use super::{TypedExpr, Typer};
 use crate::error::FilterError;
-use crate::schema::Collation;
-use crate::value::letter_case::Casing;
 
 /// Supported operators. Others are refused by name, for operands of any type.
 pub(crate) const OPERATORS: &[&str] = &[

@@ -1,11 +1,11 @@
 //! Typing of operators and functions on ranges (anyrange, anyelement) and on network addresses.
 
+use forebay_values::{InetOperator, RangeFunction, RangeOperator, Scalar};
+
 use super::expr::{Binary, Expr, Unary};
-use super::sql_type::{Scalar, SqlType};
+use super::sql_type::SqlType;
 use super::{TypedExpr, Typer};
 use crate::error::FilterError;
-use crate::value::network::InetOperator;
-use crate::value::range::{RangeFunction, RangeOperator};
 
 fn range_element(kind: SqlType) -> Option<Scalar> {
     match kind {

@@ -1,10 +1,12 @@
 //! Resolution of operators and functions by Postgres' rules (parse_oper.c, parse_func.c), over the
 //! rows of `catalog.rs` and `functions/`.
 
+use forebay_values::Scalar;
+
 use super::catalog::{self, OperandType, Operator};
 use super::expr::Comparison;
 use super::polymorphic;
-use super::sql_type::{Category, Scalar, SqlType};
+use super::sql_type::{Category, SqlType};
 
 /// Result of operator resolution.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

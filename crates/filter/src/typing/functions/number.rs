@@ -1,9 +1,10 @@
 //! Functions of numbers.
 
+use forebay_values::Scalar;
+
 use super::{FunctionRow, native, refused};
 use crate::eval::function::Function;
 use crate::eval::number::NumberFunction::*;
-use crate::typing::Scalar;
 
 #[rustfmt::skip]
 pub(super) const ROWS: &[FunctionRow] = &[

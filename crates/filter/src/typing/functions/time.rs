@@ -1,7 +1,7 @@
 //! Functions of dates, times and intervals.
 
 use super::{BuiltCall, FunctionRow, built, native, refused};
-use crate::eval::clock_part::ClockFunction::*;
+use crate::eval::clock_function::ClockFunction::*;
 use crate::eval::function::Function;
 
 #[rustfmt::skip]

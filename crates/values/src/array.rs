@@ -1,0 +1,512 @@
+//! Array values: rectangular, of any bounds, with elements that may be NULL (arrayfuncs.c).
+
+use std::cmp::Ordering;
+
+use super::input_error::InputError;
+use super::sql_value::SqlValue;
+use crate::eval_error::EvalError;
+use crate::scalar::Scalar;
+
+/// Maximum number of dimensions of an array (MAXDIM).
+const MAX_DIMENSIONS: usize = 6;
+
+/// The end of an array at which an element is added.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ArrayEnd {
+    /// Before the first element.
+    Front,
+    /// After the last element.
+    Back,
+}
+
+/// An array. An empty array has no dimensions.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Array {
+    pub(crate) dimensions: Vec<Dimension>,
+    /// Elements in row-major order.
+    pub(crate) items: Vec<Option<SqlValue<'static>>>,
+}
+
+/// A dimension of an array.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Dimension {
+    /// Number of elements.
+    pub length: usize,
+    /// Index of the first element.
+    pub lower: i32,
+}
+
+impl Array {
+    /// An array without elements.
+    pub const EMPTY: Array = Array { dimensions: Vec::new(), items: Vec::new() };
+
+    /// Returns an array of one dimension with lower bound 1.
+    pub fn list(items: Vec<Option<SqlValue<'static>>>) -> Self {
+        let dimensions = match items.len() {
+            0 => Vec::new(),
+            length => vec![Dimension { length, lower: 1 }],
+        };
+        Array { dimensions, items }
+    }
+
+    /// Returns the dimensions, from the outermost; none if the array is empty.
+    pub fn dimensions(&self) -> &[Dimension] {
+        &self.dimensions
+    }
+
+    /// Returns the elements in row-major order. `None` is NULL.
+    #[inline]
+    pub fn items(&self) -> &[Option<SqlValue<'static>>] {
+        &self.items
+    }
+
+    /// Returns the elements, to reorder or replace them.
+    pub fn items_mut(&mut self) -> &mut [Option<SqlValue<'static>>] {
+        &mut self.items
+    }
+
+    /// Returns the elements in row-major order. `None` is NULL.
+    pub fn into_items(self) -> Vec<Option<SqlValue<'static>>> {
+        self.items
+    }
+
+    /// Replaces each element that is not NULL.
+    ///
+    /// # Errors
+    /// Fails if `change` fails.
+    pub fn try_map<E>(
+        self,
+        mut change: impl FnMut(SqlValue<'static>) -> Result<Option<SqlValue<'static>>, E>,
+    ) -> Result<Self, E> {
+        let items = self.items.into_iter().map(|item| item.map_or(Ok(None), &mut change));
+        Ok(Array { items: items.collect::<Result<_, _>>()?, dimensions: self.dimensions })
+    }
+
+    /// Removes elements of an array of one dimension. Its lower bound stays, unless it gets empty.
+    ///
+    /// # Panics
+    /// Panics if the array has several dimensions.
+    pub fn retain(&mut self, keep: impl FnMut(&Option<SqlValue<'static>>) -> bool) {
+        assert!(self.dimensions.len() <= 1, "an array of several dimensions is rectangular");
+        self.items.retain(keep);
+        match self.dimensions.first_mut() {
+            Some(only) if !self.items.is_empty() => only.length = self.items.len(),
+            _ => *self = Array::EMPTY,
+        }
+    }
+
+    /// Nests arrays of the same dimensions, as `ARRAY[a, b]` does. NULL counts as an empty array.
+    ///
+    /// # Errors
+    /// Fails if the dimensions differ, or are too many.
+    pub fn nested(arrays: Vec<Array>) -> Result<Self, EvalError> {
+        let mismatch = || {
+            EvalError::new(
+                "2202E",
+                "multidimensional arrays must have array expressions with matching dimensions",
+            )
+        };
+        let first = arrays.first().map(|array| array.dimensions.clone()).unwrap_or_default();
+        if arrays.iter().any(|array| array.dimensions != first) {
+            return Err(mismatch());
+        }
+        if first.is_empty() {
+            return Ok(Array::EMPTY);
+        }
+        if first.len() >= MAX_DIMENSIONS {
+            return Err(EvalError::new(
+                "54000",
+                "number of array dimensions exceeds the maximum allowed (6)",
+            ));
+        }
+        let mut dimensions = vec![Dimension { length: arrays.len(), lower: 1 }];
+        dimensions.extend(first);
+        Ok(Array { dimensions, items: arrays.into_iter().flat_map(|array| array.items).collect() })
+    }
+
+    /// Compares elements in order, then dimensions. `ignore_blanks`: elements are compared as bpchar.
+    pub fn compare(&self, other: &Array, ignore_blanks: bool) -> Ordering {
+        for pair in self.items.iter().zip(&other.items) {
+            let order = match pair {
+                (Some(left), Some(right)) => left.compare(right, ignore_blanks),
+                (None, None) => Ordering::Equal,
+                // Here NULL equals NULL and is greater than any value.
+                (left, right) => left.is_none().cmp(&right.is_none()),
+            };
+            if order != Ordering::Equal {
+                return order;
+            }
+        }
+        self.compare_dimensions(other)
+    }
+
+    /// Orders by number of elements, number of dimensions, each length, then each bound
+    /// (array_cmp).
+    fn compare_dimensions(&self, other: &Array) -> Ordering {
+        let lengths =
+            |array: &Array| array.dimensions.iter().map(|dimension| dimension.length).collect::<Vec<_>>();
+        let bounds =
+            |array: &Array| array.dimensions.iter().map(|dimension| dimension.lower).collect::<Vec<_>>();
+        let items = self.items.len().cmp(&other.items.len());
+        let dimensions = self.dimensions.len().cmp(&other.dimensions.len());
+        items
+            .then(dimensions)
+            .then_with(|| lengths(self).cmp(&lengths(other)))
+            .then_with(|| bounds(self).cmp(&bounds(other)))
+    }
+
+    /// Returns whether each element of `other` equals one of `self`. NULL equals none.
+    pub fn contains(&self, other: &Array, ignore_blanks: bool) -> bool {
+        other.items.iter().all(|wanted| wanted.as_ref().is_some_and(|wanted| self.has(wanted, ignore_blanks)))
+    }
+
+    /// Returns whether the arrays have an element in common: `&&`. NULL equals none.
+    pub fn overlaps(&self, other: &Array, ignore_blanks: bool) -> bool {
+        other.items.iter().flatten().any(|wanted| self.has(wanted, ignore_blanks))
+    }
+
+    fn has(&self, wanted: &SqlValue<'_>, ignore_blanks: bool) -> bool {
+        self.items.iter().flatten().any(|item| item.compare(wanted, ignore_blanks) == Ordering::Equal)
+    }
+
+    /// Concatenates (array_cat).
+    ///
+    /// # Errors
+    /// Fails if the dimensions don't fit.
+    pub fn concat(&self, other: &Array) -> Result<Self, EvalError> {
+        let mismatch = || EvalError::new("2202E", "cannot concatenate incompatible arrays");
+        if other.dimensions.is_empty() {
+            return Ok(self.clone());
+        }
+        if self.dimensions.is_empty() {
+            return Ok(other.clone());
+        }
+        let (left, right) = (&self.dimensions, &other.dimensions);
+        let mut dimensions;
+        if left.len() == right.len() {
+            if left[1..] != right[1..] {
+                return Err(mismatch());
+            }
+            dimensions = left.clone();
+            dimensions[0].length += right[0].length;
+        } else if left.len() + 1 == right.len() {
+            if left[..] != right[1..] {
+                return Err(mismatch());
+            }
+            dimensions = right.clone();
+            dimensions[0].length += 1;
+        } else if left.len() == right.len() + 1 {
+            if left[1..] != right[..] {
+                return Err(mismatch());
+            }
+            dimensions = left.clone();
+            dimensions[0].length += 1;
+        } else {
+            return Err(mismatch());
+        }
+        let items = self.items.iter().chain(&other.items).cloned().collect();
+        Ok(Array { dimensions, items })
+    }
+
+    /// Adds an element: array_append at the back, array_prepend at the front.
+    ///
+    /// # Errors
+    /// Fails if the array has several dimensions.
+    pub fn push(mut self, item: Option<SqlValue<'static>>, end: ArrayEnd) -> Result<Self, EvalError> {
+        match self.dimensions[..] {
+            [] => Ok(Array::list(vec![item])),
+            [ref mut only] => {
+                only.length += 1;
+                match end {
+                    ArrayEnd::Back => self.items.push(item),
+                    ArrayEnd::Front => self.items.insert(0, item),
+                }
+                Ok(self)
+            }
+            _ => Err(EvalError::new("22000", "argument must be empty or one-dimensional array")),
+        }
+    }
+
+    /// Returns `array[i][j]`; `None` if an index is out of bounds.
+    pub fn at(&self, indexes: &[i32]) -> Option<&SqlValue<'static>> {
+        if indexes.len() != self.dimensions.len() {
+            return None;
+        }
+        let mut position = 0;
+        for (index, dimension) in indexes.iter().zip(&self.dimensions) {
+            let offset = usize::try_from(i64::from(*index) - i64::from(dimension.lower)).ok()?;
+            if offset >= dimension.length {
+                return None;
+            }
+            position = position * dimension.length + offset;
+        }
+        self.items.get(position)?.as_ref()
+    }
+
+    /// Returns `array[a:b][c:d]`, with lower bounds 1; empty if the bounds do not overlap the
+    /// array. A bound of `None` is that of the array.
+    pub fn slice(&self, bounds: &[(Option<i32>, Option<i32>)]) -> Self {
+        if self.dimensions.is_empty() || bounds.len() > self.dimensions.len() {
+            return Array::EMPTY;
+        }
+        let mut ranges = Vec::new();
+        for (position, dimension) in self.dimensions.iter().enumerate() {
+            let (from, to) = bounds.get(position).copied().unwrap_or((None, None));
+            let first = i64::from(dimension.lower);
+            let last = first + dimension.length as i64 - 1;
+            let from = from.map_or(first, i64::from).max(first);
+            let to = to.map_or(last, i64::from).min(last);
+            if from > to {
+                return Array::EMPTY;
+            }
+            ranges.push((from - first) as usize..=(to - first) as usize);
+        }
+        let mut positions = vec![0];
+        for (range, dimension) in ranges.iter().zip(&self.dimensions) {
+            let step = |position: &usize| {
+                range.clone().map(|offset| position * dimension.length + offset).collect::<Vec<_>>()
+            };
+            positions = positions.iter().flat_map(step).collect();
+        }
+        let dimensions = ranges.iter().map(|range| Dimension { length: range.clone().count(), lower: 1 });
+        let dimensions = dimensions.collect();
+        Array {
+            dimensions,
+            items: positions.into_iter().map(|position| self.items[position].clone()).collect(),
+        }
+    }
+
+    /// Parses an array's text, such as `{1,NULL,"a b"}` or `[0:1]={1,2}`. `modern`: as
+    /// Postgres 16 and newer do.
+    ///
+    /// # Errors
+    /// Fails if the text is no array, or an element is not of the type.
+    pub fn parse(text: &str, element: Scalar, modern: bool) -> Result<Self, InputError> {
+        let mut reader = ArrayParser { rest: text, element, modern, lengths: Vec::new(), items: Vec::new() };
+        reader.skip_blanks();
+        let bounds = reader.bounds()?;
+        reader.value(0)?;
+        reader.skip_blanks();
+        if !reader.rest.is_empty() {
+            return Err(InputError::Array("junk after the closing brace"));
+        }
+        let lengths: Vec<_> = reader.lengths.iter().map(|length| length.unwrap_or(0)).collect();
+        if let Some(bounds) = &bounds {
+            let given: Vec<_> = bounds.iter().map(|dimension| dimension.length).collect();
+            if given != lengths {
+                return Err(InputError::Array("the dimensions don't match the contents"));
+            }
+        }
+        if reader.items.is_empty() {
+            return Ok(Array::EMPTY);
+        }
+        let dimensions = bounds
+            .unwrap_or_else(|| lengths.into_iter().map(|length| Dimension { length, lower: 1 }).collect());
+        Ok(Array { dimensions, items: reader.items })
+    }
+}
+
+struct ArrayParser<'t> {
+    rest: &'t str,
+    element: Scalar,
+    modern: bool,
+    /// The length of each dimension, once its first array is parsed.
+    lengths: Vec<Option<usize>>,
+    items: Vec<Option<SqlValue<'static>>>,
+}
+
+impl ArrayParser<'_> {
+    fn skip_blanks(&mut self) {
+        self.rest = self.rest.trim_start_matches([' ', '\t', '\n', '\r', '\x0b', '\x0c']);
+    }
+
+    fn take(&mut self, mark: char) -> bool {
+        self.skip_blanks();
+        match self.rest.strip_prefix(mark) {
+            Some(rest) => {
+                self.rest = rest;
+                true
+            }
+            None => false,
+        }
+    }
+
+    /// Parses `[1:2][0:3]=`, if present.
+    fn bounds(&mut self) -> Result<Option<Vec<Dimension>>, InputError> {
+        const WRONG: InputError = InputError::Array("the bounds can't be read");
+        if !self.rest.starts_with('[') {
+            return Ok(None);
+        }
+        let mut bounds = Vec::new();
+        while self.take('[') {
+            let end = self.rest.find(']').ok_or(WRONG)?;
+            let (lower, upper) = self.rest[..end].split_once(':').unwrap_or(("1", &self.rest[..end]));
+            let (lower, upper) =
+                (lower.parse::<i32>().map_err(|_| WRONG)?, upper.parse::<i32>().map_err(|_| WRONG)?);
+            let length = usize::try_from(i64::from(upper) - i64::from(lower) + 1).map_err(|_| WRONG)?;
+            bounds.push(Dimension { length, lower });
+            self.rest = &self.rest[end + 1..];
+        }
+        if bounds.len() > MAX_DIMENSIONS || !self.take('=') {
+            return Err(WRONG);
+        }
+        self.skip_blanks();
+        Ok(Some(bounds))
+    }
+
+    /// Parses one array in braces, at this depth.
+    fn value(&mut self, depth: usize) -> Result<(), InputError> {
+        if !self.take('{') {
+            return Err(InputError::Array("an array begins with a brace or its dimensions"));
+        }
+        if depth >= MAX_DIMENSIONS {
+            return Err(InputError::Array("more than six dimensions"));
+        }
+        if self.lengths.len() == depth {
+            // Elements and arrays must not be mixed at one level.
+            if !self.items.is_empty() {
+                return Err(InputError::Array("sub-arrays must have matching dimensions"));
+            }
+            self.lengths.push(None);
+        }
+        let mut length = 0;
+        if !self.take('}') {
+            loop {
+                self.skip_blanks();
+                if self.rest.starts_with('{') {
+                    self.value(depth + 1)?;
+                } else {
+                    if self.lengths.len() != depth + 1 {
+                        return Err(InputError::Array("sub-arrays must have matching dimensions"));
+                    }
+                    let item = self.item()?;
+                    self.items.push(item);
+                }
+                length += 1;
+                if self.take('}') {
+                    break;
+                }
+                if !self.take(',') {
+                    return Err(InputError::Array("an element ends with a comma or a brace"));
+                }
+            }
+        }
+        match self.lengths[depth] {
+            Some(other) if other != length => {
+                Err(InputError::Array("sub-arrays must have matching dimensions"))
+            }
+            _ => {
+                self.lengths[depth] = Some(length);
+                Ok(())
+            }
+        }
+    }
+
+    fn item(&mut self) -> Result<Option<SqlValue<'static>>, InputError> {
+        let (mut text, mut quoted, mut kept) = (String::new(), false, 0);
+        let mut chars = self.rest.char_indices();
+        let end = loop {
+            let Some((at, char)) = chars.next() else { return Err(InputError::Array("it doesn't end")) };
+            match char {
+                ',' | '}' => break at,
+                '{' => return Err(InputError::Array("a brace in the middle of an element")),
+                '\\' => {
+                    let (_, escaped) = chars.next().ok_or(InputError::Array("it doesn't end"))?;
+                    text.push(escaped);
+                    (kept, quoted) = (text.len(), true);
+                }
+                '"' => {
+                    if quoted || !text.trim().is_empty() {
+                        return Err(InputError::Array("a quote in the middle of an element"));
+                    }
+                    text.clear();
+                    loop {
+                        match chars.next() {
+                            None => return Err(InputError::Array("it doesn't end")),
+                            Some((_, '"')) => break,
+                            Some((_, '\\')) => {
+                                text.push(chars.next().ok_or(InputError::Array("it doesn't end"))?.1);
+                            }
+                            Some((_, char)) => text.push(char),
+                        }
+                    }
+                    (kept, quoted) = (text.len(), true);
+                }
+                blank if matches!(blank, ' ' | '\t' | '\n' | '\r' | '\x0b' | '\x0c') => text.push(blank),
+                _ if quoted && text.len() > kept => return Err(InputError::Array("junk after a quote")),
+                char => {
+                    text.push(char);
+                    kept = text.len();
+                }
+            }
+        };
+        self.rest = &self.rest[end..];
+        text.truncate(kept);
+        if !quoted && text.is_empty() {
+            return Err(InputError::Array("an element is missing"));
+        }
+        if !quoted && text.eq_ignore_ascii_case("null") {
+            return Ok(None);
+        }
+        let value = SqlValue::parse_scalar(&text, self.element, self.modern)?;
+        Ok(Some(value.into_owned()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::scalar::ValueType;
+
+    fn ints(text: &str) -> Result<Array, InputError> {
+        Array::parse(text, Scalar::Int4, false)
+    }
+
+    fn written(array: Array, element: Scalar) -> String {
+        SqlValue::array(array).into_text(ValueType::Array(element)).into_owned()
+    }
+
+    #[test]
+    fn text_survives_a_round_trip() {
+        for text in ["{}", "{1,NULL,3}", "{{1,2},{3,4}}", "[0:1]={1,2}", "[1:2][0:0]={{1},{2}}"] {
+            assert_eq!(written(ints(text).unwrap(), Scalar::Int4), text);
+        }
+        for text in ["{a,\"b c\",\"\",\"null\",\"q\\\"\\\\\"}", "{NULL,\",\",\"{}\"}"] {
+            let array = Array::parse(text, Scalar::Text, false).unwrap();
+            assert_eq!(written(array, Scalar::Text), text);
+        }
+        assert_eq!(written(ints(" { 1 , 2 } ").unwrap(), Scalar::Int4), "{1,2}");
+    }
+
+    #[test]
+    fn what_is_no_array_is_an_error() {
+        for text in [
+            "",
+            "1",
+            "{",
+            "{1",
+            "{1,}",
+            "{,1}",
+            "{1}}",
+            "{{1},{2,3}}",
+            "{1,{2}}",
+            "{{1},2}",
+            "[1:3]={1,2}",
+            "{\"1",
+        ] {
+            assert!(ints(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn indexes_and_slices_follow_the_bounds() {
+        let array = ints("[0:2]={5,6,7}").unwrap();
+        assert_eq!(array.at(&[0]), Some(&SqlValue::Int(5)));
+        assert_eq!(array.at(&[3]), None);
+        assert_eq!(array.at(&[1, 1]), None);
+        assert_eq!(written(array.slice(&[(Some(1), None)]), Scalar::Int4), "{6,7}");
+        let square = ints("{{1,2},{3,4}}").unwrap();
+        assert_eq!(written(square.slice(&[(Some(2), Some(2))]), Scalar::Int4), "{{3,4}}");
+        assert_eq!(written(square.slice(&[(None, None), (Some(2), Some(9))]), Scalar::Int4), "{{2},{4}}");
+    }
+}

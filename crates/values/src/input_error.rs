@@ -1,0 +1,102 @@
+//! Why a text is not a value: Postgres' SQLSTATE and message.
+
+use crate::eval_error::EvalError;
+use crate::scalar::{Scalar, ValueType};
+
+/// Why a text is not a value of its type.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum InputError {
+    /// A text of another form than the type's.
+    Syntax,
+    /// A number out of the type's range.
+    Range,
+    /// A numeric that overflows.
+    Overflow,
+    /// A date or time with a field out of range.
+    Field,
+    /// A date, a timestamp or an interval out of its type's range.
+    OutOfRange,
+    /// An interval with a field out of range.
+    IntervalField,
+    /// A time zone displacement out of range.
+    Zone,
+    /// An array of wrong syntax, with what is wrong.
+    Array(&'static str),
+    /// A text that is no JSON.
+    Json,
+    /// JSON with the character 0, which no text can hold.
+    JsonZero,
+    /// A range without brackets, or with too many or too few commas.
+    RangeSyntax,
+    /// A range whose lower bound is above its upper bound.
+    RangeOrder,
+    /// An integer range that ends beyond the type.
+    RangeOverflow,
+    /// A date range that ends beyond the type.
+    RangeDate,
+    /// A byte string with this character among its hexadecimal digits.
+    HexDigit(char),
+    /// A byte string with an odd number of hexadecimal digits.
+    HexLength,
+    /// A byte string with a wrong escape.
+    Escape,
+    /// A network with bits set after its prefix.
+    HostBits,
+    /// A form that is not parsed, though Postgres may accept it. The text is a plural noun.
+    Unsupported(&'static str),
+}
+
+impl InputError {
+    /// Returns Postgres' SQLSTATE and message. `value`: the text, which the
+    /// message then shows.
+    pub fn describe(self, kind: ValueType, value: Option<&str>) -> (&'static str, String) {
+        let shown = value.map(|value| format!(": \"{value}\"")).unwrap_or_default();
+        let clock = |kind| {
+            use Scalar::*;
+            matches!(kind, ValueType::Scalar(Date | Time | Timetz | Timestamp | Timestamptz | Interval))
+        };
+        match self {
+            InputError::Syntax if clock(kind) => {
+                ("22007", format!("invalid input syntax for type {kind}{shown}"))
+            }
+            InputError::Syntax => ("22P02", format!("invalid input syntax for type {kind}{shown}")),
+            InputError::Range => {
+                let shown = value.map(|value| format!(" \"{value}\"")).unwrap_or_default();
+                ("22003", format!("value{shown} is out of range for type {kind}"))
+            }
+            InputError::Overflow => ("22003", "value overflows numeric format".to_owned()),
+            InputError::Field => ("22008", format!("date/time field value out of range{shown}")),
+            InputError::OutOfRange if kind == ValueType::Scalar(Scalar::Interval) => {
+                ("22008", "interval out of range".to_owned())
+            }
+            InputError::OutOfRange => {
+                let name = if kind == ValueType::Scalar(Scalar::Date) { "date" } else { "timestamp" };
+                ("22008", format!("{name} out of range{shown}"))
+            }
+            InputError::IntervalField => ("22015", format!("interval field value out of range{shown}")),
+            InputError::Zone => ("22009", format!("time zone displacement out of range{shown}")),
+            InputError::Json => ("22P02", "invalid input syntax for type json".to_owned()),
+            InputError::JsonZero => ("22P05", "unsupported Unicode escape sequence".to_owned()),
+            InputError::Array(detail) => ("22P02", format!("malformed array literal{shown} ({detail})")),
+            InputError::RangeSyntax => ("22P02", format!("malformed range literal{shown}")),
+            InputError::RangeOrder => {
+                ("22000", "range lower bound must be less than or equal to range upper bound".to_owned())
+            }
+            InputError::RangeOverflow => ("22003", "integer out of range".to_owned()),
+            InputError::RangeDate => ("22008", "date out of range".to_owned()),
+            InputError::HexDigit(_) if value.is_none() => ("22023", "invalid hexadecimal digit".to_owned()),
+            InputError::HexDigit(char) => ("22023", format!("invalid hexadecimal digit: \"{char}\"")),
+            InputError::HexLength => ("22023", "invalid hexadecimal data: odd number of digits".to_owned()),
+            InputError::Escape => ("22P02", "invalid input syntax for type bytea".to_owned()),
+            InputError::HostBits => ("22P02", format!("invalid cidr value{shown}")),
+            InputError::Unsupported(what) => ("0A000", format!("{what} are not supported")),
+        }
+    }
+
+    /// Returns the error, without the text: it may be logged.
+    pub fn without_text(self, kind: ValueType) -> EvalError {
+        let (sqlstate, message) = self.describe(kind, None);
+        EvalError::new(sqlstate, message)
+    }
+}
