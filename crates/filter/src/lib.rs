@@ -1,7 +1,7 @@
 //! Where clauses, evaluated row by row as Postgres evaluates them, and an index over many of them.
 //!
 //! ```
-//! use forebay_filter::{Column, Filter, Schema};
+//! use forebay_filter::{Collation, Column, Filter, Schema};
 //!
 //! let schema = Schema {
 //!     table: Some("items".to_owned()),
@@ -34,7 +34,7 @@
 //! `SELECT (clause)`: true, false, NULL or an error. [`Filter::parse`] refuses a clause for which
 //! this can't be guaranteed. In rare cases this depends on the row; then [`Filter::matches`] fails.
 //! Enforced by: types, operators, casts and constants follow Postgres' rules (`typing/`), and
-//! values follow its formats (`value/`).
+//! the crate `forebay-values` parses, compares and computes values.
 //! Out of scope: I/O, clocks and randomness. A [`Filter`] is immutable and may be shared between
 //! threads.
 //!
@@ -75,19 +75,17 @@
 //! | functions: their overloads, and their evaluation | `typing/functions/`, `eval/function.rs` |
 //! | evaluation | `eval/` |
 //! | conditions that only Postgres can evaluate | `postgres_rules.rs`, `typing/condition.rs` |
-//! | parsing and formatting of values | `value/` |
 //! | conditions and keys that an index looks up | `conditions.rs`, `index_key.rs`, `key_expression.rs` |
 //! | hash lookups and the interval tree | `index/` |
 //! | clauses and conditions that Postgres evaluates, as SQL | `expression.rs` |
-//! | jsonb, without a tree | `value/json/` |
+//! | values: parsed, compared, computed, formatted | the crate `forebay-values` |
 //! | comparison with real servers | `tests/it/agreement.rs`, `tests/it/catalog.rs` |
 //!
 //! # Decisions
 //!
 //! - This crate has its own parser: sqlparser gives prefix operators another precedence and reports
 //!   no location for most errors (`syntax/mod.rs`).
-//! - This crate has its own `numeric`: no decimal crate computes the scale of a quotient as
-//!   Postgres does (`value/numeric/mod.rs`).
+//! - Values are a crate of their own, `forebay-values`: it knows nothing of clauses.
 //! - If Postgres refuses a clause too, the error text equals that of Postgres. Clients receive it.
 
 #![forbid(unsafe_code)]
@@ -124,8 +122,9 @@ pub use index_key::IndexKey;
 #[doc(hidden)]
 pub use key_expression::KeyExpression;
 
-use forebay_values::Scalar;
 pub use forebay_values::{Collation, EvalError};
+
+use forebay_values::Scalar;
 use typing::expr::Expr;
 
 /// Maximum length of a clause without its parameters, in bytes.

@@ -1,49 +1,70 @@
 //! Why a text is not a value: Postgres' SQLSTATE and message.
 
+use thiserror::Error;
+
 use crate::eval_error::EvalError;
 use crate::scalar::{Scalar, ValueType};
 
-/// Why a text is not a value of its type.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// Why a text is not a value of its type. [`InputError::describe`] returns Postgres' message.
+#[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum InputError {
     /// A text of another form than the type's.
+    #[error("invalid input syntax")]
     Syntax,
     /// A number out of the type's range.
+    #[error("value out of range")]
     Range,
     /// A numeric that overflows.
+    #[error("value overflows numeric format")]
     Overflow,
     /// A date or time with a field out of range.
+    #[error("date/time field value out of range")]
     Field,
     /// A date, a timestamp or an interval out of its type's range.
+    #[error("date, timestamp or interval out of range")]
     OutOfRange,
     /// An interval with a field out of range.
+    #[error("interval field value out of range")]
     IntervalField,
     /// A time zone displacement out of range.
+    #[error("time zone displacement out of range")]
     Zone,
     /// An array of wrong syntax, with what is wrong.
+    #[error("malformed array literal ({0})")]
     Array(&'static str),
     /// A text that is no JSON.
+    #[error("invalid input syntax for type json")]
     Json,
     /// JSON with the character 0, which no text can hold.
+    #[error("unsupported Unicode escape sequence")]
     JsonZero,
     /// A range without brackets, or with too many or too few commas.
+    #[error("malformed range literal")]
     RangeSyntax,
     /// A range whose lower bound is above its upper bound.
+    #[error("range lower bound must be less than or equal to range upper bound")]
     RangeOrder,
     /// An integer range that ends beyond the type.
+    #[error("integer out of range")]
     RangeOverflow,
     /// A date range that ends beyond the type.
+    #[error("date out of range")]
     RangeDate,
     /// A byte string with this character among its hexadecimal digits.
+    #[error("invalid hexadecimal digit")]
     HexDigit(char),
     /// A byte string with an odd number of hexadecimal digits.
+    #[error("invalid hexadecimal data: odd number of digits")]
     HexLength,
     /// A byte string with a wrong escape.
+    #[error("invalid input syntax for type bytea")]
     Escape,
     /// A network with bits set after its prefix.
+    #[error("invalid cidr value")]
     HostBits,
     /// A form that is not parsed, though Postgres may accept it. The text is a plural noun.
+    #[error("{0} are not supported")]
     Unsupported(&'static str),
 }
 

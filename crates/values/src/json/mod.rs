@@ -17,6 +17,8 @@ mod string;
 
 use std::borrow::Cow;
 
+use thiserror::Error;
+
 pub use self::compare::{equal, key, order};
 pub use self::contain::{contains, exists};
 pub use self::edit::{concat, delete_index, delete_keys};
@@ -25,7 +27,8 @@ pub use self::string::unescape;
 use crate::eval_error::EvalError;
 
 /// The text of a row is no jsonb value in the layout that Postgres writes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
+#[error("invalid input syntax for type json")]
 pub struct Malformed;
 
 impl From<Malformed> for EvalError {

@@ -200,8 +200,8 @@ pub(crate) fn resolve(name: &str, given: &[SqlType], version: u32) -> CallResolu
 
 #[cfg(test)]
 mod tests {
-    use super::super::sql_type::Scalar;
     use super::*;
+    use forebay_values::Scalar;
 
     fn found(name: &str, given: &[SqlType]) -> Option<(&'static str, SqlType)> {
         match resolve(name, given, 18) {
