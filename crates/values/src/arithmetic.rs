@@ -12,6 +12,7 @@ use crate::sql_value::SqlValue;
 
 /// Arithmetic operator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Arithmetic {
     /// `+`
     Add,

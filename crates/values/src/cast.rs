@@ -18,6 +18,7 @@ type CastResult<'v> = Result<Option<SqlValue<'v>>, EvalError>;
 
 /// Length or precision of a type (pg_attribute.atttypmod).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum TypeModifier {
     /// varchar(n): longer texts are truncated.
     Length(usize),

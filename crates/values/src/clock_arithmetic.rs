@@ -68,7 +68,7 @@ pub(crate) fn apply<'v>(
         }
         (SqlValue::Timestamp(left), SqlValue::Timestamp(right)) => SqlValue::Interval(between(left, right)?),
         (SqlValue::Interval(left), SqlValue::Interval(right)) => {
-            SqlValue::Interval(left.add(if shift == Shift::Earlier { right.negated()? } else { right })?)
+            SqlValue::Interval(left.plus(if shift == Shift::Earlier { right.negated()? } else { right })?)
         }
         (left, right) => unreachable!("no operator for {left:?} and {right:?}"),
     })

@@ -49,7 +49,7 @@ impl Interval {
     ///
     /// # Errors
     /// Fails if a part is out of range.
-    pub fn add(self, other: Self) -> Result<Self, EvalError> {
+    pub fn plus(self, other: Self) -> Result<Self, EvalError> {
         Interval::checked(
             i64::from(self.months) + i64::from(other.months),
             i64::from(self.days) + i64::from(other.days),

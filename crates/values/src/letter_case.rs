@@ -15,6 +15,7 @@ use crate::eval_error::EvalError;
 
 /// Which letters change case under a collation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Casing {
     /// ASCII letters. All other letters stay as they are.
     AsciiAlone,

@@ -70,7 +70,7 @@
 //! | dates, times, intervals in all other forms | `clock_text/` |
 //! | `extract`, `date_part`, `date_trunc` | `clock_part.rs`, `clock_field.rs` |
 //! | fields of interval types | `interval_fields.rs` |
-//! | arrays, ranges | `array.rs`, `range.rs` |
+//! | arrays, ranges | `array.rs`, `array_input.rs`, `range.rs` |
 //! | `bytea`; `inet`, `cidr`, `macaddr` | `bytes.rs`, `network.rs` |
 //! | jsonb, without a tree | `json/` |
 //! | LIKE | `like.rs` |
@@ -89,6 +89,7 @@
 
 mod arithmetic;
 mod array;
+mod array_input;
 mod bytes;
 mod calendar;
 mod cast;

@@ -18,6 +18,7 @@ pub struct Inet {
 
 /// Operator on two addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum InetOperator {
     /// `<<`
     Within,

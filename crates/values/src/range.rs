@@ -24,6 +24,7 @@ struct RangeBound {
 
 /// Operator on two ranges.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum RangeOperator {
     /// `@>`
     Contains,
@@ -45,6 +46,7 @@ pub enum RangeOperator {
 
 /// Function of one range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum RangeFunction {
     /// lower() and upper().
     Bound {

@@ -57,7 +57,7 @@ impl Category {
 }
 
 /// Rules of scalar types for operators, functions and casts.
-pub(crate) trait TypeRules: Sized {
+pub(crate) trait TypeRules: Copy {
     fn category(self) -> Category;
 
     /// Returns whether the type is preferred in its category (pg_type.typispreferred).

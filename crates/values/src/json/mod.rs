@@ -5,7 +5,7 @@
 //!
 //! Invariant: the text has the layout of jsonb's output function. Keys are distinct and sorted by
 //! length, then bytes; `": "` follows a key and `", "` a member; strings have one spelling.
-//! Enforced by: rows come from a server, and [`input::parse`] writes constants in this layout.
+//! Enforced by: rows come from a server, and parsing writes constants in this layout.
 //! Texts of rows that have another layout are reported as [`Malformed`].
 
 mod compare;
