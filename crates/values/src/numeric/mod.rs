@@ -111,8 +111,8 @@ impl Numeric {
         }
     }
 
-    /// Compares as Postgres does, without regard to the scale. NaN equals itself and is greater than
-    /// any other value.
+    /// Compares as Postgres does, without regard to the scale. NaN equals itself and is greater
+    /// than any other value.
     pub fn compare(&self, other: &Self) -> Ordering {
         let rank = |numeric: &Numeric| match numeric {
             Numeric::NegativeInfinity => 0,
