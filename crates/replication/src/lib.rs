@@ -87,6 +87,10 @@
 //!   `a_consumer_that_records_a_position_slowly_stays_connected`
 //! - The slot of an idle database doesn't retain the WAL of other databases.
 //!   `an_idle_database_retains_no_wal_of_other_databases`
+//! - At a position of the stream, the consumer has received all earlier commits. An idle database
+//!   doesn't delay a wait for a position.
+//!   `at_a_position_all_earlier_commits_were_received`,
+//!   `a_position_of_an_idle_database_is_reached_at_once`
 //! - A recent transaction is read without delay.
 //!   `a_recent_transaction_is_read_without_delay`,
 //!   `a_backlog_is_read_in_large_parts_and_recent_changes_at_once`
@@ -117,6 +121,7 @@
 //! | shutdown order and deadlines | `core/machine/shutdown.rs` |
 //! | whether the consumer continues or is reset | `core/continuity.rs` |
 //! | which positions are acknowledged, and when | `core/progress.rs` |
+//! | waits for a position of the stream | `source/position.rs` |
 //! | which lock holder may be terminated | `core/lock_breaker.rs`; the SQL in `source/lock.rs` |
 //! | every error, its recovery and its advice | `error.rs` |
 //! | startup, SCRAM | `wire/start.rs`, `wire/auth.rs` |

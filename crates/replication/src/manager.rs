@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
+use forebay_pgoutput::Lsn;
 use forebay_reservoir::{ConnectionGuard, PostgresClient};
 use tokio::sync::{broadcast, mpsc, oneshot, watch};
 
@@ -108,6 +109,23 @@ impl Manager {
     /// Fails if the manager halted or is shut down.
     pub async fn ready(&self) -> Result<ManagerStatus, NotReady> {
         self.wait_until(|status| status.is_ready() && status.phase == ManagerPhase::Running).await
+    }
+
+    /// Waits until the stream has passed a WAL position: the consumer has received every
+    /// transaction whose commit is before `lsn`.
+    ///
+    /// An idle database causes no wait: the server sends a keepalive with its position as soon as
+    /// it has flushed WAL that isn't acknowledged. Without commits, it may flush
+    /// `pg_current_wal_insert_lsn()` seconds later; any commit flushes it at once.
+    ///
+    /// # Errors
+    /// Fails if the manager halted or is shut down. It waits while the connection is lost.
+    pub async fn wait_until_received(&self, lsn: Lsn) -> Result<(), NotReady> {
+        tokio::select! {
+            biased;
+            () = self.inner.gauges.position.reaches(lsn) => Ok(()),
+            ended = self.wait_until(|_| false) => ended.map(drop),
+        }
     }
 
     /// Wakes a sleeping manager, waits until it is ready, and keeps it awake while the guard

@@ -179,7 +179,7 @@ impl ManagerStatus {
 impl Gauges {
     pub(crate) fn positions(&self) -> Positions {
         use std::sync::atomic::Ordering::{Acquire, Relaxed};
-        let (received, durable) = (self.received.load(Relaxed), self.durable.load(Relaxed));
+        let (received, durable) = (self.position.get(), self.durable.load(Relaxed));
         let pid = self.backend.load(Acquire);
         Positions {
             received,

@@ -7,6 +7,7 @@
 mod batch;
 mod clock;
 mod lock;
+mod position;
 mod setup;
 mod stream;
 
@@ -21,6 +22,7 @@ use tokio::sync::{Mutex, mpsc};
 use tokio::time::Instant;
 
 pub use self::batch::MessageBatch;
+use self::position::StreamPosition;
 pub use self::setup::DISPLAY_SETTINGS;
 use self::setup::ServerInfo;
 use crate::config::ManagerConfig;
@@ -120,7 +122,7 @@ pub(crate) struct Gauges {
     pub(crate) backend: AtomicI32,
     pub(crate) server_version: AtomicU64,
     pub(crate) publication: AtomicU64,
-    pub(crate) received: AtomicU64,
+    pub(crate) position: StreamPosition,
     pub(crate) durable: AtomicU64,
     /// Transactions received on the current connection.
     pub(crate) transactions: AtomicU64,

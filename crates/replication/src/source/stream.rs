@@ -53,6 +53,7 @@ pub(super) async fn run<C: Consumer>(
         () = super::close_requested(&mut commands) => return Err(SourceEnd::Closed),
     };
     context.events.send(Event::Confirmed(attempt)).await.map_err(|_| SourceEnd::Closed)?;
+    context.gauges.position.set(from);
     let durable = DurablePosition::new(from);
     context.consumer.lock().await.start(durable.clone());
     let mut driver = StreamDriver {
@@ -153,7 +154,7 @@ impl StreamDriver {
     fn update_gauges(&mut self, gauges: &Gauges) {
         self.feedback.on_durable(self.durable.get());
         let durable = self.feedback.durable();
-        gauges.received.store(self.decoding.progress.received.0, Ordering::Relaxed);
+        gauges.position.set(self.decoding.progress.received);
         gauges.durable.store(durable.0, Ordering::Relaxed);
         gauges.set_transactions(self.decoding.transactions);
         match self.decoding.progress.behind_since(durable) {

@@ -12,6 +12,7 @@ mod lifecycle;
 mod load;
 mod lock;
 mod other_client;
+mod position;
 mod publication;
 mod refusals;
 mod shutdown;
