@@ -117,6 +117,7 @@
 //! | `Retry-After` | `core/release_rate.rs` |
 //! | HTTP responses of rejections | `rejection.rs`, `problem_details.rs` |
 //! | ending a stream by its thread id | `end_signal.rs`, `ended_streams.rs` |
+//! | streams of all instances: listed, ended (feature `directory`) | `directory/` |
 //! | log lines and stage codes, user hashes | `stream_log.rs`, `user_hash.rs` |
 //! | status, metrics | `statistics.rs`, `metrics.rs` |
 //!
@@ -144,6 +145,8 @@ mod client_identity;
 mod config;
 mod controller;
 mod core;
+#[cfg(feature = "directory")]
+pub mod directory;
 mod end_signal;
 mod ended_streams;
 mod health_monitor;

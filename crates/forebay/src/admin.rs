@@ -35,7 +35,7 @@ use crate::dashboard::{self, DashboardFeed, DashboardSample, EventStream};
 use crate::html_page::add_security_headers;
 use crate::secret_guard::SecretGuard;
 use crate::stream_endpoints::{self, refuse_end};
-use crate::streams::StreamDirectory;
+use forebay_admission::directory::StreamDirectory;
 
 /// Maximum number of open connections. Only operators and probes connect.
 const MAX_CONNECTIONS: usize = 128;

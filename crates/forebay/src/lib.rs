@@ -27,7 +27,7 @@
 //!              ▼                                          ▼
 //!  HTTP server for clients (tls.rs)          HTTP server for operators: admin.rs
 //!    otel/ ▶ forebay-gate, forebay-serve        secret_guard.rs ▶ /metrics /v1/status
-//!              │              Redis ◀▶ streams/ ▶ /v1/streams
+//!              │              Redis ◀▶ directory ▶ /v1/streams
 //!              │                                dashboard/      ▶ / and /v1/events
 //!              └──── counts ──▶ report/ ──▶     probes          ▶ /healthz /readyz
 //!
@@ -127,7 +127,7 @@
 //! | IAM tokens instead of a password, with the feature `aws` | `config/iam_auth.rs` |
 //! | readiness, `/v1/status`, dashboard samples, gauges | `report/` |
 //! | routes of the admin address; its secret | `admin.rs`, `secret_guard.rs` |
-//! | open streams of all instances; ending one | `streams/`, `stream_endpoints.rs` |
+//! | open streams of all instances; ending one | `stream_endpoints.rs`, `forebay_admission::directory` |
 //! | the dashboard and its events | `dashboard/` |
 //! | self-contained pages and their security headers | `html_page.rs` |
 //! | how SIGHUP changes settings | `settings_reloader.rs` |
@@ -172,7 +172,6 @@ mod settings_reloader;
 pub mod signals;
 pub mod status;
 mod stream_endpoints;
-mod streams;
 pub mod tail;
 pub mod terminal;
 pub mod tls;

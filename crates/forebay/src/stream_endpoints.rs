@@ -13,7 +13,7 @@ use http::{HeaderMap, Response, StatusCode};
 use serde::Serialize;
 
 use crate::secret_guard::{BearerCheck, SecretGuard};
-use crate::streams::{DEFAULT_LIMIT, EndOutcome, MAX_LIMIT, StreamDirectory, is_user_hash};
+use forebay_admission::directory::{DEFAULT_LIMIT, EndOutcome, MAX_LIMIT, StreamDirectory, is_user_hash};
 
 /// Returns the oldest streams of the cluster. `query` may have a `limit`.
 pub(crate) async fn list(directory: &StreamDirectory, query: &str) -> Response<Bytes> {

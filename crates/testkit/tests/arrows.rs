@@ -12,7 +12,7 @@ use crate::workspace::workspace_packages;
 const ALLOWED_DEPENDENCIES: &[(&str, &[&str])] = &[
     ("redis", &[]),
     ("quota", &["redis"]),
-    ("admission", &["quota"]),
+    ("admission", &["quota", "redis"]),
     ("reservoir", &["quota"]),
     ("pgoutput", &[]),
     ("replication", &["pgoutput", "reservoir"]),

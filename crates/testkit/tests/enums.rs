@@ -15,6 +15,7 @@ const CLOSED: &[(&str, &str)] = &[
     ("ChannelBinding", "libpq's three values, and authentication must follow each"),
     ("TupleValue", "a consumer that ignores one loses data"),
     ("OldTuple", "a consumer that ignores one loses data"),
+    ("EndOutcome", "an endpoint must answer each"),
     ("ReplicaIdentity", "the four values of Postgres"),
     ("Frame", "the two frames of the replication protocol that a server sends unasked"),
     ("IndexCondition", "hidden: only for tests of the crate"),

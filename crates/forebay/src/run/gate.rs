@@ -20,8 +20,8 @@ use crate::report::GateReport;
 use crate::secret_guard::SecretGuard;
 use crate::settings_reloader::SettingsReloader;
 use crate::signals::Signals;
-use crate::streams::StreamDirectory;
 use crate::tls::TlsCertificate;
+use forebay_admission::directory::StreamDirectory;
 
 /// A gate that is listening.
 pub struct GateServer {

@@ -23,7 +23,7 @@ use crate::admin::AdminService;
 use crate::otel::Telemetry;
 use crate::settings_reloader::SettingsReloader;
 use crate::signals::Signals;
-use crate::streams::StreamDirectory;
+use forebay_admission::directory::StreamDirectory;
 
 /// Time limit for returning the quota units at shutdown. Units that are not returned expire.
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(2);

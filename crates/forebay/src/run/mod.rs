@@ -22,7 +22,7 @@ pub use self::gate::GateServer;
 pub use self::serve::ShapeServer;
 use crate::config::{QuotaConfig, VariableNotice};
 use crate::memory::{self, TrimPolicy};
-use crate::streams::RedisBus;
+use forebay_admission::directory::RedisBus;
 
 /// Length of the listen queue. Thousands of clients may reconnect at once after a restart.
 const BACKLOG: u32 = 4096;

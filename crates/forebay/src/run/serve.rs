@@ -25,7 +25,7 @@ use crate::report::{ServeReport, ShapeLister};
 use crate::secret_guard::SecretGuard;
 use crate::settings_reloader::SettingsReloader;
 use crate::signals::Signals;
-use crate::streams::StreamDirectory;
+use forebay_admission::directory::StreamDirectory;
 
 /// Time that cleanup may take after a second signal, if slot and publication are to be dropped.
 const CLEANUP_TIMEOUT: Duration = Duration::from_secs(1);

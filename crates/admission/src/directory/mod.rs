@@ -21,28 +21,31 @@
 //! other versions ignore what they can't read, and count as silent. Without Redis, the list has the
 //! streams of this instance only, and says so.
 //!
-//! Out of scope: who may ask. `admin.rs` checks the secret, and instances trust what is published
-//! in their namespace, as they trust the counts in it.
+//! Out of scope: who may ask. The caller authenticates operators, and instances trust what is
+//! published in their namespace, as they trust the counts in it.
 //!
 //! | to find | look in |
 //! |---|---|
 //! | queries and answers as bytes | `message.rs` |
 //! | which instances have answered; the merged list | `answer_collector.rs` |
 //! | what an operator gets, as JSON | `report.rs` |
-//! | Redis, and the answers of this instance | `directory.rs` |
+//! | Redis, and the answers of this instance | `stream_directory.rs` |
 
 mod answer_collector;
-mod directory;
 mod message;
 mod report;
+mod stream_directory;
+mod utc_time;
 
-pub(crate) use self::directory::{RedisBus, StreamDirectory};
-pub(crate) use self::message::is_user_hash;
-pub(crate) use self::report::EndOutcome;
+pub use self::message::{EndCounts, is_user_hash};
+pub use self::report::{
+    ClusterStream, ClusterStreams, EndOutcome, EndReport, InstanceEnds, InstanceStreams, ListScope,
+};
+pub use self::stream_directory::{RedisBus, StreamDirectory};
 
 /// Streams in a list unless the operator asks for another number.
-pub(crate) const DEFAULT_LIMIT: usize = 1_000;
+pub const DEFAULT_LIMIT: usize = 1_000;
 /// Maximum number of streams in a list.
-pub(crate) const MAX_LIMIT: usize = 10_000;
+pub const MAX_LIMIT: usize = 10_000;
 /// Time in which instances can answer a query.
-pub(crate) const DEADLINE: std::time::Duration = std::time::Duration::from_secs(1);
+pub const DEADLINE: std::time::Duration = std::time::Duration::from_secs(1);

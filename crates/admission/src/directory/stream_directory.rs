@@ -12,7 +12,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use forebay_admission::Admission;
+use crate::Admission;
 use forebay_quota::{Quota, QuotaMode, StoreError};
 use forebay_redis::{Event, ExecError, RedisClient, Subscription};
 use tokio::sync::Semaphore;
@@ -38,7 +38,7 @@ const ALONE: &str = "without redis.url, these are the streams of this instance";
 const REBUILDING: &str = "the quota's counts are being rebuilt, so instances may be missing";
 
 /// Lists and ends streams of all instances.
-pub(crate) struct StreamDirectory {
+pub struct StreamDirectory {
     admission: Admission,
     quota: Quota,
     /// `None`: only this instance is asked.
@@ -72,9 +72,9 @@ impl QueryTurns {
     }
 }
 
-/// Redis channels of a namespace.
+/// Redis channels of a namespace, over which instances ask each other.
 #[derive(Debug)]
-pub(crate) struct RedisBus {
+pub struct RedisBus {
     client: RedisClient,
     /// Channel of queries. Those of answers begin with it.
     channel: String,
@@ -92,7 +92,8 @@ enum QueryError {
 }
 
 impl RedisBus {
-    pub(crate) fn new(client: RedisClient, namespace: &str) -> RedisBus {
+    /// Returns the channels of the quota's namespace.
+    pub fn new(client: RedisClient, namespace: &str) -> RedisBus {
         // The hash tag is that of the quota's keys, so that one rule of an ACL matches both.
         RedisBus { client, channel: format!("{{{namespace}}}:streams") }
     }
@@ -107,13 +108,15 @@ impl RedisBus {
 }
 
 impl StreamDirectory {
-    pub(crate) fn new(admission: Admission, quota: Quota, bus: Option<RedisBus>) -> StreamDirectory {
+    /// Returns the directory of an instance. Without a bus, it has only the streams of this
+    /// instance. Spawn [`answer_queries`](Self::answer_queries), so that others can ask this one.
+    pub fn new(admission: Admission, quota: Quota, bus: Option<RedisBus>) -> StreamDirectory {
         let (queries, answers) = (QueryTurns::new(MAX_QUERIES), QueryTurns::new(MAX_ANSWERS));
         StreamDirectory { admission, quota, bus, queries, answers }
     }
 
     /// Returns the oldest open streams of the cluster, at most `limit`.
-    pub(crate) async fn list(&self, limit: usize) -> ClusterStreams {
+    pub async fn list(&self, limit: usize) -> ClusterStreams {
         let limit = limit.min(MAX_LIMIT);
         let kind = QueryKind::List { limit };
         let _turn = self.queries.of(&kind).acquire().await;
@@ -130,7 +133,7 @@ impl StreamDirectory {
     }
 
     /// Ends the open streams of a thread id and, if `user` is set, of the user with this hash.
-    pub(crate) async fn end(&self, thread_id: &str, user: Option<&str>) -> EndReport {
+    pub async fn end(&self, thread_id: &str, user: Option<&str>) -> EndReport {
         let kind = QueryKind::End { thread_id: thread_id.to_owned(), user: user.map(str::to_owned) };
         let _turn = self.queries.of(&kind).acquire().await;
         let deadline = Instant::now() + DEADLINE;
@@ -145,7 +148,7 @@ impl StreamDirectory {
     }
 
     /// Answers the queries of other instances. Never returns.
-    pub(crate) async fn answer_queries(self: Arc<Self>) {
+    pub async fn answer_queries(self: Arc<Self>) {
         let Some(bus) = &self.bus else { return std::future::pending().await };
         let mut is_logged = false;
         loop {

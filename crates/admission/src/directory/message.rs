@@ -6,7 +6,7 @@
 //! Enforced by: longer payloads aren't parsed. [`StreamQuery::decode`] and
 //! [`InstanceAnswer::decode`] check every text.
 
-use forebay_admission::{OpenStream, ThreadId};
+use crate::{OpenStream, ThreadId};
 use serde::{Deserialize, Serialize};
 
 /// Version of the messages. Instances ignore other versions.
@@ -74,11 +74,11 @@ pub(super) struct StreamsPart {
 
 /// Streams of a thread id that an instance was asked to end.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct EndCounts {
+pub struct EndCounts {
     /// Streams that have ended.
-    pub(super) ended: u64,
+    pub ended: u64,
     /// Streams that end as soon as their client reads, or at the write timeout.
-    pub(super) ending: u64,
+    pub ending: u64,
 }
 
 /// One open stream.
@@ -188,7 +188,7 @@ fn is_name(text: &str) -> bool {
 }
 
 /// Returns whether a text is the hash of a user.
-pub(crate) fn is_user_hash(text: &str) -> bool {
+pub fn is_user_hash(text: &str) -> bool {
     text.len() == USER_BYTES && text.bytes().all(|byte| byte.is_ascii_hexdigit())
 }
 

@@ -3,30 +3,32 @@
 use serde::Serialize;
 
 use super::message::{EndCounts, StreamLine};
-use crate::numbers::utc_time;
+use super::utc_time::utc_time;
 
 /// The open streams of the cluster, for `/v1/streams`.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub(crate) struct ClusterStreams {
-    pub(crate) scope: ListScope,
+pub struct ClusterStreams {
+    /// Whose streams these are.
+    pub scope: ListScope,
     /// Why instances may be missing.
-    pub(crate) why: Option<String>,
+    pub why: Option<String>,
     /// Streams open at the instances that answered.
-    pub(crate) open: u64,
+    pub open: u64,
     /// How many of them are not listed.
-    pub(crate) cut_off: u64,
+    pub cut_off: u64,
     /// Instances that answered.
-    pub(crate) instances: Vec<InstanceStreams>,
+    pub instances: Vec<InstanceStreams>,
     /// Instances that gave no complete answer.
-    pub(crate) silent: Vec<String>,
+    pub silent: Vec<String>,
     /// The oldest streams, oldest first.
-    pub(crate) streams: Vec<ClusterStream>,
+    pub streams: Vec<ClusterStream>,
 }
 
 /// Whose streams a list has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub(crate) enum ListScope {
+#[non_exhaustive]
+pub enum ListScope {
     /// Those of all instances that answered.
     Cluster,
     /// Only those of the instance that was asked.
@@ -35,23 +37,28 @@ pub(crate) enum ListScope {
 
 /// An instance that answered.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub(crate) struct InstanceStreams {
-    pub(crate) instance: String,
+pub struct InstanceStreams {
+    /// Name of the instance.
+    pub instance: String,
     /// Streams that are open there.
-    pub(crate) open: u64,
+    pub open: u64,
 }
 
 /// One open stream.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub(crate) struct ClusterStream {
-    pub(crate) thread_id: String,
+pub struct ClusterStream {
+    /// Id of the stream.
+    pub thread_id: String,
     /// Hash of the user; `None` for anonymous clients.
-    pub(crate) user: Option<String>,
-    pub(crate) instance: String,
-    pub(crate) route: Option<String>,
+    pub user: Option<String>,
+    /// Name of the instance that has it.
+    pub instance: String,
+    /// Route of its request.
+    pub route: Option<String>,
     /// When it was admitted, in UTC.
-    pub(crate) since: String,
-    pub(crate) since_seconds: u64,
+    pub since: String,
+    /// Seconds since then.
+    pub since_seconds: u64,
 }
 
 impl ClusterStream {
@@ -72,30 +79,32 @@ impl ClusterStream {
 
 /// Streams that were asked to end, for `/v1/streams/end`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub(crate) struct EndReport {
+pub struct EndReport {
     /// Streams that have ended.
-    pub(crate) ended: u64,
+    pub ended: u64,
     /// Streams that end as soon as their client reads, or at the write timeout.
-    pub(crate) ending: u64,
+    pub ending: u64,
     /// Instances that had such streams.
-    pub(crate) instances: Vec<InstanceEnds>,
+    pub instances: Vec<InstanceEnds>,
     /// Instances that gave no answer.
-    pub(crate) silent: Vec<String>,
+    pub silent: Vec<String>,
     /// Why other instances may have such streams, too.
-    pub(crate) why: Option<String>,
+    pub why: Option<String>,
 }
 
 /// Streams that an instance was asked to end.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub(crate) struct InstanceEnds {
-    pub(crate) instance: String,
+pub struct InstanceEnds {
+    /// Name of the instance.
+    pub instance: String,
     #[serde(flatten)]
-    pub(super) counts: EndCounts,
+    /// How many.
+    pub counts: EndCounts,
 }
 
 /// What an [`EndReport`] says of the streams.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum EndOutcome {
+pub enum EndOutcome {
     /// All that were found have ended.
     Ended,
     /// Some that were found haven't ended yet.
@@ -107,7 +116,8 @@ pub(crate) enum EndOutcome {
 }
 
 impl EndReport {
-    pub(crate) fn outcome(&self) -> EndOutcome {
+    /// Returns what became of the streams.
+    pub fn outcome(&self) -> EndOutcome {
         match (self.ended, self.ending) {
             (0, 0) => match (self.silent.len(), &self.why) {
                 (0, None) => EndOutcome::NotFound,
