@@ -28,6 +28,12 @@
 //! # }
 //! ```
 //!
+//! # Features
+//!
+//! | feature | default | effect |
+//! |---|---|---|
+//! | `directory` | no | `directory`: lists and ends the open streams of all instances, through Redis |
+//!
 //! # Decision
 //! ```text
 //! request ─▶ layer.rs: remove untrusted headers, identify the client, find the route's class
@@ -137,6 +143,8 @@
 //!   in one or two steps. Increases search between the last good and the last bad number of
 //!   streams, as BIC does in TCP, and so stay near the best one.
 //! - The health state refuses no streams; it informs operators. Only the counts refuse streams.
+
+#![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod adaptive_limiter;
 mod admission;
