@@ -14,8 +14,6 @@ use super::{EvalResult, as_array, as_text};
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Function {
     ArrayDimensions,
-    /// md5() of bytea.
-    ByteDigest,
     /// length() and octet_length() of bytea.
     ByteLength,
     /// lower() and upper().
@@ -46,7 +44,6 @@ impl Function {
                 let dimensions = arguments.array().dimensions().len();
                 return Ok((dimensions > 0).then_some(SqlValue::Int(dimensions as i64)));
             }
-            Function::ByteDigest => super::text::digest(&arguments.bytes()),
             Function::ByteLength => SqlValue::Int(arguments.bytes().len() as i64),
             Function::Case(casing, case) => SqlValue::Text(casing.apply(arguments.text(), case)?),
             Function::Json(operator) => {
@@ -78,7 +75,6 @@ impl Function {
     pub(crate) fn never_fails(self) -> bool {
         match self {
             Function::ArrayDimensions
-            | Function::ByteDigest
             | Function::ByteLength
             | Function::JsonPath { .. }
             | Function::JsonTypeof => true,

@@ -74,7 +74,11 @@ impl TextFunction {
             TextFunction::Right => cut(text, |text| (right_start(text, arguments.int()), text.len())),
             TextFunction::Length => number(text.chars().count()),
             TextFunction::LengthUnpadded => number(forebay_values::unpadded(&text).chars().count()),
-            TextFunction::Md5 => digest(text.as_bytes()),
+            TextFunction::Md5 => Md5::digest(text.as_bytes())
+                .iter()
+                .map(|byte| format!("{byte:02x}"))
+                .collect::<String>()
+                .into(),
             TextFunction::OctetLength => number(text.len()),
             TextFunction::Pad(end) => {
                 let length = arguments.int();
@@ -147,11 +151,6 @@ impl TextFunction {
                 | TextFunction::StartsWith
         )
     }
-}
-
-/// Returns the MD5 digest, in hexadecimal digits.
-pub(super) fn digest(bytes: &[u8]) -> SqlValue<'static> {
-    Md5::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect::<String>().into()
 }
 
 fn number(count: usize) -> SqlValue<'static> {

@@ -49,7 +49,7 @@ pub(super) const ROWS: &[FunctionRow] = &[
     refused("ltrim", "bytea, bytea", "bytea"),
     native("ltrim", "text", "text", FRONT),
     native("ltrim", "text, text", "text", FRONT),
-    native("md5", "bytea", "text", Function::ByteDigest),
+    refused("md5", "bytea", "text"),
     native("md5", "text", "text", Text(TextFunction::Md5)),
     refused("notlike", "bytea, bytea", "bool"),
     refused("notlike", "name, text", "bool"),

@@ -17,8 +17,7 @@ impl Grammar {
             }
             0 => {
                 let digests = ["0cc175b9c0f1b6a831c399e269772661", "d41d8cd98f00b204e9800998ecf8427e"];
-                let of = if self.rng.percent(50) { self.text_of(depth) } else { self.value("bytea", depth) };
-                format!("md5({of}) = '{}'", self.rng.pick(&digests))
+                format!("md5({}) = '{}'", self.text_of(depth), self.rng.pick(&digests))
             }
             1 | 2 => {
                 let (call, operator) = (self.integer_of_text(depth), self.comparison("int4"));
@@ -112,7 +111,6 @@ impl Grammar {
                 let codes = ["97", "233", "26085", "0", "-1", "55296", "1114112", "i4", "128512", "ascii(t)"];
                 format!("chr({})", self.rng.pick(&codes))
             }
-            13 if self.rng.percent(50) => format!("md5({})", self.value("bytea", depth)),
             13 => format!("md5({text})"),
             14 => format!("translate({text}, {}, {})", self.short_text(), self.short_text()),
             _ if self.orders_texts && self.rng.percent(50) => format!("initcap({text})"),
