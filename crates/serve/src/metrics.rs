@@ -27,7 +27,6 @@ const JUDGED_ROWS: &str = "forebay_serve_judged_rows_total";
 /// Histogram of the duration of judgements.
 pub const JUDGEMENT_SECONDS: &str = "forebay_serve_judgement_seconds";
 const GIVEN_UP: &str = "forebay_serve_clauses_given_up_total";
-const BODIES_TOO_LARGE: &str = "forebay_serve_bodies_too_large_total";
 const HELD: &str = "forebay_shapes_held";
 
 /// Upper bounds of the histogram's buckets, in seconds: from a few rows to a large table.
@@ -42,7 +41,6 @@ pub fn describe() {
         RESPONSES,
         "Responses to clients, including refusals by admission, by route and status."
     );
-    describe_counter!(BODIES_TOO_LARGE, "Requests refused because their body exceeds the maximum size.");
     describe_counter!(SNAPSHOTS, "Snapshots of shapes, by outcome.");
     describe_histogram!(
         SNAPSHOT_SECONDS,
@@ -149,11 +147,6 @@ pub(crate) fn judgement_ended(outcomes: Option<&[RowOutcome]>, after: Duration) 
 /// Counts a shape that the clause judge deletes.
 pub(crate) fn shape_given_up() {
     counter!(GIVEN_UP).increment(1);
-}
-
-/// Counts a request whose body exceeds the maximum size.
-pub(crate) fn body_too_large() {
-    counter!(BODIES_TOO_LARGE).increment(1);
 }
 
 /// Sets the gauges whose values are read on request.

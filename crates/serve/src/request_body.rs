@@ -8,7 +8,6 @@ use tokio::time::timeout;
 
 use super::body::BoxError;
 use super::config::Config;
-use super::metrics;
 use super::protocol::{RequestRefusal, TokenBearer};
 use super::service::RequestBody;
 use super::token_verifier::while_valid;
@@ -34,7 +33,6 @@ fn body_refusal(error: &BoxError) -> RequestRefusal {
     let mut cause: Option<&(dyn Error + 'static)> = Some(&**error);
     while let Some(error) = cause {
         if error.is::<LengthLimitError>() {
-            metrics::body_too_large();
             return RequestRefusal::BodyTooLarge;
         }
         cause = error.source();
