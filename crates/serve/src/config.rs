@@ -32,8 +32,6 @@ pub struct Config {
     /// Maximum time to receive the whole body of a request. The HTTP server's read timeout bounds
     /// only the pauses between its parts. Default: 2 minutes.
     pub body_timeout: Duration,
-    /// Maximum size of a request's body, in bytes. Default: 1 MiB.
-    pub max_body_bytes: usize,
     /// Name of the claim with the grants of a token. Needed if
     /// [`Access::tokens`](crate::protocol::Access::tokens) is set.
     pub tokens_claim: Option<String>,
@@ -59,7 +57,6 @@ impl Default for Config {
             max_age_s: 60,
             stale_age_s: 300,
             body_timeout: Duration::from_secs(120),
-            max_body_bytes: 1024 * 1024,
             tokens_claim: None,
             postgres_clauses: true,
             postgres_clause_shapes: 1_000,

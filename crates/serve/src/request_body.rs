@@ -1,28 +1,28 @@
 //! Request bodies: reads the body of a POST, with a maximum length and a maximum duration.
 
 use std::error::Error;
+use std::time::Duration;
 
 use bytes::Bytes;
 use http_body_util::{BodyExt as _, LengthLimitError, Limited};
 use tokio::time::timeout;
 
 use super::body::BoxError;
-use super::config::Config;
-use super::protocol::{RequestRefusal, TokenBearer};
+use super::protocol::{MAX_BODY_BYTES, RequestRefusal, TokenBearer};
 use super::service::RequestBody;
 use super::token_verifier::while_valid;
 
 /// Reads a request's body.
 ///
 /// # Errors
-/// Fails if the body has more than `max_body_bytes`, isn't complete after `body_timeout`, breaks off
+/// Fails if the body has more than [`MAX_BODY_BYTES`], isn't complete after `max_wait`, breaks off
 /// or is encoded wrongly, or the bearer's token expires.
 pub(super) async fn read_body<B: RequestBody>(
     body: B,
-    config: &Config,
+    max_wait: Duration,
     bearer: Option<&TokenBearer>,
 ) -> Result<Bytes, RequestRefusal> {
-    let reading = timeout(config.body_timeout, Limited::new(body, config.max_body_bytes).collect());
+    let reading = timeout(max_wait, Limited::new(body, MAX_BODY_BYTES).collect());
     let body = while_valid(bearer, reading).await?.map_err(|_| RequestRefusal::BodyTooSlow)?;
     Ok(body.map_err(|error| body_refusal(&error))?.to_bytes())
 }
@@ -50,9 +50,6 @@ mod tests {
     use http_body::{Body, Frame};
     use http_body_util::Full;
 
-    use std::time::Duration;
-
-    use super::super::protocol::MAX_BODY_BYTES;
     use super::*;
 
     /// A body of given pieces. After the last one, it ends, fails or waits.
@@ -88,8 +85,7 @@ mod tests {
 
     async fn read(pieces: &[&'static [u8]], end: ScriptedEnd) -> Result<Bytes, RequestRefusal> {
         let pieces = pieces.iter().map(|piece| Bytes::from_static(piece)).collect();
-        let config = Config { body_timeout: Duration::from_millis(20), ..Config::default() };
-        read_body(ScriptedBody { pieces, end }, &config, None).await
+        read_body(ScriptedBody { pieces, end }, Duration::from_millis(20), None).await
     }
 
     #[tokio::test]
@@ -110,7 +106,7 @@ mod tests {
     #[tokio::test]
     async fn the_limit_of_an_outer_layer_counts_too() {
         let limited = Limited::new(Full::new(Bytes::from_static(b"four")), 3);
-        let refused = read_body(axum::body::Body::new(limited), &Config::default(), None).await;
+        let refused = read_body(axum::body::Body::new(limited), Duration::from_secs(1), None).await;
         assert_eq!(refused, Err(RequestRefusal::BodyTooLarge));
     }
 }

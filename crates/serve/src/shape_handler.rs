@@ -99,7 +99,7 @@ impl ShapeHandler {
         // waiting request would be as large as that of the largest path.
         let mut request = match posted {
             Some(query) => {
-                let body = Box::pin(read_body(body, &self.config, bearer.as_ref())).await?;
+                let body = Box::pin(read_body(body, self.config.body_timeout, bearer.as_ref())).await?;
                 Box::new(ShapeRequest::parse(&parts.method, &query, &body)?)
             }
             None => request?,

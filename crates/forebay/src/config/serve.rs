@@ -154,7 +154,6 @@ fn backend_config(serve: &ServeSection, snapshots: usize) -> forebay_serve::Conf
     backend.max_age_s = serve.max_age_s;
     backend.stale_age_s = serve.stale_age_s;
     backend.body_timeout = BODY_TIMEOUT_FACTOR * serve.request_idle_timeout_ms;
-    backend.max_body_bytes = serve.max_body_bytes as usize;
     backend.postgres_clauses = serve.postgres_clauses;
     backend.postgres_clause_shapes = serve.postgres_clause_shapes as usize;
     backend.postgres_clause_statements_per_s = serve.postgres_clause_statements_per_s;

@@ -132,9 +132,6 @@ settings! {
         /// closed. The whole body may take four times as long.
         request_idle_timeout_ms: Duration = 30_000;
 
-        /// Maximum size of a request's body. Larger ones get a 413.
-        max_body_bytes: u32 = 1_048_576, bounds(1_024, 16_777_216);
-
         /// Time that open requests may continue after SIGTERM; then they are cut. The default is
         /// below the 30 s of Kubernetes (`terminationGracePeriodSeconds`): the rest is for
         /// returning permits and closing the store.
