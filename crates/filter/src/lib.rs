@@ -17,6 +17,9 @@
 //! # Ok::<(), forebay_filter::FilterError>(())
 //! ```
 //!
+//! A subquery selects a set of values ([`SubquerySet`]). The caller keeps the contents of the sets
+//! ([`SetContents`]), from the rows of their tables.
+//!
 //! [`Filter`] evaluates a clause. [`Index`] finds the filters that may match a row. [`Expression`]
 //! is a clause that Postgres evaluates: this crate parses it, checks it and formats it as SQL.
 //!
@@ -48,6 +51,11 @@
 //!   conditions don't decide.
 //!   `native_operands_decide_a_row_wherever_they_can`,
 //!   `letters_whose_case_depends_on_the_collation_are_undecided_on_their_rows_alone`
+//! - Clauses with subqueries agree with Postgres 15 and 18 on tables full of NULLs. Without the
+//!   contents of its sets, a filter is undecided. Other forms of subqueries are refused by name.
+//!   `subqueries_agree_with_postgres_15`, `subqueries_agree_with_postgres_18`,
+//!   `a_filter_without_contents_of_its_sets_is_undecided`,
+//!   `other_forms_of_subqueries_are_refused_by_name`
 //! - A search of the index finds the same filters as evaluating every filter.
 //!   `random_filters_are_found_as_if_each_were_evaluated`,
 //!   `a_filter_that_several_conditions_find_is_found_once`
@@ -73,6 +81,7 @@
 //! | tokens, grammar, canonical text | `syntax/` |
 //! | types, operators, casts, collations, constant folding | `typing/` |
 //! | functions: their overloads, and their evaluation | `typing/functions/`, `eval/function.rs` |
+//! | subqueries: grammar; names, sets and EXISTS; types; evaluation | `syntax/subquery.rs`; `subquery.rs`; `typing/subquery.rs`; `eval/set.rs` |
 //! | evaluation | `eval/` |
 //! | conditions that only Postgres can evaluate | `postgres_rules.rs`, `typing/condition.rs` |
 //! | conditions and keys that an index looks up | `conditions.rs`, `index_key.rs`, `key_expression.rs` |

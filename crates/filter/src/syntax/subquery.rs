@@ -63,7 +63,7 @@ impl Parser<'_> {
         let at = self.here();
         self.select_word()?;
         let columns = self.select_list()?;
-        self.from_table(columns, at)
+        self.select_source(columns, at)
     }
 
     /// Parses `EXISTS (SELECT 1 …)`.
@@ -84,7 +84,7 @@ impl Parser<'_> {
             return Err(self.refused_subquery("EXISTS (SELECT …) of anything but 1, NULL, TRUE or * is"));
         }
         self.advance();
-        let select = self.from_table(Vec::new(), begin)?;
+        let select = self.select_source(Vec::new(), begin)?;
         self.node(SyntaxKind::Exists(select), at)
     }
 
@@ -109,7 +109,7 @@ impl Parser<'_> {
         self.node(SyntaxKind::InSelect { negated, operand: Box::new(left), select }, at)
     }
 
-    /// Counts a subquery, within the one that is being parsed. [`from_table`](Self::from_table)
+    /// Counts a subquery, within the one that is being parsed. [`select_source`](Self::select_source)
     /// leaves it.
     fn enter_subquery(&mut self) -> Result<(), FilterError> {
         if !self.allows_subqueries() {
@@ -162,7 +162,7 @@ impl Parser<'_> {
     }
 
     /// Parses `FROM table [AS alias] [WHERE condition])`.
-    fn from_table(&mut self, columns: Vec<SyntaxTree>, at: usize) -> Result<Box<Subselect>, FilterError> {
+    fn select_source(&mut self, columns: Vec<SyntaxTree>, at: usize) -> Result<Box<Subselect>, FilterError> {
         self.expect_word("from")?;
         if !matches!(self.peek(), SqlTokenKind::Word(_) | SqlTokenKind::Quoted(_))
             || self.at_word("only")
