@@ -81,7 +81,8 @@
 //! | tokens, grammar, canonical text | `syntax/` |
 //! | types, operators, casts, collations, constant folding | `typing/` |
 //! | functions: their overloads, and their evaluation | `typing/functions/`, `eval/function.rs` |
-//! | subqueries: grammar; names, sets and EXISTS; types; evaluation | `syntax/subquery.rs`; `subquery.rs`; `typing/subquery.rs`; `eval/set.rs` |
+//! | subqueries: grammar; names, sets and EXISTS | `syntax/subquery.rs`; `subquery.rs` |
+//! | subqueries: types; evaluation | `typing/subquery.rs`; `eval/set.rs` |
 //! | evaluation | `eval/` |
 //! | conditions that only Postgres can evaluate | `postgres_rules.rs`, `typing/condition.rs` |
 //! | conditions and keys that an index looks up | `conditions.rs`, `index_key.rs`, `key_expression.rs` |

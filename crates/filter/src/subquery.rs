@@ -54,6 +54,7 @@ pub trait SetContents {
 
 /// Value of a set: that of its column, or those of its columns. None is NULL.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[non_exhaustive]
 pub enum SetKey {
     /// Of a subquery with one column.
     Value(IndexKey),

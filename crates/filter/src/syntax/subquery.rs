@@ -109,8 +109,8 @@ impl Parser<'_> {
         self.node(SyntaxKind::InSelect { negated, operand: Box::new(left), select }, at)
     }
 
-    /// Counts a subquery, within the one that is being parsed. [`select_source`](Self::select_source)
-    /// leaves it.
+    /// Counts a subquery, within the one that is being parsed.
+    /// [`select_source`](Self::select_source) leaves it.
     fn enter_subquery(&mut self) -> Result<(), FilterError> {
         if !self.allows_subqueries() {
             return Err(self.misplaced_subquery());

@@ -416,7 +416,7 @@ fn other_forms_of_subqueries_are_refused_by_name() {
     assert!(database.parse(&nested(4)).is_ok());
     let message = database.parse(&nested(5)).unwrap_err().to_string();
     assert!(message.starts_with("subqueries nested more than 4 levels deep are"), "{message}");
-    let many = vec!["a IN (SELECT a FROM members)"; 9].join(" OR ");
+    let many = ["a IN (SELECT a FROM members)"; 9].join(" OR ");
     let message = database.parse(&many).unwrap_err().to_string();
     assert!(message.starts_with("more than 8 subqueries are"), "{message}");
 }
