@@ -17,8 +17,8 @@
 //! # Ok::<(), forebay_filter::FilterError>(())
 //! ```
 //!
-//! A subquery selects a set of values ([`SubquerySet`]). The caller keeps the contents of the sets
-//! ([`SetContents`]), from the rows of their tables.
+//! A subquery selects a set of values ([`SubquerySet`]). The caller counts the selected rows of its
+//! table ([`SetCounts`]), and evaluates the clause with these contents.
 //!
 //! [`Filter`] evaluates a clause. [`Index`] finds the filters that may match a row. [`Expression`]
 //! is a clause that Postgres evaluates: this crate parses it, checks it and formats it as SQL.
@@ -65,6 +65,9 @@
 //!   with 10,000 sets as with 10.
 //!   `filters_are_found_by_the_sets_that_have_the_row_s_value`,
 //!   `a_search_among_ten_thousand_sets_takes_as_many_steps_as_one_among_ten`
+//! - A set has a value while a selected row has it.
+//!   `random_changes_leave_what_a_recount_finds`,
+//!   `a_value_enters_with_its_first_row_and_leaves_with_its_last`
 //! - An expression that many filters compare with constants is evaluated once per row.
 //!   `one_expression_is_evaluated_once_for_all_of_its_filters`,
 //!   `an_expression_that_fails_on_a_row_makes_its_filters_candidates`
@@ -86,7 +89,7 @@
 //! | types, operators, casts, collations, constant folding | `typing/` |
 //! | functions: their overloads, and their evaluation | `typing/functions/`, `eval/function.rs` |
 //! | subqueries: grammar; names, sets and EXISTS | `syntax/subquery.rs`; `subquery.rs` |
-//! | subqueries: types; evaluation | `typing/subquery.rs`; `eval/set.rs` |
+//! | subqueries: types; evaluation; contents of sets | `typing/subquery.rs`; `eval/set.rs`; `set_counts.rs` |
 //! | evaluation | `eval/` |
 //! | conditions that only Postgres can evaluate | `postgres_rules.rs`, `typing/condition.rs` |
 //! | conditions and keys that an index looks up | `conditions.rs`, `index_key.rs`, `key_expression.rs` |
@@ -115,6 +118,7 @@ mod key_expression;
 mod postgres_rules;
 mod row_verdict;
 mod schema;
+mod set_counts;
 mod subquery;
 mod syntax;
 #[doc(hidden)]
@@ -127,6 +131,7 @@ pub use index::{Candidate, Index, SetId, SetLookup};
 pub use postgres_rules::PostgresRules;
 pub use row_verdict::RowVerdict;
 pub use schema::{Column, ColumnType, Schema, TypeDetails, TypeKind, UserType};
+pub use set_counts::{FilterSets, SetChanges, SetCounts, SetFlips, SetMiscount};
 pub use subquery::{MAX_SUBQUERIES, MAX_SUBQUERY_DEPTH, SetContents, SetKey, SubquerySet, TableName};
 
 // Conditions and keys of the index. Public only for `tests/it`, which compares them with real

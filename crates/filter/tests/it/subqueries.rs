@@ -1,9 +1,9 @@
 //! Clauses with subqueries over tables full of NULLs: results are those of real servers.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::BTreeMap;
 
 use forebay_filter::{
-    Collation, Column, Filter, FilterError, PostgresRules, Schema, SetContents, SetKey, TableName,
+    Collation, Column, Filter, FilterError, PostgresRules, Schema, SetChanges, SetCounts, SetId, TableName,
     subquery_tables,
 };
 use forebay_sandbox::Postgres;
@@ -40,29 +40,6 @@ struct Database {
     name: String,
     schemas: BTreeMap<TableName, Schema>,
     rows: BTreeMap<TableName, Vec<TestRow>>,
-}
-
-/// Sets of a filter's subqueries.
-struct ComputedSets(Vec<ComputedSet>);
-
-#[derive(Default)]
-struct ComputedSet {
-    keys: HashSet<SetKey>,
-    has_null: bool,
-}
-
-impl SetContents for ComputedSets {
-    fn contains(&self, set: usize, key: &SetKey) -> bool {
-        self.0[set].keys.contains(key)
-    }
-
-    fn is_empty(&self, set: usize) -> bool {
-        self.0[set].keys.is_empty() && !self.0[set].has_null
-    }
-
-    fn has_null(&self, set: usize) -> bool {
-        self.0[set].has_null
-    }
 }
 
 impl Database {
@@ -121,24 +98,25 @@ impl Database {
         )
     }
 
-    /// Returns the contents of a filter's sets, the sets of nested subqueries first.
-    fn sets(&self, filter: &Filter) -> ComputedSets {
-        let compute = |set: &forebay_filter::SubquerySet| {
-            let inner = set.filter().map(|filter| (filter, self.sets(filter)));
-            let mut computed = ComputedSet::default();
+    /// Counts the rows of a filter's sets, the sets of nested subqueries first.
+    fn count(&self, filter: &Filter) -> (SetCounts, Vec<SetId>) {
+        let mut counts = SetCounts::new();
+        let ids: Vec<_> = (0..filter.sets().len() as u64).map(|number| SetId { family: 0, number }).collect();
+        for (set, id) in filter.sets().iter().zip(&ids) {
+            let inner = set.filter().map(|filter| (filter, self.count(filter)));
+            let mut changes = SetChanges::new();
             for row in &self.rows[set.table()] {
-                let is_selected = inner.as_ref().is_none_or(|(filter, sets)| {
-                    filter.matches_with(row, sets).expect("these clauses don't fail") == Some(true)
+                let is_selected = inner.as_ref().is_none_or(|(filter, (counts, ids))| {
+                    let truth = filter.matches_with(row, &counts.of_filter(ids));
+                    truth.expect("these clauses don't fail") == Some(true)
                 });
-                match set.key(row).expect("rows are read") {
-                    _ if !is_selected => {}
-                    Some(key) => drop(computed.keys.insert(key)),
-                    None => computed.has_null = true,
+                if is_selected {
+                    *changes.entry(set.key(row).expect("rows are read")).or_default() += 1;
                 }
             }
-            computed
-        };
-        ComputedSets(filter.sets().iter().map(compute).collect())
+            counts.apply(*id, changes).expect("rows are only added");
+        }
+        (counts, ids)
     }
 
     /// Returns the server's result of each clause for each row.
@@ -312,9 +290,10 @@ fn subqueries_agree(version: u32, seed: u64, clauses: usize) {
                 }
                 Err(error) => panic!("seed {seed}: {clause}: {error}"),
             };
-            let sets = database.sets(&filter);
+            let (counts, ids) = database.count(&filter);
             let rows = &database.rows[&database.tasks()];
-            let ours: Vec<_> = rows.iter().map(|row| filter.matches_with(row, &sets)).collect();
+            let ours: Vec<_> =
+                rows.iter().map(|row| filter.matches_with(row, &counts.of_filter(&ids))).collect();
             let ours: Vec<_> =
                 ours.into_iter().map(|truth| truth.expect("these clauses don't fail")).collect();
             if filter.sets().iter().all(|set| set.columns().count() == 1) {
