@@ -17,10 +17,12 @@ mod parser;
 mod predicate;
 mod primary;
 mod special_call;
+mod subquery;
 mod type_name;
 mod weight;
 
-pub(crate) use parser::parse;
+pub(crate) use parser::{Subqueries, parse};
+pub(crate) use subquery::Subselect;
 pub(crate) use type_name::TypeName;
 pub(crate) use weight::{MAX_WEIGHT, weight};
 
@@ -64,6 +66,14 @@ pub(crate) enum SyntaxKind {
         operand: Box<SyntaxTree>,
         list: Vec<SyntaxTree>,
     },
+    /// `operand IN (SELECT …)`. The operand is a name or a row of names.
+    InSelect {
+        negated: bool,
+        operand: Box<SyntaxTree>,
+        select: Box<Subselect>,
+    },
+    /// `EXISTS (SELECT …)`.
+    Exists(Box<Subselect>),
     /// `left op ANY (right)` or `ALL`.
     Quantified {
         operator: String,
@@ -126,6 +136,8 @@ impl SyntaxTree {
             }
             kind => kind.each_child(&mut |child| height = height.max(child.height + 1)),
         }
+        let condition = kind.subselect().and_then(|select| select.condition.as_ref());
+        height = condition.map_or(height, |condition| height.max(condition.height + 1));
         SyntaxTree { kind, at, height: height + 1 }
     }
 }
@@ -139,7 +151,8 @@ macro_rules! visit_children {
             | SyntaxKind::Text(_)
             | SyntaxKind::Number(_)
             | SyntaxKind::Bool(_)
-            | SyntaxKind::Null => {}
+            | SyntaxKind::Null
+            | SyntaxKind::Exists(_) => {}
             SyntaxKind::And(list)
             | SyntaxKind::Or(list)
             | SyntaxKind::Call(_, list)
@@ -149,6 +162,7 @@ macro_rules! visit_children {
             SyntaxKind::Not(operand)
             | SyntaxKind::Unary(_, operand)
             | SyntaxKind::Is { operand, .. }
+            | SyntaxKind::InSelect { operand, .. }
             | SyntaxKind::Cast(operand, _)
             | SyntaxKind::Collate(operand, _) => $visit(operand),
             SyntaxKind::Binary(_, operands)
@@ -180,7 +194,16 @@ macro_rules! visit_children {
 }
 
 impl SyntaxKind {
-    /// Calls `visit` for each child.
+    /// Returns the SELECT of a subquery.
+    pub(crate) fn subselect(&self) -> Option<&Subselect> {
+        match self {
+            SyntaxKind::InSelect { select, .. } | SyntaxKind::Exists(select) => Some(select),
+            _ => None,
+        }
+    }
+
+    /// Calls `visit` for each child. The parts of a SELECT are no children: their names are those
+    /// of another table.
     pub(crate) fn each_child(&self, visit: &mut impl FnMut(&SyntaxTree)) {
         visit_children!(self, iter, visit);
     }
