@@ -23,7 +23,7 @@ struct Baseline {
     newest_shape: u64,
     state: Option<CatalogState>,
     /// Newest state in the WAL. It is older than `state` while the record is queued.
-    logged: Option<CatalogState>,
+    durable: Option<CatalogState>,
 }
 
 impl Baselines {
@@ -72,23 +72,23 @@ impl Baselines {
 
     /// Stores a state whose record is in the WAL. With `is_writing`, the baseline was already set
     /// when the record was queued, and may be newer by now.
-    pub(crate) fn log(&mut self, oid: u32, state: &CatalogState, is_writing: bool) {
+    pub(crate) fn set_durable(&mut self, oid: u32, state: &CatalogState, is_writing: bool) {
         let baseline = self.0.entry(oid).or_default();
-        baseline.logged = Some(state.clone());
+        baseline.durable = Some(state.clone());
         if !is_writing {
-            baseline.state = baseline.logged.clone();
+            baseline.state = baseline.durable.clone();
         }
     }
 
     /// Loads the states of a catalog file. The shapes of that file must be counted already.
     pub(crate) fn load(&mut self, states: &[(u32, CatalogState)]) {
-        states.iter().for_each(|(oid, state)| self.log(*oid, state, false));
+        states.iter().for_each(|(oid, state)| self.set_durable(*oid, state, false));
     }
 
-    /// Returns the states to write into a catalog file.
-    pub(crate) fn take_for_catalog(&mut self) -> Vec<(u32, CatalogState)> {
+    /// Returns the states to write into a catalog file. Removes tables without shapes.
+    pub(crate) fn for_catalog(&mut self) -> Vec<(u32, CatalogState)> {
         self.0.retain(|_, baseline| baseline.shapes > 0);
-        let logged = |(oid, baseline): (&u32, &Baseline)| Some((*oid, baseline.logged.clone()?));
-        self.0.iter().filter_map(logged).collect()
+        let durable = |(oid, baseline): (&u32, &Baseline)| Some((*oid, baseline.durable.clone()?));
+        self.0.iter().filter_map(durable).collect()
     }
 }

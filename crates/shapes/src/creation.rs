@@ -206,7 +206,7 @@ impl ShapeCreation {
         let Some(limit) = self.engine.store.config.max_bytes else { return };
         if let Ok(_turn) = self.turn_guard(&self.engine) {
             // A client waited for this shape until now, so it counts as used.
-            self.engine.registry.touch(&self.shape);
+            self.engine.registry.mark_used(&self.shape);
             self.engine.evict_bytes(limit);
         }
     }

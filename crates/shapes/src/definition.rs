@@ -10,7 +10,6 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-pub(crate) use self::state::is_newer;
 pub use self::state::{CatalogChange, CatalogState};
 use crate::encode::{self, RowEncoder};
 use crate::filter::{Filter, FilterError, PostgresRules, Schema};

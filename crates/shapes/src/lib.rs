@@ -89,7 +89,7 @@
 //!  WriteQueue (store/write_queue.rs) ◀─────────────────────────┘
 //!      │
 //!      ▼
-//!  writer thread ── append, sync ──▶ write-ahead log (wal/)
+//!  writer thread ── append, sync ──▶ write-ahead log (store/wal.rs)
 //!  (engine/writer.rs)                    │ checkpoint: shapes' files, catalog
 //!      │ engine/apply.rs                 │ (engine/checkpoint.rs)
 //!      ▼                                 ▼
@@ -273,7 +273,7 @@
 //! |---|---|
 //! | shape definitions and their equality; their stable hash | `definition.rs`; `definition/fingerprint.rs` |
 //! | encoding of rows; COPY rows | `encode/row_encoder.rs`; `encode/copy.rs` |
-//! | effect of a row change on a shape | `follow/table_group.rs` |
+//! | shapes that a row change concerns; what it means for one, and its messages | `follow/table_group.rs`; `follow/row_effect.rs` |
 //! | messages of the stream | `follower.rs` |
 //! | held transactions; altered tables | `follow/followed_shapes.rs` |
 //! | undecided rows; release of held transactions | `undecided_rows.rs`, `follow/row_verdicts.rs`; `follow/holds.rs` |

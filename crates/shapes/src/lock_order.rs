@@ -4,8 +4,10 @@
 //! Enforced by: in builds with debug assertions, each thread keeps the ranks that it holds, and
 //! taking a lock of the same or a lower rank panics. Release builds have no check and no cost.
 //!
-//! Locks that are always taken last, and under which no other lock is taken, have no rank: those
-//! of the write queue, of the open files and of the row encoders.
+//! Locks without a rank are taken last: while a thread holds one, it takes no other lock. They are in
+//! the write queue, the writer role (`queue`), the store (`staged`), its files, progress and health,
+//! and the row encoders. One exception: progress reports a durable position under `on_durable`, and
+//! takes `holds` and the locks of the callback.
 
 use std::ops::{Deref, DerefMut};
 

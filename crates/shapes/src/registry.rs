@@ -87,8 +87,8 @@ impl ShapeRegistry {
     }
 
     /// Marks a shape as used now.
-    pub(crate) fn touch(&self, shape: &Shape) {
-        shape.touch(self.uses.fetch_add(1, Ordering::Relaxed));
+    pub(crate) fn mark_used(&self, shape: &Shape) {
+        shape.mark_used(self.uses.fetch_add(1, Ordering::Relaxed));
     }
 
     /// Returns all shapes, unordered.

@@ -203,7 +203,8 @@ impl Shapes {
         following.log(Record::Note(Note::Advance { lsn }, Bytes::new()));
     }
 
-    /// Sets the callback that receives each new durable position.
+    /// Sets the callback that receives each new durable position. The writer thread calls it under
+    /// a lock, so it must be fast and must not use the store.
     pub fn on_durable(&self, callback: impl Fn(u64) + Send + Sync + 'static) {
         self.engine.store.progress.on_durable(Box::new(callback));
     }
@@ -223,7 +224,7 @@ impl Shapes {
     /// Returns the shape with a handle, and marks it as used.
     pub fn find(&self, handle: &str) -> Option<Arc<Shape>> {
         let shape = self.engine.registry.read().by_handle(handle)?;
-        self.engine.registry.touch(&shape);
+        self.engine.registry.mark_used(&shape);
         Some(shape)
     }
 
@@ -237,7 +238,7 @@ impl Shapes {
     /// Returns the shape with a definition, and marks it as used.
     pub fn find_same(&self, definition: &ShapeDefinition) -> Option<Arc<Shape>> {
         let shape = self.engine.registry.read().same(definition)?;
-        self.engine.registry.touch(&shape);
+        self.engine.registry.mark_used(&shape);
         Some(shape)
     }
 
@@ -408,6 +409,7 @@ impl Shapes {
     /// # Errors
     /// If this process doesn't write any more.
     pub async fn checkpoint(&self) -> Result<(), CreateError> {
+        // A position never moves back, so this record has no effect of its own.
         let done = self.submit(Note::Advance { lsn: 0 }, AfterWrite::Checkpoint);
         done.await.map_err(|_| CreateError::ReadOnly)
     }

@@ -5,7 +5,6 @@
 
 use std::fmt;
 
-use forebay_pgoutput::Xid;
 use serde::{Deserialize, Serialize};
 
 /// State of a table in the catalog. Shapes are correct for one such state.
@@ -57,11 +56,6 @@ impl CatalogState {
         let is_rewritten = self.filenode != before.filenode && self.columns.iter().any(was_altered);
         is_rewritten.then_some(CatalogChange::Rewritten)
     }
-}
-
-/// Returns whether a transaction id was assigned after another one. Ids wrap around.
-pub(crate) fn is_newer(xid: u32, than: u32) -> bool {
-    Xid(than).precedes(Xid(xid))
 }
 
 impl fmt::Display for CatalogChange {

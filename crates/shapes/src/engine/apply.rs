@@ -69,12 +69,11 @@ fn apply_commit(
     visible: &mut VisibleChanges,
 ) {
     // A late commit is out of order. It leaves staged parts of other transactions alone.
-    let is_late = commit.end == 0;
-    if changes.is_first && !is_late {
+    if changes.is_first && !commit.is_late() {
         abandon_staged(engine);
     }
     stage_changes(engine, changes);
-    if !is_late {
+    if !commit.is_late() {
         engine.store.staged.lock().clear();
     }
     let progress = &engine.store.progress;
@@ -116,7 +115,7 @@ fn apply_note(engine: &ShapeEngine, note: &Note, bytes: &Bytes, visible: &mut Vi
             let is_writing = store.role.is_writing();
             let mut index = registry.write();
             if let Some(state) = &table.state {
-                index.baselines.log(table.oid, state, is_writing);
+                index.baselines.set_durable(table.oid, state, is_writing);
             }
             index.tables.insert(*id, Arc::new(TableSchema::clone(table)));
         }

@@ -39,7 +39,7 @@ impl StoreCheckpoint {
             next_id: index.next_id,
             last_handle: index.last_handle,
             segment,
-            states: index.baselines.take_for_catalog(),
+            states: index.baselines.for_catalog(),
         };
         let tables = index.tables.iter().map(|(id, table)| (*id, Arc::clone(table))).collect();
         StoreCheckpoint { catalog: StoreCatalog { header, tables, shapes: catalog_shapes }, shapes }

@@ -112,7 +112,7 @@ impl ShapeEngine {
         following.apply_catalog_state(&definition.table);
         let mut index = self.registry.write();
         if let Some(shape) = index.same(&definition) {
-            self.registry.touch(&shape);
+            self.registry.mark_used(&shape);
             return Ok(FoundShape::Existing(shape));
         }
         index.last_handle = micros.max(index.last_handle + 1);
@@ -120,14 +120,14 @@ impl ShapeEngine {
         let (id, table) = (index.next_id, definition.table.fingerprint());
         index.next_id += 1;
         let shape = Arc::new(self.registry.build(id, handle.clone(), definition, filter));
-        self.registry.touch(&shape);
+        self.registry.mark_used(&shape);
         let described = &shape.definition().table;
         let is_baseline = described.state.is_some() && index.baselines.get(described.oid).is_none();
         if is_baseline || !index.has_table(table, described) {
-            self.log_table(described);
+            self.queue_table(described);
         }
         let options = shape.definition().options.clone();
-        self.log_note(Note::Create { id, handle, table, options });
+        self.queue_note(Note::Create { id, handle, table, options });
         index.add(Arc::clone(&shape));
         drop((index, following));
         // After registration: of several concurrent creations, the last one counts all shapes.
@@ -158,16 +158,17 @@ impl ShapeEngine {
             index.baselines.set(table.oid, state);
             // Queued under the registry lock, so that the WAL has baselines in the order of the
             // calls.
-            self.log_table(table);
+            self.queue_table(table);
         }
     }
 
-    fn log_table(&self, table: &TableSchema) {
-        self.log_note(Note::Table { id: table.fingerprint(), table: Box::new(table.clone()) });
+    /// Queues a table, whose state is the new baseline.
+    fn queue_table(&self, table: &TableSchema) {
+        self.queue_note(Note::Table { id: table.fingerprint(), table: Box::new(table.clone()) });
     }
 
     /// Queues a note for the WAL.
-    pub(crate) fn log_note(&self, note: Note) {
+    pub(crate) fn queue_note(&self, note: Note) {
         self.store.role.enqueue(Record::Note(note, Bytes::new()));
     }
 
@@ -266,7 +267,7 @@ impl FollowingGuard<'_> {
                 FollowEffect::Log(record) => self.engine.store.role.enqueue(record),
                 FollowEffect::Delete(id) => {
                     self.engine.store.unlogged_deletions.lock().insert(id);
-                    self.engine.log_note(Note::Delete { id });
+                    self.engine.queue_note(Note::Delete { id });
                     self.engine.forget(id);
                 }
                 FollowEffect::Settle(shape) => shape.mark_settled(),

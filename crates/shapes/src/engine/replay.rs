@@ -66,7 +66,7 @@ pub(crate) fn advance(
             if replayed.is_some_and(|replayed| replayed.position > position) {
                 continue;
             }
-            return Err(OpenError::Damaged { file: "the log" });
+            return Err(OpenError::Damaged { file: "the write-ahead log" });
         };
         while let Some(record) = records.next()? {
             apply::apply(engine, &record, &mut visible);
@@ -86,7 +86,7 @@ pub(crate) fn advance(
         let is_last = limit.is_some() || !wal::segments(disk)?.contains(&(position.segment + 1));
         let is_whole = limit.map_or(is_last || records.is_at_end(), |durable| records.at() >= durable);
         if !is_whole {
-            return Err(OpenError::Damaged { file: "the log" });
+            return Err(OpenError::Damaged { file: "the write-ahead log" });
         }
         if is_last {
             break;
@@ -129,7 +129,7 @@ fn check_without_catalog(engine: &ShapeEngine) -> Result<(), OpenError> {
         segments => drop(segments?),
     }
     // Reads the catalog again: a writer may have created the store since the first read.
-    if wal::has_records(disk, 0)? && StoreCatalog::read(disk)?.is_none() {
+    if wal::has_records(disk)? && StoreCatalog::read(disk)?.is_none() {
         return Err(OpenError::Damaged { file: catalog::FILE_NAME });
     }
     Ok(())

@@ -365,7 +365,7 @@ impl FollowedShapes {
 
     /// Deletes the shapes of a table that can't show rows of this schema.
     pub(crate) fn delete_unfit(&mut self, table: &TableSchema) {
-        let described = DescribedTable::of(table);
+        let described = DescribedTable::of_catalog(table);
         let groups = self.groups.get(&table.oid).into_iter().flatten();
         let unfit: Vec<_> = groups.flat_map(|group| group.unfit_shapes(&described)).collect();
         unfit.into_iter().for_each(|shape| self.delete(shape));

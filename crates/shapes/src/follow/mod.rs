@@ -4,11 +4,15 @@
 //! [`FollowEffect`]s, which the engine performs in order under the lock of the followed shapes.
 //! The [`Follower`](crate::Follower) passes the messages of the stream to it.
 //!
-//! A [`ShapeHold`](shape_hold) keeps the transactions that can't reach the log of a shape yet.
-//! Today a hold begins with a row that waits for a verdict. Any other cause can begin one: it adds
-//! the shape to `held_shapes` of the transaction at whose commit the hold begins. From then on the
-//! rows of later changes are kept, so that they can be judged again, and `release` decides when
-//! they reach the log. A late commit for one shape may have any LSN above the last one in its log.
+//! A [`ShapeHold`](shape_hold) keeps the transactions that can't reach the log of a shape yet. There
+//! are two causes:
+//! - The shape has no snapshot. Messages are kept, until the snapshot's visibility is known. The WAL
+//!   doesn't have the shape's transactions: after a crash, the shape is gone.
+//! - A row waits for a verdict. The shape is in `held_shapes` of its transaction, and *held* from
+//!   that commit on, which the WAL states. The rows of later changes are kept, too.
+//!
+//! `release` decides when kept transactions reach the log. They are late commits: each one concerns
+//! one shape, and may have any LSN above the last one in that shape's log.
 
 mod decision;
 mod followed_shape;

@@ -61,6 +61,7 @@ pub(crate) struct OpenTransaction {
     /// Earlier messages of shapes that may still be held because of this transaction. Together at
     /// most `held_bytes`: beyond it, they are queued, and an undecided row deletes its shape.
     deferred: Vec<(Bytes, Vec<ShapeTouch>)>,
+    /// Size of the messages in `deferred` and of their ranges, in bytes.
     deferred_bytes: usize,
     /// Messages since the last part.
     text: Vec<u8>,
@@ -272,7 +273,7 @@ impl OpenTransaction {
     pub(crate) fn parts(&mut self, followed: &mut FollowedShapes) -> Vec<TransactionPart> {
         let (touches, deferred, text) = self.take_changes(followed, false);
         if !deferred.is_empty() {
-            self.deferred_bytes += text.len();
+            self.deferred_bytes += text.len() + deferred.iter().map(ShapeTouch::bytes).sum::<usize>();
             self.deferred.push((text.clone(), deferred));
         }
         let is_beyond = self.deferred_bytes > self.held_bytes;

@@ -15,7 +15,8 @@
 
 use std::collections::{HashMap, VecDeque};
 
-use crate::definition::is_newer;
+use forebay_pgoutput::Xid;
+
 use crate::store::record::SnapshotVisibility;
 
 /// Maximum number of entries of one table. An entry takes 24 bytes: 24 MiB.
@@ -140,6 +141,11 @@ impl TableTransactions {
         });
         before - self.entries.len()
     }
+}
+
+/// Returns whether a transaction id was assigned after another one. Ids wrap around.
+fn is_newer(xid: u32, than: u32) -> bool {
+    Xid(than).precedes(Xid(xid))
 }
 
 #[cfg(test)]

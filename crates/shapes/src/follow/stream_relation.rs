@@ -30,7 +30,7 @@ pub(crate) struct StreamRelation {
 impl StreamRelation {
     /// Returns the description of a relation. `version` must be above all earlier versions.
     pub(crate) fn new(relation: &Relation<'_>, relatives: Option<&PartitionTree>, version: u64) -> Self {
-        let described = DescribedTable::new(relation, version);
+        let described = DescribedTable::of_stream(relation, version);
         let PartitionTree { ancestors, mut descendants } = relatives.cloned().unwrap_or_default();
         descendants.sort_unstable();
         StreamRelation { unnamed: described.unnamed(), described, ancestors, descendants }

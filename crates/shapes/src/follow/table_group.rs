@@ -88,7 +88,7 @@ pub(crate) struct ChangeScratch {
 
 impl DescribedTable {
     /// Returns the description of a table by the catalog.
-    pub(crate) fn of(table: &TableSchema) -> Self {
+    pub(crate) fn of_catalog(table: &TableSchema) -> Self {
         let columns = table.types.columns.iter().zip(&table.stream_types);
         let columns = columns.map(|(column, kind)| (column.name.clone(), *kind)).collect();
         let types = table.types.columns.iter().map(|column| column.column_type.clone()).collect();
@@ -99,7 +99,8 @@ impl DescribedTable {
         DescribedTable { version: 0, name, columns, catalog }
     }
 
-    pub(crate) fn new(relation: &Relation<'_>, version: u64) -> Self {
+    /// Returns the description of a table by the stream.
+    pub(crate) fn of_stream(relation: &Relation<'_>, version: u64) -> Self {
         let columns = relation.columns.iter();
         let columns = columns.map(|column| (column.name.to_owned(), (column.type_oid, column.type_modifier)));
         let name = Some((relation.namespace.to_owned(), relation.name.to_owned()));

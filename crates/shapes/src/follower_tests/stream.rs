@@ -3,9 +3,11 @@
 use serde_json::json;
 
 use crate::follower::FollowError;
-use crate::simulation::follow_bench::{FollowBench, ITEMS, brief, log, of_columns, options, row};
+use crate::simulation::follow_bench::{
+    FollowBench, ITEMS, brief, log, of_columns, options, row, snapshot_before,
+};
 use crate::simulation::message_bytes::MessageBytes;
-use crate::simulation::simulated_database::table;
+use crate::simulation::simulated_database::{collated_table, table};
 
 #[test]
 fn a_large_transaction_is_queued_in_parts_and_becomes_visible_at_once() {
@@ -28,6 +30,32 @@ fn a_large_transaction_is_queued_in_parts_and_becomes_visible_at_once() {
     assert_eq!((lasts, &log(&all)[49]["headers"]["last"]), (1, &json!(true)));
     assert_eq!(log(&first)[0]["headers"]["last"], true);
     assert!(!bench.store.engine.store.is_inside_transaction());
+}
+
+#[test]
+fn the_ranges_of_messages_that_wait_for_the_commit_are_bounded() {
+    let mut bench = FollowBench::with(|config| (config.part_bytes, config.held_bytes) = (1, 4000));
+    for least in 0..20 {
+        // Only Postgres can evaluate it on rows with an `ß`.
+        let clause = format!("upper(note) LIKE 'A%' AND qty > -{least}");
+        let creation = bench.create_of(collated_table(ITEMS, "items", vec![0]), options(Some(&clause)));
+        creation.follow();
+        bench.complete(creation, &snapshot_before(bench.xid + 1), bench.lsn + 8);
+    }
+    let begin = bench.begin();
+    bench.send(&[begin]);
+    // Returns whether the message or an earlier one is queued.
+    let is_queued_with = |bench: &mut FollowBench, id: &str| {
+        bench.send(&[MessageBytes::insert(ITEMS, &row([id, "1", "a"]))]);
+        bench.store.engine.store.role.queue().release();
+        bench.store.engine.store.is_inside_transaction()
+    };
+    assert!(!is_queued_with(&mut bench, "0"), "the message waits for the commit");
+    // All shapes share a message of less than 250 bytes, and each one has its range.
+    assert!((1..10).any(|id| is_queued_with(&mut bench, &id.to_string())), "the parts are queued");
+    bench.send(&[bench.commit()]);
+    bench.store.engine.store.role.queue().release();
+    assert!(bench.store.all().iter().all(|shape| shape.gone().is_none() && !log(shape).is_empty()));
 }
 
 #[test]

@@ -199,7 +199,7 @@ impl Shape {
         self.notify();
     }
 
-    /// Waits until all held transactions are decided.
+    /// Waits until the snapshot is applied to the held transactions.
     pub(crate) async fn wait_until_settled(&self) -> Result<(), ShapeGone> {
         self.wait(|state| state.is_settled.then_some(())).await
     }
@@ -239,8 +239,9 @@ impl Shape {
         listener.into_iter().for_each(|listener| listener.ended());
     }
 
-    pub(crate) fn touch(&self, clock: u64) {
-        self.used.fetch_max(clock, Ordering::Relaxed);
+    /// Marks the shape as used. `use_number` is the number of this use in the registry.
+    pub(crate) fn mark_used(&self, use_number: u64) {
+        self.used.fetch_max(use_number, Ordering::Relaxed);
     }
 
     /// Returns the state for a catalog file.

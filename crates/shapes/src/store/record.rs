@@ -45,6 +45,13 @@ pub(crate) struct ShapeTouch {
     pub(crate) ranges: Vec<MessageRange>,
 }
 
+impl ShapeTouch {
+    /// Returns the size in memory, without the messages.
+    pub(crate) fn bytes(&self) -> usize {
+        size_of::<ShapeTouch>() + size_of::<MessageRange>() * self.ranges.capacity()
+    }
+}
+
 /// Consecutive messages in the text of a [`TransactionPart`].
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct MessageRange {
@@ -67,6 +74,13 @@ pub(crate) struct CommitRecord {
     pub(crate) earlier: Vec<u64>,
     /// Shapes that are held from another commit on than before, or aren't held any more.
     pub(crate) holds: Vec<HoldChange>,
+}
+
+impl CommitRecord {
+    /// Returns whether the transaction itself was logged before: see [`end`](Self::end).
+    pub(crate) fn is_late(&self) -> bool {
+        self.end == 0
+    }
 }
 
 /// A shape is held from a commit on: its log doesn't have this transaction and later ones yet.

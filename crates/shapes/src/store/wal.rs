@@ -117,9 +117,9 @@ pub(crate) fn segments(disk: &dyn Disk) -> io::Result<Vec<u64>> {
     Ok(names.iter().filter_map(|name| u64::from_str_radix(name, 16).ok()).collect())
 }
 
-/// Returns whether any segment from `from` on has a record.
-pub(crate) fn has_records(disk: &dyn Disk, from: u64) -> Result<bool, OpenError> {
-    for segment in segments(disk)?.into_iter().filter(|segment| *segment >= from) {
+/// Returns whether any segment has a record.
+pub(crate) fn has_records(disk: &dyn Disk) -> Result<bool, OpenError> {
+    for segment in segments(disk)? {
         let records = WalRecords::open(disk, WalPosition::start(segment), None)?;
         if let Some(mut records) = records
             && records.next()?.is_some()
@@ -165,7 +165,7 @@ impl WalRecords {
         }
         // The magic bytes are synced before the first record is written.
         if !has_magic && len > MAGIC.len() as u64 {
-            return Err(OpenError::Damaged { file: "the log" });
+            return Err(OpenError::Damaged { file: "the write-ahead log" });
         }
         let end = if has_magic { to.map_or(len, |to| to.min(len)) } else { 0 };
         Ok(Some(WalRecords { file, segment: from.segment, at: from.at, end, window: Bytes::new() }))
@@ -262,7 +262,7 @@ fn read_through(disk: &dyn Disk, from: WalPosition) -> Result<Vec<(WalPosition, 
         let start = WalPosition::start(segment).max(from);
         if let Some(mut records) = WalRecords::open(disk, start, None)? {
             if segments_read.last().is_some_and(|(_, before)| !before.is_at_end()) {
-                return Err(OpenError::Damaged { file: "the log" });
+                return Err(OpenError::Damaged { file: "the write-ahead log" });
             }
             while records.next()?.is_some() {}
             records.window = Bytes::new();

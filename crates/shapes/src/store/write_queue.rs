@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::{Notify, oneshot};
 
 use super::queue_sync::{Condvar, Mutex};
-use super::record::{MessageRange, Record, ShapeTouch, TransactionPart};
+use super::record::{Record, ShapeTouch, TransactionPart};
 
 /// A batch with more bytes than this is taken at once, because the consumer of the stream may be
 /// waiting for room.
@@ -206,9 +206,7 @@ impl Record {
 
 impl TransactionPart {
     fn bytes(&self) -> usize {
-        let ranges: usize = self.touches.iter().map(|touch| touch.ranges.capacity()).sum();
-        let touches = self.touches.capacity();
-        self.text.len() + size_of::<ShapeTouch>() * touches + size_of::<MessageRange>() * ranges
+        self.text.len() + self.touches.iter().map(ShapeTouch::bytes).sum::<usize>()
     }
 }
 
@@ -224,7 +222,7 @@ mod tests {
     use bytes::Bytes;
 
     use super::*;
-    use crate::store::record::{CommitRecord, Note};
+    use crate::store::record::{CommitRecord, MessageRange, Note};
 
     fn job(bytes: usize) -> (WriteJob, oneshot::Receiver<()>) {
         let (done, durable) = oneshot::channel();

@@ -8,7 +8,6 @@
 
 mod real;
 #[cfg(test)]
-#[cfg_attr(not(test), allow(dead_code, reason = "used only by tests"))]
 mod simulated;
 #[cfg(test)]
 mod tests;
@@ -20,7 +19,6 @@ use std::sync::Arc;
 
 pub(crate) use self::real::RealDisk;
 #[cfg(test)]
-#[cfg_attr(not(test), allow(unused_imports, reason = "used only by tests"))]
 pub(crate) use self::simulated::{SimulatedDisk, SimulatedRng};
 
 /// File that the writing process locks. It is never listed.

@@ -230,7 +230,7 @@ fn a_segment_of_another_version_is_refused_even_if_it_is_empty() {
 }
 
 fn is_damaged(error: &OpenError) -> bool {
-    matches!(error, OpenError::Damaged { file: "the log" })
+    matches!(error, OpenError::Damaged { file: "the write-ahead log" })
 }
 
 #[test]
