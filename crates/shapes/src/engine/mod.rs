@@ -6,10 +6,11 @@
 //! | [`FollowedShapes`] | which shapes are matched with changes, and the transactions held for them |
 //! | [`Store`] | the directory: files, write queue, role of this process, progress, health |
 //!
-//! No part calls another one. They share the shapes, which read their own files. Rows flow one
-//! way: a decision of [`FollowedShapes`] becomes a record in the queue; the [writer thread](writer)
-//! makes it durable and [applies](apply) it. The result is what became visible, and
-//! [`ShapeEngine::notify`] wakes the tasks that wait for it.
+//! No part calls another one, which `no_part_of_a_store_calls_another` checks in the source. They
+//! share the shapes, which read their own files. Rows flow one way: a decision of [`FollowedShapes`]
+//! becomes a record in the queue; the [writer thread](writer) makes it durable and [applies](apply)
+//! it. The result is what became visible, and [`ShapeEngine::notify`] wakes the tasks that wait for
+//! it.
 //!
 //! Two calls go back from the writer thread to [`FollowedShapes`], and neither concerns a row:
 //! [`ShapeEngine::evict_bytes`] after a checkpoint, and `forget_recent` after a reset of the store.
@@ -17,6 +18,8 @@
 pub(crate) mod apply;
 pub(crate) mod checkpoint;
 mod compaction;
+#[cfg(test)]
+mod parts_tests;
 pub(crate) mod replay;
 pub(crate) mod writer;
 

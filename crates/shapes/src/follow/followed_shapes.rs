@@ -11,7 +11,7 @@ use std::mem;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use forebay_pgoutput::{Snapshot, Xid};
+use forebay_pgoutput::Snapshot;
 
 use super::decision::{FollowEffect, SnapshotTiming, TouchDestination, TransactionReceipt};
 use super::followed_shape::{FollowedShape, SnapshotPhase};
@@ -415,18 +415,5 @@ impl FollowedShapes {
 impl FollowedShapes {
     pub(crate) fn is_empty(&self) -> bool {
         self.oids.is_empty() && self.groups.is_empty() && self.awaiting_snapshot.is_empty()
-    }
-}
-
-impl SnapshotVisibility {
-    pub(crate) fn new(snapshot: &Snapshot, lsn: u64) -> Self {
-        SnapshotVisibility { xmin: snapshot.xmin, xmax: snapshot.xmax, xip: snapshot.xip.clone(), lsn }
-    }
-
-    /// Returns whether the snapshot sees a transaction.
-    pub(super) fn sees(&self, lsn: u64, xid: u32) -> bool {
-        // The same rule as `Snapshot::sees`, without a copy of the list.
-        let full = Xid(xid).widen(self.xmax);
-        lsn < self.lsn && (full < self.xmin || full < self.xmax && !self.xip.contains(&full))
     }
 }

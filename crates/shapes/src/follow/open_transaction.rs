@@ -5,6 +5,7 @@
 //! Enforced by: the transaction is queued in parts, and a message beyond the maximum is discarded.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
+use std::fmt;
 use std::mem;
 use std::sync::Arc;
 
@@ -31,7 +32,6 @@ const MAX_ENTERED: usize = 1 << 20;
 const MAX_KEY_CHANGES: usize = 1 << 20;
 
 /// Transaction that is being applied.
-#[derive(Debug)]
 pub(crate) struct OpenTransaction {
     /// Position of its commit.
     pub(crate) lsn: u64,
@@ -370,5 +370,14 @@ impl OpenTransaction {
             }
         });
         (touches, deferred, text)
+    }
+}
+
+impl fmt::Debug for OpenTransaction {
+    /// Never shows messages: they have row values.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut transaction = f.debug_struct("OpenTransaction");
+        transaction.field("lsn", &self.lsn).field("xid", &self.xid).field("receipt", &self.receipt);
+        transaction.field("op", &self.op).finish_non_exhaustive()
     }
 }

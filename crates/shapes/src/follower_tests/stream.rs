@@ -59,6 +59,19 @@ fn the_ranges_of_messages_that_wait_for_the_commit_are_bounded() {
 }
 
 #[test]
+fn the_debug_output_of_a_follower_has_no_row_values() {
+    let mut bench = FollowBench::new();
+    let _all = bench.shape(options(None));
+    let begin = bench.begin();
+    bench.send(&[begin, MessageBytes::insert(ITEMS, &row(["1", "2", "secret"]))]);
+    let shown = format!("{:?}", bench.follower);
+    assert!(shown.contains("OpenTransaction"));
+    for message in ["secret".to_owned(), format!("{:?}", b"secret").replace(['[', ']'], "")] {
+        assert!(!shown.contains(&message), "{shown}");
+    }
+}
+
+#[test]
 fn a_repeated_transaction_is_skipped_and_an_interrupted_one_starts_over() {
     let mut bench = FollowBench::with(|config| config.part_bytes = 1);
     let shape = bench.shape(options(None));

@@ -4,6 +4,7 @@
 //! are part of the format. `frame.rs` encodes all records.
 
 use bytes::Bytes;
+use forebay_pgoutput::{Snapshot, Xid};
 use serde::{Deserialize, Serialize};
 
 use super::frame;
@@ -156,6 +157,20 @@ pub(crate) struct SnapshotVisibility {
     pub(crate) lsn: u64,
 }
 
+impl SnapshotVisibility {
+    /// Returns the visibility of a snapshot that was taken at the WAL position `lsn`.
+    pub(crate) fn new(snapshot: &Snapshot, lsn: u64) -> Self {
+        SnapshotVisibility { xmin: snapshot.xmin, xmax: snapshot.xmax, xip: snapshot.xip.clone(), lsn }
+    }
+
+    /// Returns whether the snapshot sees the transaction `xid`, whose commit is at `lsn`.
+    pub(crate) fn sees(&self, lsn: u64, xid: u32) -> bool {
+        // The same rule as `Snapshot::sees`, without a copy of the list.
+        let full = Xid(xid).widen(self.xmax);
+        lsn < self.lsn && (full < self.xmin || full < self.xmax && !self.xip.contains(&full))
+    }
+}
+
 /// First record of the catalog: the state that belongs to no single table or shape.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct CatalogHeader {
@@ -212,4 +227,30 @@ pub(crate) struct CatalogLog {
     /// file.
     #[serde(default)]
     pub(crate) past: Vec<(u64, u64, u64)>,
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn a_snapshot_sees_the_same_transactions_after_it_was_stored(
+            epoch in 0..3_u64,
+            xmin in 5..30_u64,
+            running: [bool; 8],
+            lsn in 1..100_u64,
+        ) {
+            let base = (epoch << 32) + xmin;
+            let running = (base..).zip(running).filter(|(_, is_running)| *is_running);
+            let snapshot = Snapshot { xmin: base, xmax: base + 8, xip: running.map(|(xid, _)| xid).collect() };
+            let stored = SnapshotVisibility::new(&snapshot, lsn);
+            for xid in (3..50).chain(u32::MAX - 20..=u32::MAX) {
+                prop_assert_eq!(stored.sees(lsn - 1, xid), snapshot.sees(xid), "{}", xid);
+                prop_assert!(!stored.sees(lsn, xid), "the commit is after the snapshot");
+            }
+        }
+    }
 }
