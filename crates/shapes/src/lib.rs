@@ -246,7 +246,10 @@
 //! `what_is_queued_and_what_is_being_written_share_one_bound`,
 //! `held_bytes_are_bounded_within_a_transaction_and_across_many`, `what_is_held_is_bounded`,
 //! `batches_and_answers_are_bounded`, `all_tables_share_one_bound`,
-//! `an_idle_shape_takes_less_than_five_kilobytes`.
+//! `an_idle_shape_takes_less_than_five_kilobytes`,
+//! `the_ranges_of_messages_that_wait_for_the_commit_are_bounded`,
+//! `deferrable_keys_beyond_the_bound_are_ambiguous`,
+//! `key_changes_beyond_the_bound_are_counted_before_the_commit`.
 //!
 //! # Lock order
 //!
@@ -275,7 +278,7 @@
 //! | encoding of rows; COPY rows | `encode/row_encoder.rs`; `encode/copy.rs` |
 //! | shapes that a row change concerns; what it means for one, and its messages | `follow/table_group.rs`; `follow/row_effect.rs` |
 //! | messages of the stream | `follower.rs` |
-//! | held transactions; altered tables | `follow/followed_shapes.rs` |
+//! | held transactions; why they are held; altered tables | `follow/held_transaction.rs`; `follow/shape_hold.rs`; `follow/followed_shapes.rs` |
 //! | undecided rows; release of held transactions | `undecided_rows.rs`, `follow/row_verdicts.rs`; `follow/holds.rs` |
 //! | parts of a transaction | `follow/open_transaction.rs` |
 //! | changes of partitions | `follower.rs`, `follow/stream_relation.rs` |
@@ -288,6 +291,7 @@
 //! | writer thread, recovery, checkpoint | `engine/writer.rs`, `engine/replay.rs`, `engine/checkpoint.rs` |
 //! | application of a record | `engine/apply.rs` |
 //! | format of records, WAL, catalog and files | `store/`, explained in `store/mod.rs` |
+//! | whether this process writes; its position; a full disk | `store/writer_role.rs`; `store/progress.rs`; `store/health.rs` |
 //! | merge of long logs | `encode/merge.rs`, `engine/compaction.rs` |
 //! | crashes, readers beside a writer, ten thousand shapes | `simulation/` |
 

@@ -6,8 +6,7 @@
 //!
 //! Locks without a rank are taken last: while a thread holds one, it takes no other lock. They are in
 //! the write queue, the writer role (`queue`), the store (`staged`), its files, progress and health,
-//! and the row encoders. One exception: progress reports a durable position under `on_durable`, and
-//! takes `holds` and the locks of the callback.
+//! and the row encoders. One exception: progress calls its callback under `on_durable`.
 
 use std::ops::{Deref, DerefMut};
 

@@ -4,6 +4,9 @@
 //! record.
 //! Enforced by: the transaction is queued in parts, and a message beyond the maximum is discarded.
 
+#[cfg(test)]
+mod tests;
+
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fmt;
 use std::mem;

@@ -118,8 +118,9 @@ impl StoreProgress {
 
     /// Passes the position that may be acknowledged to the callback.
     pub(crate) fn report_durable(&self) {
+        let position = self.acknowledgeable();
         if let Some(on_durable) = &*self.on_durable.lock() {
-            on_durable(self.acknowledgeable());
+            on_durable(position);
         }
     }
 }
