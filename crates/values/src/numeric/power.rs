@@ -26,9 +26,7 @@ impl Numeric {
             return Err(invalid("zero raised to a negative power is undefined"));
         }
         if self.sign() < 0 && matches!(exponent, Numeric::Finite(exponent) if !exponent.is_whole()) {
-            return Err(invalid(
-                "a negative number raised to a non-integer power yields a complex result",
-            ));
+            return Err(invalid("a negative number raised to a non-integer power yields a complex result"));
         }
         match (self, exponent) {
             (Numeric::Finite(base), Numeric::Finite(exponent)) => finite_power(base, exponent, modern),
@@ -81,7 +79,12 @@ fn finite_power(base: &Decimal, exponent: &Decimal, modern: bool) -> Result<Nume
 }
 
 /// Raises to a whole power (power_var_int).
-fn whole_power(base: &Decimal, exponent: i32, exponent_scale: i32, modern: bool) -> Result<Numeric, EvalError> {
+fn whole_power(
+    base: &Decimal,
+    exponent: i32,
+    exponent_scale: i32,
+    modern: bool,
+) -> Result<Numeric, EvalError> {
     let magnitude = match base.digits.is_empty() {
         true => 0.0,
         false => magnitude(base, exponent)?,
@@ -223,7 +226,7 @@ impl Approximation {
         }
         // A divisor of one or two digits is divided by exactly (div_var_int).
         let is_exact = self.is_exact && self.value.digits.len() <= 2;
-        Ok(Approximation { value: self.value.reciprocal(scale), is_exact, ..*self })
+        Ok(Approximation { value: self.value.reciprocal(scale), is_exact, length: self.length })
     }
 
     /// Rounds to this many decimals. Fails if the error may change the last of them.
@@ -241,5 +244,49 @@ impl Approximation {
             }
         }
         rounded.checked()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, Instant};
+
+    use super::*;
+
+    fn power(base: &str, exponent: &str, modern: bool) -> Result<String, &'static str> {
+        let [base, exponent] = [base, exponent].map(|text| Numeric::parse(text).unwrap());
+        base.power(&exponent, modern).map(|power| power.to_string()).map_err(|error| error.sqlstate())
+    }
+
+    #[test]
+    fn the_scale_of_a_power_depends_on_the_version() {
+        assert_eq!(power("2", "10", false).as_deref(), Ok("1024.0000000000000000"));
+        assert_eq!(power("2", "10", true).as_deref(), Ok("1024.0000000000000"));
+        assert_eq!(power("0", "0", true).as_deref(), Ok("1.0000000000000000"));
+        assert_eq!(power("2", "-3", false).as_deref(), Ok("0.1250000000000000"));
+        assert_eq!(power("-Infinity", "3", true).as_deref(), Ok("-Infinity"));
+    }
+
+    #[test]
+    fn a_power_fails_or_is_undecided_by_name() {
+        for modern in [false, true] {
+            assert_eq!(power("0", "-1", modern), Err("2201F"));
+            assert_eq!(power("-8", "0.5", modern), Err("2201F"));
+            assert_eq!(power("10", "131073", modern), Err("22003"));
+            assert_eq!(power("2", "0.5", modern), Err("0A000"));
+            assert_eq!(power("3", "20000", modern), Err("0A000"));
+        }
+    }
+
+    #[test]
+    fn a_power_takes_bounded_time() {
+        let begun = Instant::now();
+        for exponent in ["100000", "2147483647", "-2147483648", "16000", "1e30"] {
+            for base in ["10", "3.14159265358979", "0.99999", "1.0000000000001", "-7e100"] {
+                let _ = power(base, exponent, false);
+                let _ = power(base, exponent, true);
+            }
+        }
+        assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());
     }
 }

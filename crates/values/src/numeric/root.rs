@@ -84,10 +84,10 @@ mod tests {
             ("4", "2.000000000000000"),
             ("0", "0.000000000000000"),
             ("0.0001", "0.01000000000000000"),
-            ("15241578780673678515622620750190521", "123456789012345678.9999999999999999959500"),
+            ("1e20", "10000000000.00000"),
         ] {
-            let found = Numeric::parse(text).unwrap().square_root().unwrap().to_string();
-            assert!(found.len().min(root.len()) > 0 && found[..4] == root[..4], "{text}: {found}");
+            let found = Numeric::parse(text).unwrap().square_root().unwrap();
+            assert_eq!(found.to_string(), root, "{text}");
         }
         assert_eq!(Numeric::parse("-0.1").unwrap().square_root().unwrap_err().sqlstate(), "2201F");
         let long = Numeric::parse(&format!("1{}", "3".repeat(20_000))).unwrap();
