@@ -230,7 +230,10 @@ fn is_stable(expr: &Expr) -> bool {
     match expr {
         Expr::Concat { .. } => true,
         Expr::Call { is_stable, .. } => *is_stable,
-        Expr::Binary(Binary::Arithmetic(_, result), _) => *result == Timestamptz,
+        // The zone of a timetz replaces that of the session.
+        Expr::Binary(Binary::Arithmetic(_, result), operands) => {
+            *result == Timestamptz && !operands.iter().any(is_timetz)
+        }
         Expr::Unary(Unary::Cast { from, to, .. }, _) => match (from, to) {
             (SqlType::Scalar(from), SqlType::Scalar(to))
                 if [from, to].iter().any(|scalar| scalar.is_enum() || scalar.range_element().is_some()) =>
@@ -252,6 +255,13 @@ fn is_stable(expr: &Expr) -> bool {
         },
         _ => false,
     }
+}
+
+fn is_timetz(expr: &Expr) -> bool {
+    matches!(
+        expr,
+        Expr::Const(Some(SqlValue::Timetz(_))) | Expr::Column { kind: SqlType::Scalar(Scalar::Timetz), .. }
+    )
 }
 
 /// Replaces the expression by its value if all of its parts are constants.
