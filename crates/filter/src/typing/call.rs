@@ -206,8 +206,8 @@ impl Typer<'_> {
         Ok(Expr::unary(unary, moment.expr))
     }
 
-    /// Returns the seconds east of Greenwich of a constant zone; `None` is NULL. Zones with rules are
-    /// refused: a tzdata in this crate could differ from the server's version.
+    /// Returns the seconds east of Greenwich of a constant zone; `None` is NULL. Zones with rules
+    /// are refused: a tzdata in this crate could differ from the server's version.
     fn east_of_greenwich(&self, zone: TypedExpr, at: usize) -> Result<Option<i64>, FilterError> {
         match self.fold(zone.expr, at)? {
             Expr::Const(None) => Ok(None),

@@ -286,14 +286,20 @@ fn fold_constant(expr: Expr, stable: bool) -> Result<Expr, EvalError> {
 
 /// Folds AND (`ends` is false) or OR (`ends` is true).
 fn chain(operands: Vec<Expr>, ends: bool) -> Result<Expr, EvalError> {
-    let mut kept = Vec::new();
-    for operand in operands {
+    let (mut kept, mut operands) = (Vec::new(), operands.into_iter());
+    while let Some(operand) = operands.next() {
         let stable = has_stable_part(&operand);
         match fold(operand)? {
             // Postgres evaluates it for each row, after the operands before it, which may fail.
-            Expr::Const(Some(SqlValue::Bool(value))) if value == ends && stable && !kept.is_empty() => {
+            // Before that, it evaluates the constant parts of the operands after it.
+            Expr::Const(Some(SqlValue::Bool(value))) if value == ends && stable => {
+                for later in operands.by_ref() {
+                    let stable = has_stable_part(&later);
+                    if fold(later)? == Expr::truth(ends) && !stable {
+                        return Ok(Expr::truth(ends));
+                    }
+                }
                 kept.push(Expr::truth(ends));
-                break;
             }
             Expr::Const(Some(SqlValue::Bool(value))) if value == ends => return Ok(Expr::truth(ends)),
             Expr::Const(Some(_)) => {}

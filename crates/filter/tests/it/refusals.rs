@@ -88,6 +88,7 @@ fn errors_have_the_messages_of_postgres() {
         "0 ^ -1 = n",
         "(-2) ^ 0.5 = n",
         "10 ^ 200000 = n",
+        "interval '1 day'::text = 'P1D' OR 1 / 0 = i4",
         "tstz = '5874897-12-31'::date + '01:00+01'::timetz",
         "sqrt(-0.1) = n",
         "age(i4, i4) = iv",
