@@ -37,6 +37,11 @@ impl<'a> SqlValue<'a> {
         if let Some(sign) = infinity(self) {
             return Ok(infinite_part(field, sign, as_float));
         }
+        if let (SqlValue::Timetz(time), ClockField::Epoch, true) = (self, field, as_float) {
+            // The zone is added to the rounded seconds.
+            let seconds = time.micros as f64 / MICROS_PER_SECOND as f64;
+            return Ok(Some(SqlValue::Float8(seconds + f64::from(time.west))));
+        }
         let part = part(field, self, as_float)?;
         Ok(Some(if as_float { part.float() } else { part.numeric()? }))
     }
