@@ -11,7 +11,7 @@ use rustix::process::Signal;
 use crate::forebay_process::{ForebayProcess, forebay};
 use crate::limits::{TRUSTED, USERS, open_stream};
 use crate::streaming_upstream::StreamingUpstream;
-use crate::wire::until;
+use crate::wire::{HttpConnection, until};
 
 const TABLE: &str = "forebay-quota";
 const REGION: &str = "us-east-1";
@@ -42,24 +42,30 @@ fn without_aws_sources(args: &[&str]) -> Command {
     command
 }
 
-#[tokio::test]
-async fn gates_share_their_total_through_a_dynamodb_table() {
-    create_table().await;
-    let (origin, url, total) =
-        (StreamingUpstream::start().await, DynamoDb::shared().url(), TOTAL.to_string());
+/// Settings of gates that share limits in the table.
+fn table_settings<'a>(url: &'a str, namespace: &'a str, total: &'a str) -> Vec<(&'a str, &'a str)> {
     let mut settings = vec![
         ("FOREBAY_QUOTA_TABLE", TABLE),
-        ("FOREBAY_REDIS_NAMESPACE", "gates"),
+        ("FOREBAY_REDIS_NAMESPACE", namespace),
         ("FOREBAY_QUOTA_BEAT_MS", "500"),
-        ("FOREBAY_QUOTA_TTL_MS", "5000"),
-        ("FOREBAY_ADMISSION_TOTAL", &total),
-        ("AWS_ENDPOINT_URL", &url),
+        ("FOREBAY_ADMISSION_TOTAL", total),
+        ("AWS_ENDPOINT_URL", url),
         ("AWS_REGION", REGION),
         ("AWS_ACCESS_KEY_ID", "sandbox"),
         ("AWS_SECRET_ACCESS_KEY", "sandbox"),
     ];
     settings.extend(USERS);
     settings.extend(NO_SOURCES);
+    settings
+}
+
+#[tokio::test]
+async fn gates_share_their_total_through_a_dynamodb_table() {
+    create_table().await;
+    let (origin, url, total) =
+        (StreamingUpstream::start().await, DynamoDb::shared().url(), TOTAL.to_string());
+    let mut settings = table_settings(&url, "gates", &total);
+    settings.push(("FOREBAY_QUOTA_TTL_MS", "5000"));
     let gate = async || {
         let gate = ForebayProcess::start_gate_with(&origin.url(), &TRUSTED, &settings);
         until("the quota mode is normal", async || {
@@ -81,6 +87,32 @@ async fn gates_share_their_total_through_a_dynamodb_table() {
         open_stream(&other, "/", &["X-User-ID: late"]).await.is_ok()
     })
     .await;
+}
+
+/// The rebuild of a new namespace lasts longer than the test.
+#[tokio::test]
+async fn a_gate_with_a_new_dynamodb_table_admits_at_once_unless_the_policy_is_closed() {
+    create_table().await;
+    let (origin, url, total) =
+        (StreamingUpstream::start().await, DynamoDb::shared().url(), TOTAL.to_string());
+    for policy in ["share", "closed"] {
+        let namespace = format!("first-start-{policy}");
+        let mut settings = table_settings(&url, &namespace, &total);
+        settings.extend([("FOREBAY_QUOTA_TTL_MS", "600000"), ("FOREBAY_QUOTA_POLICY", policy)]);
+        let gate = ForebayProcess::start_gate_with(&origin.url(), &TRUSTED, &settings);
+        let mut streams = Vec::new();
+        let refused = loop {
+            match open_stream(&gate, "/", &[&format!("X-User-ID: {}", streams.len())]).await {
+                Ok(stream) => streams.push(stream),
+                Err(refused) => break refused,
+            }
+        };
+        let ready = HttpConnection::fetch(gate.admin, "GET", "/readyz", &[], "").await;
+        let expected = if policy == "closed" { (0, 503) } else { (TOTAL, 200) };
+        assert_eq!((streams.len(), ready.head.status), expected, "{policy}");
+        assert_eq!(refused.head.status, 503);
+        assert_eq!(gate.status().await["admission"]["quota"]["mode"], "rebuilding");
+    }
 }
 
 #[test]
