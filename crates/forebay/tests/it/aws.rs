@@ -11,6 +11,7 @@ use rustix::process::Signal;
 use crate::forebay_process::{ForebayProcess, forebay};
 use crate::limits::{TRUSTED, USERS, open_stream};
 use crate::streaming_upstream::StreamingUpstream;
+use crate::streams::list;
 use crate::wire::{HttpConnection, until};
 
 const TABLE: &str = "forebay-quota";
@@ -112,6 +113,10 @@ async fn a_gate_with_a_new_dynamodb_table_admits_at_once_unless_the_policy_is_cl
         assert_eq!((streams.len(), ready.head.status), expected, "{policy}");
         assert_eq!(refused.head.status, 503);
         assert_eq!(gate.status().await["admission"]["quota"]["mode"], "rebuilding");
+        // Instances that share a table have no channel to ask each other.
+        let list = list(&gate, "").await;
+        assert_eq!((&list["scope"], &list["open"]), (&"instance".into(), &expected.0.into()));
+        assert!(list["why"].as_str().is_some_and(|why| why.contains("Redis")), "{list}");
     }
 }
 

@@ -149,11 +149,18 @@ async fn an_operator_ends_a_websocket_at_both_sides_and_its_permit_is_free() {
         assert_eq!(client.end().await["code"], 1006, "without a close message");
         until("the service has no client", async || open_sockets(&app).await == b"0").await;
     }
-    let metrics = HttpConnection::fetch(gate.admin, "GET", "/metrics", &[BEARER], "").await;
-    let metrics = String::from_utf8(metrics.body).unwrap();
-    for line in ["forebay_gate_upgrades_ended_total{end=\"aborted\"} 2", "forebay_admission_ended_total 2"] {
-        assert!(metrics.lines().any(|found| found == line), "{line} isn't in\n{metrics}");
-    }
+    let lines = [
+        "forebay_gate_upgrades_ended_total{end=\"aborted\"} 2",
+        "forebay_gate_outcomes_total{kind=\"stream\",outcome=\"cancelled\"} 2",
+        "forebay_admission_ended_total 2",
+        "forebay_admission_active_streams 0",
+    ];
+    until("the metrics have both ends", async || {
+        let metrics = HttpConnection::fetch(gate.admin, "GET", "/metrics", &[BEARER], "").await;
+        let metrics = String::from_utf8(metrics.body).unwrap();
+        lines.iter().all(|line| metrics.lines().any(|found| found == *line))
+    })
+    .await;
 }
 
 #[tokio::test]
