@@ -57,8 +57,8 @@
 //!   `the_total_is_shared_and_a_killed_gates_permits_return`
 //! - An upgraded connection passes bytes in both directions, unchanged, and holds its permit until
 //!   both sides have ended, one is lost, none has sent for `upgrade_idle_timeout`, or an operator
-//!   ends it. The end of one side is passed on as a half-close. No upgrade leads to HTTP inside the connection, which
-//!   would bypass the limits.
+//!   ends it. The end of one side is passed on as a half-close. No upgrade leads to HTTP inside the
+//!   connection, which would bypass the limits.
 //!   `an_upgraded_connection_holds_its_permit_until_both_sides_have_ended`,
 //!   `a_slow_reader_costs_no_memory_and_gets_every_byte`,
 //!   `a_reset_of_one_side_ends_the_other`, `an_idle_connection_is_closed_and_a_used_one_is_not`,

@@ -1,5 +1,5 @@
-//! Counts of streams, limits and members after an instance was killed: in the status, the metrics, the
-//! dashboard and `forebay status`.
+//! Counts of streams, limits and members after an instance was killed: in the status, the metrics,
+//! the dashboard and `forebay status`.
 
 use std::net::SocketAddr;
 

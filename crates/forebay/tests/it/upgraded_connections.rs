@@ -265,7 +265,7 @@ async fn an_operator_ends_a_connection_of_another_instance_although_both_sides_s
     let instances = serde_json::json!([{"instance": "there", "ended": 1, "ending": 0}]);
     assert_eq!(report["instances"], instances, "{report}");
     assert_eq!(list(&here, "").await["open"], 0);
-    // What was in transit arrives, and then the end: clean or, because bytes were not read, a reset.
+    // What was in transit arrives, and then the end: clean, or a reset, as bytes were not read.
     for side in [&mut client, &mut upstream] {
         let mut rest = tokio::io::sink();
         let _reset_or_end = within("the end", tokio::io::copy(&mut side.socket, &mut rest)).await;
