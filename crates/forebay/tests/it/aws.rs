@@ -16,7 +16,8 @@ use crate::forebay_process::{ForebayProcess, forebay};
 use crate::limits::{TRUSTED, USERS, open_stream};
 use crate::serve::support::{ServeFixture, summarize};
 use crate::streaming_upstream::StreamingUpstream;
-use crate::wire::until;
+use crate::streams::list;
+use crate::wire::{HttpConnection, until};
 
 const TABLE: &str = "forebay-quota";
 const REGION: &str = "us-east-1";
@@ -92,6 +93,37 @@ async fn gates_share_their_total_through_a_dynamodb_table() {
         open_stream(&other, "/", &["X-User-ID: late"]).await.is_ok()
     })
     .await;
+}
+
+/// The rebuild of a new namespace lasts longer than the test.
+#[tokio::test]
+async fn a_gate_with_a_new_dynamodb_table_admits_at_once_unless_the_policy_is_closed() {
+    create_table().await;
+    let (origin, url, total) =
+        (StreamingUpstream::start().await, DynamoDb::shared().url(), TOTAL.to_string());
+    for policy in ["share", "closed"] {
+        let namespace = format!("first-start-{policy}");
+        let mut settings = table_settings(&namespace, &url, &total);
+        settings.extend(USERS);
+        settings.extend([("FOREBAY_QUOTA_TTL_MS", "600000"), ("FOREBAY_QUOTA_POLICY", policy)]);
+        let gate = ForebayProcess::start_gate_with(&origin.url(), &TRUSTED, &settings);
+        let mut streams = Vec::new();
+        let refused = loop {
+            match open_stream(&gate, "/", &[&format!("X-User-ID: {}", streams.len())]).await {
+                Ok(stream) => streams.push(stream),
+                Err(refused) => break refused,
+            }
+        };
+        let ready = HttpConnection::fetch(gate.admin, "GET", "/readyz", &[], "").await;
+        let expected = if policy == "closed" { (0, 503) } else { (TOTAL, 200) };
+        assert_eq!((streams.len(), ready.head.status), expected, "{policy}");
+        assert_eq!(refused.head.status, 503);
+        assert_eq!(gate.status().await["admission"]["quota"]["mode"], "rebuilding");
+        // Instances that share a table have no channel to ask each other.
+        let list = list(&gate, "").await;
+        assert_eq!((&list["scope"], &list["open"]), (&"instance".into(), &expected.0.into()));
+        assert!(list["why"].as_str().is_some_and(|why| why.contains("Redis")), "{list}");
+    }
 }
 
 #[tokio::test]
