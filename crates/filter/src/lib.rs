@@ -91,6 +91,7 @@
 #![forbid(unsafe_code)]
 
 mod clock_dependence;
+mod clock_guard;
 mod conditions;
 mod error;
 mod eval;
@@ -166,6 +167,8 @@ impl<B: AsRef<[u8]>, const N: usize> TextRow for [Option<B>; N] {
 pub struct Filter {
     expr: Expr,
     canonical: String,
+    /// `None`: the canonical text.
+    postgres_sql: Option<Box<str>>,
     columns: Vec<usize>,
     needs_postgres: bool,
 }
@@ -192,11 +195,11 @@ impl Filter {
     ) -> Result<Filter, FilterError> {
         check_length(text, params)?;
         let tree = syntax::parse(text, params, schema.server_version, &enums(schema))?;
-        let tree = syntax::citext::rewrite(tree, text, schema)?;
+        let mut tree = syntax::citext::rewrite(tree, text, schema)?;
         if syntax::weight(&tree) > syntax::MAX_WEIGHT {
             return Err(FilterError::TooManyCopies);
         }
-        let expr = typing::clause(&tree, text, schema, rules)?;
+        let (expr, time_casts) = typing::clause(&tree, text, schema, rules)?;
         let (mut columns, mut needs_postgres) = (Vec::new(), false);
         typing::each(&expr, &mut |expr| match expr {
             Expr::Column { index, .. } => columns.push(*index),
@@ -208,7 +211,12 @@ impl Filter {
         });
         columns.sort_unstable();
         columns.dedup();
-        Ok(Filter { expr, canonical: tree.to_string(), columns, needs_postgres })
+        let canonical = tree.to_string();
+        let postgres_sql = (!time_casts.is_empty()).then(|| {
+            clock_guard::guard(&mut tree, &time_casts);
+            tree.to_string().into()
+        });
+        Ok(Filter { expr, canonical, postgres_sql, columns, needs_postgres })
     }
 
     /// Evaluates the clause for a row; `None` is NULL.
@@ -256,6 +264,13 @@ impl Filter {
     /// spelling have the same text.
     pub fn canonical(&self) -> &str {
         &self.canonical
+    }
+
+    /// Returns the clause as SQL for Postgres. It differs from [`Filter::canonical`] on rows with a
+    /// text that means the current time where the clause casts it to a date or time, such as
+    /// `today`: it fails on them.
+    pub fn postgres_sql(&self) -> &str {
+        self.postgres_sql.as_deref().unwrap_or(&self.canonical)
     }
 
     /// Returns the conditions that an index can look up. A row that satisfies the clause satisfies

@@ -79,7 +79,7 @@ impl<'v> Scope<'v, '_> {
                 _ => Ok(None),
             },
             Expr::Unary(unary, operand) => match self.value(operand)? {
-                Some(value) => apply_unary(*unary, value),
+                Some(value) => apply_unary(*unary, value).map_err(|error| self.row_error(error)),
                 None => Ok(None),
             },
             Expr::And(_)
@@ -89,6 +89,15 @@ impl<'v> Scope<'v, '_> {
             | Expr::Distinct { .. }
             | Expr::RowComparison { .. } => Ok(self.truth(expr)?.map(SqlValue::Bool)),
             other => self.uncommon_value(other),
+        }
+    }
+
+    /// A text of a row that means the current time is no value in a clause: tomorrow it would be
+    /// another one. [`Filter::postgres_sql`](crate::Filter::postgres_sql) makes it fail, too.
+    fn row_error(&self, error: EvalError) -> EvalError {
+        match self.lenient && error.depends_on_clock() {
+            true => EvalError::new("22007", "invalid input syntax for a date or time: it means the current time"),
+            false => error,
         }
     }
 

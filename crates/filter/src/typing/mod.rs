@@ -34,6 +34,8 @@ pub(crate) use fold::each;
 pub(crate) use operator::OPERATORS;
 pub(crate) use sql_type::SqlType;
 
+use std::cell::RefCell;
+
 use forebay_values::{Collation, EvalError, Scalar, SqlValue};
 
 use crate::error::FilterError;
@@ -41,16 +43,18 @@ use crate::postgres_rules::PostgresRules;
 use crate::schema::{Schema, TypeKind};
 use crate::syntax::{IsTest, SyntaxKind, SyntaxTree};
 
-/// Types a clause. Fails if it is not a boolean.
+/// Types a clause. Fails if it is not a boolean. Also returns the positions of the casts of texts,
+/// other than constants, to dates and times.
 pub(crate) fn clause(
     tree: &SyntaxTree,
     text: &str,
     schema: &Schema,
     rules: PostgresRules<'_>,
-) -> Result<Expr, FilterError> {
-    let typer = Typer { text, schema, rules };
+) -> Result<(Expr, Vec<usize>), FilterError> {
+    let typer = Typer { text, schema, rules, time_casts: RefCell::default() };
     let expr = typer.condition(tree, "WHERE")?;
-    typer.fold(expr, tree.at)
+    let expr = typer.fold(expr, tree.at)?;
+    Ok((expr, typer.time_casts.into_inner()))
 }
 
 /// An expression with its type and the source of its collation.
@@ -76,6 +80,8 @@ pub(crate) struct Typer<'s> {
     schema: &'s Schema,
     /// Which conditions Postgres may decide.
     rules: PostgresRules<'s>,
+    /// Positions of the casts of texts, other than constants, to dates and times.
+    time_casts: RefCell<Vec<usize>>,
 }
 
 impl Typer<'_> {
