@@ -122,7 +122,6 @@ impl ShapeHandler {
         shape: &Shape,
         table: &TableDescription,
     ) -> Result<SubsetClause, RequestRefusal> {
-        let definition = shape.definition();
         let of_shape = shape.filter().map(Filter::postgres_sql);
         let Some(text) = &subset.clause else {
             return Ok(SubsetClause { sql: of_shape.map(str::to_owned), needs_postgres: false, may_be_slow: false });

@@ -110,7 +110,7 @@ pub(crate) fn begin(engine: &Arc<ShapeEngine>) -> Result<Vec<u64>, OpenError> {
 ///
 /// The catalog covers the same segments as before, so no message is written, and a nearly full disk
 /// suffices.
-fn raise_format(disk: &dyn Disk) -> Result<(), OpenError> {
+pub(crate) fn raise_format(disk: &dyn Disk) -> Result<(), OpenError> {
     if StoreCatalog::read_format(disk)?.is_some_and(|format| format < catalog::FORMAT)
         && let Some(catalog) = StoreCatalog::read(disk)?
     {

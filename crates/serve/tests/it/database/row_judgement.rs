@@ -220,7 +220,8 @@ async fn rows_on_which_the_clause_fails_do_not_change_the_outcome_of_others() {
         };
         assert_eq!(outcome, expected, "{id}");
     }
-    assert!(statements <= 1000, "{statements}");
+    // Of the 16 statements of a judgement, two find that a part fails.
+    assert!(statements <= 1000 * 16 / 14 + 16, "{statements}");
     let (outcomes, statements) = judge(&database, &table, "id::text ~ '^1$'", LIMIT).await.unwrap();
     assert_eq!((outcomes[0], outcomes[1], statements), (RowOutcome::True, RowOutcome::NotTrue, 1));
 }
@@ -246,7 +247,8 @@ async fn a_missing_privilege_rejects_the_clause_and_no_error_shows_a_value() {
         18,
         "ENCODING UTF8",
         "reader_of_judgements",
-        "CREATE TABLE items (id int PRIMARY KEY, note text); INSERT INTO items VALUES (1, 'hidden')",
+        "CREATE TABLE items (id int PRIMARY KEY, note text); INSERT INTO items VALUES (1, 'hidden');
+         GRANT SELECT ON items TO reader_of_judgements",
     );
     let table = table(&database, "items").await;
     let filter = parse("note ~ 'hidden' AND length(note) > 1", &table);
