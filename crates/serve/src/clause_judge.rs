@@ -129,8 +129,10 @@ impl ClauseJudge {
         let attempt = self.ask(&shape, &rows).await;
         let judgement = attempt.as_ref().ok();
         metrics::judgement_ended(judgement.map(|judged| &judged.outcomes[..]), begun.elapsed());
-        let statements = judgement.map_or(1, |judged| judged.statements);
-        self.charge(shape.handle(), statements, begun.elapsed());
+        if !matches!(attempt, Err(AttemptError::Pool(_))) {
+            let statements = judgement.map_or(1, |judged| judged.statements);
+            self.charge(shape.handle(), statements, begun.elapsed());
+        }
         let error = match attempt {
             Ok(judgement) => {
                 let verdicts: Vec<RowVerdict> = judgement.outcomes.into_iter().map(verdict).collect();

@@ -163,8 +163,9 @@
 //!   `two_rows_with_one_deferrable_key_in_a_transaction_delete_the_shapes`,
 //!   `a_row_that_leaves_while_an_equal_row_remains_deletes_the_shape`
 //! - While Postgres judges rows of a shape, its log gets nothing, and no up-to-date is beyond it.
-//!   Afterwards the log is as if the rows had been judged at once. Other shapes don't wait.
-//!   `an_undecided_row_holds_its_shape_and_no_other`,
+//!   Afterwards the log is as if the rows had been judged at once. Other shapes don't wait, and
+//!   shapes with undecided rows take turns.
+//!   `an_undecided_row_holds_its_shape_and_no_other`, `shapes_with_undecided_rows_take_turns`,
 //!   `held_transactions_reach_the_log_in_order_whatever_is_decided_first`,
 //!   `a_reader_beside_the_writer_shows_no_more_than_the_writer`,
 //!   `a_kill_keeps_a_held_shape_and_the_stream_repeats_its_transactions`,
