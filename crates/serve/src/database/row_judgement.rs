@@ -57,8 +57,8 @@ pub enum JudgementError {
         /// Time limit of a statement.
         limit: Duration,
     },
-    /// Postgres rejects the clause, whatever the row: the table, one of its types or a privilege was
-    /// altered.
+    /// Postgres rejects the clause, whatever the row: the table, one of its types or a privilege
+    /// was altered.
     #[error("Postgres rejects the clause: {}", error_code(.0))]
     Rejected(#[source] tokio_postgres::Error),
     /// The table doesn't have the columns that the clause uses.
