@@ -48,6 +48,9 @@
 //!   conditions don't decide.
 //!   `native_operands_decide_a_row_wherever_they_can`,
 //!   `letters_whose_case_depends_on_the_collation_are_undecided_on_their_rows_alone`
+//! - A shape's clause never depends on the current time.
+//!   `a_condition_whose_value_depends_on_the_clock_is_reported`,
+//!   `a_text_of_a_row_that_means_the_current_time_is_no_date`
 //! - A search of the index finds the same filters as evaluating every filter.
 //!   `random_filters_are_found_as_if_each_were_evaluated`,
 //!   `a_filter_that_several_conditions_find_is_found_once`
@@ -76,6 +79,7 @@
 //! | evaluation | `eval/` |
 //! | conditions that only Postgres can evaluate | `postgres_rules.rs`, `typing/condition.rs` |
 //! | conditions and keys that an index looks up | `conditions.rs`, `index_key.rs`, `key_expression.rs` |
+//! | texts that mean the current time: in a clause; in a row | `clock_dependence.rs`; `clock_guard.rs` |
 //! | hash lookups and the interval tree | `index/` |
 //! | clauses and conditions that Postgres evaluates, as SQL | `expression.rs` |
 //! | values: parsed, compared, computed, formatted | the crate `forebay-values` |
