@@ -113,8 +113,7 @@ impl ShapeBackend {
             config.postgres_clauses,
             config.postgres_clause_statements_per_s,
         ));
-        let judges: Vec<_> =
-            (0..judge_workers).map(|_| tokio::spawn(Arc::clone(&judge).run())).collect();
+        let judges: Vec<_> = (0..judge_workers).map(|_| tokio::spawn(Arc::clone(&judge).run())).collect();
         let tasks = [
             tokio::spawn(republish(Arc::clone(&watch), manager.clone())),
             tokio::spawn(watch.run()),

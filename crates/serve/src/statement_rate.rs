@@ -100,8 +100,9 @@ mod tests {
             turns.charge(statements, Duration::from_millis(ms));
             std::iter::from_fn(|| turns.pass().then_some(())).count()
         };
-        assert_eq!([(1, 0), (1, 49), (16, 10), (1, 500), (3, 5_000)].map(|turn| passed(turn.0, turn.1)), [
-            0, 0, 15, 10, 100
-        ]);
+        assert_eq!(
+            [(1, 0), (1, 49), (16, 10), (1, 500), (3, 5_000)].map(|turn| passed(turn.0, turn.1)),
+            [0, 0, 15, 10, 100]
+        );
     }
 }

@@ -124,7 +124,11 @@ impl ShapeHandler {
     ) -> Result<SubsetClause, RequestRefusal> {
         let of_shape = shape.filter().map(Filter::postgres_sql);
         let Some(text) = &subset.clause else {
-            return Ok(SubsetClause { sql: of_shape.map(str::to_owned), needs_postgres: false, may_be_slow: false });
+            return Ok(SubsetClause {
+                sql: of_shape.map(str::to_owned),
+                needs_postgres: false,
+                may_be_slow: false,
+            });
         };
         let params: Vec<&str> = subset.params.iter().map(String::as_str).collect();
         let (sql, columns, may_fail, needs_postgres, may_be_slow) = match Filter::parse(text, &params, types)

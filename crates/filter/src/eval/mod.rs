@@ -96,7 +96,9 @@ impl<'v> Scope<'v, '_> {
     /// another one. [`Filter::postgres_sql`](crate::Filter::postgres_sql) makes it fail, too.
     fn row_error(&self, error: EvalError) -> EvalError {
         match self.lenient && error.depends_on_clock() {
-            true => EvalError::new("22007", "invalid input syntax for a date or time: it means the current time"),
+            true => {
+                EvalError::new("22007", "invalid input syntax for a date or time: it means the current time")
+            }
             false => error,
         }
     }

@@ -62,7 +62,14 @@ fn a_text_of_a_row_that_means_the_current_time_is_no_date() {
         let is_same = filter.postgres_sql() == filter.canonical();
         assert_eq!(is_same, sql == "unchanged", "{clause}");
         if !is_same {
-            assert_eq!(filter.postgres_sql().replace("\"regexp_replace\"", "regexp_replace").replace("\"text\"", "text").replace("\"date\"", "date"), sql);
+            assert_eq!(
+                filter
+                    .postgres_sql()
+                    .replace("\"regexp_replace\"", "regexp_replace")
+                    .replace("\"text\"", "text")
+                    .replace("\"date\"", "date"),
+                sql
+            );
         }
     }
 }

@@ -241,10 +241,10 @@ fn shapes_with_undecided_rows_take_turns() {
     drop(of_second);
     drop(rows);
     let order: Vec<_> = [(); 2].map(|()| turn(&bench).unwrap()).into();
-    assert_eq!(order.iter().map(|(shape, rows)| (*shape, rows.len())).collect::<Vec<_>>(), [
-        (second, 2),
-        (first, 2)
-    ]);
+    assert_eq!(
+        order.iter().map(|(shape, rows)| (*shape, rows.len())).collect::<Vec<_>>(),
+        [(second, 2), (first, 2)]
+    );
 }
 
 #[test]

@@ -23,7 +23,8 @@ async fn a_statement_that_is_too_slow_once_keeps_the_shape() {
     let lock = tokio::task::spawn_blocking(move || postgres.execute(&database, lock));
     let holder =
         "FROM pg_locks WHERE relation = 'pg_range'::regclass AND mode = 'AccessExclusiveLock' AND granted";
-    until("the catalog is locked", async || fixture.query_value(&format!("SELECT 1 {holder}")).is_some()).await;
+    until("the catalog is locked", async || fixture.query_value(&format!("SELECT 1 {holder}")).is_some())
+        .await;
     fixture.sql("UPDATE words SET a = 2");
     let attempts = "forebay_serve_judgement_seconds_count";
     until("a statement was too slow", async || serve.metric(attempts, &[]).await >= 1.0).await;

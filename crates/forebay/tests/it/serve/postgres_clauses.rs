@@ -253,7 +253,9 @@ async fn a_text_that_means_the_current_time_is_no_date_in_a_snapshot_or_live() {
     ] {
         let mut reader = serve.reader(&[("table", "words"), ("where", clause)]).await;
         let handle = reader.handle.clone();
-        fixture.sql("INSERT INTO words VALUES (1, 1, 'w', 'today'), (2, 1, 'w', ' NOW '), (3, 1, 'w', '2024-02-29')");
+        fixture.sql(
+            "INSERT INTO words VALUES (1, 1, 'w', 'today'), (2, 1, 'w', ' NOW '), (3, 1, 'w', '2024-02-29')",
+        );
         assert_eq!(summarize(&reader.live_changes(&serve, 1).await), ["insert 3"], "{clause}");
         fixture.sql("UPDATE words SET note = '2024-01-02' WHERE id = 1");
         fixture.sql("UPDATE words SET note = 'tomorrow' WHERE id = 3");

@@ -363,16 +363,19 @@ fn the_format_is_raised_by_a_rewrite_of_the_catalog_alone() {
         let disk = RealDisk::open(folder.0.clone(), false).unwrap();
         let before = StoreCatalog::read(&disk).unwrap().unwrap();
         let files = |disk: &RealDisk| -> Vec<(String, u64)> {
-            let names = ["wal", "shapes"].into_iter().flat_map(|dir| {
-                disk.list(dir).unwrap().into_iter().map(move |name| format!("{dir}/{name}"))
-            });
+            let names = ["wal", "shapes"]
+                .into_iter()
+                .flat_map(|dir| disk.list(dir).unwrap().into_iter().map(move |name| format!("{dir}/{name}")));
             names.map(|name| (name.clone(), disk.open(&name).unwrap().len().unwrap())).collect()
         };
         let files_before = files(&disk);
         writer::raise_format(&disk).unwrap();
         let after = StoreCatalog::read(&disk).unwrap().unwrap();
         raised += u32::from(before.header.format < FORMAT);
-        assert_eq!((after.header.format, &after.shapes, &after.tables), (FORMAT, &before.shapes, &before.tables));
+        assert_eq!(
+            (after.header.format, &after.shapes, &after.tables),
+            (FORMAT, &before.shapes, &before.tables)
+        );
         // Recovery still reads the same segments.
         assert_eq!((after.header.segment, files(&disk)), (before.header.segment, files_before));
     }
