@@ -39,7 +39,7 @@ impl EvalError {
     /// Returns whether a text means the current time, such as `today`. Postgres has a result, which
     /// changes without a change of the row.
     pub fn depends_on_clock(&self) -> bool {
-        self.is_undecided() && self.message == CURRENT_TIME
+        self.is_undecided() && self.message.starts_with(CURRENT_TIME)
     }
 
     /// Returns Postgres' SQLSTATE, such as `22012` for a division by zero. `0A000`: Postgres has a

@@ -5,8 +5,8 @@ use thiserror::Error;
 use crate::eval_error::EvalError;
 use crate::scalar::{Scalar, ValueType};
 
-/// Message of [`InputError::CurrentTime`].
-pub(crate) const CURRENT_TIME: &str = "dates and times that depend on the current time are not supported";
+/// What [`InputError::Unsupported`] has of texts such as `today`.
+pub(crate) const CURRENT_TIME: &str = "dates and times that depend on the current time";
 
 /// Why a text is not a value of its type. [`InputError::describe`] returns Postgres' message.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
@@ -66,9 +66,6 @@ pub enum InputError {
     /// A network with bits set after its prefix.
     #[error("invalid cidr value")]
     HostBits,
-    /// A date or time that depends on the current time, such as `today`.
-    #[error("{CURRENT_TIME}")]
-    CurrentTime,
     /// A form that is not parsed, though Postgres may accept it. The text is a plural noun.
     #[error("{0} are not supported")]
     Unsupported(&'static str),
@@ -117,7 +114,6 @@ impl InputError {
             InputError::HexLength => ("22023", "invalid hexadecimal data: odd number of digits".to_owned()),
             InputError::Escape => ("22P02", "invalid input syntax for type bytea".to_owned()),
             InputError::HostBits => ("22P02", format!("invalid cidr value{shown}")),
-            InputError::CurrentTime => ("0A000", CURRENT_TIME.to_owned()),
             InputError::Unsupported(what) => ("0A000", format!("{what} are not supported")),
         }
     }
