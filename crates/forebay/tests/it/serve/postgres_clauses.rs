@@ -305,8 +305,8 @@ async fn settings_of_the_database_change_no_clause_and_no_value() {
         let mut reader = serve.reader(&[("table", "\"Times\""), ("where", clause)]).await;
         fixture.sql(
             "INSERT INTO public.\"Times\" VALUES
-                (1, '2024-02-03'::date, '2024-02-03 22:00:00.001+00', '1 day 2:03:04', '\\x00ff', 0.1::float8 + 0.2, 1),
-                (2, '2023-03-02'::date, '2025-02-03 22:00+00', '1 hour', '\\x01', 0.3, 2)",
+                (1, '2024-02-03'::date, '2024-02-03 22:00:00.001+00', '1 day 2:03:04', decode('00ff', 'hex'), 0.1::float8 + 0.2, 1),
+                (2, '2023-03-02'::date, '2025-02-03 22:00+00', '1 hour', decode('01', 'hex'), 0.3, 2)",
         );
         let messages = reader.live_changes(&serve, 1).await;
         assert_eq!(summarize(&messages), [format!("insert {expected}")], "{clause}");
