@@ -35,9 +35,8 @@ pub struct StoreConfig {
     /// Maximum size of a snapshot that is written to the WAL instead of its own file, in bytes.
     /// Such a snapshot needs no separate sync. 256 KiB.
     pub small_snapshot_bytes: usize,
-    /// Maximum size of the changes held for a shape until its snapshot is taken, in bytes. Beyond
-    /// it, the shape is deleted. 16 MiB. Also the maximum size of the changes held for a shape until
-    /// Postgres has judged its rows.
+    /// Maximum size of the changes held for a shape until its snapshot is taken, or until Postgres
+    /// has judged its rows, in bytes. Beyond it, the shape is deleted. 16 MiB.
     pub held_bytes: usize,
     /// Maximum size of the changes held for all shapes, in bytes. Beyond it, the shapes with the
     /// largest holds are deleted. 256 MiB.
