@@ -27,12 +27,14 @@ mod range;
 pub(crate) mod resolve;
 mod row;
 pub(crate) mod sql_type;
+mod subquery;
 
 use collate::CollationSource;
 use expr::{Binary, Comparison, Expr, Unary};
 pub(crate) use fold::each;
 pub(crate) use operator::OPERATORS;
 pub(crate) use sql_type::SqlType;
+pub(crate) use subquery::key_class;
 
 use std::cell::RefCell;
 
@@ -41,6 +43,7 @@ use forebay_values::{Collation, EvalError, Scalar, SqlValue};
 use crate::error::FilterError;
 use crate::postgres_rules::PostgresRules;
 use crate::schema::{Schema, TypeKind};
+use crate::subquery::SubquerySet;
 use crate::syntax::{IsTest, SyntaxKind, SyntaxTree};
 
 /// Types a clause. Fails if it is not a boolean. Also returns the positions of the casts of texts,
@@ -50,9 +53,11 @@ pub(crate) fn clause(
     text: &str,
     schema: &Schema,
     rules: PostgresRules<'_>,
+    sets: &[SubquerySet],
 ) -> Result<(Expr, Vec<usize>), FilterError> {
-    let typer = Typer { text, schema, rules, time_casts: RefCell::default() };
+    let typer = Typer { text, schema, rules, time_casts: RefCell::default(), sets };
     let expr = typer.condition(tree, "WHERE")?;
+    typer.check_row_sets(&expr, true, tree.at)?;
     let expr = typer.fold(expr, tree.at)?;
     Ok((expr, typer.time_casts.into_inner()))
 }
@@ -82,6 +87,8 @@ pub(crate) struct Typer<'s> {
     rules: PostgresRules<'s>,
     /// Positions of the casts of texts, other than constants, to dates and times.
     time_casts: RefCell<Vec<usize>>,
+    /// Sets of the clause's subqueries.
+    sets: &'s [SubquerySet],
 }
 
 impl Typer<'_> {
@@ -144,6 +151,10 @@ impl Typer<'_> {
                 SyntaxKind::Row(items) => self.row_in(*negated, items, list, at),
                 _ => self.in_list(*negated, operand, list, at),
             },
+            SyntaxKind::InSelect { negated, operand, select } => {
+                self.in_select(*negated, operand, select, at)
+            }
+            SyntaxKind::Exists(_) => unreachable!("EXISTS is rewritten as IN before"),
             SyntaxKind::Quantified { operator, all, operands } => {
                 let (left, right) = (self.tree(&operands[0])?, self.tree(&operands[1])?);
                 self.quantified(operator, *all, left, right, at)
@@ -404,7 +415,8 @@ pub(crate) fn never_fails(expr: &Expr) -> bool {
         | Expr::NullIf { .. }
         | Expr::Coalesce(_)
         | Expr::Case { .. }
-        | Expr::CaseOperand => true,
+        | Expr::CaseOperand
+        | Expr::InSet { .. } => true,
         Expr::Postgres { .. } => false,
         // Only a pattern that ends in the escape character fails, and only on some texts.
         Expr::Binary(Binary::Like { .. }, operands) => {

@@ -269,7 +269,7 @@ async fn a_text_that_means_the_current_time_is_no_date_in_a_snapshot_or_live() {
         let response = serve.get(&[("table", "words"), ("offset", "-1"), ("where", &other)]).await;
         let text = String::from_utf8_lossy(&response.body).into_owned();
         assert_eq!(response.head.status, 400, "{clause}: {text}");
-        assert!(text.contains("the current time"), "{clause}: {text}");
+        assert!(text.contains("fails on a row of the table (22007)"), "{clause}: {text}");
         fixture.sql("DELETE FROM words");
         assert_eq!(summarize(&reader.live_changes(&serve, 1).await), ["delete 1"], "{clause}");
     }
@@ -297,7 +297,7 @@ async fn settings_of_the_database_change_no_clause_and_no_value() {
     for (clause, expected) in [
         ("d::text ~ '^2024-02-03$'", "1"),
         ("ts::text ~ '^2024-02-03 22:00:00.00'", "1"),
-        ("i::text ~ '^1 day 02:03:04'", "1"),
+        ("i::text ~ '^P1DT2H3M4S$'", "1"),
         ("by ::text ~ '^.x00ff'", "1"),
         ("f::text ~ '^0.30000000000000004$'", "1"),
         ("d > '2024-02-02' AND ts < '2024-02-04' AND i > '1 day' AND id::text ~ '1'", "1"),
