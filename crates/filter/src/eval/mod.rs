@@ -108,12 +108,8 @@ impl<'v> Scope<'v, '_> {
     /// A text of a row that means the current time is no value in a clause: tomorrow it would be
     /// another one. [`Filter::postgres_sql`](crate::Filter::postgres_sql) makes it fail, too.
     fn row_error(&self, error: EvalError) -> EvalError {
-        match self.lenient && error.depends_on_clock() {
-            true => {
-                EvalError::new("22007", "invalid input syntax for a date or time: it means the current time")
-            }
-            false => error,
-        }
+        let is_clock = self.lenient && error.depends_on_clock();
+        if is_clock { EvalError::new("22007", "a text means the current time") } else { error }
     }
 
     /// Evaluates a boolean expression. Avoids a `SqlValue` for each intermediate result.
