@@ -51,6 +51,9 @@
 //!   conditions don't decide.
 //!   `native_operands_decide_a_row_wherever_they_can`,
 //!   `letters_whose_case_depends_on_the_collation_are_undecided_on_their_rows_alone`
+//! - A shape's clause never depends on the current time.
+//!   `a_condition_whose_value_depends_on_the_clock_is_reported`,
+//!   `a_text_of_a_row_that_means_the_current_time_is_no_date`
 //! - Clauses with subqueries agree with Postgres 15 and 18 on tables full of NULLs. Without the
 //!   contents of its sets, a filter is undecided. Other forms of subqueries are refused by name.
 //!   `subqueries_agree_with_postgres_15`, `subqueries_agree_with_postgres_18`,
@@ -93,6 +96,7 @@
 //! | evaluation | `eval/` |
 //! | conditions that only Postgres can evaluate | `postgres_rules.rs`, `typing/condition.rs` |
 //! | conditions and keys that an index looks up | `conditions.rs`, `index_key.rs`, `key_expression.rs` |
+//! | texts that mean the current time: in a clause; in a row | `clock_dependence.rs`; `clock_guard.rs` |
 //! | hash lookups and the interval tree | `index/` |
 //! | clauses and conditions that Postgres evaluates, as SQL | `expression.rs` |
 //! | values: parsed, compared, computed, formatted | the crate `forebay-values` |
@@ -108,6 +112,7 @@
 #![forbid(unsafe_code)]
 
 mod clock_dependence;
+mod clock_guard;
 mod conditions;
 mod error;
 mod eval;
@@ -189,6 +194,8 @@ impl<B: AsRef<[u8]>, const N: usize> TextRow for [Option<B>; N] {
 pub struct Filter {
     expr: Expr,
     canonical: String,
+    /// `None`: the canonical text.
+    postgres_sql: Option<Box<str>>,
     columns: Vec<usize>,
     needs_postgres: bool,
     sets: Vec<SubquerySet>,
@@ -266,7 +273,7 @@ impl Filter {
             return Err(FilterError::TooManyCopies);
         }
         let rules = if sets.is_empty() { rules } else { PostgresRules::None };
-        let expr = typing::clause(tree, text, schema, rules, &sets)?;
+        let (expr, time_casts) = typing::clause(tree, text, schema, rules, &sets)?;
         let (mut columns, mut needs_postgres) = (Vec::new(), false);
         typing::each(&expr, &mut |expr| match expr {
             Expr::Column { index, .. } => columns.push(*index),
@@ -278,7 +285,12 @@ impl Filter {
         });
         columns.sort_unstable();
         columns.dedup();
-        Ok(Filter { expr, canonical: tree.to_string(), columns, needs_postgres, sets })
+        let postgres_sql = (!time_casts.is_empty()).then(|| {
+            let mut guarded = tree.clone();
+            clock_guard::guard(&mut guarded, &time_casts);
+            guarded.to_string().into()
+        });
+        Ok(Filter { expr, canonical: tree.to_string(), postgres_sql, columns, needs_postgres, sets })
     }
 
     /// Evaluates the clause for a row; `None` is NULL.
@@ -343,6 +355,13 @@ impl Filter {
     /// spelling have the same text.
     pub fn canonical(&self) -> &str {
         &self.canonical
+    }
+
+    /// Returns the clause as SQL for Postgres. It differs from [`Filter::canonical`] on rows with a
+    /// text that means the current time where the clause casts it to a date or time, such as
+    /// `today`: it fails on them.
+    pub fn postgres_sql(&self) -> &str {
+        self.postgres_sql.as_deref().unwrap_or(&self.canonical)
     }
 
     /// Returns the conditions that an index can look up. A row that satisfies the clause satisfies

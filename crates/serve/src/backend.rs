@@ -63,6 +63,7 @@ impl ShapeBackend {
         let changes = PublicationChanges::new(database.outline().publication);
         let scanner = CatalogScanner::new(shapes.clone(), changes.clone());
         let schema_epoch = SchemaEpoch::default();
+        let judge_workers = clause_judge::workers(database.outline().metadata_connections);
         let manager = start_manager(database, &shapes, &schema_epoch, &scanner)?;
         let describer = TableDescriber::new(manager.clone(), scanner.clone());
         let publisher = Arc::new(TablePublisher::new(
@@ -111,8 +112,7 @@ impl ShapeBackend {
             config.postgres_clauses,
             config.postgres_clause_statements_per_s,
         ));
-        let judges: [_; clause_judge::WORKERS] =
-            std::array::from_fn(|_| tokio::spawn(Arc::clone(&judge).run()));
+        let judges: Vec<_> = (0..judge_workers).map(|_| tokio::spawn(Arc::clone(&judge).run())).collect();
         let tasks = [
             tokio::spawn(republish(Arc::clone(&watch), manager.clone())),
             tokio::spawn(watch.run()),

@@ -125,6 +125,8 @@
 //!   `text_is_ordered_and_compared_by_icu_in_snapshots_and_live`
 //! - A clause that is slow, or fails on a row, affects no other shape.
 //!   `a_clause_that_is_too_slow_rotates_only_its_own_shape`,
+//!   `a_statement_that_is_too_slow_once_keeps_the_shape`,
+//!   `a_shape_whose_rows_fail_does_not_keep_others_waiting`,
 //!   `rows_on_which_the_clause_fails_do_not_change_the_outcome_of_others`
 //! - A live response without changes is never revalidated with 304: each one has a new ETag.
 //!   `head_requests_etags_and_compression_follow_http`
@@ -143,7 +145,8 @@
 //! | one subset | 64 MiB | 400 |
 //! | all subsets | 256 MiB | 503 with Retry-After |
 //! | a subset's clause that only Postgres can evaluate, or that calls functions | 5 s | 400 |
-//! | a statement that evaluates a shape's clause on changed rows | 1,000 rows, 5 s; two at once; [`Config::postgres_clause_statements_per_s`] | the shape waits; a clause that is too slow ends its shape |
+//! | a statement that evaluates a shape's clause on changed rows | 1,000 rows, 5 s; two at once, and one less than the connections for metadata; one per shape; [`Config::postgres_clause_statements_per_s`] | the shape waits; a clause that is too slow twice ends its shape |
+//! | statements of one turn of such a shape | 16; 15 s | other shapes get as many turns, or as much time, before the next one |
 //! | shapes with such clauses | [`Config::postgres_clause_shapes`] | 503 with Retry-After |
 //! | tables in one periodic scan of the catalog | 500 | the next scan reads the next 500 |
 //! | connections that the consumer requests | 1 | the stream waits |
@@ -185,6 +188,7 @@
 //! | connections for the consumer | `connection_lender.rs` |
 //! | altered tables: in the stream; outside of it | `schema_monitor.rs`; `catalog_watch.rs` |
 //! | catalog entries, and our own changes of the publication | `catalog_scanner.rs` |
+//! | clauses that Postgres evaluates on changed rows | `clause_judge.rs`, `statement_rate.rs` |
 //! | settings; start and shutdown | `config.rs`; `backend.rs` |
 //! | metrics; failed requests | `metrics.rs`; `failure_log.rs` |
 //! | DNS rebinding | `host.rs` |
@@ -216,6 +220,7 @@ mod shape_event_stream;
 mod shape_factory;
 mod shape_handler;
 mod shape_label;
+mod statement_rate;
 mod subset;
 mod token_verifier;
 

@@ -35,9 +35,12 @@ pub struct StoreConfig {
     /// Maximum size of a snapshot that is written to the WAL instead of its own file, in bytes.
     /// Such a snapshot needs no separate sync. 256 KiB.
     pub small_snapshot_bytes: usize,
-    /// Maximum size of the changes held for a shape until its snapshot is taken, in bytes. Beyond
-    /// it, the shape is deleted. 16 MiB.
+    /// Maximum size of the changes held for a shape until its snapshot is taken, or until Postgres
+    /// has judged its rows, in bytes. Beyond it, the shape is deleted. 16 MiB.
     pub held_bytes: usize,
+    /// Maximum size of the changes held for all shapes, in bytes. Beyond it, the shapes with the
+    /// largest holds are deleted. 256 MiB.
+    pub total_held_bytes: usize,
     /// Bytes, queued or being written, at which
     /// [`Shapes::wait_for_room`](crate::Shapes::wait_for_room) waits. 16 MiB.
     pub queued_bytes: usize,
@@ -63,6 +66,7 @@ impl StoreConfig {
             open_files: 512,
             small_snapshot_bytes: 256 << 10,
             held_bytes: 16 << 20,
+            total_held_bytes: 256 << 20,
             queued_bytes: 16 << 20,
             part_bytes: 1 << 20,
             waits_for_checkpoints: false,

@@ -36,6 +36,8 @@ pub(crate) use operator::OPERATORS;
 pub(crate) use sql_type::SqlType;
 pub(crate) use subquery::key_class;
 
+use std::cell::RefCell;
+
 use forebay_values::{Collation, EvalError, Scalar, SqlValue};
 
 use crate::error::FilterError;
@@ -45,18 +47,20 @@ use crate::schema::{Schema, TypeKind};
 use crate::subquery::SubquerySet;
 use crate::syntax::{IsTest, SyntaxKind, SyntaxTree};
 
-/// Types a clause. Fails if it is not a boolean.
+/// Types a clause. Fails if it is not a boolean. Also returns the positions of the casts of texts,
+/// other than constants, to dates and times.
 pub(crate) fn clause(
     tree: &SyntaxTree,
     text: &str,
     schema: &Schema,
     rules: PostgresRules<'_>,
     sets: &[SubquerySet],
-) -> Result<Expr, FilterError> {
-    let typer = Typer { text, schema, rules, sets };
+) -> Result<(Expr, Vec<usize>), FilterError> {
+    let typer = Typer { text, schema, rules, time_casts: RefCell::default(), sets };
     let expr = typer.condition(tree, "WHERE")?;
     typer.check_row_sets(&expr, true, tree.at)?;
-    typer.fold(expr, tree.at)
+    let expr = typer.fold(expr, tree.at)?;
+    Ok((expr, typer.time_casts.into_inner()))
 }
 
 /// An expression with its type and the source of its collation.
@@ -82,6 +86,8 @@ pub(crate) struct Typer<'s> {
     schema: &'s Schema,
     /// Which conditions Postgres may decide.
     rules: PostgresRules<'s>,
+    /// Positions of the casts of texts, other than constants, to dates and times.
+    time_casts: RefCell<Vec<usize>>,
     /// Sets of the clause's subqueries.
     sets: &'s [SubquerySet],
 }

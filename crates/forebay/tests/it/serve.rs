@@ -23,6 +23,7 @@ mod metrics;
 mod operations;
 mod partitions;
 mod pool;
+mod postgres_clause_limits;
 mod postgres_clauses;
 mod protocol;
 mod publishing;
