@@ -128,11 +128,20 @@ use forebay_values::Scalar;
 use typing::expr::Expr;
 
 /// Maximum length of a clause without its parameters, in bytes.
-pub const MAX_CLAUSE_BYTES: usize = 64 * 1024;
+pub const MAX_CLAUSE_BYTES: usize = 1024 * 1024;
+
+/// Maximum length of a clause in canonical form, which contains the parameters, in bytes.
+pub const MAX_CANONICAL_BYTES: usize = 4 * 1024 * 1024;
 
 /// Maximum length of all parameters of a clause together, in bytes. A parameter counts once for
 /// each use.
 pub const MAX_PARAM_BYTES: usize = 1024 * 1024;
+
+/// Memory of a node of an expression, with its part of an index, in bytes: `a = 1 OR a = 2 …` takes
+/// this much.
+const NODE_BYTES: usize = 256;
+/// Memory of constants for each byte of their text: that of a list of uuids.
+const TEXT_FACTOR: usize = 8;
 
 /// A row's values in Postgres' text format, in UTF-8.
 ///
@@ -168,6 +177,7 @@ pub struct Filter {
     canonical: String,
     columns: Vec<usize>,
     needs_postgres: bool,
+    nodes: usize,
 }
 
 impl Filter {
@@ -190,25 +200,34 @@ impl Filter {
         schema: &Schema,
         rules: PostgresRules<'_>,
     ) -> Result<Filter, FilterError> {
-        check_length(text, params)?;
+        let limit = match rules {
+            PostgresRules::Stored => MAX_CANONICAL_BYTES,
+            PostgresRules::None | PostgresRules::Checked(_) => MAX_CLAUSE_BYTES,
+        };
+        check_length(text, params, limit)?;
         let tree = syntax::parse(text, params, schema.server_version, &enums(schema))?;
         let tree = syntax::citext::rewrite(tree, text, schema)?;
         if syntax::weight(&tree) > syntax::MAX_WEIGHT {
             return Err(FilterError::TooManyCopies);
         }
+        let canonical = tree.to_string();
+        check_length(&canonical, &[], MAX_CANONICAL_BYTES)?;
         let expr = typing::clause(&tree, text, schema, rules)?;
-        let (mut columns, mut needs_postgres) = (Vec::new(), false);
-        typing::each(&expr, &mut |expr| match expr {
-            Expr::Column { index, .. } => columns.push(*index),
-            Expr::Postgres { columns: named } => {
-                columns.extend(named);
-                needs_postgres = true;
+        let (mut columns, mut needs_postgres, mut nodes) = (Vec::new(), false, 0);
+        typing::each(&expr, &mut |expr| {
+            nodes += 1;
+            match expr {
+                Expr::Column { index, .. } => columns.push(*index),
+                Expr::Postgres { columns: named } => {
+                    columns.extend(named);
+                    needs_postgres = true;
+                }
+                _ => {}
             }
-            _ => {}
         });
         columns.sort_unstable();
         columns.dedup();
-        Ok(Filter { expr, canonical: tree.to_string(), columns, needs_postgres })
+        Ok(Filter { expr, canonical, columns, needs_postgres, nodes })
     }
 
     /// Evaluates the clause for a row; `None` is NULL.
@@ -273,6 +292,12 @@ impl Filter {
         may_fail
     }
 
+    /// Returns about how much memory the filter takes, together with its part of an [`Index`], in
+    /// bytes.
+    pub fn memory(&self) -> usize {
+        NODE_BYTES * self.nodes + TEXT_FACTOR * self.canonical.len()
+    }
+
     /// Returns the columns that the clause refers to, as positions in [`Schema::columns`], sorted.
     pub fn columns(&self) -> &[usize] {
         &self.columns
@@ -286,10 +311,10 @@ fn enums(schema: &Schema) -> Vec<EnumType> {
     types.map(|user| EnumType { schema: user.schema.clone(), name: user.name.clone() }).collect()
 }
 
-fn check_length(text: &str, params: &[&str]) -> Result<(), FilterError> {
+fn check_length(text: &str, params: &[&str], limit: usize) -> Result<(), FilterError> {
     let bytes = params.iter().fold(0_usize, |sum, param| sum.saturating_add(param.len()));
-    if text.len() > MAX_CLAUSE_BYTES {
-        return Err(FilterError::TooLong { bytes: text.len(), limit: MAX_CLAUSE_BYTES });
+    if text.len() > limit {
+        return Err(FilterError::TooLong { bytes: text.len(), limit });
     }
     match bytes > MAX_PARAM_BYTES {
         true => Err(FilterError::ParamsTooLong { bytes, limit: MAX_PARAM_BYTES }),

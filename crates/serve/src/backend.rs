@@ -28,6 +28,7 @@ use super::consumer::ShapesConsumer;
 use super::metrics;
 use super::protocol::cache_policy::CacheTimes;
 use super::protocol::fixed_responses::Health;
+use super::request_body::BodyReader;
 use super::response_cache::ResponseCache;
 use super::schema_monitor::{SchemaEpoch, SchemaMonitor};
 use super::service::ServeService;
@@ -45,6 +46,7 @@ pub(super) const REFRESH_INTERVAL: Duration = Duration::from_millis(50);
 #[derive(Clone)]
 pub struct ShapeBackend {
     handler: Arc<ShapeHandler>,
+    bodies: BodyReader,
     tasks: Arc<[AbortHandle]>,
     tokens_claim: Option<Arc<str>>,
 }
@@ -130,13 +132,13 @@ impl ShapeBackend {
             long_poll: config.long_poll,
             sse_keep_alive: config.sse_keep_alive,
             sse_timeout: config.sse_timeout,
-            body_timeout: config.body_timeout,
             started: Instant::now(),
             response_cache: ResponseCache::default(),
             home: config.home,
         };
         Ok(ShapeBackend {
             handler: Arc::new(handler),
+            bodies: BodyReader::new(config.body_timeout),
             tasks: tasks.iter().chain(&judges).map(JoinHandle::abort_handle).collect(),
             tokens_claim: config.tokens_claim.map(Into::into),
         })
@@ -152,7 +154,7 @@ impl ShapeBackend {
     ) -> ServeService {
         let tokens = TokenVerifier::new(identify.clone(), self.tokens_claim.as_deref());
         let layer = AdmissionLayer::new(admission, identify);
-        ServeService::new(layer, Arc::clone(&self.handler), access.into(), tokens)
+        ServeService::new(layer, Arc::clone(&self.handler), access.into(), tokens, self.bodies.clone())
     }
 
     /// Returns the store. When the future of [`Shapes::wait_for_failure`] completes, the process

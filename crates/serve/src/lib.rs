@@ -198,6 +198,7 @@ mod catalog_watch;
 mod catch_up;
 mod clause_judge;
 mod clause_parser;
+mod clause_turns;
 mod config;
 mod connection_lender;
 mod consumer;
