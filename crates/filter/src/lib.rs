@@ -210,6 +210,9 @@ impl Filter {
         if syntax::weight(&tree) > syntax::MAX_WEIGHT {
             return Err(FilterError::TooManyCopies);
         }
+        if syntax::has_long_operand(&tree) {
+            return Err(FilterError::LongOperand { limit: syntax::MAX_OPERAND_BYTES });
+        }
         let canonical = tree.to_string();
         check_length(&canonical, &[], MAX_CANONICAL_BYTES)?;
         let expr = typing::clause(&tree, text, schema, rules)?;

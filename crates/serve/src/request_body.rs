@@ -10,7 +10,6 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
-use http_body::Body;
 use http_body_util::{BodyExt as _, LengthLimitError};
 use tokio::time::timeout;
 

@@ -24,6 +24,10 @@ use super::storage::store_config;
 use crate::logging::LogConfig;
 use crate::tls::TlsCertificate;
 
+/// Body of the response to a request whose URL and headers are too long.
+const OVERSIZED_HEAD_JSON: &str =
+    r#"{"message":"URL or headers too long: send the parameters in the JSON body of a POST"}"#;
+
 /// Checked settings of `forebay serve`. `forebay serve --example-config` explains each key.
 #[derive(Debug)]
 pub struct ServeConfig {
@@ -121,6 +125,7 @@ fn check_all(settings: ServeSettings, layers: &SettingLayers) -> Result<ServeCon
     let tokens = check_tokens(&serve, identity.methods.contains(&"jwt"), layers)?;
     let mut http = http_config(&http, serve.request_idle_timeout_ms);
     http.drain_timeout = serve.drain_timeout_ms;
+    http.oversized_head_json = Some(OVERSIZED_HEAD_JSON);
     // A long-poll's response begins with the next change, so its time says nothing about the load.
     let signals = AdaptiveSignals::Process;
     let mut admission =

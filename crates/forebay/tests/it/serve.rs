@@ -24,6 +24,7 @@ mod operations;
 mod partitions;
 mod pool;
 mod postgres_clauses;
+mod posts;
 mod protocol;
 mod publishing;
 mod rewrites;

@@ -64,7 +64,7 @@ impl PostBody {
         }
         let merged = merge(query, &body, invalid);
         let subset = subset.map(|subset| subset.subset_fields());
-        for name in subset.iter().flat_map(SubsetFields::keys) {
+        for &name in subset.iter().flat_map(SubsetFields::keys) {
             if merged.text(&format!("subset__{name}")).is_some() {
                 invalid.add_subset_field(name, TWICE);
             }
