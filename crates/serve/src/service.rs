@@ -3,8 +3,8 @@
 //!
 //! ```text
 //! request ─▶ ServeService: route, host, secret or token, body ─▶ AdmissionService: permit if live
-//!                                                              │
-//! response ◀─ ServeResponseFuture: count, CORS, request id ◀─ AdmittedService ─▶ ShapeHandler
+//!                                                                    │
+//! response ◀─ ServeResponseFuture: count, CORS, request id ◀─── AdmittedService ─▶ ShapeHandler
 //! ```
 
 use std::convert::Infallible;
