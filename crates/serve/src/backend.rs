@@ -48,7 +48,6 @@ pub struct ShapeBackend {
     handler: Arc<ShapeHandler>,
     bodies: BodyReader,
     tasks: Arc<[AbortHandle]>,
-    tokens_claim: Option<Arc<str>>,
 }
 
 impl ShapeBackend {
@@ -121,6 +120,7 @@ impl ShapeBackend {
             tokio::spawn(watch.run()),
             tokio::spawn(refresh(shapes.clone())),
         ];
+        let bodies = BodyReader::new(config.body_timeout);
         let handler = ShapeHandler {
             shapes,
             factory,
@@ -129,18 +129,14 @@ impl ShapeBackend {
             builtins,
             manager,
             cache_times: cache_times(&config),
-            long_poll: config.long_poll,
-            sse_keep_alive: config.sse_keep_alive,
-            sse_timeout: config.sse_timeout,
             started: Instant::now(),
             response_cache: ResponseCache::default(),
-            home: config.home,
+            config,
         };
         Ok(ShapeBackend {
             handler: Arc::new(handler),
-            bodies: BodyReader::new(config.body_timeout),
+            bodies,
             tasks: tasks.iter().chain(&judges).map(JoinHandle::abort_handle).collect(),
-            tokens_claim: config.tokens_claim.map(Into::into),
         })
     }
 
@@ -152,7 +148,7 @@ impl ShapeBackend {
         identify: Identifier,
         access: impl Into<AccessControl>,
     ) -> ServeService {
-        let tokens = TokenVerifier::new(identify.clone(), self.tokens_claim.as_deref());
+        let tokens = TokenVerifier::new(identify.clone(), self.handler.config.tokens_claim.as_deref());
         let layer = AdmissionLayer::new(admission, identify);
         ServeService::new(layer, Arc::clone(&self.handler), access.into(), tokens, self.bodies.clone())
     }

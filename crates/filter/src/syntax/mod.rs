@@ -17,10 +17,12 @@ mod parser;
 mod predicate;
 mod primary;
 mod special_call;
+mod subquery;
 mod type_name;
 mod weight;
 
-pub(crate) use parser::parse;
+pub(crate) use parser::{Subqueries, parse};
+pub(crate) use subquery::Subselect;
 pub(crate) use type_name::TypeName;
 pub(crate) use weight::{MAX_OPERAND_BYTES, MAX_WEIGHT, has_long_operand, weight};
 
@@ -64,6 +66,14 @@ pub(crate) enum SyntaxKind {
         operand: Box<SyntaxTree>,
         list: Vec<SyntaxTree>,
     },
+    /// `operand IN (SELECT …)`. The operand is a name or a row of names.
+    InSelect {
+        negated: bool,
+        operand: Box<SyntaxTree>,
+        select: Box<Subselect>,
+    },
+    /// `EXISTS (SELECT …)`.
+    Exists(Box<Subselect>),
     /// `left op ANY (right)` or `ALL`.
     Quantified {
         operator: String,
@@ -126,104 +136,80 @@ impl SyntaxTree {
             }
             kind => kind.each_child(&mut |child| height = height.max(child.height + 1)),
         }
+        let condition = kind.subselect().and_then(|select| select.condition.as_ref());
+        height = condition.map_or(height, |condition| height.max(condition.height + 1));
         SyntaxTree { kind, at, height: height + 1 }
     }
 }
 
-impl SyntaxKind {
-    /// Calls `visit` for each child.
-    pub(crate) fn each_child(&self, visit: &mut impl FnMut(&SyntaxTree)) {
-        match self {
+/// Calls `visit` for each child of a node. `iter` is the method that borrows the items of a list:
+/// `iter` or `iter_mut`.
+macro_rules! visit_children {
+    ($node:expr, $iter:ident, $visit:expr) => {
+        match $node {
             SyntaxKind::Name(_)
             | SyntaxKind::Text(_)
             | SyntaxKind::Number(_)
             | SyntaxKind::Bool(_)
-            | SyntaxKind::Null => {}
+            | SyntaxKind::Null
+            | SyntaxKind::Exists(_) => {}
             SyntaxKind::And(list)
             | SyntaxKind::Or(list)
             | SyntaxKind::Call(_, list)
             | SyntaxKind::Choice(_, list)
             | SyntaxKind::Row(list)
-            | SyntaxKind::Array(list) => {
-                list.iter().for_each(visit);
-            }
+            | SyntaxKind::Array(list) => list.$iter().for_each($visit),
             SyntaxKind::Not(operand)
             | SyntaxKind::Unary(_, operand)
             | SyntaxKind::Is { operand, .. }
+            | SyntaxKind::InSelect { operand, .. }
             | SyntaxKind::Cast(operand, _)
-            | SyntaxKind::Collate(operand, _) => visit(operand),
+            | SyntaxKind::Collate(operand, _) => $visit(operand),
             SyntaxKind::Binary(_, operands)
             | SyntaxKind::Quantified { operands, .. }
-            | SyntaxKind::Distinct { operands, .. } => operands.iter().for_each(visit),
-            SyntaxKind::Between { operands, .. } => operands.iter().for_each(visit),
+            | SyntaxKind::Distinct { operands, .. } => operands.$iter().for_each($visit),
+            SyntaxKind::Between { operands, .. } => operands.$iter().for_each($visit),
             SyntaxKind::In { operand, list, .. } => {
-                visit(operand);
-                list.iter().for_each(visit);
+                $visit(operand);
+                list.$iter().for_each($visit);
             }
             SyntaxKind::Case { operand, arms, otherwise } => {
-                operand.iter().chain(otherwise).for_each(|tree| visit(tree));
-                arms.iter().for_each(|(when, then)| {
-                    visit(when);
-                    visit(then);
-                });
+                operand.$iter().chain(otherwise).for_each(|tree| $visit(tree));
+                for (when, then) in arms {
+                    $visit(when);
+                    $visit(then);
+                }
             }
             SyntaxKind::Subscript(base, subscripts) => {
-                visit(base);
+                $visit(base);
                 for subscript in subscripts {
                     match subscript {
-                        Subscript::Index(index) => visit(index),
-                        Subscript::Slice(from, to) => from.iter().chain(to).for_each(&mut *visit),
+                        Subscript::Index(index) => $visit(index),
+                        Subscript::Slice(from, to) => from.$iter().chain(to).for_each(&mut *$visit),
                     }
                 }
             }
         }
+    };
+}
+
+impl SyntaxKind {
+    /// Returns the SELECT of a subquery.
+    pub(crate) fn subselect(&self) -> Option<&Subselect> {
+        match self {
+            SyntaxKind::InSelect { select, .. } | SyntaxKind::Exists(select) => Some(select),
+            _ => None,
+        }
+    }
+
+    /// Calls `visit` for each child. The parts of a SELECT are no children: their names are those
+    /// of another table.
+    pub(crate) fn each_child(&self, visit: &mut impl FnMut(&SyntaxTree)) {
+        visit_children!(self, iter, visit);
     }
 
     /// Calls `visit` for each child, which may be replaced.
     pub(crate) fn each_child_mut(&mut self, visit: &mut impl FnMut(&mut SyntaxTree)) {
-        match self {
-            SyntaxKind::Name(_)
-            | SyntaxKind::Text(_)
-            | SyntaxKind::Number(_)
-            | SyntaxKind::Bool(_)
-            | SyntaxKind::Null => {}
-            SyntaxKind::And(list)
-            | SyntaxKind::Or(list)
-            | SyntaxKind::Call(_, list)
-            | SyntaxKind::Choice(_, list)
-            | SyntaxKind::Row(list)
-            | SyntaxKind::Array(list) => {
-                list.iter_mut().for_each(visit);
-            }
-            SyntaxKind::Not(operand)
-            | SyntaxKind::Unary(_, operand)
-            | SyntaxKind::Is { operand, .. }
-            | SyntaxKind::Cast(operand, _)
-            | SyntaxKind::Collate(operand, _) => visit(operand),
-            SyntaxKind::Binary(_, operands)
-            | SyntaxKind::Quantified { operands, .. }
-            | SyntaxKind::Distinct { operands, .. } => operands.iter_mut().for_each(visit),
-            SyntaxKind::Between { operands, .. } => operands.iter_mut().for_each(visit),
-            SyntaxKind::In { operand, list, .. } => {
-                visit(operand);
-                list.iter_mut().for_each(visit);
-            }
-            SyntaxKind::Case { operand, arms, otherwise } => {
-                operand.iter_mut().chain(otherwise).for_each(|tree| visit(tree));
-                arms.iter_mut().for_each(|(when, then)| {
-                    visit(when);
-                    visit(then);
-                });
-            }
-            SyntaxKind::Subscript(base, subscripts) => {
-                visit(base);
-                for subscript in subscripts {
-                    match subscript {
-                        Subscript::Index(index) => visit(index),
-                        Subscript::Slice(from, to) => from.iter_mut().chain(to).for_each(&mut *visit),
-                    }
-                }
-            }
-        }
+        visit_children!(self, iter_mut, visit);
     }
 }
