@@ -234,6 +234,7 @@ async fn a_url_that_is_too_long_is_refused_with_the_advice_to_use_post() {
     assert_eq!(response.head.status, 431);
     let message = response.json()["message"].as_str().unwrap().to_owned();
     assert!(message.contains("JSON body of a POST"), "{message}");
+    serve.stop().await;
     let serve = fixture.serve_with(&[("FOREBAY_HTTP_MAX_HEADER_BYTES", "400000")]).await;
     let query = |bytes: usize| format!("/v1/shape?table=items&offset=-1&x={}", "x".repeat(bytes));
     for (bytes, status) in [(60_000, 200), (131_072, 414)] {
