@@ -27,9 +27,9 @@ for (const liveSse of [false, true]) {
     const values = `{${Array.from({ length: 10_000 }, (_, at) => 2 * at + 1)}}`;
     const params = { table: things, where: 'id = ANY($1)', params: { 1: values } };
     const follower = follow(t, { url, params, liveSse, fetchClient });
-    await follower.live();
+    await follower.upToDate();
     assert.equal(follower.rows.length, 10_000);
     await sql(`UPDATE ${things} SET letter = 'b' WHERE id IN (2, 3)`);
-    await follower.reads('the change', [['update', { id: 3, letter: 'b' }]]);
+    await follower.reads('the change', [['update', { id: 3, letter: 'b' }]], 10_000);
   });
 }
