@@ -156,11 +156,20 @@ use syntax::{Subqueries, SyntaxTree};
 use typing::expr::Expr;
 
 /// Maximum length of a clause without its parameters, in bytes.
-pub const MAX_CLAUSE_BYTES: usize = 64 * 1024;
+pub const MAX_CLAUSE_BYTES: usize = 1024 * 1024;
+
+/// Maximum length of a clause in canonical form, which contains the parameters, in bytes.
+pub const MAX_CANONICAL_BYTES: usize = 4 * 1024 * 1024;
 
 /// Maximum length of all parameters of a clause together, in bytes. A parameter counts once for
 /// each use.
 pub const MAX_PARAM_BYTES: usize = 1024 * 1024;
+
+/// Memory of a node of an expression, with its part of an index, in bytes: `a = 1 OR a = 2 …` takes
+/// this much.
+const NODE_BYTES: usize = 256;
+/// Memory of constants for each byte of their text: that of a list of uuids.
+const TEXT_FACTOR: usize = 8;
 
 /// A row's values in Postgres' text format, in UTF-8.
 ///
@@ -198,6 +207,7 @@ pub struct Filter {
     postgres_sql: Option<Box<str>>,
     columns: Vec<usize>,
     needs_postgres: bool,
+    nodes: usize,
     sets: Vec<SubquerySet>,
 }
 
@@ -229,7 +239,7 @@ impl Filter {
         schema: &Schema,
         rules: PostgresRules<'_>,
     ) -> Result<Filter, FilterError> {
-        check_length(text, params)?;
+        check_length(text, params, max_length(rules))?;
         let enums = enums([schema]);
         let mut tree = syntax::parse(text, params, schema.server_version, &enums, Subqueries::Refused)?;
         let scope = ClauseScope { schema, text, outer: None };
@@ -248,7 +258,7 @@ impl Filter {
         rules: PostgresRules<'_>,
         table: &dyn Fn(&TableName) -> Option<&'t Schema>,
     ) -> Result<Filter, FilterError> {
-        check_length(text, params)?;
+        check_length(text, params, max_length(rules))?;
         let version = schema.server_version;
         let parse = |enums: &[EnumType]| syntax::parse(text, params, version, enums, Subqueries::Allowed);
         let tables = subquery::tables(&parse(&enums([schema]))?);
@@ -272,16 +282,24 @@ impl Filter {
         if syntax::weight(tree) > syntax::MAX_WEIGHT {
             return Err(FilterError::TooManyCopies);
         }
+        if syntax::has_long_operand(tree) {
+            return Err(FilterError::LongOperand { limit: syntax::MAX_OPERAND_BYTES });
+        }
+        let canonical = tree.to_string();
+        check_length(&canonical, &[], MAX_CANONICAL_BYTES)?;
         let rules = if sets.is_empty() { rules } else { PostgresRules::None };
         let (expr, time_casts) = typing::clause(tree, text, schema, rules, &sets)?;
-        let (mut columns, mut needs_postgres) = (Vec::new(), false);
-        typing::each(&expr, &mut |expr| match expr {
-            Expr::Column { index, .. } => columns.push(*index),
-            Expr::Postgres { columns: named } => {
-                columns.extend(named);
-                needs_postgres = true;
+        let (mut columns, mut needs_postgres, mut nodes) = (Vec::new(), false, 0);
+        typing::each(&expr, &mut |expr| {
+            nodes += 1;
+            match expr {
+                Expr::Column { index, .. } => columns.push(*index),
+                Expr::Postgres { columns: named } => {
+                    columns.extend(named);
+                    needs_postgres = true;
+                }
+                _ => {}
             }
-            _ => {}
         });
         columns.sort_unstable();
         columns.dedup();
@@ -290,7 +308,7 @@ impl Filter {
             clock_guard::guard(&mut guarded, &time_casts);
             guarded.to_string().into()
         });
-        Ok(Filter { expr, canonical: tree.to_string(), postgres_sql, columns, needs_postgres, sets })
+        Ok(Filter { expr, canonical, postgres_sql, columns, needs_postgres, nodes, sets })
     }
 
     /// Evaluates the clause for a row; `None` is NULL.
@@ -379,6 +397,13 @@ impl Filter {
         may_fail
     }
 
+    /// Returns about how much memory the filter takes, together with its part of an [`Index`], in
+    /// bytes.
+    pub fn memory(&self) -> usize {
+        let guarded = self.postgres_sql.as_ref().map_or(0, |sql| sql.len());
+        NODE_BYTES * self.nodes + TEXT_FACTOR * self.canonical.len() + guarded
+    }
+
     /// Returns the sets that the clause's subqueries select, each once.
     pub fn sets(&self) -> &[SubquerySet] {
         &self.sets
@@ -400,7 +425,7 @@ pub fn subquery_tables(
     params: &[&str],
     server_version: u32,
 ) -> Result<Vec<TableName>, FilterError> {
-    check_length(text, params)?;
+    check_length(text, params, MAX_CANONICAL_BYTES)?;
     Ok(subquery::tables(&syntax::parse(text, params, server_version, &[], Subqueries::Allowed)?))
 }
 
@@ -411,10 +436,18 @@ fn enums<'s>(schemas: impl IntoIterator<Item = &'s Schema>) -> Vec<EnumType> {
     types.map(|user| EnumType { schema: user.schema.clone(), name: user.name.clone() }).collect()
 }
 
-fn check_length(text: &str, params: &[&str]) -> Result<(), FilterError> {
+/// Returns the maximum length of a clause. One in canonical form contains its parameters.
+fn max_length(rules: PostgresRules<'_>) -> usize {
+    match rules {
+        PostgresRules::Stored => MAX_CANONICAL_BYTES,
+        PostgresRules::None | PostgresRules::Checked(_) => MAX_CLAUSE_BYTES,
+    }
+}
+
+fn check_length(text: &str, params: &[&str], limit: usize) -> Result<(), FilterError> {
     let bytes = params.iter().fold(0_usize, |sum, param| sum.saturating_add(param.len()));
-    if text.len() > MAX_CLAUSE_BYTES {
-        return Err(FilterError::TooLong { bytes: text.len(), limit: MAX_CLAUSE_BYTES });
+    if text.len() > limit {
+        return Err(FilterError::TooLong { bytes: text.len(), limit });
     }
     match bytes > MAX_PARAM_BYTES {
         true => Err(FilterError::ParamsTooLong { bytes, limit: MAX_PARAM_BYTES }),

@@ -116,6 +116,8 @@
 //! - A token is verified once per request. Admission gets the verified token, which no client can
 //!   create.
 //!   `a_token_is_verified_once_per_request`
+//! - A live request takes a permit, whether its parameters are in the query string or in the body.
+//!   `only_live_requests_need_a_permit`, `a_live_body_takes_a_permit`
 //! - A subset's clause can read only the row that it is evaluated for.
 //!   `only_functions_that_read_nothing_but_their_arguments_are_allowed`,
 //!   `no_clause_does_more_than_evaluate_a_row`
@@ -142,6 +144,8 @@
 //! | one transaction in a topic | 256 KiB | streams read the log |
 //! | bytes in topics and bytes being sent, of all shapes | 256 MiB | topics keep nothing, streams read the log; from 128 MiB on, reads are 16 KiB instead of 256 KiB |
 //! | cached long-poll responses | 64 of 16 KiB | the response in the same slot is replaced |
+//! | one request body; all in progress | 8 MiB; 64 MiB | 413; 503 with Retry-After |
+//! | parses of clauses above 32 KiB at once | one for each two CPUs | the next ones wait |
 //! | one subset | 64 MiB | 400 |
 //! | all subsets | 256 MiB | 503 with Retry-After |
 //! | a subset's clause that only Postgres can evaluate, or that calls functions | 5 s | 400 |
@@ -177,7 +181,8 @@
 //! | access, tokens, permits, CORS, request ids | `service.rs`, `access_control.rs`, `token_verifier.rs` |
 //! | rows and columns of a grant | `grant_scope.rs` |
 //! | parameters, headers, cache rules, refusals; all pure | `protocol/` |
-//! | from a request to a response | `shape_handler.rs`, `request_body.rs`, `request_context.rs`, `subset.rs` |
+//! | request bodies; long clauses | `request_body.rs`; `clause_turns.rs` |
+//! | from a request to a response | `shape_handler.rs`, `request_context.rs`, `subset.rs` |
 //! | one response for all long-polls that wait for the same change | `response_cache.rs` |
 //! | response bodies | `body.rs` |
 //! | server-sent events; catching up from the log | `shape_event_stream.rs`; `catch_up.rs` |
@@ -202,6 +207,7 @@ mod catalog_watch;
 mod catch_up;
 mod clause_judge;
 mod clause_parser;
+mod clause_turns;
 mod config;
 mod connection_lender;
 mod consumer;

@@ -131,8 +131,10 @@ impl ShapeHandler {
             });
         };
         let params: Vec<&str> = subset.params.iter().map(String::as_str).collect();
-        let (sql, columns, may_fail, needs_postgres, may_be_slow) = match Filter::parse(text, &params, types)
-        {
+        let clause = (Some(&**text), &*subset.params);
+        let parse = || Filter::parse(text, &params, types);
+        let filter = self.factory.turns.run(clause, request.bearer.as_ref(), parse).await?;
+        let (sql, columns, may_fail, needs_postgres, may_be_slow) = match filter {
             Ok(filter) => {
                 let sql = filter.canonical().to_owned();
                 (sql, filter.columns().to_vec(), filter.may_fail(), false, filter.calls_functions())
@@ -140,7 +142,8 @@ impl ShapeHandler {
             Err(FilterError::Unsupported { .. }) => {
                 let loading = self.builtins.get(table.server_version);
                 let builtins = while_valid(request.bearer.as_ref(), loading).await??;
-                let expression = postgres_expression(text, &params, types, table, &builtins)?;
+                let parse = || postgres_expression(text, &params, types, table, &builtins);
+                let expression = self.factory.turns.run(clause, request.bearer.as_ref(), parse).await??;
                 (expression.sql().to_owned(), expression.columns().collect(), true, true, true)
             }
             Err(error) => return Err(invalid_clause(&error)),

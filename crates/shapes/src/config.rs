@@ -13,6 +13,11 @@ pub struct StoreConfig {
     pub chunk_bytes: u64,
     /// Maximum number of shapes. Beyond it, the least recently used shape is deleted. 100,000.
     pub max_shapes: usize,
+    /// Maximum memory of the where clauses of all shapes, in bytes, as [`Filter::memory`] estimates
+    /// it. Beyond it, the least recently used shapes are deleted when a shape is created. 2 GiB.
+    ///
+    /// [`Filter::memory`]: crate::filter::Filter::memory
+    pub clause_bytes: usize,
     /// Maximum size of all shapes on disk, in bytes. Beyond it, the least recently used shapes are
     /// deleted. Checked after each checkpoint and each completed snapshot. `None`: unbounded.
     pub max_bytes: Option<u64>,
@@ -58,6 +63,7 @@ impl StoreConfig {
             dir: dir.into(),
             chunk_bytes: 10 << 20,
             max_shapes: 100_000,
+            clause_bytes: 2 << 30,
             max_bytes: None,
             message_bytes: 256 << 20,
             unwritten_bytes: 64 << 20,

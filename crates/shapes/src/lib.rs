@@ -220,6 +220,7 @@
 //! | what | bound | beyond it |
 //! |---|---|---|
 //! | shapes | `max_shapes`, 100,000 | the least recently used shape is deleted |
+//! | memory of all where clauses, as estimated | `clause_bytes`, 2 GiB | the least recently used shapes are deleted for a new one |
 //! | bytes on disk | `max_bytes`, checked at checkpoints and completed snapshots | the least recently used shapes are deleted |
 //! | records, queued or being written | `queued_bytes`, 16 MiB, plus one batch of the stream | [`Shapes::wait_for_room`] waits |
 //! | messages that are in no shape's file | `unwritten_bytes`, 64 MiB | they are written |
@@ -243,6 +244,7 @@
 //!
 //! Tests: `a_transaction_of_300_megabytes_that_a_hundred_shapes_match_is_never_in_memory`,
 //! `the_least_recently_used_shape_is_deleted_for_a_new_one`,
+//! `the_least_recently_used_shapes_are_deleted_for_one_with_a_long_clause`,
 //! `shapes_beyond_max_bytes_are_deleted_at_a_checkpoint`,
 //! `shapes_beyond_max_bytes_are_deleted_when_a_snapshot_completes`,
 //! `what_is_queued_and_what_is_being_written_share_one_bound`,

@@ -25,6 +25,7 @@ mod partitions;
 mod pool;
 mod postgres_clause_limits;
 mod postgres_clauses;
+mod posts;
 mod protocol;
 mod publishing;
 mod rewrites;

@@ -291,7 +291,6 @@ fn beginning(limit: Duration) -> String {
     };
     reading_settings().for_each(|(key, value)| set(key, value));
     set("statement_timeout", &limit_ms);
-    set("jit", "off");
     script
 }
 
