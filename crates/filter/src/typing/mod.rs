@@ -34,7 +34,7 @@ pub(crate) use fold::each;
 pub(crate) use operator::OPERATORS;
 pub(crate) use sql_type::SqlType;
 
-use forebay_values::{Collation, EvalError, Scalar, SqlValue};
+use forebay_values::{Collation, EvalError, Scalar, SqlValue, like};
 
 use crate::error::FilterError;
 use crate::postgres_rules::PostgresRules;
@@ -400,9 +400,10 @@ pub(crate) fn never_fails(expr: &Expr) -> bool {
         | Expr::Case { .. }
         | Expr::CaseOperand => true,
         Expr::Postgres { .. } => false,
-        // Only a pattern that ends in the escape character fails, and only on some texts.
+        // On some texts, a pattern that ends in the escape character fails, as does a long one.
         Expr::Binary(Binary::Like { .. }, operands) => {
-            matches!(&operands[1], Expr::Const(Some(SqlValue::Text(pattern))) if !pattern.ends_with('\\'))
+            matches!(&operands[1], Expr::Const(Some(SqlValue::Text(pattern)))
+                if !pattern.ends_with('\\') && like::is_bounded(pattern))
         }
         Expr::Binary(Binary::Json(operator), _) => !operator.may_fail(),
         Expr::Binary(operator, _) | Expr::Quantified { operator, .. } => compares(operator),
