@@ -78,7 +78,7 @@ fn large_document() -> String {
 }
 
 /// Most bytes that evaluating a row may hold, per byte of the row and the clause's constants.
-const HELD_PER_BYTE: usize = 40;
+const HELD_PER_BYTE: usize = 80;
 
 #[test]
 fn hostile_rows_and_constants_take_memory_in_proportion_to_their_size() {
