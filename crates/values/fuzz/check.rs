@@ -76,7 +76,7 @@ pub(crate) fn like(input: &[u8]) {
         assert!(!is_prefix_alone || matches == text.starts_with(&prefix), "{text:?} LIKE {pattern:?}");
     }
     let escaped = like::with_escape(pattern, "").expect("no escape character");
-    assert_eq!(like::matches(pattern, &escaped).is_ok(), true, "{escaped:?}");
+    assert!(like::matches(pattern, &escaped).is_ok(), "{escaped:?}");
     for casing in [Casing::AsciiAlone, Casing::AsciiSure, Casing::Settled] {
         for case in [LetterCase::Lower, LetterCase::Upper] {
             let Ok(changed) = casing.apply(text.into(), case) else { continue };
