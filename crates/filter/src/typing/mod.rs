@@ -39,6 +39,7 @@ pub(crate) use subquery::key_class;
 use forebay_values::{Collation, EvalError, Scalar, SqlValue, like};
 
 use crate::error::FilterError;
+use crate::eval::json::JsonOperator;
 use crate::postgres_rules::PostgresRules;
 use crate::schema::{Schema, TypeKind};
 use crate::subquery::SubquerySet;
@@ -417,6 +418,10 @@ pub(crate) fn never_fails(expr: &Expr) -> bool {
             matches!(&operands[1], Expr::Const(Some(SqlValue::Text(pattern)))
                 if !pattern.ends_with('\\') && like::is_bounded(pattern))
         }
+        // Containment compares as many levels as the operand with fewer levels has.
+        Expr::Binary(Binary::Json(JsonOperator::Contains { .. }), operands) => {
+            operands.iter().any(json::is_shallow)
+        }
         Expr::Binary(Binary::Json(operator), _) => !operator.may_fail(),
         Expr::Binary(operator, _) | Expr::Quantified { operator, .. } => compares(operator),
         // Constant lists are folded, so these hold columns. Arrays of different dimensions can't be
@@ -452,10 +457,11 @@ pub(crate) fn may_be_undecided(expr: &Expr) -> bool {
         use Scalar::*;
         match kind {
             SqlType::Scalar(scalar) => {
-                matches!(scalar, Bool | Int2 | Int4 | Int8 | Text | Varchar | Bpchar | Uuid)
+                // An enum's label is a text. `Expr::Position` fails on labels that it doesn't have.
+                matches!(scalar, Bool | Int2 | Int4 | Int8 | Text | Varchar | Bpchar | Uuid | Enum(_))
             }
             SqlType::Array(_) => false,
-            // An enum's label is a text.
+            // It is only tested for NULL.
             SqlType::Unknown | SqlType::Opaque(_) => true,
         }
     };
@@ -463,6 +469,8 @@ pub(crate) fn may_be_undecided(expr: &Expr) -> bool {
         Expr::Column { kind, .. } => !is_surely_read(kind),
         Expr::Binary(Binary::Like { casing: Some(_), .. }, _)
         | Expr::Quantified { operator: Binary::Like { casing: Some(_), .. }, .. } => true,
+        // Large arrays of containers are left to Postgres, however shallow they are.
+        Expr::Binary(Binary::Json(JsonOperator::Contains { .. }), _) => true,
         expr => !never_fails(expr),
     }
 }
