@@ -80,6 +80,9 @@
 //!   `a_search_among_ten_thousand_intervals_visits_one_path`
 //! - Comparing a column with a constant allocates no memory.
 //!   `comparing_a_column_with_a_constant_allocates_nothing`
+//! - A row takes memory in proportion to its size and that of the clause.
+//!   `hostile_rows_and_constants_take_memory_in_proportion_to_their_size`,
+//!   `constants_that_grow_without_bound_are_refused_as_postgres_does_or_by_name`
 //! - No clause and no row causes a panic.
 //!   `parsing_never_panics`, `matching_never_panics`,
 //!   `hostile_sizes_are_refused_at_once`, `the_deepest_allowed_clause_fits_the_stack`

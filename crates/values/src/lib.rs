@@ -51,6 +51,7 @@
 //!   `lookups_return_slices_of_the_text`
 //! - LIKE and jsonb containment take bounded time, whatever the operands.
 //!   `many_wildcards_neither_recurse_nor_explode`,
+//!   `a_long_search_is_refused_after_a_bounded_number_of_steps`,
 //!   `deep_and_quadratic_containment_is_refused_in_bounded_time`
 //! - Comparing a text of a row with a constant allocates no memory (test of `forebay-filter`).
 //!   `comparing_a_column_with_a_constant_allocates_nothing`

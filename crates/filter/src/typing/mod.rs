@@ -38,7 +38,7 @@ pub(crate) use subquery::key_class;
 
 use std::cell::RefCell;
 
-use forebay_values::{Collation, EvalError, Scalar, SqlValue};
+use forebay_values::{Collation, EvalError, Scalar, SqlValue, like};
 
 use crate::error::FilterError;
 use crate::eval::json::JsonOperator;
@@ -419,9 +419,10 @@ pub(crate) fn never_fails(expr: &Expr) -> bool {
         | Expr::CaseOperand
         | Expr::InSet { .. } => true,
         Expr::Postgres { .. } => false,
-        // Only a pattern that ends in the escape character fails, and only on some texts.
+        // On some texts, a pattern that ends in the escape character fails, as does a long one.
         Expr::Binary(Binary::Like { .. }, operands) => {
-            matches!(&operands[1], Expr::Const(Some(SqlValue::Text(pattern))) if !pattern.ends_with('\\'))
+            matches!(&operands[1], Expr::Const(Some(SqlValue::Text(pattern)))
+                if !pattern.ends_with('\\') && like::is_bounded(pattern))
         }
         // Containment compares as many levels as the operand with fewer levels has.
         Expr::Binary(Binary::Json(JsonOperator::Contains { .. }), operands) => {
