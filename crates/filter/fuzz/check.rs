@@ -7,17 +7,43 @@
 
 #![allow(dead_code, reason = "each target checks one of the properties")]
 
-use forebay_filter::{Collation, Column, EnumType, Expression, Filter, Index, IndexCondition, Schema};
+use forebay_filter::{
+    Collation, Column, EnumType, Expression, Filter, Index, IndexCondition, Schema, TypeDetails, TypeKind,
+    UserType,
+};
+
+/// Number of columns of the schema.
+const COLUMNS: usize = 14;
+const JSON: usize = 2;
+const CITEXT: usize = 6;
 
 fn schema() -> Schema {
-    let columns = vec![
+    let mut columns = vec![
         Column::new("i", 23, "int4"),
         Column::new("t", 25, "text"),
         Column::new("js", 3802, "jsonb"),
         Column::new("n", 1700, "numeric"),
         Column::new("ts", 1114, "timestamp"),
         Column::new("at", 1009, "text[]"),
+        Column::new("ci", 90_001, "citext"),
+        Column::new("mood", 90_002, "mood"),
+        Column::new("span", 1186, "interval"),
+        Column::new("tstz", 1184, "timestamptz"),
+        Column::new("raw", 17, "bytea"),
+        Column::new("ip", 869, "inet"),
+        Column::new("r", 3904, "int4range"),
+        Column::new("f8", 701, "float8"),
     ];
+    assert_eq!(columns.len(), COLUMNS);
+    let user = |name: &str, oid, labels| {
+        let user = UserType { oid, schema: "s".into(), name: name.into(), is_array: false, labels };
+        TypeDetails(Some(Box::new(user)))
+    };
+    columns[CITEXT].column_type.details = user("citext", 90_001, None);
+    columns[CITEXT + 1].column_type.kind = TypeKind::Enum;
+    columns[CITEXT + 1].column_type.details =
+        user("mood", 90_002, Some(vec!["sad".to_owned(), "happy".to_owned()]));
+    columns[12].column_type.kind = TypeKind::Other;
     Schema { table: Some("rows".to_owned()), columns, database_collation: Collation::C, server_version: 18 }
 }
 
@@ -30,17 +56,42 @@ pub(crate) fn clause(input: &[u8]) {
     let Ok(filter) = Filter::parse(text, &params, &schema) else { return };
     let again = Filter::parse(filter.canonical(), &[], &schema).expect("canonical text is a clause");
     assert_eq!(again.canonical(), filter.canonical());
-    let rows: [[Option<&[u8]>; 6]; 3] = [
-        [None; 6],
+    let rows: [[Option<&[u8]>; COLUMNS]; 3] = [
+        [None; COLUMNS],
         [
-            Some(b"5"),
-            Some(b"a"),
-            Some(b"{\"a\": 1}"),
-            Some(b"1.50"),
-            Some(b"2000-01-01 00:00:00"),
-            Some(b"{a}"),
-        ],
-        [Some(b"x"), Some(b"\xff"), Some(b"{\"a\""), Some(b"-"), Some(b"infinity"), Some(b"{")],
+            "5",
+            "a",
+            "{\"a\": 1}",
+            "1.50",
+            "2000-01-01 00:00:00",
+            "{a}",
+            "Ab",
+            "sad",
+            "P1Y2M",
+            "2000-01-01 00:00:00+00",
+            "\\x00ff",
+            "10.0.0.1",
+            "[1,5)",
+            "-0.5",
+        ]
+        .map(|text| Some(text.as_bytes())),
+        [
+            "x",
+            "\u{fffd}",
+            "{\"a\"",
+            "-",
+            "infinity",
+            "{",
+            "ß",
+            "?",
+            "P",
+            "-infinity",
+            "\\x0",
+            "::/129",
+            "[",
+            "e",
+        ]
+        .map(|text| Some(text.as_bytes())),
     ];
     let mut index = Index::new();
     index.add(1, Some(&filter), &schema);
@@ -54,6 +105,41 @@ pub(crate) fn clause(input: &[u8]) {
             "certain, not true"
         );
     }
+}
+
+/// Checks two texts, separated by a line break, as a citext constant and a citext value.
+pub(crate) fn citext(input: &[u8]) {
+    let (Ok(text), schema) = (std::str::from_utf8(input), schema()) else { return };
+    let (left, right) = text.split_once('\n').unwrap_or((text, text));
+    // Postgres has no text with a zero byte.
+    if text.contains('\0') {
+        return;
+    }
+    let row_of = |value| {
+        let mut row: [Option<&[u8]>; COLUMNS] = [None; COLUMNS];
+        row[CITEXT] = Some(str::as_bytes(value));
+        row
+    };
+    let answer = |clause: &str, constant: &str, value| {
+        let filter = Filter::parse(clause, &[constant], &schema).ok()?;
+        let (row, mut index, mut found) = (row_of(value), Index::new(), Vec::new());
+        index.add(1, Some(&filter), &schema);
+        index.candidates(&row, &mut found);
+        let answer = filter.matches(&row).ok()?;
+        assert!(!found.is_empty() || answer != Some(true), "{clause} is not found");
+        assert!(!found.iter().any(|found| found.certain) || answer == Some(true), "{clause} is certain");
+        answer
+    };
+    let (equal, converse) = (answer("ci = $1", left, right), answer("ci = $1", right, left));
+    assert_eq!(equal, converse);
+    assert_eq!(equal, answer("ci IN ($1)", left, right));
+    assert_eq!(equal.map(|equal| !equal), answer("ci <> $1", left, right));
+    let (less, greater) = (answer("ci < $1", left, right), answer("ci > $1", right, left));
+    assert_eq!(less, greater);
+    assert!(equal != Some(true) || less == Some(false));
+    assert!(answer("ci = $1", left, left) != Some(false), "{left:?} = {left:?}");
+    assert!(left.contains('\\') || answer("ci LIKE $1", left, left) != Some(false), "{left:?} LIKE {left:?}");
+    let _ = (answer("ci LIKE $1", left, right), answer("ci ILIKE $1 OR ci::text ~~* $1", left, right));
 }
 
 /// Checks a text as a jsonb constant, and as the text of a jsonb column.
@@ -83,8 +169,10 @@ pub(crate) fn jsonb(input: &[u8]) {
     }
 }
 
-fn row_of(json: &[u8]) -> [Option<&[u8]>; 6] {
-    [None, None, Some(json), None, None, None]
+fn row_of(json: &[u8]) -> [Option<&[u8]>; COLUMNS] {
+    let mut row = [None; COLUMNS];
+    row[JSON] = Some(json);
+    row
 }
 
 /// Returns what Postgres would write for a document; `None` if it is refused.

@@ -33,6 +33,12 @@ pub enum FilterError {
         /// Maximum depth.
         limit: usize,
     },
+    /// A pattern of LIKE or an argument of a function is longer than allowed.
+    #[error("a pattern or an argument of a function in the where clause has more than {limit} bytes")]
+    LongOperand {
+        /// Maximum length, in bytes.
+        limit: usize,
+    },
     /// Operands of BETWEEN, IN or CASE, which are copied, are too large or nested too deep.
     #[error("the where clause repeats large operands of BETWEEN, IN or CASE: name them in fewer places")]
     TooManyCopies,
@@ -85,6 +91,7 @@ impl FilterError {
             FilterError::TooLong { .. }
             | FilterError::ParamsTooLong { .. }
             | FilterError::TooDeep { .. }
+            | FilterError::LongOperand { .. }
             | FilterError::TooManyCopies => "54001",
             FilterError::Syntax { .. } => "42601",
             FilterError::Invalid { sqlstate, .. } => sqlstate,

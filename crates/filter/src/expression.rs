@@ -22,7 +22,7 @@ use super::clock_dependence::depends_on_clock;
 use super::error::FilterError;
 use super::schema::Schema;
 use super::syntax::{self, Subqueries, SyntaxKind, SyntaxTree, TypeName};
-use super::{check_length, typing};
+use super::{MAX_CLAUSE_BYTES, check_length, typing};
 
 /// Maximum number of function calls and other operations that create a value from a row's value.
 const MAX_CALLS: usize = 32;
@@ -84,7 +84,7 @@ impl Expression {
         schema: &Schema,
         enums: &[EnumType],
     ) -> Result<Expression, FilterError> {
-        check_length(text, params)?;
+        check_length(text, params, MAX_CLAUSE_BYTES)?;
         if text.contains('\0') || params.iter().any(|param| param.contains('\0')) {
             let message = "invalid byte sequence for encoding \"UTF8\": 0x00".to_owned();
             return Err(FilterError::invalid(text, 0, "22021", message));

@@ -51,6 +51,9 @@
 //!   conditions don't decide.
 //!   `native_operands_decide_a_row_wherever_they_can`,
 //!   `letters_whose_case_depends_on_the_collation_are_undecided_on_their_rows_alone`
+//! - A shape's clause never depends on the current time.
+//!   `a_condition_whose_value_depends_on_the_clock_is_reported`,
+//!   `a_text_of_a_row_that_means_the_current_time_is_no_date`
 //! - Clauses with subqueries agree with Postgres 15 and 18 on tables full of NULLs. Without the
 //!   contents of its sets, a filter is undecided. Other forms of subqueries are refused by name.
 //!   `subqueries_agree_with_postgres_15`, `subqueries_agree_with_postgres_18`,
@@ -77,6 +80,9 @@
 //!   `a_search_among_ten_thousand_intervals_visits_one_path`
 //! - Comparing a column with a constant allocates no memory.
 //!   `comparing_a_column_with_a_constant_allocates_nothing`
+//! - A row takes memory in proportion to its size and that of the clause.
+//!   `hostile_rows_and_constants_take_memory_in_proportion_to_their_size`,
+//!   `constants_that_grow_without_bound_are_refused_as_postgres_does_or_by_name`
 //! - No clause and no row causes a panic.
 //!   `parsing_never_panics`, `matching_never_panics`,
 //!   `hostile_sizes_are_refused_at_once`, `the_deepest_allowed_clause_fits_the_stack`
@@ -93,6 +99,7 @@
 //! | evaluation | `eval/` |
 //! | conditions that only Postgres can evaluate | `postgres_rules.rs`, `typing/condition.rs` |
 //! | conditions and keys that an index looks up | `conditions.rs`, `index_key.rs`, `key_expression.rs` |
+//! | texts that mean the current time: in a clause; in a row | `clock_dependence.rs`; `clock_guard.rs` |
 //! | hash lookups and the interval tree | `index/` |
 //! | clauses and conditions that Postgres evaluates, as SQL | `expression.rs` |
 //! | values: parsed, compared, computed, formatted | the crate `forebay-values` |
@@ -108,6 +115,7 @@
 #![forbid(unsafe_code)]
 
 mod clock_dependence;
+mod clock_guard;
 mod conditions;
 mod error;
 mod eval;
@@ -151,11 +159,20 @@ use syntax::{Subqueries, SyntaxTree};
 use typing::expr::Expr;
 
 /// Maximum length of a clause without its parameters, in bytes.
-pub const MAX_CLAUSE_BYTES: usize = 64 * 1024;
+pub const MAX_CLAUSE_BYTES: usize = 1024 * 1024;
+
+/// Maximum length of a clause in canonical form, which contains the parameters, in bytes.
+pub const MAX_CANONICAL_BYTES: usize = 4 * 1024 * 1024;
 
 /// Maximum length of all parameters of a clause together, in bytes. A parameter counts once for
 /// each use.
 pub const MAX_PARAM_BYTES: usize = 1024 * 1024;
+
+/// Memory of a node of an expression, with its part of an index, in bytes: `a = 1 OR a = 2 …` takes
+/// this much.
+const NODE_BYTES: usize = 256;
+/// Memory of constants for each byte of their text: that of a list of uuids.
+const TEXT_FACTOR: usize = 8;
 
 /// A row's values in Postgres' text format, in UTF-8.
 ///
@@ -189,8 +206,11 @@ impl<B: AsRef<[u8]>, const N: usize> TextRow for [Option<B>; N] {
 pub struct Filter {
     expr: Expr,
     canonical: String,
+    /// `None`: the canonical text.
+    postgres_sql: Option<Box<str>>,
     columns: Vec<usize>,
     needs_postgres: bool,
+    nodes: usize,
     sets: Vec<SubquerySet>,
 }
 
@@ -222,7 +242,7 @@ impl Filter {
         schema: &Schema,
         rules: PostgresRules<'_>,
     ) -> Result<Filter, FilterError> {
-        check_length(text, params)?;
+        check_length(text, params, max_length(rules))?;
         let enums = enums([schema]);
         let mut tree = syntax::parse(text, params, schema.server_version, &enums, Subqueries::Refused)?;
         let scope = ClauseScope { schema, text, outer: None };
@@ -241,7 +261,7 @@ impl Filter {
         rules: PostgresRules<'_>,
         table: &dyn Fn(&TableName) -> Option<&'t Schema>,
     ) -> Result<Filter, FilterError> {
-        check_length(text, params)?;
+        check_length(text, params, max_length(rules))?;
         let version = schema.server_version;
         let parse = |enums: &[EnumType]| syntax::parse(text, params, version, enums, Subqueries::Allowed);
         let tables = subquery::tables(&parse(&enums([schema]))?);
@@ -265,20 +285,33 @@ impl Filter {
         if syntax::weight(tree) > syntax::MAX_WEIGHT {
             return Err(FilterError::TooManyCopies);
         }
+        if syntax::has_long_operand(tree) {
+            return Err(FilterError::LongOperand { limit: syntax::MAX_OPERAND_BYTES });
+        }
+        let canonical = tree.to_string();
+        check_length(&canonical, &[], MAX_CANONICAL_BYTES)?;
         let rules = if sets.is_empty() { rules } else { PostgresRules::None };
-        let expr = typing::clause(tree, text, schema, rules, &sets)?;
-        let (mut columns, mut needs_postgres) = (Vec::new(), false);
-        typing::each(&expr, &mut |expr| match expr {
-            Expr::Column { index, .. } => columns.push(*index),
-            Expr::Postgres { columns: named } => {
-                columns.extend(named);
-                needs_postgres = true;
+        let (expr, time_casts) = typing::clause(tree, text, schema, rules, &sets)?;
+        let (mut columns, mut needs_postgres, mut nodes) = (Vec::new(), false, 0);
+        typing::each(&expr, &mut |expr| {
+            nodes += 1;
+            match expr {
+                Expr::Column { index, .. } => columns.push(*index),
+                Expr::Postgres { columns: named } => {
+                    columns.extend(named);
+                    needs_postgres = true;
+                }
+                _ => {}
             }
-            _ => {}
         });
         columns.sort_unstable();
         columns.dedup();
-        Ok(Filter { expr, canonical: tree.to_string(), columns, needs_postgres, sets })
+        let postgres_sql = (!time_casts.is_empty()).then(|| {
+            let mut guarded = tree.clone();
+            clock_guard::guard(&mut guarded, &time_casts);
+            guarded.to_string().into()
+        });
+        Ok(Filter { expr, canonical, postgres_sql, columns, needs_postgres, nodes, sets })
     }
 
     /// Evaluates the clause for a row; `None` is NULL.
@@ -345,6 +378,13 @@ impl Filter {
         &self.canonical
     }
 
+    /// Returns the clause as SQL for Postgres. It differs from [`Filter::canonical`] on rows with a
+    /// text that means the current time where the clause casts it to a date or time, such as
+    /// `today`: it fails on them.
+    pub fn postgres_sql(&self) -> &str {
+        self.postgres_sql.as_deref().unwrap_or(&self.canonical)
+    }
+
     /// Returns the conditions that an index can look up. A row that satisfies the clause satisfies
     /// all conditions of at least one alternative. Without alternatives, the clause is never true.
     #[doc(hidden)]
@@ -358,6 +398,13 @@ impl Filter {
         let mut may_fail = false;
         typing::each(&self.expr, &mut |expr| may_fail |= !typing::never_fails(expr));
         may_fail
+    }
+
+    /// Returns about how much memory the filter takes, together with its part of an [`Index`], in
+    /// bytes.
+    pub fn memory(&self) -> usize {
+        let guarded = self.postgres_sql.as_ref().map_or(0, |sql| sql.len());
+        NODE_BYTES * self.nodes + TEXT_FACTOR * self.canonical.len() + guarded
     }
 
     /// Returns the sets that the clause's subqueries select, each once.
@@ -381,7 +428,7 @@ pub fn subquery_tables(
     params: &[&str],
     server_version: u32,
 ) -> Result<Vec<TableName>, FilterError> {
-    check_length(text, params)?;
+    check_length(text, params, MAX_CANONICAL_BYTES)?;
     Ok(subquery::tables(&syntax::parse(text, params, server_version, &[], Subqueries::Allowed)?))
 }
 
@@ -392,10 +439,18 @@ fn enums<'s>(schemas: impl IntoIterator<Item = &'s Schema>) -> Vec<EnumType> {
     types.map(|user| EnumType { schema: user.schema.clone(), name: user.name.clone() }).collect()
 }
 
-fn check_length(text: &str, params: &[&str]) -> Result<(), FilterError> {
+/// Returns the maximum length of a clause. One in canonical form contains its parameters.
+fn max_length(rules: PostgresRules<'_>) -> usize {
+    match rules {
+        PostgresRules::Stored => MAX_CANONICAL_BYTES,
+        PostgresRules::None | PostgresRules::Checked(_) => MAX_CLAUSE_BYTES,
+    }
+}
+
+fn check_length(text: &str, params: &[&str], limit: usize) -> Result<(), FilterError> {
     let bytes = params.iter().fold(0_usize, |sum, param| sum.saturating_add(param.len()));
-    if text.len() > MAX_CLAUSE_BYTES {
-        return Err(FilterError::TooLong { bytes: text.len(), limit: MAX_CLAUSE_BYTES });
+    if text.len() > limit {
+        return Err(FilterError::TooLong { bytes: text.len(), limit });
     }
     match bytes > MAX_PARAM_BYTES {
         true => Err(FilterError::ParamsTooLong { bytes, limit: MAX_PARAM_BYTES }),

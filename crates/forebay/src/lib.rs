@@ -63,6 +63,7 @@
 //!   not taken for absence.
 //!   `every_instance_lists_the_streams_of_all_and_ends_them`,
 //!   `a_killed_instance_is_reported_as_silent`,
+//!   `status_metrics_and_dashboard_count_a_killed_instance_until_it_expires`,
 //!   `a_list_has_at_most_the_requested_number_of_streams_and_the_oldest_first`,
 //!   `silence_is_not_taken_for_absence`
 //! - Messages in Redis can't crash an instance or fill its memory, and without a query instances

@@ -56,12 +56,14 @@
 //!   `after_random_disconnects_no_permit_is_held`, `a_users_limit_is_exact_across_gates`,
 //!   `the_total_is_shared_and_a_killed_gates_permits_return`
 //! - An upgraded connection passes bytes in both directions, unchanged, and holds its permit until
-//!   both sides have ended, one is lost, or none has sent for `upgrade_idle_timeout`. The end of
-//!   one side is passed on as a half-close. No upgrade leads to HTTP inside the connection, which
-//!   would bypass the limits.
+//!   both sides have ended, one is lost, none has sent for `upgrade_idle_timeout`, or an operator
+//!   ends it. The end of one side is passed on as a half-close. No upgrade leads to HTTP inside the
+//!   connection, which would bypass the limits.
 //!   `an_upgraded_connection_holds_its_permit_until_both_sides_have_ended`,
 //!   `a_slow_reader_costs_no_memory_and_gets_every_byte`,
 //!   `a_reset_of_one_side_ends_the_other`, `an_idle_connection_is_closed_and_a_used_one_is_not`,
+//!   `an_operator_ends_a_websocket_at_both_sides_and_its_permit_is_free`,
+//!   `an_operator_ends_a_connection_of_another_instance_although_both_sides_stall`,
 //!   `protocols_that_carry_http_are_not_offered`, `a_protocol_that_was_not_offered_is_a_502`
 //! - Bodies pass in both directions as they arrive, unchanged.
 //!   `each_event_arrives_before_the_next_is_sent`,

@@ -34,7 +34,8 @@ pub(crate) enum GateOutcome {
     UpstreamError,
     /// The gate refused the request: a limit, overload, drain, or an unsupported request.
     Refused,
-    /// The client left before the end, or the gate aborted the request at the drain deadline.
+    /// The client left before the end. Or the gate aborted the request at the drain deadline, or
+    /// because an operator ended its stream.
     Cancelled,
 }
 

@@ -90,6 +90,7 @@
 //!   `members_of_both_releases_keep_the_bound_of_a_rebuild`
 //! - A new namespace, and a store that lost its data, grant at once unless the policy is `Closed`.
 //!   `a_new_namespace_grants_at_once_unless_the_policy_is_closed`,
+//!   `a_new_table_grants_at_once_unless_the_policy_is_closed` (DynamoDB),
 //!   `after_a_restart_without_persistence_redis_grants_at_once`
 //! - A budget that is held until expiry grants nothing new during a rebuild.
 //!   `a_budget_held_until_expiry_grants_nothing_new_during_a_rebuild`,
@@ -131,7 +132,9 @@
 //!   `a_lost_write_is_noticed_although_a_later_one_was_applied`
 //! - Members of release 0.1 keep these bounds in the same namespace.
 //!   `members_of_both_releases_keep_the_limit_through_short_faults`,
-//!   `members_of_both_releases_share_budgets_limits_and_the_names_of_keys`
+//!   `members_of_both_releases_share_budgets_limits_and_the_names_of_keys`,
+//!   `members_of_both_releases_keep_the_limit_in_a_new_namespace`,
+//!   `in_a_new_namespace_of_both_releases_the_new_member_grants_its_part_at_once`
 //!
 //! The README lists the events in which a limit may be exceeded, and by how much.
 //!

@@ -205,7 +205,8 @@ impl RedisClient {
     /// | requests in flight | may finish within [`Config::close_timeout`] | fail with `Cancelled` |
     /// | later requests | fail with `Closed` | fail with `Cancelled` |
     /// | dedicated connections | stay open | end, and do not connect again |
-    /// | returns | when the state is `Closed` | at once; the worker then sets the state |
+    /// | returns | when the state is `Closed` | at once |
+    /// | state `Closed` | after the last reply, or after the timeout | at the worker's next poll |
     ///
     /// [`reopen`](Self::reopen) connects again, but not the dedicated connections. This method does
     /// not block, and may be called from any thread.

@@ -109,7 +109,9 @@
 //!   `an_argument_may_send_a_request_of_the_same_client`,
 //!   `a_waker_may_use_the_client`,
 //!   `a_provider_that_blocks_does_not_stop_the_worker`
-//! - After an abort every request fails with `Cancelled`, and no queued one is sent.
+//! - After an abort every request fails with `Cancelled`, and no queued one is sent. The open
+//!   requests fail, and the state is `Closed`, at the worker's next poll.
+//!   `an_abort_waits_only_for_the_workers_next_poll_in_every_state`,
 //!   `an_abort_cancels_requests_in_flight_and_queued_ones_are_not_sent`,
 //!   `an_abort_ends_dedicated_connections_for_good`,
 //!   `an_abort_ends_attempts_to_connect_and_every_caller_that_waits`

@@ -227,6 +227,59 @@ async fn closing_finishes_requests_in_flight_or_fails_them_at_its_deadline() {
     }
 }
 
+/// Aborts the client while `requests` are open, and lets every task that is ready run once.
+async fn abort_now(client: &RedisClient, requests: Vec<tokio::task::JoinHandle<Result<String, ExecError>>>) {
+    let begun = Instant::now();
+    assert!(!requests.iter().any(tokio::task::JoinHandle::is_finished));
+    client.abort();
+    tokio::task::yield_now().await;
+    assert_eq!(client.state(), State::Closed);
+    for request in requests {
+        assert!(request.is_finished());
+        let result = request.await.expect("no panic");
+        assert!(matches!(result, Err(ExecError::Request(RequestError::Cancelled))), "{result:?}");
+    }
+    assert_eq!((client.stats().open_requests, begun.elapsed()), (0, Duration::ZERO));
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_abort_waits_only_for_the_workers_next_poll_in_every_state() {
+    let begin = async |client: &RedisClient, count: usize| {
+        let requests: Vec<_> = (0..count).map(|_| get(client)).collect();
+        tokio::task::yield_now().await;
+        requests
+    };
+    // Open: some requests are sent, and the rest doesn't fit into the socket. Replies wait, too.
+    let (client, mut dials) = client_with(Config::default(), 64, []);
+    let mut server = dials.recv().await.expect("it dials").server;
+    let requests = begin(&client, 10).await;
+    expect_bytes(&mut server, GET_A).await;
+    server.write_all(b"$100\r\nbegun").await.expect("the client reads");
+    abort_now(&client, requests).await;
+    // Connecting: the dial never ends.
+    let endless: Dialer = Arc::new(|| Box::pin(std::future::pending()));
+    let client = RedisClient::with_dialer(Arc::new(Config::default()), endless);
+    client.start();
+    let requests = begin(&client, 3).await;
+    assert_eq!(client.state(), State::Connecting);
+    abort_now(&client, requests).await;
+    // Failed: the next attempt is later. Requests were rejected.
+    let (client, _dials) = client_with(Config::default(), 64, [false]);
+    client.status_changes().wait_for(State::Failed).await;
+    abort_now(&client, Vec::new()).await;
+    // Closing: `close` waits for the requests in flight.
+    let (client, mut dials) = client_with(Config::default(), 1024, []);
+    let _server = dials.recv().await.expect("it dials").server;
+    let requests = begin(&client, 3).await;
+    let closing = tokio::spawn({
+        let client = client.clone();
+        async move { client.close().await }
+    });
+    client.status_changes().wait_for(State::Closing).await;
+    abort_now(&client, requests).await;
+    assert!(closing.is_finished());
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_closed_client_connects_again_as_the_next_generation() {
     let (client, mut dials) = client_with(Config::default(), 1024, []);

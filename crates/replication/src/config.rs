@@ -54,6 +54,8 @@ pub struct DatabaseSettings<'a> {
     pub pool_size: u32,
     /// Maximum number of pooled connections, with those that replace others before they expire.
     pub max_pool_connections: u32,
+    /// Number of pooled connections for metadata.
+    pub metadata_connections: u32,
 }
 
 /// Why a configuration is invalid.
@@ -239,6 +241,7 @@ impl ManagerConfig {
             manual_publication: self.manual_publication,
             pool_size: self.pool_size,
             max_pool_connections: self.pool_maxima().into_iter().fold(0, u32::saturating_add),
+            metadata_connections: pool_sizes(self.pool_size).0.min(self.pool_maxima()[0]),
         }
     }
 
@@ -352,6 +355,9 @@ mod tests {
         let connect = PostgresConnect::new("postgres://app@localhost/shop").unwrap();
         let max = |size| ManagerConfig::new(connect.clone()).pool_size(size).outline().max_pool_connections;
         assert_eq!([2, 8, 12, 20, 100].map(max), [4, 10, 14, 22, 112]);
+        let metadata =
+            |size| ManagerConfig::new(connect.clone()).pool_size(size).outline().metadata_connections;
+        assert_eq!([2, 7, 8, 12, 20].map(metadata), [1, 1, 2, 3, 4]);
     }
 
     #[test]

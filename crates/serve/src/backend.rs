@@ -28,6 +28,7 @@ use super::consumer::ShapesConsumer;
 use super::metrics;
 use super::protocol::cache_policy::CacheTimes;
 use super::protocol::fixed_responses::Health;
+use super::request_body::BodyReader;
 use super::response_cache::ResponseCache;
 use super::schema_monitor::{SchemaEpoch, SchemaMonitor};
 use super::service::ServeService;
@@ -45,6 +46,7 @@ pub(super) const REFRESH_INTERVAL: Duration = Duration::from_millis(50);
 #[derive(Clone)]
 pub struct ShapeBackend {
     handler: Arc<ShapeHandler>,
+    bodies: BodyReader,
     tasks: Arc<[AbortHandle]>,
 }
 
@@ -63,6 +65,7 @@ impl ShapeBackend {
         let changes = PublicationChanges::new(database.outline().publication);
         let scanner = CatalogScanner::new(shapes.clone(), changes.clone());
         let schema_epoch = SchemaEpoch::default();
+        let judge_workers = clause_judge::workers(database.outline().metadata_connections);
         let manager = start_manager(database, &shapes, &schema_epoch, &scanner)?;
         let describer = TableDescriber::new(manager.clone(), scanner.clone());
         let publisher = Arc::new(TablePublisher::new(
@@ -111,13 +114,13 @@ impl ShapeBackend {
             config.postgres_clauses,
             config.postgres_clause_statements_per_s,
         ));
-        let judges: [_; clause_judge::WORKERS] =
-            std::array::from_fn(|_| tokio::spawn(Arc::clone(&judge).run()));
+        let judges: Vec<_> = (0..judge_workers).map(|_| tokio::spawn(Arc::clone(&judge).run())).collect();
         let tasks = [
             tokio::spawn(republish(Arc::clone(&watch), manager.clone())),
             tokio::spawn(watch.run()),
             tokio::spawn(refresh(shapes.clone())),
         ];
+        let bodies = BodyReader::new(config.body_timeout);
         let handler = ShapeHandler {
             shapes,
             factory,
@@ -132,6 +135,7 @@ impl ShapeBackend {
         };
         Ok(ShapeBackend {
             handler: Arc::new(handler),
+            bodies,
             tasks: tasks.iter().chain(&judges).map(JoinHandle::abort_handle).collect(),
         })
     }
@@ -146,7 +150,7 @@ impl ShapeBackend {
     ) -> ServeService {
         let tokens = TokenVerifier::new(identify.clone(), self.handler.config.tokens_claim.as_deref());
         let layer = AdmissionLayer::new(admission, identify);
-        ServeService::new(layer, Arc::clone(&self.handler), access.into(), tokens)
+        ServeService::new(layer, Arc::clone(&self.handler), access.into(), tokens, self.bodies.clone())
     }
 
     /// Returns the store. When the future of [`Shapes::wait_for_failure`] completes, the process

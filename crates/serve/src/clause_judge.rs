@@ -4,12 +4,12 @@
 //! Postgres rejects, is deleted by name, and its clients start over. While the database is away,
 //! the shape waits, for as long as the store holds its changes.
 //! Enforced by: the store passes only rows of held shapes (`Shapes::undecided_rows`). A task gives
-//! rows back before it waits for the next attempt.
+//! rows back before it waits for the next attempt. Shapes take turns: see [`FairTurns`].
 //! Out of scope: what a verdict changes; see `forebay_shapes`.
 //!
-//! Bounds: [`WORKERS`] judgements at once, on connections for metadata. Each statement has at most
-//! [`STATEMENT_TIMEOUT`] and the rows of one batch. [`StatementRate`] bounds the statements per
-//! second.
+//! Bounds: [`workers`] judgements at once, on connections for metadata. A shape has at most one.
+//! Each statement has at most [`STATEMENT_TIMEOUT`] and the rows of one batch. [`StatementRate`]
+//! bounds the statements per second.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -19,19 +19,24 @@ use forebay_replication::{Manager, PoolError};
 use forebay_shapes::filter::{Filter, RowVerdict};
 use forebay_shapes::{Shape, Shapes, UndecidedRows};
 use parking_lot::Mutex;
-use tokio::time::{Instant, sleep, sleep_until};
+use tokio::task::yield_now;
+use tokio::time::{Instant, sleep};
 use tracing::warn;
 
-use super::database::{JudgementError, JudgementStatement, RowOutcome};
+use super::database::{Judgement, JudgementError, JudgementStatement, RowOutcome};
 use super::metrics;
+use super::statement_rate::{FairTurns, StatementRate};
 
-/// Number of judgements at once.
-pub(crate) const WORKERS: usize = 2;
+/// Maximum number of judgements at once.
+const MAX_WORKERS: u32 = 2;
 /// Maximum duration of a statement.
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Number of times that Postgres may reject a shape's clause. The first may be caused by a type
 /// that was renamed.
 const MAX_REJECTIONS: u32 = 3;
+/// Number of judgements of a shape that may take too long, one after the other. The first may be
+/// caused by the load of the server.
+const MAX_TIMEOUTS: u32 = 2;
 /// Number of statements for a shape that may end without an answer, one after the other: their
 /// connection was lost, or the server has no resources. With the wait between attempts, a restart
 /// of the server takes far fewer.
@@ -42,8 +47,6 @@ const MAX_CACHED: usize = 10_000;
 const FIRST_RETRY: Duration = Duration::from_millis(50);
 /// Maximum wait after a failed attempt.
 const MAX_RETRY: Duration = Duration::from_secs(2);
-/// Statements that may run at once after a pause, beyond the rate.
-const BURST: u32 = 10;
 
 /// Judges the undecided rows of all shapes.
 #[derive(Debug)]
@@ -65,6 +68,9 @@ struct JudgedShape {
     rejections: u32,
     /// Number of statements that ended without an answer since the last success.
     failures: u32,
+    /// Number of judgements that took too long since the last success.
+    timeouts: u32,
+    turns: FairTurns,
 }
 
 /// Why rows weren't judged.
@@ -87,6 +93,12 @@ impl ClauseJudge {
         let mut failures = 0;
         loop {
             let rows = self.shapes.undecided_rows().await;
+            if self.passes(rows.shape().handle()) {
+                // The rows are the last in the queue now.
+                drop(rows);
+                yield_now().await;
+                continue;
+            }
             match self.judge(rows).await {
                 Ok(()) => failures = 0,
                 Err(error) => {
@@ -115,10 +127,15 @@ impl ClauseJudge {
         let _awake = self.manager.keep_awake();
         let begun = Instant::now();
         let attempt = self.ask(&shape, &rows).await;
-        metrics::judgement_ended(attempt.as_deref().ok(), begun.elapsed());
+        let judgement = attempt.as_ref().ok();
+        metrics::judgement_ended(judgement.map(|judged| &judged.outcomes[..]), begun.elapsed());
+        if !matches!(attempt, Err(AttemptError::Pool(_))) {
+            let statements = judgement.map_or(1, |judged| judged.statements);
+            self.charge(shape.handle(), statements, begun.elapsed());
+        }
         let error = match attempt {
-            Ok(outcomes) => {
-                let verdicts: Vec<RowVerdict> = outcomes.into_iter().map(verdict).collect();
+            Ok(judgement) => {
+                let verdicts: Vec<RowVerdict> = judgement.outcomes.into_iter().map(verdict).collect();
                 self.shapes.decide(rows, &verdicts);
                 self.count_success(shape.handle());
                 // What was held is queued for the store now.
@@ -128,12 +145,18 @@ impl ClauseJudge {
             Err(error) => error,
         };
         let is_final = match &error {
-            AttemptError::Judgement(JudgementError::TooSlow { .. } | JudgementError::Altered) => true,
+            AttemptError::Judgement(JudgementError::Altered) => true,
+            AttemptError::Judgement(JudgementError::TooSlow { .. }) => {
+                self.count(shape.handle(), |judged| &mut judged.timeouts) >= MAX_TIMEOUTS
+            }
             AttemptError::Judgement(JudgementError::Rejected(_)) => {
-                self.count_rejection(shape.handle()) >= MAX_REJECTIONS
+                self.drop_statement(shape.handle());
+                self.count(shape.handle(), |judged| &mut judged.rejections) >= MAX_REJECTIONS
             }
             // A statement that ends its connection every time must not hold the shape for ever.
-            AttemptError::Judgement(_) => self.count_failure(shape.handle()) >= MAX_FAILURES,
+            AttemptError::Judgement(_) => {
+                self.count(shape.handle(), |judged| &mut judged.failures) >= MAX_FAILURES
+            }
             AttemptError::Pool(_) => false,
         };
         if is_final {
@@ -144,7 +167,7 @@ impl ClauseJudge {
     }
 
     /// Has Postgres evaluate the shape's clause on the rows.
-    async fn ask(&self, shape: &Shape, rows: &UndecidedRows) -> Result<Vec<RowOutcome>, AttemptError> {
+    async fn ask(&self, shape: &Shape, rows: &UndecidedRows) -> Result<Judgement, AttemptError> {
         let text = |value: &[u8]| String::from_utf8_lossy(value).into_owned();
         let texts: Vec<Vec<Option<String>>> =
             rows.rows().map(|row| row.into_iter().map(|value| value.map(text)).collect()).collect();
@@ -154,18 +177,30 @@ impl ClauseJudge {
             Some(statement) => statement,
             None => {
                 let columns = shape.filter().map(Filter::columns).unwrap_or_default();
-                let definition = shape.definition();
-                let clause = definition.options.clause.as_deref().unwrap_or("true");
-                let made = JudgementStatement::new(&client, &definition.table, columns, clause).await?;
+                let clause = shape.filter().map_or("true", Filter::postgres_sql);
+                let table = &shape.definition().table;
+                let made = JudgementStatement::new(&client, table, columns, clause).await?;
                 self.cache(shape, Arc::new(made))
             }
         };
         let judgement = statement.judge(&mut client, &texts, STATEMENT_TIMEOUT).await;
-        if let Ok((_, statements)) = &judgement {
-            self.rate.charge(statements.saturating_sub(1));
+        if let Ok(judgement) = &judgement {
+            self.rate.charge(judgement.statements.saturating_sub(1));
             client.return_without_reset();
         }
-        Ok(judgement?.0)
+        Ok(judgement?)
+    }
+
+    /// Returns whether a shape gives its turn to others, because its last one was long.
+    fn passes(&self, handle: &str) -> bool {
+        self.judged.lock().get_mut(handle).is_some_and(|judged| judged.turns.pass())
+    }
+
+    /// Charges a shape's turn.
+    fn charge(&self, handle: &str, statements: usize, duration: Duration) {
+        if let Some(judged) = self.judged.lock().get_mut(handle) {
+            judged.turns.charge(statements, duration);
+        }
     }
 
     fn cache(&self, shape: &Shape, statement: Arc<JudgementStatement>) -> Arc<JudgementStatement> {
@@ -177,26 +212,24 @@ impl ClauseJudge {
         statement
     }
 
-    /// Counts that Postgres rejected a shape's clause, and returns how often it did.
-    fn count_rejection(&self, handle: &str) -> u32 {
-        let mut judged = self.judged.lock();
-        let judged = judged.entry(handle.to_owned()).or_default();
-        judged.statement = None;
-        judged.rejections += 1;
-        judged.rejections
+    /// Forgets a shape's statement, so that the next one has the table's current types.
+    fn drop_statement(&self, handle: &str) {
+        if let Some(judged) = self.judged.lock().get_mut(handle) {
+            judged.statement = None;
+        }
     }
 
-    /// Counts that a statement ended without an answer, and returns how often that happened.
-    fn count_failure(&self, handle: &str) -> u32 {
+    /// Counts a failure of a shape, and returns how often it happened since the last success.
+    fn count(&self, handle: &str, counter: impl FnOnce(&mut JudgedShape) -> &mut u32) -> u32 {
         let mut judged = self.judged.lock();
-        let judged = judged.entry(handle.to_owned()).or_default();
-        judged.failures += 1;
-        judged.failures
+        let count = counter(judged.entry(handle.to_owned()).or_default());
+        *count += 1;
+        *count
     }
 
     fn count_success(&self, handle: &str) {
         if let Some(judged) = self.judged.lock().get_mut(handle) {
-            (judged.rejections, judged.failures) = (0, 0);
+            (judged.rejections, judged.failures, judged.timeouts) = (0, 0, 0);
         }
     }
 
@@ -208,10 +241,17 @@ impl ClauseJudge {
     }
 }
 
-fn verdict(outcome: RowOutcome) -> RowVerdict {
+/// Returns the number of judgements at once. One connection for metadata stays free, unless there
+/// is only one.
+pub(crate) fn workers(metadata_connections: u32) -> u32 {
+    metadata_connections.saturating_sub(1).clamp(1, MAX_WORKERS)
+}
+
+fn verdict(outcome: Option<RowOutcome>) -> RowVerdict {
     match outcome {
-        RowOutcome::True => RowVerdict::Match,
-        RowOutcome::NotTrue | RowOutcome::Failed => RowVerdict::NoMatch,
+        Some(RowOutcome::True) => RowVerdict::Match,
+        Some(RowOutcome::NotTrue | RowOutcome::Failed) => RowVerdict::NoMatch,
+        None => RowVerdict::Undecided,
     }
 }
 
@@ -220,63 +260,18 @@ fn retry_after(failures: u32) -> Duration {
     FIRST_RETRY.saturating_mul(2_u32.saturating_pow(failures)).min(MAX_RETRY)
 }
 
-/// Maximum rate of statements, over all shapes.
-#[derive(Debug)]
-struct StatementRate {
-    interval: Duration,
-    /// When the next statement may run.
-    next: Mutex<Instant>,
-}
-
-impl StatementRate {
-    fn new(statements_per_s: u32) -> Self {
-        let interval = Duration::from_secs(1) / statements_per_s.max(1);
-        StatementRate { interval, next: Mutex::new(Instant::now()) }
-    }
-
-    /// Waits until a statement may run, and counts it.
-    async fn wait(&self) {
-        let at = self.reserve(Instant::now());
-        sleep_until(at).await;
-    }
-
-    /// Counts a statement, and returns when it may run.
-    fn reserve(&self, now: Instant) -> Instant {
-        let mut next = self.next.lock();
-        let earliest = now.checked_sub(self.interval * (BURST - 1)).unwrap_or(now);
-        let at = (*next).max(earliest);
-        *next = at + self.interval;
-        at
-    }
-
-    /// Counts statements that have run without waiting.
-    fn charge(&self, statements: usize) {
-        let statements = u32::try_from(statements).unwrap_or(u32::MAX);
-        *self.next.lock() += self.interval.saturating_mul(statements);
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[tokio::test(start_paused = true)]
-    async fn statements_run_at_the_rate_after_a_burst() {
-        let rate = StatementRate::new(100);
-        let start = Instant::now();
-        tokio::time::advance(Duration::from_secs(1)).await;
-        let now = Instant::now();
-        let waits: Vec<_> = (0..12).map(|_| rate.reserve(now).saturating_duration_since(now)).collect();
-        assert!(waits[..10].iter().all(Duration::is_zero), "{waits:?}");
-        assert_eq!(waits[10..], [Duration::from_millis(10), Duration::from_millis(20)]);
-        rate.charge(100);
-        rate.wait().await;
-        assert_eq!(start.elapsed(), Duration::from_millis(2_030));
-    }
 
     #[test]
     fn attempts_back_off_up_to_two_seconds() {
         let waits = [0, 1, 5, 6, u32::MAX].map(|failures| retry_after(failures).as_millis());
         assert_eq!(waits, [50, 100, 1_600, 2_000, 2_000]);
+    }
+
+    #[test]
+    fn one_connection_for_metadata_stays_free_if_there_are_several() {
+        assert_eq!([0, 1, 2, 3, 4, 5].map(workers), [1, 1, 1, 2, 2, 2]);
     }
 }

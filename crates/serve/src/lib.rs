@@ -116,6 +116,8 @@
 //! - A token is verified once per request. Admission gets the verified token, which no client can
 //!   create.
 //!   `a_token_is_verified_once_per_request`
+//! - A live request takes a permit, whether its parameters are in the query string or in the body.
+//!   `only_live_requests_need_a_permit`, `a_live_body_takes_a_permit`
 //! - A subset's clause can read only the row that it is evaluated for.
 //!   `only_functions_that_read_nothing_but_their_arguments_are_allowed`,
 //!   `no_clause_does_more_than_evaluate_a_row`
@@ -125,6 +127,8 @@
 //!   `text_is_ordered_and_compared_by_icu_in_snapshots_and_live`
 //! - A clause that is slow, or fails on a row, affects no other shape.
 //!   `a_clause_that_is_too_slow_rotates_only_its_own_shape`,
+//!   `a_statement_that_is_too_slow_once_keeps_the_shape`,
+//!   `a_shape_whose_rows_fail_does_not_keep_others_waiting`,
 //!   `rows_on_which_the_clause_fails_do_not_change_the_outcome_of_others`
 //! - A live response without changes is never revalidated with 304: each one has a new ETag.
 //!   `head_requests_etags_and_compression_follow_http`
@@ -140,10 +144,13 @@
 //! | one transaction in a topic | 256 KiB | streams read the log |
 //! | bytes in topics and bytes being sent, of all shapes | 256 MiB | topics keep nothing, streams read the log; from 128 MiB on, reads are 16 KiB instead of 256 KiB |
 //! | cached long-poll responses | 64 of 16 KiB | the response in the same slot is replaced |
+//! | one request body; all in progress | 8 MiB; 64 MiB | 413; 503 with Retry-After |
+//! | parses of clauses above 32 KiB at once | one for each two CPUs | the next ones wait |
 //! | one subset | 64 MiB | 400 |
 //! | all subsets | 256 MiB | 503 with Retry-After |
 //! | a subset's clause that only Postgres can evaluate, or that calls functions | 5 s | 400 |
-//! | a statement that evaluates a shape's clause on changed rows | 1,000 rows, 5 s; two at once; [`Config::postgres_clause_statements_per_s`] | the shape waits; a clause that is too slow ends its shape |
+//! | a statement that evaluates a shape's clause on changed rows | 1,000 rows, 5 s; two at once, and one less than the connections for metadata; one per shape; [`Config::postgres_clause_statements_per_s`] | the shape waits; a clause that is too slow twice ends its shape |
+//! | statements of one turn of such a shape | 16; 15 s | other shapes get as many turns, or as much time, before the next one |
 //! | shapes with such clauses | [`Config::postgres_clause_shapes`] | 503 with Retry-After |
 //! | tables in one periodic scan of the catalog | 500 | the next scan reads the next 500 |
 //! | connections that the consumer requests | 1 | the stream waits |
@@ -174,7 +181,8 @@
 //! | access, tokens, permits, CORS, request ids | `service.rs`, `access_control.rs`, `token_verifier.rs` |
 //! | rows and columns of a grant | `grant_scope.rs` |
 //! | parameters, headers, cache rules, refusals; all pure | `protocol/` |
-//! | from a request to a response | `shape_handler.rs`, `request_body.rs`, `request_context.rs`, `subset.rs` |
+//! | request bodies; long clauses | `request_body.rs`; `clause_turns.rs` |
+//! | from a request to a response | `shape_handler.rs`, `request_context.rs`, `subset.rs` |
 //! | one response for all long-polls that wait for the same change | `response_cache.rs` |
 //! | response bodies | `body.rs` |
 //! | server-sent events; catching up from the log | `shape_event_stream.rs`; `catch_up.rs` |
@@ -185,6 +193,7 @@
 //! | connections for the consumer | `connection_lender.rs` |
 //! | altered tables: in the stream; outside of it | `schema_monitor.rs`; `catalog_watch.rs` |
 //! | catalog entries, and our own changes of the publication | `catalog_scanner.rs` |
+//! | clauses that Postgres evaluates on changed rows | `clause_judge.rs`, `statement_rate.rs` |
 //! | settings; start and shutdown | `config.rs`; `backend.rs` |
 //! | metrics; failed requests | `metrics.rs`; `failure_log.rs` |
 //! | DNS rebinding | `host.rs` |
@@ -198,6 +207,7 @@ mod catalog_watch;
 mod catch_up;
 mod clause_judge;
 mod clause_parser;
+mod clause_turns;
 mod config;
 mod connection_lender;
 mod consumer;
@@ -216,6 +226,7 @@ mod shape_event_stream;
 mod shape_factory;
 mod shape_handler;
 mod shape_label;
+mod statement_rate;
 mod subset;
 mod token_verifier;
 

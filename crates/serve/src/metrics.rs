@@ -28,6 +28,9 @@ const JUDGED_ROWS: &str = "forebay_serve_judged_rows_total";
 pub const JUDGEMENT_SECONDS: &str = "forebay_serve_judgement_seconds";
 const GIVEN_UP: &str = "forebay_serve_clauses_given_up_total";
 const HELD: &str = "forebay_shapes_held";
+const HELD_BYTES: &str = "forebay_shapes_held_bytes";
+const OVERFULL: &str = "forebay_shapes_overfull_total";
+const CACHED_VERDICTS: &str = "forebay_serve_cached_verdicts_total";
 
 /// Upper bounds of the histogram's buckets, in seconds: from a few rows to a large table.
 pub const SNAPSHOT_BUCKETS: [f64; 9] = [0.01, 0.05, 0.25, 1.0, 5.0, 15.0, 60.0, 300.0, 1_800.0];
@@ -59,11 +62,26 @@ pub fn describe() {
         "Bytes of shapes that are only in memory and in the write-ahead log."
     );
     describe_gauge!(HELD, "Shapes whose changes are held until Postgres has evaluated their clauses.");
+    describe_gauge!(
+        HELD_BYTES,
+        Unit::Bytes,
+        "Size of the changes that are held: for shapes whose clauses Postgres evaluates, and for shapes \
+         without a snapshot."
+    );
+    describe_counter!(
+        OVERFULL,
+        "Shapes that were deleted because more changes would be held than storage.held_bytes or \
+         storage.total_held_bytes."
+    );
     describe_counter!(JUDGED_ROWS, "Changed rows on which Postgres evaluated a shape's clause, by outcome.");
     describe_histogram!(
         JUDGEMENT_SECONDS,
         Unit::Seconds,
         "Time for which Postgres evaluated a clause on a batch of rows, including the wait for a connection."
+    );
+    describe_counter!(
+        CACHED_VERDICTS,
+        "Changed rows for which a cached verdict of Postgres was used: it wasn't asked again."
     );
     describe_counter!(
         GIVEN_UP,
@@ -133,13 +151,13 @@ pub(crate) fn snapshot_ended(outcome: SnapshotOutcome, after: Duration) {
 }
 
 /// Counts the rows of a judgement, and records its duration. `None`: it failed.
-pub(crate) fn judgement_ended(outcomes: Option<&[RowOutcome]>, after: Duration) {
+pub(crate) fn judgement_ended(outcomes: Option<&[Option<RowOutcome>]>, after: Duration) {
     histogram!(JUDGEMENT_SECONDS).record(after.as_secs_f64());
     let outcomes = outcomes.unwrap_or_default();
     for (outcome, label) in
         [(RowOutcome::True, "true"), (RowOutcome::NotTrue, "not_true"), (RowOutcome::Failed, "failed")]
     {
-        let rows = outcomes.iter().filter(|other| **other == outcome).count();
+        let rows = outcomes.iter().filter(|other| **other == Some(outcome)).count();
         counter!(JUDGED_ROWS, "outcome" => label).increment(rows as u64);
     }
 }
@@ -158,6 +176,11 @@ pub(crate) fn measure(shapes: &Shapes, running: usize, waiting: usize) {
     gauge!(FULL).set(f64::from(u8::from(shapes.is_full())));
     gauge!(UNWRITTEN).set(shapes.unwritten_bytes() as f64);
     gauge!(HELD).set(shapes.held_shapes() as f64);
+    gauge!(HELD_BYTES).set(shapes.held_bytes() as f64);
+    counter!(OVERFULL).absolute(shapes.overfull_shapes());
+    counter!(CACHED_VERDICTS).absolute(shapes.cached_verdicts());
+    // An alert sees the first increase only if the counter was 0 before.
+    counter!(GIVEN_UP).increment(0);
     gauge!(SNAPSHOTS_RUNNING).set(running as f64);
     gauge!(SNAPSHOTS_WAITING).set(waiting as f64);
 }

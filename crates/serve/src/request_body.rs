@@ -1,30 +1,105 @@
 //! Request bodies: reads the body of a POST, with a maximum length and a maximum duration.
+//!
+//! Invariant: the bodies of all requests in progress have together at most [`MAX_HELD_BYTES`].
+//! Enforced by: [`BodyMemory`], which is held as long as the body or what was parsed from it.
 
 use std::error::Error;
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use bytes::Bytes;
-use http_body_util::{BodyExt as _, LengthLimitError, Limited};
+use bytes::{Bytes, BytesMut};
+use http_body_util::{BodyExt as _, LengthLimitError};
 use tokio::time::timeout;
 
 use super::body::BoxError;
 use super::protocol::{MAX_BODY_BYTES, RequestRefusal, TokenBearer};
 use super::service::RequestBody;
+use super::shape_factory::random_u64;
 use super::token_verifier::while_valid;
 
-/// Reads a request's body.
-///
-/// # Errors
-/// Fails if the body has more than [`MAX_BODY_BYTES`], isn't complete after `max_wait`, breaks off
-/// or is encoded wrongly, or the bearer's token expires.
-pub(super) async fn read_body<B: RequestBody>(
-    body: B,
+/// Maximum bytes of all bodies that are being read or whose requests are in progress. Beyond it,
+/// requests are refused with 503.
+const MAX_HELD_BYTES: usize = 64 << 20;
+
+/// Reads request bodies, and counts their bytes. Clones count together.
+#[derive(Debug, Clone)]
+pub(crate) struct BodyReader {
+    held: Arc<AtomicUsize>,
+    /// Maximum time to receive a whole body. The HTTP server's read timeout bounds only the pauses
+    /// between its parts.
     max_wait: Duration,
-    bearer: Option<&TokenBearer>,
-) -> Result<Bytes, RequestRefusal> {
-    let reading = timeout(max_wait, Limited::new(body, MAX_BODY_BYTES).collect());
-    let body = while_valid(bearer, reading).await?.map_err(|_| RequestRefusal::BodyTooSlow)?;
-    Ok(body.map_err(|error| body_refusal(&error))?.to_bytes())
+}
+
+/// The bytes of one request's body, counted until it is dropped.
+#[derive(Debug)]
+pub(crate) struct BodyMemory {
+    all: Arc<AtomicUsize>,
+    bytes: usize,
+}
+
+impl BodyReader {
+    pub(crate) fn new(max_wait: Duration) -> Self {
+        BodyReader { held: Arc::default(), max_wait }
+    }
+
+    /// Reads a request's body.
+    ///
+    /// # Errors
+    /// Fails if the body has more than [`MAX_BODY_BYTES`], all bodies have more than
+    /// [`MAX_HELD_BYTES`], the body isn't complete in time, breaks off or is encoded wrongly, or
+    /// the bearer's token expires.
+    pub(crate) async fn read<B: RequestBody>(
+        &self,
+        body: B,
+        bearer: Option<&TokenBearer>,
+    ) -> Result<(Bytes, BodyMemory), RequestRefusal> {
+        let memory = BodyMemory { all: Arc::clone(&self.held), bytes: 0 };
+        let reading = timeout(self.max_wait, collect(body, memory));
+        while_valid(bearer, reading).await?.map_err(|_| RequestRefusal::BodyTooSlow)?
+    }
+}
+
+/// Reads a whole body.
+async fn collect<B: RequestBody>(
+    body: B,
+    mut memory: BodyMemory,
+) -> Result<(Bytes, BodyMemory), RequestRefusal> {
+    let too_large = |bytes: u64| bytes > MAX_BODY_BYTES as u64;
+    if too_large(body.size_hint().lower()) {
+        return Err(RequestRefusal::BodyTooLarge);
+    }
+    let (mut body, mut whole) = (pin!(body), BytesMut::new());
+    while let Some(frame) = body.frame().await {
+        let Ok(data) = frame.map_err(|error| body_refusal(&error.into()))?.into_data() else { continue };
+        if too_large((whole.len() + data.len()) as u64) {
+            return Err(RequestRefusal::BodyTooLarge);
+        }
+        memory.grow(data.len())?;
+        whole.extend_from_slice(&data);
+    }
+    Ok((whole.freeze(), memory))
+}
+
+impl BodyMemory {
+    /// Counts more bytes. Fails if all bodies together exceed [`MAX_HELD_BYTES`].
+    fn grow(&mut self, bytes: usize) -> Result<(), RequestRefusal> {
+        self.bytes += bytes;
+        match self.all.fetch_add(bytes, Ordering::Relaxed) + bytes <= MAX_HELD_BYTES {
+            true => Ok(()),
+            false => {
+                let limit = (MAX_HELD_BYTES / MAX_BODY_BYTES) as u64;
+                Err(RequestRefusal::overloaded("large_body", limit, random_u64()))
+            }
+        }
+    }
+}
+
+impl Drop for BodyMemory {
+    fn drop(&mut self) {
+        self.all.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
 }
 
 /// Returns the refusal for a body that can't be read. A layer outside of this service may have its
@@ -48,7 +123,7 @@ mod tests {
     use std::task::{Context, Poll};
 
     use http_body::{Body, Frame};
-    use http_body_util::Full;
+    use http_body_util::{Full, Limited};
 
     use super::*;
 
@@ -83,9 +158,16 @@ mod tests {
         }
     }
 
+    fn reader() -> BodyReader {
+        BodyReader::new(Duration::from_millis(20))
+    }
+
+    fn scripted(pieces: &[&'static [u8]], end: ScriptedEnd) -> ScriptedBody {
+        ScriptedBody { pieces: pieces.iter().map(|piece| Bytes::from_static(piece)).collect(), end }
+    }
+
     async fn read(pieces: &[&'static [u8]], end: ScriptedEnd) -> Result<Bytes, RequestRefusal> {
-        let pieces = pieces.iter().map(|piece| Bytes::from_static(piece)).collect();
-        read_body(ScriptedBody { pieces, end }, Duration::from_millis(20), None).await
+        reader().read(scripted(pieces, end), None).await.map(|(body, _)| body)
     }
 
     #[tokio::test]
@@ -106,7 +188,26 @@ mod tests {
     #[tokio::test]
     async fn the_limit_of_an_outer_layer_counts_too() {
         let limited = Limited::new(Full::new(Bytes::from_static(b"four")), 3);
-        let refused = read_body(axum::body::Body::new(limited), Duration::from_secs(1), None).await;
-        assert_eq!(refused, Err(RequestRefusal::BodyTooLarge));
+        let refused = reader().read(axum::body::Body::new(limited), None).await;
+        assert_eq!(refused.unwrap_err(), RequestRefusal::BodyTooLarge);
+    }
+
+    #[tokio::test]
+    async fn all_bodies_together_are_bounded_while_their_requests_are_in_progress() {
+        const LARGEST: &[u8] = &[b'x'; MAX_BODY_BYTES];
+        let reader = reader();
+        let mut others = Vec::new();
+        for _ in 0..MAX_HELD_BYTES / MAX_BODY_BYTES {
+            others.push(reader.read(scripted(&[LARGEST], ScriptedEnd::Complete), None).await.unwrap());
+        }
+        for _ in 0..2 {
+            let refused = reader.read(scripted(&[b"x"], ScriptedEnd::Complete), None).await.unwrap_err();
+            assert!(matches!(refused, RequestRefusal::Overloaded { .. }), "a refused body holds nothing");
+        }
+        assert!(reader.read(scripted(&[], ScriptedEnd::Complete), None).await.is_ok(), "an empty body");
+        others.pop();
+        assert!(reader.read(scripted(&[b"x"], ScriptedEnd::Complete), None).await.is_ok());
+        drop(others);
+        assert_eq!(reader.held.load(Ordering::Relaxed), 0);
     }
 }

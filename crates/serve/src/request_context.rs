@@ -9,7 +9,7 @@ use forebay_shapes::{LogPage, Offset, Shape, StartOffset};
 use forebay_stream::spare_headers;
 use http::header::CONTENT_ENCODING;
 use http::request::Parts;
-use http::{HeaderValue, Response};
+use http::{HeaderValue, Method, Response};
 use tokio::time::Instant;
 
 use super::body::BodyContent;
@@ -132,13 +132,17 @@ impl ShapeHandler {
         self.respond(context, head, || Ok(BodyContent::Whole(cached.body.clone())))
     }
 
-    /// Responds with 304 if the client has the ETag, else with the body.
+    /// Responds with 304 if the client has the ETag, else with the body. A response to a POST has
+    /// no ETag.
     pub(super) fn respond(
         &self,
         context: &RequestContext<'_>,
         mut head: ShapeResponseHead,
         body: impl FnOnce() -> io::Result<BodyContent>,
     ) -> HandlerResult {
+        if context.parts.method == Method::POST {
+            head.etag = None;
+        }
         let is_known = |etag: &HeaderValue| etag::matches_request(&context.parts.headers, etag);
         let mut response = match head.etag.as_ref().is_some_and(is_known) {
             true => whole(fixed_responses::not_modified()),

@@ -2,9 +2,9 @@
 //! handler.
 //!
 //! ```text
-//! request ─▶ ServeService: route, host, secret or token ─▶ AdmissionService: permit if live
-//!                                                              │
-//! response ◀─ ServeResponseFuture: count, CORS, request id ◀─ AdmittedService ─▶ ShapeHandler
+//! request ─▶ ServeService: route, host, secret or token, body ─▶ AdmissionService: permit if live
+//!                                                                    │
+//! response ◀─ ServeResponseFuture: count, CORS, request id ◀─── AdmittedService ─▶ ShapeHandler
 //! ```
 
 use std::convert::Infallible;
@@ -33,6 +33,7 @@ use super::protocol::{
     AccessLevel, InvalidRequest, MAX_QUERY_BYTES, QueryParams, RequestRefusal, Route, ShapeRequest,
     TokenBearer, cors, fixed_responses,
 };
+use super::request_body::{BodyMemory, BodyReader};
 use super::shape_factory::random_u64;
 use super::shape_handler::ShapeHandler;
 use super::shape_label::ShapeLabel;
@@ -54,6 +55,7 @@ pub struct ServeService {
 struct ServiceContext {
     access: AccessControl,
     tokens: TokenVerifier,
+    bodies: BodyReader,
     failures: FailureLog,
     responses: metrics::ResponseCounters,
 }
@@ -64,7 +66,7 @@ pub(crate) struct AdmittedService {
     handler: Arc<ShapeHandler>,
 }
 
-/// Request extension: a request's head after the access check.
+/// Request extension: a request after the access check.
 #[derive(Debug, Clone)]
 struct ParsedRequest {
     route: Route,
@@ -78,12 +80,16 @@ struct ParsedRequest {
     label: Option<Arc<str>>,
     /// Signal by which an operator ends the stream, from admission.
     end: Option<EndSignal>,
+    /// Memory of the body that the request was parsed from.
+    memory: Option<Arc<BodyMemory>>,
 }
 
 #[derive(Debug, Clone)]
 enum RequestTarget {
-    /// A shape. For a POST, the second value is the query, which is parsed again with the body.
-    Shape(Result<Box<ShapeRequest>, InvalidRequest>, Option<Arc<QueryParams>>),
+    /// A shape.
+    Shape(Result<Box<ShapeRequest>, InvalidRequest>),
+    /// A shape, by a POST whose body isn't read yet.
+    Post(Arc<QueryParams>),
     /// The preflight of a request for a shape.
     Preflight,
     Health,
@@ -92,7 +98,16 @@ enum RequestTarget {
 
 impl ParsedRequest {
     fn new(route: Route, target: Result<RequestTarget, RequestRefusal>, access_level: AccessLevel) -> Self {
-        ParsedRequest { route, target, access_level, bearer: None, token: None, label: None, end: None }
+        ParsedRequest {
+            route,
+            target,
+            access_level,
+            bearer: None,
+            token: None,
+            label: None,
+            end: None,
+            memory: None,
+        }
     }
 
     /// Returns whether the request needs an admission permit: only live requests do.
@@ -103,9 +118,14 @@ impl ParsedRequest {
     /// Returns the request for a shape, if it is live.
     fn live_request(&self) -> Option<&ShapeRequest> {
         match &self.target {
-            Ok(RequestTarget::Shape(Ok(request), _)) => request.live.is_live().then_some(request),
-            Ok(RequestTarget::Shape(Err(_), _)) | Err(_) => None,
-            Ok(RequestTarget::Preflight | RequestTarget::Health | RequestTarget::Home) => None,
+            Ok(RequestTarget::Shape(Ok(request))) => request.live.is_live().then_some(request),
+            Ok(RequestTarget::Shape(Err(_))) | Err(_) => None,
+            Ok(
+                RequestTarget::Post(_)
+                | RequestTarget::Preflight
+                | RequestTarget::Health
+                | RequestTarget::Home,
+            ) => None,
         }
     }
 }
@@ -116,6 +136,7 @@ impl ServeService {
         handler: Arc<ShapeHandler>,
         access: AccessControl,
         tokens: TokenVerifier,
+        bodies: BodyReader,
     ) -> Self {
         let layer = layer
             .streams(|parts| parts.extensions.get::<ParsedRequest>().is_some_and(ParsedRequest::takes_permit))
@@ -129,7 +150,7 @@ impl ServeService {
             .peer(|extensions| extensions.get::<ClientAddr>().map(|peer| peer.0));
         let admitted = layer.layer(AdmittedService { handler });
         let (failures, responses) = (FailureLog::default(), metrics::ResponseCounters::default());
-        let context = Arc::new(ServiceContext { access, tokens, failures, responses });
+        let context = Arc::new(ServiceContext { access, tokens, bodies, failures, responses });
         ServeService { admitted, context, label: ShapeLabel::default() }
     }
 }
@@ -154,16 +175,49 @@ impl ServiceContext {
         let access_level = authorized.as_ref().map_or(AccessLevel::Full, |(_, level)| *level);
         let target = authorized.and_then(|(route, _)| match (route, method) {
             (Route::Shape, &Method::OPTIONS) => Ok(RequestTarget::Preflight),
+            (Route::Shape, &Method::POST) => Ok(RequestTarget::Post(Arc::new(query))),
             (Route::Shape, _) => {
-                let request = ShapeRequest::parse(method, &query, &[]).map(Box::new);
-                let query = (method == Method::POST).then(|| Arc::new(query));
-                Ok(RequestTarget::Shape(request, query))
+                Ok(RequestTarget::Shape(ShapeRequest::parse(method, &query, &[]).map(Box::new)))
             }
             (Route::Health, _) => Ok(RequestTarget::Health),
             (Route::Root, _) => Ok(RequestTarget::Home),
             (Route::NotFound, _) => Err(RequestRefusal::NoRoute),
         });
         ParsedRequest::new(route, target, access_level)
+    }
+
+    /// Verifies the token, if the route requires one, and reads the body of a POST. Refusals are
+    /// stored in [`ParsedRequest::target`]. Returns the body of any other request.
+    async fn complete<B: RequestBody>(
+        &self,
+        parsed: &mut ParsedRequest,
+        headers: &HeaderMap,
+        body: B,
+    ) -> Option<B> {
+        let mut token = None;
+        if parsed.access_level == AccessLevel::Token {
+            match self.tokens.bearer(headers).await {
+                Ok((bearer, verified)) => (parsed.bearer, token) = (Some(bearer), Some(verified)),
+                Err(refusal) => parsed.target = Err(refusal),
+            }
+        }
+        let unread = match &parsed.target {
+            Ok(RequestTarget::Post(query)) => {
+                let query = Arc::clone(query);
+                parsed.target = match self.bodies.read(body, parsed.bearer.as_ref()).await {
+                    Ok((body, memory)) => {
+                        parsed.memory = Some(Arc::new(memory));
+                        let request = ShapeRequest::parse(&Method::POST, &query, &body);
+                        Ok(RequestTarget::Shape(request.map(Box::new)))
+                    }
+                    Err(refusal) => Err(refusal),
+                };
+                None
+            }
+            _ => Some(body),
+        };
+        parsed.token = token.filter(|_| parsed.takes_permit());
+        unread
     }
 }
 
@@ -181,30 +235,32 @@ impl<B: RequestBody> Service<Request<B>> for ServeService {
     type Future = ServeResponseFuture<BoxResponseFuture<Response<StreamBody<ShapeBody>>>>;
 
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
-        Service::<Request<B>>::poll_ready(&mut self.admitted, cx)
+        Service::<Request<Option<B>>>::poll_ready(&mut self.admitted, cx)
     }
 
     fn call(&mut self, mut request: Request<B>) -> Self::Future {
         let mut parsed = self.context.parse(&request);
         parsed.label = parsed.live_request().and_then(|request| self.label.of(request));
         let (route, origins) = (parsed.route, origins(request.headers()));
+        let is_post = matches!(parsed.target, Ok(RequestTarget::Post(_)));
         let response = match parsed.access_level {
-            AccessLevel::Full => {
+            AccessLevel::Full if !is_post => {
                 request.extensions_mut().insert(parsed);
-                self.admitted.call(request)
+                self.admitted.call(request.map(Some))
             }
-            AccessLevel::Token => self.call_with_token(request, parsed),
+            AccessLevel::Full | AccessLevel::Token => self.call_completed(request, parsed),
         };
         ServeResponseFuture { response, route, origins, context: Arc::clone(&self.context) }
     }
 }
 
 impl ServeService {
-    /// Verifies the token before admission, so that requests without access take no permit.
-    /// Admission gets the verified token, and doesn't verify it again.
-    fn call_with_token<B: RequestBody>(
+    /// Verifies the token and reads the body before admission: requests without access take no
+    /// permit, and a body may make a request live. Admission gets the verified token, and doesn't
+    /// verify it again.
+    fn call_completed<B: RequestBody>(
         &mut self,
-        mut request: Request<B>,
+        request: Request<B>,
         mut parsed: ParsedRequest,
     ) -> BoxResponseFuture<Response<StreamBody<ShapeBody>>> {
         // `poll_ready` was called on this instance, so it serves the call; a clone replaces it.
@@ -212,16 +268,17 @@ impl ServeService {
         let (mut admitted, context) =
             (std::mem::replace(&mut self.admitted, fresh), Arc::clone(&self.context));
         Box::pin(async move {
-            match context.tokens.bearer(request.headers()).await {
-                Ok((bearer, token)) => {
-                    parsed.token = parsed.takes_permit().then_some(token);
-                    parsed.bearer = Some(bearer);
-                }
-                Err(refusal) => parsed.target = Err(refusal),
+            let (mut parts, body) = request.into_parts();
+            let body = context.complete(&mut parsed, &parts.headers, body).await;
+            if body.is_none() {
+                parsed.label = parsed.live_request().and_then(|request| ShapeLabel::default().of(request));
             }
-            request.extensions_mut().insert(parsed);
-            let Ok(mut response) = admitted.call(request).await;
-            restrict_to_bearer(response.headers_mut());
+            let has_token = parsed.access_level == AccessLevel::Token;
+            parts.extensions.insert(parsed);
+            let Ok(mut response) = admitted.call(Request::from_parts(parts, body)).await;
+            if has_token {
+                restrict_to_bearer(response.headers_mut());
+            }
             Ok(response)
         })
     }
@@ -272,7 +329,7 @@ fn origins(request: &HeaderMap) -> HeaderMap {
     origins.map(|origin| (ORIGIN, origin.clone())).collect()
 }
 
-impl<B: RequestBody> Service<Request<B>> for AdmittedService {
+impl<B: RequestBody> Service<Request<Option<B>>> for AdmittedService {
     type Response = Response<ShapeBody>;
     type Error = Infallible;
     type Future = BoxResponseFuture<Response<ShapeBody>>;
@@ -281,14 +338,15 @@ impl<B: RequestBody> Service<Request<B>> for AdmittedService {
         Poll::Ready(Ok(()))
     }
 
-    fn call(&mut self, mut request: Request<B>) -> Self::Future {
+    /// The body of a POST was read before. Any other body is kept unread until the response.
+    fn call(&mut self, mut request: Request<Option<B>>) -> Self::Future {
         let handler = Arc::clone(&self.handler);
         let parsed = request.extensions_mut().remove::<ParsedRequest>();
         Box::pin(async move {
-            let Some(ParsedRequest { target, bearer, end, .. }) = parsed else {
+            let Some(ParsedRequest { target, bearer, end, memory, .. }) = parsed else {
                 return Ok(RequestRefusal::NoRoute.response(request.method()).map(ShapeBody::whole));
             };
-            let (mut parts, body) = request.into_parts();
+            let (mut parts, _unread) = request.into_parts();
             // Thousands of live requests may wait from here on: free what they don't need.
             drop(std::mem::take(&mut parts.extensions));
             let response = match target {
@@ -296,9 +354,8 @@ impl<B: RequestBody> Service<Request<B>> for AdmittedService {
                 Ok(RequestTarget::Preflight) => Ok(whole(fixed_responses::preflight(&parts.headers))),
                 Ok(RequestTarget::Health) => Ok(whole(handler.health().response())),
                 Ok(RequestTarget::Home) => Ok(handler.home_page()),
-                Ok(RequestTarget::Shape(request, query)) => {
-                    handler.shape(&parts, request, query, body, bearer).await
-                }
+                Ok(RequestTarget::Post(_)) => Err(RequestRefusal::BodyUnreadable),
+                Ok(RequestTarget::Shape(request)) => handler.shape(&parts, request, memory, bearer).await,
             };
             let mut response = response.unwrap_or_else(|refusal| {
                 let mut response = refusal.response(&parts.method).map(BodyContent::whole);

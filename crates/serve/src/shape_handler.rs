@@ -28,11 +28,11 @@ use super::config::Config;
 use super::protocol::cache_policy::CacheTimes;
 use super::protocol::fixed_responses::{self, Health};
 use super::protocol::headers::BodyKind;
-use super::protocol::{InvalidRequest, LiveMode, QueryParams, RequestRefusal, ShapeRequest, TokenBearer};
-use super::request_body::read_body;
+use super::protocol::{InvalidRequest, LiveMode, RequestRefusal, ShapeRequest, TokenBearer};
+use super::request_body::BodyMemory;
 use super::request_context::RequestContext;
 use super::response_cache::ResponseCache;
-use super::service::{RequestBody, whole};
+use super::service::whole;
 use super::shape_event_stream::{ShapeEventStream, StreamSource, StreamTimeouts};
 use super::shape_factory::{
     BuiltinsCache, ShapeFactory, SnapshotRunner, TableComparer, agrees_with, gone_refusal, selects,
@@ -83,27 +83,17 @@ impl ShapeHandler {
         }
     }
 
-    /// Handles a request for a shape.
-    ///
-    /// `posted` has the query parameters of a POST. They are parsed again together with the body,
-    /// and `request` is ignored. For other methods, `posted` is `None`.
-    pub(crate) async fn shape<B: RequestBody>(
+    /// Handles a request for a shape. `memory` is that of its body, if it had one.
+    pub(crate) async fn shape(
         &self,
         parts: &Parts,
         request: Result<Box<ShapeRequest>, InvalidRequest>,
-        posted: Option<Arc<QueryParams>>,
-        body: B,
+        memory: Option<Arc<BodyMemory>>,
         bearer: Option<TokenBearer>,
     ) -> HandlerResult {
         // The futures of rare paths are boxed, here and below. Otherwise the future of every
         // waiting request would be as large as that of the largest path.
-        let mut request = match posted {
-            Some(query) => {
-                let body = Box::pin(read_body(body, self.config.body_timeout, bearer.as_ref())).await?;
-                Box::new(ShapeRequest::parse(&parts.method, &query, &body)?)
-            }
-            None => request?,
-        };
+        let mut request = request?;
         if let Some(bearer) = &bearer {
             bearer.authorize(&parts.method, &request)?;
         }
@@ -116,18 +106,21 @@ impl ShapeHandler {
         if let Some(subset) = &request.subset {
             return Box::pin(self.subset(&request, subset)).await;
         }
+        let shape = match request.since {
+            StartOffset::Beginning | StartOffset::Now => Box::pin(self.factory.shape(&request)).await?,
+            StartOffset::After(_) => self.shape_by_handle(&request).await?,
+        };
+        if request.live.is_live() && memory.is_some() {
+            // Thousands of requests with long clauses may wait. If the shape is replaced meanwhile,
+            // the 409 has no handle.
+            request.drop_definition();
+            drop(memory);
+        }
         let context = RequestContext { parts, request: &request, _awake: awake };
         match request.since {
-            StartOffset::Beginning => {
-                let shape = Box::pin(self.factory.shape(&request)).await?;
-                Box::pin(self.snapshot(&context, &shape, 0)).await
-            }
-            StartOffset::Now => {
-                let shape = Box::pin(self.factory.shape(&request)).await?;
-                Box::pin(self.now(&context, &shape)).await
-            }
+            StartOffset::Beginning => Box::pin(self.snapshot(&context, &shape, 0)).await,
+            StartOffset::Now => Box::pin(self.now(&context, &shape)).await,
             StartOffset::After(offset) => {
-                let shape = self.shape_by_handle(&request).await?;
                 let is_in_snapshot = offset.is_snapshot() && offset != Offset::SNAPSHOT_END;
                 let response = match is_in_snapshot && !request.live.is_live() {
                     true => Box::pin(self.snapshot(&context, &shape, offset.op.saturating_add(1))).await,
@@ -174,12 +167,19 @@ impl ShapeHandler {
             None => None,
         };
         match found {
-            Some(shape) if selects(request, &shape)? => {
+            Some(shape) if self.selects(request, &shape).await? => {
                 self.comparer.recheck(&shape);
                 Ok(shape)
             }
             _ => Err(self.refetch(request).await),
         }
+    }
+
+    /// Returns whether the request selects this shape.
+    async fn selects(&self, request: &ShapeRequest, shape: &Shape) -> Result<bool, RequestRefusal> {
+        let clause = (request.clause.as_deref(), &*request.params);
+        let turns = &self.factory.turns;
+        turns.run(clause, request.bearer.as_ref(), || selects(request, shape)).await?
     }
 
     /// Returns the shape of a handle. `None`: it was removed.
@@ -207,6 +207,10 @@ impl ShapeHandler {
     /// Returns the refusal that makes the client start over. It has the handle of the shape that
     /// the request selects now, if that shape exists or can be created.
     async fn refetch(&self, request: &ShapeRequest) -> RequestRefusal {
+        if request.table.is_none() {
+            // The definition was dropped.
+            return RequestRefusal::MustRefetch { handle: None };
+        }
         match Box::pin(self.factory.shape(request)).await {
             Ok(shape) => refetch_refusal(shape.handle(), request.handle.as_deref()),
             Err(
@@ -259,8 +263,8 @@ impl ShapeHandler {
         if let Err(gone) = while_valid(bearer, shape.wait_until_complete()).await? {
             return Err(self.refuse_gone(gone, request).await);
         }
-        // Only a GET waits.
-        let live = if context.parts.method == Method::GET { request.live } else { LiveMode::Off };
+        // A HEAD doesn't wait.
+        let live = if context.parts.method == Method::HEAD { LiveMode::Off } else { request.live };
         if live == LiveMode::Events {
             return self.events(context, shape, offset).await;
         }

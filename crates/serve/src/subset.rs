@@ -15,7 +15,7 @@ use std::time::Duration;
 use bytes::{BufMut as _, Bytes, BytesMut};
 use forebay_replication::pgoutput::{Lsn, Snapshot};
 use forebay_shapes::filter::{EnumType, Expression, Filter, FilterError, Schema};
-use forebay_shapes::{Offset, ShapeDefinition, StartOffset};
+use forebay_shapes::{Offset, Shape, StartOffset};
 use http::Response;
 
 use super::body::BodyContent;
@@ -45,7 +45,7 @@ impl ShapeHandler {
         let Some(description) = description else { return Err(RequestRefusal::DatabaseUnreachable) };
         let table = &definition.table;
         let types = grant_scope::visible_schema(grant_scope::find_grant(request, table)?, table);
-        let clause = self.clause(request, subset, &types, &definition, &description).await?;
+        let clause = self.clause(request, subset, &types, &shape, &description).await?;
         let selected = definition.selected();
         let names: Vec<_> = selected.iter().map(|index| description.columns[*index].name.clone()).collect();
         let order_by = subset.order_by.as_ref().map(|keys| order_by_sql(keys, &types, &names)).transpose()?;
@@ -119,16 +119,22 @@ impl ShapeHandler {
         request: &ShapeRequest,
         subset: &Subset,
         types: &Schema,
-        definition: &ShapeDefinition,
+        shape: &Shape,
         table: &TableDescription,
     ) -> Result<SubsetClause, RequestRefusal> {
-        let of_shape = &definition.options.clause;
+        let of_shape = shape.filter().map(Filter::postgres_sql);
         let Some(text) = &subset.clause else {
-            return Ok(SubsetClause { sql: of_shape.clone(), needs_postgres: false, may_be_slow: false });
+            return Ok(SubsetClause {
+                sql: of_shape.map(str::to_owned),
+                needs_postgres: false,
+                may_be_slow: false,
+            });
         };
         let params: Vec<&str> = subset.params.iter().map(String::as_str).collect();
-        let (sql, columns, may_fail, needs_postgres, may_be_slow) = match Filter::parse(text, &params, types)
-        {
+        let clause = (Some(&**text), &*subset.params);
+        let parse = || Filter::parse(text, &params, types);
+        let filter = self.factory.turns.run(clause, request.bearer.as_ref(), parse).await?;
+        let (sql, columns, may_fail, needs_postgres, may_be_slow) = match filter {
             Ok(filter) => {
                 let sql = filter.canonical().to_owned();
                 (sql, filter.columns().to_vec(), filter.may_fail(), false, filter.calls_functions())
@@ -136,7 +142,8 @@ impl ShapeHandler {
             Err(FilterError::Unsupported { .. }) => {
                 let loading = self.builtins.get(table.server_version);
                 let builtins = while_valid(request.bearer.as_ref(), loading).await??;
-                let expression = postgres_expression(text, &params, types, table, &builtins)?;
+                let parse = || postgres_expression(text, &params, types, table, &builtins);
+                let expression = self.factory.turns.run(clause, request.bearer.as_ref(), parse).await??;
                 (expression.sql().to_owned(), expression.columns().collect(), true, true, true)
             }
             Err(error) => return Err(invalid_clause(&error)),

@@ -13,6 +13,11 @@ pub struct StoreConfig {
     pub chunk_bytes: u64,
     /// Maximum number of shapes. Beyond it, the least recently used shape is deleted. 100,000.
     pub max_shapes: usize,
+    /// Maximum memory of the where clauses of all shapes, in bytes, as [`Filter::memory`] estimates
+    /// it. Beyond it, the least recently used shapes are deleted when a shape is created. 2 GiB.
+    ///
+    /// [`Filter::memory`]: crate::filter::Filter::memory
+    pub clause_bytes: usize,
     /// Maximum size of all shapes on disk, in bytes. Beyond it, the least recently used shapes are
     /// deleted. Checked after each checkpoint and each completed snapshot. `None`: unbounded.
     pub max_bytes: Option<u64>,
@@ -35,9 +40,12 @@ pub struct StoreConfig {
     /// Maximum size of a snapshot that is written to the WAL instead of its own file, in bytes.
     /// Such a snapshot needs no separate sync. 256 KiB.
     pub small_snapshot_bytes: usize,
-    /// Maximum size of the changes held for a shape until its snapshot is taken, in bytes. Beyond
-    /// it, the shape is deleted. 16 MiB.
+    /// Maximum size of the changes held for a shape until its snapshot is taken, or until Postgres
+    /// has judged its rows, in bytes. Beyond it, the shape is deleted. 16 MiB.
     pub held_bytes: usize,
+    /// Maximum size of the changes held for all shapes, in bytes. Beyond it, the shapes with the
+    /// largest holds are deleted. 256 MiB.
+    pub total_held_bytes: usize,
     /// Bytes, queued or being written, at which
     /// [`Shapes::wait_for_room`](crate::Shapes::wait_for_room) waits. 16 MiB.
     pub queued_bytes: usize,
@@ -55,6 +63,7 @@ impl StoreConfig {
             dir: dir.into(),
             chunk_bytes: 10 << 20,
             max_shapes: 100_000,
+            clause_bytes: 2 << 30,
             max_bytes: None,
             message_bytes: 256 << 20,
             unwritten_bytes: 64 << 20,
@@ -63,6 +72,7 @@ impl StoreConfig {
             open_files: 512,
             small_snapshot_bytes: 256 << 10,
             held_bytes: 16 << 20,
+            total_held_bytes: 256 << 20,
             queued_bytes: 16 << 20,
             part_bytes: 1 << 20,
             waits_for_checkpoints: false,

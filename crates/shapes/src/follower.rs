@@ -175,7 +175,7 @@ impl Follower {
             following.mark_unfit(shape, transaction);
         }
         for shape in self.scratch.overfull.drain(..) {
-            following.delete_because(shape, "more changes would be held for it than held_bytes");
+            following.delete_as_overfull(shape);
         }
         if transaction.has_many_keys() {
             following.count_keys(transaction);
@@ -184,8 +184,9 @@ impl Follower {
             for changes in transaction.parts(&mut following) {
                 following.log(Record::Part(changes));
             }
-            following.delete_overfull(self.engine.store.config.held_bytes);
         }
+        // A change may add rows to many holds.
+        following.delete_overfull();
         Ok(())
     }
 
@@ -223,7 +224,7 @@ impl Follower {
             let holds = following.begin_holds(&transaction);
             following.log(Record::Commit(changes, CommitRecord { end, earlier, holds }));
         }
-        following.commit(&transaction, end, self.engine.store.config.held_bytes);
+        following.commit(&transaction, end);
         Ok(())
     }
 

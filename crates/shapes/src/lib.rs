@@ -163,8 +163,9 @@
 //!   `two_rows_with_one_deferrable_key_in_a_transaction_delete_the_shapes`,
 //!   `a_row_that_leaves_while_an_equal_row_remains_deletes_the_shape`
 //! - While Postgres judges rows of a shape, its log gets nothing, and no up-to-date is beyond it.
-//!   Afterwards the log is as if the rows had been judged at once. Other shapes don't wait.
-//!   `an_undecided_row_holds_its_shape_and_no_other`,
+//!   Afterwards the log is as if the rows had been judged at once. Other shapes don't wait, and
+//!   shapes with undecided rows take turns.
+//!   `an_undecided_row_holds_its_shape_and_no_other`, `shapes_with_undecided_rows_take_turns`,
 //!   `held_transactions_reach_the_log_in_order_whatever_is_decided_first`,
 //!   `a_reader_beside_the_writer_shows_no_more_than_the_writer`,
 //!   `a_kill_keeps_a_held_shape_and_the_stream_repeats_its_transactions`,
@@ -219,6 +220,7 @@
 //! | what | bound | beyond it |
 //! |---|---|---|
 //! | shapes | `max_shapes`, 100,000 | the least recently used shape is deleted |
+//! | memory of all where clauses, as estimated | `clause_bytes`, 2 GiB | the least recently used shapes are deleted for a new one |
 //! | bytes on disk | `max_bytes`, checked at checkpoints and completed snapshots | the least recently used shapes are deleted |
 //! | records, queued or being written | `queued_bytes`, 16 MiB, plus one batch of the stream | [`Shapes::wait_for_room`] waits |
 //! | messages that are in no shape's file | `unwritten_bytes`, 64 MiB | they are written |
@@ -227,6 +229,7 @@
 //! | one message | `message_bytes`, 256 MiB | the shapes that would get it are deleted |
 //! | changes held for a shape without a snapshot | `held_bytes`, 16 MiB | the shape is deleted |
 //! | changes held for a shape until Postgres has judged its rows | `held_bytes`, 16 MiB | the shape is deleted |
+//! | changes held for all shapes | `total_held_bytes`, 256 MiB | the shapes with the most are deleted |
 //! | earlier messages of a transaction for shapes that may still be held | `held_bytes`, 16 MiB | they are queued, and an undecided row deletes its shape |
 //! | undecided rows in a batch | 1,000; 8 MiB or one row | the others are in the next batch |
 //! | remembered verdicts of a shape; of all shapes | 512 KiB; 64 MiB | the oldest are forgotten, and Postgres is asked again |
@@ -241,10 +244,12 @@
 //!
 //! Tests: `a_transaction_of_300_megabytes_that_a_hundred_shapes_match_is_never_in_memory`,
 //! `the_least_recently_used_shape_is_deleted_for_a_new_one`,
+//! `the_least_recently_used_shapes_are_deleted_for_one_with_a_long_clause`,
 //! `shapes_beyond_max_bytes_are_deleted_at_a_checkpoint`,
 //! `shapes_beyond_max_bytes_are_deleted_when_a_snapshot_completes`,
 //! `what_is_queued_and_what_is_being_written_share_one_bound`,
 //! `held_bytes_are_bounded_within_a_transaction_and_across_many`, `what_is_held_is_bounded`,
+//! `what_is_held_for_all_shapes_is_bounded`,
 //! `batches_and_answers_are_bounded`, `all_tables_share_one_bound`,
 //! `an_idle_shape_takes_less_than_five_kilobytes`,
 //! `the_ranges_of_messages_that_wait_for_the_commit_are_bounded`,

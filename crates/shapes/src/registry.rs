@@ -39,6 +39,8 @@ pub(crate) struct ShapeIndex {
     by_handle: HashMap<String, u64>,
     /// Ids by fingerprint of the definition, newest last.
     by_definition: HashMap<u64, Vec<u64>>,
+    /// Memory of the clauses of all shapes, in bytes.
+    clause_bytes: usize,
     /// Tables by fingerprint, with which the WAL refers to them.
     pub(crate) tables: HashMap<u64, Arc<TableSchema>>,
     pub(crate) baselines: Baselines,
@@ -110,18 +112,27 @@ impl ShapeRegistry {
         incomplete.map(|shape| shape.id).collect()
     }
 
-    /// Returns the least recently used shapes beyond `count`.
-    pub(crate) fn excess_shapes(&self, count: usize) -> Vec<u64> {
+    /// Returns the least recently used shapes beyond `count`, and those without which the clauses
+    /// of the others take at most `clause_bytes`. Never returns `newest`.
+    pub(crate) fn excess_shapes(&self, count: usize, clause_bytes: usize, newest: u64) -> Vec<u64> {
+        let (mut left, mut bytes);
         let mut shapes: Vec<_> = {
             let index = self.read();
-            if index.by_id.len() <= count {
+            (left, bytes) = (index.by_id.len(), index.clause_bytes);
+            if left <= count && bytes <= clause_bytes {
                 return Vec::new();
             }
-            index.shapes().map(|shape| (shape.used.load(Ordering::Relaxed), shape.id)).collect()
+            let used =
+                |shape: &Arc<Shape>| (shape.used.load(Ordering::Relaxed), shape.id, clause_bytes_of(shape));
+            index.shapes().map(used).filter(|(_, id, _)| *id != newest).collect()
         };
         shapes.sort_unstable();
-        let excess = shapes.len() - count;
-        shapes.into_iter().take(excess).map(|(_, id)| id).collect()
+        let is_excess = |(_, _, clause): &(u64, u64, usize)| {
+            let is_excess = left > count || bytes > clause_bytes;
+            (left, bytes) = (left - 1, bytes - clause);
+            is_excess
+        };
+        shapes.into_iter().take_while(is_excess).map(|(_, id, _)| id).collect()
     }
 
     /// Returns the least recently used shapes without which the others take at most `limit` bytes.
@@ -176,11 +187,15 @@ impl ShapeIndex {
         self.tables.insert(table.fingerprint(), table);
         self.by_handle.insert(shape.handle().to_owned(), shape.id);
         self.by_definition.entry(shape.definition().fingerprint()).or_default().push(shape.id);
-        self.by_id.insert(shape.id, shape);
+        self.clause_bytes += clause_bytes_of(&shape);
+        if let Some(replaced) = self.by_id.insert(shape.id, shape) {
+            self.clause_bytes -= clause_bytes_of(&replaced);
+        }
     }
 
     pub(crate) fn remove(&mut self, id: u64) -> Option<Arc<Shape>> {
         let shape = self.by_id.remove(&id)?;
+        self.clause_bytes -= clause_bytes_of(&shape);
         self.by_handle.remove(shape.handle());
         self.baselines.remove_shape(shape.definition().table.oid);
         let fingerprint = shape.definition().fingerprint();
@@ -200,6 +215,11 @@ impl ShapeIndex {
             self.by_id.values().map(|shape| shape.definition().table.fingerprint()).collect();
         self.tables.retain(|id, _| used.contains(id));
     }
+}
+
+/// Returns the memory of a shape's clause, in bytes.
+fn clause_bytes_of(shape: &Shape) -> usize {
+    shape.filter.as_ref().map_or(0, Filter::memory)
 }
 
 /// Returns the creation time that a handle ends with, in microseconds.

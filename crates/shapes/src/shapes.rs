@@ -17,6 +17,7 @@ use crate::creation::ShapeCreation;
 use crate::definition::{CatalogState, ShapeDefinition, TableSchema};
 use crate::engine::{CreateError, FoundShape, ShapeEngine, replay, writer};
 use crate::filter::RowVerdict;
+use crate::follow::{all_held_bytes, cached_verdicts};
 use crate::follower::Follower;
 use crate::offset::Offset;
 use crate::registry::time_of;
@@ -165,6 +166,23 @@ impl Shapes {
     /// Returns the number of shapes whose logs wait for verdicts of Postgres.
     pub fn held_shapes(&self) -> usize {
         self.all().iter().filter(|shape| shape.is_held()).count()
+    }
+
+    /// Returns the size of the changes that this process holds for all shapes, in bytes.
+    pub fn held_bytes(&self) -> usize {
+        all_held_bytes()
+    }
+
+    /// Returns the number of shapes that this process has deleted because too much was held for
+    /// them, or for all shapes.
+    pub fn overfull_shapes(&self) -> u64 {
+        self.engine.following().overfull_count()
+    }
+
+    /// Returns the number of verdicts on rows that this process had cached: Postgres wasn't asked
+    /// again.
+    pub fn cached_verdicts(&self) -> u64 {
+        cached_verdicts()
     }
 
     /// Waits until the store has reached the LSN of an offset.

@@ -12,6 +12,9 @@ pub struct HttpServerConfig {
     pub header_read_timeout: Duration,
     /// Maximum size of a request's head in bytes; a larger head gets a 431. Default 32 KiB.
     pub max_header_bytes: usize,
+    /// JSON body of the 431 over HTTP/1.1, for example with advice; over HTTP/2 it has no body.
+    /// Default: none.
+    pub oversized_head_json: Option<&'static str>,
     /// Maximum header fields of a request; more get a 431. Default 100.
     pub max_headers: usize,
     /// Maximum time without a byte while the service waits for the request's body. Then the
@@ -49,6 +52,7 @@ impl Default for HttpServerConfig {
         HttpServerConfig {
             header_read_timeout: Duration::from_secs(10),
             max_header_bytes: 32 * 1024,
+            oversized_head_json: None,
             max_headers: 100,
             body_read_timeout: Duration::from_secs(30),
             max_connections: 16_384,

@@ -62,7 +62,7 @@ where
         }
     };
     let activity = Arc::new(ConnectionActivity::default());
-    let io = HyperSocket::new(stream, received, Arc::clone(&activity), context.config.write_timeout);
+    let io = HyperSocket::new(stream, received, Arc::clone(&activity), &context.config);
     let stats = context.stats.clone();
     let adapter = |handoff| ServiceAdapter { service, peer, activity: Arc::clone(&activity), stats, handoff };
     match protocol {

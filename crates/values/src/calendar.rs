@@ -48,6 +48,10 @@ impl Day {
         (1..=12).contains(&self.month) && (1..=days_in(self.year, self.month)).contains(&self.day)
     }
 
+    pub(crate) fn days_of_month(self) -> i64 {
+        days_in(self.year, self.month)
+    }
+
     /// Returns the same day this many months later, or the last day of that month.
     pub(crate) fn plus_months(self, months: i64) -> Self {
         let count = self.year * 12 + self.month - 1 + months;

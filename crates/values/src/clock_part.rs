@@ -2,7 +2,7 @@
 
 use crate::calendar::{Day, MICROS_PER_DAY, MICROS_PER_SECOND};
 use crate::clock_field::ClockField;
-use crate::datetime::{Date, Timestamp};
+use crate::datetime::Timestamp;
 use crate::eval_error::EvalError;
 use crate::interval::Interval;
 use crate::numeric::Numeric;
@@ -37,6 +37,11 @@ impl<'a> SqlValue<'a> {
         if let Some(sign) = infinity(self) {
             return Ok(infinite_part(field, sign, as_float));
         }
+        if let (SqlValue::Timetz(time), ClockField::Epoch, true) = (self, field, as_float) {
+            // The zone is added to the rounded seconds.
+            let seconds = time.micros as f64 / MICROS_PER_SECOND as f64;
+            return Ok(Some(SqlValue::Float8(seconds + f64::from(time.west))));
+        }
         let part = part(field, self, as_float)?;
         Ok(Some(if as_float { part.float() } else { part.numeric()? }))
     }
@@ -49,26 +54,25 @@ impl<'a> SqlValue<'a> {
     /// # Panics
     /// Panics if the value is neither a timestamp nor an interval.
     pub fn truncated_to(self, name: &str) -> Result<Self, EvalError> {
+        self.truncated_in_zone(name, 0)
+    }
+
+    /// Truncates a timestamp to a part of its time in the zone this many seconds east of Greenwich.
+    /// An interval has no zone.
+    ///
+    /// # Errors
+    /// Fails if the type has no such part, or if versions of Postgres differ in it (`0A000`).
+    ///
+    /// # Panics
+    /// Panics if the value is neither a timestamp nor an interval.
+    pub fn truncated_in_zone(self, name: &str, east: i64) -> Result<Self, EvalError> {
         match (field(name, &self), infinity(&self)) {
             // Versions differ: some check the field of an infinite timestamp.
             (field, Some(_)) if !field.as_ref().is_ok_and(|field| field.truncates()) => {
                 Err(unsupported(&self))
             }
-            (field, _) => truncate(field?, self),
+            (field, _) => truncate(field?, self, east * MICROS_PER_SECOND),
         }
-    }
-}
-
-impl Date {
-    /// Returns the date of a year, a month and a day, as make_date() does. A negative year is
-    /// before Christ.
-    ///
-    /// # Errors
-    /// Fails if there is no such day.
-    pub fn from_fields(year: i64, month: i64, day: i64) -> Result<Self, EvalError> {
-        let day = Day { year: if year < 0 { year + 1 } else { year }, month, day };
-        let date = if year == 0 || !day.is_real() { None } else { Date::checked(day.number()) };
-        date.ok_or_else(|| EvalError::new("22008", "date field value out of range"))
     }
 }
 
@@ -264,16 +268,19 @@ fn interval_part(field: ClockField, interval: Interval) -> Option<ClockPart> {
     }))
 }
 
-fn truncate(field: ClockField, value: SqlValue<'_>) -> Result<SqlValue<'_>, EvalError> {
+/// `east`: microseconds by which the local time is ahead.
+fn truncate(field: ClockField, value: SqlValue<'_>, east: i64) -> Result<SqlValue<'_>, EvalError> {
     match value {
         SqlValue::Timestamp(moment) if !moment.is_finite() => Ok(SqlValue::Timestamp(moment)),
         SqlValue::Timestamp(moment) => {
-            let (days, micros) = moment.split();
+            let local = i128::from(moment.0) + i128::from(east);
+            let day = i128::from(MICROS_PER_DAY);
+            let (days, micros) = (local.div_euclid(day) as i64, local.rem_euclid(day) as i64);
             let (days, micros) = match truncated_time(field, micros) {
                 Some(micros) => (days, micros),
                 None => (truncated_day(field, days).ok_or_else(|| unsupported(&value))?, 0),
             };
-            let total = i128::from(days) * i128::from(MICROS_PER_DAY) + i128::from(micros);
+            let total = i128::from(days) * day + i128::from(micros) - i128::from(east);
             let out_of_range = || EvalError::new("22008", "timestamp out of range");
             Timestamp::checked(total).map(SqlValue::Timestamp).ok_or_else(out_of_range)
         }

@@ -4,6 +4,8 @@ use std::borrow::Cow;
 
 use thiserror::Error;
 
+use crate::input_error::CURRENT_TIME;
+
 /// Why an operation on values fails: the error that Postgres reports for the same values.
 ///
 /// The text never holds values, and may be logged.
@@ -32,6 +34,12 @@ impl EvalError {
     /// Returns whether Postgres may have a result, which this crate can't determine.
     pub fn is_undecided(&self) -> bool {
         self.sqlstate == "0A000"
+    }
+
+    /// Returns whether a text means the current time, such as `today`. Postgres has a result, which
+    /// changes without a change of the row.
+    pub fn depends_on_clock(&self) -> bool {
+        self.is_undecided() && self.message.starts_with(CURRENT_TIME)
     }
 
     /// Returns Postgres' SQLSTATE, such as `22012` for a division by zero. `0A000`: Postgres has a

@@ -10,6 +10,7 @@ use super::interval::Interval;
 use super::interval_fields::IntervalFields;
 use super::json;
 use super::network::{self, Inet};
+use super::number_text;
 use super::numeric::Numeric;
 use super::range::Range;
 use super::sql_value::SqlValue;
@@ -45,10 +46,8 @@ impl<'a> SqlValue<'a> {
             Scalar::Int2 => SqlValue::Int(integer(text, i64::from(i16::MIN), i64::from(i16::MAX), modern)?),
             Scalar::Int4 => SqlValue::Int(integer(text, i64::from(i32::MIN), i64::from(i32::MAX), modern)?),
             Scalar::Int8 => SqlValue::Int(integer(text, i64::MIN, i64::MAX, modern)?),
-            Scalar::Numeric => {
-                refuse_new_forms(text, modern)?;
-                SqlValue::numeric(Numeric::parse(text)?)
-            }
+            Scalar::Numeric if modern => SqlValue::numeric(number_text::numeric(trim(text))?),
+            Scalar::Numeric => SqlValue::numeric(Numeric::parse(text)?),
             Scalar::Float4 => {
                 let text = float_text(text)?;
                 let value: f32 = text.parse().map_err(|_| InputError::Syntax)?;
@@ -113,11 +112,13 @@ fn integer(text: &str, min: i64, max: i64, modern: bool) -> Result<i64, InputErr
     }
     let trimmed = trim(text);
     let digits = trimmed.strip_prefix(['+', '-']).unwrap_or(trimmed);
-    if digits.is_empty() || !digits.bytes().all(|byte| byte.is_ascii_digit()) {
-        refuse_new_forms(text, modern)?;
+    let value = if !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit()) {
+        trimmed.parse().map_err(|_| InputError::Range)?
+    } else if modern {
+        i64::try_from(number_text::integer(trimmed)?).map_err(|_| InputError::Range)?
+    } else {
         return Err(InputError::Syntax);
-    }
-    let value = trimmed.parse().map_err(|_| InputError::Range)?;
+    };
     if (min..=max).contains(&value) { Ok(value) } else { Err(InputError::Range) }
 }
 
@@ -140,16 +141,6 @@ pub(crate) fn short_integer(text: &[u8]) -> Option<i64> {
         value = value * 10 + i64::from(digit);
     }
     Some(if negative { -value } else { value })
-}
-
-/// Refuses numbers with a base or underscores, which Postgres accepts since 16.
-fn refuse_new_forms(text: &str, modern: bool) -> Result<(), InputError> {
-    let trimmed = trim(text);
-    let digits = trimmed.strip_prefix(['+', '-']).unwrap_or(trimmed).as_bytes();
-    let based =
-        digits.len() > 1 && digits[0] == b'0' && digits[1].is_ascii_alphabetic() && digits[1] | 32 != b'e';
-    let new = based || (digits.contains(&b'_') && digits.first().is_some_and(u8::is_ascii_digit));
-    if modern && new { Err(InputError::Unsupported("numbers with a base or underscores")) } else { Ok(()) }
 }
 
 /// Trims a float's text. Fails unless Rust and C parse it to the same value.
@@ -228,7 +219,10 @@ mod tests {
         assert_eq!(int2("0x10"), Err(InputError::Syntax));
         assert_eq!(int2("1 2"), Err(InputError::Syntax));
         assert_eq!(int2("+-1"), Err(InputError::Syntax));
-        assert!(matches!(integer("1_0", 0, 99, true), Err(InputError::Unsupported(_))));
+        assert_eq!(integer("1_0", 0, 99, false), Err(InputError::Syntax));
+        assert_eq!(integer(" 1_0 ", 0, 99, true), Ok(10));
+        assert_eq!(integer("-0x8000", -32768, 32767, true), Ok(-32768));
+        assert_eq!(integer("0x8000", -32768, 32767, true), Err(InputError::Range));
     }
 
     #[test]

@@ -5,6 +5,9 @@ use thiserror::Error;
 use crate::eval_error::EvalError;
 use crate::scalar::{Scalar, ValueType};
 
+/// What [`InputError::Unsupported`] has of texts such as `today`.
+pub(crate) const CURRENT_TIME: &str = "dates and times that depend on the current time";
+
 /// Why a text is not a value of its type. [`InputError::describe`] returns Postgres' message.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
 #[non_exhaustive]

@@ -51,6 +51,7 @@
 //!   `lookups_return_slices_of_the_text`
 //! - LIKE and jsonb containment take bounded time, whatever the operands.
 //!   `many_wildcards_neither_recurse_nor_explode`,
+//!   `a_long_search_is_refused_after_a_bounded_number_of_steps`,
 //!   `deep_and_quadratic_containment_is_refused_in_bounded_time`
 //! - Comparing a text of a row with a constant allocates no memory (test of `forebay-filter`).
 //!   `comparing_a_column_with_a_constant_allocates_nothing`
@@ -61,14 +62,15 @@
 //! |---|---|
 //! | values, comparison | `sql_value.rs` |
 //! | types, their names and oids | `scalar.rs` |
-//! | texts to values, values to texts | `input.rs`, `output.rs` |
+//! | texts to values, values to texts | `input.rs`, `number_text.rs`, `output.rs` |
 //! | why a text is no value, why an operation fails | `input_error.rs`, `eval_error.rs` |
 //! | operators of numbers; of dates and times | `arithmetic.rs`, `clock_arithmetic.rs` |
 //! | casts, lengths and precisions | `cast.rs` |
 //! | `numeric` | `numeric/` |
 //! | dates, times, intervals as Postgres writes them | `datetime.rs`, `interval.rs`, `calendar.rs` |
-//! | dates, times, intervals in all other forms | `clock_text/` |
+//! | dates, times, intervals in all other forms, zones | `clock_text/` |
 //! | `extract`, `date_part`, `date_trunc` | `clock_part.rs`, `clock_field.rs` |
+//! | `make_date`, `make_time`, `make_timestamp`; `age`, `date_bin` | `clock_fields.rs`, `clock_span.rs` |
 //! | fields of interval types | `interval_fields.rs` |
 //! | arrays, ranges | `array.rs`, `array_input.rs`, `range.rs` |
 //! | `bytea`; `inet`, `cidr`, `macaddr` | `bytes.rs`, `network.rs` |
@@ -95,7 +97,9 @@ mod calendar;
 mod cast;
 mod clock_arithmetic;
 mod clock_field;
+mod clock_fields;
 mod clock_part;
+mod clock_span;
 mod clock_text;
 mod collation;
 mod datetime;
@@ -108,6 +112,7 @@ pub mod json;
 mod letter_case;
 pub mod like;
 mod network;
+mod number_text;
 mod numeric;
 mod output;
 mod range;
@@ -117,6 +122,7 @@ mod sql_value;
 pub use arithmetic::Arithmetic;
 pub use array::{Array, ArrayEnd, Dimension};
 pub use cast::TypeModifier;
+pub use clock_text::zone_offset;
 pub use collation::Collation;
 pub use datetime::{Date, Time, Timestamp, Timetz};
 pub use eval_error::EvalError;

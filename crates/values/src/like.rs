@@ -3,15 +3,22 @@
 
 use crate::eval_error::EvalError;
 
+/// Maximum length of the part of a pattern between two `%` that is searched for in any text.
+const MAX_SOUGHT_BYTES: usize = 256;
+/// Maximum number of bytes that are compared again, in vain, for a pattern with a longer part.
+const MAX_RETRIED_BYTES: usize = 1 << 24;
+
 /// Returns whether the whole text matches the pattern.
 ///
-/// Backtracks only to the last `%`: the time is at most the product of both lengths.
+/// Backtracks only to the last `%`, and over a bounded number of bytes.
 ///
 /// # Errors
-/// Fails if the pattern ends with its escape character.
+/// Fails if the pattern ends with its escape character, or if the search takes too long (`0A000`);
+/// see [`is_bounded`].
 pub fn matches(text: &str, pattern: &str) -> Result<bool, EvalError> {
     let (text, pattern) = (text.as_bytes(), pattern.as_bytes());
     let (mut t, mut p) = (0, 0);
+    let mut retries = MAX_RETRIED_BYTES + (text.len() + 1) * (MAX_SOUGHT_BYTES + 1);
     // Positions after the last `%` in the pattern, and in the text where matching was last tried.
     let mut retry: Option<(usize, usize)> = None;
     loop {
@@ -63,6 +70,8 @@ pub fn matches(text: &str, pattern: &str) -> Result<bool, EvalError> {
         match &mut retry {
             None => return Ok(false),
             Some((after, tried)) => {
+                let retried = p - *after + 1;
+                retries = retries.checked_sub(retried).ok_or_else(too_long)?;
                 *tried += char_length(text[*tried]);
                 (t, p) = (*tried, *after);
                 if t >= text.len() {
@@ -71,6 +80,22 @@ pub fn matches(text: &str, pattern: &str) -> Result<bool, EvalError> {
             }
         }
     }
+}
+
+/// Returns whether a search for the pattern takes a bounded time per byte of any text. If not,
+/// [`matches`] may fail with `0A000`.
+pub fn is_bounded(pattern: &str) -> bool {
+    let (mut sought, mut bytes) = (0, pattern.bytes());
+    while let Some(byte) = bytes.next() {
+        sought = if byte == b'%' { 0 } else { sought + 1 };
+        if byte == b'\\' {
+            sought += usize::from(bytes.next().is_some());
+        }
+        if sought > MAX_SOUGHT_BYTES {
+            return false;
+        }
+    }
+    true
 }
 
 /// Replaces the pattern's escape character by `\` (like_escape).
@@ -125,6 +150,10 @@ fn char_length(first: u8) -> usize {
     }
 }
 
+fn too_long() -> EvalError {
+    EvalError::new("0A000", "LIKE of a text and a pattern this long is not evaluated")
+}
+
 fn trailing_escape() -> EvalError {
     EvalError::new("22025", "LIKE pattern must not end with escape character")
 }
@@ -160,6 +189,20 @@ mod tests {
         let pattern = "%a".repeat(20_000);
         assert_eq!(matches(&"a".repeat(19_999), &pattern), Ok(false));
         assert_eq!(matches(&"a".repeat(20_000), &pattern), Ok(true));
+    }
+
+    #[test]
+    fn a_long_search_is_refused_after_a_bounded_number_of_steps() {
+        let text = "a".repeat(100_000);
+        let pattern = |sought: usize| format!("%{}b", "a".repeat(sought - 1));
+        assert!(is_bounded(&pattern(256)) && is_bounded(&"%_a\\%".repeat(10_000)));
+        assert_eq!(matches(&text, &pattern(256)), Ok(false));
+        for long in [pattern(257), format!("%{}b", "\\%".repeat(128)), format!("%{}b", "_a".repeat(128))] {
+            assert!(!is_bounded(&long));
+        }
+        assert_eq!(matches(&text, &pattern(50_000)).unwrap_err().sqlstate(), "0A000");
+        assert_eq!(matches(&text, &format!("{}b%", "a".repeat(60_000))), Ok(false), "nothing is retried");
+        assert_eq!(matches(&text, &format!("%{}", "a".repeat(100_000))), Ok(true));
     }
 
     #[test]

@@ -140,7 +140,7 @@ impl<'v> Arguments<'v> {
         as_array(self.value())
     }
 
-    fn interval(&mut self) -> Interval {
+    pub(crate) fn interval(&mut self) -> Interval {
         match self.value() {
             SqlValue::Interval(interval) => interval,
             other => unreachable!("it is an interval by type: {other:?}"),

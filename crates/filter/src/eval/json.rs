@@ -78,9 +78,10 @@ impl JsonOperator {
         Ok(Some(value))
     }
 
-    /// Returns whether the operator may fail on a row.
+    /// Returns whether the operator may fail on a row. Containment fails on values that are nested
+    /// too deep for it, in Postgres too.
     pub(crate) fn may_fail(self) -> bool {
-        self == JsonOperator::Delete
+        matches!(self, JsonOperator::Delete | JsonOperator::Contains { .. })
     }
 }
 

@@ -91,7 +91,7 @@ impl<'v> Scope<'v, '_> {
                 _ => Ok(None),
             },
             Expr::Unary(unary, operand) => match self.value(operand)? {
-                Some(value) => apply_unary(*unary, value),
+                Some(value) => apply_unary(*unary, value).map_err(|error| self.row_error(error)),
                 None => Ok(None),
             },
             Expr::And(_)
@@ -103,6 +103,13 @@ impl<'v> Scope<'v, '_> {
             | Expr::RowComparison { .. } => Ok(self.truth(expr)?.map(SqlValue::Bool)),
             other => self.uncommon_value(other),
         }
+    }
+
+    /// A text of a row that means the current time is no value in a clause: tomorrow it would be
+    /// another one. [`Filter::postgres_sql`](crate::Filter::postgres_sql) makes it fail, too.
+    fn row_error(&self, error: EvalError) -> EvalError {
+        let is_clock = self.lenient && error.depends_on_clock();
+        if is_clock { EvalError::new("22007", "a text means the current time") } else { error }
     }
 
     /// Evaluates a boolean expression. Avoids a `SqlValue` for each intermediate result.

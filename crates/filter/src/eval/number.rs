@@ -21,6 +21,10 @@ pub(crate) enum NumberFunction {
     Gcd(Scalar),
     Lcm(Scalar),
     Power,
+    /// power() of numerics. `modern`: as Postgres 16 and newer compute it.
+    PowerOfNumeric {
+        modern: bool,
+    },
     Remainder(Scalar),
     Round,
     /// round() to a number of digits.
@@ -41,7 +45,22 @@ impl NumberFunction {
             NumberFunction::Remainder(scalar) => {
                 first.compute(Arithmetic::Remainder, arguments.value(), scalar)
             }
-            NumberFunction::SquareRoot => first.square_root(),
+            NumberFunction::PowerOfNumeric { modern } => {
+                let (base, exponent) = (numeric(first), numeric(arguments.value()));
+                base.power(&exponent, modern).map(SqlValue::numeric)
+            }
+            NumberFunction::SquareRoot => match first {
+                SqlValue::Numeric(value) => value.square_root().map(SqlValue::numeric),
+                value => value.square_root(),
+            },
+            NumberFunction::Gcd(Scalar::Numeric) => {
+                let (left, right) = (numeric(first), numeric(arguments.value()));
+                left.common_divisor(&right).map(SqlValue::numeric)
+            }
+            NumberFunction::Lcm(Scalar::Numeric) => {
+                let (left, right) = (numeric(first), numeric(arguments.value()));
+                left.common_multiple(&right).map(SqlValue::numeric)
+            }
             NumberFunction::Gcd(scalar) => fit(gcd(integer(first), integer(arguments.value())), scalar),
             NumberFunction::Lcm(scalar) => {
                 let (left, right) = (integer(first), integer(arguments.value()));

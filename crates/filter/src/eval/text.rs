@@ -4,7 +4,7 @@
 //! longer one is the error of Postgres, or `0A000` if Postgres may have a result.
 
 use std::borrow::Cow;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use forebay_values::{EvalError, SqlValue};
 use md5::{Digest, Md5};
@@ -201,7 +201,12 @@ fn substring(text: &str, start: i64, length: Option<i64>) -> Result<(usize, usiz
 }
 
 fn trim(text: &str, set: &str, front: bool, back: bool) -> (usize, usize) {
-    let is_in = |char: char| set.contains(char);
+    // A long set is hashed, so that the time doesn't grow with the product of both lengths.
+    let hashed: Option<HashSet<char>> = (set.len() > 16).then(|| set.chars().collect());
+    let is_in = |char: char| match &hashed {
+        Some(hashed) => hashed.contains(&char),
+        None => set.contains(char),
+    };
     let from = if front { text.len() - text.trim_start_matches(is_in).len() } else { 0 };
     let to = if back { text.trim_end_matches(is_in).len() } else { text.len() };
     (from, to)

@@ -3,6 +3,8 @@
 //! Invariant: tokens are in the order of the text, and each holds its start and end in bytes.
 //! Out of scope: keywords. The lexer returns them as [`SqlTokenKind::Word`]; see `keywords.rs`.
 
+use forebay_values::{Scalar, SqlValue, ValueType};
+
 use crate::error::FilterError;
 
 #[derive(Clone, Debug, PartialEq)]
@@ -242,33 +244,58 @@ impl Lexer<'_> {
         &self.text[start..self.at]
     }
 
+    /// Takes digits of a number. Since Postgres 16, an underscore may be between two.
+    fn number_digits(&mut self) {
+        self.digits();
+        let begun = self.text.as_bytes().get(self.at.wrapping_sub(1)).is_some_and(u8::is_ascii_digit);
+        while self.version >= 16 && begun && self.peek(0) == b'_' && self.peek(1).is_ascii_digit() {
+            self.at += 1;
+            self.digits();
+        }
+    }
+
     fn number(&mut self, start: usize) -> Result<SqlTokenKind, FilterError> {
         let mut decimal = false;
-        self.digits();
+        self.number_digits();
         if self.peek(0) == b'.' && self.peek(1) != b'.' {
             decimal = true;
             self.at += 1;
-            self.digits();
+            self.number_digits();
         }
         if matches!(self.peek(0), b'e' | b'E') {
             let sign = usize::from(matches!(self.peek(1), b'+' | b'-'));
             if self.peek(1 + sign).is_ascii_digit() {
                 decimal = true;
                 self.at += 1 + sign;
-                self.digits();
+                self.number_digits();
             }
         }
         let end = self.at;
         if is_word_start(self.peek(0)) {
-            let digits = &self.text[start..end];
-            // 0x1f, 0o17, 0b11 and 1_000 are numbers since Postgres 16. They are not supported.
-            if self.version >= 16 && (self.peek(0) == b'_' || digits == "0") {
-                return Err(FilterError::unsupported(self.text, start, "numbers with a base or underscores"));
-            }
-            return Err(self.junk("trailing junk after numeric literal", start));
+            return match &self.text[start..end] {
+                "0" if self.version >= 16 && b"xXoObB".contains(&self.peek(0)) => {
+                    self.number_with_base(start)
+                }
+                _ => Err(self.junk("trailing junk after numeric literal", start)),
+            };
         }
-        let number = self.text[start..end].to_owned();
+        let number = self.text[start..end].replace('_', "");
         Ok(if decimal { SqlTokenKind::Decimal(number) } else { SqlTokenKind::Integer(number) })
+    }
+
+    /// Takes a number such as 0x1f, 0o17 or 0b11. The token has the same number without a base.
+    fn number_with_base(&mut self, start: usize) -> Result<SqlTokenKind, FilterError> {
+        while is_word_byte(self.peek(0)) {
+            self.at += 1;
+        }
+        match SqlValue::parse_scalar(&self.text[start..self.at], Scalar::Numeric, true) {
+            Ok(number) => {
+                Ok(SqlTokenKind::Integer(number.into_text(ValueType::Scalar(Scalar::Numeric)).into_owned()))
+            }
+            Err(_) => {
+                Err(FilterError::unsupported(self.text, start, "malformed or very long numbers with a base"))
+            }
+        }
     }
 
     fn word(&mut self, start: usize) -> Result<SqlTokenKind, FilterError> {

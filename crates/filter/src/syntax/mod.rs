@@ -24,7 +24,7 @@ mod weight;
 pub(crate) use parser::{Subqueries, parse};
 pub(crate) use subquery::Subselect;
 pub(crate) use type_name::TypeName;
-pub(crate) use weight::{MAX_WEIGHT, weight};
+pub(crate) use weight::{MAX_OPERAND_BYTES, MAX_WEIGHT, has_long_operand, weight};
 
 /// Maximum depth of a tree, in levels. The left operand of an operator counts as half a level, so
 /// that long sums are within it.

@@ -2,11 +2,39 @@
 //!
 //! Typing copies the operands of BETWEEN, IN and CASE. Copies within copies multiply, so a short
 //! clause could take any amount of time and memory.
+//!
+//! The time of LIKE and of some functions is the product of the lengths of their operands, so
+//! constants in them have a limit of their own.
 
 use super::{SyntaxKind, SyntaxTree};
 
 /// Maximum weight of a clause.
 pub(crate) const MAX_WEIGHT: usize = 8 << 20;
+
+/// Maximum length of a constant in a pattern or an argument, in bytes.
+pub(crate) const MAX_OPERAND_BYTES: usize = 64 * 1024;
+
+/// Returns whether a pattern of LIKE or an argument of a function has a constant above
+/// [`MAX_OPERAND_BYTES`].
+pub(crate) fn has_long_operand(tree: &SyntaxTree) -> bool {
+    has_long_text(tree, false)
+}
+
+fn has_long_text(tree: &SyntaxTree, is_operand: bool) -> bool {
+    let has_operands = match &tree.kind {
+        SyntaxKind::Text(text) | SyntaxKind::Number(text) => {
+            return is_operand && text.len() > MAX_OPERAND_BYTES;
+        }
+        SyntaxKind::Binary(operator, _) | SyntaxKind::Quantified { operator, .. } => {
+            matches!(&**operator, "~~" | "!~~" | "~~*" | "!~~*")
+        }
+        SyntaxKind::Call(..) => true,
+        _ => false,
+    };
+    let mut is_long = false;
+    tree.kind.each_child(&mut |child| is_long = is_long || has_long_text(child, is_operand || has_operands));
+    is_long
+}
 
 /// Returns the weight of a tree.
 pub(crate) fn weight(tree: &SyntaxTree) -> usize {

@@ -1,6 +1,6 @@
 //! Typing of function calls, CASE, COALESCE, GREATEST and LEAST.
 
-use forebay_values::{ArrayEnd, Collation, LetterCase, Scalar, SqlValue};
+use forebay_values::{ArrayEnd, Collation, LetterCase, Scalar, SqlValue, zone_offset};
 
 use super::collate::CollationSource;
 use super::expr::{Binary, Comparison, Expr, Unary};
@@ -10,6 +10,7 @@ use super::resolve::{self, OperatorResolution};
 use super::sql_type::SqlType;
 use super::{TypedExpr, Typer};
 use crate::error::FilterError;
+use crate::eval::clock_function::ClockFunction;
 use crate::eval::function::Function;
 use crate::eval::text::TextFunction;
 use crate::syntax::{ChoiceFunction, SyntaxTree};
@@ -69,7 +70,7 @@ impl Typer<'_> {
         let collation = self.merge(&arguments, at)?;
         let cast = arguments.into_iter().zip(&call.arguments);
         let cast = cast.map(|(argument, kind)| self.coerce(argument, *kind, at));
-        let arguments = cast.collect::<Result<Vec<_>, _>>()?;
+        let mut arguments = cast.collect::<Result<Vec<_>, _>>()?;
         let native = |function, arguments: Vec<TypedExpr>| Expr::Call {
             function,
             is_strict: row.is_strict,
@@ -86,6 +87,13 @@ impl Typer<'_> {
             }
             Support::Built(call @ (BuiltCall::Lower | BuiltCall::Upper | BuiltCall::InitCap)) => {
                 native(self.letters(call, row.name, collation, at)?, arguments)
+            }
+            Support::Built(BuiltCall::TruncateInZone) => {
+                let zone = arguments.pop().expect("the number of arguments was checked");
+                match self.east_of_greenwich(zone, at)? {
+                    Some(east) => native(Function::Clock(ClockFunction::TruncateInZone(east)), arguments),
+                    None => Expr::NULL,
+                }
             }
             Support::Built(built) => self.built_call(built, arguments, call.result, at)?,
             Support::Refused => unreachable!("it was refused above"),
@@ -154,6 +162,7 @@ impl Typer<'_> {
             | BuiltCall::InitCap
             | BuiltCall::Concat
             | BuiltCall::ConcatWithSeparator
+            | BuiltCall::TruncateInZone
             | BuiltCall::Array(_) => unreachable!("built elsewhere: {call:?}"),
         })
     }
@@ -185,18 +194,7 @@ impl Typer<'_> {
         result: SqlType,
         at: usize,
     ) -> Result<Expr, FilterError> {
-        let east = match self.fold(zone.expr, at)? {
-            Expr::Const(None) => return Ok(Expr::NULL),
-            Expr::Const(Some(SqlValue::Text(name))) => self.named_zone(&name, at)?,
-            Expr::Const(Some(SqlValue::Interval(interval))) => {
-                if interval.months != 0 || interval.days != 0 {
-                    let message = "interval time zone must not include months or days".to_owned();
-                    return Err(self.invalid(at, "22023", message));
-                }
-                interval.micros / MICROS_PER_SECOND
-            }
-            _ => return Err(self.unsupported(at, "a time zone that is not a constant is".to_owned())),
-        };
+        let Some(east) = self.east_of_greenwich(zone, at)? else { return Ok(Expr::NULL) };
         let unary = match result {
             SqlType::Scalar(Scalar::Timestamp) => Unary::Shift(east * MICROS_PER_SECOND),
             SqlType::Scalar(Scalar::Timestamptz) => Unary::Shift(-east * MICROS_PER_SECOND),
@@ -208,12 +206,23 @@ impl Typer<'_> {
         Ok(Expr::unary(unary, moment.expr))
     }
 
-    /// Returns a zone's seconds east of Greenwich. Zones with rules are refused: a tzdata in this
-    /// crate could differ from the server's version.
-    fn named_zone(&self, name: &str, at: usize) -> Result<i64, FilterError> {
-        match name.to_ascii_lowercase().as_str() {
-            "utc" | "gmt" | "z" | "zulu" | "uct" | "etc/utc" | "etc/gmt" => Ok(0),
-            _ => Err(self.unsupported(at, format!("the time zone \"{name}\" (but UTC or an interval) is"))),
+    /// Returns the seconds east of Greenwich of a constant zone; `None` is NULL. Zones with rules
+    /// are refused: a tzdata in this crate could differ from the server's version.
+    fn east_of_greenwich(&self, zone: TypedExpr, at: usize) -> Result<Option<i64>, FilterError> {
+        match self.fold(zone.expr, at)? {
+            Expr::Const(None) => Ok(None),
+            Expr::Const(Some(SqlValue::Text(name))) => zone_offset(&name).map(Some).ok_or_else(|| {
+                let what = format!("the time zone \"{name}\" (but UTC, an offset or an interval) is");
+                self.unsupported(at, what)
+            }),
+            Expr::Const(Some(SqlValue::Interval(interval))) => {
+                if interval.months != 0 || interval.days != 0 {
+                    let message = "interval time zone must not include months or days".to_owned();
+                    return Err(self.invalid(at, "22023", message));
+                }
+                Ok(Some(interval.micros / MICROS_PER_SECOND))
+            }
+            _ => Err(self.unsupported(at, "a time zone that is not a constant is".to_owned())),
         }
     }
 

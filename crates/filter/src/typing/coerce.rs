@@ -168,6 +168,9 @@ impl Typer<'_> {
             let message = format!("cannot cast type {from} to {to}");
             return Err(self.invalid(at, "42846", message));
         }
+        if is_text(element(typed.kind)) && is_time(target) {
+            self.time_casts.borrow_mut().push(at);
+        }
         let collation = if typed.kind.is_collatable() { typed.collation } else { Default::default() };
         Ok(TypedExpr { expr: self.convert(typed.expr, typed.kind, target, at)?, kind: target, collation })
     }
@@ -230,4 +233,18 @@ impl Typer<'_> {
             }
         })
     }
+}
+
+/// Returns the type of an array's elements, or the type itself.
+fn element(kind: SqlType) -> SqlType {
+    match kind {
+        SqlType::Array(element) => SqlType::Scalar(element),
+        other => other,
+    }
+}
+
+/// Returns whether the input of a type may read the clock.
+fn is_time(kind: SqlType) -> bool {
+    use Scalar::{Date, Time, Timestamp, Timestamptz, Timetz};
+    matches!(element(kind), SqlType::Scalar(Date | Time | Timetz | Timestamp | Timestamptz))
 }

@@ -235,7 +235,10 @@ fn is_stable(expr: &Expr) -> bool {
     match expr {
         Expr::Concat { .. } => true,
         Expr::Call { is_stable, .. } => *is_stable,
-        Expr::Binary(Binary::Arithmetic(_, result), _) => *result == Timestamptz,
+        // The zone of a timetz replaces that of the session.
+        Expr::Binary(Binary::Arithmetic(_, result), operands) => {
+            *result == Timestamptz && !operands.iter().any(is_timetz)
+        }
         Expr::Unary(Unary::Cast { from, to, .. }, _) => match (from, to) {
             (SqlType::Scalar(from), SqlType::Scalar(to))
                 if [from, to].iter().any(|scalar| scalar.is_enum() || scalar.range_element().is_some()) =>
@@ -259,6 +262,13 @@ fn is_stable(expr: &Expr) -> bool {
     }
 }
 
+fn is_timetz(expr: &Expr) -> bool {
+    matches!(
+        expr,
+        Expr::Const(Some(SqlValue::Timetz(_))) | Expr::Column { kind: SqlType::Scalar(Scalar::Timetz), .. }
+    )
+}
+
 /// Replaces the expression by its value if all of its parts are constants.
 fn fold_constant(expr: Expr, stable: bool) -> Result<Expr, EvalError> {
     let mut constant = true;
@@ -276,14 +286,20 @@ fn fold_constant(expr: Expr, stable: bool) -> Result<Expr, EvalError> {
 
 /// Folds AND (`ends` is false) or OR (`ends` is true).
 fn chain(operands: Vec<Expr>, ends: bool) -> Result<Expr, EvalError> {
-    let mut kept = Vec::new();
-    for operand in operands {
+    let (mut kept, mut operands) = (Vec::new(), operands.into_iter());
+    while let Some(operand) = operands.next() {
         let stable = has_stable_part(&operand);
         match fold(operand)? {
             // Postgres evaluates it for each row, after the operands before it, which may fail.
-            Expr::Const(Some(SqlValue::Bool(value))) if value == ends && stable && !kept.is_empty() => {
+            // Before that, it evaluates the constant parts of the operands after it.
+            Expr::Const(Some(SqlValue::Bool(value))) if value == ends && stable => {
+                for later in operands.by_ref() {
+                    let stable = has_stable_part(&later);
+                    if fold(later)? == Expr::truth(ends) && !stable {
+                        return Ok(Expr::truth(ends));
+                    }
+                }
                 kept.push(Expr::truth(ends));
-                break;
             }
             Expr::Const(Some(SqlValue::Bool(value))) if value == ends => return Ok(Expr::truth(ends)),
             Expr::Const(Some(_)) => {}

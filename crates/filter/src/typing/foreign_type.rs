@@ -30,6 +30,7 @@ const FOREIGN_TYPES: &[ForeignType] = &[
     ForeignType { sources: INTEGERS, is_preferred: true, ..foreign("oid", Category::Number) },
     foreign("path", Category::Geometric),
     foreign("tsvector", Category::User),
+    foreign("xid", Category::User),
 ];
 
 const fn foreign(name: &'static str, category: Category) -> ForeignType {

@@ -29,7 +29,12 @@ impl Typer<'_> {
     ) -> Result<(), FilterError> {
         let Function::Text(function) = function else { return Ok(()) };
         let folded = arguments.iter().map(|argument| self.fold(argument.expr.clone(), at));
-        let folded = folded.collect::<Result<Vec<_>, _>>()?;
+        let folded = match folded.collect::<Result<Vec<_>, _>>() {
+            Ok(folded) => folded,
+            // The call never has a result. Whether Postgres evaluates it is decided later.
+            Err(FilterError::Invalid { .. }) => return Ok(()),
+            Err(error) => return Err(error),
+        };
         if folded.iter().all(Expr::is_const) {
             return Ok(()); // It is evaluated once, within the limits of `eval/text.rs`.
         }

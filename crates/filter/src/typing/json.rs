@@ -1,6 +1,6 @@
 //! Typing of jsonb: operators that the table in `catalog.rs` can't hold, subscripts and casts.
 
-use forebay_values::Scalar;
+use forebay_values::{Scalar, SqlValue};
 
 use super::expr::{Binary, Expr, Unary};
 use super::sql_type::SqlType;
@@ -11,6 +11,8 @@ use crate::syntax::Subscript;
 
 const JSONB: SqlType = SqlType::Scalar(Scalar::Jsonb);
 const TEXTS: SqlType = SqlType::Array(Scalar::Text);
+/// Levels of a jsonb value that neither Postgres nor this crate fails on.
+const SHALLOW_LEVELS: usize = 100;
 
 impl Typer<'_> {
     /// Types an operator of jsonb on a text array, or containment. `None`: another operator is
@@ -152,6 +154,16 @@ impl Typer<'_> {
         }
         let name = collation.name();
         Err(self.unsupported(at, format!("ordering jsonb under the collation \"{name}\" (but C) is")))
+    }
+}
+
+/// Returns whether it is a constant that isn't deeply nested. Brackets within strings count, too.
+pub(super) fn is_shallow(expr: &Expr) -> bool {
+    match expr {
+        Expr::Const(Some(SqlValue::Json(text))) => {
+            text.bytes().filter(|byte| matches!(byte, b'[' | b'{')).count() <= SHALLOW_LEVELS
+        }
+        _ => false,
     }
 }
 

@@ -36,26 +36,31 @@ pub(crate) use operator::OPERATORS;
 pub(crate) use sql_type::SqlType;
 pub(crate) use subquery::key_class;
 
-use forebay_values::{Collation, EvalError, Scalar, SqlValue};
+use std::cell::RefCell;
+
+use forebay_values::{Collation, EvalError, Scalar, SqlValue, like};
 
 use crate::error::FilterError;
+use crate::eval::json::JsonOperator;
 use crate::postgres_rules::PostgresRules;
 use crate::schema::{Schema, TypeKind};
 use crate::subquery::SubquerySet;
 use crate::syntax::{IsTest, SyntaxKind, SyntaxTree};
 
-/// Types a clause. Fails if it is not a boolean.
+/// Types a clause. Fails if it is not a boolean. Also returns the positions of the casts of texts,
+/// other than constants, to dates and times.
 pub(crate) fn clause(
     tree: &SyntaxTree,
     text: &str,
     schema: &Schema,
     rules: PostgresRules<'_>,
     sets: &[SubquerySet],
-) -> Result<Expr, FilterError> {
-    let typer = Typer { text, schema, rules, sets };
+) -> Result<(Expr, Vec<usize>), FilterError> {
+    let typer = Typer { text, schema, rules, time_casts: RefCell::default(), sets };
     let expr = typer.condition(tree, "WHERE")?;
     typer.check_row_sets(&expr, true, tree.at)?;
-    typer.fold(expr, tree.at)
+    let expr = typer.fold(expr, tree.at)?;
+    Ok((expr, typer.time_casts.into_inner()))
 }
 
 /// An expression with its type and the source of its collation.
@@ -81,6 +86,8 @@ pub(crate) struct Typer<'s> {
     schema: &'s Schema,
     /// Which conditions Postgres may decide.
     rules: PostgresRules<'s>,
+    /// Positions of the casts of texts, other than constants, to dates and times.
+    time_casts: RefCell<Vec<usize>>,
     /// Sets of the clause's subqueries.
     sets: &'s [SubquerySet],
 }
@@ -412,9 +419,14 @@ pub(crate) fn never_fails(expr: &Expr) -> bool {
         | Expr::CaseOperand
         | Expr::InSet { .. } => true,
         Expr::Postgres { .. } => false,
-        // Only a pattern that ends in the escape character fails, and only on some texts.
+        // On some texts, a pattern that ends in the escape character fails, as does a long one.
         Expr::Binary(Binary::Like { .. }, operands) => {
-            matches!(&operands[1], Expr::Const(Some(SqlValue::Text(pattern))) if !pattern.ends_with('\\'))
+            matches!(&operands[1], Expr::Const(Some(SqlValue::Text(pattern)))
+                if !pattern.ends_with('\\') && like::is_bounded(pattern))
+        }
+        // Containment compares as many levels as the operand with fewer levels has.
+        Expr::Binary(Binary::Json(JsonOperator::Contains { .. }), operands) => {
+            operands.iter().any(json::is_shallow)
         }
         Expr::Binary(Binary::Json(operator), _) => !operator.may_fail(),
         Expr::Binary(operator, _) | Expr::Quantified { operator, .. } => compares(operator),
@@ -451,10 +463,11 @@ pub(crate) fn may_be_undecided(expr: &Expr) -> bool {
         use Scalar::*;
         match kind {
             SqlType::Scalar(scalar) => {
-                matches!(scalar, Bool | Int2 | Int4 | Int8 | Text | Varchar | Bpchar | Uuid)
+                // An enum's label is a text. `Expr::Position` fails on labels that it doesn't have.
+                matches!(scalar, Bool | Int2 | Int4 | Int8 | Text | Varchar | Bpchar | Uuid | Enum(_))
             }
             SqlType::Array(_) => false,
-            // An enum's label is a text.
+            // It is only tested for NULL.
             SqlType::Unknown | SqlType::Opaque(_) => true,
         }
     };
@@ -462,6 +475,8 @@ pub(crate) fn may_be_undecided(expr: &Expr) -> bool {
         Expr::Column { kind, .. } => !is_surely_read(kind),
         Expr::Binary(Binary::Like { casing: Some(_), .. }, _)
         | Expr::Quantified { operator: Binary::Like { casing: Some(_), .. }, .. } => true,
+        // Large arrays of containers are left to Postgres, however shallow they are.
+        Expr::Binary(Binary::Json(JsonOperator::Contains { .. }), _) => true,
         expr => !never_fails(expr),
     }
 }

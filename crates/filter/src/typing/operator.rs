@@ -11,6 +11,8 @@ use super::resolve::{self, OperatorResolution};
 use super::sql_type::SqlType;
 use super::{TypedExpr, Typer};
 use crate::error::FilterError;
+use crate::eval::function::Function;
+use crate::eval::number::NumberFunction;
 
 /// Supported operators. Others are refused by name, for operands of any type.
 pub(crate) const OPERATORS: &[&str] = &[
@@ -136,9 +138,10 @@ impl Typer<'_> {
             _ => return self.like(name, left, right, at),
         };
         if arithmetic == Arithmetic::Power && result == Scalar::Numeric {
-            return Err(
-                self.unsupported(at, "the operator ^ on numeric (but on double precision) is".to_owned())
-            );
+            let function = Function::Number(NumberFunction::PowerOfNumeric { modern: self.modern() });
+            let arguments = vec![left.expr, right.expr];
+            let call = Expr::Call { function, is_strict: true, is_stable: false, arguments };
+            return Ok(TypedExpr::new(call, result_kind));
         }
         Ok(self.join(Binary::Arithmetic(arithmetic, result), left, right, result_kind))
     }

@@ -36,6 +36,45 @@ fn check(clause: &str, org: &str, name: &str, expected: RowVerdict) {
 }
 
 #[test]
+fn a_text_of_a_row_that_means_the_current_time_is_no_date() {
+    use RowVerdict::{Match, NoMatch, Undecided};
+    for (clause, name, expected) in [
+        ("name::date > '2020-01-01'", "2024-02-29", Match),
+        ("name::date > '2020-01-01'", "today", NoMatch),
+        ("NOT (name::date > '2020-01-01')", " Tomorrow ", NoMatch),
+        ("name::timestamptz > '2020-01-01' OR org = 5", "now", Match),
+        ("name::time > '10:00' OR name ~ 'zz'", "now", Undecided),
+        ("name::time > '10:00' AND name ~ 'zz'", "now", Undecided),
+        ("('{' || name || '}')::date[] && '{2024-02-29}'", "2024-01-01,yesterday", NoMatch),
+        ("('{' || name || '}')::date[] && '{2024-02-29}'", "2024-01-01,2024-02-29", Match),
+    ] {
+        check(clause, "5", name, expected);
+    }
+    for (clause, sql) in [
+        (
+            "name::date > '2020-01-01'",
+            "((regexp_replace((\"name\")::text, 'now|today|tomorrow|yesterday', 'the current time', 'gi'))::date > '2020-01-01')",
+        ),
+        ("seen::date > '2020-01-01' AND name = 'today'", "unchanged"),
+        ("'2024-01-01'::date > '2020-01-01' AND name::interval > '1 day'", "unchanged"),
+    ] {
+        let filter = parse(clause);
+        let is_same = filter.postgres_sql() == filter.canonical();
+        assert_eq!(is_same, sql == "unchanged", "{clause}");
+        if !is_same {
+            assert_eq!(
+                filter
+                    .postgres_sql()
+                    .replace("\"regexp_replace\"", "regexp_replace")
+                    .replace("\"text\"", "text")
+                    .replace("\"date\"", "date"),
+                sql
+            );
+        }
+    }
+}
+
+#[test]
 fn native_operands_decide_a_row_wherever_they_can() {
     use RowVerdict::{Match, NoMatch, Undecided};
     for (clause, org, expected) in [

@@ -22,7 +22,11 @@ use super::storage::store_config;
 use crate::logging::LogConfig;
 use crate::tls::TlsCertificate;
 
-/// Time limit of a request body, as a multiple of the read timeout. Bodies are small.
+/// Body of the response to a request whose URL and headers are too long.
+const OVERSIZED_HEAD_JSON: &str =
+    r#"{"message":"URL or headers too long: send the parameters in the JSON body of a POST"}"#;
+
+/// Time limit of a request body, as a multiple of the read timeout.
 const BODY_TIMEOUT_FACTOR: u32 = 4;
 
 /// Checked settings of `forebay serve`. `forebay serve --example-config` explains each key.
@@ -102,6 +106,7 @@ fn check_all(settings: ServeSettings, layers: &SettingLayers) -> Result<ServeCon
     let has_tokens = backend.tokens_claim.is_some();
     let mut http = http_config(&http, serve.request_idle_timeout_ms);
     http.drain_timeout = serve.drain_timeout_ms;
+    http.oversized_head_json = Some(OVERSIZED_HEAD_JSON);
     // A long-poll's response begins with the next change, so its time says nothing about the load.
     let signals = AdaptiveSignals::Process;
     let mut admission =

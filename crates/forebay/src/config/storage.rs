@@ -18,6 +18,7 @@ pub(super) fn store_config(section: StorageSection) -> StoreConfig {
     store.compact_bytes = section.compact_bytes;
     store.small_snapshot_bytes = in_memory(section.small_snapshot_bytes);
     store.held_bytes = in_memory(section.held_bytes);
+    store.total_held_bytes = in_memory(section.total_held_bytes);
     store.queued_bytes = in_memory(section.queued_bytes);
     store
 }

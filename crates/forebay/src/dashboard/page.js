@@ -151,7 +151,7 @@ function shapes({ shapes: all, listen }) {
   const key = (shape) => (order.by === "table" ? shape.table : shape[order.by] ?? -1);
   top.sort((a, b) => (key(a) < key(b) ? -1 : key(a) > key(b) ? 1 : 0) * (order.up ? 1 : -1) || b.bytes - a.bytes);
   const more = all.count > top.length ? `; showing the ${top.length} with the most streams, then the largest` : "";
-  setText($("shapes-sum"), `${plural(all.count, "shape", "shapes")} · ${bytes(all.bytes)} · ${plural(all.streams, "stream", "streams")}${all.writes ? "" : " · read-only, another instance writes"}${more}`);
+  setText($("shapes-sum"), `${plural(all.count, "shape", "shapes")} · ${bytes(all.bytes)} · ${plural(all.streams, "stream", "streams")}${all.held ? ` · ${count(all.held)} waiting for Postgres to evaluate a clause` : ""}${all.writes ? "" : " · read-only, another instance writes"}${more}`);
   $("shapes-none").hidden = all.count > 0;
   $("shapes").hidden = all.count === 0;
   setText($("first-shape"), `curl 'http://${listen}/v1/shape?table=…&offset=-1'`);

@@ -112,7 +112,7 @@ pub(super) fn serve_args(
         ("FOREBAY_DATABASE_TEMPORARY_SLOT", "true"),
         ("FOREBAY_DATABASE_POOL_SIZE", "8"),
         ("FOREBAY_SERVE_DRAIN_TIMEOUT_MS", "500"),
-        // A new namespace in Redis admits streams only after one TTL, so the TTL is short.
+        // The counts of a new namespace in Redis are rebuilt for one TTL, so the TTL is short.
         ("FOREBAY_QUOTA_BEAT_MS", "250"),
         ("FOREBAY_QUOTA_TTL_MS", "1500"),
     ];

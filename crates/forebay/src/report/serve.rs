@@ -102,6 +102,8 @@ impl ServeReport {
                 "top": summary.top,
                 "writes": shapes.is_writing(),
                 "disk_full": shapes.is_full(),
+                "held": shapes.held_shapes(),
+                "held_bytes": shapes.held_bytes(),
                 "durable_lsn": shapes.position().map(|position| position.lsn),
             },
             "admission": self.admission(),

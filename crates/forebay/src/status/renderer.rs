@@ -221,7 +221,11 @@ impl StatusRenderer {
         } else {
             String::new()
         };
-        self.line("shapes", &format!("{}, {bytes}, {role}{full}", grouped(count)));
+        let held = match number(&shapes["held"]).unwrap_or(0) {
+            0 => String::new(),
+            held => format!(", {} wait until Postgres has evaluated their clause", grouped(held)),
+        };
+        self.line("shapes", &format!("{}, {bytes}, {role}{held}{full}", grouped(count)));
         for shape in shapes["top"].as_array().into_iter().flatten().take(10) {
             let rows =
                 number(&shape["rows"]).map(|rows| format!("{} rows, ", grouped(rows))).unwrap_or_default();
@@ -285,7 +289,7 @@ mod tests {
             "reservoir": {"counts": {"ready": 3, "lent": 1, "dialing": 0}},
             "admission": {"total_connections": 5000, "max_connections": 10_000, "state": "healthy"},
             "quota": {"mode": "normal", "mode_since_ms": 10, "members": 2, "store": "redis", "why": null},
-            "shapes": {"count": 1200, "bytes": 2048, "writes": true, "disk_full": false,
+            "shapes": {"count": 1200, "bytes": 2048, "writes": true, "disk_full": false, "held": 3,
                 "top": [{"table": "public.items", "where": "a > 1", "rows": 7, "bytes": 10, "streams": 3}]},
             "http": {"open_connections": 12, "requests": 3456},
         });
@@ -302,7 +306,7 @@ pools      metadata starting, snapshots ready
 reservoir  3 ready, 1 lent, 0 dialing
 admission  [###############...............] 5,000 of 10,000 streams, healthy
 quota      normal for 10ms, 2 members, stored in redis
-shapes     1,200, 2.0 KiB, this instance writes
+shapes     1,200, 2.0 KiB, this instance writes, 3 wait until Postgres has evaluated their clause
   public.items where a > 1: 7 rows, 10 B, 3 streams
 http       12 connections open, 3,456 requests so far
 ";

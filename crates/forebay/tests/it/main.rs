@@ -26,6 +26,7 @@ mod forebay_process;
 mod generated_page;
 mod headers;
 mod hostile_clients;
+mod killed_instances;
 mod limits;
 mod many_streams;
 #[cfg(feature = "otel")]

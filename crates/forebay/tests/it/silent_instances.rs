@@ -16,7 +16,7 @@ use crate::wire::{HttpConnection, until};
 
 const REQUEST: &str = "00000000-0000-4000-8000-000000000000";
 /// TTL of quota members that a test doesn't outlast: a silent instance stays a member.
-const LONG_TTL_MS: &str = "60000";
+pub(crate) const LONG_TTL_MS: &str = "60000";
 
 /// Starts two gates, and waits until each answers the other. Their counts may be rebuilt for long.
 async fn two_gates(cluster: &StreamCluster) -> [ForebayProcess; 2] {

@@ -50,6 +50,12 @@ impl StreamCluster {
         self.settings.push((name, value.to_owned()));
     }
 
+    /// Begins the namespace with complete counts, so that a long TTL delays no start.
+    pub(crate) async fn skip_the_rebuild(&self, redis: &Redis, namespace: &str) {
+        let client = RedisClient::connect(redis.url()).await.unwrap();
+        client.exec::<u64>(("HSET", format!("{{{namespace}}}:m"), "!", "1:0", "?", "0")).await.unwrap();
+    }
+
     /// Starts a gate and waits until its counts are complete.
     pub(crate) async fn gate(&self, member: &str) -> ForebayProcess {
         let gate = self.start_gate(member, &self.origin.url());

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use forebay_sandbox::Redis;
 use rustix::process::Signal;
 use socket2::SockRef;
 use tokio::io::AsyncWriteExt as _;
@@ -10,6 +11,7 @@ use tokio::time::Instant;
 use crate::forebay_process::ForebayProcess;
 use crate::limits::{TRUSTED, USERS};
 use crate::scripted_upstream::ScriptedUpstream;
+use crate::streams::{BEARER, StreamCluster, end, list, wait_until_normal};
 use crate::wire::{HttpConnection, within};
 
 const REQUEST: [&str; 3] = ["Connection: keep-alive, Upgrade", "Upgrade: websocket", "Sec-WebSocket-Key: k"];
@@ -240,6 +242,37 @@ async fn transfer_both_ways(gate: &ForebayProcess, client: HttpConnection, upstr
     within("both transfers", tasks.join_all()).await;
     let growth = gate.resident_kib().saturating_sub(before);
     assert!(growth < 4_096, "the gate grew by {growth} KiB");
+}
+
+/// The operator asks another gate. Neither side of the connection reads, so both senders wait.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_operator_ends_a_connection_of_another_instance_although_both_sides_stall() {
+    let origin = ScriptedUpstream::start().await;
+    let cluster = StreamCluster::new(Redis::shared(), "upgraded-end", 100).await;
+    let [here, there] = ["here", "there"].map(|member| cluster.start_gate(member, &origin.url()));
+    for gate in [&here, &there] {
+        wait_until_normal(gate).await;
+    }
+    let (mut client, mut upstream) = open_upgraded(&origin, &there).await;
+    for side in [&mut client, &mut upstream] {
+        let block = [0; 1 << 16];
+        while tokio::time::timeout(Duration::from_secs(1), side.socket.write_all(&block)).await.is_ok() {}
+    }
+    let streams = list(&here, "").await;
+    assert_eq!((&streams["open"], &streams["streams"][0]["instance"]), (&1.into(), &"there".into()));
+    let thread_id = streams["streams"][0]["thread_id"].as_str().unwrap();
+    let report = end(&here, thread_id, &[BEARER]).await.json();
+    let instances = serde_json::json!([{"instance": "there", "ended": 1, "ending": 0}]);
+    assert_eq!(report["instances"], instances, "{report}");
+    assert_eq!(list(&here, "").await["open"], 0);
+    // What was in transit arrives, and then the end: clean, or a reset, as bytes were not read.
+    for side in [&mut client, &mut upstream] {
+        let mut rest = tokio::io::sink();
+        let _reset_or_end = within("the end", tokio::io::copy(&mut side.socket, &mut rest)).await;
+    }
+    let status = HttpConnection::fetch(there.admin, "GET", "/v1/status", &[BEARER], "").await.json();
+    let connections = &status["gate"]["upstream_connections"];
+    assert_eq!((&connections["open"], &status["http"]["upgraded_connections"]), (&0.into(), &0.into()));
 }
 
 const SHORT_DRAIN: [&str; 2] = ["--drain-timeout-ms", "500"];

@@ -10,6 +10,7 @@ use tokio::process::{Child, ChildStdout, Command};
 use crate::chromium::Chromium;
 use crate::forebay_process::ForebayProcess;
 use crate::python_app::{PythonApp, script};
+use crate::streams::{BEARER, SECRET, end, list};
 use crate::tls::CertificateFiles;
 use crate::wire::{HttpConnection, until, within};
 
@@ -129,6 +130,37 @@ async fn a_killed_service_ends_its_websockets_and_returns_their_permits() {
     }
     gate.wait_until_empty().await;
     assert_eq!(gate.status().await["gate"]["upstream_connections"]["open"], 0);
+}
+
+#[tokio::test]
+async fn an_operator_ends_a_websocket_at_both_sides_and_its_permit_is_free() {
+    let app = PythonApp::run("ws_app.py");
+    let args = [&ROUTES[..], &["--total", "1"]].concat();
+    let gate = ForebayProcess::start_gate_with(&app.url(), &args, &[("FOREBAY_ADMIN_SECRET", SECRET)]);
+    for round in 1..=2 {
+        let mut client = WebSocketClient::start(&url(&gate, "/echo"), "hold", None);
+        assert_eq!(client.line().await, "OPEN", "round {round}: the permit is free");
+        let streams = list(&gate, "").await;
+        assert_eq!((&streams["open"], open_sockets(&app).await), (&1.into(), b"1".to_vec()));
+        let thread_id = streams["streams"][0]["thread_id"].as_str().unwrap();
+        let report = end(&gate, thread_id, &[BEARER]).await.json();
+        assert_eq!((&report["ended"], &report["ending"]), (&1.into(), &0.into()), "{report}");
+        assert_eq!(list(&gate, "").await["open"], 0, "before the response to the operator");
+        assert_eq!(client.end().await["code"], 1006, "without a close message");
+        until("the service has no client", async || open_sockets(&app).await == b"0").await;
+    }
+    let lines = [
+        "forebay_gate_upgrades_ended_total{end=\"aborted\"} 2",
+        "forebay_gate_outcomes_total{kind=\"stream\",outcome=\"cancelled\"} 2",
+        "forebay_admission_ended_total 2",
+        "forebay_admission_active_streams 0",
+    ];
+    until("the metrics have both ends", async || {
+        let metrics = HttpConnection::fetch(gate.admin, "GET", "/metrics", &[BEARER], "").await;
+        let metrics = String::from_utf8(metrics.body).unwrap();
+        lines.iter().all(|line| metrics.lines().any(|found| found == *line))
+    })
+    .await;
 }
 
 #[tokio::test]

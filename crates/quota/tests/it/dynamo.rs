@@ -11,13 +11,14 @@ use aws_sdk_dynamodb::Client;
 use aws_sdk_dynamodb::config::{Credentials, Region};
 use aws_sdk_dynamodb::types::AttributeValue;
 use forebay_quota::{
-    Allocation, BudgetConfig, DynamoStore, Heartbeat, HeartbeatKind, MemberId, Quota, QuotaRefusal,
-    Settlement, SettlementReply, ShareReply, ShareRequest, Store, StoreError,
+    Allocation, BudgetConfig, DynamoStore, Heartbeat, HeartbeatKind, MemberId, OutagePolicy, Quota,
+    QuotaRefusal, Settlement, SettlementReply, ShareReply, ShareRequest, Store, StoreError,
 };
 use forebay_sandbox::DynamoDb;
 use forebay_testkit::{Direction, Proxy};
 use futures_util::future::join_all;
 
+use crate::rebuild::start_in_a_new_namespace;
 use crate::support::{namespace, steady, until};
 
 const TABLE: &str = "quota";
@@ -125,6 +126,20 @@ fn dynamodb_replies_as_the_ledger_does_during_a_rebuild() {
         let namespace = namespace("agreement-rebuild");
         [handle(&namespace).await, handle(&namespace).await]
     });
+}
+
+#[tokio::test]
+async fn a_new_table_grants_at_once_unless_the_policy_is_closed() {
+    for policy in [OutagePolicy::Closed, OutagePolicy::Share, OutagePolicy::Open] {
+        let (server, namespace) = (DynamoDb::shared(), namespace("first-start"));
+        let table = namespace.clone();
+        start_in_a_new_namespace(policy, async |name, policy| {
+            let client = client(server.url());
+            let store = DynamoStore::create_table(client, &table, &namespace).await.unwrap();
+            Quota::join(store, steady(name).policy(policy)).await
+        })
+        .await;
+    }
 }
 
 #[tokio::test]

@@ -22,7 +22,9 @@ use forebay_quota::{BudgetConfig, MemberConfig, OutagePolicy, Quota, QuotaMode, 
 use forebay_redis::RedisClient;
 use forebay_sandbox::Redis;
 use forebay_testkit::{Proxy, TestRng, seed};
+use futures_util::future::join_all;
 
+use crate::release_0_1::Release01Store;
 use crate::rolling_upgrade::AnyRelease;
 use crate::support::{settled_store, until};
 
@@ -333,4 +335,29 @@ async fn members_of_both_releases_keep_the_limit_through_short_faults() {
         redis.short_fault(rng).await
     })
     .await;
+}
+
+/// A rolling upgrade begins with an empty Redis, with the policy that grants during a rebuild.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn members_of_both_releases_keep_the_limit_in_a_new_namespace() {
+    let server = Redis::start().unwrap();
+    let join = async |index: usize| {
+        let client = RedisClient::connect(server.url()).await.unwrap();
+        let store = match index % 2 {
+            0 => AnyRelease::Old(Release01Store::new(client, "new")),
+            _ => AnyRelease::New(RedisStore::new(client, "new")),
+        };
+        Quota::join(store, config(index, OutagePolicy::Share, 2 * TTL)).await
+    };
+    // All at once, two of each release.
+    let members = join_all((0..4).map(join)).await;
+    let served = under_load(&members, [LIMIT, KEY_LIMIT], seed(), async {
+        until("the rebuild ends", TEST_TIMEOUT, async || {
+            members.iter().all(|quota| quota.mode() == QuotaMode::Normal)
+        })
+        .await;
+        tokio::time::sleep(TTL / 2).await;
+    })
+    .await;
+    assert!(served > LIMIT, "{served} units were lent");
 }

@@ -50,43 +50,92 @@ async fn recorded(quota: &Quota) -> u32 {
     holdings.accounts.iter().flat_map(|account| &account.shares).map(|share| share.used).sum()
 }
 
+/// Two members start in a new namespace. `join` adds a member with this name and policy to it.
+pub(crate) async fn start_in_a_new_namespace(
+    policy: OutagePolicy,
+    join: impl AsyncFn(&'static str, OutagePolicy) -> Quota,
+) {
+    let first = join("first", policy).await;
+    assert_eq!((first.mode(), first.policy()), (QuotaMode::Rebuilding, policy));
+    let user = first.keyed_limit("user", 2);
+    if policy == OutagePolicy::Closed {
+        for refusal in [take_all(&first).await.1, user.take("ann").await.unwrap_err()] {
+            assert!(matches!(refusal, QuotaRefusal::Rebuilding { .. }), "{refusal:?}");
+        }
+        return;
+    }
+    let one = user.take("ann").await.unwrap();
+    let held = take(&first, 40).await;
+    let second = join("second", policy).await;
+    until("the first counts two members", TEST_TIMEOUT, async || first.members() == 2).await;
+    let (more, refusal) = take_all(&second).await;
+    let (rest, _) = take_all(&first).await;
+    assert_eq!(first.mode(), QuotaMode::Rebuilding, "the rebuild lasts longer than this test");
+    // All members have reported, so the limit holds.
+    assert!(held.len() + more.len() + rest.len() <= LIMIT as usize);
+    match policy {
+        OutagePolicy::Share => {
+            assert_eq!((more.len(), held.len() + rest.len()), (50, 50), "each has its part");
+            assert!(matches!(refusal, QuotaRefusal::Rebuilding { .. }), "{refusal:?}");
+        }
+        _ => assert_eq!(held.len() + more.len() + rest.len(), LIMIT as usize),
+    }
+    let theirs = second.keyed_limit("user", 2);
+    let two = theirs.take("ann").await.unwrap();
+    assert_eq!(theirs.take("ann").await.unwrap_err(), QuotaRefusal::Full { used: 2, limit: 2 });
+    drop((one, two));
+}
+
 #[tokio::test]
 async fn a_new_namespace_grants_at_once_unless_the_policy_is_closed() {
-    let server = Redis::shared();
     for policy in [OutagePolicy::Closed, OutagePolicy::Share, OutagePolicy::Open] {
         let namespace = namespace("new");
-        let join = async |name: &str| {
-            Quota::join(new_namespace(server, &namespace).await, steady(name).policy(policy)).await
+        start_in_a_new_namespace(policy, async |name, policy| {
+            let store = new_namespace(Redis::shared(), &namespace).await;
+            Quota::join(store, steady(name).policy(policy)).await
+        })
+        .await;
+    }
+}
+
+/// A rolling upgrade begins with an empty Redis. Members of release 0.1 grant nothing in a rebuild.
+#[tokio::test]
+async fn in_a_new_namespace_of_both_releases_the_new_member_grants_its_part_at_once() {
+    for old_is_first in [true, false] {
+        let namespace = namespace("new-rolling");
+        let client = async || RedisClient::connect(Redis::shared().url()).await.unwrap();
+        let join_old = async || {
+            let store = Release01Store::new(client().await, &namespace);
+            Quota::join(store, steady("old").ttl(TTL)).await
         };
-        let first = join("first").await;
-        assert_eq!((first.mode(), first.policy()), (QuotaMode::Rebuilding, policy));
-        let user = first.keyed_limit("user", 2);
-        if policy == OutagePolicy::Closed {
-            for refusal in [take_all(&first).await.1, user.take("ann").await.unwrap_err()] {
-                assert!(matches!(refusal, QuotaRefusal::Rebuilding { .. }), "{refusal:?}");
-            }
-            continue;
-        }
-        let one = user.take("ann").await.unwrap();
-        let held = take(&first, 40).await;
-        let second = join("second").await;
-        until("the first counts two members", TEST_TIMEOUT, async || first.members() == 2).await;
-        let (more, refusal) = take_all(&second).await;
-        let (rest, _) = take_all(&first).await;
-        assert_eq!(first.mode(), QuotaMode::Rebuilding, "the rebuild lasts longer than this test");
-        // All members have reported, so the limit holds.
-        assert!(held.len() + more.len() + rest.len() <= LIMIT as usize);
-        match policy {
-            OutagePolicy::Share => {
-                assert_eq!((more.len(), held.len() + rest.len()), (50, 50), "each has its part");
-                assert!(matches!(refusal, QuotaRefusal::Rebuilding { .. }), "{refusal:?}");
-            }
-            _ => assert_eq!(held.len() + more.len() + rest.len(), LIMIT as usize),
-        }
-        let theirs = second.keyed_limit("user", 2);
-        let two = theirs.take("ann").await.unwrap();
-        assert_eq!(theirs.take("ann").await.unwrap_err(), QuotaRefusal::Full { used: 2, limit: 2 });
-        drop((one, two));
+        let join_new = async || {
+            let store = RedisStore::new(client().await, &namespace);
+            Quota::join(store, steady("new").ttl(TTL)).await
+        };
+        let (old, new) = if old_is_first {
+            let old = join_old().await;
+            (old, join_new().await)
+        } else {
+            let new = join_new().await;
+            (join_old().await, new)
+        };
+        until("both count two members", TEST_TIMEOUT, async || old.members() == 2 && new.members() == 2)
+            .await;
+        let (none, refusal) = take_all(&old).await;
+        assert!(none.is_empty() && matches!(refusal, QuotaRefusal::Rebuilding { .. }), "{refusal:?}");
+        let (mut lent, refusal) = take_all(&new).await;
+        assert_eq!(lent.len(), 50, "an equal part of {LIMIT}");
+        assert!(matches!(refusal, QuotaRefusal::Rebuilding { .. }), "{refusal:?}");
+        assert_eq!(new.mode(), QuotaMode::Rebuilding, "all of this happened during the rebuild");
+
+        until("both lend the rest after the rebuild", TEST_TIMEOUT, async || {
+            lent.extend(take_all(&old).await.0);
+            lent.extend(take_all(&new).await.0);
+            assert!(lent.len() <= LIMIT as usize, "{} units", lent.len());
+            lent.len() == LIMIT as usize
+        })
+        .await;
+        assert!([&old, &new].iter().all(|quota| quota.mode() == QuotaMode::Normal));
     }
 }
 

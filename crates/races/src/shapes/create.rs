@@ -38,7 +38,7 @@ pub(super) fn run(board: &mut Scoreboard) -> Result<()> {
     let forebay = ForebayProcess::start(RACE.name, &postgres, "postgres")?;
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
     create_table(&postgres, "warm_up", 100)?;
-    create_shapes(&forebay, "warm_up", 100)?;
+    create_shapes(&forebay, 100, |group| shape("warm_up", group))?;
     create_table(&postgres, "selected", shapes)?;
 
     let mut turn = 0;
@@ -81,7 +81,7 @@ pub(super) fn run(board: &mut Scoreboard) -> Result<()> {
 fn measure_creation(forebay: &ForebayProcess, table: &str, shapes: u64) -> Result<CreateSample> {
     let pids = [forebay.pid()];
     let (cpu, memory, started) = (process::cpu_ns(&pids)?, process::resident_bytes(&pids)?, Instant::now());
-    create_shapes(forebay, table, shapes)?;
+    create_shapes(forebay, shapes, |group| shape(table, group))?;
     let seconds = started.elapsed().as_secs_f64() / shapes as f64;
     thread::sleep(SETTLE);
     let cpu_ms = (process::cpu_ns(&pids)? - cpu) as f64 / 1e6 / shapes as f64;
@@ -89,15 +89,19 @@ fn measure_creation(forebay: &ForebayProcess, table: &str, shapes: u64) -> Resul
     Ok(CreateSample { seconds, cpu_ms, bytes })
 }
 
-/// Creates a shape for each group, and reads its snapshot.
-pub(super) fn create_shapes(forebay: &ForebayProcess, table: &str, shapes: u64) -> Result<()> {
-    let address = forebay.address();
+/// Creates the shapes with these query parameters, and reads their snapshots.
+pub(super) fn create_shapes(
+    forebay: &ForebayProcess,
+    shapes: u64,
+    shape: impl Fn(u64) -> String + Sync,
+) -> Result<()> {
+    let (address, shape) = (forebay.address(), &shape);
     thread::scope(|scope| {
         let client = |first: u64| {
             move || {
                 let mut http = HttpConnection::open(address)?;
-                for group in (first..shapes).step_by(CLIENTS as usize) {
-                    let target = format!("/v1/shape?{}&offset=-1", shape(table, group));
+                for number in (first..shapes).step_by(CLIENTS as usize) {
+                    let target = format!("/v1/shape?{}&offset=-1", shape(number));
                     let status = http.fetch(&target)?;
                     ensure!(status == 200, "{target} returned {status}");
                 }

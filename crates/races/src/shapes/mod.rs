@@ -16,7 +16,19 @@ use crate::serving;
 pub(crate) const RACE: Race = Race {
     name: "shapes",
     about: "10,000 shapes of `forebay serve`: creation, a matching write; streams across SIGKILL",
-    cases: &["create", "create_cpu", "create_memory", "hit", "crash"],
+    cases: &[
+        "create",
+        "create_cpu",
+        "create_memory",
+        "hit",
+        "hit_jsonb_equality",
+        "hit_jsonb_containment",
+        "hit_citext",
+        "hit_enum",
+        "hit_date_trunc",
+        "hit_expression",
+        "crash",
+    ],
     run,
     child,
 };
@@ -25,9 +37,7 @@ fn run(board: &mut Scoreboard) -> Result<()> {
     if ["create", "create_cpu", "create_memory"].iter().any(|case| board.is_selected(case)) {
         create::run(board)?;
     }
-    if board.is_selected("hit") {
-        hit::run(board)?;
-    }
+    hit::run(board)?;
     if board.is_selected("crash") {
         crash::run(board)?;
     }

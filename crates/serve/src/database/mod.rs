@@ -31,7 +31,7 @@ pub use self::builtins::{Builtins, DisallowedBuiltin};
 pub use self::catalog_entry::{CatalogEntry, TableSelection, current_snapshot, partition_tree, read_entries};
 pub use self::clause_rejection::{ClauseRejection, ValidateError, validate_clause};
 pub use self::describe::{CatalogError, DescribeError, describe, describe_ignoring_privileges};
-pub use self::row_judgement::{JudgementError, JudgementStatement, RowOutcome};
+pub use self::row_judgement::{Judgement, JudgementError, JudgementStatement, RowOutcome};
 pub use self::snapshot::{RowSink, SnapshotQuery, SnapshotSummary, SubsetPage, snapshot};
 pub use self::snapshot_error::SnapshotError;
 pub use self::table_description::{

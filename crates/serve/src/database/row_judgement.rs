@@ -4,7 +4,9 @@
 //! change the outcome of another.
 //! Enforced by: the values become rows of a subquery whose columns have the table's types and
 //! collations, and the session has the settings of snapshots. The clause is a WHERE clause in both.
-//! If a statement fails, its rows are evaluated in smaller parts, and at last one by one.
+//! If a statement fails, its rows are evaluated in smaller parts, and at last one by one. An error
+//! that depends on no row, such as that of a dropped function, rejects the clause instead: the
+//! statement fails without rows, too.
 //! Out of scope: which rows, when, and what follows from an error; see `clause_judge.rs`.
 //!
 //! A domain's values become values of its base type, which has the same operators: the values were
@@ -27,6 +29,8 @@ use super::snapshot::reading_settings;
 
 /// Rows of a part after a statement has failed.
 const PART_ROWS: usize = 32;
+/// Maximum number of statements of one judgement. The rows that they leave are judged later.
+const MAX_STATEMENTS: usize = 16;
 /// Maximum number of statements of one judgement that exceed the time limit.
 const MAX_TIMEOUTS: u32 = 3;
 /// How much longer than the server's time limit a reply may take.
@@ -53,8 +57,9 @@ pub enum JudgementError {
         /// Time limit of a statement.
         limit: Duration,
     },
-    /// Postgres rejects the clause, whatever the row: the table or one of its types was altered.
-    #[error("{}", server_message(.0))]
+    /// Postgres rejects the clause, whatever the row: the table, one of its types or a privilege
+    /// was altered.
+    #[error("Postgres rejects the clause: {}", error_code(.0))]
     Rejected(#[source] tokio_postgres::Error),
     /// The table doesn't have the columns that the clause uses.
     #[error("the table was altered")]
@@ -63,8 +68,18 @@ pub enum JudgementError {
     #[error("Postgres didn't reply")]
     NoReply,
     /// The query failed.
-    #[error("{}", server_message(.0))]
+    #[error("the statement failed: {}", error_code(.0))]
     Database(#[source] tokio_postgres::Error),
+}
+
+/// Outcomes of a clause on rows.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Judgement {
+    /// The outcome on each row. `None`: the row wasn't evaluated, because the judgement has used
+    /// all its statements.
+    pub outcomes: Vec<Option<RowOutcome>>,
+    /// Number of statements.
+    pub statements: usize,
 }
 
 /// A statement that evaluates a clause on rows.
@@ -118,8 +133,7 @@ impl JudgementStatement {
         Ok(JudgementStatement { sql: statement(alias, &names, &casts, clause), columns: columns.len() })
     }
 
-    /// Evaluates the clause on rows. A row has a text for each column that the clause uses. Returns
-    /// the outcomes and the number of statements.
+    /// Evaluates the clause on rows. A row has a text for each column that the clause uses.
     ///
     /// After an error, the connection is marked bad unless it can be used again.
     ///
@@ -130,45 +144,53 @@ impl JudgementStatement {
         client: &mut ConnectionGuard<PostgresClient>,
         rows: &[Vec<Option<String>>],
         limit: Duration,
-    ) -> Result<(Vec<RowOutcome>, usize), JudgementError> {
-        let (mut statements, mut timeouts, begun) = (0, 0, Instant::now());
-        let mut outcomes = vec![RowOutcome::NotTrue; rows.len()];
+    ) -> Result<Judgement, JudgementError> {
+        let (mut timeouts, mut is_accepted, begun) = (0, false, Instant::now());
+        let mut judgement = Judgement { outcomes: vec![None; rows.len()], statements: 0 };
         let mut parts: Vec<Range<usize>> = Vec::new();
         let mut next = Some(0..rows.len());
         while let Some(part) = next.take().or_else(|| parts.pop()) {
-            statements += 1;
+            if judgement.statements >= MAX_STATEMENTS {
+                break;
+            }
+            // Many statements, none of which is too slow by itself, take long, too.
+            if begun.elapsed() > limit * MAX_TIMEOUTS {
+                return Err(JudgementError::TooSlow { limit });
+            }
+            judgement.statements += 1;
             let failure = match self.run(client, &rows[part.clone()], limit).await {
                 Ok(matching) => {
+                    judgement.outcomes[part.clone()].fill(Some(RowOutcome::NotTrue));
                     for index in matching.into_iter().filter_map(|index| usize::try_from(index).ok()) {
-                        outcomes[part.start + index] = RowOutcome::True;
+                        judgement.outcomes[part.start + index] = Some(RowOutcome::True);
                     }
                     continue;
                 }
                 Err(error) => StatementFailure::of(error)?,
             };
-            // Many statements, none of which is too slow by itself, take long, too.
-            if begun.elapsed() > limit * MAX_TIMEOUTS {
-                return Err(JudgementError::TooSlow { limit });
+            if failure == StatementFailure::RowOrClause && !is_accepted {
+                judgement.statements += 1;
+                self.run(client, &[], limit).await.map_err(JudgementError::without_rows)?;
+                is_accepted = true;
             }
             let smaller = match (failure, part.len()) {
-                (StatementFailure::Row, 0 | 1) => {
-                    outcomes[part].fill(RowOutcome::Failed);
+                (StatementFailure::Row | StatementFailure::RowOrClause, 0 | 1) => {
+                    judgement.outcomes[part].fill(Some(RowOutcome::Failed));
                     continue;
                 }
-                (StatementFailure::Row, rows) if rows > PART_ROWS => PART_ROWS,
-                (StatementFailure::Row, _) => 1,
-                (StatementFailure::TooSlow, rows) => {
-                    timeouts += 1;
-                    if rows <= 1 || timeouts >= MAX_TIMEOUTS {
-                        return Err(JudgementError::TooSlow { limit });
-                    }
-                    rows.div_ceil(2)
+                (StatementFailure::TooSlow, _) if timeouts + 1 >= MAX_TIMEOUTS => {
+                    return Err(JudgementError::TooSlow { limit });
                 }
+                (StatementFailure::TooSlow, 0 | 1) => return Err(JudgementError::TooSlow { limit }),
+                (_, rows) if rows > PART_ROWS => PART_ROWS,
+                (_, _) => 1,
             };
-            let starts = part.clone().step_by(smaller);
+            timeouts += u32::from(failure == StatementFailure::TooSlow);
+            // The first part is the next one: transactions wait in their order.
+            let starts = part.clone().step_by(smaller).rev();
             parts.extend(starts.map(|start| start..part.end.min(start + smaller)));
         }
-        Ok((outcomes, statements))
+        Ok(judgement)
     }
 
     /// Returns the positions of the rows for which the clause is true.
@@ -210,9 +232,13 @@ impl JudgementStatement {
 }
 
 /// Why a statement failed, if a smaller one may succeed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum StatementFailure {
     /// The clause fails on a row.
     Row,
+    /// The clause fails on a row, or Postgres rejects it. A format in a row, such as that of
+    /// `to_char`, has the same errors as a wrong statement.
+    RowOrClause,
     /// The statement took too long, or too much memory.
     TooSlow,
 }
@@ -224,13 +250,35 @@ impl StatementFailure {
         let is_of = |classes: &[&str]| classes.iter().any(|class| code.code().starts_with(class));
         match code {
             SqlState::QUERY_CANCELED | SqlState::OUT_OF_MEMORY => Ok(StatementFailure::TooSlow),
-            _ if is_of(&["42"]) => Err(JudgementError::Rejected(error)),
+            _ if is_of(&["42"]) => Ok(StatementFailure::RowOrClause),
             // Errors of connections, transactions, resources and the server.
             _ if is_of(&["08", "25", "28", "40", "53", "55", "57", "58"]) => {
                 Err(JudgementError::Database(error))
             }
             _ => Ok(StatementFailure::Row),
         }
+    }
+}
+
+impl JudgementError {
+    /// Returns the error of a statement that had no rows.
+    fn without_rows(self) -> Self {
+        match self {
+            JudgementError::Database(error)
+                if error.code().is_some_and(|code| code.code().starts_with("42")) =>
+            {
+                JudgementError::Rejected(error)
+            }
+            error => error,
+        }
+    }
+}
+
+/// Returns the SQLSTATE of a server's error. Its message may quote a row's value.
+fn error_code(error: &tokio_postgres::Error) -> String {
+    match error.code() {
+        Some(code) => format!("SQLSTATE {}", code.code()),
+        None => server_message(error),
     }
 }
 
@@ -243,7 +291,6 @@ fn beginning(limit: Duration) -> String {
     };
     reading_settings().for_each(|(key, value)| set(key, value));
     set("statement_timeout", &limit_ms);
-    set("jit", "off");
     script
 }
 

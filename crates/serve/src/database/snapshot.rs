@@ -39,8 +39,8 @@ const ROW_BYTES: usize = 16 * 1024;
 
 /// Settings for reading, in addition to [`DISPLAY_SETTINGS`]: all that a user, a role or a database
 /// may have set otherwise, and that change how a clause is parsed, what it means or which rows a
-/// scan returns. Hidden rows are an error. The wait for a locked table is limited, because other
-/// snapshots wait for a permit meanwhile.
+/// scan returns, or how long it takes. Hidden rows are an error. The wait for a locked table is
+/// limited, because other snapshots wait for a permit meanwhile.
 const READING_SETTINGS: &[(&str, &str)] = &[
     ("lock_timeout", "5s"),
     ("standard_conforming_strings", "on"),
@@ -54,6 +54,8 @@ const READING_SETTINGS: &[(&str, &str)] = &[
     ("xmloption", "content"),
     // Otherwise, a scan of a GIN index returns only a random part of the rows.
     ("gin_fuzzy_search_limit", "0"),
+    // The compilation of a long clause takes long, and can't be cancelled.
+    ("jit", "off"),
 ];
 
 /// Returns all settings of a session that reads rows or evaluates a clause.

@@ -13,7 +13,7 @@
 //! |---|---|
 //! | paths and methods | `route.rs` |
 //! | secrets, tokens and grants | `access.rs`, `grants.rs` |
-//! | the query string | `query_params.rs` |
+//! | the query string; the body of a POST | `query_params.rs`; `post_body.rs` |
 //! | parameters of a request | `shape_request.rs`, `subset.rs`, `params.rs`, `order_by.rs`, `names.rs` |
 //! | problems of a request | `invalid_request.rs` |
 //! | responses without data | `request_refusal.rs`, `fixed_responses.rs` |
@@ -32,6 +32,7 @@ mod invalid_request;
 pub mod names;
 mod order_by;
 mod params;
+mod post_body;
 #[cfg(test)]
 mod protocol_page_tests;
 mod query_params;
@@ -48,8 +49,9 @@ pub use self::grants::{Grant, GrantError, GrantFault, TokenBearer, parse_grants}
 pub use self::invalid_request::InvalidRequest;
 pub use self::order_by::{NullsOrder, OrderByError, OrderByItem, OrderKey};
 pub use self::params::MAX_PARAMS;
-pub use self::query_params::{MAX_QUERY_BYTES, QueryParams, decode_hex_pair};
+pub use self::post_body::MAX_BODY_BYTES;
+pub use self::query_params::{MAX_QUERY_BYTES, MAX_QUERY_CLAUSE_BYTES, QueryParams, decode_hex_pair};
 pub use self::request_refusal::RequestRefusal;
 pub use self::route::Route;
 pub use self::shape_request::{LiveMode, ShapeRequest};
-pub use self::subset::{MAX_BODY_BYTES, Subset};
+pub use self::subset::Subset;

@@ -15,8 +15,12 @@ use forebay_admission::Secret;
 
 use super::params::MAX_PARAMS;
 
-/// Maximum length of a query string, in bytes. A longer subset is sent in the body of a POST.
+/// Maximum length of a query string, in bytes. Longer parameters are sent in the body of a POST.
 pub const MAX_QUERY_BYTES: usize = 128 * 1024;
+
+/// Maximum length of a where clause in a query string, in bytes. A longer one is sent in the body
+/// of a POST.
+pub const MAX_QUERY_CLAUSE_BYTES: usize = 64 * 1024;
 
 /// Parameters of the protocol, without secrets and `params[n]`.
 pub(super) const PARAM_NAMES: [&str; 18] = [
@@ -50,6 +54,9 @@ pub(super) enum ParamTextError {
     NotUtf8,
     #[error("can't contain a NUL character")]
     Nul,
+    /// In a body, another type of value is required.
+    #[error("is invalid")]
+    Type,
 }
 
 /// Parameters of a request.
@@ -95,6 +102,23 @@ impl QueryParams {
     /// values if there were more.
     pub(super) fn params(&self) -> &BTreeMap<String, ParamText> {
         &self.params
+    }
+
+    /// Returns a copy without the secrets.
+    pub(super) fn without_secrets(&self) -> QueryParams {
+        let (known, params) = (self.known.clone(), self.params.clone());
+        QueryParams { known, params, ..QueryParams::default() }
+    }
+
+    /// Sets a parameter of the protocol.
+    pub(super) fn set(&mut self, name: &'static str, value: ParamText) {
+        self.known.insert(name, value);
+    }
+
+    /// Sets `params[1]`, `params[2]` …
+    pub(super) fn set_params(&mut self, values: Vec<String>) {
+        let numbered = (1..).zip(values).map(|(number, value): (usize, _)| (number.to_string(), Ok(value)));
+        self.params = numbered.collect();
     }
 
     /// Stores a parameter of the protocol. Ignores others.

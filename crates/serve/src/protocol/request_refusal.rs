@@ -248,7 +248,7 @@ impl RequestRefusal {
             RequestRefusal::BodyTooSlow => "Request body took too long".into(),
             RequestRefusal::BodyTooLarge => "Request body too large".into(),
             RequestRefusal::QueryTooLong => {
-                "Query string too long: send the subset in the body of a POST".into()
+                "Query string too long: send the parameters in the JSON body of a POST".into()
             }
             RequestRefusal::NotReady { message } | RequestRefusal::SnapshotFailed { message } => {
                 message.clone()
@@ -321,7 +321,7 @@ mod tests {
             (
                 RequestRefusal::QueryTooLong,
                 414,
-                r#"{"message":"Query string too long: send the subset in the body of a POST"}"#,
+                r#"{"message":"Query string too long: send the parameters in the JSON body of a POST"}"#,
                 None,
             ),
             (not_ready, 503, r#"{"message":"starting"}"#, Some("5")),

@@ -6,6 +6,7 @@
 //! authorized.
 
 use forebay_replication::TableName;
+use forebay_shapes::filter::{FilterError, MAX_CLAUSE_BYTES};
 use forebay_shapes::{LogMode, ReplicaMode, StartOffset};
 use http::Method;
 
@@ -13,8 +14,9 @@ use super::grants::TokenBearer;
 use super::invalid_request::InvalidRequest;
 use super::names::{self, NameError};
 use super::params;
-use super::query_params::{ParamText, QueryParams};
-use super::subset::{self, Subset};
+use super::post_body::PostBody;
+use super::query_params::{MAX_QUERY_CLAUSE_BYTES, ParamText, QueryParams};
+use super::subset::{self, Subset, SubsetFields};
 
 const BLANK: &str = "can't be blank";
 const INVALID: &str = "is invalid";
@@ -22,7 +24,7 @@ const INVALID: &str = "is invalid";
 /// A request to read or delete a shape.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ShapeRequest {
-    /// The table. `None` only for a deletion by handle.
+    /// The table. `None` for a deletion by handle, and after [`ShapeRequest::drop_definition`].
     pub table: Option<TableName>,
     /// Where the response begins.
     pub since: StartOffset,
@@ -91,13 +93,32 @@ impl ShapeRequest {
     /// # Errors
     /// Returns all problems of the request.
     pub fn parse(method: &Method, query: &QueryParams, body: &[u8]) -> Result<Self, InvalidRequest> {
-        let mut parser = RequestParser { query, invalid: InvalidRequest::default() };
+        let mut invalid = InvalidRequest::default();
+        let mut posted = match *method {
+            Method::POST if !body.is_empty() => {
+                let posted = PostBody::parse(body, query, &mut invalid);
+                posted.map_err(|problem| invalid.add("body", problem)).ok()
+            }
+            _ => None,
+        };
+        let (params, fields) = match &mut posted {
+            None => (query, None),
+            Some(PostBody::Subset(fields)) => (query, Some(std::mem::take(fields))),
+            Some(PostBody::Shape(params, fields)) => (&*params, fields.take()),
+        };
+        let mut parser = RequestParser { query: params, head: query, invalid };
         let request = match *method {
             Method::DELETE => parser.deletion(),
-            Method::POST => parser.request(body),
-            _ => parser.request(&[]),
+            _ => parser.request(fields),
         };
         if parser.invalid.is_empty() { Ok(request) } else { Err(parser.invalid) }
+    }
+
+    /// Frees the definition of the shape. The request can't select a shape any more.
+    pub(crate) fn drop_definition(&mut self) {
+        (self.table, self.clause) = (None, None);
+        (self.columns, self.queryable_columns) = (None, None);
+        self.params = Vec::new();
     }
 
     /// Returns whether the request defines more of the shape than its table.
@@ -110,12 +131,16 @@ impl ShapeRequest {
 
 /// Parameters of a request, and the problems found so far.
 struct RequestParser<'a> {
+    /// Parameters of the query string, and of the body if it has those of a shape.
     query: &'a QueryParams,
+    /// Parameters of the query string alone.
+    head: &'a QueryParams,
     invalid: InvalidRequest,
 }
 
 impl<'a> RequestParser<'a> {
-    fn request(&mut self, body: &[u8]) -> ShapeRequest {
+    /// Parses a request. `posted` has the fields of a subset in the body, if there are any.
+    fn request(&mut self, posted: Option<SubsetFields>) -> ShapeRequest {
         let since = self.since();
         let handle = match since {
             Some(StartOffset::After(_)) => self.required("handle", "can't be blank when offset != -1"),
@@ -123,7 +148,7 @@ impl<'a> RequestParser<'a> {
         };
         let live = self.live_mode(since);
         let definition = self.definition();
-        let subset = self.subset(&definition, body);
+        let subset = self.subset(&definition, posted);
         ShapeRequest {
             // A missing or wrong offset is already a problem, so this default is never used.
             since: since.unwrap_or(StartOffset::Beginning),
@@ -168,7 +193,7 @@ impl<'a> RequestParser<'a> {
         ShapeRequest {
             table,
             columns,
-            clause: self.text("where").map(str::to_owned),
+            clause: self.clause(),
             params: self.params(),
             replica: self.checked("replica", replica).unwrap_or_default(),
             log: self.checked("log", log).unwrap_or_default(),
@@ -222,13 +247,25 @@ impl<'a> RequestParser<'a> {
         self.checked("params", params::from_query(self.query.params())).unwrap_or_default()
     }
 
-    /// Parses the subset. Any body makes the request a subset, even an empty object.
-    fn subset(&mut self, definition: &ShapeRequest, body: &[u8]) -> Option<Subset> {
+    fn clause(&mut self) -> Option<String> {
+        let clause = self.text("where")?;
+        let limit = max_clause_bytes(self.head.text("where").is_some());
+        self.checked("where", check_clause_length(clause, limit)).map(|()| clause.to_owned())
+    }
+
+    /// Parses the subset. Fields in a body make the request a subset, even if there are none.
+    fn subset(&mut self, definition: &ShapeRequest, posted: Option<SubsetFields>) -> Option<Subset> {
         let mut fields = subset::fields_of_query(self.query);
-        if !body.is_empty() {
-            fields.extend(self.checked("body", subset::fields_of_body(body)).unwrap_or_default());
-        } else if fields.is_empty() {
+        if fields.is_empty() && posted.is_none() {
             return None;
+        }
+        let posted = posted.unwrap_or_default();
+        let is_in_query = self.head.text("subset__where").is_some() && !posted.contains_key("where");
+        fields.extend(posted);
+        if let Some(Ok(clause)) = fields.get("where")
+            && let Err(problem) = check_clause_length(clause, max_clause_bytes(is_in_query))
+        {
+            self.invalid.add_subset_field("where", problem);
         }
         let queryable = definition.queryable_columns.as_deref();
         Some(Subset::parse(fields, definition.table.as_ref(), queryable, &mut self.invalid))
@@ -259,6 +296,23 @@ impl<'a> RequestParser<'a> {
     /// Returns true for any value except `false`.
     fn flag(&self, name: &str) -> bool {
         self.query.text(name).is_some_and(|text| text.as_deref() != Ok("false"))
+    }
+}
+
+/// Returns the maximum length of a clause in the query string, or in a body.
+fn max_clause_bytes(is_in_query: bool) -> usize {
+    if is_in_query { MAX_QUERY_CLAUSE_BYTES } else { MAX_CLAUSE_BYTES }
+}
+
+fn check_clause_length(clause: &str, limit: usize) -> Result<(), String> {
+    let bytes = clause.len();
+    match (bytes > limit, limit < MAX_CLAUSE_BYTES) {
+        (false, _) => Ok(()),
+        (true, false) => Err(FilterError::TooLong { bytes, limit }.to_string()),
+        (true, true) => {
+            let too_long = FilterError::TooLong { bytes, limit };
+            Err(format!("{too_long} in a query string: send it in the body of a POST"))
+        }
     }
 }
 

@@ -195,11 +195,82 @@ fn all_problems_are_reported_at_once() {
     assert_eq!(get("").unwrap_err(), json!({"table": ["can't be blank"], "offset": ["can't be blank"]}));
 }
 
+fn by_id() -> Option<Vec<OrderByItem>> {
+    Some(vec![OrderByItem { key: OrderKey::Column("id".into()), descending: false, nulls: None }])
+}
+
+#[test]
+fn a_body_with_a_table_has_the_parameters_of_a_shape() {
+    let raw = "table=items&where=id+%3D+$1&params[1]=7&columns=id,%22A%22&replica=full&log=changes_only\
+               &offset=5_0&handle=1-2&live=true&live_sse=true&cursor=9";
+    let body = r#"{"table":"items","where":"id = $1","params":{"1":7},"columns":["id","A"],"replica":"full",
+                   "log":"changes_only","offset":"5_0","handle":"1-2","live":true,"live_sse":true,"cursor":9,"x":[]}"#;
+    let expected = get(raw).unwrap();
+    assert_eq!(parse(&Method::POST, "", body).unwrap(), expected);
+    let rest = r#"{"table":"items","where":"id = $1","params":"{\"1\":\"7\"}","columns":"id,\"A\"","replica":"full","log":"changes_only"}"#;
+    let head = "offset=5_0&handle=1-2&live=true&live_sse=true&cursor=9&x=1";
+    assert_eq!(parse(&Method::POST, head, rest).unwrap(), expected, "each parameter is in one place");
+    let off = r#"{"table":"items","offset":-1,"live":false,"where":null,"secret":"s"}"#;
+    assert_eq!(parse(&Method::POST, "", off).unwrap(), items());
+    let subset = Subset { limit: Some(5), order_by: by_id(), ..Subset::default() };
+    for body in [
+        r#"{"table":"items","offset":"-1","subset":{"order_by":"id","limit":5}}"#,
+        r#"{"table":"items","offset":"-1","subset__order_by":"id","subset__limit":5}"#,
+    ] {
+        let expected = ShapeRequest { subset: Some(subset.clone()), ..items() };
+        assert_eq!(parse(&Method::POST, "", body).unwrap(), expected);
+    }
+    for (raw, body, errors) in [
+        ("", r#"{"table":"items"}"#, json!({"offset": ["can't be blank"]})),
+        ("", r#"{"table":{},"offset":"-1"}"#, json!({"table": ["is invalid"]})),
+        ("", r#"{"table":" ","offset":"-1"}"#, json!({"table": ["can't be blank"]})),
+        (
+            "",
+            r#"{"table":"t","offset":"-1","columns":[]}"#,
+            json!({"columns": ["Invalid zero-length delimited identifier"]}),
+        ),
+        (
+            "",
+            r#"{"table":"t","offset":"-1","params":[1]}"#,
+            json!({"params": ["params must be a JSON object"]}),
+        ),
+        (
+            "",
+            r#"{"table":"t","offset":"-1","live":true}"#,
+            json!({"live": ["can't be true when offset == -1"]}),
+        ),
+        (
+            "offset=-1",
+            r#"{"table":"t","offset":"now"}"#,
+            json!({"offset": ["can't be in the query string and in the body"]}),
+        ),
+    ] {
+        assert_eq!(parse(&Method::POST, raw, body).unwrap_err(), errors, "{body}");
+    }
+}
+
+#[test]
+fn a_longer_clause_may_be_in_a_body_than_in_a_query_string() {
+    let clause = |bytes: usize| "x".repeat(bytes);
+    let query = "offset=-1&table=items";
+    for (bytes, is_allowed) in [(64 << 10, true), ((64 << 10) + 1, false)] {
+        assert_eq!(get(&format!("{query}&where={}", clause(bytes))).is_ok(), is_allowed, "{bytes}");
+        let of_subset = get(&format!("{query}&subset__where={}", clause(bytes)));
+        assert_eq!(of_subset.is_ok(), is_allowed, "{bytes}");
+    }
+    for (bytes, is_allowed) in [(1 << 20, true), ((1 << 20) + 1, false)] {
+        let body = json!({"table": "items", "offset": "-1", "where": clause(bytes)}).to_string();
+        assert_eq!(parse(&Method::POST, "", &body).is_ok(), is_allowed, "{bytes}");
+        let subset = json!({"where": clause(bytes)}).to_string();
+        assert_eq!(parse(&Method::POST, query, &subset).is_ok(), is_allowed, "{bytes}");
+    }
+    let errors = get(&format!("{query}&where={}", clause((64 << 10) + 1))).unwrap_err();
+    assert!(errors["where"][0].as_str().unwrap().ends_with(": send it in the body of a POST"), "{errors}");
+}
+
 #[test]
 fn a_post_with_a_body_requests_a_subset() {
-    let order_by =
-        Some(vec![OrderByItem { key: OrderKey::Column("id".into()), descending: false, nulls: None }]);
-    let subset = Subset { order_by, limit: Some(5), clause: Some("x".into()), ..Subset::default() };
+    let subset = Subset { order_by: by_id(), limit: Some(5), clause: Some("x".into()), ..Subset::default() };
     let expected = ShapeRequest { subset: Some(subset), ..items() };
     let raw = "table=items&offset=-1&subset__where=x&subset__limit=9";
     assert_eq!(

@@ -5,20 +5,14 @@
 use std::collections::{BTreeMap, HashSet};
 use std::convert::Infallible;
 
-use forebay_replication::TableName;
-use serde::Deserialize;
-use serde_json::value::RawValue;
-
 use super::invalid_request::InvalidRequest;
 use super::order_by::{self, OrderByItem, OrderKey};
 use super::params;
-use super::query_params::{ParamTextError, QueryParams};
-
-/// Maximum length of a request body, in bytes.
-pub const MAX_BODY_BYTES: usize = 1024 * 1024;
+use super::query_params::{ParamText, QueryParams};
+use forebay_replication::TableName;
 
 /// Fields of a subset: the name in a body, and the name in a query string.
-const FIELDS: [(&str, &str); 5] = [
+pub(super) const SUBSET_FIELDS: [(&str, &str); 5] = [
     ("where", "subset__where"),
     ("params", "subset__params"),
     ("order_by", "subset__order_by"),
@@ -43,28 +37,7 @@ pub struct Subset {
 
 /// Text of each field that was sent, or its problem. Includes blank fields, because they also make
 /// the request a subset.
-pub(super) type SubsetFields = BTreeMap<&'static str, Result<String, SubsetFieldError>>;
-
-/// Why a field of a subset is refused, before its own syntax is parsed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub(super) enum SubsetFieldError {
-    /// Another type of value is required.
-    #[error("is invalid")]
-    Type,
-    #[error("{0}")]
-    Text(#[from] ParamTextError),
-}
-
-/// Why a body isn't a subset.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub(super) enum SubsetBodyError {
-    #[error("must be valid JSON")]
-    NotJson,
-    #[error("must be a JSON object with each field once")]
-    NotAnObject,
-    #[error("subset must be a JSON object with each field once")]
-    SubsetNotAnObject,
-}
+pub(super) type SubsetFields = BTreeMap<&'static str, ParamText>;
 
 /// Why a limit or an offset is refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -81,63 +54,8 @@ enum CountError {
 
 /// Returns the fields in the query string.
 pub(super) fn fields_of_query(query: &QueryParams) -> SubsetFields {
-    let fields = |(name, long): (&'static str, &str)| {
-        let text = query.text(long)?.clone();
-        Some((name, text.map_err(SubsetFieldError::from)))
-    };
-    FIELDS.into_iter().filter_map(fields).collect()
-}
-
-/// Returns the fields in a body: `{"subset": {…}}`, or the fields themselves.
-///
-/// # Errors
-/// Returns the problem of the body.
-pub(super) fn fields_of_body(body: &[u8]) -> Result<SubsetFields, SubsetBodyError> {
-    let json = serde_json::from_slice(body).map_err(|_| SubsetBodyError::NotJson)?;
-    let body = parse_object(json).ok_or(SubsetBodyError::NotAnObject)?;
-    let SubsetBody { clause, params, order_by, limit, offset, .. } = match body.subset {
-        Some(subset) => parse_object(subset).ok_or(SubsetBodyError::SubsetNotAnObject)?,
-        None => body,
-    };
-    let fields = FIELDS.into_iter().zip([clause, params, order_by, limit, offset]);
-    Ok(fields.filter_map(|((name, _), json)| Some((name, field_text(name, json?)))).collect())
-}
-
-/// JSON body. A null counts as absent.
-#[derive(Deserialize)]
-struct SubsetBody<'a> {
-    #[serde(borrow, default)]
-    subset: Option<&'a RawValue>,
-    #[serde(borrow, default, rename = "where")]
-    clause: Option<&'a RawValue>,
-    #[serde(borrow, default)]
-    params: Option<&'a RawValue>,
-    #[serde(borrow, default)]
-    order_by: Option<&'a RawValue>,
-    #[serde(borrow, default)]
-    limit: Option<&'a RawValue>,
-    #[serde(borrow, default)]
-    offset: Option<&'a RawValue>,
-}
-
-/// Parses an object. Arrays are excluded first: serde would read their elements as the fields, in
-/// order.
-fn parse_object(json: &RawValue) -> Option<SubsetBody<'_>> {
-    if json.get().starts_with('{') { serde_json::from_str(json.get()).ok() } else { None }
-}
-
-/// Returns a field as text, as in a query string.
-fn field_text(name: &str, json: &RawValue) -> Result<String, SubsetFieldError> {
-    let takes_json = match name {
-        "params" => true,
-        "limit" | "offset" => json.get().starts_with(|first: char| first == '-' || first.is_ascii_digit()),
-        _ => false,
-    };
-    if json.get().starts_with('"') {
-        let text: String = serde_json::from_str(json.get()).map_err(|_| SubsetFieldError::Type)?;
-        return if text.contains('\0') { Err(ParamTextError::Nul.into()) } else { Ok(text) };
-    }
-    if takes_json { Ok(json.get().to_owned()) } else { Err(SubsetFieldError::Type) }
+    let field = |(name, long): (&'static str, &str)| Some((name, query.text(long)?.clone()));
+    SUBSET_FIELDS.into_iter().filter_map(field).collect()
 }
 
 impl Subset {
@@ -237,6 +155,7 @@ mod tests {
     use proptest::prelude::*;
     use serde_json::json;
 
+    use super::super::post_body::PostBody;
     use super::*;
 
     fn check(fields: SubsetFields) -> Result<Subset, serde_json::Value> {
@@ -256,7 +175,11 @@ mod tests {
     }
 
     fn body(json: &str) -> Result<Subset, serde_json::Value> {
-        check(fields_of_body(json.as_bytes()).unwrap())
+        let (query, mut invalid) = (QueryParams::default(), InvalidRequest::default());
+        let Ok(PostBody::Subset(fields)) = PostBody::parse(json.as_bytes(), &query, &mut invalid) else {
+            panic!("{json} is no subset")
+        };
+        check(fields)
     }
 
     fn by(column: &str, descending: bool) -> Option<Vec<OrderByItem>> {
@@ -356,27 +279,14 @@ mod tests {
         ] {
             assert_eq!(body(json), Err(problems), "{json}");
         }
-        for json in ["[]", "1", "null", "\"{}\"", r#"{"where":"a","where":"b"}"#] {
-            assert_eq!(fields_of_body(json.as_bytes()), Err(SubsetBodyError::NotAnObject), "{json}");
-        }
-        for json in ["", "{", "{} x", "{\"where\":\"\u{1}\"}"] {
-            assert_eq!(fields_of_body(json.as_bytes()), Err(SubsetBodyError::NotJson), "{json}");
-        }
-        assert_eq!(fields_of_body(b"{\"where\":\"\xff\"}"), Err(SubsetBodyError::NotJson));
-        assert_eq!(fields_of_body(br#"{"subset":[]}"#), Err(SubsetBodyError::SubsetNotAnObject));
-        for (error, text) in [
-            (SubsetBodyError::NotJson, "must be valid JSON"),
-            (SubsetBodyError::NotAnObject, "must be a JSON object with each field once"),
-            (SubsetBodyError::SubsetNotAnObject, "subset must be a JSON object with each field once"),
-        ] {
-            assert_eq!(error.to_string(), text);
-        }
     }
 
     proptest! {
         #[test]
         fn no_bytes_panic_the_body_parser(bytes in proptest::collection::vec(any::<u8>(), 0..64), json in "[{}\\[\\]\":,0-9a-z]{0,40}") {
-            let _ = (fields_of_body(&bytes), fields_of_body(json.as_bytes()));
+            for body in [&*bytes, json.as_bytes()] {
+                let _ = PostBody::parse(body, &QueryParams::default(), &mut InvalidRequest::default());
+            }
         }
     }
 }

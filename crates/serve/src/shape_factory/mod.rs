@@ -54,6 +54,7 @@ pub(crate) use self::table_comparer::{ComparisonOutcome, TableComparer};
 pub(crate) use self::table_describer::TableDescriber;
 pub(crate) use self::table_publisher::{TablePublishError, TablePublisher};
 use super::clause_parser::ClauseParser;
+use super::clause_turns::ClauseTurns;
 use super::database::TableDescription;
 use super::metrics::SnapshotOutcome;
 use super::protocol::{InvalidRequest, RequestRefusal, ShapeRequest};
@@ -67,6 +68,7 @@ pub(crate) struct ShapeFactory {
     tables: Arc<TableCache>,
     snapshots: Arc<SnapshotRunner>,
     builtins: Arc<BuiltinsCache>,
+    pub(crate) turns: ClauseTurns,
     /// Maximum number of shapes with a condition that only Postgres can evaluate; 0: such clauses
     /// are refused.
     max_postgres_clauses: usize,
@@ -81,7 +83,8 @@ impl ShapeFactory {
         builtins: Arc<BuiltinsCache>,
         max_postgres_clauses: usize,
     ) -> Self {
-        ShapeFactory { shapes, manager, tables, snapshots, builtins, max_postgres_clauses }
+        let turns = ClauseTurns::default();
+        ShapeFactory { shapes, manager, tables, snapshots, builtins, turns, max_postgres_clauses }
     }
 
     /// Returns the definition of the requested shape, and the description of its table. The
@@ -95,18 +98,31 @@ impl ShapeFactory {
         };
         let cached = while_valid(request.bearer.as_ref(), self.tables.get(name)).await??;
         if self.max_postgres_clauses == 0 {
-            let (definition, _) = shape_definition(request, &cached, ClauseParser::Native)?;
+            let parse = || shape_definition(request, &cached, ClauseParser::Native);
+            let (definition, _) = self.in_turn(request, parse).await??;
             return Ok((definition, cached.description));
         }
-        let (definition, needs_postgres) = shape_definition(request, &cached, ClauseParser::Unchecked)?;
+        let parse = || shape_definition(request, &cached, ClauseParser::Unchecked);
+        let (definition, needs_postgres) = self.in_turn(request, parse).await??;
         if needs_postgres && self.shapes.find_same(&definition).is_none() {
             let Some(table) = &cached.description else { return Err(self.creation_refusal()) };
             let loading = self.builtins.get(table.server_version);
             let builtins = &*while_valid(request.bearer.as_ref(), loading).await??;
-            shape_definition(request, &cached, ClauseParser::Checked { table, builtins })?;
+            let parse = || shape_definition(request, &cached, ClauseParser::Checked { table, builtins });
+            self.in_turn(request, parse).await??;
             self.check_postgres_clauses()?;
         }
         Ok((definition, cached.description))
+    }
+
+    /// Parses the clause of a request, in turn if it is long.
+    async fn in_turn<T>(
+        &self,
+        request: &ShapeRequest,
+        parse: impl FnOnce() -> T,
+    ) -> Result<T, RequestRefusal> {
+        let clause = (request.clause.as_deref(), &*request.params);
+        self.turns.run(clause, request.bearer.as_ref(), parse).await
     }
 
     /// Fails if no further shape may have a condition that only Postgres can evaluate.
@@ -130,11 +146,11 @@ impl ShapeFactory {
         }
         let Some(description) = description else { return Err(self.creation_refusal()) };
         let queue_permit = self.snapshots.enqueue()?;
-        let (shape, creation) =
-            self.shapes.find_or_create(definition, unix_micros()).map_err(|error| match error {
-                CreateError::Clause(error) => RequestRefusal::from(InvalidRequest::field("where", error)),
-                _ => self.creation_refusal(),
-            })?;
+        let create = || self.shapes.find_or_create(definition, unix_micros());
+        let (shape, creation) = self.in_turn(request, create).await?.map_err(|error| match error {
+            CreateError::Clause(error) => RequestRefusal::from(InvalidRequest::field("where", error)),
+            _ => self.creation_refusal(),
+        })?;
         if let Some(creation) = creation {
             let (snapshots, tables) = (Arc::clone(&self.snapshots), Arc::clone(&self.tables));
             tokio::spawn(async move {

@@ -210,12 +210,13 @@ async fn read_snapshot(
     creation: ShapeCreation,
     table: &TableDescription,
 ) -> (Result<SnapshotSummary, SnapshotError<SnapshotSinkError>>, Option<ShapeCreation>) {
-    let definition = creation.shape().definition().clone();
+    let shape = Arc::clone(creation.shape());
+    let definition = shape.definition();
     let needs_postgres = creation.shape().filter().is_some_and(Filter::needs_postgres);
     let query = SnapshotQuery {
         table,
         selected: &definition.selected(),
-        clause: definition.options.clause.as_deref(),
+        clause: shape.filter().map(Filter::postgres_sql),
         analyses: needs_postgres,
         // A changes-only shape needs the snapshot's visibility and the validation of its clause,
         // but no rows.

@@ -134,7 +134,8 @@ impl ShapeEngine {
         index.add(Arc::clone(&shape));
         drop((index, following));
         // After registration: of several concurrent creations, the last one counts all shapes.
-        let excess = self.registry.excess_shapes(self.store.config.max_shapes.max(1));
+        let config = &self.store.config;
+        let excess = self.registry.excess_shapes(config.max_shapes.max(1), config.clause_bytes, id);
         self.delete_all(excess);
         Ok(FoundShape::New(shape, turn))
     }

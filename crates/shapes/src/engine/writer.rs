@@ -19,7 +19,7 @@ use super::apply::{self, VisibleChanges};
 use super::checkpoint::{self, StoreCheckpoint};
 use super::{ShapeEngine, replay};
 use crate::store::catalog::{self, StoreCatalog};
-use crate::store::disk::DiskFile;
+use crate::store::disk::{Disk, DiskFile};
 use crate::store::record::{Note, Record};
 use crate::store::wal::{self, WalPosition, WalWriter};
 use crate::store::write_queue::{AfterWrite, WriteJob, WriteQueue};
@@ -72,14 +72,10 @@ pub(crate) fn begin(engine: &Arc<ShapeEngine>) -> Result<Vec<u64>, OpenError> {
     let has_records =
         replayed.is_some_and(|replayed| replayed.position > WalPosition::start(replayed.catalog));
     let replayed = replayed.get_or_insert(ReplayPosition { position: wal.position(), catalog: segment });
-    // The catalog states the format of the directory. The WAL must not get a record of a new kind
-    // under an older format.
-    let has_older_format = StoreCatalog::read_format(disk)?.is_some_and(|format| format < catalog::FORMAT);
-    if has_older_format {
-        StoreCheckpoint::capture(engine, segment).write(engine)?;
-        *replayed = ReplayPosition { position: wal.position(), catalog: segment };
-    } else if is_new {
+    if is_new {
         StoreCheckpoint::capture(engine, segment).write_catalog(engine)?;
+    } else {
+        raise_format(disk)?;
     }
     replayed.position = wal.position();
     // The files of deleted shapes stay until their deletion is in the WAL. A crash before that
@@ -102,11 +98,25 @@ pub(crate) fn begin(engine: &Arc<ShapeEngine>) -> Result<Vec<u64>, OpenError> {
         visible: VisibleChanges::default(),
     };
     writer.write_head()?;
-    let run = move || writer.run(has_records && !has_older_format);
+    let run = move || writer.run(has_records);
     let thread = thread::Builder::new().name("forebay-store".into()).spawn(run)?;
     *mode = StoreMode::Writing { thread, _lock: directory_lock };
     store.role.begin_turn(queue);
     Ok(inexact)
+}
+
+/// Rewrites a catalog of an older format in this version's. The catalog states the format of the
+/// directory, and the WAL must not get a record of a new kind under an older one.
+///
+/// The catalog covers the same segments as before, so no message is written, and a nearly full disk
+/// suffices.
+pub(crate) fn raise_format(disk: &dyn Disk) -> Result<(), OpenError> {
+    if StoreCatalog::read_format(disk)?.is_some_and(|format| format < catalog::FORMAT)
+        && let Some(catalog) = StoreCatalog::read(disk)?
+    {
+        catalog.write(disk)?;
+    }
+    Ok(())
 }
 
 /// Applies all records of the WAL. What this version can't decode is refused before anything is

@@ -17,6 +17,7 @@ use super::decision::{FollowEffect, SnapshotTiming, TouchDestination, Transactio
 use super::followed_shape::{FollowedShape, SnapshotPhase};
 use super::open_transaction::OpenTransaction;
 use super::recent_transactions::RecentTransactions;
+use super::shape_hold;
 use super::table_group::{DescribedTable, TableGroup};
 use crate::config::StoreConfig;
 use crate::definition::TableSchema;
@@ -57,28 +58,36 @@ pub(crate) struct FollowedShapes {
     pub(super) resume_to: u64,
     /// Maximum size of a message, in bytes.
     pub(super) message_bytes: usize,
+    /// Maximum size of the changes held for a shape; of those held for all shapes, in bytes.
+    held_limits: (usize, usize),
+    /// Number of shapes that were deleted because too much would be held. Never reset.
+    overfull_count: u64,
 }
 
 impl FollowedShapes {
     /// Returns no shapes.
     pub(crate) fn new(config: &StoreConfig) -> Self {
-        FollowedShapes { message_bytes: config.message_bytes.min(MAX_TEXT), ..FollowedShapes::default() }
+        FollowedShapes {
+            message_bytes: config.message_bytes.min(MAX_TEXT),
+            held_limits: (config.held_bytes.min(MAX_TEXT), config.total_held_bytes),
+            ..FollowedShapes::default()
+        }
     }
 
     /// Removes all shapes. Commits before `lsn` will be skipped. Streams that started earlier must
     /// start over.
     pub(crate) fn clear(&mut self, lsn: u64) {
         debug_assert!(self.effects.is_empty(), "effects are performed before the lock is released");
-        let FollowedShapes { generation, recent, follow_count, descendants, message_bytes, .. } =
-            mem::take(self);
-        let generation = generation + 1;
+        let former = mem::take(self);
         *self = FollowedShapes {
-            generation,
+            generation: former.generation + 1,
             queued_to: lsn,
-            recent,
-            follow_count,
-            descendants,
-            message_bytes,
+            recent: former.recent,
+            follow_count: former.follow_count,
+            descendants: former.descendants,
+            message_bytes: former.message_bytes,
+            held_limits: former.held_limits,
+            overfull_count: former.overfull_count,
             ..FollowedShapes::default()
         };
     }
@@ -132,9 +141,9 @@ impl FollowedShapes {
         self.settle();
     }
 
-    /// Ends a transaction that was queued for the store. Then deletes shapes for which more than
-    /// `held_bytes` are held.
-    pub(crate) fn commit(&mut self, transaction: &OpenTransaction, end: u64, held_bytes: usize) {
+    /// Ends a transaction that was queued for the store. Then deletes shapes for which too much is
+    /// held.
+    pub(crate) fn commit(&mut self, transaction: &OpenTransaction, end: u64) {
         self.transaction = None;
         if transaction.receipt == TransactionReceipt::Resumed {
             self.commit_resumed(transaction.lsn);
@@ -149,7 +158,7 @@ impl FollowedShapes {
             self.ask(*shape);
         }
         self.settle();
-        self.delete_overfull(held_bytes);
+        self.delete_overfull();
     }
 
     /// Follows a shape before its snapshot is taken. From now on, transactions are held for it.
@@ -256,18 +265,34 @@ impl FollowedShapes {
         }
     }
 
-    /// Deletes shapes without a snapshot for which more than `held_bytes` are held.
-    pub(crate) fn delete_overfull(&mut self, held_bytes: usize) {
-        if self.awaiting_snapshot.is_empty() {
-            return;
-        }
-        let limit = held_bytes.min(MAX_TEXT);
+    /// Deletes shapes without a snapshot for which more than `held_bytes` are held. Then deletes
+    /// the shapes with the largest holds, until at most `total_held_bytes` are held for all.
+    pub(crate) fn delete_overfull(&mut self) {
+        let (limit, total) = self.held_limits;
         let waiting: Vec<_> = self.awaiting_snapshot.keys().copied().collect();
         for shape in waiting {
             if self.followed_shape(shape).is_some_and(|followed| followed.held_bytes() > limit) {
-                self.delete_because(shape, "more changes would be held for it than held_bytes");
+                self.delete_as_overfull(shape);
             }
         }
+        while shape_hold::all_held_bytes() > total {
+            let followed = self.groups.values_mut().flatten().flat_map(TableGroup::followed_shapes);
+            let Some(largest) = followed.max_by_key(|followed| followed.held_bytes()) else { return };
+            let shape = largest.shape.id;
+            self.overfull_count += 1;
+            self.delete_because(shape, "more changes would be held for all shapes than total_held_bytes");
+        }
+    }
+
+    /// Deletes a shape for which more than `held_bytes` would be held.
+    pub(crate) fn delete_as_overfull(&mut self, shape: u64) {
+        self.overfull_count += 1;
+        self.delete_because(shape, "more changes would be held for it than held_bytes");
+    }
+
+    /// Returns the number of shapes that were deleted because too much would be held.
+    pub(crate) fn overfull_count(&self) -> u64 {
+        self.overfull_count
     }
 
     /// Deletes a shape, and logs why.

@@ -62,13 +62,14 @@ impl FollowedShapes {
         let Some(followed) = self.followed_shape(shape) else { return };
         let is_taken = matches!(followed.snapshot, SnapshotPhase::Taken(_));
         let Some(verdicts) = followed.verdicts.as_mut().filter(|_| is_taken) else { return };
-        if verdicts.has_waiting() && !mem::replace(&mut verdicts.is_listed, true) {
+        if verdicts.list() {
             self.asking.push_back(shape);
             self.effects.push(FollowEffect::Ask);
         }
     }
 
-    /// Removes the next batch of undecided rows: rows of one shape, each one once.
+    /// Removes the next batch of undecided rows: rows of one shape, each one once. Shapes take
+    /// turns: a shape has its next turn after all others that have undecided rows.
     pub(crate) fn take_undecided(&mut self) -> Option<(Arc<Shape>, Vec<Arc<RowQuestion>>)> {
         while let Some(shape) = self.asking.pop_front() {
             let Some(FollowedShape { shape: followed, verdicts: Some(verdicts), .. }) =
@@ -76,10 +77,7 @@ impl FollowedShapes {
             else {
                 continue;
             };
-            verdicts.is_listed = false;
             let (followed, questions) = (Arc::clone(followed), verdicts.take_batch());
-            // Shapes take turns.
-            self.ask(shape);
             if !questions.is_empty() {
                 return Some((followed, questions));
             }
@@ -92,7 +90,7 @@ impl FollowedShapes {
         if generation == self.generation
             && let Some(FollowedShape { verdicts: Some(verdicts), .. }) = self.followed_shape(shape)
         {
-            verdicts.ask_again(questions.into_iter());
+            verdicts.end_batch(questions.into_iter());
             self.ask(shape);
         }
     }
@@ -118,7 +116,7 @@ impl FollowedShapes {
                 Some(RowVerdict::Undecided) | None => undecided.push(question),
             }
         }
-        known.ask_again(undecided.into_iter());
+        known.end_batch(undecided.into_iter());
         self.release(shape);
         self.ask(shape);
     }

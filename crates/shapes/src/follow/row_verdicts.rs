@@ -3,11 +3,13 @@
 //! A verdict depends only on the values of the columns that the clause uses. So each distinct list
 //! of values is asked once, and recent answers are kept. Values are compared byte by byte; a hash
 //! alone never decides.
+//!
+//! At most one batch of a shape is being judged, so that shapes can take turns.
 
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::mem;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use super::row_effect::DecodedRow;
@@ -29,6 +31,9 @@ const ANSWER_OVERHEAD: usize = 64;
 
 /// Size of the answers of all shapes in this process, in bytes.
 static ANSWER_BYTES: AtomicUsize = AtomicUsize::new(0);
+
+/// Number of verdicts that this process found among its answers.
+static CACHED_VERDICTS: AtomicU64 = AtomicU64::new(0);
 
 /// Values of a row in one allocation. Never formatted.
 #[derive(Clone, PartialEq, Eq, Hash)]
@@ -58,7 +63,9 @@ pub(super) struct RowVerdicts {
     /// Open questions that are in no batch.
     waiting: VecDeque<Arc<RowQuestion>>,
     /// Whether the shape is in the list of shapes with waiting questions.
-    pub(super) is_listed: bool,
+    is_listed: bool,
+    /// Whether a batch is being judged.
+    is_judging: bool,
     /// Answers since the last change of generations, then those of the generation before.
     recent: AnswerGeneration,
     former: AnswerGeneration,
@@ -119,11 +126,8 @@ impl HeldVerdict {
 impl RowVerdicts {
     /// Returns the verdict on a row with these values. Asks Postgres if it isn't known.
     pub(super) fn find_or_ask(&mut self, values: PackedRow) -> HeldVerdict {
-        if let Some(answer) = self.recent.answers.get(&values) {
-            return HeldVerdict::Known(*answer);
-        }
-        if let Some(answer) = self.former.answers.get(&values).copied() {
-            self.remember(values, answer);
+        if let Some(answer) = self.find(&values) {
+            CACHED_VERDICTS.fetch_add(1, Ordering::Relaxed);
             return HeldVerdict::Known(answer);
         }
         let question = self.open.entry(values).or_insert_with_key(|values| {
@@ -134,6 +138,16 @@ impl RowVerdicts {
         HeldVerdict::Asked(Arc::clone(question))
     }
 
+    /// Returns the answer for a row with these values, if it is kept.
+    fn find(&mut self, values: &PackedRow) -> Option<bool> {
+        if let Some(answer) = self.recent.answers.get(values) {
+            return Some(*answer);
+        }
+        let answer = self.former.answers.get(values).copied()?;
+        self.remember(values.clone(), answer);
+        Some(answer)
+    }
+
     /// Stores the answer to a question.
     pub(super) fn answer(&mut self, question: &RowQuestion, answer: bool) {
         // An answer never changes: the second of two is dropped.
@@ -142,8 +156,10 @@ impl RowVerdicts {
         self.remember(question.values.clone(), answer);
     }
 
-    /// Adds questions that were in a batch to those that wait.
-    pub(super) fn ask_again(&mut self, questions: impl DoubleEndedIterator<Item = Arc<RowQuestion>>) {
+    /// Ends the batch that is being judged. Adds its questions without an answer to those that
+    /// wait.
+    pub(super) fn end_batch(&mut self, questions: impl DoubleEndedIterator<Item = Arc<RowQuestion>>) {
+        self.is_judging = false;
         for question in questions.rev() {
             if self.open.get(&question.values).is_some_and(|open| Arc::ptr_eq(open, &question)) {
                 self.waiting.push_front(question);
@@ -151,13 +167,15 @@ impl RowVerdicts {
         }
     }
 
-    /// Returns whether questions wait for a batch.
-    pub(super) fn has_waiting(&self) -> bool {
-        !self.waiting.is_empty()
+    /// Marks the shape as listed if questions wait for a batch and no batch is being judged.
+    /// Returns whether the caller must add it to the list.
+    pub(super) fn list(&mut self) -> bool {
+        !self.waiting.is_empty() && !self.is_judging && !mem::replace(&mut self.is_listed, true)
     }
 
-    /// Removes the next batch from the questions that wait.
+    /// Removes the next batch from the questions that wait, and the shape from the list.
     pub(super) fn take_batch(&mut self) -> Vec<Arc<RowQuestion>> {
+        self.is_listed = false;
         let (mut bytes, mut count) = (0, 0);
         for question in self.waiting.iter().take(MAX_BATCH_ROWS) {
             bytes += question.values.bytes();
@@ -166,6 +184,7 @@ impl RowVerdicts {
             }
             count += 1;
         }
+        self.is_judging = count > 0;
         self.waiting.drain(..count).collect()
     }
 
@@ -183,6 +202,11 @@ impl RowVerdicts {
         }
         self.recent.add(values, answer);
     }
+}
+
+/// Returns the number of verdicts that this process found among its answers.
+pub(crate) fn cached_verdicts() -> u64 {
+    CACHED_VERDICTS.load(Ordering::Relaxed)
 }
 
 impl AnswerGeneration {
@@ -233,15 +257,29 @@ mod tests {
         let mut verdicts = RowVerdicts::default();
         let held = [ask(&mut verdicts, "a"), ask(&mut verdicts, "b"), ask(&mut verdicts, "a")];
         let batch = verdicts.take_batch();
-        assert_eq!((batch.len(), verdicts.has_waiting()), (2, false));
+        assert_eq!((batch.len(), verdicts.waiting.len()), (2, 0));
         assert!(held.iter().all(|verdict| verdict.get().is_none()));
         verdicts.answer(&batch[0], true);
         assert_eq!(held.map(|verdict| verdict.get()), [Some(true), None, Some(true)]);
         assert!(matches!(ask(&mut verdicts, "a"), HeldVerdict::Known(true)));
         // While it is in a batch, a row isn't asked again.
-        assert!(ask(&mut verdicts, "b").get().is_none() && !verdicts.has_waiting());
-        verdicts.ask_again(batch.into_iter());
+        assert!(ask(&mut verdicts, "b").get().is_none() && verdicts.waiting.is_empty());
+        verdicts.end_batch(batch.into_iter());
         assert_eq!(verdicts.take_batch().len(), 1, "the answered row isn't asked again");
+    }
+
+    #[test]
+    fn a_shape_is_listed_again_when_its_batch_has_ended() {
+        let mut verdicts = RowVerdicts::default();
+        assert!(!verdicts.list());
+        let _first = ask(&mut verdicts, "a");
+        assert_eq!([verdicts.list(), verdicts.list()], [true, false]);
+        let batch = verdicts.take_batch();
+        let _second = ask(&mut verdicts, "b");
+        assert!(!verdicts.list(), "a batch is being judged");
+        batch.iter().for_each(|question| verdicts.answer(question, true));
+        verdicts.end_batch(std::iter::empty());
+        assert!(verdicts.list());
     }
 
     #[test]
@@ -263,7 +301,7 @@ mod tests {
         for id in 0..40_000 {
             let _asked = ask(&mut verdicts, &format!("more {id}"));
         }
-        while verdicts.has_waiting() {
+        while !verdicts.waiting.is_empty() {
             verdicts.take_batch().iter().for_each(|question| verdicts.answer(question, true));
         }
         assert!(verdicts.recent.bytes + verdicts.former.bytes <= 2 * MAX_ANSWER_BYTES);

@@ -11,10 +11,14 @@
 //! transaction has the start of the next one.
 
 use std::collections::VecDeque;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::held_transaction::HeldTransaction;
 use super::open_transaction::OpenTransaction;
 use crate::store::record::{HoldChange, SnapshotVisibility};
+
+/// Size of the holds of all shapes in this process, in bytes.
+static ALL_HELD_BYTES: AtomicUsize = AtomicUsize::new(0);
 
 /// Transactions that are held for one shape.
 #[derive(Debug, Default)]
@@ -28,8 +32,12 @@ pub(super) struct ShapeHold {
     /// Where the stream must continue for this shape. `None`: it receives the stream.
     pub(super) resume: Option<ResumePoint>,
     /// Size of all held transactions, in bytes.
-    bytes: usize,
+    bytes: HeldBytes,
 }
+
+/// Size of a hold, in bytes. It is part of [`all_held_bytes`] until it is dropped.
+#[derive(Debug, Default)]
+struct HeldBytes(usize);
 
 /// Where the stream must continue for a shape that was held when a process began to write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -59,12 +67,13 @@ impl ShapeHold {
         let held = self.transactions.back_mut().expect("an entry was added");
         let before = held.bytes();
         let done = change(held);
-        self.bytes += held.bytes() - before;
+        let after = held.bytes();
+        self.bytes.set(self.bytes.0 + after - before);
         done
     }
 
     pub(super) fn bytes(&self) -> usize {
-        self.bytes
+        self.bytes.0
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -82,21 +91,21 @@ impl ShapeHold {
             return;
         }
         if let Some(held) = self.transactions.pop_back_if(|held| held.lsn == lsn) {
-            self.bytes -= held.bytes();
+            self.bytes.set(self.bytes.0 - held.bytes());
         }
     }
 
     /// Drops the transactions that a snapshot sees.
     pub(super) fn drop_seen(&mut self, seen: &SnapshotVisibility) {
         self.transactions.retain(|held| !seen.sees(held.lsn, held.xid));
-        self.bytes = self.transactions.iter().map(HeldTransaction::bytes).sum();
+        self.bytes.set(self.transactions.iter().map(HeldTransaction::bytes).sum());
     }
 
     /// Removes the first transaction if it is committed and all its verdicts are known. `open` is
     /// the commit of the transaction that is being applied.
     pub(super) fn pop_decided(&mut self, open: Option<u64>) -> Option<HeldTransaction> {
         let held = self.transactions.pop_front_if(|held| Some(held.lsn) != open && held.is_decided())?;
-        self.bytes -= held.bytes();
+        self.bytes.set(self.bytes.0 - held.bytes());
         Some(held)
     }
 
@@ -114,5 +123,25 @@ impl ShapeHold {
         }
         self.recorded = first;
         Some(HoldChange { shape, from: first.unwrap_or(0) })
+    }
+}
+
+/// Returns the size of the holds of all shapes in this process, in bytes. A row that several shapes
+/// hold counts for each.
+pub(crate) fn all_held_bytes() -> usize {
+    ALL_HELD_BYTES.load(Ordering::Relaxed)
+}
+
+impl HeldBytes {
+    fn set(&mut self, bytes: usize) {
+        ALL_HELD_BYTES.fetch_add(bytes, Ordering::Relaxed);
+        ALL_HELD_BYTES.fetch_sub(self.0, Ordering::Relaxed);
+        self.0 = bytes;
+    }
+}
+
+impl Drop for HeldBytes {
+    fn drop(&mut self) {
+        self.set(0);
     }
 }

@@ -8,6 +8,7 @@ use serde_json::json;
 
 use crate::config::StoreConfig;
 use crate::filter::RowVerdict::{self, Match, NoMatch, Undecided};
+use crate::filter::TypeKind;
 use crate::offset::Offset;
 use crate::shape::{Shape, ShapeGone};
 use crate::shapes::Shapes;
@@ -90,15 +91,15 @@ fn held_transactions_reach_the_log_in_order_whatever_is_decided_first() {
     let mut bench = FollowBench::new();
     let held = undecided_shape(&mut bench, CLAUSE);
     bench.transact(&[insert(["1", "0", "aß1"])]);
-    let first = bench.store.take_undecided().unwrap();
     bench.transact(&[insert(["2", "0", "aß2"]), insert(["3", "0", "b"])]);
     let second_lsn = bench.lsn;
-    let second = bench.store.take_undecided().unwrap();
-    assert_eq!(second.rows().collect::<Vec<_>>(), [[Some("aß2".as_bytes())]]);
+    let both = bench.store.take_undecided().unwrap();
     bench.transact(&[insert(["4", "0", "a"])]);
-    bench.store.decide(second, &[Match]);
+    bench.store.decide(both, &[Undecided, Match]);
     bench.store.engine.store.role.queue().release();
     assert_eq!(ids(&held), [] as [&str; 0]);
+    let first = bench.store.take_undecided().unwrap();
+    assert_eq!(first.rows().collect::<Vec<_>>(), [[Some("aß1".as_bytes())]]);
     bench.transact(&[insert(["5", "0", "aß5"])]);
     let last_lsn = bench.lsn;
     bench.store.decide(first, &[NoMatch]);
@@ -225,6 +226,49 @@ fn what_is_held_is_bounded() {
     }
 }
 
+#[test]
+fn shapes_with_undecided_rows_take_turns() {
+    let mut bench = FollowBench::new();
+    let shapes = [CLAUSE, "upper(note) LIKE 'B%'"].map(|clause| undecided_shape(&mut bench, clause));
+    bench.transact(&[insert(["1", "0", "ß1"])]);
+    let turn = |bench: &FollowBench| bench.store.take_undecided().map(|rows| (rows.shape().id, rows));
+    let (first, rows) = turn(&bench).unwrap();
+    let (second, of_second) = turn(&bench).unwrap();
+    assert!(first != second && shapes.iter().all(|shape| [first, second].contains(&shape.id)));
+    // A shape has at most one batch, and its next one comes after those of the others.
+    bench.transact(&[insert(["2", "0", "ß2"])]);
+    assert!(turn(&bench).is_none());
+    drop(of_second);
+    drop(rows);
+    let order: Vec<_> = [(); 2].map(|()| turn(&bench).unwrap()).into();
+    assert_eq!(
+        order.iter().map(|(shape, rows)| (*shape, rows.len())).collect::<Vec<_>>(),
+        [(second, 2), (first, 2)]
+    );
+}
+
+#[test]
+fn what_is_held_for_all_shapes_is_bounded() {
+    let mut bench = FollowBench::with(|config| config.total_held_bytes = 6000);
+    let clauses = [CLAUSE, "upper(note) LIKE 'B%' AND qty > 5", "upper(note) LIKE 'C%' AND qty > 7"];
+    let shapes = clauses.map(|clause| undecided_shape(&mut bench, clause));
+    let other = bench.shape(options(None));
+    let is_gone = |shapes: &[Arc<Shape>; 3]| shapes.each_ref().map(|shape| shape.gone().is_some());
+    let mut steps = vec![is_gone(&shapes)];
+    for id in 0..100 {
+        let qty = ["4", "6", "9"][id % 3];
+        bench.transact(&[insert([&id.to_string(), qty, "ß"])]);
+        assert!(bench.store.held_bytes() <= 6000);
+        steps.push(is_gone(&shapes));
+    }
+    steps.dedup();
+    // The first one holds all rows, the second one two thirds, the third one a third.
+    assert_eq!(steps, [[false; 3], [true, false, false], [true, true, false]]);
+    assert_eq!((bench.store.overfull_shapes(), other.gone(), brief(&other).len()), (2, None, 100));
+    decide(&bench, Match);
+    assert_eq!(bench.store.held_bytes(), 0);
+}
+
 /// Opens the store of another process on the disk that a kill leaves.
 fn killed(bench: &FollowBench) -> FollowBench {
     let disk = bench.disk.after_kill();
@@ -278,6 +322,26 @@ fn a_kill_keeps_a_held_shape_and_the_stream_repeats_its_transactions() {
         next.transact(&[insert(["5", "0", "a"])]);
         assert_eq!((ids(&found).len(), ids(&others).len()), (5, 5));
     }
+}
+
+#[test]
+fn a_stored_table_without_enum_labels_is_judged_by_postgres_after_a_restart() {
+    let mut bench = FollowBench::new();
+    // Earlier releases stored no labels.
+    let mut schema = collated_table(ITEMS, "items", vec![0]);
+    let note = &mut schema.types.columns[2].column_type;
+    (note.oid, note.kind, note.name, note.collation) = (70_000, TypeKind::Enum, "mood".to_owned(), None);
+    schema.stream_types[2] = (70_000, -1);
+    bench.send(&[MessageBytes::relation(&schema)]);
+    let creation = bench.create_of(schema.clone(), options(Some("note > 'sad'")));
+    creation.follow();
+    let held = bench.complete(creation, &snapshot_before(bench.xid + 1), bench.lsn + 8);
+    let mut next = killed(&bench);
+    next.send(&[MessageBytes::relation(&schema)]);
+    let found = next.store.find(held.handle()).unwrap();
+    next.transact(&[insert(["1", "0", "glad"])]);
+    assert!(found.is_held());
+    assert_eq!((decide(&next, Match), ids(&found)), (1, vec!["1".to_owned()]));
 }
 
 #[test]

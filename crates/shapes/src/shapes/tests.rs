@@ -83,6 +83,19 @@ fn the_least_recently_used_shape_is_deleted_for_a_new_one() {
 }
 
 #[test]
+fn the_least_recently_used_shapes_are_deleted_for_one_with_a_long_clause() {
+    let mut bench = FollowBench::with(|config| config.clause_bytes = 8 << 10);
+    let shapes = ["qty > 1", "qty > 2", "qty > 3"].map(|clause| bench.shape(options(Some(clause))));
+    bench.store.find(shapes[0].handle()).unwrap();
+    let of_two = |number: u32| format!("qty = {number}{}", " OR qty = 0".repeat(7));
+    let long = [10, 11].map(|number| bench.shape(options(Some(&of_two(number)))));
+    let gone = |shapes: &[Arc<Shape>]| shapes.iter().map(|shape| shape.gone().is_some()).collect::<Vec<_>>();
+    assert_eq!((gone(&shapes), gone(&long)), (vec![true, true, true], vec![true, false]));
+    let huge = bench.shape(options(Some(&format!("qty = 1{}", " OR qty = 0".repeat(100)))));
+    assert_eq!((gone(&long), huge.gone()), (vec![true, true], None), "the new shape stays");
+}
+
+#[test]
 fn shapes_beyond_max_bytes_are_deleted_at_a_checkpoint() {
     let mut bench = FollowBench::with(|config| config.max_bytes = Some(3000));
     let (large, small) = (bench.shape(options(None)), bench.shape(options(Some("qty = 1"))));

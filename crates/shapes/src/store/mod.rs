@@ -31,8 +31,9 @@
 //! | 1 | |
 //! | 2 | Commits may state from which commit on a shape is held. So may a shape in the catalog. |
 //!
-//! This version reads both. When it begins to write to a directory of format 1, it first writes a
-//! whole checkpoint, whose catalog has format 2.
+//! This version reads both. When it begins to write to a directory of format 1, it first rewrites
+//! the catalog in format 2. That needs no more space than the catalog, so a full disk with so much
+//! free suffices.
 //!
 //! # Versions
 //! A directory that this version can't read is refused ([`OpenError::Format`],

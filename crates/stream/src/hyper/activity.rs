@@ -26,6 +26,8 @@ pub(crate) struct ConnectionActivity {
     body_expected: AtomicBool,
     /// hyper may hold bytes that the socket hasn't accepted.
     pub(crate) unflushed: AtomicFlag,
+    /// hyper may hold bytes of a response of the service.
+    pub(crate) has_response: AtomicFlag,
     /// Dropping the socket resets the connection.
     pub(crate) reset_on_drop: AtomicFlag,
     /// The server drains: each HTTP/1 response is sent with `connection: close`.

@@ -17,7 +17,9 @@ use hyper::rt::{Read, ReadBufCursor, Write};
 use socket2::SockRef;
 use tokio::net::TcpStream;
 
+use crate::config::HttpServerConfig;
 use crate::hyper::activity::ConnectionActivity;
+use crate::hyper::oversized_head::OversizedHeadResponse;
 use crate::socket::read_available;
 use crate::stall_timer::StallTimer;
 
@@ -31,6 +33,7 @@ pub(crate) struct HyperSocket {
     activity: Arc<ConnectionActivity>,
     stall: StallTimer,
     write_timeout: Duration,
+    oversized_head: OversizedHeadResponse,
 }
 
 impl HyperSocket {
@@ -38,14 +41,15 @@ impl HyperSocket {
         stream: TcpStream,
         prefix: Bytes,
         activity: Arc<ConnectionActivity>,
-        write_timeout: Duration,
+        config: &HttpServerConfig,
     ) -> HyperSocket {
         HyperSocket {
             stream: Arc::new(stream),
             prefix,
             activity,
             stall: StallTimer::default(),
-            write_timeout,
+            write_timeout: config.write_timeout,
+            oversized_head: OversizedHeadResponse::new(config),
         }
     }
 
@@ -84,6 +88,28 @@ impl HyperSocket {
     }
 }
 
+impl HyperSocket {
+    /// Writes the replacement of hyper's bytes, if there is one. Then all of hyper's `len` bytes
+    /// count as written.
+    fn poll_replace(
+        &mut self,
+        cx: &mut Context<'_>,
+        first: &[u8],
+        len: usize,
+    ) -> Option<Poll<io::Result<usize>>> {
+        while let Some(rest) = self.oversized_head.replacement(first, &self.activity) {
+            match self.poll_write_with(cx, |stream| stream.try_write(&rest)) {
+                Poll::Ready(Ok(count)) if self.oversized_head.written(count) => {
+                    return Some(Poll::Ready(Ok(len)));
+                }
+                Poll::Ready(Ok(_)) => {}
+                unfinished => return Some(unfinished),
+            }
+        }
+        None
+    }
+}
+
 impl Read for HyperSocket {
     fn poll_read(
         mut self: Pin<&mut Self>,
@@ -119,7 +145,10 @@ impl Read for HyperSocket {
 
 impl Write for HyperSocket {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        self.poll_write_with(cx, |stream| stream.try_write(bytes))
+        match self.poll_replace(cx, bytes, bytes.len()) {
+            Some(replaced) => replaced,
+            None => self.poll_write_with(cx, |stream| stream.try_write(bytes)),
+        }
     }
 
     fn poll_write_vectored(
@@ -127,7 +156,12 @@ impl Write for HyperSocket {
         cx: &mut Context<'_>,
         slices: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        self.poll_write_with(cx, |stream| stream.try_write_vectored(slices))
+        let (first, len) =
+            (slices.first().map_or(&[][..], |first| first), slices.iter().map(|slice| slice.len()).sum());
+        match self.poll_replace(cx, first, len) {
+            Some(replaced) => replaced,
+            None => self.poll_write_with(cx, |stream| stream.try_write_vectored(slices)),
+        }
     }
 
     fn is_write_vectored(&self) -> bool {
@@ -136,6 +170,7 @@ impl Write for HyperSocket {
 
     fn poll_flush(self: Pin<&mut Self>, _cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         self.activity.unflushed.set(false);
+        self.activity.has_response.set(false);
         Poll::Ready(Ok(()))
     }
 

@@ -8,6 +8,7 @@ pub(crate) mod http1;
 mod http1_drain;
 pub(crate) mod http2;
 pub(crate) mod hyper_socket;
+mod oversized_head;
 pub(crate) mod service_adapter;
 pub(crate) mod transport;
 pub(crate) mod transport_connection;

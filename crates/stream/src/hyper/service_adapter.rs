@@ -204,6 +204,9 @@ where
                 let client_closing =
                     stream.filter(|_| is_live).map(|stream| client_closing(Arc::clone(stream)));
                 let (active, exchange) = (this.active.take(), this.exchange.take());
+                if let Some(active) = &active {
+                    active.activity().has_response.set(true);
+                }
                 if let (Some(stream), Some(active)) = (stream, &active)
                     && response_head::is_close_delimited(&info.method, info.version, &response)
                 {
@@ -283,6 +286,9 @@ impl<B: ResponseBody> Body for HyperBody<B> {
             };
             match frame.transpose().map_err(Into::into)?.map(Frame::into_data) {
                 Some(Ok(bytes)) => {
+                    if let Some(active) = this.active {
+                        active.activity().has_response.set(true);
+                    }
                     let bytes = TrackedBytes::new(bytes, exchange.map(Arc::clone));
                     return Poll::Ready(Some(Ok(Frame::data(bytes))));
                 }

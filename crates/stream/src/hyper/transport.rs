@@ -17,7 +17,9 @@ use hyper::rt::{Read, ReadBufCursor, Write};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 
+use crate::config::HttpServerConfig;
 use crate::hyper::activity::ConnectionActivity;
+use crate::hyper::oversized_head::OversizedHeadResponse;
 use crate::stall_timer::StallTimer;
 
 /// Performs a handshake on each accepted connection.
@@ -56,15 +58,17 @@ pub(crate) struct TransportIo {
     activity: Arc<ConnectionActivity>,
     stall: StallTimer,
     write_timeout: Duration,
+    oversized_head: OversizedHeadResponse,
 }
 
 impl TransportIo {
     pub(crate) fn new(
         io: Box<dyn Transport>,
         activity: Arc<ConnectionActivity>,
-        write_timeout: Duration,
+        config: &HttpServerConfig,
     ) -> Self {
-        TransportIo { io, activity, stall: StallTimer::default(), write_timeout }
+        let (write_timeout, oversized_head) = (config.write_timeout, OversizedHeadResponse::new(config));
+        TransportIo { io, activity, stall: StallTimer::default(), write_timeout, oversized_head }
     }
 
     pub(crate) fn into_transport(self) -> Box<dyn Transport> {
@@ -98,14 +102,23 @@ impl Read for TransportIo {
 impl Write for TransportIo {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         self.activity.unflushed.set(true);
-        let outcome = Pin::new(&mut self.io).poll_write(cx, bytes);
-        self.bound_write(cx, outcome)
+        let this = &mut *self;
+        while let Some(rest) = this.oversized_head.replacement(bytes, &this.activity) {
+            let outcome = Pin::new(&mut this.io).poll_write(cx, &rest);
+            let count = ready!(this.bound_write(cx, outcome))?;
+            if this.oversized_head.written(count) {
+                return Poll::Ready(Ok(bytes.len()));
+            }
+        }
+        let outcome = Pin::new(&mut this.io).poll_write(cx, bytes);
+        this.bound_write(cx, outcome)
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let outcome = Pin::new(&mut self.io).poll_flush(cx);
         ready!(self.bound_write(cx, outcome))?;
         self.activity.unflushed.set(false);
+        self.activity.has_response.set(false);
         Poll::Ready(Ok(()))
     }
 

@@ -52,7 +52,7 @@ where
         }
     };
     let activity = Arc::new(ConnectionActivity::default());
-    let io = TransportIo::new(io, Arc::clone(&activity), context.config.write_timeout);
+    let io = TransportIo::new(io, Arc::clone(&activity), &context.config);
     let slot = HandoffSlot::new();
     let service = ServiceAdapter {
         service,

@@ -144,6 +144,31 @@ fn heads_beyond_the_limits_get_a_431() {
 }
 
 #[test]
+fn the_431_of_a_large_head_has_the_body_that_the_config_gives_it() {
+    on_both_runtimes(async || {
+        const JSON: &str = r#"{"message":"use POST"}"#;
+        let server = TestServer::start(|config| config.oversized_head_json = Some(JSON)).await;
+        let large = format!("GET /echo?{} HTTP/1.1\r\nhost: a\r\n\r\n", "v".repeat(40 * 1024));
+        for first in [
+            "",
+            "GET /echo HTTP/1.1\r\nhost: a\r\n\r\n",
+            "POST /echo HTTP/1.1\r\nhost: a\r\ncontent-length: 0\r\n\r\n",
+        ] {
+            let mut client = RawClient::connect(server.address).await;
+            if !first.is_empty() {
+                client.send(first).await;
+                assert!(client.head().await.starts_with("HTTP/1.1 200 "));
+            }
+            client.send(&large).await;
+            let response = String::from_utf8(client.rest().await).unwrap();
+            let (head, body) = response.split_at(response.rfind("\r\n\r\n").unwrap() + 4);
+            assert!(head.contains("HTTP/1.1 431 ") && head.contains("content-length: 22\r\n"), "{response}");
+            assert_eq!(body, JSON);
+        }
+    });
+}
+
+#[test]
 fn an_endless_head_gets_a_431_while_more_of_it_arrives() {
     on_both_runtimes(async || {
         let server = TestServer::default().await;

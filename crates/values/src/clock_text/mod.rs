@@ -14,9 +14,11 @@ mod moment;
 mod numbers;
 mod span;
 mod words;
+mod zone_name;
 
 pub(super) use moment::{DecodedMoment, MomentFields, MomentText};
 pub(super) use span::decode_interval;
+pub use zone_name::zone_offset;
 
 use super::input_error::InputError;
 

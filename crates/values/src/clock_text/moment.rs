@@ -5,10 +5,9 @@ use super::numbers::{ClockReading, leading_int, micros};
 use super::words::DateWord;
 use super::{CERTAIN_BYTES, mask, uncertain};
 use crate::calendar::{Day, MICROS_PER_DAY, MICROS_PER_SECOND};
-use crate::input_error::InputError;
+use crate::input_error::{CURRENT_TIME, InputError};
 
 const NAMED_ZONES: &str = "dates and times with named time zones";
-const CLOCK_WORDS: InputError = InputError::Unsupported("dates and times that depend on the current time");
 const LABELLED: InputError = InputError::Unsupported("dates and times with labelled fields");
 
 /// What a text is parsed as.
@@ -378,7 +377,7 @@ impl MomentDecoder {
         let time_only = self.kind == MomentText::TimeOnly;
         Ok(Some(match meaning {
             DateWord::Filler => return Ok(None),
-            DateWord::Clock => return Err(CLOCK_WORDS),
+            DateWord::Clock => return Err(InputError::Unsupported(CURRENT_TIME)),
             DateWord::Unit => return Err(LABELLED),
             DateWord::Infinity
             | DateWord::NegativeInfinity

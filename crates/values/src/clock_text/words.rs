@@ -76,7 +76,8 @@ impl DateWord {
         DateWord::abbreviation(word).or_else(|| DateWord::keyword(word))
     }
 
-    fn abbreviation(word: &str) -> Option<Self> {
+    /// Returns the meaning of the abbreviation of a zone.
+    pub(super) fn abbreviation(word: &str) -> Option<Self> {
         let row = ZONES.iter().find(|(name, ..)| *name == word)?;
         Some(DateWord::Zone { east: row.1 * 3600, summer: row.2 })
     }

@@ -16,9 +16,9 @@ const MAX_SCALE: i32 = 16_383;
 /// Maximum weight of the first digit (NUMERIC_WEIGHT_MAX).
 const MAX_WEIGHT: i32 = 32_767;
 /// Maximum number of decimals of a quotient (NUMERIC_MAX_DISPLAY_SCALE).
-const MAX_DISPLAY_SCALE: i32 = 1_000;
+pub(super) const MAX_DISPLAY_SCALE: i32 = 1_000;
 /// Minimum number of significant digits of a quotient (NUMERIC_MIN_SIG_DIGITS).
-const MIN_DIGITS: i32 = 16;
+pub(super) const MIN_DIGITS: i32 = 16;
 
 /// A decimal: `digits[0] * BASE ^ weight + digits[1] * BASE ^ (weight - 1) + …`, displayed with
 /// `scale` decimals.
@@ -91,7 +91,7 @@ impl Decimal {
     }
 
     /// Returns the digit that `BASE ^ weight` is multiplied by; 0 outside the stored digits.
-    fn digit(&self, weight: i32) -> i32 {
+    pub(super) fn digit(&self, weight: i32) -> i32 {
         usize::try_from(self.weight - weight)
             .ok()
             .and_then(|index| self.digits.get(index))
@@ -100,7 +100,7 @@ impl Decimal {
     }
 
     /// Returns the weight of the last digit.
-    fn last_weight(&self) -> i32 {
+    pub(super) fn last_weight(&self) -> i32 {
         self.weight - self.digits.len() as i32 + 1
     }
 
@@ -140,6 +140,12 @@ impl Decimal {
     }
 
     pub(super) fn multiply(&self, other: &Self) -> Self {
+        let product = self.product(other);
+        if product.scale > MAX_SCALE { product.rounded(MAX_SCALE) } else { product }
+    }
+
+    /// Multiplies. The product has all decimals.
+    pub(super) fn product(&self, other: &Self) -> Self {
         let mut digits = vec![0_i64; self.digits.len() + other.digits.len()];
         for (i, left) in self.digits.iter().enumerate().rev() {
             let mut carry = 0;
@@ -156,8 +162,7 @@ impl Decimal {
             scale: self.scale + other.scale,
             digits: digits.into_iter().map(|digit| digit as i32).collect(),
         };
-        let product = product.stripped();
-        if product.scale > MAX_SCALE { product.rounded(MAX_SCALE) } else { product }
+        product.stripped()
     }
 
     pub(super) fn divide(&self, other: &Self) -> Result<Self, EvalError> {
@@ -172,7 +177,7 @@ impl Decimal {
     }
 
     /// Divides. Truncates the quotient to `fraction_digits` digits of base `BASE` after the point.
-    fn quotient(&self, other: &Self, fraction_digits: i32) -> Self {
+    pub(super) fn quotient(&self, other: &Self, fraction_digits: i32) -> Self {
         let shift = fraction_digits + self.last_weight() - other.last_weight();
         let mut numerator = self.digits.clone();
         let length = (numerator.len() as i32 + if numerator.is_empty() { 0 } else { shift }).max(0);

@@ -6,6 +6,9 @@
 
 mod decimal;
 mod division;
+mod divisor;
+mod power;
+mod root;
 
 use std::cmp::Ordering;
 use std::fmt::{self, Display, Formatter};

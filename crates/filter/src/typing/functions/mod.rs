@@ -62,6 +62,8 @@ pub(crate) enum BuiltCall {
     ArrayAppend,
     ArrayPrepend,
     Zone,
+    /// date_trunc() in a time zone.
+    TruncateInZone,
     Array(ArrayFunction),
 }
 

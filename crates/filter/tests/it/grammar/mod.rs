@@ -1,6 +1,7 @@
 //! Random clauses of the supported grammar, mostly well typed.
 
 mod clock;
+mod digest;
 mod flat;
 mod json;
 mod operators;
@@ -137,7 +138,8 @@ impl Grammar {
     }
 
     fn simple(&mut self, depth: usize) -> String {
-        match self.rng.below(28) {
+        match self.rng.below(30) {
+            28 | 29 => self.digest_condition(depth),
             23 => self.json_condition(depth),
             0..=3 => {
                 let kind = self.any_kind();

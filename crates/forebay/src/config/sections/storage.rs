@@ -64,9 +64,14 @@ settings! {
         /// sync of its own.
         small_snapshot_bytes: u64 = 262_144, bounds(0, 64 * MI);
 
-        /// Maximum size of the changes that are held for a shape until its snapshot starts. Above
-        /// it, the shape is dropped, and clients request it again.
+        /// Maximum size of the changes that are held for a shape until its snapshot starts, or
+        /// until Postgres has evaluated its clause on them. Above it, the shape is dropped, and
+        /// clients request it again.
         held_bytes: u64 = 16_777_216, bounds(64 * KI, GI);
+
+        /// Maximum size of the changes that are held for all shapes. Above it, the shapes with the
+        /// most are dropped, and clients request them again.
+        total_held_bytes: u64 = 268_435_456, bounds(64 * KI, 64 * GI);
 
         /// Maximum size of the changes that wait to be written or are being written. Above it, the
         /// replication stream pauses.

@@ -239,3 +239,85 @@ async fn a_hold_survives_an_outage_of_the_database_and_a_kill() {
     until("no hold is open", async || serve.metric("forebay_shapes_held", &[]).await == 0.0).await;
     assert!(changes(&held.long_poll(&serve).await).is_empty(), "nothing comes twice");
 }
+
+#[tokio::test]
+async fn a_text_that_means_the_current_time_is_no_date_in_a_snapshot_or_live() {
+    let fixture = ServeFixture::new(CREATE_WORDS);
+    let serve = fixture.serve_with(&[("FOREBAY_SERVE_LONG_POLL_MS", "500")]).await;
+    for clause in [
+        "note::date > '2020-01-01'",
+        "note::timestamp > '2020-01-01' AND a < 100",
+        // Postgres evaluates these two on rows that the first operand doesn't decide.
+        "note::date > '2020-01-01' AND word ~ '^w'",
+        "('{' || note || '}')::date[] && '{2021-01-01}' OR note::timestamptz > '2021-01-01' AND word ~ '^w'",
+    ] {
+        let mut reader = serve.reader(&[("table", "words"), ("where", clause)]).await;
+        let handle = reader.handle.clone();
+        fixture.sql(
+            "INSERT INTO words VALUES (1, 1, 'w', 'today'), (2, 1, 'w', ' NOW '), (3, 1, 'w', '2024-02-29')",
+        );
+        assert_eq!(summarize(&reader.live_changes(&serve, 1).await), ["insert 3"], "{clause}");
+        fixture.sql("UPDATE words SET note = '2024-01-02' WHERE id = 1");
+        fixture.sql("UPDATE words SET note = 'tomorrow' WHERE id = 3");
+        let messages = reader.live_changes(&serve, 2).await;
+        assert_eq!(summarize(&messages), ["insert 1", "delete 3"], "{clause}");
+        fixture.sql("UPDATE words SET a = 2");
+        assert_eq!(summarize(&reader.live_changes(&serve, 1).await), ["update 1"], "{clause}");
+        assert_eq!(reader.handle, handle, "{clause}");
+        // A snapshot would be right only today.
+        let other = format!("{clause} AND a > 0");
+        let response = serve.get(&[("table", "words"), ("offset", "-1"), ("where", &other)]).await;
+        let text = String::from_utf8_lossy(&response.body).into_owned();
+        assert_eq!(response.head.status, 400, "{clause}: {text}");
+        assert!(text.contains("fails on a row of the table (22007)"), "{clause}: {text}");
+        fixture.sql("DELETE FROM words");
+        assert_eq!(summarize(&reader.live_changes(&serve, 1).await), ["delete 1"], "{clause}");
+    }
+}
+
+#[tokio::test]
+async fn settings_of_the_database_change_no_clause_and_no_value() {
+    let fixture = ServeFixture::new(
+        "CREATE TABLE \"Times\" (id int PRIMARY KEY, d date, ts timestamptz, i interval, by bytea, f float8, m money)",
+    );
+    for setting in [
+        "DateStyle = 'German, DMY'",
+        "TimeZone = 'Asia/Tokyo'",
+        "IntervalStyle = sql_standard",
+        "bytea_output = escape",
+        "extra_float_digits = -10",
+        "quote_all_identifiers = on",
+        "array_nulls = off",
+        "standard_conforming_strings = off",
+        "search_path = nowhere",
+    ] {
+        fixture.sql(&format!("ALTER DATABASE {} SET {setting}", fixture.database));
+    }
+    let serve = fixture.serve().await;
+    for (clause, expected) in [
+        ("d::text ~ '^2024-02-03$'", "1"),
+        ("ts::text ~ '^2024-02-03 22:00:00.00'", "1"),
+        ("i::text ~ '^P1DT2H3M4S$'", "1"),
+        ("by ::text ~ '^.x00ff'", "1"),
+        ("f::text ~ '^0.30000000000000004$'", "1"),
+        ("d > '2024-02-02' AND ts < '2024-02-04' AND i > '1 day' AND id::text ~ '1'", "1"),
+    ] {
+        let mut reader = serve.reader(&[("table", "\"Times\""), ("where", clause)]).await;
+        fixture.sql(
+            "INSERT INTO public.\"Times\" VALUES
+                (1, '2024-02-03'::date, '2024-02-03 22:00:00.001+00', '1 day 2:03:04', decode('00ff', 'hex'), 0.1::float8 + 0.2, 1),
+                (2, '2023-03-02'::date, '2025-02-03 22:00+00', '1 hour', decode('01', 'hex'), 0.3, 2)",
+        );
+        let messages = reader.live_changes(&serve, 1).await;
+        assert_eq!(summarize(&messages), [format!("insert {expected}")], "{clause}");
+        let value = &changes(&messages)[0]["value"];
+        let texts = ["d", "ts", "by", "f"].map(|column| value[column].as_str().unwrap());
+        assert_eq!(texts, ["2024-02-03", "2024-02-03 22:00:00.001+00", "\\x00ff", "0.30000000000000004"]);
+        // A new snapshot has the same row.
+        let other = format!("({clause}) AND id < 5");
+        let mut again = ShapeReader::new(&[("table", "\"Times\""), ("where", &other)]);
+        assert_eq!(summarize(&again.catch_up(&serve).await), [format!("insert {expected}")], "{clause}");
+        fixture.sql("DELETE FROM public.\"Times\"");
+        assert_eq!(summarize(&reader.live_changes(&serve, 1).await), [format!("delete {expected}")]);
+    }
+}

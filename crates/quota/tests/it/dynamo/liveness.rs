@@ -98,7 +98,7 @@ async fn no_member_expires_because_of_a_store_outage() {
 }
 
 #[tokio::test]
-async fn a_new_namespace_grants_nothing_until_a_ttl_was_observed() {
+async fn without_a_part_in_a_rebuild_nothing_new_is_granted_until_a_ttl_was_observed() {
     let namespace = namespace("new");
     let (store, member) = (handle(&namespace).await, MemberId::new("a", 1));
     let started = Instant::now();

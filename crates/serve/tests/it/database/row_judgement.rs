@@ -65,9 +65,20 @@ async fn judge(
     let mut client = database.client().await;
     let statement =
         JudgementStatement::new(&client, table, filter.columns(), filter.canonical()).await.unwrap();
-    let outcome = within("a judgement", statement.judge(&mut client, &rows, limit)).await;
-    assert!(client.is_reusable(), "the connection can be used again");
-    outcome
+    let (mut outcomes, mut statements) = (Vec::new(), 0);
+    // A judgement that ends early has evaluated the first rows.
+    while outcomes.len() < rows.len() {
+        let rest = &rows[outcomes.len()..];
+        let outcome = within("a judgement", statement.judge(&mut client, rest, limit)).await;
+        assert!(client.is_reusable(), "the connection can be used again");
+        let judgement = outcome?;
+        assert!(judgement.statements <= 17, "one more may verify that the clause is accepted");
+        let evaluated: Vec<_> = judgement.outcomes.iter().map_while(|outcome| *outcome).collect();
+        assert!(!evaluated.is_empty() && judgement.outcomes[evaluated.len()..].iter().all(Option::is_none));
+        outcomes.extend(evaluated);
+        statements += judgement.statements;
+    }
+    Ok((outcomes, statements))
 }
 
 /// Compares with the ids that Postgres selects from the table itself.
@@ -209,9 +220,47 @@ async fn rows_on_which_the_clause_fails_do_not_change_the_outcome_of_others() {
         };
         assert_eq!(outcome, expected, "{id}");
     }
-    assert!(statements <= 1 + 32 + 1000, "{statements}");
+    // Of the 16 statements of a judgement, two find that a part fails.
+    assert!(statements <= 1000 * 16 / 14 + 16, "{statements}");
     let (outcomes, statements) = judge(&database, &table, "id::text ~ '^1$'", LIMIT).await.unwrap();
     assert_eq!((outcomes[0], outcomes[1], statements), (RowOutcome::True, RowOutcome::NotTrue, 1));
+}
+
+#[tokio::test]
+async fn a_row_whose_error_looks_like_a_wrong_statement_does_not_reject_the_clause() {
+    let database = Database::new(
+        18,
+        "CREATE TABLE items (id int PRIMARY KEY, format text);
+         INSERT INTO items VALUES (1, '9'), (2, '9EEEE9'), (3, 'FM9'), (4, '9EEEE9EEEE'), (5, '9')",
+    );
+    let table = table(&database, "items").await;
+    // The server calls these formats syntax errors (42601).
+    let clause = "to_char(id, format) ~ '^ ?[0-9]$'";
+    let (outcomes, _) = judge(&database, &table, clause, LIMIT).await.unwrap();
+    let (holds, fails) = (RowOutcome::True, RowOutcome::Failed);
+    assert_eq!(outcomes, [holds, fails, holds, fails, holds]);
+}
+
+#[tokio::test]
+async fn a_missing_privilege_rejects_the_clause_and_no_error_shows_a_value() {
+    let database = Database::of(
+        18,
+        "ENCODING UTF8",
+        "reader_of_judgements",
+        "CREATE TABLE items (id int PRIMARY KEY, note text); INSERT INTO items VALUES (1, 'hidden');
+         GRANT SELECT ON items TO reader_of_judgements",
+    );
+    let table = table(&database, "items").await;
+    let filter = parse("note ~ 'hidden' AND length(note) > 1", &table);
+    let mut client = database.client().await;
+    let statement =
+        JudgementStatement::new(&client, &table, filter.columns(), filter.canonical()).await.unwrap();
+    let rows = [vec![Some("hidden".to_owned())]];
+    assert_eq!(statement.judge(&mut client, &rows, LIMIT).await.unwrap().outcomes, [Some(RowOutcome::True)]);
+    database.run("REVOKE EXECUTE ON FUNCTION pg_catalog.textregexeq(text, text) FROM PUBLIC");
+    let error = statement.judge(&mut client, &rows, LIMIT).await.unwrap_err();
+    assert!(matches!(error, JudgementError::Rejected(_)), "{error:?}");
+    assert_eq!(error.to_string(), "Postgres rejects the clause: SQLSTATE 42501");
 }
 
 #[tokio::test]
@@ -247,7 +296,7 @@ async fn a_clause_that_no_longer_fits_its_table_is_rejected() {
     let outcome = statement.judge(&mut client, &rows, LIMIT).await;
     assert!(matches!(outcome, Err(JudgementError::Rejected(_))), "{outcome:?}");
     let again = JudgementStatement::new(&client, &table, filter.columns(), filter.canonical()).await.unwrap();
-    assert_eq!(again.judge(&mut client, &rows, LIMIT).await.unwrap().0, [RowOutcome::True]);
+    assert_eq!(again.judge(&mut client, &rows, LIMIT).await.unwrap().outcomes, [Some(RowOutcome::True)]);
     database.run("ALTER TABLE items DROP COLUMN note");
     let altered = JudgementStatement::new(&client, &table, filter.columns(), filter.canonical()).await;
     assert!(matches!(altered, Err(JudgementError::Altered)), "{altered:?}");

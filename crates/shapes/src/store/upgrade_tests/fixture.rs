@@ -14,6 +14,7 @@ use tokio::runtime::Builder;
 use crate::config::StoreConfig;
 use crate::creation::ShapeCreation;
 use crate::definition::{LogMode, ReplicaMode, ShapeOptions, TableSchema};
+use crate::engine::writer;
 use crate::offset::Offset;
 use crate::shape::Shape;
 use crate::shapes::Shapes;
@@ -21,7 +22,7 @@ use crate::simulation::follow_bench::{FollowBench, ITEMS, of_columns, options, r
 use crate::simulation::message_bytes::MessageBytes;
 use crate::simulation::simulated_database::table;
 use crate::store::catalog::{FORMAT, StoreCatalog};
-use crate::store::disk::{Disk, SimulatedDisk};
+use crate::store::disk::{Disk, RealDisk, SimulatedDisk};
 use crate::store::frame::framed_payload;
 use crate::store::{OpenError, StoreSummary, shape_files};
 
@@ -352,6 +353,33 @@ fn a_fixture_of_an_earlier_version_is_read_and_can_be_written() {
             assert_eq!(&read_shape(&again.find(&shape.handle).unwrap()), shape);
         }
     }
+}
+
+#[test]
+fn the_format_is_raised_by_a_rewrite_of_the_catalog_alone() {
+    let earlier = fixtures().into_iter().map(|fixture| FixtureCopy::of(&fixture, "raised"));
+    let mut raised = 0;
+    for folder in earlier {
+        let disk = RealDisk::open(folder.0.clone(), false).unwrap();
+        let before = StoreCatalog::read(&disk).unwrap().unwrap();
+        let files = |disk: &RealDisk| -> Vec<(String, u64)> {
+            let names = ["wal", "shapes"]
+                .into_iter()
+                .flat_map(|dir| disk.list(dir).unwrap().into_iter().map(move |name| format!("{dir}/{name}")));
+            names.map(|name| (name.clone(), disk.open(&name).unwrap().len().unwrap())).collect()
+        };
+        let files_before = files(&disk);
+        writer::raise_format(&disk).unwrap();
+        let after = StoreCatalog::read(&disk).unwrap().unwrap();
+        raised += u32::from(before.header.format < FORMAT);
+        assert_eq!(
+            (after.header.format, &after.shapes, &after.tables),
+            (FORMAT, &before.shapes, &before.tables)
+        );
+        // Recovery still reads the same segments.
+        assert_eq!((after.header.segment, files(&disk)), (before.header.segment, files_before));
+    }
+    assert!(raised > 0, "a fixture has an older format");
 }
 
 #[test]

@@ -116,3 +116,22 @@ async fn a_row_that_leaves_the_grant_with_a_new_key_does_not_reveal_that_key() {
         );
     }
 }
+
+#[tokio::test]
+async fn a_grant_whose_clause_postgres_evaluates_holds_for_snapshots_and_changes() {
+    let (fixture, keys) = (ServeFixture::new(CREATE_TABLES), KeyFile::new("judged", KEY));
+    fixture.sql("ALTER TABLE orders REPLICA IDENTITY FULL");
+    let serve = serve_with(&fixture, &keys, &[("FOREBAY_SERVE_LONG_POLL_MS", "5000")]).await;
+    let grant = json!({"table": "public.orders", "where": "note ~ $1", "params": {"1": "^mine"}});
+    let bearer = TokenBearer::new(&serve, json!([grant]));
+    assert_eq!(bearer.ids(&[("table", "orders")]).await, ["1", "3"]);
+    // Postgres evaluates the client's clause, too, which fails on rows outside the grant.
+    let clause = "to_char(total, note) IS NOT NULL AND note ~ 'e'";
+    let shape = [("table", "orders"), ("replica", "full"), ("where", clause)];
+    let sql = "BEGIN; INSERT INTO orders VALUES (5, 8, 1, 'theirs 9EEEE9'), (6, 7, 2, 'mine, 1');
+         UPDATE orders SET note = 'mine now' WHERE id = 2; UPDATE orders SET note = 'theirs now' WHERE id = 3;
+         DELETE FROM orders WHERE id = 5; COMMIT";
+    let (messages, text) = changes_after(&fixture, &bearer, &shape, sql, 3).await;
+    assert_eq!(summarize(&messages), ["insert 6", "insert 2", "delete 3"]);
+    assert!(!text.contains("theirs"), "{text}");
+}
