@@ -4,9 +4,9 @@
 //! Enforced by: in builds with debug assertions, each thread keeps the ranks that it holds, and
 //! taking a lock of the same or a lower rank panics. Release builds have no check and no cost.
 //!
-//! Locks without a rank are taken last: while a thread holds one, it takes no other lock. They are in
-//! the write queue, the writer role (`queue`), the store (`staged`), its files, progress and health,
-//! and the row encoders. One exception: progress calls its callback under `on_durable`.
+//! Locks without a rank are taken last: while a thread holds one, it takes no other lock. They are
+//! in the write queue, the writer role (`queue`), the store (`staged`), its files, progress and
+//! health, and the row encoders. One exception: progress calls its callback under `on_durable`.
 
 use std::ops::{Deref, DerefMut};
 

@@ -7,10 +7,10 @@
 //! | [`Store`] | the directory: files, write queue, role of this process, progress, health |
 //!
 //! No part calls another one, which `no_part_of_a_store_calls_another` checks in the source. They
-//! share the shapes, which read their own files. Rows flow one way: a decision of [`FollowedShapes`]
-//! becomes a record in the queue; the [writer thread](writer) makes it durable and [applies](apply)
-//! it. The result is what became visible, and [`ShapeEngine::notify`] wakes the tasks that wait for
-//! it.
+//! share the shapes, which read their own files. Rows flow one way: a decision of
+//! [`FollowedShapes`] becomes a record in the queue; the [writer thread](writer) makes it durable
+//! and [applies](apply) it. The result is what became visible, and [`ShapeEngine::notify`] wakes
+//! the tasks that wait for it.
 //!
 //! Two calls go back from the writer thread to [`FollowedShapes`], and neither concerns a row:
 //! [`ShapeEngine::evict_bytes`] after a checkpoint, and `forget_recent` after a reset of the store.

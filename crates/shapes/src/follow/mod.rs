@@ -4,10 +4,10 @@
 //! [`FollowEffect`]s, which the engine performs in order under the lock of the followed shapes.
 //! The [`Follower`](crate::Follower) passes the messages of the stream to it.
 //!
-//! A [`ShapeHold`](shape_hold) keeps the transactions that can't reach the log of a shape yet. There
-//! are two causes:
-//! - The shape has no snapshot. Messages are kept, until the snapshot's visibility is known. The WAL
-//!   doesn't have the shape's transactions: after a crash, the shape is gone.
+//! A [`ShapeHold`](shape_hold) keeps the transactions that can't reach the log of a shape yet.
+//! There are two causes:
+//! - The shape has no snapshot. Messages are kept, until the snapshot's visibility is known. The
+//!   WAL doesn't have the shape's transactions: after a crash, the shape is gone.
 //! - A row waits for a verdict. The shape is in `held_shapes` of its transaction, and *held* from
 //!   that commit on, which the WAL states. The rows of later changes are kept, too.
 //!
