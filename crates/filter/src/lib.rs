@@ -193,6 +193,7 @@ impl Filter {
         check_length(text, params)?;
         let tree = syntax::parse(text, params, schema.server_version, &enums(schema))?;
         let tree = syntax::citext::rewrite(tree, text, schema)?;
+        let tree = syntax::domain_array::rewrite(tree, schema)?;
         if syntax::weight(&tree) > syntax::MAX_WEIGHT {
             return Err(FilterError::TooManyCopies);
         }

@@ -52,6 +52,9 @@
 //! - LIKE and jsonb containment take bounded time, whatever the operands.
 //!   `many_wildcards_neither_recurse_nor_explode`,
 //!   `deep_and_quadratic_containment_is_refused_in_bounded_time`
+//! - Containment and overlap of long arrays, and `?|` and `?&` with many names, take few steps.
+//!   `ten_thousand_elements_are_compared_with_ten_thousand_in_few_steps`,
+//!   `ten_thousand_names_are_looked_up_in_few_steps`
 //! - Comparing a text of a row with a constant allocates no memory (test of `forebay-filter`).
 //!   `comparing_a_column_with_a_constant_allocates_nothing`
 //!
@@ -70,8 +73,9 @@
 //! | dates, times, intervals in all other forms | `clock_text/` |
 //! | `extract`, `date_part`, `date_trunc` | `clock_part.rs`, `clock_field.rs` |
 //! | fields of interval types | `interval_fields.rs` |
-//! | arrays, ranges | `array.rs`, `array_input.rs`, `range.rs` |
-//! | `bytea`; `inet`, `cidr`, `macaddr` | `bytes.rs`, `network.rs` |
+//! | arrays; lookups in them | `array.rs`, `array_input.rs`; `array_set.rs` |
+//! | ranges; those made of others | `range.rs`; `range_arithmetic.rs` |
+//! | `bytea`; `inet`, `cidr`, `macaddr` | `bytes.rs`; `network.rs`, `ipv6_text.rs` |
 //! | jsonb, without a tree | `json/` |
 //! | LIKE | `like.rs` |
 //! | collations, lower() and upper() | `collation.rs`, `letter_case.rs` |
@@ -90,6 +94,7 @@
 mod arithmetic;
 mod array;
 mod array_input;
+mod array_set;
 mod bytes;
 mod calendar;
 mod cast;
@@ -104,6 +109,7 @@ mod input;
 mod input_error;
 mod interval;
 mod interval_fields;
+mod ipv6_text;
 pub mod json;
 mod letter_case;
 pub mod like;
@@ -111,6 +117,7 @@ mod network;
 mod numeric;
 mod output;
 mod range;
+mod range_arithmetic;
 mod scalar;
 mod sql_value;
 
@@ -127,5 +134,6 @@ pub use letter_case::{Casing, LetterCase};
 pub use network::{Inet, InetOperator};
 pub use numeric::{Decimal, Numeric};
 pub use range::{Range, RangeFunction, RangeOperator};
+pub use range_arithmetic::RangeArithmetic;
 pub use scalar::{Scalar, ValueType};
 pub use sql_value::{SqlValue, compare_text, unpadded};

@@ -27,7 +27,7 @@ fn schema() -> Schema {
 
 fn citext() -> ColumnType {
     let (schema, name) = ("public".to_owned(), "citext".to_owned());
-    let user = UserType { oid: 2, schema, name, is_array: false, labels: None };
+    let user = UserType { oid: 2, schema, name, is_array: false, labels: None, base_array: None };
     ColumnType { details: TypeDetails(Some(Box::new(user))), ..Column::new("", 2, "citext").column_type }
 }
 

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use forebay_values::{
-    Arithmetic, ArrayEnd, Casing, InetOperator, RangeFunction, RangeOperator, Scalar, SqlValue, TypeModifier,
+    Arithmetic, ArrayEnd, Casing, InetOperator, RangeArithmetic, RangeFunction, RangeOperator, Scalar,
+    SqlValue, TypeModifier,
 };
 
 use super::sql_type::SqlType;
@@ -53,8 +54,6 @@ pub(crate) enum Expr {
     Quantified {
         operator: Binary,
         all: bool,
-        /// The array is a constant whose elements are in order.
-        is_sorted: bool,
         operands: Box<[Expr; 2]>,
     },
     /// `ARRAY[…]` of elements, or of arrays (`nested`).
@@ -181,6 +180,8 @@ pub(crate) enum Binary {
     Json(JsonOperator),
     /// Operator on two ranges.
     Range(RangeOperator),
+    /// Operator that makes a range of two, and the type of their bounds.
+    RangeArithmetic(RangeArithmetic, Scalar),
     /// `range @> element`. With `swapped`: `element <@ range`.
     RangeHas {
         swapped: bool,

@@ -405,6 +405,7 @@ pub(crate) fn never_fails(expr: &Expr) -> bool {
             matches!(&operands[1], Expr::Const(Some(SqlValue::Text(pattern))) if !pattern.ends_with('\\'))
         }
         Expr::Binary(Binary::Json(operator), _) => !operator.may_fail(),
+        Expr::Binary(Binary::RangeArithmetic(arithmetic, _), _) => arithmetic.never_fails(),
         Expr::Binary(operator, _) | Expr::Quantified { operator, .. } => compares(operator),
         // Constant lists are folded, so these hold columns. Arrays of different dimensions can't be
         // nested in one.

@@ -64,11 +64,18 @@ pub(crate) struct Grammar {
     rng: TestRng,
     /// Whether clauses may order texts.
     orders_texts: bool,
+    /// Percentage of columns of texts with `COLLATE "C"`.
+    explicit_c: usize,
 }
 
 impl Grammar {
     pub(crate) fn new(rng: TestRng, orders_texts: bool) -> Self {
-        Grammar { rng, orders_texts }
+        Grammar { rng, orders_texts, explicit_c: 0 }
+    }
+
+    /// Returns the grammar for a table with nondeterministic columns.
+    pub(crate) fn nondeterministic(rng: TestRng, orders_texts: bool) -> Self {
+        Grammar { rng, orders_texts, explicit_c: 70 }
     }
 
     pub(crate) fn clause(&mut self) -> String {
@@ -302,6 +309,9 @@ impl Grammar {
             return self.constant(kind);
         }
         let name = self.rng.pick(&columns).name;
+        if TEXTS.contains(&kind) && self.rng.percent(self.explicit_c) {
+            return format!("({name} COLLATE \"C\")");
+        }
         match self.rng.below(8) {
             0 => format!("rows.{name}"),
             1 if !name.starts_with('"') => name.to_uppercase(),
