@@ -25,8 +25,7 @@ const TEXT_FUNCTIONS: &[&str] =
 
 /// Rewrites the clause, if the schema has citext columns.
 pub(crate) fn rewrite(mut tree: SyntaxTree, text: &str, schema: &Schema) -> Result<SyntaxTree, FilterError> {
-    let is_citext =
-        |column: &Column| column.column_type.is_citext() || column.column_type.is_citext_array();
+    let is_citext = |column: &Column| column.column_type.is_citext() || column.column_type.is_citext_array();
     if schema.columns.iter().any(is_citext) {
         Rewriter { text, schema }.tree(&mut tree)?;
         if tree.height > 2 * super::MAX_DEPTH {
@@ -85,7 +84,8 @@ impl Rewriter<'_> {
                 arguments[1..].iter_mut().try_for_each(|argument| self.tree(argument))?;
             }
             SyntaxKind::Cast(operand, name)
-                if self.is_array(operand) && is_text(name) || self.is_column(operand) && is_text(name) && !name.is_array => {}
+                if self.is_array(operand) && is_text(name)
+                    || self.is_column(operand) && is_text(name) && !name.is_array => {}
             SyntaxKind::Binary(operator, operands) if operands.iter().any(|side| self.is_column(side)) => {
                 self.binary(operator, operands)?;
             }
@@ -204,7 +204,7 @@ impl Rewriter<'_> {
             SyntaxKind::Text(text) => _ = self.constant(text, tree.at)?,
             SyntaxKind::Null => return Ok(()),
             _ if self.is_array(tree) => {}
-            _ => return Err(self.refused(tree)),
+            _ => return Err(self.refused_array(tree)),
         }
         let at = tree.at;
         *tree = folded(std::mem::replace(tree, SyntaxTree::new(SyntaxKind::Null, at)));
@@ -221,10 +221,21 @@ impl Rewriter<'_> {
     }
 
     fn refused(&self, tree: &SyntaxTree) -> FilterError {
-        let what = match self.is_array(tree) {
-            true => "citext[] (but in =, <>, @>, <@, && and ANY with constants, and cardinality) is",
-            false => "citext (but in comparisons with constants and with citext, LIKE, and ::text) is",
-        };
+        match self.is_array(tree) {
+            true => self.refused_array(tree),
+            false => self.unsupported(
+                tree,
+                "citext (but in comparisons with constants and with citext, LIKE, and ::text) is",
+            ),
+        }
+    }
+
+    fn refused_array(&self, tree: &SyntaxTree) -> FilterError {
+        let what = "citext[] (but in =, <>, @>, <@, && and ANY with constants, and cardinality) is";
+        self.unsupported(tree, what)
+    }
+
+    fn unsupported(&self, tree: &SyntaxTree, what: &str) -> FilterError {
         let location = crate::error::location(self.text, tree.at);
         FilterError::Unsupported { what: what.to_owned(), location, nearest: None }
     }

@@ -272,10 +272,9 @@ fn columns_with_a_nondeterministic_collation_agree_or_are_refused() {
 fn compare_nondeterministic(pairs: usize) {
     let seed = forebay_testkit::seed() + 5;
     let icu = Collation::Icu("en-US".to_owned());
-    for (version, options, collation) in [
-        (15, "", Collation::C),
-        (18, "LOCALE_PROVIDER icu ICU_LOCALE 'en-US' LOCALE 'C'", icu),
-    ] {
+    for (version, options, collation) in
+        [(15, "", Collation::C), (18, "LOCALE_PROVIDER icu ICU_LOCALE 'en-US' LOCALE 'C'", icu)]
+    {
         let server = ReferenceServer::nondeterministic(version, options, &collation, seed, ROWS);
         let orders = collation == Collation::C;
         for (kind, share, make) in [

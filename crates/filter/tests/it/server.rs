@@ -89,14 +89,7 @@ impl ReferenceServer {
         )
     }
 
-    fn with_table(
-        version: u32,
-        options: &str,
-        schema: Schema,
-        create: &str,
-        seed: u64,
-        rows: usize,
-    ) -> Self {
+    fn with_table(version: u32, options: &str, schema: Schema, create: &str, seed: u64, rows: usize) -> Self {
         let postgres = Postgres::shared_version(version);
         let database = postgres.create_database("filter").expect("it is new");
         let database = if options.is_empty() {
@@ -107,12 +100,7 @@ impl ReferenceServer {
             postgres.execute("postgres", &create).unwrap_or_else(|error| panic!("{create}: {error}"));
             name
         };
-        let mut server = ReferenceServer {
-            postgres,
-            database,
-            schema,
-            rows: Vec::new(),
-        };
+        let mut server = ReferenceServer { postgres, database, schema, rows: Vec::new() };
         let mut rng = TestRng::new(seed);
         let mut sql = format!("{SETTINGS} {create} {JUDGE} {COMPLAINT} INSERT INTO rows VALUES ");
         for rn in 0..rows {
