@@ -74,7 +74,7 @@
 //! | `extract`, `date_part`, `date_trunc` | `clock_part.rs`, `clock_field.rs` |
 //! | fields of interval types | `interval_fields.rs` |
 //! | arrays; lookups in them | `array.rs`, `array_input.rs`; `array_set.rs` |
-//! | ranges; those made of others | `range.rs`; `range_arithmetic.rs` |
+//! | ranges; those made of others; multiranges | `range.rs`; `range_arithmetic.rs`; `multirange.rs` |
 //! | `bytea`; `inet`, `cidr`, `macaddr` | `bytes.rs`; `network.rs`, `ipv6_text.rs` |
 //! | jsonb, without a tree | `json/` |
 //! | LIKE | `like.rs` |
@@ -113,6 +113,7 @@ mod ipv6_text;
 pub mod json;
 mod letter_case;
 pub mod like;
+mod multirange;
 mod network;
 mod numeric;
 mod output;
@@ -131,6 +132,7 @@ pub use input_error::InputError;
 pub use interval::Interval;
 pub use interval_fields::IntervalFields;
 pub use letter_case::{Casing, LetterCase};
+pub use multirange::Multirange;
 pub use network::{Inet, InetOperator};
 pub use numeric::{Decimal, Numeric};
 pub use range::{Range, RangeFunction, RangeOperator};

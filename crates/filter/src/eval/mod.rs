@@ -12,6 +12,7 @@ pub(crate) mod clock_function;
 mod enums;
 pub(crate) mod function;
 pub(crate) mod json;
+mod multirange;
 pub(crate) mod number;
 mod subscripts;
 pub(crate) mod text;
@@ -399,6 +400,7 @@ fn apply<'v>(binary: Binary, left: SqlValue<'v>, right: SqlValue<'v>) -> Result<
             let range = as_range(left).combine(arithmetic, &as_range(right), element)?;
             SqlValue::Range(Cow::Owned(range))
         }
+        Binary::Multirange(operator) => SqlValue::Bool(multirange::relates(operator, &left, &right)),
         Binary::RangeHas { swapped, .. } => {
             let (range, element) = if swapped { (right, left) } else { (left, right) };
             SqlValue::Bool(as_range(range).has_element(&element))

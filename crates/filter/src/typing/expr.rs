@@ -189,9 +189,22 @@ pub(crate) enum Binary {
         /// is every element, NULL too.
         simplifies: bool,
     },
+    /// Operator on a multirange and a multirange, a range or an element.
+    Multirange(MultirangeOperator),
     Inet(InetOperator),
     /// `||` on bytea.
     ConcatBytes,
+}
+
+/// Operator on two multiranges, or on a multirange and a range or an element.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum MultirangeOperator {
+    /// `@>`
+    Contains,
+    /// `<@`
+    ContainedBy,
+    /// `&&`
+    Overlaps,
 }
 
 /// Function whose first argument is an array.

@@ -244,7 +244,7 @@ fn is_stable(expr: &Expr) -> bool {
         Expr::Binary(Binary::Arithmetic(_, result), _) => *result == Timestamptz,
         Expr::Unary(Unary::Cast { from, to, .. }, _) => match (from, to) {
             (SqlType::Scalar(from), SqlType::Scalar(to))
-                if [from, to].iter().any(|scalar| scalar.is_enum() || scalar.range_element().is_some()) =>
+                if [from, to].iter().any(|scalar| scalar.is_enum() || is_of_ranges(**scalar)) =>
             {
                 true
             }
@@ -263,6 +263,10 @@ fn is_stable(expr: &Expr) -> bool {
         },
         _ => false,
     }
+}
+
+fn is_of_ranges(scalar: Scalar) -> bool {
+    scalar.range_element().is_some() || scalar.multirange_range().is_some()
 }
 
 /// Replaces the expression by its value if all of its parts are constants.

@@ -384,7 +384,7 @@ pub(crate) fn never_fails(expr: &Expr) -> bool {
     let compares = |binary: &Binary| {
         use Binary::*;
         let is_comparison = matches!(binary, Compare { .. } | Contains { .. } | Overlaps { .. });
-        is_comparison || matches!(binary, Range(_) | RangeHas { .. } | Inet(_) | ConcatBytes)
+        is_comparison || matches!(binary, Range(_) | RangeHas { .. } | Multirange(_) | Inet(_) | ConcatBytes)
     };
     match expr {
         Expr::Const(_)

@@ -2,7 +2,7 @@
 
 use forebay_values::{InetOperator, RangeArithmetic, RangeFunction, RangeOperator, Scalar};
 
-use super::expr::{Binary, Expr, Unary};
+use super::expr::{Binary, Expr, MultirangeOperator, Unary};
 use super::sql_type::SqlType;
 use super::{TypedExpr, Typer};
 use crate::error::FilterError;
@@ -14,6 +14,13 @@ fn range_element(kind: SqlType) -> Option<Scalar> {
     }
 }
 
+fn multirange_range(kind: SqlType) -> Option<Scalar> {
+    match kind {
+        SqlType::Scalar(scalar) => scalar.multirange_range(),
+        _ => None,
+    }
+}
+
 fn is_network(kind: SqlType) -> bool {
     matches!(kind, SqlType::Scalar(Scalar::Inet | Scalar::Cidr))
 }
@@ -21,7 +28,7 @@ fn is_network(kind: SqlType) -> bool {
 /// Returns whether the operator on these operands is one of ranges or of network addresses. An
 /// untyped constant is one if the other operand is.
 pub(super) fn is_special(name: &str, left: SqlType, right: SqlType) -> bool {
-    let is_range = |kind| range_element(kind).is_some();
+    let is_range = |kind| range_element(kind).is_some() || multirange_range(kind).is_some();
     let is_of_ranges = RangeOperator::of(name).is_some() || RangeArithmetic::of(name).is_some();
     (is_of_ranges && (is_range(left) || is_range(right)))
         || (InetOperator::of(name).is_some() && (is_network(left) || is_network(right)))
@@ -37,6 +44,10 @@ impl Typer<'_> {
         at: usize,
     ) -> Result<TypedExpr, FilterError> {
         let (left_kind, right_kind) = (left.kind, right.kind);
+        let is_multirange = multirange_range(left_kind).or(multirange_range(right_kind)).is_some();
+        if is_multirange && !matches!(name, "@>" | "<@" | "&&") {
+            return Err(self.unsupported(at, format!("the operator {name} of multiranges is")));
+        }
         let (binary, kinds, result) = match self.special_row(name, left_kind, right_kind) {
             Some(row) => row,
             None => {
@@ -62,6 +73,9 @@ impl Typer<'_> {
             let fits = |kind| is_network(kind) || kind == SqlType::Unknown;
             let operator = InetOperator::of(name).filter(|_| fits(left) && fits(right))?;
             return Some((Binary::Inet(operator), [INET, INET], BOOL));
+        }
+        if multirange_range(left).is_some() || multirange_range(right).is_some() {
+            return multirange_row(name, left, right).map(|(binary, kinds)| (binary, kinds, BOOL));
         }
         if let Some(arithmetic) = RangeArithmetic::of(name) {
             let range = if left == SqlType::Unknown { right } else { left };
@@ -103,6 +117,11 @@ impl Typer<'_> {
             return Ok(Some(TypedExpr::new(Expr::Binary(merge, operands), left.kind)));
         }
         let Some(function) = RangeFunction::of(name) else { return Ok(None) };
+        if let [argument] = arguments
+            && multirange_range(argument.kind).is_some()
+        {
+            return Err(self.unsupported(at, format!("{name} of a multirange is")));
+        }
         let is_bound = matches!(function, RangeFunction::Bound { .. });
         let kinds: Vec<_> = arguments.iter().map(|argument| argument.kind).collect();
         let (argument, element) = match (arguments, &kinds[..]) {
@@ -121,4 +140,28 @@ impl Typer<'_> {
         let expr = Expr::unary(Unary::Range(function), argument.expr.clone());
         Ok(Some(TypedExpr::new(expr, SqlType::Scalar(result))))
     }
+}
+
+/// Returns the operator on a multirange and another operand, and the types of both. An untyped
+/// constant has the type of the multirange.
+fn multirange_row(name: &str, left: SqlType, right: SqlType) -> Option<(Binary, [SqlType; 2])> {
+    let operator = match name {
+        "@>" => MultirangeOperator::Contains,
+        "<@" => MultirangeOperator::ContainedBy,
+        "&&" => MultirangeOperator::Overlaps,
+        _ => return None,
+    };
+    let kinds = match (left, right) {
+        (SqlType::Unknown, kind) | (kind, SqlType::Unknown) => [kind, kind],
+        kinds => [kinds.0, kinds.1],
+    };
+    let fits = |ranges: SqlType, other: SqlType, takes_element: bool| {
+        multirange_range(ranges).is_some_and(|range| {
+            let element = range.range_element().filter(|_| takes_element).map(SqlType::Scalar);
+            other == ranges || other == SqlType::Scalar(range) || Some(other) == element
+        })
+    };
+    let is_known = fits(kinds[0], kinds[1], operator == MultirangeOperator::Contains)
+        || fits(kinds[1], kinds[0], operator == MultirangeOperator::ContainedBy);
+    is_known.then_some((Binary::Multirange(operator), kinds))
 }

@@ -350,7 +350,7 @@ fn column(row: &Row, name: String) -> Result<ColumnDescription, tokio_postgres::
 /// element type is a domain.
 fn user_type(row: &Row) -> Result<Option<UserType>, tokio_postgres::Error> {
     let labels: Option<Vec<String>> = row.try_get("enum_labels")?;
-    let base_array = row.try_get("base_array")?;
+    let base_array: Option<u32> = row.try_get("base_array")?;
     if labels.is_none() && base_array.is_none() && !row.try_get::<_, bool>("is_citext")? {
         return Ok(None);
     }

@@ -47,6 +47,12 @@ const SCALARS: &[&str] = &[
     "tsrange",
     "tstzrange",
     "daterange",
+    "int4multirange",
+    "int8multirange",
+    "nummultirange",
+    "tsmultirange",
+    "tstzmultirange",
+    "datemultirange",
     "mood",
     "mood",
     "inet",
@@ -187,6 +193,7 @@ impl Grammar {
                 format!("{} {operator} {}", self.value(array, depth), self.value(array, depth))
             }
             22 if self.rng.percent(40) => self.citext(),
+            24 if self.rng.percent(50) => self.multirange(depth),
             24 | 25 => self.range_or_network(depth),
             20 | 21 => self.array_function(depth),
             13 => {

@@ -56,6 +56,7 @@ impl Grammar {
             "int4range" | "int8range" | "numrange" if self.rng.percent(30) => {
                 format!("({})::text::{kind}", self.value(kind, depth))
             }
+            ranges if ranges.ends_with("multirange") => self.column(ranges),
             range if range.ends_with("range") => self.range(range, depth),
             array => self.array(array, depth),
         }

@@ -45,6 +45,23 @@ impl Grammar {
         }
     }
 
+    pub(super) fn multirange(&mut self, depth: usize) -> String {
+        let range = self.rng.pick(RANGES);
+        let ranges = range.replace("range", "multirange");
+        let left = self.value(&ranges, depth);
+        match self.rng.below(7) {
+            0 => format!("{left} @> {}", self.value(element(range), depth)),
+            1 => format!("{} <@ {left}", self.value(element(range), depth)),
+            2 => format!("{} {} {left}", self.value(range, depth), self.rng.pick(&["@>", "<@", "&&"])),
+            3 => format!("{left} {} {}", self.rng.pick(&["@>", "<@", "&&"]), self.value(range, depth)),
+            4 => {
+                let operator = self.comparison(&ranges);
+                format!("{left} {operator} {}", self.partner(&ranges, depth))
+            }
+            _ => format!("{left} {} {}", self.rng.pick(&["@>", "<@", "&&"]), self.partner(&ranges, depth)),
+        }
+    }
+
     /// Returns a range that is made of others, or of bounds.
     pub(super) fn range(&mut self, range: &str, depth: usize) -> String {
         let element = element(range);
