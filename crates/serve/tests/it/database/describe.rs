@@ -118,7 +118,7 @@ async fn clauses_on_arrays_and_domains_of_one_another_mean_the_same_in_postgres(
         let client = database.client().await;
         client.batch_execute("SET search_path = pg_catalog").await.unwrap();
         for clause in [
-            "tags @> ARRAY['a']",
+            "tags @> ARRAY['a']::varchar[]",
             "tags && '{x,B}' AND tags <@ '{a,B,c}'",
             "'B' = ANY (tags) AND 'b' <> ALL (tags)",
             "tags = '{a,B}' AND tags[2] = 'B' AND tags > ARRAY['a'::varchar]",
