@@ -59,33 +59,14 @@ impl Rewriter<'_> {
         if self.is_column(tree) || self.is_array(tree) {
             return Err(self.refused(tree));
         }
+        if self.array_use(&mut tree.kind)? {
+            replace(tree, |tree| tree.kind);
+            return Ok(());
+        }
         match &mut tree.kind {
-            SyntaxKind::Is { test: IsTest::Null, operand, .. }
-                if self.is_column(operand) || self.is_array(operand) => {}
-            SyntaxKind::Binary(operator, operands) if operands.iter().any(|side| self.is_array(side)) => {
-                if !matches!(operator.as_str(), "=" | "<>" | "@>" | "<@" | "&&") {
-                    return Err(self.refused(&operands[usize::from(!self.is_array(&operands[0]))]));
-                }
-                operands.iter_mut().try_for_each(|side| self.fold_array(side))?;
+            SyntaxKind::Is { test: IsTest::Null, operand, .. } if self.is_column(operand) => {}
+            SyntaxKind::Cast(operand, name) if self.is_column(operand) && is_text(name) && !name.is_array => {
             }
-            SyntaxKind::Quantified { operator, operands, .. } if self.is_array(&operands[1]) => {
-                if !matches!(operator.as_str(), "=" | "<>") {
-                    return Err(self.refused(&operands[1]));
-                }
-                let [left, right] = &mut **operands;
-                self.fold(left)?;
-                self.fold_array(right)?;
-            }
-            SyntaxKind::Call(name, arguments)
-                if ARRAY_FUNCTIONS.contains(&name.as_str())
-                    && arguments.first().is_some_and(|first| self.is_array(first)) =>
-            {
-                replace(&mut arguments[0], as_texts);
-                arguments[1..].iter_mut().try_for_each(|argument| self.tree(argument))?;
-            }
-            SyntaxKind::Cast(operand, name)
-                if self.is_array(operand) && is_text(name)
-                    || self.is_column(operand) && is_text(name) && !name.is_array => {}
             SyntaxKind::Binary(operator, operands) if operands.iter().any(|side| self.is_column(side)) => {
                 self.binary(operator, operands)?;
             }
@@ -122,6 +103,37 @@ impl Rewriter<'_> {
         }
         replace(tree, |tree| tree.kind);
         Ok(())
+    }
+
+    /// Rewrites a use of a column of arrays. Returns whether the expression is one.
+    fn array_use(&self, kind: &mut SyntaxKind) -> Result<bool, FilterError> {
+        match kind {
+            SyntaxKind::Is { test: IsTest::Null, operand, .. } if self.is_array(operand) => {}
+            SyntaxKind::Cast(operand, name) if self.is_array(operand) && is_text(name) => {}
+            SyntaxKind::Binary(operator, operands) if operands.iter().any(|side| self.is_array(side)) => {
+                if !matches!(operator.as_str(), "=" | "<>" | "@>" | "<@" | "&&") {
+                    return Err(self.refused(&operands[usize::from(!self.is_array(&operands[0]))]));
+                }
+                operands.iter_mut().try_for_each(|side| self.fold_array(side))?;
+            }
+            SyntaxKind::Quantified { operator, operands, .. } if self.is_array(&operands[1]) => {
+                if !matches!(operator.as_str(), "=" | "<>") {
+                    return Err(self.refused(&operands[1]));
+                }
+                let [left, right] = &mut **operands;
+                self.fold(left)?;
+                self.fold_array(right)?;
+            }
+            SyntaxKind::Call(name, arguments)
+                if ARRAY_FUNCTIONS.contains(&name.as_str())
+                    && arguments.first().is_some_and(|first| self.is_array(first)) =>
+            {
+                replace(&mut arguments[0], as_texts);
+                arguments[1..].iter_mut().try_for_each(|argument| self.tree(argument))?;
+            }
+            _ => return Ok(false),
+        }
+        Ok(true)
     }
 
     fn binary(&self, operator: &mut String, operands: &mut [SyntaxTree; 2]) -> Result<(), FilterError> {
