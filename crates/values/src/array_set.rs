@@ -1,7 +1,7 @@
 //! Lookups in arrays: sets, containment and overlap.
 //!
-//! Bound: containment and overlap of `n` and `m` elements take `O((n + m) log n)` comparisons, and a
-//! lookup in a set of `n` elements `O(log n)`.
+//! Bound: containment and overlap of `n` and `m` elements take `O((n + m) log n)` comparisons.
+//! A lookup in a set of `n` elements takes `O(log n)`.
 
 use std::cmp::Ordering;
 

@@ -1,4 +1,4 @@
-//! Ranges made of others and of bounds: `+`, `-`, `*`, range_merge() and constructors (rangetypes.c).
+//! Ranges made of others and of bounds: `+`, `-`, `*`, range_merge(), constructors (rangetypes.c).
 
 use crate::eval_error::EvalError;
 use crate::input_error::InputError;
@@ -38,8 +38,8 @@ impl RangeArithmetic {
 }
 
 impl Range {
-    /// Returns the range between two bounds, of which `None` is infinite. `flags`: the brackets, such
-    /// as `[)`.
+    /// Returns the range between two bounds, of which `None` is infinite. `flags`: the brackets,
+    /// such as `[)`.
     ///
     /// # Errors
     /// Fails if the flags are no brackets, if the lower bound is above the upper, or if a bound of

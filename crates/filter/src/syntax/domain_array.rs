@@ -1,8 +1,8 @@
 //! Columns of arrays of a domain: replaced by casts to arrays of its base type.
 //!
 //! `tags @> ARRAY['a']` has no operator in Postgres if `tags` has arrays of a domain over text, but
-//! `tags::text[] @> ARRAY['a']` has. Where both exist, they mean the same: a domain has the operators
-//! and the texts of its base type.
+//! `tags::text[] @> ARRAY['a']` has. Where both exist, they mean the same: a domain has the
+//! operators and the texts of its base type.
 
 use super::citext::{named, replace};
 use super::{IsTest, SyntaxKind, SyntaxTree, TypeName};
