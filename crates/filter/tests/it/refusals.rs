@@ -329,6 +329,10 @@ fn columns_with_other_collations_conflict_as_in_postgres() {
     assert!(Filter::parse("strpos(t, u) = 1", &[], &schema).is_err());
     assert!(Filter::parse("length(t || u) = 1", &[], &schema).is_ok(), "lengths need no collation");
     assert!(Filter::parse("t COLLATE \"C\" < u", &[], &schema).is_ok());
+    // The collation of a CASE's operand isn't explicit in its comparisons.
+    assert!(Filter::parse("CASE t COLLATE \"C\" WHEN 'a' THEN b END", &[], &schema).is_ok());
+    let error = Filter::parse("CASE t COLLATE \"C\" WHEN u THEN b END", &[], &schema).unwrap_err();
+    assert_eq!(error.to_string(), "could not determine which collation to use for string comparison");
 }
 
 #[test]
