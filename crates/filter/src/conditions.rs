@@ -13,6 +13,7 @@ use forebay_values::{Array, Scalar, SqlValue, like};
 use super::eval::json::JsonOperator;
 use super::index_key::IndexKey;
 use super::key_expression::KeyExpression;
+use super::syntax::IsTest;
 use super::typing::SqlType;
 use super::typing::expr::{Binary, Comparison, Expr};
 
@@ -57,6 +58,13 @@ pub enum IndexCondition {
         column: usize,
         /// Sorted, without duplicates, never empty.
         keys: Vec<IndexKey>,
+    },
+    /// The columns' values are in a subquery's set: IN (SELECT …).
+    InSet {
+        /// The columns.
+        columns: Vec<usize>,
+        /// Number of the set in [`Filter::sets`](crate::Filter::sets).
+        set: usize,
     },
     /// The key of the expression's value is one of these: `lower(column) = 'a'`.
     Expression {
@@ -134,19 +142,28 @@ fn is_of_one_value(alternatives: &[Alternative]) -> bool {
         IndexCondition::Expression { expression, .. } => (None, Some(expression.clone())),
         other => (other.column(), None),
     };
+    let is_of_several = |condition: &IndexCondition| matches!(condition, IndexCondition::InSet { columns, .. } if columns.len() > 1);
+    if alternatives.iter().flat_map(|alternative| &alternative.conditions).any(is_of_several) {
+        return false;
+    }
     let mut sources = alternatives.iter().flat_map(|alternative| &alternative.conditions).map(source);
     let first = sources.next();
     sources.all(|source| Some(source) == first) && alternatives.iter().all(|alternative| !alternative.rest)
 }
 
 impl IndexCondition {
-    /// Returns the column's position in the schema; `None` for an expression.
+    /// Returns the column's position in the schema; `None` for an expression and for several
+    /// columns.
     pub fn column(&self) -> Option<usize> {
         match self {
             IndexCondition::Equals { column, .. }
             | IndexCondition::Range { column, .. }
             | IndexCondition::Prefix { column, .. }
             | IndexCondition::Elements { column, .. } => Some(*column),
+            IndexCondition::InSet { columns, .. } => match columns[..] {
+                [column] => Some(column),
+                _ => None,
+            },
             IndexCondition::Expression { .. } => None,
         }
     }
@@ -183,6 +200,8 @@ fn simple(expr: &Expr) -> OperandNeed {
             }
             _ => expression_equals(*ignore_blanks, operands),
         },
+        Expr::InSet { set, operands } => in_set(*set, operands),
+        Expr::Is { negated: false, test: IsTest::True, operand } => simple(operand),
         Expr::Binary(Binary::Compare { comparison, ignore_blanks }, operands) => {
             compare(*comparison, *ignore_blanks, operands)
         }
@@ -212,6 +231,14 @@ fn simple(expr: &Expr) -> OperandNeed {
         } => any(*ignore_blanks, operands),
         _ => OperandNeed::Other,
     }
+}
+
+fn in_set(set: usize, operands: &[Expr]) -> OperandNeed {
+    let column = |operand: &Expr| match operand {
+        Expr::Column { index, .. } => *index,
+        other => unreachable!("typing allows only columns: {other:?}"),
+    };
+    OperandNeed::Exactly(IndexCondition::InSet { columns: operands.iter().map(column).collect(), set })
 }
 
 /// Returns whether keys of the column's type are equal exactly if the comparison holds.

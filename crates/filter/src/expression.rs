@@ -21,7 +21,7 @@ use std::collections::BTreeSet;
 use super::clock_dependence::depends_on_clock;
 use super::error::FilterError;
 use super::schema::Schema;
-use super::syntax::{self, SyntaxKind, SyntaxTree, TypeName};
+use super::syntax::{self, Subqueries, SyntaxKind, SyntaxTree, TypeName};
 use super::{check_length, typing};
 
 /// Maximum number of function calls and other operations that create a value from a row's value.
@@ -89,7 +89,7 @@ impl Expression {
             let message = "invalid byte sequence for encoding \"UTF8\": 0x00".to_owned();
             return Err(FilterError::invalid(text, 0, "22021", message));
         }
-        let tree = syntax::parse(text, params, schema.server_version, enums)?;
+        let tree = syntax::parse(text, params, schema.server_version, enums, Subqueries::Refused)?;
         Expression::of_tree(&tree, text, schema, enums)
     }
 
@@ -199,6 +199,9 @@ impl ExpressionReader<'_> {
                 _ => return Err(self.unsupported(tree.at, format!("COLLATE \"{}\" is", name.join(".")))),
             },
             SyntaxKind::Row(_) => return Err(self.unsupported(tree.at, "rows are".to_owned())),
+            SyntaxKind::InSelect { .. } | SyntaxKind::Exists(_) => {
+                return Err(self.unsupported(tree.at, "subqueries are".to_owned()));
+            }
             SyntaxKind::Text(_)
             | SyntaxKind::Number(_)
             | SyntaxKind::Bool(_)

@@ -17,6 +17,9 @@
 //! # Ok::<(), forebay_filter::FilterError>(())
 //! ```
 //!
+//! A subquery selects a set of values ([`SubquerySet`]). The caller counts the selected rows of its
+//! table ([`SetCounts`]), and evaluates the clause with these contents.
+//!
 //! [`Filter`] evaluates a clause. [`Index`] finds the filters that may match a row. [`Expression`]
 //! is a clause that Postgres evaluates: this crate parses it, checks it and formats it as SQL.
 //!
@@ -53,11 +56,23 @@
 //!   conditions don't decide.
 //!   `native_operands_decide_a_row_wherever_they_can`,
 //!   `letters_whose_case_depends_on_the_collation_are_undecided_on_their_rows_alone`
+//! - Clauses with subqueries agree with Postgres 15 and 18 on tables full of NULLs. Without the
+//!   contents of its sets, a filter is undecided. Other forms of subqueries are refused by name.
+//!   `subqueries_agree_with_postgres_15`, `subqueries_agree_with_postgres_18`,
+//!   `a_filter_without_contents_of_its_sets_is_undecided`,
+//!   `other_forms_of_subqueries_are_refused_by_name`
 //! - A search of the index finds the same filters as evaluating every filter.
 //!   `random_filters_are_found_as_if_each_were_evaluated`,
 //!   `a_filter_that_several_conditions_find_is_found_once`
 //! - A search for equality or IN takes as many steps with 10,000 filters as with 10.
 //!   `a_search_among_ten_thousand_keys_takes_as_many_steps_as_one_among_ten`
+//! - Filters with subqueries are found through the sets that have the row's value, in as many steps
+//!   with 10,000 sets as with 10.
+//!   `filters_are_found_by_the_sets_that_have_the_row_s_value`,
+//!   `a_search_among_ten_thousand_sets_takes_as_many_steps_as_one_among_ten`
+//! - A set has a value while a selected row has it.
+//!   `random_changes_leave_what_a_recount_finds`,
+//!   `a_value_enters_with_its_first_row_and_leaves_with_its_last`
 //! - An expression that many filters compare with constants is evaluated once per row.
 //!   `one_expression_is_evaluated_once_for_all_of_its_filters`,
 //!   `an_expression_that_fails_on_a_row_makes_its_filters_candidates`
@@ -78,6 +93,8 @@
 //! | tokens, grammar, canonical text | `syntax/` |
 //! | types, operators, casts, collations, constant folding | `typing/` |
 //! | functions: their overloads, and their evaluation | `typing/functions/`, `eval/function.rs` |
+//! | subqueries: grammar; names, sets and EXISTS | `syntax/subquery.rs`; `subquery.rs` |
+//! | subqueries: types; evaluation; contents of sets | `typing/subquery.rs`; `eval/set.rs`; `set_counts.rs` |
 //! | evaluation | `eval/` |
 //! | conditions that only Postgres can evaluate | `postgres_rules.rs`, `typing/condition.rs` |
 //! | conditions and keys that an index looks up | `conditions.rs`, `index_key.rs`, `key_expression.rs` |
@@ -106,6 +123,8 @@ mod key_expression;
 mod postgres_rules;
 mod row_verdict;
 mod schema;
+mod set_counts;
+mod subquery;
 mod syntax;
 #[doc(hidden)]
 pub mod tables;
@@ -113,10 +132,12 @@ mod typing;
 
 pub use error::FilterError;
 pub use expression::{EnumType, Expression};
-pub use index::{Candidate, Index};
+pub use index::{Candidate, Index, SetId, SetLookup};
 pub use postgres_rules::PostgresRules;
 pub use row_verdict::RowVerdict;
 pub use schema::{Column, ColumnType, Schema, TypeDetails, TypeKind, UserType};
+pub use set_counts::{FilterSets, SetChanges, SetCounts, SetFlips, SetMiscount};
+pub use subquery::{MAX_SUBQUERIES, MAX_SUBQUERY_DEPTH, SetContents, SetKey, SubquerySet, TableName};
 
 // Conditions and keys of the index. Public only for `tests/it`, which compares them with real
 // servers.
@@ -130,6 +151,8 @@ pub use key_expression::KeyExpression;
 pub use forebay_values::{Collation, EvalError};
 
 use forebay_values::Scalar;
+use subquery::FindTable;
+use syntax::{Subqueries, SyntaxTree};
 use typing::expr::Expr;
 
 /// Maximum length of a clause without its parameters, in bytes.
@@ -173,6 +196,15 @@ pub struct Filter {
     canonical: String,
     columns: Vec<usize>,
     needs_postgres: bool,
+    sets: Vec<SubquerySet>,
+}
+
+/// Table whose columns a clause names, and the tables around it if it is the clause of a subquery.
+struct ClauseScope<'s> {
+    schema: &'s Schema,
+    /// The whole clause.
+    text: &'s str,
+    outer: Option<&'s ClauseScope<'s>>,
 }
 
 impl Filter {
@@ -196,13 +228,51 @@ impl Filter {
         rules: PostgresRules<'_>,
     ) -> Result<Filter, FilterError> {
         check_length(text, params)?;
-        let tree = syntax::parse(text, params, schema.server_version, &enums(schema))?;
-        let tree = syntax::citext::rewrite(tree, text, schema)?;
-        let tree = syntax::domain_array::rewrite(tree, schema)?;
-        if syntax::weight(&tree) > syntax::MAX_WEIGHT {
+        let enums = enums([schema]);
+        let mut tree = syntax::parse(text, params, schema.server_version, &enums, Subqueries::Refused)?;
+        let scope = ClauseScope { schema, text, outer: None };
+        Filter::of_tree(&mut tree, &scope, rules, None)
+    }
+
+    /// Parses a clause that may have subqueries. `table` returns the schemas of the tables that
+    /// [`subquery_tables`] names. Postgres evaluates no condition of a clause with subqueries.
+    ///
+    /// # Errors
+    /// See [`FilterError`]. A table that `table` doesn't know is an undefined table (42P01).
+    pub fn parse_with_subqueries<'t>(
+        text: &str,
+        params: &[&str],
+        schema: &'t Schema,
+        rules: PostgresRules<'_>,
+        table: &dyn Fn(&TableName) -> Option<&'t Schema>,
+    ) -> Result<Filter, FilterError> {
+        check_length(text, params)?;
+        let version = schema.server_version;
+        let parse = |enums: &[EnumType]| syntax::parse(text, params, version, enums, Subqueries::Allowed);
+        let tables = subquery::tables(&parse(&enums([schema]))?);
+        let schemas = tables.iter().filter_map(table).chain([schema]);
+        // The enums of all tables may be named as types.
+        let mut tree = parse(&enums(schemas))?;
+        let scope = ClauseScope { schema, text, outer: None };
+        Filter::of_tree(&mut tree, &scope, rules, Some(table))
+    }
+
+    /// Types a syntax tree, which is rewritten for its canonical text.
+    fn of_tree(
+        tree: &mut SyntaxTree,
+        scope: &ClauseScope<'_>,
+        rules: PostgresRules<'_>,
+        find: Option<FindTable<'_, '_>>,
+    ) -> Result<Filter, FilterError> {
+        let ClauseScope { schema, text, .. } = scope;
+        let sets = subquery::resolve(tree, scope, find)?;
+        syntax::citext::rewrite(tree, text, schema)?;
+        syntax::domain_array::rewrite(tree, schema)?;
+        if syntax::weight(tree) > syntax::MAX_WEIGHT {
             return Err(FilterError::TooManyCopies);
         }
-        let expr = typing::clause(&tree, text, schema, rules)?;
+        let rules = if sets.is_empty() { rules } else { PostgresRules::None };
+        let expr = typing::clause(tree, text, schema, rules, &sets)?;
         let (mut columns, mut needs_postgres) = (Vec::new(), false);
         typing::each(&expr, &mut |expr| match expr {
             Expr::Column { index, .. } => columns.push(*index),
@@ -214,7 +284,7 @@ impl Filter {
         });
         columns.sort_unstable();
         columns.dedup();
-        Ok(Filter { expr, canonical: tree.to_string(), columns, needs_postgres })
+        Ok(Filter { expr, canonical: tree.to_string(), columns, needs_postgres, sets })
     }
 
     /// Evaluates the clause for a row; `None` is NULL.
@@ -222,7 +292,15 @@ impl Filter {
     /// # Errors
     /// Fails if Postgres reports an error for the row; see [`EvalError`].
     pub fn matches(&self, row: &dyn TextRow) -> Result<Option<bool>, EvalError> {
-        eval::truth(&self.expr, row)
+        eval::truth(&self.expr, row, None)
+    }
+
+    /// Evaluates a clause with subqueries for a row; `None` is NULL.
+    ///
+    /// # Errors
+    /// Fails if Postgres reports an error for the row; see [`EvalError`].
+    pub fn matches_with(&self, row: &dyn TextRow, sets: &dyn SetContents) -> Result<Option<bool>, EvalError> {
+        eval::truth(&self.expr, row, Some(sets))
     }
 
     /// Decides whether a row satisfies the clause, without Postgres where that is possible.
@@ -230,7 +308,16 @@ impl Filter {
     /// AND is false if any operand is, and OR is true if any operand is, even if another operand
     /// fails. A row on which the clause fails otherwise doesn't satisfy it.
     pub fn judge(&self, row: &dyn TextRow) -> RowVerdict {
-        match eval::lenient_truth(&self.expr, row) {
+        self.verdict(row, None)
+    }
+
+    /// Decides whether a row satisfies a clause with subqueries; see [`Filter::judge`].
+    pub fn judge_with(&self, row: &dyn TextRow, sets: &dyn SetContents) -> RowVerdict {
+        self.verdict(row, Some(sets))
+    }
+
+    fn verdict(&self, row: &dyn TextRow, sets: Option<&dyn SetContents>) -> RowVerdict {
+        match eval::lenient_truth(&self.expr, row, sets) {
             Ok(Some(true)) => RowVerdict::Match,
             Ok(Some(false) | None) => RowVerdict::NoMatch,
             Err(error) if error.is_undecided() => RowVerdict::Undecided,
@@ -279,16 +366,35 @@ impl Filter {
         may_fail
     }
 
+    /// Returns the sets that the clause's subqueries select, each once.
+    pub fn sets(&self) -> &[SubquerySet] {
+        &self.sets
+    }
+
     /// Returns the columns that the clause refers to, as positions in [`Schema::columns`], sorted.
     pub fn columns(&self) -> &[usize] {
         &self.columns
     }
 }
 
+/// Returns the tables that the subqueries of a clause read, nested ones too. The clause is only
+/// parsed, not typed.
+///
+/// # Errors
+/// See [`FilterError`].
+pub fn subquery_tables(
+    text: &str,
+    params: &[&str],
+    server_version: u32,
+) -> Result<Vec<TableName>, FilterError> {
+    check_length(text, params)?;
+    Ok(subquery::tables(&syntax::parse(text, params, server_version, &[], Subqueries::Allowed)?))
+}
+
 /// Returns the enums that a clause may name as types. Postgres finds its own types first.
-fn enums(schema: &Schema) -> Vec<EnumType> {
+fn enums<'s>(schemas: impl IntoIterator<Item = &'s Schema>) -> Vec<EnumType> {
     let is_enum = |user: &&UserType| user.labels.is_some() && Scalar::by_name(&user.name).is_none();
-    let types = schema.user_types().filter(is_enum);
+    let types = schemas.into_iter().flat_map(Schema::user_types).filter(is_enum);
     types.map(|user| EnumType { schema: user.schema.clone(), name: user.name.clone() }).collect()
 }
 

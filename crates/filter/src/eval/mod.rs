@@ -14,6 +14,7 @@ pub(crate) mod function;
 pub(crate) mod json;
 mod multirange;
 pub(crate) mod number;
+mod set;
 mod subscripts;
 pub(crate) mod text;
 
@@ -24,6 +25,7 @@ use forebay_values::{Array, EvalError, Inet, LetterCase, Range, Scalar, SqlValue
 
 use self::function::Arguments;
 use super::TextRow;
+use super::subquery::SetContents;
 use super::syntax::IsTest;
 use super::typing::SqlType;
 use super::typing::expr::{Binary, Comparison, Expr, Unary};
@@ -34,23 +36,31 @@ pub(crate) type EvalResult<'v> = Result<Option<SqlValue<'v>>, EvalError>;
 /// Evaluates an expression without columns.
 pub(crate) fn constant(expr: &Expr) -> EvalResult<'_> {
     static NO_ROW: [Option<&[u8]>; 0] = [];
-    Scope { row: &NO_ROW, operand: None, lenient: false }.value(expr)
+    Scope { row: &NO_ROW, operand: None, lenient: false, sets: None }.value(expr)
 }
 
 /// Evaluates an expression.
 pub(crate) fn value<'v>(expr: &'v Expr, row: &'v dyn TextRow) -> EvalResult<'v> {
-    Scope { row, operand: None, lenient: false }.value(expr)
+    Scope { row, operand: None, lenient: false, sets: None }.value(expr)
 }
 
 /// Evaluates a boolean expression.
-pub(crate) fn truth(expr: &Expr, row: &dyn TextRow) -> Result<Option<bool>, EvalError> {
-    Scope { row, operand: None, lenient: false }.truth(expr)
+pub(crate) fn truth(
+    expr: &Expr,
+    row: &dyn TextRow,
+    sets: Option<&dyn SetContents>,
+) -> Result<Option<bool>, EvalError> {
+    Scope { row, operand: None, lenient: false, sets }.truth(expr)
 }
 
 /// Evaluates a boolean expression. An operand of AND or OR that fails has no effect if another
 /// operand decides the result. Fails as undecided if Postgres may have a result.
-pub(crate) fn lenient_truth(expr: &Expr, row: &dyn TextRow) -> Result<Option<bool>, EvalError> {
-    Scope { row, operand: None, lenient: true }.truth(expr)
+pub(crate) fn lenient_truth(
+    expr: &Expr,
+    row: &dyn TextRow,
+    sets: Option<&dyn SetContents>,
+) -> Result<Option<bool>, EvalError> {
+    Scope { row, operand: None, lenient: true, sets }.truth(expr)
 }
 
 /// The error for a value that only Postgres can determine.
@@ -65,6 +75,8 @@ struct Scope<'v, 'o> {
     operand: Option<&'o SqlValue<'v>>,
     /// Whether a failing operand of AND or OR may be ignored.
     lenient: bool,
+    /// Contents of the subqueries' sets. `None`: unknown, so a condition on them is undecided.
+    sets: Option<&'o dyn SetContents>,
 }
 
 impl<'v> Scope<'v, '_> {
@@ -88,6 +100,7 @@ impl<'v> Scope<'v, '_> {
             | Expr::Not(_)
             | Expr::Is { .. }
             | Expr::Distinct { .. }
+            | Expr::InSet { .. }
             | Expr::RowComparison { .. } => Ok(self.truth(expr)?.map(SqlValue::Bool)),
             other => self.uncommon_value(other),
         }
@@ -116,6 +129,7 @@ impl<'v> Scope<'v, '_> {
                 Ok(Some(distinct != *negated))
             }
             Expr::RowComparison { comparison, pairs } => self.row_comparison(*comparison, pairs),
+            Expr::InSet { set, operands } => self.in_set(*set, operands),
             Expr::Binary(Binary::Compare { comparison, ignore_blanks }, operands) => {
                 self.comparison(*comparison, *ignore_blanks, operands)
             }

@@ -40,6 +40,7 @@ mod filter_set;
 mod interval_tree;
 mod key_interval;
 mod search_hits;
+mod set_index;
 #[cfg(test)]
 mod tests;
 mod visits;
@@ -52,6 +53,8 @@ use self::filter_set::{FilterMark, FilterSet};
 use self::interval_tree::NodeId;
 use self::key_interval::KeyInterval;
 use self::search_hits::SearchHits;
+pub use self::set_index::{SetId, SetLookup};
+use self::set_index::{SetIndex, SetOperands};
 use crate::{Alternative, Filter, IndexCondition, IndexKey, KeyExpression, Schema, TextRow};
 
 /// Index over the filters of one table.
@@ -62,6 +65,7 @@ pub struct Index {
     /// Indexed columns, by their positions in the schema.
     columns: BTreeMap<usize, ColumnIndex>,
     expressions: BTreeMap<KeyExpression, ExpressionIndex>,
+    sets: BTreeMap<SetOperands, SetIndex>,
     /// Filters without a condition to look up: candidates of every row.
     unconditional: FilterSet,
 }
@@ -82,6 +86,7 @@ enum IndexEntry {
     Key { column: usize, key: IndexKey },
     Interval { column: usize, node: NodeId },
     ExpressionKey { expression: KeyExpression, key: IndexKey },
+    Set { operands: SetOperands, set: u64 },
 }
 
 impl Index {
@@ -94,6 +99,11 @@ impl Index {
     ///
     /// `schema` is the schema that the filter was parsed for. All filters of an index share it.
     pub fn add(&mut self, id: u64, filter: Option<&Filter>, schema: &Schema) {
+        self.add_with_sets(id, filter, schema, &[]);
+    }
+
+    /// Adds a filter with subqueries. `sets` has the identities of [`Filter::sets`].
+    pub fn add_with_sets(&mut self, id: u64, filter: Option<&Filter>, schema: &Schema, sets: &[SetId]) {
         self.remove(id);
         let alternatives = filter.map_or_else(|| vec![Alternative::default()], Filter::conditions);
         let shared = alternatives.len() > 1;
@@ -102,13 +112,16 @@ impl Index {
             let count = conditions.len();
             let best = conditions
                 .into_iter()
-                .min_by_key(|condition| self.cost(condition))
-                .filter(|condition| fits(condition, schema));
+                .min_by_key(|condition| self.cost(condition, sets))
+                .filter(|condition| fits(condition, schema, sets));
             // One condition is looked up; evaluation checks the others.
             let mark = FilterMark { certain: !rest && count == usize::from(best.is_some()), shared };
             match best {
                 Some(IndexCondition::Expression { expression, keys }) => {
                     self.enter_expression(expression, keys, id, mark, &mut entries);
+                }
+                Some(IndexCondition::InSet { columns, set }) => {
+                    self.enter_set(columns, sets[set], id, mark, schema, &mut entries);
                 }
                 Some(condition) => self.enter_column(condition, id, mark, schema, &mut entries),
                 None if self.unconditional.insert(id, mark) => entries.push(IndexEntry::Unconditional),
@@ -129,6 +142,14 @@ impl Index {
                 IndexEntry::Interval { column, node } => {
                     self.remove_from(column, |column| column.remove_interval(node, id));
                 }
+                IndexEntry::Set { operands, set } => {
+                    if let Some(index) = self.sets.get_mut(&operands) {
+                        index.remove(set, id);
+                        if index.is_empty() {
+                            self.sets.remove(&operands);
+                        }
+                    }
+                }
                 IndexEntry::ExpressionKey { expression, key } => {
                     if let Some(index) = self.expressions.get_mut(&expression) {
                         index.remove(&key, id);
@@ -141,8 +162,18 @@ impl Index {
         }
     }
 
-    /// Adds each filter that may match the row to `found`, once, in no particular order.
+    /// Adds each filter that may match the row to `found`, once, in no particular order. Filters
+    /// that only a subquery's set excludes may be among them.
     pub fn candidates(&self, row: &dyn TextRow, found: &mut Vec<Candidate>) {
+        self.search(row, None, found);
+    }
+
+    /// Adds each filter that may match the row, given the sets that have its values.
+    pub fn candidates_with_sets(&self, row: &dyn TextRow, sets: &dyn SetLookup, found: &mut Vec<Candidate>) {
+        self.search(row, Some(sets), found);
+    }
+
+    fn search(&self, row: &dyn TextRow, sets: Option<&dyn SetLookup>, found: &mut Vec<Candidate>) {
         let mut hits = SearchHits::new(found);
         hits.add(&self.unconditional);
         for (position, column) in &self.columns {
@@ -153,6 +184,9 @@ impl Index {
         }
         for (expression, index) in &self.expressions {
             index.search(expression, row, &mut hits);
+        }
+        for (operands, index) in &self.sets {
+            index.search(operands, row, sets, &mut hits);
         }
         hits.finish();
     }
@@ -180,6 +214,23 @@ impl Index {
         let kind = &schema.columns[position].column_type;
         let column = self.columns.entry(position).or_insert_with(|| ColumnIndex::new(kind.clone()));
         enter(column, condition, id, mark, entries);
+    }
+
+    fn enter_set(
+        &mut self,
+        columns: Vec<usize>,
+        set: SetId,
+        id: u64,
+        mark: FilterMark,
+        schema: &Schema,
+        entries: &mut Vec<IndexEntry>,
+    ) {
+        let types = || columns.iter().map(|column| schema.columns[*column].column_type.clone()).collect();
+        let operands = SetOperands { columns: columns.as_slice().into(), family: set.family };
+        let index = self.sets.entry(operands.clone()).or_insert_with(|| SetIndex::new(types()));
+        if index.insert(set.number, id, mark) {
+            entries.push(IndexEntry::Set { operands, set: set.number });
+        }
     }
 
     /// Enters a filter under the keys of an expression. Entries share the copy that the index has.
@@ -218,7 +269,7 @@ impl Index {
     ///
     /// The first number ranks kinds of conditions. The second prefers keys with few filters: with
     /// many clauses `active AND owner = 7`, most are entered under `owner`.
-    fn cost(&self, condition: &IndexCondition) -> (u8, usize) {
+    fn cost(&self, condition: &IndexCondition, sets: &[SetId]) -> (u8, usize) {
         let column = condition.column().and_then(|column| self.columns.get(&column));
         let filters_under = |key: &IndexKey| column.map_or(0, |column| column.filters_under(key));
         match condition {
@@ -231,6 +282,13 @@ impl Index {
                 let filters_under = |key| index.map_or(0, |index| index.filters_under(key));
                 (2, keys.len() + keys.iter().map(filters_under).sum::<usize>())
             }
+            IndexCondition::InSet { columns, set } => match sets.get(*set) {
+                Some(SetId { family, number }) => {
+                    let operands = SetOperands { columns: columns.as_slice().into(), family: *family };
+                    (0, 1 + self.sets.get(&operands).map_or(0, |index| index.filters_under(*number)))
+                }
+                None => (5, 0),
+            },
             IndexCondition::Prefix { prefix, .. } => (3, usize::MAX - prefix.len()),
             IndexCondition::Range { lower, upper, .. } => {
                 (4, usize::from(lower.is_none() || upper.is_none()))
@@ -239,9 +297,12 @@ impl Index {
     }
 }
 
-/// Returns whether the schema has the columns of a condition.
-fn fits(condition: &IndexCondition, schema: &Schema) -> bool {
+/// Returns whether the schema has the columns of a condition, and its set is known.
+fn fits(condition: &IndexCondition, schema: &Schema, sets: &[SetId]) -> bool {
     match condition {
+        IndexCondition::InSet { columns, set } => {
+            *set < sets.len() && columns.iter().all(|column| *column < schema.columns.len())
+        }
         IndexCondition::Expression { expression, .. } => expression.columns() <= schema.columns.len(),
         other => other.column().is_some_and(|column| column < schema.columns.len()),
     }
@@ -274,7 +335,9 @@ fn enter(
             }
             return;
         }
-        IndexCondition::Expression { .. } => unreachable!("it is a condition on a column"),
+        IndexCondition::Expression { .. } | IndexCondition::InSet { .. } => {
+            unreachable!("it is a condition on one column with constants")
+        }
         IndexCondition::Prefix { column: position, prefix } => (position, KeyInterval::of_prefix(&prefix)),
         IndexCondition::Range { column: position, lower, upper } => (position, KeyInterval { lower, upper }),
     };

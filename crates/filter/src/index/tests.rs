@@ -22,7 +22,8 @@ fn schema() -> Schema {
         Column { name: "email".to_owned(), column_type: citext() },
         Column::new("at", 1114, "timestamp"),
     ];
-    Schema { table: None, columns, database_collation: Collation::C, server_version: 15 }
+    let table = Some("rows".to_owned());
+    Schema { table, columns, database_collation: Collation::C, server_version: 15 }
 }
 
 fn citext() -> ColumnType {
@@ -279,4 +280,76 @@ fn a_search_among_ten_thousand_intervals_visits_one_path() {
         // visited.
         assert!(few <= 10 && many <= 38, "{few} and {many}: {}", clause(0));
     }
+}
+
+/// Sets of one family by the values that they have.
+struct FakeSets(std::collections::HashMap<u64, Vec<u64>>);
+
+impl crate::SetLookup for FakeSets {
+    fn each_set_with(&self, family: u64, key: &crate::SetKey, visit: &mut dyn FnMut(u64)) {
+        assert_eq!(family, 3);
+        let values = self.0.iter();
+        let text = format!("{key:?}");
+        values
+            .filter(|(value, _)| text.contains(&format!("Int({value})")))
+            .for_each(|(_, sets)| sets.iter().for_each(|set| visit(*set)));
+    }
+}
+
+fn add_with_set(index: &mut Index, id: u64, clause: &str, number: u64) {
+    let filter =
+        Filter::parse_with_subqueries(clause, &[], &SCHEMA, crate::PostgresRules::None, &|_| Some(&SCHEMA));
+    let filter = filter.unwrap_or_else(|error| panic!("{clause}: {error}"));
+    let sets = [crate::SetId { family: 3, number }];
+    index.add_with_sets(id, Some(&filter), &SCHEMA, &sets[..filter.sets().len()]);
+}
+
+fn found_with(index: &Index, row: &IndexRow<'_>, sets: &FakeSets) -> Vec<(u64, bool)> {
+    let mut found = Vec::new();
+    index.candidates_with_sets(row, sets, &mut found);
+    let mut found: Vec<_> = found.iter().map(|Candidate { id, certain }| (*id, *certain)).collect();
+    found.sort_unstable();
+    found
+}
+
+#[test]
+fn filters_are_found_by_the_sets_that_have_the_row_s_value() {
+    let mut index = Index::new();
+    for (id, clause, set) in [
+        (1, "id IN (SELECT id FROM items WHERE name = 'x')", 10),
+        (2, "id = ANY (SELECT id FROM items) AND \"on\"", 10),
+        (3, "EXISTS (SELECT 1 FROM items i WHERE i.id = rows.id AND i.name = 'y')", 11),
+        (4, "id IN (SELECT id FROM items) OR name = 'apple'", 11),
+        (5, "id NOT IN (SELECT id FROM items)", 10),
+        (6, "(id, name) IN (SELECT id, name FROM items)", 10),
+        (7, "name = 'pear' AND id IN (SELECT id FROM items)", 11),
+    ] {
+        add_with_set(&mut index, id, clause, set);
+    }
+    let sets = FakeSets([(5, vec![10]), (6, vec![11])].into());
+    assert_eq!(found_with(&index, &ROW, &sets), [(1, true), (2, false), (4, false), (5, false), (6, true)]);
+    let six = [Some(&b"6"[..]), Some(b"pear"), None, None, None, None, None];
+    assert_eq!(found_with(&index, &six, &sets), [(3, true), (4, false), (5, false), (7, false)]);
+    let null = [None, Some(&b"pear"[..]), None, None, None, None, None];
+    assert_eq!(found_with(&index, &null, &sets), [(5, false), (7, false)]);
+    // Without the sets, every filter but 2 may match, which its other condition excludes.
+    assert_eq!(found(&index, &six).len(), 6);
+    (1..=7).for_each(|id| index.remove(id));
+    assert!(index.is_empty() && found_with(&index, &ROW, &sets).is_empty());
+}
+
+#[test]
+fn a_search_among_ten_thousand_sets_takes_as_many_steps_as_one_among_ten() {
+    let steps = |sets: u64| {
+        let mut index = Index::new();
+        for number in 0..sets {
+            let clause = format!("\"on\" AND id IN (SELECT id FROM items WHERE name = '{number}')");
+            add_with_set(&mut index, number, &clause, number);
+        }
+        let lookup = FakeSets([(5, vec![3, 4])].into());
+        // The first filter is entered under the other condition.
+        let steps = visits::count_during(|| assert_eq!(found_with(&index, &ROW, &lookup).len(), 3));
+        (steps, index.len() as u64 == sets)
+    };
+    assert_eq!(steps(10), steps(10_000));
 }

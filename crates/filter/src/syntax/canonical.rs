@@ -6,7 +6,7 @@
 
 use std::fmt::{self, Display, Formatter};
 
-use super::{ChoiceFunction, IsTest, Subscript, SyntaxKind, SyntaxTree, TypeName};
+use super::{ChoiceFunction, IsTest, Subscript, Subselect, SyntaxKind, SyntaxTree, TypeName};
 
 impl Display for SyntaxTree {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
@@ -34,6 +34,10 @@ impl Display for SyntaxTree {
                 parenthesised(f, items, ", ")?;
                 f.write_str(")")
             }
+            SyntaxKind::InSelect { negated, operand, select } => {
+                write!(f, "({operand} {}IN ({select}))", not(*negated))
+            }
+            SyntaxKind::Exists(select) => write!(f, "(EXISTS ({select}))"),
             SyntaxKind::Quantified { operator, all, operands } => {
                 let quantifier = if *all { "ALL" } else { "ANY" };
                 write!(f, "({} {operator} {quantifier} ({}))", operands[0], operands[1])
@@ -86,6 +90,19 @@ impl Display for SyntaxTree {
                 subscripts.iter().try_for_each(|subscript| write!(f, "[{subscript}]"))
             }
         }
+    }
+}
+
+impl Display for Subselect {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        f.write_str("SELECT ")?;
+        match self.columns.is_empty() {
+            true => f.write_str("1")?,
+            false => list(f, self.columns.iter(), ", ")?,
+        }
+        write!(f, " FROM {}.{}", QuotedName(&self.table.schema), QuotedName(&self.table.name))?;
+        self.alias.iter().try_for_each(|alias| write!(f, " AS {}", QuotedName(alias)))?;
+        self.condition.iter().try_for_each(|condition| write!(f, " WHERE {condition}"))
     }
 }
 

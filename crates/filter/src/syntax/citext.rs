@@ -24,15 +24,15 @@ const TEXT_FUNCTIONS: &[&str] =
     &["lower", "upper", "length", "char_length", "character_length", "octet_length", "starts_with", "md5"];
 
 /// Rewrites the clause, if the schema has citext columns.
-pub(crate) fn rewrite(mut tree: SyntaxTree, text: &str, schema: &Schema) -> Result<SyntaxTree, FilterError> {
+pub(crate) fn rewrite(tree: &mut SyntaxTree, text: &str, schema: &Schema) -> Result<(), FilterError> {
     let is_citext = |column: &Column| column.column_type.is_citext() || column.column_type.is_citext_array();
     if schema.columns.iter().any(is_citext) {
-        Rewriter { text, schema }.tree(&mut tree)?;
+        Rewriter { text, schema }.tree(tree)?;
         if tree.height > 2 * super::MAX_DEPTH {
             return Err(FilterError::TooDeep { limit: super::MAX_DEPTH });
         }
     }
-    Ok(tree)
+    Ok(())
 }
 
 struct Rewriter<'s> {

@@ -11,14 +11,14 @@ use crate::schema::Schema;
 use crate::typing::SqlType;
 
 /// Rewrites the clause, if the schema has such columns.
-pub(crate) fn rewrite(mut tree: SyntaxTree, schema: &Schema) -> Result<SyntaxTree, FilterError> {
+pub(crate) fn rewrite(tree: &mut SyntaxTree, schema: &Schema) -> Result<(), FilterError> {
     if schema.columns.iter().any(|column| column.column_type.base_array().is_some()) {
-        rewrite_tree(&mut tree, schema);
+        rewrite_tree(tree, schema);
         if tree.height > 2 * super::MAX_DEPTH {
             return Err(FilterError::TooDeep { limit: super::MAX_DEPTH });
         }
     }
-    Ok(tree)
+    Ok(())
 }
 
 fn rewrite_tree(tree: &mut SyntaxTree, schema: &Schema) {

@@ -18,10 +18,12 @@ mod parser;
 mod predicate;
 mod primary;
 mod special_call;
+mod subquery;
 mod type_name;
 mod weight;
 
-pub(crate) use parser::parse;
+pub(crate) use parser::{Subqueries, parse};
+pub(crate) use subquery::Subselect;
 pub(crate) use type_name::TypeName;
 pub(crate) use weight::{MAX_WEIGHT, weight};
 
@@ -65,6 +67,14 @@ pub(crate) enum SyntaxKind {
         operand: Box<SyntaxTree>,
         list: Vec<SyntaxTree>,
     },
+    /// `operand IN (SELECT …)`. The operand is a name or a row of names.
+    InSelect {
+        negated: bool,
+        operand: Box<SyntaxTree>,
+        select: Box<Subselect>,
+    },
+    /// `EXISTS (SELECT …)`.
+    Exists(Box<Subselect>),
     /// `left op ANY (right)` or `ALL`.
     Quantified {
         operator: String,
@@ -127,19 +137,31 @@ impl SyntaxTree {
             }
             kind => kind.each_child(&mut |child| height = height.max(child.height + 1)),
         }
+        let condition = kind.subselect().and_then(|select| select.condition.as_ref());
+        height = condition.map_or(height, |condition| height.max(condition.height + 1));
         SyntaxTree { kind, at, height: height + 1 }
     }
 }
 
 impl SyntaxKind {
-    /// Calls `visit` for each child.
+    /// Returns the SELECT of a subquery.
+    pub(crate) fn subselect(&self) -> Option<&Subselect> {
+        match self {
+            SyntaxKind::InSelect { select, .. } | SyntaxKind::Exists(select) => Some(select),
+            _ => None,
+        }
+    }
+
+    /// Calls `visit` for each child. The parts of a SELECT are no children: their names are those
+    /// of another table.
     pub(crate) fn each_child(&self, visit: &mut impl FnMut(&SyntaxTree)) {
         match self {
             SyntaxKind::Name(_)
             | SyntaxKind::Text(_)
             | SyntaxKind::Number(_)
             | SyntaxKind::Bool(_)
-            | SyntaxKind::Null => {}
+            | SyntaxKind::Null
+            | SyntaxKind::Exists(_) => {}
             SyntaxKind::And(list)
             | SyntaxKind::Or(list)
             | SyntaxKind::Call(_, list)
@@ -151,6 +173,7 @@ impl SyntaxKind {
             SyntaxKind::Not(operand)
             | SyntaxKind::Unary(_, operand)
             | SyntaxKind::Is { operand, .. }
+            | SyntaxKind::InSelect { operand, .. }
             | SyntaxKind::Cast(operand, _)
             | SyntaxKind::Collate(operand, _) => visit(operand),
             SyntaxKind::Binary(_, operands)
@@ -187,7 +210,8 @@ impl SyntaxKind {
             | SyntaxKind::Text(_)
             | SyntaxKind::Number(_)
             | SyntaxKind::Bool(_)
-            | SyntaxKind::Null => {}
+            | SyntaxKind::Null
+            | SyntaxKind::Exists(_) => {}
             SyntaxKind::And(list)
             | SyntaxKind::Or(list)
             | SyntaxKind::Call(_, list)
@@ -199,6 +223,7 @@ impl SyntaxKind {
             SyntaxKind::Not(operand)
             | SyntaxKind::Unary(_, operand)
             | SyntaxKind::Is { operand, .. }
+            | SyntaxKind::InSelect { operand, .. }
             | SyntaxKind::Cast(operand, _)
             | SyntaxKind::Collate(operand, _) => visit(operand),
             SyntaxKind::Binary(_, operands)

@@ -47,6 +47,13 @@ impl Binding {
     }
 }
 
+/// Whether a clause may have subqueries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Subqueries {
+    Refused,
+    Allowed,
+}
+
 /// Parses a clause. Parameters become constants. Types in `enums` get their schema if the clause
 /// names none.
 pub(crate) fn parse(
@@ -54,6 +61,7 @@ pub(crate) fn parse(
     params: &[&str],
     version: u32,
     enums: &[EnumType],
+    subqueries: Subqueries,
 ) -> Result<SyntaxTree, FilterError> {
     let mut parser = Parser {
         text,
@@ -64,6 +72,9 @@ pub(crate) fn parse(
         next: 0,
         depth: 0,
         is_restricted: false,
+        allows_subqueries: subqueries == Subqueries::Allowed,
+        subqueries: 0,
+        subquery_depth: 0,
     };
     let tree = parser.expression(Binding::Any)?;
     match parser.peek() {
@@ -83,6 +94,11 @@ pub(super) struct Parser<'t> {
     depth: usize,
     /// Between BETWEEN and its AND (b_expr).
     is_restricted: bool,
+    allows_subqueries: bool,
+    /// Number of subqueries so far.
+    pub(super) subqueries: usize,
+    /// Number of subqueries around the next token.
+    pub(super) subquery_depth: usize,
 }
 
 impl Parser<'_> {
@@ -192,6 +208,10 @@ impl Parser<'_> {
     pub(super) fn node(&self, kind: SyntaxKind, at: usize) -> Result<SyntaxTree, FilterError> {
         let tree = SyntaxTree::new(kind, at);
         if tree.height > 2 * MAX_DEPTH { Err(FilterError::TooDeep { limit: MAX_DEPTH }) } else { Ok(tree) }
+    }
+
+    pub(super) fn allows_subqueries(&self) -> bool {
+        self.allows_subqueries
     }
 
     pub(super) fn schema_of_enum(&self, name: &str) -> Option<String> {
@@ -378,8 +398,8 @@ impl Parser<'_> {
         let all = self.at_word("all");
         self.advance();
         self.expect_mark("(")?;
-        if self.at_word("select") || self.at_word("with") || self.at_word("values") {
-            return Err(self.unsupported_here("subqueries"));
+        if self.subquery_ahead() {
+            return self.quantified_subquery(&operator, all, left, at);
         }
         let right = self.enclosed()?;
         self.expect_mark(")")?;

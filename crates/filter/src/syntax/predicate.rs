@@ -95,8 +95,9 @@ impl Parser<'_> {
 
     fn in_list(&mut self, left: SyntaxTree, negated: bool, at: usize) -> Result<SyntaxTree, FilterError> {
         self.expect_mark("(")?;
-        if self.at_word("select") || self.at_word("with") || self.at_word("values") {
-            return Err(self.unsupported_here("subqueries"));
+        if self.subquery_ahead() {
+            let select = self.subselect()?;
+            return self.node(SyntaxKind::InSelect { negated, operand: Box::new(left), select }, at);
         }
         let list = self.list_until(")")?;
         if list.is_empty() {

@@ -37,8 +37,8 @@ impl Parser<'_> {
     fn parenthesised(&mut self) -> Result<SyntaxTree, FilterError> {
         let at = self.here();
         self.advance();
-        if self.at_word("select") || self.at_word("with") || self.at_word("values") {
-            return Err(self.unsupported_here("subqueries"));
+        if self.subquery_ahead() {
+            return Err(self.misplaced_subquery());
         }
         let inner = self.enclosed()?;
         if self.take_mark(",") {
@@ -71,7 +71,7 @@ impl Parser<'_> {
             "case" => return self.case(),
             "cast" => return self.cast(),
             "array" => return self.array(),
-            "exists" if self.call_ahead() => return Err(self.unsupported_here("subqueries")),
+            "exists" if self.call_ahead() => return self.exists(),
             "row" if self.call_ahead() => {
                 self.advance();
                 self.advance();
@@ -230,7 +230,7 @@ impl Parser<'_> {
         let at = self.here();
         self.advance();
         if self.peek() == &SqlTokenKind::Mark("(") {
-            return Err(self.unsupported_here("subqueries"));
+            return Err(self.misplaced_subquery());
         }
         self.array_items(at)
     }

@@ -29,6 +29,11 @@ pub(crate) fn weight(tree: &SyntaxTree) -> usize {
             add(operand, 1 + copied);
             list.iter().for_each(|item| add(item, 1));
         }
+        SyntaxKind::InSelect { operand, select, .. } => {
+            add(operand, 1);
+            select.condition.iter().for_each(|condition| add(condition, 1));
+        }
+        SyntaxKind::Exists(select) => select.condition.iter().for_each(|condition| add(condition, 1)),
         SyntaxKind::Case { operand: Some(operand), arms, otherwise } => {
             add(operand, 1 + arms.len());
             otherwise.iter().for_each(|tree| add(tree, 1));

@@ -27,6 +27,12 @@ pub(crate) enum Expr {
     Postgres {
         columns: Vec<usize>,
     },
+    /// `operands IN (SELECT …)`. The operands are columns.
+    InSet {
+        /// Number of the set in `Filter::sets`.
+        set: usize,
+        operands: Vec<Expr>,
+    },
     Is {
         negated: bool,
         test: IsTest,

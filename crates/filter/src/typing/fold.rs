@@ -49,7 +49,11 @@ fn fold_uncommon(expr: Expr) -> Result<Expr, EvalError> {
     let stable = has_stable_part(&expr);
     let fold_constant = |expr: Expr| fold_constant(expr, stable);
     Ok(match expr {
-        Expr::Const(_) | Expr::Column { .. } | Expr::CaseOperand | Expr::Postgres { .. } => expr,
+        Expr::Const(_)
+        | Expr::Column { .. }
+        | Expr::CaseOperand
+        | Expr::Postgres { .. }
+        | Expr::InSet { .. } => expr,
         Expr::Binary(binary, operands) => fold_binary(binary, *operands)?,
         Expr::And(operands) => chain(operands, false)?,
         Expr::Or(operands) => chain(operands, true)?,
@@ -174,11 +178,12 @@ pub(crate) fn each(expr: &Expr, visit: &mut impl FnMut(&Expr)) {
     children(expr, &mut |child| each(child, visit));
 }
 
-fn children(expr: &Expr, visit: &mut dyn FnMut(&Expr)) {
+pub(super) fn children(expr: &Expr, visit: &mut dyn FnMut(&Expr)) {
     match expr {
         Expr::Const(_) | Expr::Column { .. } | Expr::CaseOperand | Expr::Postgres { .. } => {}
         Expr::And(items) | Expr::Or(items) | Expr::Coalesce(items) => items.iter().for_each(visit),
         Expr::Array { items, .. }
+        | Expr::InSet { operands: items, .. }
         | Expr::Extreme { items, .. }
         | Expr::ArrayCall { items, .. }
         | Expr::Call { arguments: items, .. } => items.iter().for_each(visit),

@@ -27,18 +27,21 @@ mod range;
 pub(crate) mod resolve;
 mod row;
 pub(crate) mod sql_type;
+mod subquery;
 
 use collate::CollationSource;
 use expr::{Binary, Comparison, Expr, Unary};
 pub(crate) use fold::each;
 pub(crate) use operator::OPERATORS;
 pub(crate) use sql_type::SqlType;
+pub(crate) use subquery::key_class;
 
 use forebay_values::{Collation, EvalError, Scalar, SqlValue};
 
 use crate::error::FilterError;
 use crate::postgres_rules::PostgresRules;
 use crate::schema::{Schema, TypeKind};
+use crate::subquery::SubquerySet;
 use crate::syntax::{IsTest, SyntaxKind, SyntaxTree};
 
 /// Types a clause. Fails if it is not a boolean.
@@ -47,9 +50,11 @@ pub(crate) fn clause(
     text: &str,
     schema: &Schema,
     rules: PostgresRules<'_>,
+    sets: &[SubquerySet],
 ) -> Result<Expr, FilterError> {
-    let typer = Typer { text, schema, rules };
+    let typer = Typer { text, schema, rules, sets };
     let expr = typer.condition(tree, "WHERE")?;
+    typer.check_row_sets(&expr, true, tree.at)?;
     typer.fold(expr, tree.at)
 }
 
@@ -76,6 +81,8 @@ pub(crate) struct Typer<'s> {
     schema: &'s Schema,
     /// Which conditions Postgres may decide.
     rules: PostgresRules<'s>,
+    /// Sets of the clause's subqueries.
+    sets: &'s [SubquerySet],
 }
 
 impl Typer<'_> {
@@ -138,6 +145,10 @@ impl Typer<'_> {
                 SyntaxKind::Row(items) => self.row_in(*negated, items, list, at),
                 _ => self.in_list(*negated, operand, list, at),
             },
+            SyntaxKind::InSelect { negated, operand, select } => {
+                self.in_select(*negated, operand, select, at)
+            }
+            SyntaxKind::Exists(_) => unreachable!("EXISTS is rewritten as IN before"),
             SyntaxKind::Quantified { operator, all, operands } => {
                 let (left, right) = (self.tree(&operands[0])?, self.tree(&operands[1])?);
                 self.quantified(operator, *all, left, right, at)
@@ -398,7 +409,8 @@ pub(crate) fn never_fails(expr: &Expr) -> bool {
         | Expr::NullIf { .. }
         | Expr::Coalesce(_)
         | Expr::Case { .. }
-        | Expr::CaseOperand => true,
+        | Expr::CaseOperand
+        | Expr::InSet { .. } => true,
         Expr::Postgres { .. } => false,
         // Only a pattern that ends in the escape character fails, and only on some texts.
         Expr::Binary(Binary::Like { .. }, operands) => {

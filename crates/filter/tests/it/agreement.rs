@@ -163,6 +163,7 @@ fn conditions_hold(server: &ReferenceServer, filter: &Filter, row: &[Option<Stri
                 .expect("it has keys");
             keys.iter().all(|key| elements.contains(key))
         }),
+        IndexCondition::InSet { .. } => unreachable!("the clause has no subquery"),
         IndexCondition::Expression { expression, keys } => {
             // If evaluation fails, the index returns the filter.
             expression.key(&row).map_or(true, |key| key.is_some_and(|key| keys.contains(&key)))

@@ -144,6 +144,7 @@ fn may_hold(condition: &IndexCondition, cells: &RowCells, schema: &Schema) -> bo
         IndexCondition::Elements { .. } | IndexCondition::Expression { .. } => {
             unreachable!("handled above")
         }
+        IndexCondition::InSet { .. } => unreachable!("the clause has no subquery"),
     }
 }
 

@@ -13,6 +13,7 @@ mod refusals;
 mod robustness;
 mod server;
 mod speed;
+mod subqueries;
 mod table;
 mod tanstack;
 mod types;
