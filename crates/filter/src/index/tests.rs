@@ -306,7 +306,7 @@ fn add_with_set(index: &mut Index, id: u64, clause: &str, number: u64) {
 
 fn found_with(index: &Index, row: &IndexRow<'_>, sets: &FakeSets) -> Vec<(u64, bool)> {
     let mut found = Vec::new();
-    index.candidates_with_sets(row, sets, &mut found);
+    index.candidates_with_sets(&row, sets, &mut found);
     let mut found: Vec<_> = found.iter().map(|Candidate { id, certain }| (*id, *certain)).collect();
     found.sort_unstable();
     found
