@@ -19,13 +19,13 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
+use forebay_admission::directory::StreamDirectory;
 use forebay_admission::problem;
 use forebay_serve::host::{OWN_NAMES, is_local};
 use forebay_stream::{HttpServer, HttpServerConfig, Incoming, LiveBody};
 use http::header::{ALLOW, CONTENT_TYPE, HeaderValue, WWW_AUTHENTICATE};
 use http::{Method, Request, Response, StatusCode};
-use http_body::{Body, Frame, SizeHint};
-use http_body_util::Full;
+use http_body_util::{Either, Full};
 use metrics_exporter_prometheus::PrometheusHandle;
 use serde_json::Value;
 use tokio::net::TcpListener;
@@ -35,7 +35,6 @@ use crate::dashboard::{self, DashboardFeed, DashboardSample, EventStream};
 use crate::html_page::add_security_headers;
 use crate::secret_guard::SecretGuard;
 use crate::stream_endpoints::{self, refuse_end};
-use forebay_admission::directory::StreamDirectory;
 
 /// Maximum number of open connections. Only operators and probes connect.
 const MAX_CONNECTIONS: usize = 128;
@@ -173,14 +172,8 @@ pub struct AdminService {
     streams: Arc<StreamDirectory>,
 }
 
-/// Body of a response.
-#[derive(Debug)]
-pub enum AdminBody {
-    /// Body that is completely in memory.
-    Complete(Full<Bytes>),
-    /// Event stream of an open dashboard.
-    Events(EventStream),
-}
+/// Body of a response: completely in memory, or the event stream of an open dashboard.
+pub type AdminBody = Either<Full<Bytes>, EventStream>;
 
 /// Returns the server of the admin address. Needs a tokio runtime.
 pub(crate) fn server(
@@ -258,43 +251,14 @@ impl AdminService {
         let Some(events) = self.feed.subscribe() else {
             let message = "As many pages look as may; close one.";
             let refusal = problem(StatusCode::SERVICE_UNAVAILABLE, "too_many_pages", message);
-            return refusal.map(|body| AdminBody::Complete(Full::new(body)));
+            return refusal.map(|body| AdminBody::Left(Full::new(body)));
         };
-        let mut response = Response::new(AdminBody::Events(events));
+        let mut response = Response::new(AdminBody::Right(events));
         response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
         response.headers_mut().insert("x-accel-buffering", HeaderValue::from_static("no")); // nginx
         add_security_headers(response.headers_mut());
         response.extensions_mut().insert(LiveBody);
         response
-    }
-}
-
-impl Body for AdminBody {
-    type Data = Bytes;
-    type Error = Infallible;
-
-    fn poll_frame(
-        self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
-        match self.get_mut() {
-            AdminBody::Complete(body) => Pin::new(body).poll_frame(cx),
-            AdminBody::Events(events) => Pin::new(events).poll_frame(cx),
-        }
-    }
-
-    fn is_end_stream(&self) -> bool {
-        match self {
-            AdminBody::Complete(body) => body.is_end_stream(),
-            AdminBody::Events(events) => events.is_end_stream(),
-        }
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        match self {
-            AdminBody::Complete(body) => body.size_hint(),
-            AdminBody::Events(events) => events.size_hint(),
-        }
     }
 }
 
@@ -320,7 +284,7 @@ impl Service<Request<Incoming>> for AdminService {
 
     fn call(&mut self, request: Request<Incoming>) -> Self::Future {
         let answer = self.respond(&request);
-        let complete = |response: Response<Bytes>| response.map(|body| AdminBody::Complete(Full::new(body)));
+        let complete = |response: Response<Bytes>| response.map(|body| AdminBody::Left(Full::new(body)));
         if answer.status() != StatusCode::OK {
             return Box::pin(ready(Ok(complete(answer))));
         }

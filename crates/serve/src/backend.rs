@@ -46,7 +46,6 @@ pub(super) const REFRESH_INTERVAL: Duration = Duration::from_millis(50);
 pub struct ShapeBackend {
     handler: Arc<ShapeHandler>,
     tasks: Arc<[AbortHandle]>,
-    tokens_claim: Option<Arc<str>>,
 }
 
 impl ShapeBackend {
@@ -127,18 +126,13 @@ impl ShapeBackend {
             builtins,
             manager,
             cache_times: cache_times(&config),
-            long_poll: config.long_poll,
-            sse_keep_alive: config.sse_keep_alive,
-            sse_timeout: config.sse_timeout,
-            body_timeout: config.body_timeout,
             started: Instant::now(),
             response_cache: ResponseCache::default(),
-            home: config.home,
+            config,
         };
         Ok(ShapeBackend {
             handler: Arc::new(handler),
             tasks: tasks.iter().chain(&judges).map(JoinHandle::abort_handle).collect(),
-            tokens_claim: config.tokens_claim.map(Into::into),
         })
     }
 
@@ -150,7 +144,7 @@ impl ShapeBackend {
         identify: Identifier,
         access: impl Into<AccessControl>,
     ) -> ServeService {
-        let tokens = TokenVerifier::new(identify.clone(), self.tokens_claim.as_deref());
+        let tokens = TokenVerifier::new(identify.clone(), self.handler.config.tokens_claim.as_deref());
         let layer = AdmissionLayer::new(admission, identify);
         ServeService::new(layer, Arc::clone(&self.handler), access.into(), tokens)
     }

@@ -29,7 +29,8 @@ pub struct Config {
     /// How much longer a cache may serve the response while it revalidates, in seconds. Default:
     /// 300.
     pub stale_age_s: u32,
-    /// Maximum time to receive the whole body of a request. Default: 2 minutes.
+    /// Maximum time to receive the whole body of a request. The HTTP server's read timeout bounds
+    /// only the pauses between its parts. Default: 2 minutes.
     pub body_timeout: Duration,
     /// Name of the claim with the grants of a token. Needed if
     /// [`Access::tokens`](crate::protocol::Access::tokens) is set.

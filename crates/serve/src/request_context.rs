@@ -158,7 +158,7 @@ impl ShapeHandler {
 
     /// Returns the cursor of a live response.
     pub(super) fn cursor(&self, request: &ShapeRequest) -> u64 {
-        cursor::next(since_1970(), self.long_poll, request.cursor, random_u64())
+        cursor::next(since_1970(), self.config.long_poll, request.cursor, random_u64())
     }
 }
 

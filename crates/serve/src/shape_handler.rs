@@ -14,7 +14,6 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::Bytes;
 use forebay_replication::{AwakeGuard, ConnectionStatus, Manager, ShapeStatus};
 use forebay_shapes::{LogPage, Offset, Shape, ShapeGone, Shapes, SnapshotChunk, StartOffset};
 use forebay_stream::{DirectWrites, LiveBody};
@@ -25,6 +24,7 @@ use tracing::error;
 
 use super::backend::REFRESH_INTERVAL;
 use super::body::{BodyContent, MessageSource};
+use super::config::Config;
 use super::protocol::cache_policy::CacheTimes;
 use super::protocol::fixed_responses::{self, Health};
 use super::protocol::headers::BodyKind;
@@ -49,17 +49,10 @@ pub(crate) struct ShapeHandler {
     pub(crate) builtins: Arc<BuiltinsCache>,
     pub(crate) manager: Manager,
     pub(crate) cache_times: CacheTimes,
-    pub(crate) long_poll: Duration,
-    pub(crate) sse_keep_alive: Duration,
-    pub(crate) sse_timeout: Duration,
-    /// Maximum time to receive a whole request body. The HTTP server's read timeout bounds only the
-    /// pauses between its parts.
-    pub(crate) body_timeout: Duration,
+    pub(crate) config: Config,
     /// Start of the backend. ETags of live responses without changes contain the time since then.
     pub(crate) started: Instant,
     pub(crate) response_cache: ResponseCache,
-    /// Builds the response at `/`; `None`: an empty one.
-    pub(crate) home: Option<fn() -> Response<Bytes>>,
 }
 
 /// Maximum wait for the manager to wake up. After it, the request is served from the store.
@@ -74,7 +67,7 @@ pub(super) type HandlerResult = Result<Response<BodyContent>, RequestRefusal>;
 impl ShapeHandler {
     /// Returns the page for people who open the address in a browser.
     pub(crate) fn home_page(&self) -> Response<BodyContent> {
-        whole(self.home.map_or_else(fixed_responses::root, |page| page()))
+        whole(self.config.home.map_or_else(fixed_responses::root, |page| page()))
     }
 
     /// Returns whether shapes can be served.
@@ -106,7 +99,7 @@ impl ShapeHandler {
         // waiting request would be as large as that of the largest path.
         let mut request = match posted {
             Some(query) => {
-                let body = Box::pin(read_body(body, self.body_timeout, bearer.as_ref())).await?;
+                let body = Box::pin(read_body(body, self.config.body_timeout, bearer.as_ref())).await?;
                 Box::new(ShapeRequest::parse(&parts.method, &query, &body)?)
             }
             None => request?,
@@ -262,7 +255,7 @@ impl ShapeHandler {
     async fn log(&self, context: &RequestContext<'_>, shape: &Arc<Shape>, offset: Offset) -> HandlerResult {
         let request = context.request;
         let bearer = request.bearer.as_ref();
-        while_valid(bearer, self.wait_for_offset(offset, self.long_poll / 2)).await??;
+        while_valid(bearer, self.wait_for_offset(offset, self.config.long_poll / 2)).await??;
         if let Err(gone) = while_valid(bearer, shape.wait_until_complete()).await? {
             return Err(self.refuse_gone(gone, request).await);
         }
@@ -290,7 +283,7 @@ impl ShapeHandler {
     ) -> HandlerResult {
         let after = offset.max(end);
         let _watching = shape.watch();
-        match timeout(context.at_most(self.long_poll), shape.wait_for_log_after(after)).await {
+        match timeout(context.at_most(self.config.long_poll), shape.wait_for_log_after(after)).await {
             Ok(Ok(())) | Err(_) => {
                 self.check_store()?;
                 let seen = self.shapes.seen_of(shape);
@@ -308,7 +301,7 @@ impl ShapeHandler {
         shape: &Arc<Shape>,
         offset: Offset,
     ) -> HandlerResult {
-        let (keep_alive, ends_after) = (self.sse_keep_alive, self.sse_timeout);
+        let (keep_alive, ends_after) = (self.config.sse_keep_alive, self.config.sse_timeout);
         let timeouts = StreamTimeouts { keep_alive, ends_after, until: context.expires_at() };
         let (awake, writes) = (self.manager.keep_awake(), DirectWrites::new());
         let source =

@@ -8,27 +8,6 @@
 pub(crate) use parking_lot::{Mutex, MutexGuard};
 
 #[cfg(all(test, forebay_loom))]
-pub(crate) use self::checked::{LoomMutex as Mutex, MutexGuard};
-
+pub(crate) use forebay_testkit::LoomMutex as Mutex;
 #[cfg(all(test, forebay_loom))]
-mod checked {
-    pub(crate) use loom::sync::MutexGuard;
-
-    /// `loom`'s mutex with the methods of `parking_lot`'s.
-    #[derive(Debug, Default)]
-    pub(crate) struct LoomMutex<T>(loom::sync::Mutex<T>);
-
-    impl<T> LoomMutex<T> {
-        pub(crate) fn new(value: T) -> LoomMutex<T> {
-            LoomMutex(loom::sync::Mutex::new(value))
-        }
-
-        pub(crate) fn lock(&self) -> MutexGuard<'_, T> {
-            self.0.lock().expect("loom's locks are not poisoned")
-        }
-
-        pub(crate) fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
-            self.0.try_lock().ok()
-        }
-    }
-}
+pub(crate) use loom::sync::MutexGuard;

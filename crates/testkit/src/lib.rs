@@ -29,9 +29,12 @@
 //! | timeouts and polling in tests | `waiting.rs` |
 //! | reproducible random numbers | `test_rng.rs` |
 //! | memory that a test allocates | `peak_allocator.rs` |
+//! | mutex of tests under loom | `loom_mutex.rs` |
 //! | READMEs whose code is compiled and run | `readme.rs` |
 //! | running the examples of all crates | `bin/run-examples.rs` |
 
+#[cfg(forebay_loom)]
+mod loom_mutex;
 mod markdown;
 mod peak_allocator;
 mod proxy;
@@ -42,6 +45,8 @@ mod waiting;
 
 pub use forebay_sandbox as sandbox;
 
+#[cfg(forebay_loom)]
+pub use crate::loom_mutex::LoomMutex;
 pub use crate::markdown::{named, quoted, rows, section};
 pub use crate::peak_allocator::PeakAllocator;
 pub use crate::proxy::{Direction, Proxy};

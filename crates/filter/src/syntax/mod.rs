@@ -143,6 +143,57 @@ impl SyntaxTree {
     }
 }
 
+/// Calls `visit` for each child of a node. `iter` is the method that borrows the items of a list:
+/// `iter` or `iter_mut`.
+macro_rules! visit_children {
+    ($node:expr, $iter:ident, $visit:expr) => {
+        match $node {
+            SyntaxKind::Name(_)
+            | SyntaxKind::Text(_)
+            | SyntaxKind::Number(_)
+            | SyntaxKind::Bool(_)
+            | SyntaxKind::Null
+            | SyntaxKind::Exists(_) => {}
+            SyntaxKind::And(list)
+            | SyntaxKind::Or(list)
+            | SyntaxKind::Call(_, list)
+            | SyntaxKind::Choice(_, list)
+            | SyntaxKind::Row(list)
+            | SyntaxKind::Array(list) => list.$iter().for_each($visit),
+            SyntaxKind::Not(operand)
+            | SyntaxKind::Unary(_, operand)
+            | SyntaxKind::Is { operand, .. }
+            | SyntaxKind::InSelect { operand, .. }
+            | SyntaxKind::Cast(operand, _)
+            | SyntaxKind::Collate(operand, _) => $visit(operand),
+            SyntaxKind::Binary(_, operands)
+            | SyntaxKind::Quantified { operands, .. }
+            | SyntaxKind::Distinct { operands, .. } => operands.$iter().for_each($visit),
+            SyntaxKind::Between { operands, .. } => operands.$iter().for_each($visit),
+            SyntaxKind::In { operand, list, .. } => {
+                $visit(operand);
+                list.$iter().for_each($visit);
+            }
+            SyntaxKind::Case { operand, arms, otherwise } => {
+                operand.$iter().chain(otherwise).for_each(|tree| $visit(tree));
+                for (when, then) in arms {
+                    $visit(when);
+                    $visit(then);
+                }
+            }
+            SyntaxKind::Subscript(base, subscripts) => {
+                $visit(base);
+                for subscript in subscripts {
+                    match subscript {
+                        Subscript::Index(index) => $visit(index),
+                        Subscript::Slice(from, to) => from.$iter().chain(to).for_each(&mut *$visit),
+                    }
+                }
+            }
+        }
+    };
+}
+
 impl SyntaxKind {
     /// Returns the SELECT of a subquery.
     pub(crate) fn subselect(&self) -> Option<&Subselect> {
@@ -155,101 +206,11 @@ impl SyntaxKind {
     /// Calls `visit` for each child. The parts of a SELECT are no children: their names are those
     /// of another table.
     pub(crate) fn each_child(&self, visit: &mut impl FnMut(&SyntaxTree)) {
-        match self {
-            SyntaxKind::Name(_)
-            | SyntaxKind::Text(_)
-            | SyntaxKind::Number(_)
-            | SyntaxKind::Bool(_)
-            | SyntaxKind::Null
-            | SyntaxKind::Exists(_) => {}
-            SyntaxKind::And(list)
-            | SyntaxKind::Or(list)
-            | SyntaxKind::Call(_, list)
-            | SyntaxKind::Choice(_, list)
-            | SyntaxKind::Row(list)
-            | SyntaxKind::Array(list) => {
-                list.iter().for_each(visit);
-            }
-            SyntaxKind::Not(operand)
-            | SyntaxKind::Unary(_, operand)
-            | SyntaxKind::Is { operand, .. }
-            | SyntaxKind::InSelect { operand, .. }
-            | SyntaxKind::Cast(operand, _)
-            | SyntaxKind::Collate(operand, _) => visit(operand),
-            SyntaxKind::Binary(_, operands)
-            | SyntaxKind::Quantified { operands, .. }
-            | SyntaxKind::Distinct { operands, .. } => operands.iter().for_each(visit),
-            SyntaxKind::Between { operands, .. } => operands.iter().for_each(visit),
-            SyntaxKind::In { operand, list, .. } => {
-                visit(operand);
-                list.iter().for_each(visit);
-            }
-            SyntaxKind::Case { operand, arms, otherwise } => {
-                operand.iter().chain(otherwise).for_each(|tree| visit(tree));
-                arms.iter().for_each(|(when, then)| {
-                    visit(when);
-                    visit(then);
-                });
-            }
-            SyntaxKind::Subscript(base, subscripts) => {
-                visit(base);
-                for subscript in subscripts {
-                    match subscript {
-                        Subscript::Index(index) => visit(index),
-                        Subscript::Slice(from, to) => from.iter().chain(to).for_each(&mut *visit),
-                    }
-                }
-            }
-        }
+        visit_children!(self, iter, visit);
     }
 
     /// Calls `visit` for each child, which may be replaced.
     pub(crate) fn each_child_mut(&mut self, visit: &mut impl FnMut(&mut SyntaxTree)) {
-        match self {
-            SyntaxKind::Name(_)
-            | SyntaxKind::Text(_)
-            | SyntaxKind::Number(_)
-            | SyntaxKind::Bool(_)
-            | SyntaxKind::Null
-            | SyntaxKind::Exists(_) => {}
-            SyntaxKind::And(list)
-            | SyntaxKind::Or(list)
-            | SyntaxKind::Call(_, list)
-            | SyntaxKind::Choice(_, list)
-            | SyntaxKind::Row(list)
-            | SyntaxKind::Array(list) => {
-                list.iter_mut().for_each(visit);
-            }
-            SyntaxKind::Not(operand)
-            | SyntaxKind::Unary(_, operand)
-            | SyntaxKind::Is { operand, .. }
-            | SyntaxKind::InSelect { operand, .. }
-            | SyntaxKind::Cast(operand, _)
-            | SyntaxKind::Collate(operand, _) => visit(operand),
-            SyntaxKind::Binary(_, operands)
-            | SyntaxKind::Quantified { operands, .. }
-            | SyntaxKind::Distinct { operands, .. } => operands.iter_mut().for_each(visit),
-            SyntaxKind::Between { operands, .. } => operands.iter_mut().for_each(visit),
-            SyntaxKind::In { operand, list, .. } => {
-                visit(operand);
-                list.iter_mut().for_each(visit);
-            }
-            SyntaxKind::Case { operand, arms, otherwise } => {
-                operand.iter_mut().chain(otherwise).for_each(|tree| visit(tree));
-                arms.iter_mut().for_each(|(when, then)| {
-                    visit(when);
-                    visit(then);
-                });
-            }
-            SyntaxKind::Subscript(base, subscripts) => {
-                visit(base);
-                for subscript in subscripts {
-                    match subscript {
-                        Subscript::Index(index) => visit(index),
-                        Subscript::Slice(from, to) => from.iter_mut().chain(to).for_each(&mut *visit),
-                    }
-                }
-            }
-        }
+        visit_children!(self, iter_mut, visit);
     }
 }

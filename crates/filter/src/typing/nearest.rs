@@ -1,6 +1,7 @@
 //! Nearest supported construct to one that is not, for error messages.
 
 use forebay_values::Scalar;
+use strsim::levenshtein;
 
 use super::functions;
 
@@ -54,24 +55,8 @@ fn alternative(table: &[(&str, &'static str)], name: &str) -> Option<&'static st
 /// Returns the name with the fewest edits: at most one, or two in a long name.
 fn closest(name: &str, names: impl Iterator<Item = &'static str>) -> Option<&'static str> {
     let allowed = if name.len() < 6 { 1 } else { 2 };
-    let near = names.map(|other| (edits(name, other), other)).filter(|(edits, _)| *edits <= allowed);
+    let near = names.map(|other| (levenshtein(name, other), other)).filter(|(edits, _)| *edits <= allowed);
     near.min_by_key(|(edits, _)| *edits).map(|(_, other)| other)
-}
-
-/// Returns the number of characters to insert, delete or replace.
-fn edits(from: &str, to: &str) -> usize {
-    let to: Vec<_> = to.chars().collect();
-    let mut row: Vec<_> = (0..=to.len()).collect();
-    for (line, char) in from.chars().enumerate() {
-        let mut diagonal = row[0];
-        row[0] = line + 1;
-        for (column, other) in to.iter().enumerate() {
-            let replaced = diagonal + usize::from(char != *other);
-            diagonal = row[column + 1];
-            row[column + 1] = replaced.min(diagonal + 1).min(row[column] + 1);
-        }
-    }
-    row[to.len()]
 }
 
 #[cfg(test)]
@@ -80,7 +65,6 @@ mod tests {
 
     #[test]
     fn near_names_are_found_and_far_ones_are_not() {
-        assert_eq!(edits("lenght", "length"), 2);
         assert_eq!(function("lenght"), Some("length"));
         assert_eq!(function("substrng"), Some("substring"));
         assert_eq!(function("len"), Some("char_length"));

@@ -28,7 +28,7 @@ impl EffectiveConfig {
     pub(super) fn of_serve(layers: &SettingLayers) -> EffectiveConfig {
         let checked = ServeConfig::try_from(layers.clone());
         let derived = |config: &ServeConfig| {
-            let snapshots = i64::try_from(config.snapshots).unwrap_or(i64::MAX);
+            let snapshots = i64::try_from(config.backend.snapshots).unwrap_or(i64::MAX);
             vec![shares(config.admission.shares()), ("serve.snapshots", Value::Integer(snapshots))]
         };
         EffectiveConfig::of(layers, &checked.as_ref().map(derived).unwrap_or_default(), checked.err())

@@ -154,7 +154,7 @@ fn electric_variables_override_the_file_and_forebay_variables_override_them() {
     let args = ServeArgs { config: Some(path.clone()), ..ServeArgs::default() };
     let config = load_serve(args, pairs(&[URL, ("ELECTRIC_CACHE_MAX_AGE", "3")])).unwrap();
     std::fs::remove_file(path).unwrap();
-    assert_eq!((config.max_age_s, config.stale_age_s), (3, 2));
+    assert_eq!((config.backend.max_age_s, config.backend.stale_age_s), (3, 2));
     let two = [("ELECTRIC_LISTEN_ON_IPV6", "true"), ("ELECTRIC_PORT", "8080")];
     assert_eq!(layered(&two).get("serve.listen").unwrap().0.as_str(), Some("[::]:8080"));
     let two = [("ELECTRIC_LISTEN_ON_IPV6", "false"), ("ELECTRIC_PORT", "8080")];

@@ -4,11 +4,10 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
-use forebay_admission::{AdaptiveSignals, Builder, Class, ForwardedHeader, Network, Secret};
+use forebay_admission::{AdaptiveSignals, Class, Secret};
 use forebay_gate::{MAX_METRIC_LABELS, MetricLabel, MetricLabelError, StreamRoute, UpstreamConfig};
 use forebay_settings::{ExplicitSettings, SettingLayers, Suggestion, ValueError, VariableNotice, nearest};
 use forebay_stream::HttpServerConfig;
-use http::header::HeaderName;
 use http::uri::{Authority, Scheme, Uri};
 
 use super::ConfigError;
@@ -16,7 +15,7 @@ use super::admission::AdmissionConfig;
 use super::identity::{IdentityConfig, TrustedProxies};
 use super::otel_config::{OtelConfig, check_otel};
 use super::quota::QuotaConfig;
-use super::sections::{GateSection, GateSettings, HostHeader};
+use super::sections::{GateSection, GateSettings, HostHeader, IdentitySection};
 use super::server_settings::{check_admin, check_tls, http_config};
 use crate::logging::LogConfig;
 use crate::tls::TlsCertificate;
@@ -28,24 +27,8 @@ pub struct GateConfig {
     pub listen: SocketAddr,
     /// Certificate and key; `None`: plain HTTP.
     pub tls: Option<Arc<TlsCertificate>>,
-    /// The service behind the gate.
-    pub upstream: UpstreamConfig,
-    /// Routes whose requests take a permit; if empty, all requests do.
-    pub stream_routes: Vec<StreamRoute>,
-    /// Whether the upstream gets the client's `Host`.
-    pub preserve_host: bool,
-    /// Proxies whose headers about clients are trusted.
-    pub trusted_proxies: Vec<Network>,
-    /// Header that the trusted proxies write.
-    pub forwarded_by: ForwardedHeader,
-    /// Header that passes the verified user to the upstream.
-    pub forward_user_header: Option<HeaderName>,
-    /// Labels of the outcomes of requests, and the request headers with their values.
-    pub metric_labels: Vec<MetricLabel>,
-    /// Time without data from a client whose request body is incomplete.
-    pub request_idle_timeout: Duration,
-    /// Time without a byte in either direction of an upgraded connection.
-    pub upgrade_idle_timeout: Duration,
+    /// The reverse proxy.
+    pub proxy: forebay_gate::Config,
     /// Time that streams may continue after the first signal.
     pub drain_timeout: Duration,
     /// Connections of clients.
@@ -89,20 +72,25 @@ fn check_all(settings: GateSettings, layers: &SettingLayers) -> Result<GateConfi
     let signals = AdaptiveSignals::StartsAndProcess;
     let admission =
         AdmissionConfig::check(settings.admission, !identity.methods.is_empty(), signals, layers)?;
-    check_routes(&gate.stream_routes, &admission.builder, layers)?;
-    let private =
-        [&settings.identity.user_header, &settings.identity.api_key_header, &gate.forward_user_header];
-    let private: Vec<&HeaderName> = private.into_iter().flatten().collect();
-    let metric_labels = check_metric_labels(&gate.metric_labels, &private, layers)?;
+    let tls = check_tls(
+        ("gate.tls_cert_file", gate.tls_cert_file.as_ref()),
+        ("gate.tls_key_file", gate.tls_key_file.as_ref()),
+        layers,
+    )?;
+    let mut proxy = forebay_gate::Config::new(check_upstream(&gate, layers)?);
+    proxy.stream_routes = check_routes(&gate.stream_routes, &admission, layers)?;
+    proxy.preserve_host = gate.host == HostHeader::Preserve;
+    proxy.is_tls = tls.is_some();
+    proxy.user_headers = identity.user_headers.clone();
+    proxy.metric_labels = check_metric_labels(&gate, &settings.identity, layers)?;
+    proxy.forward_user_header = gate.forward_user_header;
+    proxy.request_idle_timeout = gate.request_idle_timeout_ms;
+    proxy.upgrade_idle_timeout = gate.upgrade_idle_timeout_ms;
+    proxy.trusted_proxies = gate.trusted_proxies;
+    proxy.forwarded_by = gate.forwarded_by;
     Ok(GateConfig {
-        metric_labels,
         listen: gate.listen,
-        upstream: check_upstream(&gate, layers)?,
-        stream_routes: gate.stream_routes,
-        preserve_host: gate.host == HostHeader::Preserve,
-        forward_user_header: gate.forward_user_header,
-        request_idle_timeout: gate.request_idle_timeout_ms,
-        upgrade_idle_timeout: gate.upgrade_idle_timeout_ms,
+        proxy,
         drain_timeout: gate.drain_timeout_ms,
         // The gate enforces this timeout itself and answers 408. The HTTP server gets twice the
         // time, so that its own timeout never comes first.
@@ -110,11 +98,7 @@ fn check_all(settings: GateSettings, layers: &SettingLayers) -> Result<GateConfi
         admission,
         identity,
         quota: QuotaConfig::check(settings.redis, settings.quota, layers)?,
-        tls: check_tls(
-            ("gate.tls_cert_file", gate.tls_cert_file.as_ref()),
-            ("gate.tls_key_file", gate.tls_key_file.as_ref()),
-            layers,
-        )?,
+        tls,
         admin: check_admin(&admin, layers)?,
         admin_secret: admin.secret,
         log: LogConfig {
@@ -125,46 +109,47 @@ fn check_all(settings: GateSettings, layers: &SettingLayers) -> Result<GateConfi
         otel: check_otel(&settings.otel, cfg!(feature = "otel"), layers)?,
         variable_notices: layers.notices().to_vec(),
         explicit_settings: layers.explicit_settings(),
-        trusted_proxies: gate.trusted_proxies,
-        forwarded_by: gate.forwarded_by,
     })
 }
 
-/// Checks the routes. A class without a share would have no effect, and a typo would go unnoticed.
+/// Returns the routes with the shares of their classes. A class without a share would have no
+/// effect, and a typo would go unnoticed.
 fn check_routes(
     routes: &[StreamRoute],
-    admission: &Builder,
+    admission: &AdmissionConfig,
     layers: &SettingLayers,
-) -> Result<(), ValueError> {
-    for route in routes {
-        let Some(class) = route.class().filter(|class| admission.classes().all(|known| known != *class))
-        else {
-            continue;
-        };
-        let known: Vec<&str> = admission.classes().map(Class::as_str).collect();
+) -> Result<Vec<(StreamRoute, u8)>, ValueError> {
+    let classes = || admission.builder.classes();
+    let check = |route: &StreamRoute| {
+        let Some(class) = route.class() else { return Ok((route.clone(), 100)) };
+        if classes().any(|known| known == class) {
+            return Ok((route.clone(), admission.share(class)));
+        }
+        let known: Vec<&str> = classes().map(Class::as_str).collect();
         let suggestion = Suggestion(nearest(class.as_str(), known.iter().copied()));
         let why = format!(
             "has the class `{}`, which has no share{suggestion}; add it to admission.class_percent, which has `{}`",
             class.as_str(),
             known.join("`, `"),
         );
-        return Err(layers.error("gate.stream_routes", route.to_string(), why));
-    }
-    Ok(())
+        Err(layers.error("gate.stream_routes", route.to_string(), why))
+    };
+    routes.iter().map(check).collect()
 }
 
-/// Checks the labels of metrics. `private` headers have a user id or a key.
+/// Checks the labels of metrics. None may be read from a header with a user id or a key.
 fn check_metric_labels(
-    texts: &[String],
-    private: &[&HeaderName],
+    gate: &GateSection,
+    identity: &IdentitySection,
     layers: &SettingLayers,
 ) -> Result<Vec<MetricLabel>, ValueError> {
     const KEY: &str = "gate.metric_labels";
+    let private = [&identity.user_header, &identity.api_key_header, &gate.forward_user_header];
     let mut labels: Vec<MetricLabel> = Vec::new();
-    for text in texts {
+    for text in &gate.metric_labels {
         let error = |why: String| layers.error(KEY, text.clone(), why);
         let label: MetricLabel = text.parse().map_err(|why: MetricLabelError| error(why.to_string()))?;
-        if private.contains(&label.header()) {
+        if private.into_iter().flatten().any(|header| header == label.header()) {
             return Err(error("has a header with a user or a key, which don't belong in metrics".to_owned()));
         }
         if labels.iter().any(|other| other.name() == label.name()) {
@@ -260,8 +245,8 @@ mod tests {
         let config = with(&[]).unwrap();
         assert_eq!(config.listen.to_string(), "127.0.0.1:8080");
         assert_eq!(config.admin.unwrap().to_string(), "127.0.0.1:8081");
-        assert_eq!(config.upstream.authority, "127.0.0.1:8000");
-        assert!(config.stream_routes.is_empty() && config.preserve_host);
+        assert_eq!(config.proxy.upstream.authority, "127.0.0.1:8000");
+        assert!(config.proxy.stream_routes.is_empty() && config.proxy.preserve_host);
         let error = load_gate(GateArgs::default(), []).unwrap_err().to_string();
         assert!(error.contains("gate.upstream is missing") && error.contains("--upstream"), "{error}");
     }
@@ -287,7 +272,7 @@ mod tests {
         let share = ("FOREBAY_ADMISSION_CLASS_PERCENT", "{ batch = 50 }");
         let routes = |routes| with(&[share, ("FOREBAY_GATE_STREAM_ROUTES", routes)]);
         let known = routes("POST /a batch, GET /b anonymous, GET /c user, GET /d").unwrap();
-        assert_eq!(known.stream_routes.len(), 4);
+        assert_eq!(known.proxy.stream_routes.len(), 4);
         let error = routes("GET /d, POST /a bacth").unwrap_err().to_string();
         for part in
             ["gate.stream_routes", "POST /a bacth", "did you mean `batch`?", "admission.class_percent"]
@@ -299,8 +284,8 @@ mod tests {
     #[test]
     fn labels_of_metrics_are_checked() {
         let labels = |text| with(&[("FOREBAY_GATE_METRIC_LABELS", text)]);
-        assert!(with(&[]).unwrap().metric_labels.is_empty());
-        let two = labels("model=X-Model, provider=x-provider").unwrap().metric_labels;
+        assert!(with(&[]).unwrap().proxy.metric_labels.is_empty());
+        let two = labels("model=X-Model, provider=x-provider").unwrap().proxy.metric_labels;
         assert_eq!(
             two.iter().map(ToString::to_string).collect::<Vec<_>>(),
             ["model=x-model", "provider=x-provider"]

@@ -4,13 +4,11 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::Bytes;
 use forebay_admission::{AdaptiveSignals, Secret};
 use forebay_replication::{ManagerConfig, max_snapshots};
 use forebay_settings::{ExplicitSettings, SettingLayers, ValueError, VariableNotice};
 use forebay_shapes::StoreConfig;
 use forebay_stream::HttpServerConfig;
-use http::Response;
 
 use super::ConfigError;
 use super::admission::AdmissionConfig;
@@ -23,6 +21,9 @@ use super::server_settings::{check_admin, check_tls, http_config};
 use super::storage::store_config;
 use crate::logging::LogConfig;
 use crate::tls::TlsCertificate;
+
+/// Time limit of a request body, as a multiple of the read timeout. Bodies are small.
+const BODY_TIMEOUT_FACTOR: u32 = 4;
 
 /// Checked settings of `forebay serve`. `forebay serve --example-config` explains each key.
 #[derive(Debug)]
@@ -42,37 +43,16 @@ pub struct ServeConfig {
     /// Secret of clients. It is set if other machines can connect, unless tokens are required or
     /// `insecure` is set.
     pub secret: Option<Secret>,
-    /// Claim with the grants, if tokens are required.
-    pub tokens: Option<String>,
     /// Whether an address that other machines can reach is allowed without a secret.
     pub insecure: bool,
     /// Whether clients may delete shapes.
     pub allow_delete: bool,
-    /// Time that a live request waits for a change.
-    pub long_poll: Duration,
-    /// Interval of keep-alive messages on an event stream without changes.
-    pub sse_keep_alive: Duration,
-    /// Duration of an event stream.
-    pub sse_timeout: Duration,
-    /// `max-age` of responses that are not live, in seconds.
-    pub max_age_s: u32,
-    /// `stale-while-revalidate` of responses that are not live, in seconds.
-    pub stale_age_s: u32,
+    /// The shape protocol.
+    pub backend: forebay_serve::Config,
     /// Maximum number of pool connections of all instances; `None`: only the pool sizes limit them.
     pub max_connections: Option<u32>,
     /// Maximum number of pool connections that all instances together open in a second.
     pub connections_per_second: u32,
-    /// Time that a table stays in the publication after its last shape; `None`: forever.
-    pub unpublish_after: Option<Duration>,
-    /// Maximum number of concurrent snapshots: at least 1, at most the number of connections for
-    /// them.
-    pub snapshots: usize,
-    /// Whether Postgres evaluates clauses that Forebay can't.
-    pub postgres_clauses: bool,
-    /// Maximum number of shapes with such clauses.
-    pub postgres_clause_shapes: usize,
-    /// Maximum number of statements per second that evaluate them on changed rows.
-    pub postgres_clause_statements_per_s: u32,
     /// Connections of clients.
     pub http: HttpServerConfig,
     /// Limits for streams.
@@ -93,8 +73,6 @@ pub struct ServeConfig {
     pub explicit_settings: ExplicitSettings,
     /// Whether the process exits when an operator must act before the database can be followed.
     pub exit_when_unfit: bool,
-    /// HTML page at `/` of the clients' address; only `forebay dev` has one.
-    pub(crate) home_page: Option<fn() -> Response<Bytes>>,
     /// Whether the slot and the publication are dropped at shutdown. `forebay dev` always does.
     pub drop_slot_on_shutdown: bool,
 }
@@ -118,7 +96,10 @@ fn check_all(settings: ServeSettings, layers: &SettingLayers) -> Result<ServeCon
         forwarded_by: serve.forwarded_by,
     };
     let identity = IdentityConfig::check(&settings.identity, &proxies, layers)?;
-    let tokens = check_tokens(&serve, identity.methods.contains(&"jwt"), layers)?;
+    let mut backend = backend_config(&serve, check_snapshots(serve.snapshots, most_snapshots, layers)?);
+    backend.unpublish_after = Some(database.unpublish_after_ms).filter(|time| !time.is_zero());
+    backend.tokens_claim = check_tokens(&serve, identity.methods.contains(&"jwt"), layers)?;
+    let has_tokens = backend.tokens_claim.is_some();
     let mut http = http_config(&http, serve.request_idle_timeout_ms);
     http.drain_timeout = serve.drain_timeout_ms;
     // A long-poll's response begins with the next change, so its time says nothing about the load.
@@ -131,7 +112,7 @@ fn check_all(settings: ServeSettings, layers: &SettingLayers) -> Result<ServeCon
     Ok(ServeConfig {
         manager,
         store: store_config(settings.storage),
-        listen: check_listen(&serve, tokens.is_some(), layers)?,
+        listen: check_listen(&serve, has_tokens, layers)?,
         tls: check_tls(
             ("serve.tls_cert_file", serve.tls_cert_file.as_ref()),
             ("serve.tls_key_file", serve.tls_key_file.as_ref()),
@@ -139,21 +120,11 @@ fn check_all(settings: ServeSettings, layers: &SettingLayers) -> Result<ServeCon
         )?,
         admin: check_admin(&admin, layers)?,
         admin_secret: admin.secret,
-        allow_delete: check_delete(&serve, tokens.is_some(), layers)?,
-        tokens,
+        allow_delete: check_delete(&serve, has_tokens, layers)?,
         insecure: serve.insecure,
-        long_poll: serve.long_poll_ms,
-        sse_keep_alive: serve.sse_keep_alive_ms,
-        sse_timeout: serve.sse_timeout_ms,
-        max_age_s: serve.max_age_s,
-        stale_age_s: serve.stale_age_s,
+        backend,
         max_connections,
         connections_per_second: database.connections_per_second,
-        unpublish_after: Some(database.unpublish_after_ms).filter(|time| !time.is_zero()),
-        snapshots: check_snapshots(serve.snapshots, most_snapshots, layers)?,
-        postgres_clauses: serve.postgres_clauses,
-        postgres_clause_shapes: serve.postgres_clause_shapes as usize,
-        postgres_clause_statements_per_s: serve.postgres_clause_statements_per_s,
         secret: serve.secret,
         drain_timeout: http.drain_timeout,
         http,
@@ -169,9 +140,24 @@ fn check_all(settings: ServeSettings, layers: &SettingLayers) -> Result<ServeCon
         variable_notices: layers.notices().to_vec(),
         explicit_settings: layers.explicit_settings(),
         exit_when_unfit: database.exit_when_unfit,
-        home_page: None,
         drop_slot_on_shutdown: database.drop_slot_on_shutdown,
     })
+}
+
+/// Returns the settings of the shape protocol that are numbers and switches of `[serve]`.
+fn backend_config(serve: &ServeSection, snapshots: usize) -> forebay_serve::Config {
+    let mut backend = forebay_serve::Config::default();
+    backend.snapshots = snapshots;
+    backend.long_poll = serve.long_poll_ms;
+    backend.sse_keep_alive = serve.sse_keep_alive_ms;
+    backend.sse_timeout = serve.sse_timeout_ms;
+    backend.max_age_s = serve.max_age_s;
+    backend.stale_age_s = serve.stale_age_s;
+    backend.body_timeout = BODY_TIMEOUT_FACTOR * serve.request_idle_timeout_ms;
+    backend.postgres_clauses = serve.postgres_clauses;
+    backend.postgres_clause_shapes = serve.postgres_clause_shapes as usize;
+    backend.postgres_clause_statements_per_s = serve.postgres_clause_statements_per_s;
+    backend
 }
 
 /// Returns the claim with the grants, if tokens are required.

@@ -7,10 +7,11 @@ use clap::Parser as _;
 use forebay_settings::{CommandDeclaration, Setting, SettingKind};
 use http::{HeaderMap, HeaderValue};
 
-use super::{ConfigError, GateSettings, ServeConfig, ServeSettings, load_serve};
-use crate::cli::{Cli, Command, ServeArgs};
+use super::{ConfigError, GateSettings, ServeConfig, ServeSettings, load_gate, load_serve};
+use crate::cli::{Cli, Command, GateArgs, ServeArgs};
 
 const SERVE: CommandDeclaration = CommandDeclaration::of::<ServeSettings>();
+const GATE: CommandDeclaration = CommandDeclaration::of::<GateSettings>();
 const URL: (&str, &str) = ("DATABASE_URL", "postgres://me:s3cr3t@db.test:5433/shop");
 
 fn pairs(variables: &[(&str, &str)]) -> Vec<(String, String)> {
@@ -70,9 +71,10 @@ fn the_database_url_is_the_only_required_setting() {
     assert_eq!(config.admin.unwrap().to_string(), "127.0.0.1:3001");
     assert!(config.secret.is_none() && !config.allow_delete);
     assert_eq!(config.store.dir.to_str(), Some("./forebay-data"));
-    let times = [config.long_poll, config.sse_keep_alive, config.sse_timeout, config.drain_timeout];
+    let backend = &config.backend;
+    let times = [backend.long_poll, backend.sse_keep_alive, backend.sse_timeout, config.drain_timeout];
     assert_eq!(times.map(|time| time.as_secs()), [20, 21, 60, 25]);
-    assert_eq!((config.max_age_s, config.stale_age_s, config.snapshots), (60, 300, 16));
+    assert_eq!((backend.max_age_s, backend.stale_age_s, backend.snapshots), (60, 300, 16));
     assert_eq!((config.admission.total, config.admission.per_user), (10_000, None));
     let all = lines(&config);
     for line in [
@@ -126,7 +128,7 @@ const KEYS_WITH_LINES: &[(&str, &str, &str)] = &[
     ("database.failover_slot", "true", "manager.failover_slot: true"),
     ("database.publication", "Other one", "manager.publication: \"Other one\""),
     ("database.manual_publication", "true", "manager.manual_publication: true"),
-    ("database.unpublish_after_ms", "7000", "unpublish_after.7s"),
+    ("database.unpublish_after_ms", "7000", "backend.unpublish_after.7s"),
     ("database.pool_size", "8", "manager.pool_size: 8"),
     ("database.pool_low_watermark", "7", "manager.pool_low_watermark.7"),
     ("database.pool_lifetime_ms", "700000", "manager.pool_lifetime.700s"),
@@ -141,12 +143,12 @@ const KEYS_WITH_LINES: &[(&str, &str, &str)] = &[
     ("serve.listen", "[::1]:7", ".listen: [::1]:7"),
     ("serve.secret", "s3cr3t", "secret.Secret(…)"),
     ("serve.allow_delete", "true", ".allow_delete: true"),
-    ("serve.long_poll_ms", "7000", ".long_poll: 7s"),
-    ("serve.sse_keep_alive_ms", "7000", ".sse_keep_alive: 7s"),
-    ("serve.sse_timeout_ms", "7000", ".sse_timeout: 7s"),
-    ("serve.max_age_s", "7", ".max_age_s: 7"),
-    ("serve.stale_age_s", "0", ".stale_age_s: 0"),
-    ("serve.snapshots", "7", ".snapshots: 7"),
+    ("serve.long_poll_ms", "7000", "backend.long_poll: 7s"),
+    ("serve.sse_keep_alive_ms", "7000", "backend.sse_keep_alive: 7s"),
+    ("serve.sse_timeout_ms", "7000", "backend.sse_timeout: 7s"),
+    ("serve.max_age_s", "7", "backend.max_age_s: 7"),
+    ("serve.stale_age_s", "0", "backend.stale_age_s: 0"),
+    ("serve.snapshots", "7", "backend.snapshots: 7"),
     ("serve.request_idle_timeout_ms", "7000", "http.body_read_timeout: 7s"),
     ("serve.drain_timeout_ms", "7000", ".drain_timeout: 7s"),
     ("storage.dir", "/elsewhere", "store.dir: \"/elsewhere\""),
@@ -231,7 +233,7 @@ fn every_key_sets_its_field() {
         rows.any(|key| key == path) || KEYS_WITH_OWN_TESTS.contains(&path) || path.starts_with("identity.")
     };
     for setting in SERVE.settings().filter(|setting| !tested(setting.path)) {
-        let value = other_value(setting);
+        let value = other_value(setting, "serve");
         let after = lines(&with(&[(&SERVE.variable(setting), &value)]).unwrap());
         assert_ne!(after, before, "{} = {value} has no effect", setting.path);
     }
@@ -240,9 +242,9 @@ fn every_key_sets_its_field() {
     }
 }
 
-/// Returns a value of a number or a switch other than the default.
-fn other_value(setting: &Setting) -> String {
-    let default = setting.default_of("serve").unwrap_or_else(|| panic!("{} needs a row", setting.path));
+/// Returns a value of a number or a switch other than the default of the command.
+fn other_value(setting: &Setting, command: &str) -> String {
+    let default = setting.default_of(command).unwrap_or_else(|| panic!("{} needs a row", setting.path));
     match setting.kind {
         SettingKind::Number => (default.as_integer().unwrap() + 1).to_string(),
         SettingKind::Switch => (!default.as_bool().unwrap()).to_string(),
@@ -251,10 +253,30 @@ fn other_value(setting: &Setting) -> String {
 }
 
 #[test]
+fn every_number_and_switch_of_the_gate_has_an_effect() {
+    let gate = |variable: Option<(String, String)>| {
+        let upstream = ("FOREBAY_GATE_UPSTREAM".to_owned(), "http://127.0.0.1:8000".to_owned());
+        let variables = [upstream].into_iter().chain(variable);
+        format!("{:#?}", load_gate(GateArgs::default(), variables).unwrap())
+    };
+    let before = gate(None);
+    let is_tested = |setting: &&Setting| {
+        matches!(setting.kind, SettingKind::Number | SettingKind::Switch)
+            && setting.default_of("gate").is_some()
+            && !KEYS_WITH_OWN_TESTS.contains(&setting.path)
+    };
+    for setting in GATE.settings().filter(is_tested) {
+        let value = other_value(setting, "gate");
+        let after = gate(Some((GATE.variable(setting), value.clone())));
+        assert_ne!(after, before, "{} = {value} has no effect", setting.path);
+    }
+}
+
+#[test]
 fn zero_disables_a_limit() {
     for (key, field) in [
         ("database.idle_timeout_ms", "manager.idle_after: None"),
-        ("database.unpublish_after_ms", ".unpublish_after: None"),
+        ("database.unpublish_after_ms", "backend.unpublish_after: None"),
         ("storage.max_bytes", "store.max_bytes: None"),
     ] {
         let text =
@@ -345,7 +367,10 @@ fn an_error_names_the_variable_of_a_value_with_the_wrong_type() {
 #[test]
 fn snapshots_have_the_connections_that_the_budget_leaves_them() {
     for (budget, snapshots) in [("0", 16), ("40", 16), ("20", 15), ("4", 2), ("2", 1)] {
-        assert_eq!(with(&[("FOREBAY_DATABASE_MAX_CONNECTIONS", budget)]).unwrap().snapshots, snapshots);
+        assert_eq!(
+            with(&[("FOREBAY_DATABASE_MAX_CONNECTIONS", budget)]).unwrap().backend.snapshots,
+            snapshots
+        );
     }
 }
 
@@ -372,10 +397,13 @@ fn tokens_allow_a_public_address_but_not_deletion() {
     std::fs::write(&path, [b'x'; 40]).unwrap();
     let keys = ("FOREBAY_IDENTITY_JWT_SECRET_FILE", path.to_str().unwrap());
     let required = [keys, ("FOREBAY_SERVE_TOKENS", "required"), ("FOREBAY_SERVE_LISTEN", "0.0.0.0:3000")];
-    assert_eq!(with(&required).unwrap().tokens.as_deref(), Some("shapes"));
-    assert_eq!(with(&[keys]).unwrap().tokens, None);
+    assert_eq!(with(&required).unwrap().backend.tokens_claim.as_deref(), Some("shapes"));
+    assert_eq!(with(&[keys]).unwrap().backend.tokens_claim, None);
     let claim = ("FOREBAY_SERVE_TOKENS_CLAIM", "https://forebay.example/shapes");
-    assert_eq!(with(&[&required[..], &[claim]].concat()).unwrap().tokens.as_deref(), Some(claim.1));
+    assert_eq!(
+        with(&[&required[..], &[claim]].concat()).unwrap().backend.tokens_claim.as_deref(),
+        Some(claim.1)
+    );
     assert!(with(&[&required[..], &[(claim.0, " ")]].concat()).is_err(), "a blank claim");
     let deletes = [&required[..], &[("FOREBAY_SERVE_ALLOW_DELETE", "true")]].concat();
     let error = with(&deletes).unwrap_err().to_string();
@@ -522,9 +550,8 @@ fn an_unknown_key_or_variable_is_reported_with_a_suggestion() {
 
 #[test]
 fn variables_of_the_gate_are_ignored_and_its_section_is_unknown() {
-    let gate = CommandDeclaration::of::<GateSettings>();
-    for setting in gate.settings().filter(|setting| setting.path.starts_with("gate.")) {
-        with(&[(&gate.variable(setting), "x")]).expect("a gate may run in the same environment");
+    for setting in GATE.settings().filter(|setting| setting.path.starts_with("gate.")) {
+        with(&[(&GATE.variable(setting), "x")]).expect("a gate may run in the same environment");
     }
     let error = with(&[("FOREBAY_DATABSE_URL", "x")]).unwrap_err().to_string();
     assert!(error.contains("`FOREBAY_DATABASE_URL`"), "{error}");

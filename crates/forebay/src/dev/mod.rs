@@ -122,7 +122,7 @@ async fn serve(
     let url = resources.postgres.as_ref().map(|postgres| postgres.url(DATABASE));
     let (args, environment) = serve_args(&args, &addresses, url, resources.storage.path());
     let mut config = config::load_serve(args, environment)?;
-    config.home_page = Some(startup_banner::home_page);
+    config.backend.home = Some(startup_banner::home_page);
     config.drop_slot_on_shutdown = true;
     let serve = ShapeServer::start(config, metrics, descriptors).await?;
     let is_ready = tokio::select! {

@@ -5,7 +5,8 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use forebay_gate::{Config, GateService, ReverseProxy, StreamRoute};
+use forebay_admission::directory::StreamDirectory;
+use forebay_gate::{GateService, ReverseProxy};
 use forebay_stream::{Handshake, HttpServer};
 use metrics_exporter_prometheus::PrometheusHandle;
 use tokio::time::{Instant, timeout_at};
@@ -21,7 +22,6 @@ use crate::secret_guard::SecretGuard;
 use crate::settings_reloader::SettingsReloader;
 use crate::signals::Signals;
 use crate::tls::TlsCertificate;
-use forebay_admission::directory::StreamDirectory;
 
 /// A gate that is listening.
 pub struct GateServer {
@@ -49,7 +49,7 @@ impl GateServer {
         let (quota, bus) = join_quota(&config.quota, address).await?;
 
         let admission = config.admission.builder.clone().stage_level(config.log.stages).build(quota.clone());
-        let proxy = ReverseProxy::new(proxy_config(&config), config.identity.identify.clone());
+        let proxy = ReverseProxy::new(config.proxy.clone(), config.identity.identify.clone());
         let service = proxy.service(admission.clone());
         let mut http = config.http.clone();
         http.drain_timeout = closing_timeout(config.drain_timeout);
@@ -62,7 +62,7 @@ impl GateServer {
         let report = GateReport {
             started: Instant::now(),
             address,
-            upstream_url: format!("http://{}", config.upstream.authority),
+            upstream_url: format!("http://{}", config.proxy.upstream.authority),
             identity: config.identity.methods.clone(),
             admission: admission.clone(),
             quota: quota.clone(),
@@ -78,7 +78,7 @@ impl GateServer {
             admission.clone(),
             guard.clone(),
         )
-        .label_headers(config.metric_labels.iter().map(|label| label.header().clone()).collect())
+        .label_headers(config.proxy.metric_labels.iter().map(|label| label.header().clone()).collect())
         .tls(config.tls.clone());
         let streams = Arc::new(StreamDirectory::new(admission.clone(), quota.clone(), bus));
         let admin = admin_listener
@@ -154,34 +154,17 @@ fn closing_timeout(drain_timeout: Duration) -> Duration {
     drain_timeout / 2
 }
 
-/// Returns the settings of the reverse proxy.
-fn proxy_config(config: &GateConfig) -> Config {
-    let share = |route: &StreamRoute| route.class().map_or(100, |class| config.admission.share(class));
-    let mut proxy = Config::new(config.upstream.clone());
-    proxy.stream_routes = config.stream_routes.iter().map(|route| (route.clone(), share(route))).collect();
-    proxy.preserve_host = config.preserve_host;
-    proxy.is_tls = config.tls.is_some();
-    proxy.trusted_proxies = config.trusted_proxies.clone();
-    proxy.forwarded_by = config.forwarded_by;
-    proxy.user_headers = config.identity.user_headers.clone();
-    proxy.forward_user_header = config.forward_user_header.clone();
-    proxy.metric_labels = config.metric_labels.clone();
-    proxy.request_idle_timeout = config.request_idle_timeout;
-    proxy.upgrade_idle_timeout = config.upgrade_idle_timeout;
-    proxy
-}
-
 /// Logs the addresses, and warns of settings that can't take effect.
 fn log_start(config: &GateConfig, address: SocketAddr, admin: Option<SocketAddr>, descriptors: Option<u64>) {
     log_mapped_variables(&config.variable_notices);
-    let upstream = config.upstream.authority.as_str();
+    let upstream = config.proxy.upstream.authority.as_str();
     let admin = admin.map_or_else(|| "off".to_owned(), |admin| admin.to_string());
     let identity = if config.identity.methods.is_empty() {
         "none".to_owned()
     } else {
         config.identity.methods.join(",")
     };
-    if config.stream_routes.is_empty() {
+    if config.proxy.stream_routes.is_empty() {
         info!("no stream routes configured: every request takes a permit");
     }
     if config.identity.methods.is_empty() && config.admission.per_user.is_some() {
@@ -195,7 +178,7 @@ fn log_start(config: &GateConfig, address: SocketAddr, admin: Option<SocketAddr>
             needed, total, "file descriptor limit too low: each stream takes two; raise `ulimit -n`"
         );
     }
-    let (clients, upstreams) = (config.http.max_connections, config.upstream.max_connections);
+    let (clients, upstreams) = (config.http.max_connections, config.proxy.upstream.max_connections);
     for (key, most) in [("http.max_connections", clients), ("gate.upstream_max_connections", upstreams)] {
         if most >= total as usize {
             continue;

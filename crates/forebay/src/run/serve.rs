@@ -5,10 +5,11 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use forebay_admission::directory::StreamDirectory;
 use forebay_replication::reservoir::ConnectionLimits;
 use forebay_replication::{Manager, ManagerStatus, ManagerStep, NotReady};
 use forebay_serve::protocol::{Access, DeletePolicy};
-use forebay_serve::{AccessControl, Config, ServeService, ShapeBackend};
+use forebay_serve::{AccessControl, ServeService, ShapeBackend};
 use forebay_shapes::Shapes;
 use forebay_stream::{Handshake, HttpServer};
 use metrics_exporter_prometheus::PrometheusHandle;
@@ -25,12 +26,9 @@ use crate::report::{ServeReport, ShapeLister};
 use crate::secret_guard::SecretGuard;
 use crate::settings_reloader::SettingsReloader;
 use crate::signals::Signals;
-use forebay_admission::directory::StreamDirectory;
 
 /// Time that cleanup may take after a second signal, if slot and publication are to be dropped.
 const CLEANUP_TIMEOUT: Duration = Duration::from_secs(1);
-/// Time limit of a request body, as a multiple of the read timeout. Bodies are small.
-const BODY_TIMEOUT_FACTOR: u32 = 4;
 
 /// A shape server that is listening.
 pub struct ShapeServer {
@@ -70,11 +68,11 @@ impl ShapeServer {
             limits = limits.connections(most);
         }
         let manager_config = config.manager.clone().limits(limits);
-        let backend = ShapeBackend::start(shapes, manager_config, backend_config(&config))?;
+        let backend = ShapeBackend::start(shapes, manager_config, config.backend.clone())?;
         let admission = config.admission.builder.clone().stage_level(config.log.stages).build(quota.clone());
         let access = Access {
             secret: config.secret.clone(),
-            tokens: config.tokens.is_some(),
+            tokens: config.backend.tokens_claim.is_some(),
             deletes: if config.allow_delete { DeletePolicy::Allow } else { DeletePolicy::Refuse },
             is_local: config.listen.ip().is_loopback() && !config.insecure,
         };
@@ -200,25 +198,6 @@ impl ShapeServer {
             }
         }
     }
-}
-
-/// Returns the settings of the shape protocol.
-fn backend_config(config: &ServeConfig) -> Config {
-    let mut backend = Config::default();
-    backend.snapshots = config.snapshots;
-    backend.postgres_clauses = config.postgres_clauses;
-    backend.postgres_clause_shapes = config.postgres_clause_shapes;
-    backend.postgres_clause_statements_per_s = config.postgres_clause_statements_per_s;
-    backend.unpublish_after = config.unpublish_after;
-    backend.long_poll = config.long_poll;
-    backend.sse_keep_alive = config.sse_keep_alive;
-    backend.sse_timeout = config.sse_timeout;
-    backend.max_age_s = config.max_age_s;
-    backend.stale_age_s = config.stale_age_s;
-    backend.body_timeout = BODY_TIMEOUT_FACTOR * config.http.body_read_timeout;
-    backend.tokens_claim = config.tokens.clone();
-    backend.home = config.home_page;
-    backend
 }
 
 /// Retries a failed connection to the database at once. The password is read again with it.

@@ -384,7 +384,7 @@ mod tests {
             let dials = dials_of_an_unfit_server(&policy(), seed, Duration::ZERO);
             let between = |from: u64, to: u64| {
                 let range = Duration::from_secs(from)..Duration::from_secs(to);
-                dials.iter().filter(|at| range.contains(at)).count()
+                dials.iter().filter(|at| range.contains(*at)).count()
             };
             assert!(between(0, 1) <= 12, "{}", between(0, 1));
             for second in 1..59 {

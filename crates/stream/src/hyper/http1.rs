@@ -14,6 +14,7 @@ use std::task::Poll;
 
 use bytes::Bytes;
 use http::Response;
+use hyper::rt::{Read, Write};
 use hyper::server::conn::http1;
 use tokio::net::TcpStream;
 use tokio::time::{Instant, sleep_until};
@@ -34,11 +35,11 @@ use crate::socket::{REQUEST_TIMEOUT_RESPONSE, SHUTTING_DOWN_RESPONSE, linger, re
 use crate::upgraded_io::{ClientSocket, UpgradedIo};
 
 /// Connection of hyper for HTTP/1.
-type Http1<S, B> = http1::Connection<HyperSocket, ServiceAdapter<S, B>>;
+type Http1<I, S, B> = http1::Connection<I, ServiceAdapter<S, B>>;
 
 /// Drives the connection until it ends, or until a response can take its socket.
 pub(crate) async fn serve_http1<S, B>(
-    mut conn: Box<Http1<S, B>>,
+    mut conn: Box<Http1<HyperSocket, S, B>>,
     slot: Arc<HandoffSlot<B>>,
     activity: &ConnectionActivity,
     head_deadline: Instant,
@@ -48,32 +49,7 @@ where
     S: HttpService<B>,
     B: ResponseBody + Send + 'static,
 {
-    let (mut drain, mut client_deadline) = (Http1Drain::new(context), ClientDeadline::for_first_head());
-    let mut deadline = pin!(sleep_until(head_deadline));
-    let mut is_idle = false;
-    let end = poll_fn(|cx| {
-        drain.poll_started(activity, cx);
-        if let Poll::Ready(done) = Pin::new(&mut *conn).poll(cx) {
-            return Poll::Ready(Http1End::Done(done));
-        }
-        if !slot.is_empty() && !activity.unflushed.get() {
-            return Poll::Ready(Http1End::Handoff);
-        }
-        if let Poll::Ready(wait) = client_deadline.poll(activity, &context.config, deadline.as_mut(), cx) {
-            return Poll::Ready(Http1End::TimedOut(wait));
-        }
-        match drain.poll_decision(activity, cx) {
-            Poll::Ready(DrainDecision::RejectHead) => return Poll::Ready(Http1End::DrainExpired),
-            Poll::Ready(decision @ (DrainDecision::AfterResponse | DrainDecision::CloseIdle)) => {
-                is_idle = decision == DrainDecision::CloseIdle;
-                Pin::new(&mut *conn).graceful_shutdown();
-                cx.waker().wake_by_ref();
-            }
-            Poll::Pending => {}
-        }
-        Poll::Pending
-    })
-    .await;
+    let end = drive_http1(&mut *conn, &slot, activity, head_deadline, context).await;
 
     // The slot is emptied before hyper's state is dropped, because dropping a response runs the
     // service's code.
@@ -100,7 +76,7 @@ where
         }
         Http1End::Done(done) => {
             let has_response = match done {
-                Ok(()) => !is_idle,
+                Ok(()) => true,
                 Err(error) => count_error(&error, context) == ErrorResponse::Sent,
             };
             if has_response {
@@ -108,7 +84,63 @@ where
             }
             None
         }
+        Http1End::ClosedIdle => None,
     }
+}
+
+/// How hyper's part of an HTTP/1 connection ended.
+pub(super) enum Http1End {
+    Done(hyper::Result<()>),
+    /// The drain closed the connection, which had no request.
+    ClosedIdle,
+    /// A response that takes the connection is in the slot.
+    Handoff,
+    /// The client missed a deadline.
+    TimedOut(ClientWait),
+    /// The drain's grace ended in the middle of a head.
+    DrainExpired,
+}
+
+/// Drives hyper until the connection ends, or until a response that takes it is in the slot.
+pub(super) async fn drive_http1<I, S, B>(
+    conn: &mut Http1<I, S, B>,
+    slot: &HandoffSlot<B>,
+    activity: &ConnectionActivity,
+    head_deadline: Instant,
+    context: &ServerContext,
+) -> Http1End
+where
+    I: Read + Write + Unpin,
+    S: HttpService<B>,
+    B: ResponseBody + Send + 'static,
+{
+    let (mut drain, mut client_deadline) = (Http1Drain::new(context), ClientDeadline::for_first_head());
+    let mut deadline = pin!(sleep_until(head_deadline));
+    let mut is_idle = false;
+    poll_fn(|cx| {
+        drain.poll_started(activity, cx);
+        if let Poll::Ready(done) = Pin::new(&mut *conn).poll(cx) {
+            let closed_idle = is_idle && done.is_ok();
+            return Poll::Ready(if closed_idle { Http1End::ClosedIdle } else { Http1End::Done(done) });
+        }
+        if !slot.is_empty() && !activity.unflushed.get() {
+            return Poll::Ready(Http1End::Handoff);
+        }
+        if let Poll::Ready(wait) = client_deadline.poll(activity, &context.config, deadline.as_mut(), cx) {
+            return Poll::Ready(Http1End::TimedOut(wait));
+        }
+        match drain.poll_decision(activity, cx) {
+            Poll::Ready(DrainDecision::RejectHead) => return Poll::Ready(Http1End::DrainExpired),
+            Poll::Ready(decision @ (DrainDecision::AfterResponse | DrainDecision::CloseIdle)) => {
+                is_idle = decision == DrainDecision::CloseIdle;
+                Pin::new(&mut *conn).graceful_shutdown();
+                cx.waker().wake_by_ref();
+            }
+            Poll::Pending => {}
+        }
+        Poll::Pending
+    })
+    .await
 }
 
 /// Returns the parts of a live stream or of an upgrade. `unread` has the bytes behind the request.
@@ -145,15 +177,4 @@ fn join(first: Bytes, second: Bytes) -> Bytes {
         (true, false) => second,
         (false, false) => [first, second].concat().into(),
     }
-}
-
-/// How hyper's part of an HTTP/1 connection ended.
-pub(crate) enum Http1End {
-    Done(hyper::Result<()>),
-    /// A response that takes the connection is in the slot.
-    Handoff,
-    /// The client missed a deadline.
-    TimedOut(ClientWait),
-    /// The drain's grace ended in the middle of a head.
-    DrainExpired,
 }

@@ -1,23 +1,20 @@
 //! Connections with a handshake (TLS), which hyper serves until they end or are upgraded.
 //!
-//! Invariant: the same deadlines and the same drain as for a plain connection in `http1.rs`.
+//! Invariant: the same deadlines and the same drain as for a plain connection.
+//! Enforced by: `drive_http1` in `http1.rs` drives both.
 
-use std::future::{Future, poll_fn};
-use std::pin::{Pin, pin};
 use std::sync::Arc;
-use std::task::Poll;
 
 use hyper::server::conn::http1;
 use tokio::io::AsyncWriteExt as _;
-use tokio::time::{Instant, sleep_until, timeout, timeout_at};
+use tokio::time::{Instant, timeout, timeout_at};
 
 use crate::ClientAddr;
 use crate::connection_upgrade::UpgradeParts;
 use crate::h1::response_head;
 use crate::hyper::activity::ConnectionActivity;
-use crate::hyper::client_deadline::{ClientDeadline, count_error, count_timeout};
-use crate::hyper::http1::Http1End;
-use crate::hyper::http1_drain::{DrainDecision, Http1Drain};
+use crate::hyper::client_deadline::{count_error, count_timeout};
+use crate::hyper::http1::{Http1End, drive_http1};
 use crate::hyper::http2::serve_http2;
 use crate::hyper::service_adapter::{HandoffSlot, Http1Handoff, ServiceAdapter};
 use crate::hyper::transport::{HandshakeFuture, NegotiatedTransport, TransportIo};
@@ -84,31 +81,8 @@ where
     S: HttpService<B>,
     B: ResponseBody + Send + 'static,
 {
-    let (mut drain, mut client_deadline) = (Http1Drain::new(context), ClientDeadline::for_first_head());
-    let mut deadline = pin!(sleep_until(head_deadline));
-    let end = poll_fn(|cx| {
-        drain.poll_started(activity, cx);
-        if let Poll::Ready(done) = Pin::new(&mut *conn).poll(cx) {
-            return Poll::Ready(Http1End::Done(done));
-        }
-        if !slot.is_empty() && !activity.unflushed.get() {
-            return Poll::Ready(Http1End::Handoff);
-        }
-        if let Poll::Ready(wait) = client_deadline.poll(activity, &context.config, deadline.as_mut(), cx) {
-            return Poll::Ready(Http1End::TimedOut(wait));
-        }
-        match drain.poll_decision(activity, cx) {
-            Poll::Ready(DrainDecision::RejectHead) => return Poll::Ready(Http1End::DrainExpired),
-            Poll::Ready(DrainDecision::AfterResponse | DrainDecision::CloseIdle) => {
-                Pin::new(&mut *conn).graceful_shutdown();
-                cx.waker().wake_by_ref();
-            }
-            Poll::Pending => {}
-        }
-        Poll::Pending
-    });
-    match end.await {
-        Http1End::Done(Ok(())) => {
+    match drive_http1(&mut *conn, &slot, activity, head_deadline, context).await {
+        Http1End::Done(Ok(())) | Http1End::ClosedIdle => {
             // hyper doesn't shut down a connection on which a client asked for an upgrade. Without
             // TLS's end message, the response to that client looks truncated.
             let mut io = conn.into_parts().io.into_transport();
