@@ -63,6 +63,13 @@ fn compare(server: &ReferenceServer, clause: &str, answers: &[Option<String>], t
             *tally.reasons.entry(what).or_default() += 1;
             return;
         }
+        // Postgres notices the conflict of collations when it compares, which another operand may
+        // prevent. A filter is refused.
+        Err(error) if error.sqlstate() == "42P22" => {
+            tally.refused += 1;
+            *tally.reasons.entry(error.to_string()).or_default() += 1;
+            return;
+        }
         Err(error) => {
             let class = &error.sqlstate()[..2];
             let agreed =
