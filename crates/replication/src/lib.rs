@@ -106,6 +106,7 @@
 //!   `five_panics_in_a_minute_halt_it_and_four_do_not`
 //! - Snapshots never take a connection of the metadata pool.
 //!   `snapshots_leave_the_metadata_connections_free_on_a_nearly_full_server`,
+//!   `lost_metadata_connections_get_places_of_a_full_server_before_snapshots`,
 //!   `a_budget_of_connections_is_split_between_the_pools`
 //! - A manually managed publication is never changed.
 //!   `a_manual_publication_is_not_changed_even_by_its_owner`,

@@ -2,21 +2,25 @@
 //!
 //! Invariant: snapshots never take a connection of the metadata pool.
 //! Enforced by: each pool has its own reservoir. The snapshot pool starts to dial after the first
-//! fill of the metadata pool, so a nearly full server gives its free connections to metadata first.
-//! A budget of connections is split between the two. Without a budget, other clients of a full
-//! server, and also the snapshot pool, can take the place of a metadata connection that was lost.
+//! fill of the metadata pool, and pauses while that pool lacks connections (`connect.rs`). If a
+//! full server refuses a metadata dial, a snapshot connection is closed. A budget of connections is
+//! split between the two.
+//! Out of scope: other clients of a full server, which can take any place that becomes free.
+
+mod connect;
 
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use forebay_reservoir::{
-    CheckoutError, ConnectionCounts, ConnectionGuard, ConnectionLimits, FillError, MAX_LISTED,
+    CheckoutError, Connect, ConnectionCounts, ConnectionGuard, ConnectionLimits, FillError, MAX_LISTED,
     PostgresClient, PostgresConnect, Reservoir, ReservoirConfig, ReservoirConfigError, ReservoirView,
     Shortage, Status,
 };
 use serde::Serialize;
 use tokio::sync::mpsc;
 
+use self::connect::{MetadataConnect, MetadataDials, SnapshotConnect};
 use crate::config::ManagerConfig;
 use crate::core::machine::{Event, PoolReport, PoolState};
 use crate::error::{RecoveryAction, ReplicationError};
@@ -29,6 +33,9 @@ const ADMIN_CHECKOUT_TIMEOUT: Duration = Duration::from_secs(5);
 const FILL_TIMEOUT: Duration = Duration::from_secs(5);
 /// Interval between two checks of the number of connections.
 const CHECK_INTERVAL: Duration = Duration::from_millis(500);
+/// Time limit for checking out a snapshot connection that is closed for a metadata connection. The
+/// metadata pool dials at least this often, and each refusal starts another checkout.
+const MAKE_ROOM_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// State of a pool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
@@ -70,14 +77,14 @@ pub enum PoolError {
 #[derive(Clone)]
 pub(crate) struct Pools {
     admin: ConnectionPool,
+    metadata_dials: MetadataDials,
     /// Empty until the metadata pool is filled.
     snapshot: Arc<OnceLock<ConnectionPool>>,
-    snapshot_start: Arc<PoolStart>,
+    snapshot_start: Arc<SnapshotPoolStart>,
 }
 
-/// A pool that isn't started yet.
-struct PoolStart {
-    name: &'static str,
+/// The snapshot pool before its start.
+struct SnapshotPoolStart {
     connect: PostgresConnect,
     config: ReservoirConfig,
     limits: ConnectionLimits,
@@ -95,16 +102,13 @@ impl Pools {
     pub(crate) fn start(config: &ManagerConfig) -> Result<Self, ReservoirConfigError> {
         let limits = config.limits.clone().unwrap_or_else(ConnectionLimits::local);
         let [admin, snapshot] = config.reservoirs();
-        let pool = |name, config_of_pool| PoolStart {
-            name,
-            connect: config.pool_connect().clone(),
-            config: config_of_pool,
-            limits: limits.clone(),
-        };
+        let (connect, metadata_dials) = (config.pool_connect().clone(), MetadataDials::new());
+        let admin_connect = MetadataConnect { connect: connect.clone(), dials: metadata_dials.clone() };
         Ok(Pools {
-            admin: pool("admin", admin).start()?,
+            admin: ConnectionPool::start("admin", admin_connect, admin, limits.clone())?,
+            metadata_dials,
             snapshot: Arc::default(),
-            snapshot_start: Arc::new(pool("snapshot", snapshot)),
+            snapshot_start: Arc::new(SnapshotPoolStart { connect, config: snapshot, limits }),
         })
     }
 
@@ -158,13 +162,21 @@ impl Pools {
             return;
         }
         let Ok(snapshot) = self.start_snapshots().await else { return };
+        tokio::select! {
+            () = self.report(snapshot, &events) => {}
+            () = self.make_room_for_metadata(snapshot) => {}
+        }
+    }
+
+    /// Reports the state of both pools until they close.
+    async fn report(&self, snapshot: &ConnectionPool, events: &mpsc::Sender<Event>) {
         // The stream needs no snapshot connection, so it doesn't wait for them.
         let starting = |why| {
             let snapshot = PoolState { status: PoolStatus::Starting, why };
             Event::PoolsChanged(PoolReport { admin: self.admin.state(), snapshot })
         };
         if events.send(starting(None)).await.is_err()
-            || !snapshot.first_fill(&events, |error| starting(Some(error.why.to_string()))).await
+            || !snapshot.first_fill(events, |error| starting(Some(error.why.to_string()))).await
         {
             return;
         }
@@ -181,10 +193,38 @@ impl Pools {
         }
     }
 
+    /// Closes a snapshot connection after each metadata dial that a full server refused, until the
+    /// pools close. The metadata pool dials again after its back-off; meanwhile snapshots don't.
+    async fn make_room_for_metadata(&self, snapshot: &ConnectionPool) {
+        let mut dials = self.metadata_dials.subscribe();
+        while dials.changed().await.is_ok() {
+            if !*dials.borrow_and_update() || snapshot.open() == 0 {
+                continue;
+            }
+            match snapshot.view.checkout_within(MAKE_ROOM_TIMEOUT).await {
+                // Refusals during the wait are answered by this connection, too.
+                Ok(mut connection) if *dials.borrow_and_update() => {
+                    connection.mark_bad();
+                    tracing::info!("snapshot connection closed: server too full for metadata connections");
+                }
+                Ok(_) => {}
+                Err(CheckoutError::Closed) => return,
+                Err(_) => {}
+            }
+        }
+    }
+
     /// Starts the snapshot pool. If the pools were closed meanwhile, closes it again.
     async fn start_snapshots(&self) -> Result<&ConnectionPool, PoolError> {
+        let SnapshotPoolStart { connect, config, limits } = &*self.snapshot_start;
+        let connect = SnapshotConnect {
+            connect: connect.clone(),
+            metadata: self.admin.reservoir.clone(),
+            dials: self.metadata_dials.clone(),
+        };
         // The same lifetimes as those of the metadata pool, which is started already.
-        let pool = self.snapshot_start.start().map_err(|_| PoolError::Closed)?;
+        let pool = ConnectionPool::start("snapshot", connect, config.clone(), limits.clone())
+            .map_err(|_| PoolError::Closed)?;
         let pool = self.snapshot.get_or_init(|| pool);
         // After the initialization: `close` either finds the pool, or its mark is seen here.
         if self.admin.is_closing() {
@@ -195,20 +235,28 @@ impl Pools {
     }
 }
 
-impl PoolStart {
-    fn start(&self) -> Result<ConnectionPool, ReservoirConfigError> {
-        let reservoir = Reservoir::start(self.connect.clone(), self.config.clone(), self.limits.clone())?;
-        let view = reservoir.view(self.name, reservoir.status().target);
+impl ConnectionPool {
+    fn start(
+        name: &str,
+        connect: impl Connect<Connection = PostgresClient>,
+        config: ReservoirConfig,
+        limits: ConnectionLimits,
+    ) -> Result<Self, ReservoirConfigError> {
+        let reservoir = Reservoir::start(connect, config, limits)?;
+        let view = reservoir.view(name, reservoir.status().target);
         Ok(ConnectionPool { reservoir, view })
     }
-}
 
-impl ConnectionPool {
+    /// Returns the number of open connections.
+    fn open(&self) -> u32 {
+        let ConnectionCounts { ready, lent, resetting, .. } = self.reservoir.status().counts;
+        ready + lent + resetting
+    }
+
     /// Returns the state of a pool that was filled once.
     fn state(&self) -> PoolState {
         let status = self.reservoir.status();
-        let ConnectionCounts { ready, lent, resetting, .. } = status.counts;
-        match ready + lent + resetting >= status.target.div_ceil(2) {
+        match self.open() >= status.target.div_ceil(2) {
             true => PoolState { status: PoolStatus::Ready, why: None },
             false => PoolState { status: PoolStatus::Repopulating, why: status.last_failure },
         }

@@ -78,14 +78,39 @@ pub enum ShapeStatus {
     Up,
 }
 
-/// Conditions of [`ConnectionStatus::Up`].
-const CONNECTED: [ReadyCondition; 5] = [
-    ReadyCondition::PgLockAcquired,
-    ReadyCondition::ReplicationClientReady,
-    ReadyCondition::AdminConnectionPoolReady,
-    ReadyCondition::SnapshotConnectionPoolReady,
-    ReadyCondition::IntegrityChecksPassed,
-];
+impl ConnectionStatus {
+    /// Conditions of [`ConnectionStatus::Up`].
+    const UP: [ReadyCondition; 5] = [
+        ReadyCondition::PgLockAcquired,
+        ReadyCondition::ReplicationClientReady,
+        ReadyCondition::AdminConnectionPoolReady,
+        ReadyCondition::SnapshotConnectionPoolReady,
+        ReadyCondition::IntegrityChecksPassed,
+    ];
+
+    /// Returns the status in this step, under these conditions.
+    fn of(step: ManagerStep, holds: impl Fn(ReadyCondition) -> bool) -> Self {
+        match step.phase() {
+            ManagerPhase::Sleeping => ConnectionStatus::Sleeping,
+            ManagerPhase::Halted | ManagerPhase::Stopped => ConnectionStatus::Down,
+            ManagerPhase::ConnectionSetup | ManagerPhase::Running => match step {
+                ManagerStep::AcquiringLock => ConnectionStatus::WaitingOnLock,
+                _ if ConnectionStatus::UP.into_iter().all(holds) => ConnectionStatus::Up,
+                _ => ConnectionStatus::Starting,
+            },
+        }
+    }
+}
+
+impl ShapeStatus {
+    /// Returns the status under these conditions. `was_ready`: the consumer took changes once.
+    fn of(was_ready: bool, holds: impl Fn(ReadyCondition) -> bool) -> Self {
+        match was_ready && holds(ReadyCondition::SupervisorProcessesReady) {
+            true => ShapeStatus::Up,
+            false => ShapeStatus::Starting,
+        }
+    }
+}
 
 /// State of one condition.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -126,15 +151,6 @@ pub struct Positions {
 impl ManagerStatus {
     pub(crate) fn of(machine: &ManagerMachine) -> Self {
         let (step, conditions) = (machine.step(), machine.conditions());
-        let connection = match step.phase() {
-            ManagerPhase::Sleeping => ConnectionStatus::Sleeping,
-            ManagerPhase::Halted | ManagerPhase::Stopped => ConnectionStatus::Down,
-            ManagerPhase::ConnectionSetup | ManagerPhase::Running => match step {
-                ManagerStep::AcquiringLock => ConnectionStatus::WaitingOnLock,
-                _ if CONNECTED.iter().all(|condition| conditions.holds(*condition)) => ConnectionStatus::Up,
-                _ => ConnectionStatus::Starting,
-            },
-        };
         let condition = |condition: ReadyCondition| {
             let state = conditions.get(condition);
             ConditionStatus {
@@ -148,11 +164,8 @@ impl ManagerStatus {
             phase: step.phase(),
             step,
             step_since: machine.step_since().into(),
-            connection,
-            shapes: match machine.was_ready() && conditions.holds(ReadyCondition::SupervisorProcessesReady) {
-                true => ShapeStatus::Up,
-                false => ShapeStatus::Starting,
-            },
+            connection: ConnectionStatus::of(step, |condition| conditions.holds(condition)),
+            shapes: ShapeStatus::of(machine.was_ready(), |condition| conditions.holds(condition)),
             conditions: ReadyCondition::ALL.map(condition).to_vec(),
             admin_pool: machine.pools().admin.status,
             snapshot_pool: machine.pools().snapshot.status,
@@ -212,5 +225,96 @@ fn optional_time_left<S: serde::Serializer>(at: &Option<Instant>, serializer: S)
             serializer.serialize_u64(u64::try_from(left.as_millis()).unwrap_or(u64::MAX))
         }
         None => serializer.serialize_none(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Steps while the manager connects or streams, other than that of the lock.
+    const CONNECTING_OR_STREAMING: [ManagerStep; 10] = [
+        ManagerStep::BackingOff,
+        ManagerStep::StartReplicationClient,
+        ManagerStep::ReplicationClientConnecting,
+        ManagerStep::ConfiguringConnection,
+        ManagerStep::StartConnectionPool,
+        ManagerStep::ConnectionPoolConnecting,
+        ManagerStep::StartShapes,
+        ManagerStep::StartStreaming,
+        ManagerStep::WaitingForStreamingConfirmation,
+        ManagerStep::Streaming,
+    ];
+
+    /// Truth table of the connection in these steps. Conditions are in the order of
+    /// [`ReadyCondition::ALL`]: lock, replication client, admin pool, snapshot pool, supervisor,
+    /// integrity checks, log collector. `1`: holds, `0`: doesn't, `-`: either.
+    const CONNECTION: [(&str, ConnectionStatus); 6] = [
+        ("0------", ConnectionStatus::Starting),
+        ("10-----", ConnectionStatus::Starting),
+        ("110----", ConnectionStatus::Starting),
+        ("1110---", ConnectionStatus::Starting),
+        ("1111-0-", ConnectionStatus::Starting),
+        ("1111-1-", ConnectionStatus::Up),
+    ];
+
+    /// Truth table of the shapes: whether the consumer took changes once, then the conditions.
+    const SHAPES: [(&str, ShapeStatus); 3] = [
+        ("0-------", ShapeStatus::Starting),
+        ("1----0--", ShapeStatus::Starting),
+        ("1----1--", ShapeStatus::Up),
+    ];
+
+    /// Returns the status of the only row that has these values.
+    fn look_up<T: Copy>(table: &[(&str, T)], values: &[bool]) -> T {
+        let matches = |row: &str| {
+            assert_eq!(row.len(), values.len());
+            row.chars().zip(values).all(|(wanted, value)| match wanted {
+                '1' => *value,
+                '0' => !value,
+                _ => true,
+            })
+        };
+        let found: Vec<_> = table.iter().filter(|(row, _)| matches(row)).collect();
+        assert_eq!(found.len(), 1, "one row for {values:?}");
+        found[0].1
+    }
+
+    /// Returns all combinations of the seven conditions.
+    fn combinations() -> impl Iterator<Item = [bool; 7]> {
+        (0..1_u32 << 7).map(|bits| std::array::from_fn(|at| bits >> at & 1 == 1))
+    }
+
+    fn holds_in(values: [bool; 7]) -> impl Fn(ReadyCondition) -> bool + Copy {
+        move |condition| {
+            let at = ReadyCondition::ALL.iter().position(|one| *one == condition);
+            values[at.expect("all conditions are listed")]
+        }
+    }
+
+    #[test]
+    fn the_connection_status_follows_its_truth_table_over_the_seven_conditions() {
+        for values in combinations() {
+            let status = |step| ConnectionStatus::of(step, holds_in(values));
+            for step in CONNECTING_OR_STREAMING {
+                assert_eq!(status(step), look_up(&CONNECTION, &values), "{step} {values:?}");
+            }
+            assert_eq!(status(ManagerStep::AcquiringLock), ConnectionStatus::WaitingOnLock);
+            for step in [ManagerStep::FallingAsleep, ManagerStep::Sleeping] {
+                assert_eq!(status(step), ConnectionStatus::Sleeping);
+            }
+            let stopping = StopStep::ALL.map(ManagerStep::Stopping);
+            for step in stopping.into_iter().chain([ManagerStep::Halted, ManagerStep::Stopped]) {
+                assert_eq!(status(step), ConnectionStatus::Down);
+            }
+        }
+    }
+
+    #[test]
+    fn the_shape_status_follows_its_truth_table_over_the_seven_conditions() {
+        for (values, was_ready) in combinations().flat_map(|values| [(values, false), (values, true)]) {
+            let row = [&[was_ready], &values[..]].concat();
+            assert_eq!(ShapeStatus::of(was_ready, holds_in(values)), look_up(&SHAPES, &row), "{row:?}");
+        }
     }
 }

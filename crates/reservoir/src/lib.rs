@@ -165,8 +165,8 @@ mod status;
 pub use crate::config::{ConnectionLimits, DEFAULT_RATE, ReservoirConfig, ReservoirConfigError, Reset};
 pub use crate::connect::{Connect, ConnectionError, ConnectionErrorKind, DialSlot, ReservoirConnection};
 pub use crate::credentials::{
-    AuthSecret, AuthToken, PasswordCommand, PasswordEnv, PasswordFile, StaticPassword, TokenCache,
-    TokenError, TokenFuture, TokenProvider,
+    AuthSecret, AuthToken, PasswordCommand, PasswordFile, StaticPassword, TokenCache, TokenError,
+    TokenFuture, TokenProvider,
 };
 #[cfg(feature = "aws")]
 pub use crate::credentials::{DsqlToken, RdsToken};

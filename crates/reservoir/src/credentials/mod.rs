@@ -10,7 +10,6 @@ mod aws_token_signer;
 mod command;
 #[cfg(feature = "aws")]
 mod dsql;
-mod env;
 mod file;
 #[cfg(feature = "aws")]
 mod rds;
@@ -26,7 +25,6 @@ use std::time::Duration;
 pub use command::PasswordCommand;
 #[cfg(feature = "aws")]
 pub use dsql::DsqlToken;
-pub use env::PasswordEnv;
 pub use file::PasswordFile;
 #[cfg(feature = "aws")]
 pub use rds::RdsToken;
@@ -70,8 +68,6 @@ pub struct AuthToken {
 /// Why a text can't be used as a secret. Each message follows the name of the text's source.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 enum SecretError {
-    #[error("isn't set")]
-    NotSet,
     #[error("is empty")]
     Empty,
     #[error("isn't UTF-8")]

@@ -15,7 +15,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use forebay_reservoir::{PasswordEnv, StaticPassword, TokenProvider};
+use forebay_reservoir::{PasswordFile, StaticPassword, TokenProvider};
 
 /// A temporary directory of one test; removed on drop.
 struct TempFolder(PathBuf);
@@ -69,17 +69,11 @@ async fn a_static_password_is_not_shown() {
 }
 
 #[tokio::test]
-async fn a_variable_is_read_from_the_environment() {
-    // Cargo and nextest both set this variable for tests.
-    assert_eq!(secret(&PasswordEnv::new("CARGO_PKG_NAME")).await, "forebay-reservoir");
-    let error = refusal(&PasswordEnv::new("FOREBAY_NO_SUCH_PASSWORD")).await;
-    assert_eq!(error, "password variable FOREBAY_NO_SUCH_PASSWORD: isn't set");
-}
-
-#[tokio::test]
 async fn providers_can_be_chosen_at_run_time() {
+    let folder = TempFolder::new();
+    let file = PasswordFile::new(folder.write("password", "from a file"));
     let providers: Vec<Box<dyn TokenProvider>> =
-        vec![Box::new(StaticPassword::new("hunter2")), Box::new(PasswordEnv::new("CARGO_PKG_NAME"))];
+        vec![Box::new(StaticPassword::new("hunter2")), Box::new(file)];
     assert_eq!(secret(&providers[0]).await, "hunter2");
-    assert_eq!(secret(&providers[1]).await, "forebay-reservoir");
+    assert_eq!(secret(&providers[1]).await, "from a file");
 }

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use forebay_replication::reservoir::tokio_postgres::types::Type;
-use forebay_replication::reservoir::{ConnectionLimits, PasswordFile, PostgresConnect};
+use forebay_replication::reservoir::{ConnectionLimits, PasswordFile, PostgresClient, PostgresConnect};
 use forebay_replication::{
     ConnectionStatus, ManagerPhase, ManagerStatus, ManagerStep, PoolStatus, ReadyCondition,
 };
@@ -163,10 +163,8 @@ async fn the_status_shows_starting_ready_and_repopulating_pools() {
     let lost = |status: &ManagerStatus| {
         let (admin, snapshot) =
             (ReadyCondition::AdminConnectionPoolReady, ReadyCondition::SnapshotConnectionPoolReady);
-        let why = &status.condition(admin).why;
-        status.admin_pool == PoolStatus::Repopulating
-            && *why == status.condition(snapshot).why
-            && why.contains("refused")
+        let refused = |condition| status.condition(condition).why.contains("refused");
+        status.admin_pool == PoolStatus::Repopulating && refused(admin) && refused(snapshot)
     };
     let status = within("they have lost connections", manager.wait_until(lost)).await.unwrap();
     assert!(!status.is_ready() && status.phase == ManagerPhase::Running, "{status:?}");
@@ -217,6 +215,65 @@ async fn snapshots_leave_the_metadata_connections_free_on_a_nearly_full_server()
     drop((first, admins));
     followed.sql(&format!("ALTER ROLE {role} CONNECTION LIMIT -1"));
     manager.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn lost_metadata_connections_get_places_of_a_full_server_before_snapshots() {
+    let followed = FollowedDatabase::new(Postgres::shared());
+    let role = format!("pools_{}", followed.database);
+    let limit = |most: u32| followed.sql(&format!("ALTER ROLE {role} CONNECTION LIMIT {most}"));
+    followed.sql(&format!("CREATE ROLE {role} LOGIN"));
+    let pooled = PostgresConnect::new(&followed.server.url_as(&role, "", &followed.database)).unwrap();
+    let manager = started(&followed, followed.config().pool_size(8).pooled(pooled)).await;
+    let mut snapshots = Vec::new();
+    for _ in 0..6 {
+        snapshots.push(within("a snapshot connection", manager.snapshot()).await.unwrap());
+    }
+    let admins = [manager.admin().await.unwrap(), manager.admin().await.unwrap()];
+
+    // Metadata loses both of its connections, and the server is full with those for snapshots.
+    limit(6);
+    for admin in admins {
+        terminate(&followed, &admin).await;
+    }
+    let refused = manager.wait_until(|status| {
+        status.admin_pool == PoolStatus::Repopulating
+            && status.condition(ReadyCondition::AdminConnectionPoolReady).why.contains("too many connections")
+    });
+    within("metadata dials are refused", refused).await.unwrap();
+    // A place becomes free while metadata waits for its next dial. The snapshot pool doesn't wait.
+    let lost = snapshots.pop().unwrap();
+    terminate(&followed, &lost).await;
+    drop(lost);
+    let (snapshot, admin) = tokio::join!(manager.snapshot(), manager.admin());
+    let admin = admin.expect("metadata gets the place");
+    let refused = snapshot.expect_err("the snapshot pool leaves it to metadata").to_string();
+    assert!(refused.contains("metadata connections are opened first"), "{refused}");
+    // The server stays full: a returned snapshot connection makes room for the other one.
+    snapshots.pop();
+    let two = async || manager.admin().await.is_ok();
+    eventually("metadata gets the place of a snapshot connection", true, two).await;
+    assert_eq!(query_value(&admin, "SELECT current_user").await.as_deref(), Some(role.as_str()));
+    let counts = manager.pool_status().unwrap().counts;
+    assert_eq!(counts.ready + counts.lent + counts.resetting, 6, "{counts:?}");
+
+    drop(admin);
+    limit(100);
+    within("all connections are there", manager.ready()).await.unwrap();
+    eventually("the pools are full", 8, async || {
+        let counts = manager.pool_status().unwrap().counts;
+        counts.ready + counts.lent + counts.resetting
+    })
+    .await;
+    drop(snapshots);
+    manager.shutdown().await;
+}
+
+/// Ends the backend of a lent connection, and waits until the client has seen that.
+async fn terminate(followed: &FollowedDatabase<'_>, client: &PostgresClient) {
+    let pid = query_value(client, "SELECT pg_backend_pid()").await.unwrap();
+    followed.sql(&format!("SELECT pg_terminate_backend({pid}, 10000)"));
+    eventually("the client sees the end", true, async || client.is_closed()).await;
 }
 
 /// Single-threaded, so that its clock can be advanced.
