@@ -150,6 +150,18 @@ fn errors_have_the_messages_of_postgres() {
         "COALESCE(js, id) IS NULL",
         "jsonb_typeof(t) = 'null'",
         "jsonb_array_length('1') = 1",
+        "int4range(1, 2, '[') = r4",
+        "int4range(1, 2, NULL) = r4",
+        "int4range(2, 1) = r4",
+        "int4range(1, 2147483647, '[]') = r4",
+        "int4range(1.5, 2) = r4",
+        "int4range(1) = r4",
+        "r4 + nr = r4",
+        "r4 - 1 = r4",
+        "int4range '[1,2)' + '[3,4)' = r4",
+        "int4range '[1,9)' - '[3,4)' = r4",
+        "ip = '::1.'",
+        "ip = '1:2:3:4:5:6:7:1.2'",
     ] {
         let error =
             postgres.query(server.database(), &format!("{SETTINGS} SELECT 1 FROM rows WHERE {clause}"));
@@ -251,7 +263,13 @@ fn unsupported_constructs_are_named() {
         ("t::xml IS NULL", "the type xml is"),
         ("i4 << 1 = 2", "the operator << (but of ranges and network addresses) is"),
         ("ip + 1 = ip", "the operator + of inet is"),
-        ("r4 * s4 = r4", "the operator * of int4range is"),
+        ("int4multirange(r4) @> 1", "the function int4multirange is"),
+        ("r4::int4multirange @> 1", "casting int4range to int4multirange is"),
+        ("m4 + m4 = m4", "the operator + of multiranges is"),
+        ("m4 << r4", "the operator << of multiranges is"),
+        ("isempty(m4)", "isempty of a multirange is"),
+        ("lower(m4) = 1", "lower of a multirange is"),
+        ("range_merge(m4) = r4", "the function range_merge is"),
         ("by LIKE 'a'", "the operator ~~ of bytea is"),
         ("t::mood = mood", "casting text (but a constant) to mood is"),
         ("t::daterange = dr", "casting text (but a constant) to daterange is"),
@@ -260,6 +278,12 @@ fn unsupported_constructs_are_named() {
         ("t::citext = 'a'", "the type citext is"),
         ("ci = t", "citext (but in comparisons with constants and with citext, LIKE, and ::text) is"),
         ("ci = 'a'::text", "citext (but"),
+        ("ac[1] = 'a'", "citext[] (but in =, <>, @>, <@, && and ANY with constants, and cardinality) is"),
+        ("ac < '{a}'", "citext[] (but"),
+        ("ac @> at", "citext[] (but"),
+        ("ac || 'a' = ac", "citext[] (but"),
+        ("t = ANY (ac)", "citext (but"),
+        ("'a%' LIKE ANY (ac)", "citext[] (but"),
         ("COALESCE(ci, 'a') = 'b'", "citext (but"),
         ("ci COLLATE \"C\" = 'a'", "citext (but"),
         ("replace(ci, 'a', 'b') = 'b'", "citext (but"),
@@ -340,6 +364,10 @@ fn columns_with_other_collations_conflict_as_in_postgres() {
     assert!(Filter::parse("strpos(t, u) = 1", &[], &schema).is_err());
     assert!(Filter::parse("length(t || u) = 1", &[], &schema).is_ok(), "lengths need no collation");
     assert!(Filter::parse("t COLLATE \"C\" < u", &[], &schema).is_ok());
+    // The collation of a CASE's operand isn't explicit in its comparisons.
+    assert!(Filter::parse("CASE t COLLATE \"C\" WHEN 'a' THEN b END", &[], &schema).is_ok());
+    let error = Filter::parse("CASE t COLLATE \"C\" WHEN u THEN b END", &[], &schema).unwrap_err();
+    assert_eq!(error.to_string(), "could not determine which collation to use for string comparison");
 }
 
 #[test]
