@@ -36,7 +36,14 @@ fn schema() -> Schema {
     ];
     assert_eq!(columns.len(), COLUMNS);
     let user = |name: &str, oid, labels| {
-        let user = UserType { oid, schema: "s".into(), name: name.into(), is_array: false, labels };
+        let user = UserType {
+            oid,
+            schema: "s".into(),
+            name: name.into(),
+            is_array: false,
+            labels,
+            base_array: None,
+        };
         TypeDetails(Some(Box::new(user)))
     };
     columns[CITEXT].column_type.details = user("citext", 90_001, None);

@@ -146,7 +146,11 @@ impl IndexKey {
             SqlValue::Inet(_) => Scalar::Inet,
             SqlValue::Macaddr(_) => Scalar::Macaddr,
             // Intervals of different texts may be equal; arrays have keys of their elements only.
-            SqlValue::Timetz(_) | SqlValue::Interval(_) | SqlValue::Range(_) | SqlValue::Array(_) => {
+            SqlValue::Timetz(_)
+            | SqlValue::Interval(_)
+            | SqlValue::Range(_)
+            | SqlValue::Multirange(_)
+            | SqlValue::Array(_) => {
                 return None;
             }
         };

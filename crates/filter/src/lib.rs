@@ -43,6 +43,11 @@
 //!
 //! - Filters agree with Postgres 15 and 18 on random clauses and rows.
 //!   `random_clauses_agree_with_postgres_15`, `random_clauses_agree_with_postgres_18`
+//! - Comparisons of columns with a nondeterministic collation agree or are refused.
+//!   `columns_with_a_nondeterministic_collation_agree_or_are_refused`
+//! - Lookups in constants with 10,000 elements don't compare each. More patterns are refused.
+//!   `lists_of_ten_thousand_constants_are_searched_by_containment_and_existence`,
+//!   `more_than_ten_thousand_patterns_are_refused_by_name`
 //! - Unsupported constructs are refused by name.
 //!   `unsupported_constructs_are_named`
 //! - A call is resolved among all overloads that Postgres has.
@@ -282,6 +287,7 @@ impl Filter {
         let ClauseScope { schema, text, .. } = scope;
         let sets = subquery::resolve(tree, scope, find)?;
         syntax::citext::rewrite(tree, text, schema)?;
+        syntax::domain_array::rewrite(tree, schema)?;
         if syntax::weight(tree) > syntax::MAX_WEIGHT {
             return Err(FilterError::TooManyCopies);
         }

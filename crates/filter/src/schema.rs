@@ -70,8 +70,11 @@ pub struct UserType {
     /// Whether the column has arrays of the type.
     pub is_array: bool,
     /// The labels of an enum, in the order of pg_enum.enumsortorder. `None`: the type is citext, of
-    /// the extension of that name.
+    /// the extension of that name, or a domain.
     pub labels: Option<Vec<String>>,
+    /// For arrays of a domain: pg_type.oid of the arrays of its base type.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub base_array: Option<u32>,
 }
 
 /// Kind of type (pg_type.typtype).
@@ -109,8 +112,11 @@ impl ColumnType {
         match self.kind {
             TypeKind::Base => match &self.details.0 {
                 Some(user) if user.labels.is_some() => Some(SqlType::Array(Scalar::Enum(user.oid))),
-                Some(_) if self.is_citext() => Some(SqlType::TEXT),
-                Some(_) => None,
+                Some(user) => match user.base_array {
+                    Some(base) => SqlType::by_oid(base),
+                    None if user.is_array => Some(SqlType::Array(Scalar::Text)),
+                    None => Some(SqlType::TEXT),
+                },
                 None => SqlType::by_oid(self.oid),
             },
             TypeKind::Enum => Some(SqlType::Scalar(Scalar::Enum(self.oid))),
@@ -122,7 +128,21 @@ impl ColumnType {
 
     /// Returns whether the column has citext values, not arrays of them.
     pub(crate) fn is_citext(&self) -> bool {
-        self.details.0.as_ref().is_some_and(|user| user.labels.is_none() && !user.is_array)
+        self.citext().is_some_and(|user| !user.is_array)
+    }
+
+    /// Returns whether the column has arrays of citext.
+    pub(crate) fn is_citext_array(&self) -> bool {
+        self.citext().is_some_and(|user| user.is_array)
+    }
+
+    fn citext(&self) -> Option<&UserType> {
+        self.details.0.as_deref().filter(|user| user.labels.is_none() && user.base_array.is_none())
+    }
+
+    /// Returns the type of arrays of the base type, if the column has arrays of a domain.
+    pub(crate) fn base_array(&self) -> Option<SqlType> {
+        SqlType::by_oid(self.details.0.as_ref()?.base_array?)
     }
 }
 

@@ -23,6 +23,8 @@ pub struct Array {
     pub(crate) dimensions: Vec<Dimension>,
     /// Elements in row-major order.
     pub(crate) items: Vec<Option<SqlValue<'static>>>,
+    /// The elements are distinct and in order, NULL last; see `array_set.rs`.
+    pub(crate) is_set: bool,
 }
 
 /// A dimension of an array.
@@ -36,7 +38,7 @@ pub struct Dimension {
 
 impl Array {
     /// An array without elements.
-    pub const EMPTY: Array = Array { dimensions: Vec::new(), items: Vec::new() };
+    pub const EMPTY: Array = Array { dimensions: Vec::new(), items: Vec::new(), is_set: false };
 
     /// Returns an array of one dimension with lower bound 1.
     pub fn list(items: Vec<Option<SqlValue<'static>>>) -> Self {
@@ -44,7 +46,11 @@ impl Array {
             0 => Vec::new(),
             length => vec![Dimension { length, lower: 1 }],
         };
-        Array { dimensions, items }
+        Array::of(dimensions, items)
+    }
+
+    pub(crate) fn of(dimensions: Vec<Dimension>, items: Vec<Option<SqlValue<'static>>>) -> Self {
+        Array { dimensions, items, is_set: false }
     }
 
     /// Returns the dimensions, from the outermost; none if the array is empty.
@@ -58,8 +64,9 @@ impl Array {
         &self.items
     }
 
-    /// Returns the elements, to reorder or replace them.
+    /// Returns the elements, to replace them.
     pub fn items_mut(&mut self) -> &mut [Option<SqlValue<'static>>] {
+        self.is_set = false;
         &mut self.items
     }
 
@@ -77,7 +84,7 @@ impl Array {
         mut change: impl FnMut(SqlValue<'static>) -> Result<Option<SqlValue<'static>>, E>,
     ) -> Result<Self, E> {
         let items = self.items.into_iter().map(|item| item.map_or(Ok(None), &mut change));
-        Ok(Array { items: items.collect::<Result<_, _>>()?, dimensions: self.dimensions })
+        Ok(Array::of(self.dimensions, items.collect::<Result<_, _>>()?))
     }
 
     /// Removes elements of an array of one dimension. Its lower bound stays, unless it gets empty.
@@ -119,7 +126,7 @@ impl Array {
         }
         let mut dimensions = vec![Dimension { length: arrays.len(), lower: 1 }];
         dimensions.extend(first);
-        Ok(Array { dimensions, items: arrays.into_iter().flat_map(|array| array.items).collect() })
+        Ok(Array::of(dimensions, arrays.into_iter().flat_map(|array| array.items).collect()))
     }
 
     /// Compares elements in order, then dimensions. `ignore_blanks`: as bpchar.
@@ -151,20 +158,6 @@ impl Array {
             .then(dimensions)
             .then_with(|| lengths(self).cmp(&lengths(other)))
             .then_with(|| bounds(self).cmp(&bounds(other)))
-    }
-
-    /// Returns whether each element of `other` equals one of `self`. NULL equals none.
-    pub fn contains(&self, other: &Array, ignore_blanks: bool) -> bool {
-        other.items.iter().all(|wanted| wanted.as_ref().is_some_and(|wanted| self.has(wanted, ignore_blanks)))
-    }
-
-    /// Returns whether the arrays have an element in common: `&&`. NULL equals none.
-    pub fn overlaps(&self, other: &Array, ignore_blanks: bool) -> bool {
-        other.items.iter().flatten().any(|wanted| self.has(wanted, ignore_blanks))
-    }
-
-    fn has(&self, wanted: &SqlValue<'_>, ignore_blanks: bool) -> bool {
-        self.items.iter().flatten().any(|item| item.compare(wanted, ignore_blanks) == Ordering::Equal)
     }
 
     /// Concatenates (array_cat).
@@ -203,7 +196,7 @@ impl Array {
             return Err(mismatch());
         }
         let items = self.items.iter().chain(&other.items).cloned().collect();
-        Ok(Array { dimensions, items })
+        Ok(Array::of(dimensions, items))
     }
 
     /// Adds an element: array_append at the back, array_prepend at the front.
@@ -215,6 +208,7 @@ impl Array {
             [] => Ok(Array::list(vec![item])),
             [ref mut only] => {
                 only.length += 1;
+                self.is_set = false;
                 match end {
                     ArrayEnd::Back => self.items.push(item),
                     ArrayEnd::Front => self.items.insert(0, item),
@@ -268,10 +262,8 @@ impl Array {
         }
         let dimensions = ranges.iter().map(|range| Dimension { length: range.clone().count(), lower: 1 });
         let dimensions = dimensions.collect();
-        Array {
-            dimensions,
-            items: positions.into_iter().map(|position| self.items[position].clone()).collect(),
-        }
+        let items = positions.into_iter().map(|position| self.items[position].clone());
+        Array::of(dimensions, items.collect())
     }
 }
 

@@ -32,7 +32,7 @@ impl Array {
         }
         let dimensions = bounds
             .unwrap_or_else(|| lengths.into_iter().map(|length| Dimension { length, lower: 1 }).collect());
-        Ok(Array { dimensions, items: reader.items })
+        Ok(Array::of(dimensions, reader.items))
     }
 }
 

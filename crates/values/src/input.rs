@@ -9,6 +9,7 @@ use super::input_error::InputError;
 use super::interval::Interval;
 use super::interval_fields::IntervalFields;
 use super::json;
+use super::multirange::Multirange;
 use super::network::{self, Inet};
 use super::number_text;
 use super::numeric::Numeric;
@@ -84,6 +85,16 @@ impl<'a> SqlValue<'a> {
             | Scalar::Daterange => {
                 let element = scalar.range_element().expect("it is a range");
                 SqlValue::Range(Cow::Owned(Range::parse(text, element, modern)?))
+            }
+            Scalar::Int4multirange
+            | Scalar::Int8multirange
+            | Scalar::Nummultirange
+            | Scalar::Tsmultirange
+            | Scalar::Tstzmultirange
+            | Scalar::Datemultirange => {
+                let range = scalar.multirange_range().expect("it is a multirange");
+                let element = range.range_element().expect("it has ranges");
+                SqlValue::Multirange(Cow::Owned(Multirange::parse(text, element, modern)?))
             }
         })
     }

@@ -45,6 +45,9 @@ pub enum InputError {
     /// A range without brackets, or with too many or too few commas.
     #[error("malformed range literal")]
     RangeSyntax,
+    /// A multirange without braces, or with something else than ranges and commas in them.
+    #[error("malformed multirange literal")]
+    MultirangeSyntax,
     /// A range whose lower bound is above its upper bound.
     #[error("range lower bound must be less than or equal to range upper bound")]
     RangeOrder,
@@ -104,6 +107,7 @@ impl InputError {
             InputError::JsonZero => ("22P05", "unsupported Unicode escape sequence".to_owned()),
             InputError::Array(detail) => ("22P02", format!("malformed array literal{shown} ({detail})")),
             InputError::RangeSyntax => ("22P02", format!("malformed range literal{shown}")),
+            InputError::MultirangeSyntax => ("22P02", format!("malformed multirange literal{shown}")),
             InputError::RangeOrder => {
                 ("22000", "range lower bound must be less than or equal to range upper bound".to_owned())
             }

@@ -53,6 +53,9 @@
 //!   `many_wildcards_neither_recurse_nor_explode`,
 //!   `a_long_search_is_refused_after_a_bounded_number_of_steps`,
 //!   `deep_and_quadratic_containment_is_refused_in_bounded_time`
+//! - Containment and overlap of long arrays, and `?|` and `?&` with many names, take few steps.
+//!   `ten_thousand_elements_are_compared_with_ten_thousand_in_few_steps`,
+//!   `ten_thousand_names_are_looked_up_in_few_steps`
 //! - Comparing a text of a row with a constant allocates no memory (test of `forebay-filter`).
 //!   `comparing_a_column_with_a_constant_allocates_nothing`
 //!
@@ -72,8 +75,9 @@
 //! | `extract`, `date_part`, `date_trunc` | `clock_part.rs`, `clock_field.rs` |
 //! | `make_date`, `make_time`, `make_timestamp`; `age`, `date_bin` | `clock_fields.rs`, `clock_span.rs` |
 //! | fields of interval types | `interval_fields.rs` |
-//! | arrays, ranges | `array.rs`, `array_input.rs`, `range.rs` |
-//! | `bytea`; `inet`, `cidr`, `macaddr` | `bytes.rs`, `network.rs` |
+//! | arrays; lookups in them | `array.rs`, `array_input.rs`; `array_set.rs` |
+//! | ranges; those made of others; multiranges | `range.rs`; `range_arithmetic.rs`; `multirange.rs` |
+//! | `bytea`; `inet`, `cidr`, `macaddr` | `bytes.rs`; `network.rs`, `ipv6_text.rs` |
 //! | jsonb, without a tree | `json/` |
 //! | LIKE | `like.rs` |
 //! | collations, lower() and upper() | `collation.rs`, `letter_case.rs` |
@@ -92,6 +96,7 @@
 mod arithmetic;
 mod array;
 mod array_input;
+mod array_set;
 mod bytes;
 mod calendar;
 mod cast;
@@ -108,14 +113,17 @@ mod input;
 mod input_error;
 mod interval;
 mod interval_fields;
+mod ipv6_text;
 pub mod json;
 mod letter_case;
 pub mod like;
+mod multirange;
 mod network;
 mod number_text;
 mod numeric;
 mod output;
 mod range;
+mod range_arithmetic;
 mod scalar;
 mod sql_value;
 
@@ -130,8 +138,10 @@ pub use input_error::InputError;
 pub use interval::Interval;
 pub use interval_fields::IntervalFields;
 pub use letter_case::{Casing, LetterCase};
+pub use multirange::Multirange;
 pub use network::{Inet, InetOperator};
 pub use numeric::{Decimal, Numeric};
 pub use range::{Range, RangeFunction, RangeOperator};
+pub use range_arithmetic::RangeArithmetic;
 pub use scalar::{Scalar, ValueType};
 pub use sql_value::{SqlValue, compare_text, unpadded};

@@ -2,9 +2,9 @@
 
 use std::cmp::Ordering;
 use std::fmt::Write as _;
-use std::net::Ipv6Addr;
 
 use super::input_error::InputError;
+use super::ipv6_text;
 
 /// An inet or cidr: an address and the length of its network's prefix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -89,14 +89,14 @@ impl Inet {
     }
 
     fn v6(address: &str, bits: Option<&str>) -> Result<Self, InputError> {
-        let parsed: Ipv6Addr = address.parse().map_err(|_| InputError::Syntax)?;
+        let bytes = ipv6_text::parse(address, bits.is_some()).ok_or(InputError::Syntax)?;
         let bits = match bits {
             // Only here, a leading zero is an error.
             Some(text) if text.len() > 1 && text.starts_with('0') => return Err(InputError::Syntax),
             Some(text) => number(text, 128)?,
             None => 128,
         };
-        Ok(Inet { is_v6: true, bits, bytes: parsed.octets() })
+        Ok(Inet { is_v6: true, bits, bytes })
     }
 
     fn most_bits(self) -> u8 {
@@ -135,9 +135,9 @@ impl Inet {
     pub(crate) fn write(&self, whole: bool) -> String {
         let mut out = String::new();
         if self.is_v6 {
-            write_v6(&mut out, Ipv6Addr::from(self.bytes).segments(), &self.bytes);
+            ipv6_text::write_v6(&mut out, &self.bytes);
         } else {
-            write_v4(&mut out, &self.bytes[..4]);
+            ipv6_text::write_v4(&mut out, &self.bytes[..4]);
         }
         if whole || self.bits != self.most_bits() {
             write!(out, "/{}", self.bits).expect("writing to a String never fails");
@@ -202,48 +202,6 @@ fn class_bits(first: u8, octets: usize) -> u8 {
     if bits == 8 && first == 224 { 4 } else { bits }
 }
 
-fn write_v4(out: &mut String, bytes: &[u8]) {
-    write!(out, "{}.{}.{}.{}", bytes[0], bytes[1], bytes[2], bytes[3])
-        .expect("writing to a String never fails");
-}
-
-/// Writes `::` for the longest run of zeros, and embedded v4 addresses with dots
-/// (pg_inet_net_ntop).
-fn write_v6(out: &mut String, words: [u16; 8], bytes: &[u8; 16]) {
-    let mut zeros = 0..0;
-    let mut at = 0;
-    while at < 8 {
-        let end = at + words[at..].iter().take_while(|word| **word == 0).count();
-        if end - at > zeros.len() {
-            zeros = at..end;
-        }
-        at = end + 1;
-    }
-    if zeros.len() < 2 {
-        zeros = 8..8;
-    }
-    for (index, word) in words.iter().enumerate() {
-        if zeros.contains(&index) {
-            if index == zeros.start {
-                out.push(':');
-            }
-            continue;
-        }
-        if index > 0 {
-            out.push(':');
-        }
-        let is_embedded = zeros.start == 0 && (zeros.len() == 6 || (zeros.len() == 5 && words[5] == 0xffff));
-        if index == 6 && is_embedded {
-            write_v4(out, &bytes[12..]);
-            return;
-        }
-        write!(out, "{word:x}").expect("writing to a String never fails");
-    }
-    if zeros.end == 8 && !zeros.is_empty() {
-        out.push(':');
-    }
-}
-
 /// Parses a MAC address in one of its seven forms.
 pub(crate) fn mac(text: &str) -> Result<[u8; 6], InputError> {
     let text = super::input::trim(text);
@@ -301,6 +259,13 @@ mod tests {
             ("::102:304", "::1.2.3.4"),
             ("1:2:3:4:5:6:7:0", "1:2:3:4:5:6:7:0"),
             ("1::", "1::"),
+            // Fewer than four octets are the first ones.
+            ("::1.2", "::1.2.0.0"),
+            ("::ffff:10.0.0/96", "::ffff:10.0.0.0/96"),
+            ("1:2:3:4:5:6:7.8", "1:2:3:4:5:6:708:0"),
+            ("::1..2", "::1.0.2.0"),
+            ("::1./64", "::1.0.0.0/64"),
+            ("1:2:3:4:5:6:7:8:/64", "1:2:3:4:5:6:7:8/64"),
         ] {
             assert_eq!(Inet::parse_inet(text).unwrap().write(false), written, "{text}");
         }
@@ -315,6 +280,18 @@ mod tests {
             ":::",
             "::1/01",
             "1.2.3.4/",
+            "::1.",
+            "::01.2",
+            "::a.1",
+            "::256.1",
+            "::1.2.3.4.5",
+            "1:2:3:4:5:6:7:1.2",
+            "1:2:3:4:5:6:7:8:",
+            "1:2:3:4:5:6:7::8",
+            "::12345",
+            "1:2",
+            ":1",
+            "1::2::3",
         ] {
             assert!(Inet::parse_inet(text).is_err(), "{text}");
         }

@@ -42,6 +42,10 @@ fn write_scalar(value: &SqlValue<'_>, scalar: Scalar) -> String {
         SqlValue::Inet(value) => value.write(scalar == Scalar::Cidr),
         SqlValue::Macaddr(value) => network::write_mac(value),
         SqlValue::Range(value) => value.write(scalar.range_element().expect("the type is a range")),
+        SqlValue::Multirange(value) => {
+            let range = scalar.multirange_range().expect("the type is a multirange");
+            value.write(range.range_element().expect("it has ranges"))
+        }
         SqlValue::Array(_) => unreachable!("an array is not a scalar"),
     }
 }

@@ -15,7 +15,7 @@ pub struct Range(Option<Box<[RangeBound; 2]>>);
 
 /// A bound of a range.
 #[derive(Clone, Debug, PartialEq)]
-struct RangeBound {
+pub(crate) struct RangeBound {
     /// `None` is infinite. Such a bound is never inclusive.
     value: Option<SqlValue<'static>>,
     is_inclusive: bool,
@@ -116,8 +116,17 @@ impl RangeFunction {
 }
 
 impl RangeBound {
+    pub(crate) fn new(value: Option<SqlValue<'static>>, is_inclusive: bool, is_lower: bool) -> Self {
+        RangeBound { is_inclusive: is_inclusive && value.is_some(), value, is_lower }
+    }
+
+    /// Returns the bound where a range ends that begins just after this one, or the reverse.
+    pub(crate) fn opposite(&self) -> Self {
+        RangeBound::new(self.value.clone(), !self.is_inclusive, !self.is_lower)
+    }
+
     /// Compares two bounds, each a lower or an upper one (range_cmp_bounds).
-    fn compare(&self, other: &RangeBound) -> Ordering {
+    pub(crate) fn compare(&self, other: &RangeBound) -> Ordering {
         let outward = |bound: &RangeBound| if bound.is_lower { Ordering::Less } else { Ordering::Greater };
         let order = self.compare_values(other);
         if order != Ordering::Equal || self.value.is_none() {
@@ -144,7 +153,7 @@ impl RangeBound {
     }
 
     /// Converts a bound of integers or dates: lower bounds are inclusive, upper bounds are not.
-    fn canonical(self, element: Scalar) -> Result<Self, InputError> {
+    fn into_canonical(self, element: Scalar) -> Result<Self, InputError> {
         let RangeBound { value, is_inclusive, is_lower } = self;
         let (Some(value), true) = (&value, is_inclusive != is_lower) else {
             return Ok(RangeBound { value, is_inclusive, is_lower });
@@ -168,6 +177,8 @@ impl RangeBound {
 }
 
 impl Range {
+    pub(crate) const EMPTY: Range = Range(None);
+
     /// Parses a range's text, such as `[1,5)` or `empty`, with elements of this type.
     pub(crate) fn parse(text: &str, element: Scalar, modern: bool) -> Result<Self, InputError> {
         let text = super::input::trim(text);
@@ -192,13 +203,25 @@ impl Range {
                 .transpose()
         };
         let (lower, upper) = (read(lower)?, read(upper)?);
-        let lower =
-            RangeBound { is_inclusive: is_inclusive && lower.is_some(), value: lower, is_lower: true };
-        let upper =
-            RangeBound { is_inclusive: includes_upper && upper.is_some(), value: upper, is_lower: false };
+        let lower = RangeBound::new(lower, is_inclusive, true);
+        let upper = RangeBound::new(upper, includes_upper, false);
+        Range::canonical(lower, upper, element)
+    }
+
+    /// Returns the range between two bounds, in canonical form (make_range).
+    pub(crate) fn canonical(
+        lower: RangeBound,
+        upper: RangeBound,
+        element: Scalar,
+    ) -> Result<Self, InputError> {
         let Range(Some(bounds)) = Range::new(lower, upper)? else { return Ok(Range(None)) };
         let [lower, upper] = *bounds;
-        Range::new(lower.canonical(element)?, upper.canonical(element)?)
+        Range::new(lower.into_canonical(element)?, upper.into_canonical(element)?)
+    }
+
+    /// Returns the bounds; `None` if the range is empty.
+    pub(crate) fn bounds(&self) -> Option<&[RangeBound; 2]> {
+        self.0.as_deref()
     }
 
     fn new(lower: RangeBound, upper: RangeBound) -> Result<Self, InputError> {

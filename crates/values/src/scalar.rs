@@ -65,6 +65,18 @@ pub enum Scalar {
     Tstzrange,
     /// `daterange`
     Daterange,
+    /// `int4multirange`
+    Int4multirange,
+    /// `int8multirange`
+    Int8multirange,
+    /// `nummultirange`
+    Nummultirange,
+    /// `tsmultirange`
+    Tsmultirange,
+    /// `tstzmultirange`
+    Tstzmultirange,
+    /// `datemultirange`
+    Datemultirange,
     /// The enum with this oid. Its values are labels, which compare as texts here.
     Enum(u32),
 }
@@ -80,7 +92,7 @@ pub enum ValueType {
 
 /// Rows of pg_type: name in the catalog, name in messages, oid, oid of the array type. Enums have
 /// no row.
-const PG_TYPES: [(Scalar, &str, &str, u32, u32); 29] = [
+const PG_TYPES: [(Scalar, &str, &str, u32, u32); 35] = [
     (Scalar::Bool, "bool", "boolean", 16, 1000),
     (Scalar::Int2, "int2", "smallint", 21, 1005),
     (Scalar::Int4, "int4", "integer", 23, 1007),
@@ -110,6 +122,12 @@ const PG_TYPES: [(Scalar, &str, &str, u32, u32); 29] = [
     (Scalar::Tsrange, "tsrange", "tsrange", 3908, 3909),
     (Scalar::Tstzrange, "tstzrange", "tstzrange", 3910, 3911),
     (Scalar::Daterange, "daterange", "daterange", 3912, 3913),
+    (Scalar::Int4multirange, "int4multirange", "int4multirange", 4451, 6150),
+    (Scalar::Int8multirange, "int8multirange", "int8multirange", 4536, 6157),
+    (Scalar::Nummultirange, "nummultirange", "nummultirange", 4532, 6151),
+    (Scalar::Tsmultirange, "tsmultirange", "tsmultirange", 4533, 6152),
+    (Scalar::Tstzmultirange, "tstzmultirange", "tstzmultirange", 4534, 6153),
+    (Scalar::Datemultirange, "datemultirange", "datemultirange", 4535, 6155),
 ];
 
 impl Scalar {
@@ -142,6 +160,19 @@ impl Scalar {
             Scalar::Tsrange => Scalar::Timestamp,
             Scalar::Tstzrange => Scalar::Timestamptz,
             Scalar::Daterange => Scalar::Date,
+            _ => return None,
+        })
+    }
+
+    /// Returns the type of a multirange's ranges.
+    pub fn multirange_range(self) -> Option<Scalar> {
+        Some(match self {
+            Scalar::Int4multirange => Scalar::Int4range,
+            Scalar::Int8multirange => Scalar::Int8range,
+            Scalar::Nummultirange => Scalar::Numrange,
+            Scalar::Tsmultirange => Scalar::Tsrange,
+            Scalar::Tstzmultirange => Scalar::Tstzrange,
+            Scalar::Datemultirange => Scalar::Daterange,
             _ => return None,
         })
     }

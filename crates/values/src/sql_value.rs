@@ -1,6 +1,7 @@
 //! Values: kinds, copies and comparison.
 //!
-//! Invariant: parsing borrows from the row. Only numeric, bytea, arrays and ranges are copied.
+//! Invariant: parsing borrows from the row. Only numeric, bytea, arrays, ranges and multiranges
+//! are copied.
 //! Out of scope: NULL, which is `None`, and types, which the caller knows.
 
 use std::borrow::Cow;
@@ -11,6 +12,7 @@ use crate::bytes;
 use crate::datetime::{Date, Time, Timestamp, Timetz};
 use crate::input::short_integer;
 use crate::interval::Interval;
+use crate::multirange::Multirange;
 use crate::network::Inet;
 use crate::numeric::Numeric;
 use crate::range::Range;
@@ -58,6 +60,8 @@ pub enum SqlValue<'a> {
     Macaddr([u8; 6]),
     /// A range of any type.
     Range(Cow<'a, Range>),
+    /// A multirange of any type.
+    Multirange(Cow<'a, Multirange>),
     /// An array of any type.
     Array(Cow<'a, Array>),
 }
@@ -89,6 +93,7 @@ impl<'a> SqlValue<'a> {
             SqlValue::Array(array) => SqlValue::Array(Cow::Borrowed(array)),
             SqlValue::Bytes(bytes) => SqlValue::Bytes(Cow::Borrowed(bytes)),
             SqlValue::Range(range) => SqlValue::Range(Cow::Borrowed(range)),
+            SqlValue::Multirange(ranges) => SqlValue::Multirange(Cow::Borrowed(ranges)),
             SqlValue::Bool(value) => SqlValue::Bool(*value),
             SqlValue::Int(value) => SqlValue::Int(*value),
             SqlValue::Float4(value) => SqlValue::Float4(*value),
@@ -114,6 +119,7 @@ impl<'a> SqlValue<'a> {
             SqlValue::Array(array) => SqlValue::Array(Cow::Owned(array.into_owned())),
             SqlValue::Bytes(bytes) => SqlValue::Bytes(Cow::Owned(bytes.into_owned())),
             SqlValue::Range(range) => SqlValue::Range(Cow::Owned(range.into_owned())),
+            SqlValue::Multirange(ranges) => SqlValue::Multirange(Cow::Owned(ranges.into_owned())),
             SqlValue::Bool(value) => SqlValue::Bool(value),
             SqlValue::Int(value) => SqlValue::Int(value),
             SqlValue::Float4(value) => SqlValue::Float4(value),
@@ -166,6 +172,7 @@ impl<'a> SqlValue<'a> {
             (SqlValue::Inet(left), SqlValue::Inet(right)) => left.cmp(right),
             (SqlValue::Macaddr(left), SqlValue::Macaddr(right)) => left.cmp(right),
             (SqlValue::Range(left), SqlValue::Range(right)) => left.compare(right),
+            (SqlValue::Multirange(left), SqlValue::Multirange(right)) => left.compare(right),
             (SqlValue::Array(left), SqlValue::Array(right)) => left.compare(right, ignore_blanks),
             _ => unreachable!("the types of a comparison were checked: {self:?}, {other:?}"),
         }

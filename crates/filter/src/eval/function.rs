@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use forebay_values::{Array, Casing, Interval, LetterCase, SqlValue, like};
+use forebay_values::{Array, Casing, EvalError, Interval, LetterCase, Range, Scalar, SqlValue, like};
 
 use super::clock_function::ClockFunction;
 use super::json::{self, JsonOperator};
@@ -30,6 +30,8 @@ pub(crate) enum Function {
     JustifyHours,
     JustifyInterval,
     LikeEscape,
+    /// int4range() and others, with bounds of this type.
+    Range(Scalar),
     Text(TextFunction),
     /// date_trunc(), extract() and others.
     Clock(ClockFunction),
@@ -65,6 +67,18 @@ impl Function {
             Function::LikeEscape => {
                 let (pattern, escape) = (arguments.text(), arguments.text());
                 SqlValue::Text(Cow::Owned(like::with_escape(&pattern, &escape)?))
+            }
+            Function::Range(element) => {
+                let [lower, upper] = [(); 2].map(|()| arguments.nullable().map(SqlValue::into_owned));
+                let flags = match arguments.0.next() {
+                    None => Cow::Borrowed("[)"),
+                    Some(Some(flags)) => as_text(flags),
+                    Some(None) => {
+                        let message = "range constructor flags argument must not be null";
+                        return Err(EvalError::new("22000", message));
+                    }
+                };
+                SqlValue::Range(Cow::Owned(Range::between(lower, upper, &flags, element)?))
             }
             Function::Text(function) => return function.apply(arguments),
         };

@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 
 use forebay_values::{
-    Array, EvalError, Numeric, Scalar, SqlValue, ValueType,
+    EvalError, Numeric, Scalar, SqlValue, ValueType,
     json::{self, Malformed},
     json::{Kind, Members},
 };
@@ -61,8 +61,8 @@ impl JsonOperator {
                 SqlValue::Bool(json::contains(&whole, &part)?)
             }
             JsonOperator::Exists => SqlValue::Bool(json::exists(&text, &as_text(right))?),
-            JsonOperator::ExistsAny => SqlValue::Bool(any_exists(&text, &as_array(right), true)?),
-            JsonOperator::ExistsAll => SqlValue::Bool(!any_exists(&text, &as_array(right), false)?),
+            JsonOperator::ExistsAny => SqlValue::Bool(json::exists_any(&text, &as_array(right))?),
+            JsonOperator::ExistsAll => SqlValue::Bool(json::exists_all(&text, &as_array(right))?),
             JsonOperator::Concat => json_value(json::concat(&text, &as_json(right))?),
             JsonOperator::Delete => json_value(match right {
                 SqlValue::Int(index) => json::delete_index(&text, index)?,
@@ -83,16 +83,6 @@ impl JsonOperator {
     pub(crate) fn may_fail(self) -> bool {
         matches!(self, JsonOperator::Delete | JsonOperator::Contains { .. })
     }
-}
-
-/// Returns whether one of the names, of which NULLs are ignored, exists or does not.
-fn any_exists(json: &str, names: &Array, wanted: bool) -> Result<bool, Malformed> {
-    for name in names.items().iter().flatten() {
-        if json::exists(json, key_text(name))? == wanted {
-            return Ok(true);
-        }
-    }
-    Ok(false)
 }
 
 /// Calls a lookup. Returns where the slice that it finds is.

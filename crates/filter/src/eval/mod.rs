@@ -12,6 +12,7 @@ pub(crate) mod clock_function;
 mod enums;
 pub(crate) mod function;
 pub(crate) mod json;
+mod multirange;
 pub(crate) mod number;
 mod set;
 mod subscripts;
@@ -169,13 +170,7 @@ impl<'v> Scope<'v, '_> {
     #[inline(never)]
     fn uncommon_value(&self, expr: &'v Expr) -> EvalResult<'v> {
         match expr {
-            Expr::Quantified {
-                operator: Binary::Compare { ignore_blanks, .. },
-                all,
-                is_sorted: true,
-                operands,
-            } => self.search(*ignore_blanks, *all, operands),
-            Expr::Quantified { operator, all, operands, .. } => self.quantified(*operator, *all, operands),
+            Expr::Quantified { operator, all, operands } => self.quantified(*operator, *all, operands),
             Expr::Position { labels, operand } => match self.value(operand)? {
                 Some(value) => enums::position(labels, value).map(Some),
                 None => Ok(None),
@@ -422,6 +417,11 @@ fn apply<'v>(binary: Binary, left: SqlValue<'v>, right: SqlValue<'v>) -> Result<
             SqlValue::Bool(whole.contains(&part, ignore_blanks))
         }
         Binary::Range(operator) => SqlValue::Bool(as_range(left).relates(operator, &as_range(right))),
+        Binary::RangeArithmetic(arithmetic, element) => {
+            let range = as_range(left).combine(arithmetic, &as_range(right), element)?;
+            SqlValue::Range(Cow::Owned(range))
+        }
+        Binary::Multirange(operator) => SqlValue::Bool(multirange::relates(operator, &left, &right)),
         Binary::RangeHas { swapped, .. } => {
             let (range, element) = if swapped { (right, left) } else { (left, right) };
             SqlValue::Bool(as_range(range).has_element(&element))

@@ -1,7 +1,5 @@
 //! Evaluation of arrays: ANY and ALL, constructors, subscripts and slices.
 
-use std::cmp::Ordering;
-
 use forebay_values::{Array, EvalError, SqlValue};
 
 use super::{EvalResult, Scope, apply, as_array, holds};
@@ -15,6 +13,11 @@ impl<'v> Scope<'v, '_> {
             return Ok(Some(SqlValue::Bool(all)));
         }
         let Some(left) = left else { return Ok(None) };
+        if let (true, Binary::Compare { ignore_blanks, .. }) = (array.is_set(), operator) {
+            // `= ANY` or `<> ALL`.
+            let found = array.has(&left, ignore_blanks);
+            return Ok((found || !array.has_null()).then_some(SqlValue::Bool(found != all)));
+        }
         let mut unknown = false;
         for item in array.items() {
             let Some(item) = item else {
@@ -32,22 +35,6 @@ impl<'v> Scope<'v, '_> {
             }
         }
         Ok(if unknown { None } else { Some(SqlValue::Bool(all)) })
-    }
-
-    /// Evaluates `= ANY` (`all` is false) or `<> ALL` of a constant array in order, NULLs last.
-    pub(super) fn search(&self, ignore_blanks: bool, all: bool, operands: &'v [Expr; 2]) -> EvalResult<'v> {
-        let (left, right) = self.pair(operands)?;
-        let (Some(left), Some(array)) = (left, right.map(as_array)) else { return Ok(None) };
-        let nulls_begin = array.items().partition_point(Option::is_some);
-        let found = array.items()[..nulls_begin].binary_search_by(|item| match item {
-            Some(item) => left.compare(item, ignore_blanks).reverse(),
-            None => Ordering::Greater,
-        });
-        Ok(match found {
-            Ok(_) => Some(SqlValue::Bool(!all)),
-            Err(_) if nulls_begin < array.items().len() => None,
-            Err(_) => Some(SqlValue::Bool(all)),
-        })
     }
 
     pub(super) fn array(&self, nested: bool, items: &'v [Expr]) -> EvalResult<'v> {

@@ -3,9 +3,10 @@
 use std::sync::LazyLock;
 
 use super::{Candidate, Index, visits};
-use crate::{Collation, Column, ColumnType, Filter, Schema, TypeKind};
+use crate::{Collation, Column, ColumnType, Filter, Schema, TypeDetails, TypeKind, UserType};
 
-type IndexRow<'t> = [Option<&'t [u8]>; 7];
+/// A row. Columns beyond its end are NULL.
+type IndexRow<'t> = [Option<&'t [u8]>];
 
 fn schema() -> Schema {
     let mood = ColumnType { kind: TypeKind::Enum, ..Column::new("", 1, "mood").column_type };
@@ -17,9 +18,18 @@ fn schema() -> Schema {
         Column::new("price", 1700, "numeric"),
         Column { name: "mood".to_owned(), column_type: mood },
         Column::new("js", 3802, "jsonb"),
+        Column::new("ip", 869, "inet"),
+        Column { name: "email".to_owned(), column_type: citext() },
+        Column::new("at", 1114, "timestamp"),
     ];
     let table = Some("rows".to_owned());
     Schema { table, columns, database_collation: Collation::C, server_version: 15 }
+}
+
+fn citext() -> ColumnType {
+    let (schema, name) = ("public".to_owned(), "citext".to_owned());
+    let user = UserType { oid: 2, schema, name, is_array: false, labels: None, base_array: None };
+    ColumnType { details: TypeDetails(Some(Box::new(user))), ..Column::new("", 2, "citext").column_type }
 }
 
 static SCHEMA: LazyLock<Schema> = LazyLock::new(schema);
@@ -41,14 +51,24 @@ fn index(clauses: &[&str]) -> Index {
 /// Returns the ids found, in order, and whether each is certain.
 fn found(index: &Index, row: &IndexRow<'_>) -> Vec<(u64, bool)> {
     let mut found = Vec::new();
-    index.candidates(row, &mut found);
+    index.candidates(&row, &mut found);
     let mut found: Vec<_> = found.iter().map(|Candidate { id, certain }| (*id, *certain)).collect();
     found.sort_unstable();
     found
 }
 
-const ROW: IndexRow<'static> =
-    [Some(b"5"), Some(b"apple"), Some(b"t"), Some(b"{a,b,b}"), Some(b"1.50"), Some(b"sad"), Some(JSON)];
+const ROW: [Option<&[u8]>; 10] = [
+    Some(b"5"),
+    Some(b"apple"),
+    Some(b"t"),
+    Some(b"{a,b,b}"),
+    Some(b"1.50"),
+    Some(b"sad"),
+    Some(JSON),
+    Some(b"10.0.0.5"),
+    Some(b"User5@Example.COM"),
+    Some(b"2000-01-06 17:30:00"),
+];
 
 const JSON: &[u8] = br#"{"k": "5", "n": {"id": 5.0}, "tags": ["a"]}"#;
 
@@ -130,18 +150,18 @@ fn null_satisfies_no_condition() {
 #[test]
 fn a_value_that_cannot_be_read_makes_all_filters_of_its_column_candidates() {
     let index = index(&["id = 5", "id IN (1, 2) OR id > 7", "tags @> '{a}'", "name = 'x'", "price < 0"]);
-    let row: IndexRow<'_> = [Some(b"five"), Some(b"\xff"), None, Some(b"{a"), Some(b""), None, None];
+    let row: [Option<&[u8]>; 7] = [Some(b"five"), Some(b"\xff"), None, Some(b"{a"), Some(b""), None, None];
     assert_eq!(found(&index, &row), [(0, false), (1, false), (2, false), (3, false), (4, false)]);
 }
 
 #[test]
 fn an_expression_that_fails_on_a_row_makes_its_filters_candidates() {
     let clauses = ["10 / id = 3", "10 / id IN (1, 2)", "lower(name) = 'x'", "id = 1 OR 10 / id = 7"];
-    let row: IndexRow<'_> = [Some(b"0"), Some(b"apple"), None, None, None, None, None];
+    let row: [Option<&[u8]>; 7] = [Some(b"0"), Some(b"apple"), None, None, None, None, None];
     assert_eq!(found(&index(&clauses), &row), [(0, false), (1, false), (3, false)]);
-    let row: IndexRow<'_> = [Some(b"3"), Some(b"X"), None, None, None, None, None];
+    let row: [Option<&[u8]>; 7] = [Some(b"3"), Some(b"X"), None, None, None, None, None];
     assert_eq!(found(&index(&clauses), &row), [(0, true), (2, true)]);
-    let row: IndexRow<'_> = [Some(b"1"), None, None, None, None, None, None];
+    let row: [Option<&[u8]>; 7] = [Some(b"1"), None, None, None, None, None, None];
     assert_eq!(found(&index(&clauses), &row), [(3, false)]);
 }
 
@@ -180,11 +200,11 @@ fn a_removed_filter_leaves_nothing_behind() {
 fn of_two_equalities_the_one_with_fewer_filters_is_looked_up() {
     let mut index = Index::new();
     (0..1_000).for_each(|id| add(&mut index, id, &format!("\"on\" AND id = {id}")));
-    let row: IndexRow<'_> = [Some(b"-1"), None, Some(b"t"), None, None, None, None];
+    let row: [Option<&[u8]>; 7] = [Some(b"-1"), None, Some(b"t"), None, None, None, None];
     assert!(found(&index, &row).len() <= 1);
     let mut index = Index::new();
     (0..1_000).for_each(|id| add(&mut index, id, &format!("tags @> '{{all,tag {id}}}'")));
-    let row: IndexRow<'_> = [None, None, None, Some(b"{all}"), None, None, None];
+    let row: [Option<&[u8]>; 7] = [None, None, None, Some(b"{all}"), None, None, None];
     assert!(found(&index, &row).len() <= 1);
 }
 
@@ -198,14 +218,23 @@ fn visits(count: u64, row: &IndexRow<'_>, clause: impl Fn(u64) -> String) -> usi
     }
     (0..count).for_each(|id| index.remove(count + id));
     let mut found = Vec::new();
-    let visits = visits::count_during(|| index.candidates(row, &mut found));
+    let visits = visits::count_during(|| index.candidates(&row, &mut found));
     assert_eq!(found, [Candidate { id: 5, certain: true }], "of {}", clause(5));
     visits
 }
 
+fn address(id: u64) -> String {
+    format!("10.0.{}.{}", id / 256, id % 256)
+}
+
+/// Returns a constant, which for 5 is the hour of the row's timestamp.
+fn hour(id: u64) -> String {
+    format!("timestamp '2000-01-06 12:00:00' + {id} * interval '1 hour'")
+}
+
 #[test]
 fn a_search_among_ten_thousand_keys_takes_as_many_steps_as_one_among_ten() {
-    let clauses: [fn(u64) -> String; 13] = [
+    let clauses: [fn(u64) -> String; 22] = [
         |id| format!("js ->> 'k' = '{id}'"),
         |id| format!("js @> '{{\"k\": \"{id}\"}}'"),
         |id| format!("'{{\"n\": {{\"id\": {id}}}}}' <@ js"),
@@ -214,6 +243,15 @@ fn a_search_among_ten_thousand_keys_takes_as_many_steps_as_one_among_ten() {
         |id| format!("lower(name) = '{}'", if id == 5 { "apple".to_owned() } else { format!("name {id}") }),
         |id| format!("id + 1 IN ({}, -{})", id + 1, id + 2),
         |id| format!("{id} = COALESCE(id, 0) AND true"),
+        |id| format!("ip = '{}'", address(id)),
+        |id| format!("ip = '{}/32'", address(id)),
+        |id| format!("ip = ANY ('{{{},::{id:x}}}')", address(id)),
+        |id| format!("mood = '{}'", if id == 5 { "sad".to_owned() } else { format!("mood {id}") }),
+        |id| format!("mood IN ('{}', 'x')", if id == 5 { "sad".to_owned() } else { format!("mood {id}") }),
+        |id| format!("email = 'uSER{id}@eXAMPLE.com'"),
+        |id| format!("email IN ('user{id}@example.com', 'USER{id}@EXAMPLE.ORG')"),
+        |id| format!("date_trunc('day', at) = timestamp '2000-01-01' + {id} * interval '1 day'"),
+        |id| format!("{} = date_trunc('hour', at)", hour(id)),
         |id| format!("id = {id}"),
         |id| format!("id IN ({id}, {}, {})", -1 - i64::try_from(id).unwrap(), 1_000_000 + id),
         |id| format!("name = '{}'", if id == 5 { "apple".to_owned() } else { format!("name {id}") }),
@@ -268,7 +306,7 @@ fn add_with_set(index: &mut Index, id: u64, clause: &str, number: u64) {
 
 fn found_with(index: &Index, row: &IndexRow<'_>, sets: &FakeSets) -> Vec<(u64, bool)> {
     let mut found = Vec::new();
-    index.candidates_with_sets(row, sets, &mut found);
+    index.candidates_with_sets(&row, sets, &mut found);
     let mut found: Vec<_> = found.iter().map(|Candidate { id, certain }| (*id, *certain)).collect();
     found.sort_unstable();
     found

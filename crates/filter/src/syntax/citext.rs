@@ -3,10 +3,11 @@
 //! The operators of citext are in the extension's schema, which the sessions that read snapshots
 //! don't search: there, `email = 'x'` would compare texts, and case would count. So the clause
 //! names the operations that the extension performs (citext.c): `=` and the other comparisons
-//! compare `lower(x COLLATE "default")`, and LIKE is ILIKE.
+//! compare `lower(x COLLATE "default")`, and LIKE is ILIKE. An array of citext is compared as the
+//! array of texts whose whole text is in lower case.
 //!
-//! Invariant: afterwards, a citext column is only cast to a text type or tested for NULL. All other
-//! uses are refused.
+//! Invariant: afterwards, a citext column, or one of arrays, is only cast to texts or tested for
+//! NULL. All other uses are refused.
 
 use forebay_values::{Array, Scalar, SqlValue, ValueType};
 
@@ -15,13 +16,17 @@ use crate::error::FilterError;
 use crate::schema::{Column, Schema};
 
 const COMPARISONS: &[&str] = &["=", "<>", "<", "<=", ">", ">="];
+/// Functions of arrays that compare no elements.
+const ARRAY_FUNCTIONS: &[&str] =
+    &["cardinality", "array_length", "array_lower", "array_upper", "array_ndims", "array_dims"];
 /// Functions of text that have no variant for citext.
 const TEXT_FUNCTIONS: &[&str] =
     &["lower", "upper", "length", "char_length", "character_length", "octet_length", "starts_with", "md5"];
 
 /// Rewrites the clause, if the schema has citext columns.
 pub(crate) fn rewrite(tree: &mut SyntaxTree, text: &str, schema: &Schema) -> Result<(), FilterError> {
-    if schema.columns.iter().any(|column| column.column_type.is_citext()) {
+    let is_citext = |column: &Column| column.column_type.is_citext() || column.column_type.is_citext_array();
+    if schema.columns.iter().any(is_citext) {
         Rewriter { text, schema }.tree(tree)?;
         if tree.height > 2 * super::MAX_DEPTH {
             return Err(FilterError::TooDeep { limit: super::MAX_DEPTH });
@@ -38,9 +43,12 @@ struct Rewriter<'s> {
 impl Rewriter<'_> {
     /// Returns the citext column that the expression is, if it is one.
     fn column(&self, tree: &SyntaxTree) -> Option<&Column> {
-        let SyntaxKind::Name(parts) = &tree.kind else { return None };
-        let column = self.schema.columns.iter().find(|column| parts.last() == Some(&column.name));
-        column.filter(|column| column.column_type.is_citext())
+        named(self.schema, tree).filter(|column| column.column_type.is_citext())
+    }
+
+    /// Returns whether the expression is a column of arrays of citext.
+    fn is_array(&self, tree: &SyntaxTree) -> bool {
+        named(self.schema, tree).is_some_and(|column| column.column_type.is_citext_array())
     }
 
     fn is_column(&self, tree: &SyntaxTree) -> bool {
@@ -48,12 +56,17 @@ impl Rewriter<'_> {
     }
 
     fn tree(&self, tree: &mut SyntaxTree) -> Result<(), FilterError> {
-        if self.is_column(tree) {
+        if self.is_column(tree) || self.is_array(tree) {
             return Err(self.refused(tree));
+        }
+        if self.array_use(&mut tree.kind)? {
+            replace(tree, |tree| tree.kind);
+            return Ok(());
         }
         match &mut tree.kind {
             SyntaxKind::Is { test: IsTest::Null, operand, .. } if self.is_column(operand) => {}
-            SyntaxKind::Cast(operand, name) if self.is_column(operand) && is_text(name) => {}
+            SyntaxKind::Cast(operand, name) if self.is_column(operand) && is_text(name) && !name.is_array => {
+            }
             SyntaxKind::Binary(operator, operands) if operands.iter().any(|side| self.is_column(side)) => {
                 self.binary(operator, operands)?;
             }
@@ -88,8 +101,39 @@ impl Rewriter<'_> {
                 outcome?;
             }
         }
-        replace(tree, |kind| kind);
+        replace(tree, |tree| tree.kind);
         Ok(())
+    }
+
+    /// Rewrites a use of a column of arrays. Returns whether the expression is one.
+    fn array_use(&self, kind: &mut SyntaxKind) -> Result<bool, FilterError> {
+        match kind {
+            SyntaxKind::Is { test: IsTest::Null, operand, .. } if self.is_array(operand) => {}
+            SyntaxKind::Cast(operand, name) if self.is_array(operand) && is_text(name) => {}
+            SyntaxKind::Binary(operator, operands) if operands.iter().any(|side| self.is_array(side)) => {
+                if !matches!(operator.as_str(), "=" | "<>" | "@>" | "<@" | "&&") {
+                    return Err(self.refused(&operands[usize::from(!self.is_array(&operands[0]))]));
+                }
+                operands.iter_mut().try_for_each(|side| self.fold_array(side))?;
+            }
+            SyntaxKind::Quantified { operator, operands, .. } if self.is_array(&operands[1]) => {
+                if !matches!(operator.as_str(), "=" | "<>") {
+                    return Err(self.refused(&operands[1]));
+                }
+                let [left, right] = &mut **operands;
+                self.fold(left)?;
+                self.fold_array(right)?;
+            }
+            SyntaxKind::Call(name, arguments)
+                if ARRAY_FUNCTIONS.contains(&name.as_str())
+                    && arguments.first().is_some_and(|first| self.is_array(first)) =>
+            {
+                replace(&mut arguments[0], as_texts);
+                arguments[1..].iter_mut().try_for_each(|argument| self.tree(argument))?;
+            }
+            _ => return Ok(false),
+        }
+        Ok(true)
     }
 
     fn binary(&self, operator: &mut String, operands: &mut [SyntaxTree; 2]) -> Result<(), FilterError> {
@@ -139,18 +183,14 @@ impl Rewriter<'_> {
             return Err(self.refused(column));
         }
         self.check_order(operator, std::iter::once(&*column))?;
-        let items = Array::parse(text, Scalar::Text, true).map_err(|error| {
-            let (sqlstate, message) = error.describe(ValueType::Array(Scalar::Text), Some(text));
-            FilterError::invalid(self.text, at, sqlstate, message)
-        })?;
+        let items = self.constant(text, at)?;
         let item = |item: Option<SqlValue<'_>>| match item {
             Some(SqlValue::Text(text)) => folded(SyntaxTree::new(SyntaxKind::Text(text.into_owned()), at)),
             _ => SyntaxTree::new(SyntaxKind::Null, at),
         };
         let items: Vec<_> = items.into_items().into_iter().map(item).collect();
-        let name = TypeName { is_array: true, ..TypeName::plain("text") };
-        let list = Box::new(SyntaxTree::new(SyntaxKind::Array(items), at));
-        *array = SyntaxTree::new(SyntaxKind::Cast(list, name), at);
+        *array = SyntaxTree::new(SyntaxKind::Array(items), at);
+        replace(array, as_texts);
         self.fold(column)
     }
 
@@ -169,25 +209,75 @@ impl Rewriter<'_> {
         Ok(())
     }
 
+    /// Replaces a column of arrays, or a constant that is compared with one, by the array in lower
+    /// case.
+    fn fold_array(&self, tree: &mut SyntaxTree) -> Result<(), FilterError> {
+        match &tree.kind {
+            SyntaxKind::Text(text) => _ = self.constant(text, tree.at)?,
+            SyntaxKind::Null => return Ok(()),
+            _ if self.is_array(tree) => {}
+            _ => return Err(self.refused_array(tree)),
+        }
+        let at = tree.at;
+        *tree = folded(std::mem::replace(tree, SyntaxTree::new(SyntaxKind::Null, at)));
+        replace(tree, as_texts);
+        Ok(())
+    }
+
+    /// Parses a constant array of citext.
+    fn constant(&self, text: &str, at: usize) -> Result<Array, FilterError> {
+        Array::parse(text, Scalar::Text, true).map_err(|error| {
+            let (sqlstate, message) = error.describe(ValueType::Array(Scalar::Text), Some(text));
+            FilterError::invalid(self.text, at, sqlstate, message)
+        })
+    }
+
     fn refused(&self, tree: &SyntaxTree) -> FilterError {
-        let what = "citext (but in comparisons with constants and with citext, LIKE, and ::text) is";
+        match self.is_array(tree) {
+            true => self.refused_array(tree),
+            false => self.unsupported(
+                tree,
+                "citext (but in comparisons with constants and with citext, LIKE, and ::text) is",
+            ),
+        }
+    }
+
+    fn refused_array(&self, tree: &SyntaxTree) -> FilterError {
+        let what = "citext[] (but in =, <>, @>, <@, && and ANY with constants, and cardinality) is";
+        self.unsupported(tree, what)
+    }
+
+    fn unsupported(&self, tree: &SyntaxTree, what: &str) -> FilterError {
         let location = crate::error::location(self.text, tree.at);
         FilterError::Unsupported { what: what.to_owned(), location, nearest: None }
     }
 }
 
-fn is_text(name: &TypeName) -> bool {
-    !name.is_array && name.schema.is_none() && matches!(name.name.as_str(), "text" | "varchar" | "bpchar")
+/// Returns the column that an expression names.
+pub(super) fn named<'s>(schema: &'s Schema, tree: &SyntaxTree) -> Option<&'s Column> {
+    let SyntaxKind::Name(parts) = &tree.kind else { return None };
+    schema.columns.iter().find(|column| parts.last() == Some(&column.name))
 }
 
-fn replace(tree: &mut SyntaxTree, change: impl FnOnce(SyntaxKind) -> SyntaxKind) {
-    let kind = std::mem::replace(&mut tree.kind, SyntaxKind::Null);
-    *tree = SyntaxTree::new(change(kind), tree.at);
+/// Returns whether the type is of texts, or of arrays of them.
+fn is_text(name: &TypeName) -> bool {
+    name.schema.is_none() && matches!(name.name.as_str(), "text" | "varchar" | "bpchar")
+}
+
+/// Replaces an expression by one that is made of it.
+pub(super) fn replace(tree: &mut SyntaxTree, change: impl FnOnce(SyntaxTree) -> SyntaxKind) {
+    let at = tree.at;
+    let old = std::mem::replace(tree, SyntaxTree::new(SyntaxKind::Null, at));
+    *tree = SyntaxTree::new(change(old), at);
 }
 
 fn as_text(tree: &mut SyntaxTree) {
-    let at = tree.at;
-    replace(tree, |kind| SyntaxKind::Cast(Box::new(SyntaxTree::new(kind, at)), TypeName::plain("text")));
+    replace(tree, |tree| SyntaxKind::Cast(Box::new(tree), TypeName::plain("text")));
+}
+
+fn as_texts(tree: SyntaxTree) -> SyntaxKind {
+    let name = TypeName { is_array: true, ..TypeName::plain("text") };
+    SyntaxKind::Cast(Box::new(tree), name)
 }
 
 fn folded(mut tree: SyntaxTree) -> SyntaxTree {

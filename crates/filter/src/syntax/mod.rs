@@ -11,6 +11,7 @@
 
 mod canonical;
 pub(crate) mod citext;
+pub(crate) mod domain_array;
 mod keywords;
 mod lexer;
 mod parser;

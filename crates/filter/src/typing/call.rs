@@ -305,7 +305,8 @@ impl Typer<'_> {
             let typed = self.tree(tree)?;
             match &operand {
                 Some(operand) => {
-                    let held = TypedExpr { expr: Expr::CaseOperand, ..operand.clone() };
+                    let collation = operand.collation.of_case_operand();
+                    let held = TypedExpr { expr: Expr::CaseOperand, kind: operand.kind, collation };
                     Ok(self.binary("=", held, typed, tree.at)?.expr)
                 }
                 None => self.boolean(typed, "CASE/WHEN", tree.at),

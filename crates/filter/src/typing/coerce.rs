@@ -85,7 +85,10 @@ impl Typer<'_> {
             SqlType::Unknown | SqlType::Opaque(_) => None,
         };
         let from_text = element(from).is_some_and(Scalar::is_text);
-        let is_loose = matches!(element(to), Some(Tsrange | Tstzrange | Daterange | Enum(_)));
+        let is_loose = matches!(
+            element(to),
+            Some(Tsrange | Tstzrange | Daterange | Tsmultirange | Tstzmultirange | Datemultirange | Enum(_))
+        );
         if from_text && is_loose {
             let to = self.shown(to);
             return Err(self.unsupported(at, format!("casting text (but a constant) to {to} is")));
@@ -93,10 +96,17 @@ impl Typer<'_> {
         Ok(())
     }
 
-    /// Refuses casts that only some versions of Postgres have: of integers to bytea and back.
-    fn refuse_version_dependent(&self, from: SqlType, to: SqlType, at: usize) -> Result<(), FilterError> {
+    /// Refuses casts that only some versions of Postgres have, of integers to bytea and back, and
+    /// those of ranges to multiranges.
+    fn refuse_other_casts(&self, from: SqlType, to: SqlType, at: usize) -> Result<(), FilterError> {
         let is_bytea = |kind| matches!(kind, SqlType::Scalar(Scalar::Bytea) | SqlType::Array(Scalar::Bytea));
-        match is_bytea(from) || is_bytea(to) {
+        let of_ranges = |from: SqlType, to: SqlType| match (from, to) {
+            (SqlType::Scalar(from), SqlType::Scalar(to)) | (SqlType::Array(from), SqlType::Array(to)) => {
+                to.multirange_range() == Some(from)
+            }
+            _ => false,
+        };
+        match is_bytea(from) || is_bytea(to) || of_ranges(from, to) {
             true => {
                 Err(self.unsupported(at, format!("casting {} to {} is", self.shown(from), self.shown(to))))
             }
@@ -163,7 +173,7 @@ impl Typer<'_> {
             (from, to) => is_text(from) || is_text(to),
         };
         if !possible {
-            self.refuse_version_dependent(typed.kind, target, at)?;
+            self.refuse_other_casts(typed.kind, target, at)?;
             let (from, to) = (self.shown(typed.kind), self.shown(target));
             let message = format!("cannot cast type {from} to {to}");
             return Err(self.invalid(at, "42846", message));

@@ -19,6 +19,8 @@ pub(crate) enum CollationSource {
     Column(usize),
     /// `COLLATE "C"`.
     ExplicitC,
+    /// The operand of a CASE with `COLLATE "C"`. In comparisons with it, that isn't explicit.
+    ImplicitC,
     /// `COLLATE "default"`.
     ExplicitDefault,
     /// Two columns with different collations.
@@ -30,12 +32,24 @@ impl CollationSource {
         CollationSource::Column(index)
     }
 
+    /// Returns the source in the comparisons of a CASE whose operand has this one (CaseTestExpr).
+    pub(super) fn of_case_operand(self) -> Self {
+        match self {
+            CollationSource::ExplicitC => CollationSource::ImplicitC,
+            CollationSource::ExplicitDefault => CollationSource::Default,
+            CollationSource::Default
+            | CollationSource::Column(_)
+            | CollationSource::ImplicitC
+            | CollationSource::Conflict => self,
+        }
+    }
+
     pub(super) fn find(self, schema: &Schema) -> &Collation {
         match self {
             CollationSource::Column(index) => {
                 schema.columns[index].column_type.collation.as_ref().unwrap_or(&schema.database_collation)
             }
-            CollationSource::ExplicitC => &Collation::C,
+            CollationSource::ExplicitC | CollationSource::ImplicitC => &Collation::C,
             CollationSource::Default | CollationSource::ExplicitDefault | CollationSource::Conflict => {
                 &schema.database_collation
             }
@@ -67,6 +81,7 @@ impl Typer<'_> {
             |collation| matches!(collation, CollationSource::ExplicitC | CollationSource::ExplicitDefault);
         let own = |collation: CollationSource| match collation {
             CollationSource::Column(index) => self.schema.columns[index].column_type.collation.is_some(),
+            CollationSource::ImplicitC => true,
             _ => false,
         };
         Ok(match (left, right) {

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use forebay_values::{
-    Arithmetic, ArrayEnd, Casing, InetOperator, RangeFunction, RangeOperator, Scalar, SqlValue, TypeModifier,
+    Arithmetic, ArrayEnd, Casing, InetOperator, RangeArithmetic, RangeFunction, RangeOperator, Scalar,
+    SqlValue, TypeModifier,
 };
 
 use super::sql_type::SqlType;
@@ -59,8 +60,6 @@ pub(crate) enum Expr {
     Quantified {
         operator: Binary,
         all: bool,
-        /// The array is a constant whose elements are in order.
-        is_sorted: bool,
         operands: Box<[Expr; 2]>,
     },
     /// `ARRAY[…]` of elements, or of arrays (`nested`).
@@ -187,6 +186,8 @@ pub(crate) enum Binary {
     Json(JsonOperator),
     /// Operator on two ranges.
     Range(RangeOperator),
+    /// Operator that makes a range of two, and the type of their bounds.
+    RangeArithmetic(RangeArithmetic, Scalar),
     /// `range @> element`. With `swapped`: `element <@ range`.
     RangeHas {
         swapped: bool,
@@ -194,9 +195,22 @@ pub(crate) enum Binary {
         /// is every element, NULL too.
         simplifies: bool,
     },
+    /// Operator on a multirange and a multirange, a range or an element.
+    Multirange(MultirangeOperator),
     Inet(InetOperator),
     /// `||` on bytea.
     ConcatBytes,
+}
+
+/// Operator on two multiranges, or on a multirange and a range or an element.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum MultirangeOperator {
+    /// `@>`
+    Contains,
+    /// `<@`
+    ContainedBy,
+    /// `&&`
+    Overlaps,
 }
 
 /// Function whose first argument is an array.

@@ -11,6 +11,7 @@ use forebay_values::{EvalError, Scalar, SqlValue};
 use super::expr::{Binary, Comparison, Expr, Unary};
 use super::sql_type::SqlType;
 use crate::eval;
+use crate::eval::json::JsonOperator;
 
 /// Least number of elements for which a search is faster than comparing all of them.
 const LEAST_SORTED: usize = 8;
@@ -28,7 +29,8 @@ pub(super) fn fold(expr: Expr) -> Result<Expr, EvalError> {
 #[inline(never)]
 fn fold_binary(binary: Binary, operands: [Expr; 2]) -> Result<Expr, EvalError> {
     let are_stable = [has_stable_part(&operands[0]), has_stable_part(&operands[1])];
-    let operands = pair(operands)?;
+    let mut operands = pair(operands)?;
+    make_sets(binary, &mut operands);
     if operands.contains(&Expr::NULL) {
         return Ok(Expr::NULL);
     }
@@ -78,11 +80,17 @@ fn fold_uncommon(expr: Expr) -> Result<Expr, EvalError> {
             }
             fold_constant(Expr::Call { function, is_strict, is_stable, arguments })?
         }
-        Expr::Quantified { operator, all, operands, .. } => {
+        Expr::Quantified { operator, all, operands } => {
             // Postgres does not fold it for a NULL array alone: the left operand may still fail.
             let mut operands = pair(*operands)?;
-            let is_sorted = sort_elements(operator, all, &mut operands[1]);
-            fold_constant(Expr::Quantified { operator, all, is_sorted, operands })?
+            // `= ANY` and `<> ALL` search for the left operand.
+            let wanted = if all { Comparison::NotEqual } else { Comparison::Equal };
+            if let Binary::Compare { comparison, ignore_blanks } = operator
+                && comparison == wanted
+            {
+                make_set(&mut operands[1], ignore_blanks);
+            }
+            fold_constant(Expr::Quantified { operator, all, operands })?
         }
         Expr::Position { labels, operand } => match fold(*operand)? {
             Expr::Const(None) => Expr::NULL,
@@ -144,21 +152,24 @@ fn element_of_all_or_none(binary: Binary, operands: &[Expr; 2], are_stable: [boo
     }
 }
 
-/// Sorts the elements of a constant array, if `= ANY` or `<> ALL` can search them. Their order has
-/// no effect on the result.
-fn sort_elements(operator: Binary, all: bool, array: &mut Expr) -> bool {
-    let Binary::Compare { comparison, ignore_blanks } = operator else { return false };
-    let wanted = if all { Comparison::NotEqual } else { Comparison::Equal };
-    let Expr::Const(Some(SqlValue::Array(array))) = array else { return false };
-    if comparison != wanted || array.items().len() < LEAST_SORTED {
-        return false;
+/// Makes sets of constant arrays in which rows look up elements.
+fn make_sets(binary: Binary, operands: &mut [Expr; 2]) {
+    match binary {
+        Binary::Contains { ignore_blanks, .. } | Binary::Overlaps { ignore_blanks } => {
+            operands.iter_mut().for_each(|operand| make_set(operand, ignore_blanks));
+        }
+        Binary::Json(JsonOperator::ExistsAny | JsonOperator::ExistsAll) => make_set(&mut operands[1], false),
+        _ => {}
     }
-    array.to_mut().items_mut().sort_by(|left, right| match (left, right) {
-        (Some(left), Some(right)) => left.compare(right, ignore_blanks),
-        // NULLs come last.
-        (left, right) => left.is_none().cmp(&right.is_none()),
-    });
-    true
+}
+
+/// Makes a set of a constant array, if a search is faster than comparing all elements.
+fn make_set(operand: &mut Expr, ignore_blanks: bool) {
+    if let Expr::Const(Some(SqlValue::Array(array))) = operand
+        && array.items().len() >= LEAST_SORTED
+    {
+        *operand = Expr::Const(Some(SqlValue::array(array.clone().into_owned().into_set(ignore_blanks))));
+    }
 }
 
 /// Visits every part of the expression, itself included.
@@ -241,7 +252,7 @@ fn is_stable(expr: &Expr) -> bool {
         }
         Expr::Unary(Unary::Cast { from, to, .. }, _) => match (from, to) {
             (SqlType::Scalar(from), SqlType::Scalar(to))
-                if [from, to].iter().any(|scalar| scalar.is_enum() || scalar.range_element().is_some()) =>
+                if [from, to].iter().any(|scalar| scalar.is_enum() || is_of_ranges(**scalar)) =>
             {
                 true
             }
@@ -267,6 +278,10 @@ fn is_timetz(expr: &Expr) -> bool {
         expr,
         Expr::Const(Some(SqlValue::Timetz(_))) | Expr::Column { kind: SqlType::Scalar(Scalar::Timetz), .. }
     )
+}
+
+fn is_of_ranges(scalar: Scalar) -> bool {
+    scalar.range_element().is_some() || scalar.multirange_range().is_some()
 }
 
 /// Replaces the expression by its value if all of its parts are constants.

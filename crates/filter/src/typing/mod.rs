@@ -402,7 +402,7 @@ pub(crate) fn never_fails(expr: &Expr) -> bool {
     let compares = |binary: &Binary| {
         use Binary::*;
         let is_comparison = matches!(binary, Compare { .. } | Contains { .. } | Overlaps { .. });
-        is_comparison || matches!(binary, Range(_) | RangeHas { .. } | Inet(_) | ConcatBytes)
+        is_comparison || matches!(binary, Range(_) | RangeHas { .. } | Multirange(_) | Inet(_) | ConcatBytes)
     };
     match expr {
         Expr::Const(_)
@@ -429,6 +429,7 @@ pub(crate) fn never_fails(expr: &Expr) -> bool {
             operands.iter().any(json::is_shallow)
         }
         Expr::Binary(Binary::Json(operator), _) => !operator.may_fail(),
+        Expr::Binary(Binary::RangeArithmetic(arithmetic, _), _) => arithmetic.never_fails(),
         Expr::Binary(operator, _) | Expr::Quantified { operator, .. } => compares(operator),
         // Constant lists are folded, so these hold columns. Arrays of different dimensions can't be
         // nested in one.

@@ -1,6 +1,6 @@
 //! Typing of operators (make_op, make_scalar_array_op).
 
-use forebay_values::{Arithmetic, Casing, Collation, Scalar};
+use forebay_values::{Arithmetic, Casing, Collation, Scalar, SqlValue};
 
 use super::collate::CollationSource;
 use super::expr::{Binary, Comparison, Expr, Unary};
@@ -20,6 +20,9 @@ pub(crate) const OPERATORS: &[&str] = &[
     "!~~", "~~*", "!~~*", "^@", "@>", "<@", "&&", "->", "->>", "#>", "#>>", "?", "?|", "?&", "<<", ">>",
     "<<=", ">>=", "&<", "&>", "-|-",
 ];
+
+/// Maximum number of constant patterns of `LIKE ANY` and `LIKE ALL`. Each is matched with each row.
+const MAX_PATTERNS: usize = 10_000;
 
 /// Operators of integers, ranges or network addresses, of which the latter two are supported.
 const SPECIAL: &[&str] = &["<<", ">>", "<<=", ">>=", "&<", "&>", "-|-"];
@@ -176,14 +179,14 @@ impl Typer<'_> {
     }
 
     /// Refuses operators that Postgres has for these types and filters don't: arithmetic on network
-    /// addresses and ranges, and patterns on bytea.
+    /// addresses, and patterns on bytea.
     fn refuse_other_arithmetic(&self, name: &str, kind: SqlType, at: usize) -> Result<(), FilterError> {
         use Scalar::*;
         let SqlType::Scalar(scalar) = kind else { return Ok(()) };
         let exists = match scalar {
             Inet | Cidr | Macaddr => matches!(name, "+" | "-" | "~" | "&" | "|"),
             Bytea => matches!(name, "~~" | "!~~"),
-            _ => scalar.range_element().is_some() && matches!(name, "+" | "-" | "*"),
+            _ => false,
         };
         match exists {
             true => Err(self.unsupported(at, format!("the operator {name} of {} is", scalar.name()))),
@@ -253,13 +256,17 @@ impl Typer<'_> {
                 self.check_operands(left.kind, collation, comparison, at)?;
                 Binary::Compare { comparison, ignore_blanks: left.kind == SqlType::Scalar(Scalar::Bpchar) }
             }
+            None if patterns(&right.expr) > MAX_PATTERNS => {
+                let what = format!("LIKE ANY/ALL of more than {MAX_PATTERNS} patterns is");
+                return Err(self.unsupported(at, what));
+            }
             None => match self.like(name, left.clone(), right.clone(), at)?.expr {
                 Expr::Binary(binary, _) => binary,
                 other => unreachable!("LIKE is an operator: {other:?}"),
             },
         };
         let operands = Box::new([left.expr, right.expr]);
-        Ok(TypedExpr::boolean(Expr::Quantified { operator, all, is_sorted: false, operands }))
+        Ok(TypedExpr::boolean(Expr::Quantified { operator, all, operands }))
     }
 
     /// Refuses a comparison of values of a type whose collation doesn't allow it.
@@ -288,5 +295,14 @@ impl Typer<'_> {
     pub(super) fn no_operator(&self, why: &str, shown: &str, at: usize) -> FilterError {
         let sqlstate = if why.contains("unique") { "42725" } else { "42883" };
         self.invalid(at, sqlstate, format!("operator {why}: {shown}"))
+    }
+}
+
+/// Returns the number of elements of an array that the clause has; 0 for other expressions.
+fn patterns(array: &Expr) -> usize {
+    match array {
+        Expr::Const(Some(SqlValue::Array(array))) => array.items().len(),
+        Expr::Array { items, .. } => items.len(),
+        _ => 0,
     }
 }

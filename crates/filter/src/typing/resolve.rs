@@ -39,10 +39,14 @@ pub(crate) fn binary(name: &str, left: SqlType, right: SqlType) -> OperatorResol
     }
 }
 
-/// Resolves comparisons of enums and of ranges: both operands have one type (anyenum, anyrange).
+/// Resolves comparisons of enums, ranges and multiranges: both operands have one type (anyenum,
+/// anyrange, anymultirange).
 /// `None`: neither operand is one.
 fn comparison_of_one_type(name: &str, left: SqlType, right: SqlType) -> Option<OperatorResolution> {
-    let is_polymorphic = |kind: SqlType| matches!(kind, SqlType::Scalar(scalar) if scalar.is_enum() || scalar.range_element().is_some());
+    let is_polymorphic = |kind: SqlType| {
+        matches!(kind, SqlType::Scalar(scalar)
+            if scalar.is_enum() || scalar.range_element().is_some() || scalar.multirange_range().is_some())
+    };
     Comparison::of(name)?;
     let kind = match (left, right) {
         _ if !is_polymorphic(left) && !is_polymorphic(right) => return None,

@@ -80,6 +80,8 @@ impl TypeRules for Scalar {
             Uuid | Json | Jsonb | Bytea | Macaddr => Category::User,
             Inet | Cidr => Category::Network,
             Int4range | Int8range | Numrange | Tsrange | Tstzrange | Daterange => Category::Range,
+            Int4multirange | Int8multirange | Nummultirange => Category::Range,
+            Tsmultirange | Tstzmultirange | Datemultirange => Category::Range,
             Enum(_) => Category::Enum,
             Date | Time | Timetz | Timestamp | Timestamptz => Category::DateTime,
             Interval => Category::Timespan,

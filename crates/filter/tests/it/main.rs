@@ -7,6 +7,7 @@ mod docs;
 mod fuzz_corpus;
 mod grammar;
 mod index;
+mod large_clauses;
 mod letters;
 mod postgres_conditions;
 mod refusals;

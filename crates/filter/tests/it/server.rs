@@ -65,6 +65,31 @@ pub(crate) struct ReferenceServer {
 impl ReferenceServer {
     /// Starts a server and fills the table. `options` are those of CREATE DATABASE.
     pub(crate) fn start(version: u32, options: &str, collation: &Collation, seed: u64, rows: usize) -> Self {
+        let schema = table::schema(collation, version);
+        Self::with_table(version, options, schema, &table::create(""), seed, rows)
+    }
+
+    /// Starts a server whose table has columns with a nondeterministic collation.
+    pub(crate) fn nondeterministic(
+        version: u32,
+        options: &str,
+        collation: &Collation,
+        seed: u64,
+        rows: usize,
+    ) -> Self {
+        let schema = table::nondeterministic_schema(collation, version);
+        let create = table::create("COLLATE nondeterministic");
+        Self::with_table(
+            version,
+            options,
+            schema,
+            &format!("{}{create}", table::NONDETERMINISTIC),
+            seed,
+            rows,
+        )
+    }
+
+    fn with_table(version: u32, options: &str, schema: Schema, create: &str, seed: u64, rows: usize) -> Self {
         let postgres = Postgres::shared_version(version);
         let database = postgres.create_database("filter").expect("it is new");
         let database = if options.is_empty() {
@@ -75,14 +100,9 @@ impl ReferenceServer {
             postgres.execute("postgres", &create).unwrap_or_else(|error| panic!("{create}: {error}"));
             name
         };
-        let mut server = ReferenceServer {
-            postgres,
-            database,
-            schema: table::schema(collation, version),
-            rows: Vec::new(),
-        };
+        let mut server = ReferenceServer { postgres, database, schema, rows: Vec::new() };
         let mut rng = TestRng::new(seed);
-        let mut sql = format!("{SETTINGS} {} {JUDGE} {COMPLAINT} INSERT INTO rows VALUES ", table::create());
+        let mut sql = format!("{SETTINGS} {create} {JUDGE} {COMPLAINT} INSERT INTO rows VALUES ");
         for rn in 0..rows {
             write!(sql, "{}{}", if rn == 0 { "" } else { ", " }, table::insert(&mut rng, rn))
                 .expect("a String");

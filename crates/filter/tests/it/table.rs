@@ -55,11 +55,15 @@ pub(crate) const COLUMNS: &[TestColumn] = &[
     TestColumn { name: "tr", sql: "tsrange", oid: 3908, kind: "tsrange" },
     TestColumn { name: "tzr", sql: "tstzrange", oid: 3910, kind: "tstzrange" },
     TestColumn { name: "dr", sql: "daterange", oid: 3912, kind: "daterange" },
+    TestColumn { name: "m4", sql: "int4multirange", oid: 4451, kind: "int4multirange" },
+    TestColumn { name: "nm", sql: "nummultirange", oid: 4532, kind: "nummultirange" },
+    TestColumn { name: "dm", sql: "datemultirange", oid: 4535, kind: "datemultirange" },
     TestColumn { name: "mood", sql: "mood", oid: MOOD, kind: "mood" },
     TestColumn { name: "mood2", sql: "mood", oid: MOOD, kind: "mood" },
     TestColumn { name: "am", sql: "mood[]", oid: MOOD + 1, kind: "mood[]" },
     TestColumn { name: "ci", sql: "citext", oid: CITEXT, kind: "citext" },
     TestColumn { name: "cj", sql: "citext", oid: CITEXT, kind: "citext" },
+    TestColumn { name: "ac", sql: "citext[]", oid: CITEXT + 1, kind: "citext[]" },
     TestColumn { name: "aby", sql: "bytea[]", oid: 1001, kind: "bytea[]" },
     TestColumn { name: "aip", sql: "inet[]", oid: 1041, kind: "inet[]" },
     TestColumn { name: "ar", sql: "int4range[]", oid: 3905, kind: "int4range[]" },
@@ -99,7 +103,7 @@ pub(crate) fn values(kind: &str) -> &'static [&'static str] {
             "{\"a\": [\"b\"], \"n\": 100}", "[true, \"A\"]", "[null]", "[{}, []]", "{\"a\": \"B\"}", "{\"a\": \"a\"}", "{\"B\": 1}"],
         "bytea" => &["\\x", "\\x00", "\\x6162", "\\xff00", "abc", "a\\\\b", "\\001x", "\\xFFfe", "\\x61"],
         "inet" => &["10.1.2.3", "10.0.0.0/8", "10.0.0.0/9", "192.168.1.5/24", "0.0.0.0/0", "255.255.255.255", "::1", "::/0", "2001:db8::1/32",
-            "::ffff:10.1.2.3", "10.1.0.0/16", "fe80::1:0:0:0", "::10.1.2.3"],
+            "::ffff:10.1.2.3", "10.1.0.0/16", "fe80::1:0:0:0", "::10.1.2.3", "::10.1", "::ffff:10.1..3/104", "1:2:3:4:5:6:7:8:/64"],
         "cidr" => &["10.0.0.0/8", "10.1.0.0/16", "10", "192.168.1", "0.0.0.0/0", "::/0", "2001:db8::/32", "10.1.2.3/32", "::1/128"],
         "macaddr" => &["08:00:2b:01:02:03", "08-00-2b-01-02-03", "0800.2b01.0203", "ff:ff:ff:ff:ff:ff", "00:00:00:00:00:00"],
         "int4range" => &["empty", "[1,5)", "[1,5]", "(1,5)", "(,5)", "[5,)", "(,)", "[5,9]", "[3,3]", "[0,1)", "[-2147483648,2147483647)", "[5,6)"],
@@ -109,13 +113,41 @@ pub(crate) fn values(kind: &str) -> &'static [&'static str] {
             "(,)", "[2000-01-01 00:00:00,infinity]", "(1999-12-31 23:59:59.999999,2000-01-01 00:00:00)"],
         "daterange" => &["empty", "[2000-01-01,2024-02-29)", "[2000-01-01,2000-01-01]", "(1999-12-31,2000-01-02)", "(,2000-01-01]", "[2000-01-01,)", "(,)",
             "[2000-01-01,infinity)", "[2000-01-01,infinity]", "(-infinity,2000-01-01)"],
+        "int4multirange" | "int8multirange" => &["{}", "{[1,5)}", "{[1,2),[3,5)}", "{(,)}", "{[5,),(,1)}", "{[3,3],[4,5]}", "{[0,1),[5,6)}",
+            "{[1,5), empty ,[4,9]}"],
+        "nummultirange" => &["{}", "{[1,5)}", "{[1.0,1.50],(1.5,3)}", "{(,)}", "{[-2.5,0),(0,Infinity)}", "{[NaN,NaN]}", "{(1,5.00]}"],
+        "tsmultirange" | "tstzmultirange" => &["{}", "{(,)}", "{[2000-01-01 00:00:00,2024-02-29 12:00:00)}",
+            "{(,\"1999-12-31 23:59:59.999999\"),[2000-01-01 00:00:00,infinity]}"],
+        "datemultirange" => &["{}", "{(,)}", "{[2000-01-01,2024-02-29)}", "{[1970-01-01,2000-01-01],[2000-01-03,infinity]}", "{[2000-01-01,2000-01-01]}"],
         "mood" => &["sad", "happy", "it's", "Zest", "able"],
         "mood[]" => &["{}", "{sad}", "{sad,happy}", "{it's,NULL}", "{able,Zest}", "{{sad,able},{happy,Zest}}"],
+        "citext[]" => &["{}", "{a}", "{A,b}", "{\"\",NULL}", "{É,\"aB\"}", "{{a,B},{Ab,\"NULL\"}}", "[0:1]={\"x'Y\",B}"],
         "bytea[]" => &["{}", "{a}", "{\"\\\\x6162\",NULL}", "{b,a}"],
         "inet[]" => &["{}", "{10.1.2.3}", "{10.0.0.0/8,::1}", "{NULL,10.1.2.3}"],
         "int4range[]" => &["{}", "{\"[1,5)\"}", "{empty,NULL}", "{\"[1,4]\",\"(,)\"}"],
         other => panic!("no values of {other}"),
     }
+}
+
+/// Columns of texts that keep the database's collation if others have one of their own.
+const UNCOLLATED: &[&str] = &["u", "at"];
+/// SQL of a collation that ignores case: texts of different bytes are equal.
+pub(crate) const NONDETERMINISTIC: &str = "CREATE COLLATION nondeterministic \
+     (provider = icu, locale = 'und-u-ks-level2', deterministic = false);";
+
+/// Returns whether the column may have a collation of its own.
+fn has_own_collation(shown: &TestColumn) -> bool {
+    let is_text = matches!(shown.kind.trim_end_matches("[]"), "text" | "varchar" | "bpchar");
+    is_text && !UNCOLLATED.contains(&shown.name)
+}
+
+/// Returns the schema of a table whose columns of texts mostly are nondeterministic.
+pub(crate) fn nondeterministic_schema(collation: &Collation, version: u32) -> Schema {
+    let mut schema = schema(collation, version);
+    for (column, shown) in schema.columns.iter_mut().zip(COLUMNS) {
+        column.column_type.collation = has_own_collation(shown).then_some(Collation::Nondeterministic);
+    }
+    schema
 }
 
 /// Returns the table's schema.
@@ -133,11 +165,8 @@ pub(crate) fn schema(collation: &Collation, version: u32) -> Schema {
             column_type.kind = if is_array { TypeKind::Base } else { TypeKind::Enum };
             column_type.details = TypeDetails(Some(Box::new(mood(is_array))));
         }
-        if shown.kind == "citext" {
-            let name = "citext".to_owned();
-            let citext =
-                UserType { oid: CITEXT, schema: "public".into(), name, is_array: false, labels: None };
-            column_type.details = TypeDetails(Some(Box::new(citext)));
+        if shown.kind.trim_end_matches("[]") == "citext" {
+            column_type.details = TypeDetails(Some(Box::new(user_type(CITEXT, "citext", is_array, None))));
         }
         column
     };
@@ -152,11 +181,20 @@ pub(crate) fn schema(collation: &Collation, version: u32) -> Schema {
 
 fn mood(is_array: bool) -> UserType {
     let labels = values("mood").iter().map(|label| label.to_string()).collect();
-    UserType { oid: MOOD, schema: "public".into(), name: "mood".into(), is_array, labels: Some(labels) }
+    user_type(MOOD, "mood", is_array, Some(labels))
 }
 
-pub(crate) fn create() -> String {
-    let columns: Vec<_> = COLUMNS.iter().map(|shown| format!("{} {}", shown.name, shown.sql)).collect();
+fn user_type(oid: u32, name: &str, is_array: bool, labels: Option<Vec<String>>) -> UserType {
+    UserType { oid, schema: "public".into(), name: name.into(), is_array, labels, base_array: None }
+}
+
+/// Returns the SQL that creates the table. `collation`: of columns of texts, as a clause.
+pub(crate) fn create(collation: &str) -> String {
+    let column = |shown: &TestColumn| {
+        let collation = if has_own_collation(shown) { collation } else { "" };
+        format!("{} {} {collation}", shown.name, shown.sql)
+    };
+    let columns: Vec<_> = COLUMNS.iter().map(column).collect();
     format!(
         "CREATE EXTENSION citext;
           CREATE TYPE mood AS ENUM ('sad', 'happy', 'it''s', 'Zest', 'able');

@@ -67,3 +67,39 @@ fn lists_of_ten_thousand_constants_are_searched() {
         assert_eq!(filter.matches(&row), Ok(expected), "{clause} {value}");
     }
 }
+
+#[test]
+fn lists_of_ten_thousand_constants_are_searched_by_containment_and_existence() {
+    let schema = table::schema(&Collation::C, 15);
+    let list: Vec<_> = (0..10_000).map(|number| format!("t{number}")).collect();
+    let list = format!("{{{},NULL}}", list.join(","));
+    let strings: Vec<_> = (0..10_000).map(|number| format!("\"t{number}\"")).collect();
+    let strings = format!("[{}]", strings.join(", "));
+    for (clause, column, value, expected) in [
+        ("at && $1", "at", "{x,t77}", true),
+        ("at && $1", "at", "{x,NULL}", false),
+        ("at <@ $1", "at", "{t1,t2,t1}", true),
+        ("at <@ $1", "at", "{t1,x}", false),
+        ("at @> $1", "at", "{t1,t2}", false),
+        ("js ?| $1", "js", r#"{"t5": 1, "x": 2}"#, true),
+        ("js ?| $1", "js", r#"{"t10000": 1}"#, false),
+        ("js ?& $1", "js", r#"["t5", "t6"]"#, false),
+        ("js ?& $1", "js", strings.as_str(), true),
+    ] {
+        let filter = Filter::parse(clause, &[&list], &schema).unwrap();
+        let row = row(&schema, &[(column, value)]);
+        assert_eq!(filter.matches(&row), Ok(Some(expected)), "{clause} {value}");
+    }
+}
+
+#[test]
+fn more_than_ten_thousand_patterns_are_refused_by_name() {
+    let schema = table::schema(&Collation::C, 15);
+    let list = |count: usize| format!("{{{}}}", vec!["a%"; count].join(","));
+    for operator in ["LIKE ANY", "NOT ILIKE ALL"] {
+        let parse = |count| Filter::parse(&format!("t {operator} ($1)"), &[&list(count)], &schema);
+        parse(10_000).unwrap();
+        let error = parse(10_001).unwrap_err().to_string();
+        assert!(error.starts_with("LIKE ANY/ALL of more than 10000 patterns is"), "{error}");
+    }
+}

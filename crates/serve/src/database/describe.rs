@@ -48,6 +48,13 @@ SELECT EDITION AS edition, LINEAGE AS lineage, c.oid, c.relkind::text, c.relpers
         WHERE p.classid = 'pg_type'::regclass AND p.objid = coalesce(be.oid, b.oid) AND p.deptype = 'e'
             AND p.refclassid = 'pg_extension'::regclass AND x.extname = 'citext'
     ) AS is_citext,
+    (
+        WITH RECURSIVE base AS (
+            SELECT be.typtype, be.typbasetype, be.typarray WHERE be.typtype = 'd'
+            UNION ALL SELECT x.typtype, x.typbasetype, x.typarray FROM base JOIN pg_type x ON x.oid = base.typbasetype
+            WHERE base.typtype = 'd'
+        ) SELECT typarray FROM base WHERE typtype IN ('b', 'r') AND typarray <> 0
+    ) AS base_array,
     l.facts ->> 'collprovider' AS provider, l.facts ->> 'collcollate' AS collate, l.facts ->> 'collctype' AS ctype,
     coalesce(l.facts ->> 'colllocale', l.facts ->> 'colliculocale') AS locale,
     (l.facts ->> 'collisdeterministic')::bool AS is_deterministic
@@ -339,10 +346,12 @@ fn column(row: &Row, name: String) -> Result<ColumnDescription, tokio_postgres::
     })
 }
 
-/// Returns the details of a column whose type, or element type, is an enum or citext.
+/// Returns the details of a column whose type, or element type, is an enum or citext, or whose
+/// element type is a domain.
 fn user_type(row: &Row) -> Result<Option<UserType>, tokio_postgres::Error> {
     let labels: Option<Vec<String>> = row.try_get("enum_labels")?;
-    if labels.is_none() && !row.try_get::<_, bool>("is_citext")? {
+    let base_array: Option<u32> = row.try_get("base_array")?;
+    if labels.is_none() && base_array.is_none() && !row.try_get::<_, bool>("is_citext")? {
         return Ok(None);
     }
     let oid = row.try_get("element_oid")?;
@@ -352,5 +361,6 @@ fn user_type(row: &Row) -> Result<Option<UserType>, tokio_postgres::Error> {
         name: row.try_get("element_name")?,
         is_array: row.try_get::<_, u32>("base_oid")? != oid,
         labels,
+        base_array,
     }))
 }

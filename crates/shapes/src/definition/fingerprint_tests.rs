@@ -44,6 +44,7 @@ fn column(name: &str, kind: TypeKind, collation: Option<Collation>) -> Column {
         name: "mood".into(),
         is_array: false,
         labels: Some(vec!["sad".into()]),
+        base_array: None,
     };
     // Tables of earlier releases have no details, and the same fingerprint.
     let details = TypeDetails((kind == TypeKind::Enum).then(|| Box::new(mood)));

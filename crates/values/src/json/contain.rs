@@ -8,7 +8,9 @@ use std::collections::HashSet;
 
 use super::scan::{Kind, Members};
 use super::{Malformed, compare, string};
+use crate::array::Array;
 use crate::eval_error::EvalError;
+use crate::sql_value::SqlValue;
 
 /// Maximum depth to which containers are compared.
 const MAX_DEPTH: usize = 256;
@@ -47,6 +49,75 @@ pub fn exists(json: &str, name: &str) -> Result<bool, Malformed> {
         Kind::String => is(json),
         Kind::Null | Kind::Number | Kind::Bool => Ok(false),
     }
+}
+
+/// Returns whether `json ?| names`: one of them exists. NULLs are ignored.
+///
+/// # Panics
+/// Panics if an element is no text.
+pub fn exists_any(json: &str, names: &Array) -> Result<bool, Malformed> {
+    if !names.is_set() {
+        return search(json, names, true);
+    }
+    let mut found = false;
+    each_name(json, |name| {
+        found |= names.has(&SqlValue::text(name), false);
+        found
+    })?;
+    Ok(found)
+}
+
+/// Returns whether `json ?& names`: all of them exist. NULLs are ignored.
+///
+/// # Panics
+/// Panics if an element is no text.
+pub fn exists_all(json: &str, names: &Array) -> Result<bool, Malformed> {
+    if !names.is_set() {
+        return search(json, names, false).map(|is_missing| !is_missing);
+    }
+    let mut found = vec![false; names.items().len()];
+    let mut missing = found.len() - usize::from(names.has_null());
+    each_name(json, |name| {
+        if let Some(position) = names.find(&SqlValue::text(name), false) {
+            missing -= usize::from(!std::mem::replace(&mut found[position], true));
+        }
+        missing == 0
+    })?;
+    Ok(missing == 0)
+}
+
+/// Returns whether one of the names exists, or does not. Many names are sorted first.
+fn search(json: &str, names: &Array, wanted: bool) -> Result<bool, Malformed> {
+    if names.items().len() >= MIN_HASHED {
+        let names = names.clone().into_set(false);
+        return if wanted { exists_any(json, &names) } else { exists_all(json, &names).map(|all| !all) };
+    }
+    for name in names.items().iter().flatten() {
+        let SqlValue::Text(name) = name else { panic!("a name is a text: {name:?}") };
+        if exists(json, name)? == wanted {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+/// Visits the names that exist in a value, until `visit` returns whether it is done.
+fn each_name(json: &str, mut visit: impl FnMut(&str) -> bool) -> Result<(), Malformed> {
+    let kind = Kind::of(json)?;
+    if !kind.is_container() {
+        if kind == Kind::String {
+            visit(&string::unescape(json)?);
+        }
+        return Ok(());
+    }
+    let mut members = Members::of(json)?;
+    while let Some((key, value)) = members.next_pair()? {
+        let name = if kind == Kind::Object { key } else { value };
+        if Kind::of(name)? == Kind::String && visit(&string::unescape(name)?) {
+            break;
+        }
+    }
+    Ok(())
 }
 
 struct Containment {
@@ -178,6 +249,51 @@ mod tests {
             ("{}", "[]", false),
         ] {
             assert_eq!(contains(whole, part), Ok(holds), "{whole} @> {part}");
+        }
+    }
+
+    fn names(names: &[&str]) -> Array {
+        Array::list(names.iter().map(|name| Some(SqlValue::text(name).into_owned())).collect())
+    }
+
+    #[test]
+    fn names_exist_alike_in_lists_and_sets() {
+        let with_null = Array::list(vec![None, Some(SqlValue::text("a"))]);
+        let many = names(&["a", "b", "a", "c", "d", "e", "f", "g", "h", "é\""]);
+        for (json, wanted, any, all) in [
+            (r#"{"a": 1, "b": 2}"#, names(&["a", "b", "a"]), true, true),
+            (r#"{"a": 1, "b": 2}"#, names(&["a", "c"]), true, false),
+            (r#"{"a": 1}"#, with_null, true, true),
+            (r#"{"a": 1}"#, names(&[]), false, true),
+            ("[\"a\", 1, \"b\", \"b\"]", names(&["b", "a"]), true, true),
+            ("[[\"a\"], {\"b\": 1}]", names(&["b", "a"]), false, false),
+            ("\"a\"", names(&["a"]), true, true),
+            ("\"a\"", names(&["a", "b"]), true, false),
+            ("5", names(&["5"]), false, false),
+            (r#"["é\"", "a", "b", "c", "d", "e", "f", "g", "h"]"#, many.clone(), true, true),
+            (r#"["a", "b", "c", "d", "e", "f", "g", "h"]"#, many.clone(), true, false),
+            (r#"{"x": 1}"#, many, false, false),
+        ] {
+            for wanted in [wanted.clone(), wanted.into_set(false)] {
+                assert_eq!(exists_any(json, &wanted), Ok(any), "{json} ?| {wanted:?}");
+                assert_eq!(exists_all(json, &wanted), Ok(all), "{json} ?& {wanted:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn ten_thousand_names_are_looked_up_in_few_steps() {
+        use crate::array_set::steps;
+        let list: Vec<_> = (0..10_000).map(|number| format!("key{number:05}")).collect();
+        let wanted = names(&list.iter().map(String::as_str).collect::<Vec<_>>());
+        let set = wanted.clone().into_set(false);
+        let object = r#"{"key00000": 1, "key0000x": 1}"#;
+        assert!(steps::during(|| assert_eq!(exists_all(object, &set), Ok(false))) < 60);
+        assert!(steps::during(|| assert_eq!(exists_any(object, &set), Ok(true))) < 60);
+        let strings: Vec<_> = list.iter().rev().map(|name| format!("\"{name}\"")).collect();
+        let array = format!("[{}]", strings.join(", "));
+        for names in [&wanted, &set] {
+            assert!(steps::during(|| assert_eq!(exists_all(&array, names), Ok(true))) < 500_000);
         }
     }
 

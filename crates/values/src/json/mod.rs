@@ -20,7 +20,7 @@ use std::borrow::Cow;
 use thiserror::Error;
 
 pub use self::compare::{equal, key, order};
-pub use self::contain::{contains, exists};
+pub use self::contain::{contains, exists, exists_all, exists_any};
 pub use self::edit::{concat, delete_index, delete_keys};
 pub use self::scan::{Kind, Members};
 pub use self::string::unescape;

@@ -7,6 +7,7 @@
 mod array;
 mod json;
 mod number;
+mod range;
 mod text;
 mod time;
 
@@ -148,7 +149,7 @@ const fn refused(name: &'static str, arguments: &'static str, result: &'static s
 
 /// Returns all rows. Files are grouped by topic; overloads of one name may be in several.
 pub(crate) fn all() -> impl Iterator<Item = &'static FunctionRow> {
-    [text::ROWS, array::ROWS, json::ROWS, number::ROWS, time::ROWS].into_iter().flatten()
+    [text::ROWS, array::ROWS, json::ROWS, number::ROWS, range::ROWS, time::ROWS].into_iter().flatten()
 }
 
 /// Result of a call's resolution.

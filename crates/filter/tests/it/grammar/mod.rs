@@ -48,6 +48,12 @@ const SCALARS: &[&str] = &[
     "tsrange",
     "tstzrange",
     "daterange",
+    "int4multirange",
+    "int8multirange",
+    "nummultirange",
+    "tsmultirange",
+    "tstzmultirange",
+    "datemultirange",
     "mood",
     "mood",
     "inet",
@@ -65,11 +71,18 @@ pub(crate) struct Grammar {
     rng: TestRng,
     /// Whether clauses may order texts.
     orders_texts: bool,
+    /// Percentage of columns of texts with `COLLATE "C"`.
+    explicit_c: usize,
 }
 
 impl Grammar {
     pub(crate) fn new(rng: TestRng, orders_texts: bool) -> Self {
-        Grammar { rng, orders_texts }
+        Grammar { rng, orders_texts, explicit_c: 0 }
+    }
+
+    /// Returns the grammar for a table with nondeterministic columns.
+    pub(crate) fn nondeterministic(rng: TestRng, orders_texts: bool) -> Self {
+        Grammar { rng, orders_texts, explicit_c: 70 }
     }
 
     pub(crate) fn clause(&mut self) -> String {
@@ -182,6 +195,7 @@ impl Grammar {
                 format!("{} {operator} {}", self.value(array, depth), self.value(array, depth))
             }
             22 if self.rng.percent(40) => self.citext(),
+            24 if self.rng.percent(50) => self.multirange(depth),
             24 | 25 => self.range_or_network(depth),
             20 | 21 => self.array_function(depth),
             13 => {
@@ -304,6 +318,9 @@ impl Grammar {
             return self.constant(kind);
         }
         let name = self.rng.pick(&columns).name;
+        if TEXTS.contains(&kind) && self.rng.percent(self.explicit_c) {
+            return format!("({name} COLLATE \"C\")");
+        }
         match self.rng.below(8) {
             0 => format!("rows.{name}"),
             1 if !name.starts_with('"') => name.to_uppercase(),

@@ -53,8 +53,11 @@ impl Grammar {
             }
             "mood" => format!("({})[{}]", self.value("mood[]", depth), 1 + self.rng.below(2)),
             "int4range" if self.rng.percent(40) => format!("({})[1]", self.value("int4range[]", depth)),
-            "int4range" | "int8range" | "numrange" => format!("({})::text::{kind}", self.value(kind, depth)),
-            range if range.ends_with("range") => self.column(range),
+            "int4range" | "int8range" | "numrange" if self.rng.percent(30) => {
+                format!("({})::text::{kind}", self.value(kind, depth))
+            }
+            ranges if ranges.ends_with("multirange") => self.column(ranges),
+            range if range.ends_with("range") => self.range(range, depth),
             array => self.array(array, depth),
         }
     }

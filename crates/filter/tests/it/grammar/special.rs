@@ -21,7 +21,12 @@ impl Grammar {
             return format!("{} {operator} {}", self.value(left, depth), self.partner(right, depth));
         }
         let range = self.rng.pick(RANGES);
-        match self.rng.below(6) {
+        match self.rng.below(8) {
+            6 => {
+                let operator = self.comparison(range);
+                format!("{} {operator} {}", self.range(range, depth), self.partner(range, depth))
+            }
+            7 => format!("isempty({})", self.range(range, depth)),
             0 => format!("{} @> {}", self.value(range, depth), self.value(element(range), depth)),
             1 => format!("{} <@ {}", self.value(element(range), depth), self.value(range, depth)),
             2 => {
@@ -36,6 +41,40 @@ impl Grammar {
             _ => {
                 let operator = self.rng.pick(&["@>", "<@", "&&", "<<", ">>", "&<", "&>", "-|-"]);
                 format!("{} {operator} {}", self.value(range, depth), self.partner(range, depth))
+            }
+        }
+    }
+
+    pub(super) fn multirange(&mut self, depth: usize) -> String {
+        let range = self.rng.pick(RANGES);
+        let ranges = range.replace("range", "multirange");
+        let left = self.value(&ranges, depth);
+        match self.rng.below(7) {
+            0 => format!("{left} @> {}", self.value(element(range), depth)),
+            1 => format!("{} <@ {left}", self.value(element(range), depth)),
+            2 => format!("{} {} {left}", self.value(range, depth), self.rng.pick(&["@>", "<@", "&&"])),
+            3 => format!("{left} {} {}", self.rng.pick(&["@>", "<@", "&&"]), self.value(range, depth)),
+            4 => {
+                let operator = self.comparison(&ranges);
+                format!("{left} {operator} {}", self.partner(&ranges, depth))
+            }
+            _ => format!("{left} {} {}", self.rng.pick(&["@>", "<@", "&&"]), self.partner(&ranges, depth)),
+        }
+    }
+
+    /// Returns a range that is made of others, or of bounds.
+    pub(super) fn range(&mut self, range: &str, depth: usize) -> String {
+        let element = element(range);
+        match self.rng.below(6) {
+            0 => format!("range_merge({}, {})", self.value(range, depth), self.value(range, depth)),
+            1 => format!("{range}({}, {})", self.partner(element, depth), self.partner(element, 0)),
+            2 => {
+                let flags = self.rng.pick(&["'[]'", "'[)'", "'(]'", "'()'", "'()'", "NULL"]);
+                format!("{range}({}, {}, {flags})", self.partner(element, depth), self.partner(element, 0))
+            }
+            _ => {
+                let operator = self.rng.pick(&["+", "-", "*"]);
+                format!("({} {operator} {})", self.value(range, depth), self.partner(range, depth))
             }
         }
     }
@@ -70,7 +109,24 @@ impl Grammar {
     pub(crate) fn citext(&mut self) -> String {
         let (column, item) = (self.rng.pick(&["ci", "cj", "rows.ci", "CI"]), self.unknown("citext"));
         let other = if self.rng.percent(20) { "cj".to_owned() } else { self.unknown("citext") };
-        match self.rng.below(10) {
+        match self.rng.below(14) {
+            10 | 11 => {
+                let operator = self.rng.pick(&["=", "<>", "@>", "<@", "&&", "@>", "<@", "&&"]);
+                let array = self.unknown("citext[]");
+                match self.rng.below(3) {
+                    0 => format!("{array} {operator} ac"),
+                    _ => format!("AC {operator} {array}"),
+                }
+            }
+            12 => {
+                let test = self.rng.pick(&["= ANY", "<> ALL", "= SOME", "<> ANY"]);
+                format!("{} {test} (ac)", self.rng.pick(&[item.as_str(), "ci", "NULL"]))
+            }
+            13 => match self.rng.below(3) {
+                0 => format!("cardinality(ac) = {}", self.rng.below(4)),
+                1 => format!("array_length(ac, 1) > {}", self.rng.below(3)),
+                _ => format!("'A' = ANY (ac::text[]) OR ac::text = {}", self.unknown("citext[]")),
+            },
             0 | 1 => format!("{column} {} {other}", self.comparison("text")),
             2 => format!("{column} IN ({item}, {other}, 'B')"),
             3 => {

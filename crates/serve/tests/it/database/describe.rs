@@ -103,6 +103,48 @@ async fn a_filter_of_a_described_table_evaluates_its_rows() {
 }
 
 #[tokio::test]
+async fn clauses_on_arrays_and_domains_of_one_another_mean_the_same_in_postgres() {
+    for version in [15, 18] {
+        let database = Database::new(
+            version,
+            "CREATE EXTENSION citext; CREATE DOMAIN short AS varchar(9); CREATE DOMAIN shorter AS short;
+             CREATE DOMAIN numbers AS int[]; CREATE DOMAIN span AS int4range;
+             CREATE TABLE t (id int PRIMARY KEY, tags shorter[], n numbers, spans span[], emails citext[], deep numbers[]);
+             INSERT INTO t VALUES (1, '{a,B}', '{1,2}', '{\"[1,5)\"}', '{X,NULL}')",
+        );
+        let schema = database.describe("t").await.schema();
+        let row: [Option<&[u8]>; 6] =
+            [Some(b"1"), Some(b"{a,B}"), Some(b"{1,2}"), Some(b"{\"[1,5)\"}"), Some(b"{X,NULL}"), None];
+        let client = database.client().await;
+        client.batch_execute("SET search_path = pg_catalog").await.unwrap();
+        for clause in [
+            "tags @> ARRAY['a']::varchar[]",
+            "tags && '{x,B}' AND tags <@ '{a,B,c}'",
+            "'B' = ANY (tags) AND 'b' <> ALL (tags)",
+            "tags = '{a,B}' AND tags[2] = 'B' AND tags > ARRAY['a'::varchar]",
+            "cardinality(tags) = 2 AND tags IS NOT NULL",
+            "n @> ARRAY[1] AND n = '{1,2}' AND 2 = ANY (n) AND n[1] = 1",
+            "int4range '[1,4]' = ANY (spans) AND spans @> '{\"[1,5)\"}'",
+            "emails @> '{x}' AND 'x' = ANY (emails) AND emails = '{x,NULL}' AND emails && '{x,y}'",
+            "cardinality(emails) = 2 AND emails <> '{x}' AND NOT emails @> '{NULL}'",
+            "deep IS NULL",
+        ] {
+            let parsed = |clause: &str| {
+                Filter::parse(clause, &[], &schema).unwrap_or_else(|error| panic!("{clause}: {error}"))
+            };
+            let filter = parsed(clause);
+            assert_eq!(filter.matches(&row), Ok(Some(true)), "{clause}");
+            let canonical = filter.canonical();
+            assert_eq!(parsed(canonical).canonical(), canonical, "{clause}");
+            let sql = format!("SELECT coalesce({canonical}, false) FROM public.t");
+            assert!(client.query_one(&sql, &[]).await.unwrap().get::<_, bool>(0), "{canonical}");
+        }
+        let error = Filter::parse("deep = '{}'", &[], &schema).unwrap_err().to_string();
+        assert!(error.starts_with("the type _numbers is not supported"), "{error}");
+    }
+}
+
+#[tokio::test]
 async fn names_with_special_characters_are_described() {
     let (schema, table) = ("My \"Schema\".", "we'ird \\ \"Ta.ble\" /é$1");
     let longest = "é".repeat(31) + "x";
