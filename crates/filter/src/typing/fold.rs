@@ -4,7 +4,8 @@
 //! The order is that of Postgres: operands of AND after a FALSE are not evaluated, operands before
 //! it are. A constant part that fails makes the whole clause fail, as it would make every query
 //! fail.
-//! Exception: Postgres does not fold parts that depend on the session's settings ("stable").
+//! Exception: Postgres does not fold parts that depend on the session's settings ("stable"), nor
+//! comparisons of rows.
 
 use forebay_values::{EvalError, Scalar, SqlValue};
 
@@ -240,11 +241,13 @@ fn has_stable_part(expr: &Expr) -> bool {
     stable
 }
 
-/// Returns whether Postgres classifies the part as dependent on the session's settings.
+/// Returns whether the planner leaves the part to the executor: it depends on the session's
+/// settings, or it compares rows.
 fn is_stable(expr: &Expr) -> bool {
     use Scalar::*;
     match expr {
-        Expr::Concat { .. } => true,
+        // The planner leaves comparisons of rows to the executor, even those of constants.
+        Expr::Concat { .. } | Expr::RowComparison { .. } => true,
         Expr::Call { is_stable, .. } => *is_stable,
         // The zone of a timetz replaces that of the session.
         Expr::Binary(Binary::Arithmetic(_, result), operands) => {
