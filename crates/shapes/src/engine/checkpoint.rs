@@ -14,7 +14,7 @@ use crate::shape::state::SequenceKind;
 use crate::shape::{Shape, ShapePhase};
 use crate::store::catalog::StoreCatalog;
 use crate::store::record::{CatalogHeader, CatalogShape};
-use crate::store::{shape_files, wal};
+use crate::store::{disk, shape_files, wal};
 
 /// State of the store as of the start of a WAL segment.
 pub(crate) struct StoreCheckpoint {
@@ -67,7 +67,7 @@ impl StoreCheckpoint {
             // After any other error, the new catalog may be on the disk, so the new files must
             // stay. The writer thread fails. The next writer removes the files that the catalog on
             // the disk doesn't refer to.
-            if error.kind() == io::ErrorKind::StorageFull {
+            if disk::is_full(&error) {
                 compacted.into_iter().for_each(|compacted| compacted.discard(&store.files));
             }
             return Err(error);

@@ -7,7 +7,7 @@
 //! The lock of the mode is held during the whole start and end of the writer.
 
 use std::collections::HashSet;
-use std::io::{self, ErrorKind, IoSlice};
+use std::io::{self, IoSlice};
 use std::mem;
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
@@ -19,7 +19,7 @@ use super::apply::{self, VisibleChanges};
 use super::checkpoint::{self, StoreCheckpoint};
 use super::{ShapeEngine, replay};
 use crate::store::catalog::{self, StoreCatalog};
-use crate::store::disk::{Disk, DiskFile};
+use crate::store::disk::{self, Disk, DiskFile};
 use crate::store::record::{Note, Record};
 use crate::store::wal::{self, WalPosition, WalWriter};
 use crate::store::write_queue::{AfterWrite, WriteJob, WriteQueue};
@@ -357,7 +357,7 @@ fn retry_while_full(
                 engine.store.health.mark_not_full();
                 return Ok(WriteOutcome::Done);
             }
-            Err(error) if error.kind() == ErrorKind::StorageFull => {
+            Err(error) if disk::is_full(&error) => {
                 engine.store.health.mark_full();
                 if queue.wait_closed(DISK_FULL_RETRY) {
                     return Ok(WriteOutcome::Closed);
@@ -370,7 +370,7 @@ fn retry_while_full(
 
 /// Turns the error of a full disk into success.
 fn ignore_full(error: io::Error) -> io::Result<()> {
-    if error.kind() == ErrorKind::StorageFull { Ok(()) } else { Err(error) }
+    if disk::is_full(&error) { Ok(()) } else { Err(error) }
 }
 
 /// Abandons the queue when the writer thread ends, even by a panic, so that no waiter hangs.

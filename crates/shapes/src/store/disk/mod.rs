@@ -68,6 +68,11 @@ pub(crate) trait Disk: Send + Sync + fmt::Debug {
     fn try_lock(&self) -> io::Result<Option<Box<dyn Any + Send>>>;
 }
 
+/// Returns whether the disk, or the quota of its user, has no space left.
+pub(crate) fn is_full(error: &io::Error) -> bool {
+    matches!(error.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded)
+}
+
 /// An open file. It stays valid after its name was removed.
 pub(crate) trait DiskFile: Send + Sync + fmt::Debug {
     /// Reads up to `buffer.len()` bytes. Returns 0 only if the file has no byte at or after `at`.

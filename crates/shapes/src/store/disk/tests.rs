@@ -37,6 +37,13 @@ impl Drop for TemporaryFolder {
     }
 }
 
+/// The numbers of ENOSPC and EDQUOT on Linux.
+#[test]
+fn a_disk_and_a_quota_without_space_are_full() {
+    assert!([28, 122].iter().all(|code| is_full(&std::io::Error::from_raw_os_error(*code))));
+    assert!(!is_full(&std::io::Error::from_raw_os_error(5)));
+}
+
 /// Runs a test on a real and on a simulated disk.
 fn on_both(test: impl Fn(&dyn Disk)) {
     let folder = TemporaryFolder::new();
