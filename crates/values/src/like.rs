@@ -83,7 +83,7 @@ pub fn matches(text: &str, pattern: &str) -> Result<bool, EvalError> {
 }
 
 /// Returns whether a search for the pattern takes a bounded time per byte of any text. If not,
-/// [`matches`] may fail with `0A000`.
+/// [`matches()`] may fail with `0A000`.
 pub fn is_bounded(pattern: &str) -> bool {
     let (mut sought, mut bytes) = (0, pattern.bytes());
     while let Some(byte) = bytes.next() {

@@ -24,7 +24,7 @@ const INVALID: &str = "is invalid";
 /// A request to read or delete a shape.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ShapeRequest {
-    /// The table. `None` for a deletion by handle, and after [`ShapeRequest::drop_definition`].
+    /// The table. `None` for a deletion by handle, and once the definition is dropped.
     pub table: Option<TableName>,
     /// Where the response begins.
     pub since: StartOffset,
