@@ -10,14 +10,16 @@ const url = forebay.shapes;
 function fetchClient(input, init) {
   if (init?.method === 'POST') return fetch(input, init);
   const url = new URL(input);
-  const body = {};
+  const [body, secrets] = [{}, new URLSearchParams()];
   for (const [name, value] of url.searchParams) {
     const number = /^params\[(.+)\]$/.exec(name)?.[1];
-    if (number) (body.params ??= {})[number] = value;
+    if (name === 'secret' || name === 'api_secret') secrets.set(name, value);
+    else if (number) (body.params ??= {})[number] = value;
     else body[name] = value;
   }
   const headers = { ...init?.headers, 'content-type': 'application/json' };
-  return fetch(url.origin + url.pathname, { ...init, method: 'POST', headers, body: JSON.stringify(body) });
+  const address = `${url.origin}${url.pathname}?${secrets}`;
+  return fetch(address, { ...init, method: 'POST', headers, body: JSON.stringify(body) });
 }
 
 for (const liveSse of [false, true]) {

@@ -30,6 +30,8 @@ fn guard_operand(operand: &mut SyntaxTree) {
     let node = |kind| SyntaxTree::new(kind, at);
     let unguarded = std::mem::replace(operand, node(SyntaxKind::Null));
     let text = node(SyntaxKind::Cast(Box::new(unguarded), TypeName::plain("text")));
+    // Regular expressions refuse nondeterministic and conflicting collations. The words are ASCII.
+    let text = node(SyntaxKind::Collate(Box::new(text), vec!["C".to_owned()]));
     let constants = [WORDS, REPLACEMENT, "gi"].map(|constant| node(SyntaxKind::Text(constant.to_owned())));
     let arguments = [text].into_iter().chain(constants).collect();
     *operand = node(SyntaxKind::Call("regexp_replace".to_owned(), arguments));

@@ -286,13 +286,14 @@ impl Filter {
     ) -> Result<Filter, FilterError> {
         let ClauseScope { schema, text, .. } = scope;
         let sets = subquery::resolve(tree, scope, find)?;
+        // A stored clause may be of a release without this limit.
+        if !matches!(rules, PostgresRules::Stored) && syntax::has_long_operand(tree) {
+            return Err(FilterError::LongOperand { limit: syntax::MAX_OPERAND_BYTES });
+        }
         syntax::citext::rewrite(tree, text, schema)?;
         syntax::domain_array::rewrite(tree, schema)?;
         if syntax::weight(tree) > syntax::MAX_WEIGHT {
             return Err(FilterError::TooManyCopies);
-        }
-        if syntax::has_long_operand(tree) {
-            return Err(FilterError::LongOperand { limit: syntax::MAX_OPERAND_BYTES });
         }
         let canonical = tree.to_string();
         check_length(&canonical, &[], MAX_CANONICAL_BYTES)?;
@@ -410,7 +411,8 @@ impl Filter {
     /// bytes.
     pub fn memory(&self) -> usize {
         let guarded = self.postgres_sql.as_ref().map_or(0, |sql| sql.len());
-        NODE_BYTES * self.nodes + TEXT_FACTOR * self.canonical.len() + guarded
+        let of_sets: usize = self.sets.iter().filter_map(SubquerySet::filter).map(Filter::memory).sum();
+        NODE_BYTES * self.nodes + TEXT_FACTOR * self.canonical.len() + guarded + of_sets
     }
 
     /// Returns the sets that the clause's subqueries select, each once.

@@ -130,13 +130,11 @@ impl SetCounts {
     /// must not be used again.
     pub fn remove(&mut self, set: SetId) {
         let Some(family) = self.families.get_mut(&set.family) else { return };
-        if family.rows.remove(&set.number).is_none() {
-            return;
-        }
-        family.removed += 1;
+        let had_rows = family.rows.remove(&set.number).is_some();
+        family.removed += usize::from(had_rows);
         if family.rows.is_empty() {
             self.families.remove(&set.family);
-        } else if family.removed >= family.rows.len() {
+        } else if had_rows && family.removed >= family.rows.len() {
             family.sweep();
         }
     }
@@ -351,6 +349,9 @@ mod tests {
         assert!(counts.families[&1].values.len() <= 4, "{:?}", counts.families[&1].values.len());
         counts.remove(id(99));
         assert!(counts.families.is_empty());
+        apply(&mut counts, 100, &[]);
+        counts.remove(id(100));
+        assert!(counts.families.is_empty(), "a set that never had a row");
     }
 
     /// A value in a set of its own takes its entry in one map.

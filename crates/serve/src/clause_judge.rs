@@ -99,8 +99,15 @@ impl ClauseJudge {
                 yield_now().await;
                 continue;
             }
+            let shape = Arc::clone(rows.shape());
             match self.judge(rows).await {
                 Ok(()) => failures = 0,
+                Err(AttemptError::Judgement(
+                    error @ (JudgementError::TooSlow { .. } | JudgementError::Rejected(_)),
+                )) => {
+                    warn!(handle = shape.handle(), %error, "rows not judged: tried again");
+                    sleep(retry_after(0)).await;
+                }
                 Err(error) => {
                     // Only the first failure of an outage is logged.
                     if failures == 0 {

@@ -338,7 +338,7 @@ impl Setting {
     fn unit(&self) -> &'static str {
         match self.path.rsplit('_').next() {
             Some("ms") => " milliseconds",
-            Some("s") => " seconds",
+            Some("s") if !self.path.ends_with("_per_s") => " seconds",
             Some("bytes") => " bytes",
             Some("percent") => " percent",
             Some(_) | None => "",

@@ -184,9 +184,10 @@ impl Follower {
             for changes in transaction.parts(&mut following) {
                 following.log(Record::Part(changes));
             }
+            following.delete_overfull();
         }
         // A change may add rows to many holds.
-        following.delete_overfull();
+        following.delete_largest_holds();
         Ok(())
     }
 

@@ -113,9 +113,10 @@ impl ShapeRegistry {
     }
 
     /// Returns the least recently used shapes beyond `count`, and those without which the clauses
-    /// of the others take at most `clause_bytes`. Never returns `newest`.
+    /// of the others take at most `clause_bytes`: of these, shapes with long clauses come first.
+    /// Never returns `newest`.
     pub(crate) fn excess_shapes(&self, count: usize, clause_bytes: usize, newest: u64) -> Vec<u64> {
-        let (mut left, mut bytes);
+        let (left, mut bytes);
         let mut shapes: Vec<_> = {
             let index = self.read();
             (left, bytes) = (index.by_id.len(), index.clause_bytes);
@@ -127,12 +128,19 @@ impl ShapeRegistry {
             index.shapes().map(used).filter(|(_, id, _)| *id != newest).collect()
         };
         shapes.sort_unstable();
-        let is_excess = |(_, _, clause): &(u64, u64, usize)| {
-            let is_excess = left > count || bytes > clause_bytes;
-            (left, bytes) = (left - 1, bytes - clause);
-            is_excess
-        };
-        shapes.into_iter().take_while(is_excess).map(|(_, id, _)| id).collect()
+        let others = shapes.split_off(left.saturating_sub(count).min(shapes.len()));
+        bytes -= shapes.iter().map(|(_, _, clause)| clause).sum::<usize>();
+        // A long clause takes as much as thousands of short ones, so those with short ones go last.
+        let is_long = |(_, _, clause): &(u64, u64, usize)| *clause > clause_bytes >> 10;
+        let (long, short): (Vec<_>, Vec<_>) = others.into_iter().partition(is_long);
+        for shape in long.into_iter().chain(short) {
+            if bytes <= clause_bytes {
+                break;
+            }
+            bytes -= shape.2;
+            shapes.push(shape);
+        }
+        shapes.into_iter().map(|(_, id, _)| id).collect()
     }
 
     /// Returns the least recently used shapes without which the others take at most `limit` bytes.

@@ -129,7 +129,7 @@ impl Parser<'_> {
 
     fn select_word(&mut self) -> Result<(), FilterError> {
         if !self.take_word("select") {
-            return Err(self.refused_subquery("WITH and VALUES in subqueries are"));
+            return Err(self.refused_subquery("anything but SELECT in a subquery is"));
         }
         match self.at_word("distinct") || self.at_word("all") {
             true => Err(self.refused_subquery("DISTINCT and ALL in subqueries are")),

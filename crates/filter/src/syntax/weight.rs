@@ -25,6 +25,10 @@ fn has_long_text(tree: &SyntaxTree, is_operand: bool) -> bool {
         SyntaxKind::Text(text) | SyntaxKind::Number(text) => {
             return is_operand && text.len() > MAX_OPERAND_BYTES;
         }
+        // The text of an array is no pattern. The number of patterns has a limit of its own.
+        SyntaxKind::Quantified { operands, .. } if matches!(operands[1].kind, SyntaxKind::Text(_)) => {
+            return has_long_text(&operands[0], is_operand);
+        }
         SyntaxKind::Binary(operator, _) | SyntaxKind::Quantified { operator, .. } => {
             matches!(&**operator, "~~" | "!~~" | "~~*" | "!~~*")
         }

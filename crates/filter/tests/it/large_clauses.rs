@@ -142,3 +142,17 @@ fn a_clause_of_a_megabyte_is_parsed_and_indexed() {
         assert!(Filter::parse(clause, &[&pattern[..60_000]], &schema).is_ok(), "{clause}");
     }
 }
+
+/// A release before had no limit for constants in patterns and arguments.
+#[test]
+fn a_stored_clause_may_have_a_long_constant_in_an_argument() {
+    let schema = table::schema(&Collation::C, 15);
+    let clause = format!("strpos(t, '{}') > 0", "x".repeat(100_000));
+    assert_eq!(refusal(&clause), FilterError::LongOperand { limit: 65_536 });
+    assert!(Filter::parse_with(&clause, &[], &schema, PostgresRules::Stored).is_ok());
+    let tags = format!("{{{}}}", vec!["a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11"; 1_800].join(","));
+    for clause in ["ac && $1", "t LIKE ANY ($1)"] {
+        let found = Filter::parse(clause, &[&tags], &schema).map(|filter| filter.canonical().to_owned());
+        assert!(Filter::parse_with(&found.unwrap(), &[], &schema, PostgresRules::Stored).is_ok(), "{clause}");
+    }
+}

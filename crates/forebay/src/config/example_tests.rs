@@ -82,6 +82,8 @@ fn the_defaults_of_the_libraries_are_the_same() {
     assert_eq!(format!("{:?}", serve.store), format!("{store:?}"));
     let mut http = forebay_stream::HttpServerConfig::default();
     http.drain_timeout = serve.drain_timeout;
+    // The advice to use POST is of the shape protocol.
+    http.oversized_head_json.clone_from(&serve.http.oversized_head_json);
     assert_eq!(format!("{:?}", serve.http), format!("{http:?}"));
     let url = ("FOREBAY_GATE_UPSTREAM".to_owned(), "http://127.0.0.1:8000".to_owned());
     let gate = load_gate(GateArgs::default(), [url]).unwrap();

@@ -150,11 +150,13 @@ impl JudgementStatement {
         let mut parts: Vec<Range<usize>> = Vec::new();
         let mut next = Some(0..rows.len());
         while let Some(part) = next.take().or_else(|| parts.pop()) {
-            if judgement.statements >= MAX_STATEMENTS {
+            // Many statements, none of which is too slow by itself, take long, too.
+            let is_late = begun.elapsed() > limit * MAX_TIMEOUTS;
+            let has_outcomes = judgement.outcomes.iter().any(Option::is_some);
+            if judgement.statements >= MAX_STATEMENTS || (is_late && has_outcomes) {
                 break;
             }
-            // Many statements, none of which is too slow by itself, take long, too.
-            if begun.elapsed() > limit * MAX_TIMEOUTS {
+            if is_late {
                 return Err(JudgementError::TooSlow { limit });
             }
             judgement.statements += 1;

@@ -13,6 +13,7 @@ use serde::de::{Deserialize, Deserializer, Error as _, IgnoredAny, MapAccess, Vi
 use serde_json::value::RawValue;
 
 use super::invalid_request::InvalidRequest;
+use super::names::{MAX_COLUMNS, MAX_NAME_BYTES};
 use super::params;
 use super::query_params::{PARAM_NAMES, ParamText, ParamTextError, QueryParams};
 use super::subset::{SUBSET_FIELDS, SubsetFields};
@@ -162,12 +163,16 @@ fn field_text(name: &str, json: &RawValue) -> ParamText {
     };
     let text = match json.get().as_bytes() {
         [b'"', ..] => serde_json::from_str(json.get()).map_err(|_| ParamTextError::Type)?,
-        [b'[', ..] if is_list => quoted_list(json)?,
+        [b'[', ..] if is_list && json.get().len() <= MAX_LIST_BYTES => quoted_list(json)?,
         _ if takes_json => return Ok(json.get().to_owned()),
         _ => return Err(ParamTextError::Type),
     };
     if text.contains('\0') { Err(ParamTextError::Nul) } else { Ok(text) }
 }
+
+/// Maximum length of a JSON list of columns, in bytes: of as many names as a shape may have, with
+/// each byte escaped.
+const MAX_LIST_BYTES: usize = MAX_COLUMNS * (6 * MAX_NAME_BYTES + 4);
 
 /// Returns a list of exact column names as in a query string: quoted, with commas between them.
 fn quoted_list(json: &RawValue) -> ParamText {
@@ -184,6 +189,17 @@ mod tests {
 
     fn parse(raw: &str, body: &str) -> Result<PostBody, PostBodyError> {
         PostBody::parse(body.as_bytes(), &QueryParams::parse(raw), &mut InvalidRequest::default())
+    }
+
+    #[test]
+    fn a_list_of_columns_has_a_maximum_length() {
+        let list = |count: usize| format!("[{}]", vec!["\"a\""; count].join(","));
+        let parse = |json: String| {
+            let json = RawValue::from_string(json).unwrap();
+            field_text("columns", &json).map(|text| text.len())
+        };
+        assert_eq!(parse(list(MAX_COLUMNS)), Ok(4 * MAX_COLUMNS - 1));
+        assert_eq!(parse(list(200_000)), Err(ParamTextError::Type));
     }
 
     #[test]

@@ -80,8 +80,8 @@ impl LiveMode {
 impl ShapeRequest {
     /// Returns the handle if it has the form of one: two numbers with a `-` between them.
     pub fn valid_handle(&self) -> Option<&str> {
-        let is_number =
-            |text: &str| text.bytes().all(|byte| byte.is_ascii_digit()) && text.parse::<u64>().is_ok();
+        let has_digits = |text: &str| text.len() <= 20 && text.bytes().all(|byte| byte.is_ascii_digit());
+        let is_number = |text: &str| has_digits(text) && text.parse::<u64>().is_ok();
         let is_handle =
             |text: &&str| text.split_once('-').is_some_and(|(hash, time)| is_number(hash) && is_number(time));
         self.handle.as_deref().filter(is_handle)

@@ -61,8 +61,9 @@ fn a_text_that_cannot_be_a_handle_is_no_valid_handle() {
     for handle in ["1-2", "18446744073709551615-1790000000000000"] {
         assert_eq!(with(handle).valid_handle(), Some(handle));
     }
-    let long = format!("1-{}", "2".repeat(21));
-    for text in ["", "-", "1", "1-", "-2", "1-2-3", "+1-2", "s3cr3t", "1-2 x", "1-\u{1b}[2J", &long] {
+    let [long, padded] = [format!("1-{}", "2".repeat(21)), format!("{}1-2", "0".repeat(40))];
+    for text in ["", "-", "1", "1-", "-2", "1-2-3", "+1-2", "s3cr3t", "1-2 x", "1-\u{1b}[2J", &long, &padded]
+    {
         assert_eq!(with(text).valid_handle(), None, "{text:?}");
     }
 }

@@ -7,7 +7,7 @@ use super::held_transaction::{ChangedRows, HeldChange};
 use super::open_transaction::OpenTransaction;
 use super::row_effect::{DecodedRow, RowsOfChange};
 use super::row_verdicts::{HeldVerdict, PackedRow, RowVerdicts};
-use super::shape_hold::ShapeHold;
+use super::shape_hold::{self, ShapeHold};
 use crate::filter::{Candidate, Filter, RowVerdict};
 use crate::row_keys::{KeyCounts, RowKeys, WaitingKeyChanges};
 use crate::shape::Shape;
@@ -138,6 +138,10 @@ impl FollowedShape {
             let Some((text, last_op)) = transaction.detach(self.shape.id) else {
                 return HoldOutcome::Overfull;
             };
+            // One row may begin the holds of many shapes, and each copies its earlier messages.
+            if !text.is_empty() && shape_hold::all_held_bytes() + text.len() > transaction.total_held_bytes {
+                return HoldOutcome::Overfull;
+            }
             let key_changes = transaction.take_key_changes_of(self.shape.id);
             hold.update(transaction, |held| {
                 if !text.is_empty() {

@@ -268,20 +268,32 @@ impl FollowedShapes {
     /// Deletes shapes without a snapshot for which more than `held_bytes` are held. Then deletes
     /// the shapes with the largest holds, until at most `total_held_bytes` are held for all.
     pub(crate) fn delete_overfull(&mut self) {
-        let (limit, total) = self.held_limits;
+        let (limit, _) = self.held_limits;
         let waiting: Vec<_> = self.awaiting_snapshot.keys().copied().collect();
         for shape in waiting {
             if self.followed_shape(shape).is_some_and(|followed| followed.held_bytes() > limit) {
                 self.delete_as_overfull(shape);
             }
         }
+        self.delete_largest_holds();
+    }
+
+    /// Deletes the shapes with the largest holds, until at most `total_held_bytes` are held for all.
+    pub(crate) fn delete_largest_holds(&mut self) {
+        let (_, total) = self.held_limits;
         while shape_hold::all_held_bytes() > total {
             let followed = self.groups.values_mut().flatten().flat_map(TableGroup::followed_shapes);
-            let Some(largest) = followed.max_by_key(|followed| followed.held_bytes()) else { return };
+            let holding = followed.filter(|followed| followed.held_bytes() > 0);
+            let Some(largest) = holding.max_by_key(|followed| followed.held_bytes()) else { return };
             let shape = largest.shape.id;
-            self.overfull_count += 1;
-            self.delete_because(shape, "more changes would be held for all shapes than total_held_bytes");
+            self.delete_beyond_total(shape);
         }
+    }
+
+    /// Deletes a shape because too much would be held for all shapes.
+    fn delete_beyond_total(&mut self, shape: u64) {
+        self.overfull_count += 1;
+        self.delete_because(shape, "more changes would be held for all shapes than total_held_bytes");
     }
 
     /// Deletes a shape for which more than `held_bytes` would be held.
@@ -355,8 +367,16 @@ impl FollowedShapes {
         text: &Bytes,
         transaction: &OpenTransaction,
     ) -> TouchDestination {
+        let total = self.held_limits.1;
         let Some(followed) = self.followed_shape(touch.shape) else { return TouchDestination::Nowhere };
         match (&followed.snapshot, &mut followed.hold) {
+            (SnapshotPhase::Pending { .. }, Some(_))
+                if shape_hold::all_held_bytes() + touch.message_bytes() > total =>
+            {
+                // Many shapes may wait, and each copies its messages.
+                self.delete_beyond_total(touch.shape);
+                TouchDestination::Nowhere
+            }
             (SnapshotPhase::Pending { .. }, Some(hold)) => {
                 hold.update(transaction, |held| {
                     for MessageRange { from, to, last_op } in touch.ranges.iter().filter(|_| !held.is_unfit) {

@@ -58,6 +58,8 @@ pub(crate) struct OpenTransaction {
     message_bytes: usize,
     /// Maximum size of what is held for a shape, and of `deferred`.
     pub(super) held_bytes: usize,
+    /// Maximum size of what is held for all shapes.
+    pub(super) total_held_bytes: usize,
     has_parts: bool,
     /// Shapes for which this transaction is held, and rows are kept.
     pub(super) held_shapes: BTreeSet<u64>,
@@ -115,6 +117,7 @@ impl OpenTransaction {
             part_bytes: config.part_bytes.min(MAX_TEXT),
             message_bytes: config.message_bytes.min(MAX_TEXT),
             held_bytes: config.held_bytes.min(MAX_TEXT),
+            total_held_bytes: config.total_held_bytes,
             has_parts: false,
             held_shapes: BTreeSet::new(),
             deferred: Vec::new(),

@@ -96,6 +96,16 @@ fn the_least_recently_used_shapes_are_deleted_for_one_with_a_long_clause() {
 }
 
 #[test]
+fn shapes_with_short_clauses_outlive_those_with_long_ones() {
+    let mut bench = FollowBench::with(|config| config.clause_bytes = 1 << 20);
+    let short = ["qty > 1", "qty > 2"].map(|clause| bench.shape(options(Some(clause))));
+    let of_many = |number: u32| format!("qty = {number}{}", " OR qty = 0".repeat(1_000));
+    let long = [10, 11, 12, 13].map(|number| bench.shape(options(Some(&of_many(number)))));
+    let gone = |shapes: &[Arc<Shape>]| shapes.iter().map(|shape| shape.gone().is_some()).collect::<Vec<_>>();
+    assert_eq!((gone(&short), gone(&long)), (vec![false; 2], vec![true, false, false, false]));
+}
+
+#[test]
 fn shapes_beyond_max_bytes_are_deleted_at_a_checkpoint() {
     let mut bench = FollowBench::with(|config| config.max_bytes = Some(3000));
     let (large, small) = (bench.shape(options(None)), bench.shape(options(Some("qty = 1"))));

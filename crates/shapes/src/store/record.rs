@@ -47,6 +47,11 @@ pub(crate) struct ShapeTouch {
 }
 
 impl ShapeTouch {
+    /// Returns the size of the messages, in bytes.
+    pub(crate) fn message_bytes(&self) -> usize {
+        self.ranges.iter().map(|range| (range.to - range.from) as usize).sum()
+    }
+
     /// Returns the size in memory, without the messages.
     pub(crate) fn bytes(&self) -> usize {
         size_of::<ShapeTouch>() + size_of::<MessageRange>() * self.ranges.capacity()

@@ -99,6 +99,7 @@ impl HyperSocket {
     ) -> Option<Poll<io::Result<usize>>> {
         while let Some(rest) = self.oversized_head.replacement(first, &self.activity) {
             match self.poll_write_with(cx, |stream| stream.try_write(&rest)) {
+                Poll::Ready(Ok(0)) => return Some(Poll::Ready(Err(io::ErrorKind::WriteZero.into()))),
                 Poll::Ready(Ok(count)) if self.oversized_head.written(count) => {
                     return Some(Poll::Ready(Ok(len)));
                 }

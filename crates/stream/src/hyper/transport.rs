@@ -106,6 +106,9 @@ impl Write for TransportIo {
         while let Some(rest) = this.oversized_head.replacement(bytes, &this.activity) {
             let outcome = Pin::new(&mut this.io).poll_write(cx, &rest);
             let count = ready!(this.bound_write(cx, outcome))?;
+            if count == 0 {
+                return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
+            }
             if this.oversized_head.written(count) {
                 return Poll::Ready(Ok(bytes.len()));
             }

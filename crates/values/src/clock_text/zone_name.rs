@@ -11,6 +11,10 @@ const MAX_HOURS: i64 = 15;
 /// Returns the seconds east of Greenwich of a zone that has the same offset at any time and on any
 /// server. `None`: another zone, or no zone.
 pub fn zone_offset(name: &str) -> Option<i64> {
+    // Postgres knows no zone with a longer name.
+    if name.len() > 255 {
+        return None;
+    }
     let name = name.to_ascii_lowercase();
     match DateWord::abbreviation(&name) {
         Some(DateWord::Zone { east, .. }) => return Some(east),

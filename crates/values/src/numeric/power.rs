@@ -12,7 +12,7 @@ use super::decimal::{BASE, Decimal, MAX_DISPLAY_SCALE, MIN_DIGITS, WIDTH};
 use crate::eval_error::EvalError;
 
 /// Maximum number of decimal digits of a result or a base.
-const MAX_DIGITS: i32 = 8_000;
+const MAX_DIGITS: i32 = 1_000;
 /// Number of decimal digits that every numeric has fewer of before the point.
 const OVERFLOW_DIGITS: f64 = 131_073.0;
 
@@ -89,7 +89,7 @@ fn whole_power(
         true => 0.0,
         false => magnitude(base, exponent)?,
     };
-    // numeric.c has a wider limit, beyond which the value surely overflows. Here it surely does.
+    // A value of so many digits before the point overflows in every version.
     if magnitude > OVERFLOW_DIGITS {
         return Err(overflow());
     }
@@ -110,7 +110,12 @@ fn whole_power(
         0 => return Ok(Numeric::Finite(one().rounded(scale))),
         1 => return base.rounded(scale).checked(),
         -1 => return base.reciprocal(scale).rounded(scale).checked(),
-        2 => return Approximation::of(base).times(&Approximation::of(base), scale).rounded(scale),
+        2 => {
+            // numeric.c leaves out products of low digits unless the square has few decimals.
+            let value = base.product(base);
+            let is_exact = value.scale <= scale;
+            return Approximation { value, is_exact, length: base.digits.len() }.rounded(scale);
+        }
         _ if base.digits.is_empty() => return Ok(zero(scale)),
         _ => {}
     }
@@ -275,6 +280,9 @@ mod tests {
             assert_eq!(power("10", "131074", modern), Err("22003"));
             assert_eq!(power("2", "0.5", modern), Err("0A000"));
             assert_eq!(power("3", "20000", modern), Err("0A000"));
+            // numeric.c rounds the last digit of this square down.
+            assert_eq!(power("35.37226395434090979167", "2", modern), Err("0A000"));
+            assert!(power("1234.5678", "2", modern).is_ok());
         }
     }
 
