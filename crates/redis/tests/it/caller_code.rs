@@ -167,8 +167,8 @@ fn a_waker_may_use_the_client() {
         let client = client.clone();
         async move { client.close().await }
     });
-    // The waker opens the closed client again.
-    let reopened = async { while changes.next().await.generation < 2 {} };
-    block_on_using(&client, reopened);
+    // The waker opens the closed client again: when it is called or, if the change came before it
+    // was registered, when it is dropped.
+    while block_on_using(&client, changes.next()).generation < 2 {}
     home.block_on(eventually("it is open", State::Open, async || client.state()));
 }

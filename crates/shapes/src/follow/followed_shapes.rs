@@ -278,7 +278,8 @@ impl FollowedShapes {
         self.delete_largest_holds();
     }
 
-    /// Deletes the shapes with the largest holds, until at most `total_held_bytes` are held for all.
+    /// Deletes the shapes with the largest holds, until at most `total_held_bytes` are held for all
+    /// shapes.
     pub(crate) fn delete_largest_holds(&mut self) {
         let (_, total) = self.held_limits;
         while shape_hold::all_held_bytes() > total {
