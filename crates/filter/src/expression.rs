@@ -2,8 +2,8 @@
 //!
 //! Invariant: text from a client never reaches Postgres verbatim. [`Expression::sql`] is written
 //! from the tree: names in double quotes, texts in single quotes, operands in parentheses. Texts
-//! are quoted for `standard_conforming_strings = on`. The tree cannot hold subqueries, aggregates,
-//! window functions, rows or `*`.
+//! are quoted for `standard_conforming_strings = on`. Subqueries, aggregates, window functions,
+//! rows and `*` are refused.
 //! Invariant: every column is a column of the schema. Other names are refused with Postgres'
 //! message.
 //! Enforced by: `parsing_sql_again_gives_the_same_tree` (below).

@@ -14,7 +14,8 @@ pub struct StoreConfig {
     /// Maximum number of shapes. Beyond it, the least recently used shape is deleted. 100,000.
     pub max_shapes: usize,
     /// Maximum memory of the where clauses of all shapes, in bytes, as [`Filter::memory`] estimates
-    /// it. Beyond it, the least recently used shapes are deleted when a shape is created. 2 GiB.
+    /// it. Beyond it, shapes are deleted when one is created: those with long clauses first, and of
+    /// these the least recently used. 2 GiB.
     ///
     /// [`Filter::memory`]: crate::filter::Filter::memory
     pub clause_bytes: usize,

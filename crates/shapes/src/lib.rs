@@ -220,7 +220,7 @@
 //! | what | bound | beyond it |
 //! |---|---|---|
 //! | shapes | `max_shapes`, 100,000 | the least recently used shape is deleted |
-//! | memory of all where clauses, as estimated | `clause_bytes`, 2 GiB | the least recently used shapes are deleted for a new one |
+//! | memory of all where clauses, as estimated | `clause_bytes`, 2 GiB | the least recently used shapes are deleted for a new one, those with long clauses first |
 //! | bytes on disk | `max_bytes`, checked at checkpoints and completed snapshots | the least recently used shapes are deleted |
 //! | records, queued or being written | `queued_bytes`, 16 MiB, plus one batch of the stream | [`Shapes::wait_for_room`] waits |
 //! | messages that are in no shape's file | `unwritten_bytes`, 64 MiB | they are written |
